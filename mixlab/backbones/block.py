@@ -1,0 +1,79 @@
+"""One layer: add, normalise, mix between tokens; then, in transformers, add, normalise, and an MLP on each token."""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from timm.layers import DropPath
+from torch import Tensor, nn
+
+from mixlab.mixers import Grid, MixerConfig, Mixing
+from mixlab.ops.add_norm.op import add_rms_norm
+
+NormKind = Literal["rms", "layer"]
+
+
+class AddNorm(nn.Module):
+    """Add a branch to the stream and normalise the sum. Adding late lets one kernel do both."""
+
+    def __init__(self, dim: int, kind: NormKind) -> None:
+        super().__init__()
+        self.kind = kind
+        self.eps = {"rms": 1e-5, "layer": 1e-6}[kind]
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.bias = nn.Parameter(torch.zeros(dim)) if kind == "layer" else None
+
+    def forward(self, branch: Tensor, stream: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, L, D) twice -> the new stream, and its norm in the dtype of the branch."""
+        if self.kind == "rms":
+            return add_rms_norm(branch, stream, self.weight, eps=self.eps)
+        stream = stream + branch
+        return stream, F.layer_norm(stream, stream.shape[-1:], self.weight, self.bias, self.eps).to(branch.dtype)
+
+    def normalise(self, tokens: Tensor) -> Tensor:
+        """The norm alone."""
+        return self(torch.zeros_like(tokens), tokens)[1]
+
+
+class MLP(nn.Module):
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(dim, hidden)
+        self.down = nn.Linear(hidden, dim)
+        for linear in (self.up, self.down):
+            nn.init.trunc_normal_(linear.weight, std=0.02)
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x)))
+
+
+class Layer(nn.Module):
+    """The state between layers is (branch, stream); the residual stream proper is their sum."""
+
+    def __init__(
+        self, *, dim: int, depth: int, mixer: MixerConfig, norm: NormKind, mlp_ratio: float, drop_path: float
+    ) -> None:
+        super().__init__()
+        self.norm = AddNorm(dim, norm)
+        self.mixer = mixer.build(dim, depth)
+        self.mlp_norm = AddNorm(dim, norm) if mlp_ratio else None
+        self.mlp = MLP(dim, round(dim * mlp_ratio)) if mlp_ratio else None
+        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
+
+    def forward(self, branch: Tensor, stream: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        return self.feed(*self.mix(branch, stream, grid))
+
+    def mix(self, branch: Tensor, stream: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        stream, normed = self.norm(branch, stream)
+        return self.drop_path(self.mixer(normed, grid)), stream
+
+    def feed(self, branch: Tensor, stream: Tensor) -> tuple[Tensor, Tensor]:
+        if self.mlp is None or self.mlp_norm is None:
+            return branch, stream
+        stream, normed = self.mlp_norm(branch, stream)
+        return self.drop_path(self.mlp(normed)), stream
+
+    def mixing(self, branch: Tensor, stream: Tensor, grid: Grid) -> Mixing:
+        """The mixing that this layer makes from its input."""
+        return self.mixer.prepare(self.norm(branch, stream)[1], grid)[0]

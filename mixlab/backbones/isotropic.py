@@ -1,0 +1,111 @@
+"""ViT, LinearViT, Vim, Mamba-Reg and GatedConv: one class, told apart by their mixer and their token layout."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from mixlab.backbones.backbone import Backbone, Layers, Source, check_source, chosen_layers
+from mixlab.backbones.block import AddNorm, Layer, NormKind
+from mixlab.backbones.tokens import Features, TokenEmbedding, TokenLayout
+from mixlab.mixers import Grid, MixerConfig, Mixing
+
+
+@dataclass(frozen=True, kw_only=True)
+class IsotropicConfig:
+    """A stack of equal layers on patches of one size."""
+
+    dim: int
+    depth: int
+    mixer: MixerConfig
+    layout: TokenLayout
+    norm: NormKind
+    mlp_ratio: float = 0.0
+    patch: int = 16
+    image: int = 224
+    position_image: int | None = None  # the image size of the position table, where it is not `image`
+    channels: int = 3
+    drop_path: float = 0.0  # of the last layer, rising linearly from 0
+
+    def __post_init__(self) -> None:
+        for field in ("dim", "depth", "patch", "image", "channels"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field} must be at least 1, got {getattr(self, field)}")
+        if not 0 <= self.drop_path < 1:
+            raise ValueError(f"drop_path is a probability below 1, got {self.drop_path}")
+        for size in (self.image, self.position_image or self.image):
+            if size % self.patch:
+                near = max(size // self.patch, 1) * self.patch
+                raise ValueError(f"{size}px is not a multiple of patch {self.patch}; try {near}")
+
+
+class Isotropic(Backbone):
+    def __init__(self, config: IsotropicConfig, name: str = "isotropic") -> None:
+        super().__init__()
+        self.config, self.name = config, name
+        self.dim, self.num_layers, self.layout = config.dim, config.depth, config.layout
+        self.embed = TokenEmbedding(
+            dim=config.dim,
+            patch=config.patch,
+            channels=config.channels,
+            position_image=config.position_image or config.image,
+            layout=config.layout,
+        )
+        rates = [config.drop_path * index / max(config.depth - 1, 1) for index in range(config.depth)]
+        self.layers = nn.ModuleList(
+            Layer(
+                dim=config.dim,
+                depth=config.depth,
+                mixer=config.mixer,
+                norm=config.norm,
+                mlp_ratio=config.mlp_ratio,
+                drop_path=rate,
+            )
+            for rate in rates
+        )
+        self.final_norm = AddNorm(config.dim, config.norm)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens, _ = self.tokens(images)
+        return self.layout.summary(tokens)
+
+    def tokens(self, images: Tensor) -> tuple[Tensor, Grid]:
+        """All tokens after the final norm (B, L, D), and the grid of the patches among them."""
+        branch, stream, grid = self._start(images)
+        for layer in self.layers:
+            branch, stream = layer(branch, stream, grid)
+        return self.final_norm(branch, stream)[1], grid
+
+    def features(self, images: Tensor, layers: Layers = 1, source: Source = "stream") -> Iterator[tuple[int, Features]]:
+        check_source(source)
+        wanted = chosen_layers(layers, self.num_layers)
+        branch, stream, grid = self._start(images)
+        for index, layer in enumerate(self.layers[: wanted[-1] + 1]):
+            mixed, stream = layer.mix(branch, stream, grid)
+            branch, stream = layer.feed(mixed, stream)
+            if index in wanted and source == "branch":
+                yield index, self.layout.split(self.final_norm.normalise(mixed), grid)
+            elif index in wanted:
+                yield index, self.layout.split(self.final_norm(branch, stream)[1], grid)
+
+    def mixings(self, images: Tensor, layers: Layers = None) -> Iterator[tuple[int, Mixing]]:
+        wanted = chosen_layers(layers, self.num_layers)
+        branch, stream, grid = self._start(images)
+        for index, layer in enumerate(self.layers[: wanted[-1] + 1]):
+            if index in wanted:
+                yield index, layer.mixing(branch, stream, grid)
+            branch, stream = layer(branch, stream, grid)
+
+    def no_weight_decay(self) -> set[str]:
+        """Vectors, tokens, positions, and what a mixer stacks over its directions: A_log, skip, biases and norms."""
+        stacked = ("A_log", "skip", "dt_bias", "conv_bias", "norm_weight")
+        learned = ("embed.tokens", "embed.token_positions", "embed.positions.table")
+        extra = {name for name, _ in self.named_parameters() if name.endswith(stacked) or name in learned}
+        return super().no_weight_decay() | extra
+
+    def _start(self, images: Tensor) -> tuple[Tensor, Tensor, Grid]:
+        """An empty branch beside the embedded tokens, which begin the stream; the stream is at least float32."""
+        tokens, grid = self.embed(images)
+        stream = tokens.to(torch.promote_types(tokens.dtype, torch.float32))
+        return torch.zeros_like(tokens), stream, grid

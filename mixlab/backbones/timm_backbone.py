@@ -1,0 +1,132 @@
+"""Any timm model as a backbone: MambaOut, and whatever else timm knows."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import timm
+import torch
+from timm.layers import Attention as TimmAttention
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from mixlab.backbones.backbone import Backbone, Layers, Source, check_source, chosen_layers
+from mixlab.backbones.tokens import Features, TokenLayout, check_images
+from mixlab.mixers import Mixing, SoftmaxMixing
+
+
+class TimmBackbone(Backbone):
+    """Features come from every timm model with intermediates; mixings from ViTs with plain attention.
+
+    `forward` is timm's own pooled feature, without any hidden layer of the classifier. The summary in `features` is the
+    class token where there is one, and the mean over the grid elsewhere.
+    """
+
+    def __init__(self, timm_name: str, fields: dict[str, Any] | None = None, name: str | None = None) -> None:
+        super().__init__()
+        self.timm_name, self.fields = timm_name, dict(fields or {})
+        self.name = name or f"timm/{timm_name}"
+        self.model = _create(timm_name, self.fields)
+        if not hasattr(self.model, "forward_intermediates"):
+            raise ValueError(f"timm's {timm_name} gives no intermediate features; choose a model that does")
+        _drop_hidden_head(self.model)
+        self.dim = self.model.num_features
+        self.num_layers = len(self.model.feature_info)
+        self.layout = _layout(self.model)
+        config = self.model.pretrained_cfg
+        self.pixel_mean, self.pixel_std = tuple(config["mean"]), tuple(config["std"])
+        self.channels = self.fields.get("in_chans", 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        self._check(images)
+        return self.model(images)
+
+    def features(self, images: Tensor, layers: Layers = 1, source: Source = "stream") -> Iterator[tuple[int, Features]]:
+        check_source(source)
+        wanted = chosen_layers(layers, self.num_layers)
+        self._check(images)
+        if source == "branch":
+            yield from self._branch_features(images, wanted)
+            return
+        prefix_wanted = {"return_prefix_tokens": True} if isinstance(self.model, VisionTransformer) else {}
+        intermediates = self.model.forward_intermediates(
+            images, indices=wanted, norm=True, output_fmt="NCHW", intermediates_only=True, **prefix_wanted
+        )
+        for index, maps in zip(wanted, intermediates, strict=True):
+            maps, prefix = maps if isinstance(maps, tuple) else (maps, None)
+            yield index, self._as_features(maps.permute(0, 2, 3, 1), prefix)
+
+    def mixings(self, images: Tensor, layers: Layers = None) -> Iterator[tuple[int, Mixing]]:
+        wanted = chosen_layers(layers, self.num_layers)
+        for index, block, tokens in self._blocks(images, wanted[-1] + 1):
+            if index in wanted:
+                yield index, _softmax_mixing(block.attn, block.norm1(tokens))
+
+    def _branch_features(self, images: Tensor, wanted: list[int]) -> Iterator[tuple[int, Features]]:
+        grid = self.model.patch_embed.dynamic_feat_size(tuple(images.shape[2:]))
+        for index, block, tokens in self._blocks(images, wanted[-1] + 1):
+            if index in wanted:
+                branch = self.model.norm(block.ls1(block.attn(block.norm1(tokens))))
+                yield index, self.layout.split(branch, grid)
+
+    def _blocks(self, images: Tensor, depth: int) -> Iterator[tuple[int, nn.Module, Tensor]]:
+        """Yield each block of a ViT with its input tokens (B, L, D)."""
+        self._check(images)
+        blocks = getattr(self.model, "blocks", ())
+        plain = all(isinstance(getattr(block, "attn", None), TimmAttention) for block in blocks)
+        if not (isinstance(self.model, VisionTransformer) and plain):
+            raise ValueError(
+                f"{self.name} has no softmax attention over all tokens to show as a matrix; "
+                "mixings and branch features exist for timm's plain vision transformers and for mixlab's own backbones"
+            )
+        tokens = self.model.norm_pre(self.model.patch_drop(self.model._pos_embed(self.model.patch_embed(images))))
+        for index, block in enumerate(blocks[:depth]):
+            yield index, block, tokens
+            tokens = block(tokens)
+
+    def _as_features(self, patches: Tensor, prefix: Tensor | None) -> Features:
+        height, width = patches.shape[1:3]
+        if prefix is None:
+            prefix = patches.new_zeros(patches.shape[0], 0, patches.shape[-1])
+        tokens = torch.cat([prefix, patches.flatten(1, 2)], dim=1)
+        return self.layout.split(tokens, (height, width))
+
+    def _check(self, images: Tensor) -> None:
+        patch = self.model.patch_embed.patch_size[0] if isinstance(self.model, VisionTransformer) else 1
+        check_images(images, channels=self.channels, patch=patch)
+
+
+def _create(name: str, fields: dict[str, Any]) -> nn.Module:
+    if not timm.is_model(name.split(".")[0]):
+        near = timm.list_models(f"*{name.split('_')[0]}*")[:3]
+        hint = f"; names like it: {', '.join(near)}" if near else ""
+        raise ValueError(f"timm {timm.__version__} has no model {name!r}{hint}")
+    options = {"num_classes": 0, **fields}
+    try:
+        return timm.create_model(name, dynamic_img_size=True, **options)
+    except TypeError as error:  # only ViTs take it; the rest accept any size or say so themselves
+        if "dynamic_img_size" not in str(error):
+            raise
+        return timm.create_model(name, **options)
+
+
+def _drop_hidden_head(model: nn.Module) -> None:
+    """Some heads, MambaOut's among them, put a hidden layer before the classifier: not part of the backbone."""
+    head = getattr(model, "head", None)
+    if isinstance(getattr(head, "pre_logits", None), nn.Sequential):
+        head.pre_logits = nn.Identity()
+        model.head_hidden_size = head.num_features = model.num_features
+
+
+def _layout(model: nn.Module) -> TokenLayout:
+    num_prefix = getattr(model, "num_prefix_tokens", 0) if isinstance(model, VisionTransformer) else 0
+    if not num_prefix:
+        return TokenLayout(place="none")
+    has_class = model.cls_token is not None
+    return TokenLayout(place="front", class_token=has_class, num_registers=num_prefix - has_class)
+
+
+def _softmax_mixing(attention: TimmAttention, tokens: Tensor) -> SoftmaxMixing:
+    """The mixing of timm's attention on normalised tokens (B, L, D)."""
+    qkv = attention.qkv(tokens).unflatten(-1, (3, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
+    q, k, v = qkv.unbind(0)  # (B, H, L, P)
+    return SoftmaxMixing(attention.q_norm(q), attention.k_norm(k), v)

@@ -1,0 +1,202 @@
+"""From an image to a sequence of tokens, and back to what the tokens stand for."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from timm.layers import lecun_normal_
+from torch import Tensor, nn
+
+from mixlab.mixers import Grid
+
+Place = Literal["none", "front", "middle", "spread"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenLayout:
+    """Which extra tokens stand where among the patches, and which of them is the summary of the image.
+
+    none    no extra token; the summary is the mean of the patches
+    front   a class token, then `num_registers` registers, then the patches; the summary is the class token, or, with
+            `class_token=False`, the mean of the patches
+    middle  the class token in the middle of the patches is the summary (Vim). With `front_copy`, as released, the same
+            token stands in front as well, and only that copy has a position.
+    spread  `num_registers` registers, one after each of the first equal runs of patches (Mamba-Reg); the summary is
+            their mean
+    """
+
+    place: Place = "front"
+    num_registers: int = 0
+    class_token: bool = True
+    front_copy: bool = True
+
+    def __post_init__(self) -> None:
+        if self.place not in get_args(Place):
+            raise ValueError(f"unknown place {self.place!r} for tokens; choose one of {', '.join(get_args(Place))}")
+        if self.place == "spread" and self.num_registers < 1:
+            raise ValueError(f'place="spread" needs registers to spread, got num_registers={self.num_registers}')
+        if self.place in ("none", "middle") and self.num_registers:
+            raise ValueError(
+                f'place="{self.place}" has no registers, got num_registers={self.num_registers}; try place="spread"'
+            )
+
+    @property
+    def num_learned(self) -> int:
+        """Learned tokens; a copy in front is not learned apart."""
+        return {"none": 0, "front": self.class_token + self.num_registers, "middle": 1, "spread": self.num_registers}[
+            self.place
+        ]
+
+    @property
+    def num_positioned(self) -> int:
+        """Extra tokens that have an entry in the position table, before those of the patches."""
+        return int({"front": self.class_token, "middle": self.front_copy}.get(self.place, False))
+
+    def positions(self, num_patches: int) -> list[int]:
+        """Where the extra tokens stand in the sequence, in rising order."""
+        match self.place:
+            case "none":
+                return []
+            case "front":
+                return list(range(self.num_learned))
+            case "middle":
+                front = int(self.front_copy)
+                return [0, (num_patches + front) // 2][1 - front :]
+            case "spread":
+                run = num_patches // (self.num_registers + 1)
+                return [(run + 1) * (index + 1) - 1 for index in range(self.num_registers)]
+
+    def insert(self, extra: Tensor, patches: Tensor) -> Tensor:
+        """Put the extra tokens (B, E, D) among the patches (B, n, D)."""
+        parts, start = [], 0
+        for index, position in enumerate(self.positions(patches.shape[1])):
+            parts += [patches[:, start : position - index], extra[:, index : index + 1]]
+            start = position - index
+        return torch.cat([*parts, patches[:, start:]], dim=1)
+
+    def split(self, tokens: Tensor, grid: Grid) -> "Features":
+        """Take the sequence (B, L, D) apart again."""
+        num_extra = tokens.shape[1] - grid[0] * grid[1]
+        positions = self.positions(grid[0] * grid[1])
+        if len(positions) != num_extra:
+            raise ValueError(f"{num_extra} tokens beside the {grid[0]} x {grid[1]} patches, expected {len(positions)}")
+        extra = torch.stack([tokens[:, i] for i in positions], dim=1) if positions else tokens[:, :0]
+        runs = [tokens[:, left + 1 : right] for left, right in pairwise([-1, *positions, tokens.shape[1]])]
+        patches = torch.cat(runs, dim=1) if positions else tokens
+        registers = {"front": extra[:, int(self.class_token) :], "spread": extra}.get(self.place, extra[:, :0])
+        return Features(self.summary(tokens), registers, patches.unflatten(1, grid), grid)
+
+    def summary(self, tokens: Tensor) -> Tensor:
+        """The summary (B, D) of a sequence (B, L, D)."""
+        num_extra = self.num_learned + (self.place == "middle" and self.front_copy)
+        num_patches = tokens.shape[1] - num_extra
+        rows = self.summary_rows(num_patches)
+        if rows:
+            return torch.stack([tokens[:, row] for row in rows]).mean(0) if len(rows) > 1 else tokens[:, rows[0]]
+        return tokens[:, num_extra:].mean(1)  # without a summary token, whatever stands among the patches is in front
+
+    def summary_rows(self, num_patches: int) -> list[int]:
+        """The rows of a mixing matrix that feed the summary: one for a class token, one per register when spread."""
+        positions = self.positions(num_patches)
+        front = positions[: int(self.class_token)]
+        return {"none": [], "front": front, "middle": positions[-1:], "spread": positions}[self.place]
+
+    def patch_columns(self, num_patches: int) -> list[int]:
+        """The places of the patches in the sequence."""
+        taken = set(self.positions(num_patches))
+        return [index for index in range(num_patches + len(taken)) if index not in taken]
+
+
+@dataclass
+class Features:
+    """What a backbone says of images after some layer."""
+
+    summary: Tensor  # (B, D)
+    registers: Tensor  # (B, R, D)
+    patches: Tensor  # (B, h, w, D)
+    grid: Grid
+
+
+class PositionTable(nn.Module):
+    """Learned positions of a square grid, after those of `num_extra` tokens; resized to any other grid."""
+
+    def __init__(self, dim: int, side: int, num_extra: int) -> None:
+        super().__init__()
+        self.side = side
+        self.num_extra = num_extra
+        self.table = nn.Parameter(torch.empty(1, num_extra + side * side, dim))
+        nn.init.trunc_normal_(self.table, std=0.02)
+
+    def forward(self, grid: Grid) -> tuple[Tensor, Tensor]:
+        """Positions of the extra tokens (1, E, D) and of the patches (1, h w, D)."""
+        extra, patches = self.table.tensor_split([self.num_extra], dim=1)
+        return extra, resize_positions(patches, self.side, grid)
+
+
+def resize_positions(positions: Tensor, side: int, grid: Grid) -> Tensor:
+    """(1, side², D) -> (1, h w, D), bicubic, by factors of (n + 0.1) / side: DINO's weights were trained that way."""
+    if grid == (side, side):
+        return positions
+    image = positions.unflatten(1, (side, side)).permute(0, 3, 1, 2)
+    scale = [(n + 0.1) / side for n in grid]
+    resized = F.interpolate(image, scale_factor=scale, mode="bicubic")
+    return resized.flatten(2).mT
+
+
+class TokenEmbedding(nn.Module):
+    """Cut images into patches, give each its position, and insert the extra tokens."""
+
+    def __init__(self, *, dim: int, patch: int, channels: int, position_image: int, layout: TokenLayout) -> None:
+        super().__init__()
+        self.patch, self.channels, self.layout = patch, channels, layout
+        self.project = nn.Conv2d(channels, dim, kernel_size=patch, stride=patch)
+        self.positions = PositionTable(dim, position_image // patch, layout.num_positioned)
+        lecun_normal_(self.project.weight)
+        nn.init.zeros_(self.project.bias)
+        self.tokens = nn.Parameter(torch.empty(1, layout.num_learned, dim))
+        num_own = layout.num_learned if layout.place == "spread" else 0  # spread registers have positions of their own
+        self.token_positions = nn.Parameter(torch.empty(1, num_own, dim))
+        for parameter in (self.tokens, self.token_positions):
+            nn.init.trunc_normal_(parameter, std=0.02)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Grid]:
+        """Images (B, C, H, W) -> tokens (B, L, D) and their grid."""
+        check_images(images, channels=self.channels, patch=self.patch)
+        patches = self.project(images)
+        height, width = patches.shape[2:]
+        front_positions, patch_positions = self.positions((height, width))
+        patches = patches.flatten(2).mT + patch_positions
+        extra = self._extra(front_positions).expand(images.shape[0], -1, -1)
+        return self.layout.insert(extra.to(patches.dtype), patches), (height, width)
+
+    def _extra(self, front_positions: Tensor) -> Tensor:
+        match self.layout.place:
+            case "front":
+                classes = front_positions.shape[1]
+                return torch.cat([self.tokens[:, :classes] + front_positions, self.tokens[:, classes:]], dim=1)
+            case "middle" if self.layout.front_copy:
+                return torch.cat([self.tokens + front_positions, self.tokens], dim=1)
+            case "spread":
+                return self.tokens + self.token_positions
+            case _:
+                return self.tokens
+
+
+def check_images(images: Tensor, *, channels: int, patch: int) -> None:
+    if images.ndim != 4:
+        raise ValueError(f"images must be (B, {channels}, H, W), got {tuple(images.shape)}")
+    batch, found, height, width = images.shape
+    if found != channels:
+        raise ValueError(
+            f"images have {found} channels, this backbone takes {channels}; convert them or set channels={found}"
+        )
+    if batch == 0:
+        raise ValueError("the batch is empty; give at least one image")
+    if not images.is_floating_point():
+        raise ValueError(f"images are {images.dtype}; scale them to floats and normalise them first")
+    for size in (height, width):
+        if size == 0 or size % patch:
+            near = max(size // patch, 1) * patch
+            raise ValueError(f"{size}px is not a multiple of patch {patch}; try {near}")

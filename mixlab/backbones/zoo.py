@@ -1,0 +1,119 @@
+"""The table of backbones, and how to get one by name."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from difflib import get_close_matches
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import timm
+
+from mixlab.backbones.backbone import Backbone
+from mixlab.backbones.isotropic import Isotropic, IsotropicConfig
+from mixlab.backbones.timm_backbone import TimmBackbone
+from mixlab.backbones.tokens import TokenLayout
+from mixlab.backbones.weights import load_weights
+from mixlab.mixers import AttentionConfig, GatedConvConfig, LinearAttentionConfig, Mamba2Config, MixerConfig
+
+SIZES = ("tiny", "small", "base")
+TRANSFORMER_WIDTHS = (192, 384, 768)  # ViT; 12 layers, MLP ratio 4
+MAMBA_WIDTHS = (256, 512, 768)  # Dino-Mamba §5.1; 24 layers, no MLP
+
+
+@dataclass(frozen=True)
+class ZooEntry:
+    """One line of the table: who defined the architecture, and how to configure it."""
+
+    source: str
+    config: IsotropicConfig | str  # a timm name stands for timm's own definition
+
+
+def _transformer(dim: int, mixer: MixerConfig) -> IsotropicConfig:
+    layout = TokenLayout(place="front")
+    return IsotropicConfig(dim=dim, depth=12, mixer=mixer, layout=layout, norm="layer", mlp_ratio=4.0)
+
+
+def _mamba(dim: int, mixer: MixerConfig, layout: TokenLayout, position_image: int | None = None) -> IsotropicConfig:
+    return IsotropicConfig(dim=dim, depth=24, mixer=mixer, layout=layout, norm="rms", position_image=position_image)
+
+
+def _family(
+    name: str, source: str, widths: tuple[int, ...], build: Callable[[int], IsotropicConfig]
+) -> dict[str, ZooEntry]:
+    return {f"{name}_{size}": ZooEntry(source, build(dim)) for size, dim in zip(SIZES, widths, strict=True)}
+
+
+ZOO: dict[str, ZooEntry] = {
+    **_family("vit", "ViT", TRANSFORMER_WIDTHS, lambda d: _transformer(d, AttentionConfig())),
+    **_family("linearvit", "Dino-Mamba", TRANSFORMER_WIDTHS, lambda d: _transformer(d, LinearAttentionConfig())),
+    **_family("dinovim", "Dino-Mamba", MAMBA_WIDTHS, lambda d: _mamba(d, Mamba2Config(), TokenLayout(place="middle"))),
+    **_family(
+        "dinomambareg",
+        "Dino-Mamba",
+        MAMBA_WIDTHS,
+        lambda d: _mamba(d, Mamba2Config(), TokenLayout(place="spread", num_registers=12), position_image=112),
+    ),
+    **_family("gatedconv", "mixlab", MAMBA_WIDTHS, lambda d: _mamba(d, GatedConvConfig(), TokenLayout(place="none"))),
+    **{
+        f"mambaout_{size}": ZooEntry("MambaOut, timm", f"mambaout_{size}")
+        for size in ("femto", "kobe", "tiny", "small", "base")
+    },
+}
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """Names of the zoo that match a shell pattern; `timm/<name>` gives any of timm's models beside these."""
+    return [name for name in ZOO if fnmatch(name, pattern)]
+
+
+def create_model(
+    name: str, *, weights: str | Path | None = None, checkpoint_key: str = "teacher", **fields: Any
+) -> Backbone:
+    """A backbone by its name, with any field of its config replaced: `create_model("dinovim_tiny", dim=64, depth=3)`.
+
+    `weights` is a file of ours, or of any released form that `load_weights` knows.
+    """
+    if name.startswith("timm/"):
+        model: Backbone = TimmBackbone(name.removeprefix("timm/"), fields)
+    else:
+        entry = ZOO.get(name)
+        if entry is None:
+            raise ValueError(f"unknown model {name!r}; {_nearest(name)}")
+        if isinstance(entry.config, str):
+            model = TimmBackbone(entry.config, fields, name=name)
+        else:
+            model = Isotropic(replace_fields(entry.config, fields), name=name)
+    if weights is not None:
+        load_weights(model, weights, checkpoint_key=checkpoint_key)
+    return model
+
+
+def replace_fields(config: IsotropicConfig, changes: dict[str, Any]) -> IsotropicConfig:
+    """Replace fields of a config, or of its mixer and layout where only they have one of that name."""
+    own = {field.name for field in fields(config)}
+    parts = {name: getattr(config, name) for name in own if is_dataclass(getattr(config, name))}
+    where = {field.name: part for part, value in parts.items() for field in fields(value)}
+    nested: dict[str, dict[str, Any]] = {}
+    direct: dict[str, Any] = {}
+    for key, value in changes.items():
+        if key in own:
+            direct[key] = value
+        elif key in where:
+            nested.setdefault(where[key], {})[key] = value
+        else:
+            known = sorted(own | set(where))
+            near = get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"fields are {', '.join(known)}"
+            raise ValueError(f"unknown field {key!r}; {hint}")
+    for part, inner in nested.items():
+        direct[part] = replace(direct.get(part, parts[part]), **inner)
+    return replace(config, **direct)
+
+
+def _nearest(name: str) -> str:
+    near = get_close_matches(name, [*ZOO, *(f"timm/{model}" for model in timm.list_models())], n=3, cutoff=0.5)
+    if timm.is_model(name):
+        near.insert(0, f"timm/{name}")
+    listing = f"did you mean {', '.join(near)}? " if near else ""
+    return f"{listing}`mixlab models` lists all"

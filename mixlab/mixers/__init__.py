@@ -1,0 +1,32 @@
+"""Token mixers: one file each, its mixing, then its module."""
+
+from mixlab.mixers.attention import Attention, AttentionConfig, SoftmaxMixing
+from mixlab.mixers.gated_conv import ConvMixing, GatedConv, GatedConvConfig
+from mixlab.mixers.linear_attention import LinearAttention, LinearAttentionConfig, LinearMixing
+from mixlab.mixers.mamba2 import Mamba2, Mamba2Config, SSDMixing
+from mixlab.mixers.mixer import ALL, Grid, MixerConfig, Mixing, TokenMixer
+
+MIXERS: dict[str, type[MixerConfig]] = {
+    config.kind: config for config in (AttentionConfig, LinearAttentionConfig, Mamba2Config, GatedConvConfig)
+}
+
+__all__ = [
+    "ALL",
+    "MIXERS",
+    "Attention",
+    "AttentionConfig",
+    "ConvMixing",
+    "GatedConv",
+    "GatedConvConfig",
+    "Grid",
+    "LinearAttention",
+    "LinearAttentionConfig",
+    "LinearMixing",
+    "Mamba2",
+    "Mamba2Config",
+    "MixerConfig",
+    "Mixing",
+    "SSDMixing",
+    "SoftmaxMixing",
+    "TokenMixer",
+]

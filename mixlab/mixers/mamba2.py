@@ -1,0 +1,139 @@
+"""Mamba-2's selective scan, from the left or from both sides."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from mixlab.mixers.mixer import ALL, Grid, MixerConfig, Mixing, TokenMixer, num_heads_of
+from mixlab.ops.gated_norm.reference import gated_norm
+from mixlab.ops.mamba2.op import mamba2_inner
+from mixlab.ops.mamba2.reference import scan_inputs
+from mixlab.ops.ssd.op import ssd
+from mixlab.ops.ssd.reference import decay_matrix, per_head, ssd_matrix
+
+
+@dataclass
+class SSDMixing(Mixing):
+    """(q kᵀ ∘ decay ∘ triangle) dt + skip I, per head. Two directions are twice the heads: the last `num_reverse` read
+    from the right and see only themselves and later tokens.
+
+    q, k (B, L, G, N), shared by the heads of a group; v (B, L, H, P); dt (B, L, H); A, skip (H,).
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    dt: Tensor
+    A: Tensor
+    skip: Tensor
+    num_reverse: int = 0
+
+    @property
+    def values(self) -> Tensor:  # type: ignore[override]
+        return self.v.transpose(1, 2)
+
+    def matrix(self, heads: slice = ALL) -> Tensor:
+        q, k = (per_head(t, self.num_heads)[:, :, heads] for t in (self.q, self.k))
+        return ssd_matrix(
+            q, k, self.dt[..., heads], self.A[heads], self.skip[heads], num_reverse=self.num_reverse_in(heads)
+        )
+
+    def mask(self, heads: slice = ALL) -> Tensor:
+        """The decay with its triangle alone (B, h, L, L): the matrix without q, k, dt and skip."""
+        return decay_matrix(self.dt[..., heads], self.A[heads], num_reverse=self.num_reverse_in(heads))
+
+    def num_reverse_in(self, heads: slice) -> int:
+        chosen = range(self.num_heads)[heads]
+        if chosen.step < 0:
+            raise ValueError(f"heads {heads} run backwards; give them in rising order")
+        return sum(head >= self.num_heads - self.num_reverse for head in chosen)
+
+    def apply(self) -> Tensor:
+        y = ssd(self.q, self.k, self.v, self.dt, self.A, self.skip, num_reverse=self.num_reverse)
+        return y.transpose(1, 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mamba2Config(MixerConfig):
+    kind: ClassVar[str] = "mamba2"
+    expand: int = 2
+    head_dim: int = 64
+    state: int = 64
+    conv: int = 4
+    two_way: bool = True
+
+    @property
+    def num_directions(self) -> int:
+        return 2 if self.two_way else 1
+
+    def build(self, dim: int, depth: int) -> "Mamba2":
+        return Mamba2(self, dim, depth)
+
+    def mixing_macs(self, num_tokens: int, dim: int) -> int:
+        # Linear in tokens and state (Dino-Mamba, claim 19): one update and one read-out of the state per token.
+        return 2 * num_tokens * self.state * self.expand * dim * self.num_directions
+
+
+class Mamba2(TokenMixer):
+    """One input projection for all directions; each direction has its own convolution, decay, skip and norm."""
+
+    norm_eps = 1e-5
+
+    def __init__(self, config: Mamba2Config, dim: int, depth: int) -> None:
+        super().__init__()
+        inner = config.expand * dim
+        num_heads = num_heads_of(inner, config.head_dim)
+        channels = inner + 2 * config.state
+        directions = config.num_directions
+        self.config = config
+        self.in_proj = nn.Linear(dim, inner + channels + num_heads, bias=False)
+        self.conv_weight = nn.Parameter(torch.empty(directions, channels, config.conv))
+        self.conv_bias = nn.Parameter(torch.empty(directions, channels))
+        self.dt_bias = nn.Parameter(torch.empty(directions, num_heads))
+        self.A_log = nn.Parameter(torch.empty(directions, num_heads))
+        self.skip = nn.Parameter(torch.ones(directions, num_heads))
+        self.norm_weight = nn.Parameter(torch.ones(directions, inner))
+        self.out_proj = nn.Linear(inner, dim, bias=False)
+        self.reset_parameters(depth)
+
+    @torch.no_grad()
+    def reset_parameters(self, depth: int) -> None:
+        """Released initialisation: dt log-uniform in [1e-3, 1e-1], A uniform in [1, 16], output scaled by 1/√depth."""
+        bound = self.config.conv**-0.5
+        self.conv_weight.uniform_(-bound, bound)
+        self.conv_bias.uniform_(-bound, bound)
+        dt = torch.empty_like(self.dt_bias).uniform_(math.log(1e-3), math.log(1e-1)).exp()
+        self.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # the inverse of softplus
+        self.A_log.uniform_(1, 16).log_()
+        nn.init.kaiming_uniform_(self.out_proj.weight, a=math.sqrt(5))
+        self.out_proj.weight /= math.sqrt(depth)
+
+    def prepare(self, x: Tensor, grid: Grid) -> tuple[SSDMixing, Tensor]:
+        gate, q, k, v, dt = scan_inputs(
+            self.in_proj(x), self.conv_weight, self.conv_bias, self.dt_bias, head_dim=self.config.head_dim
+        )
+        A = -self.A_log.exp().flatten()
+        return SSDMixing(q, k, v, dt, A, self.skip.flatten(), num_reverse=self.A_log[1:].numel()), gate
+
+    def merge(self, mixed: Tensor, bypass: Tensor | None) -> Tensor:
+        assert bypass is not None
+        y = mixed.transpose(1, 2).flatten(2).unflatten(2, (self.config.num_directions, -1))  # (B, L, R, E)
+        return self.out_proj(gated_norm(y, bypass, self.norm_weight, eps=self.norm_eps))
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        """The same as prepare, apply, merge, with everything between the projections in one fused operation."""
+        inner = mamba2_inner(
+            self.in_proj(x),
+            self.conv_weight,
+            self.conv_bias,
+            self.dt_bias,
+            self.A_log,
+            self.skip,
+            self.norm_weight,
+            head_dim=self.config.head_dim,
+            eps=self.norm_eps,
+        )
+        return self.out_proj(inner)

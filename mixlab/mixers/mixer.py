@@ -1,0 +1,86 @@
+"""The one idea: a token mixer is a linear map over tokens that you can run or look at, and both are the same map."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+ALL = slice(None)
+Grid = tuple[int, int]
+
+
+class Mixing(ABC):
+    """A linear map over tokens, made from one input. Contract: apply() == matrix() @ values, values and gradients."""
+
+    values: Tensor  # (B, H, L, P): what is mixed
+
+    @abstractmethod
+    def matrix(self, heads: slice = ALL) -> Tensor:
+        """The explicit map (B, h, L, L) of the chosen heads, O(L²): to look at."""
+
+    @abstractmethod
+    def apply(self) -> Tensor:
+        """The mixed values (B, H, L, P), fast: to run."""
+
+    @property
+    def num_heads(self) -> int:
+        return self.values.shape[1]
+
+
+class TokenMixer(nn.Module, ABC):
+    """A module around one mixing: everything before and after it is token-wise."""
+
+    @abstractmethod
+    def prepare(self, x: Tensor, grid: Grid) -> tuple[Mixing, Tensor | None]:
+        """Project tokens (B, L, D) and split them into heads; the second part bypasses the mixing (gates)."""
+
+    @abstractmethod
+    def merge(self, mixed: Tensor, bypass: Tensor | None) -> Tensor:
+        """Mixed values (B, H, L, P) back to tokens (B, L, D)."""
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        mixing, bypass = self.prepare(x, grid)
+        return self.merge(mixing.apply(), bypass)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixerConfig(ABC):
+    """What a mixer is made of; `kind` is its name in files and on the command line."""
+
+    kind: ClassVar[str]
+
+    @abstractmethod
+    def build(self, dim: int, depth: int) -> TokenMixer:
+        """A fresh mixer for tokens of width `dim` in a stack of `depth` layers."""
+
+    @abstractmethod
+    def mixing_macs(self, num_tokens: int, dim: int) -> int:
+        """Multiply-accumulates of the mixing itself (not its projections) for one image, as run."""
+
+    @classmethod
+    def field_names(cls) -> list[str]:
+        return [field.name for field in fields(cls)]
+
+
+def split_heads(x: Tensor, head_dim: int) -> Tensor:
+    """(B, L, H P) -> (B, H, L, P)."""
+    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
+
+
+def join_heads(x: Tensor) -> Tensor:
+    """(B, H, L, P) -> (B, L, H P)."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def num_heads_of(width: int, head_dim: int) -> int:
+    if width % head_dim:
+        below = width // head_dim * head_dim
+        raise ValueError(f"width {width} is not a multiple of head_dim {head_dim}; try width {below or head_dim}")
+    return width // head_dim
+
+
+def causal_mask(length: int, device: torch.device) -> Tensor:
+    """True where token i may see token j: (L, L)."""
+    return torch.ones(length, length, dtype=torch.bool, device=device).tril()

@@ -1,0 +1,120 @@
+"""The file format that every command shares: a run directory, readable with nothing but a text editor.
+
+config.json      everything needed to repeat the run, and what it ran on
+metrics.jsonl    one line per logged step
+checkpoints/     training state (issue of the training loop)
+results/         NAME.json beside NAME.npz for arrays
+figures/         pictures made from the results
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+class RunDirectory:
+    """Reads and writes one run. Every file is written aside and renamed, so a reader never sees half of one."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @classmethod
+    def create(cls, path: str | Path) -> "RunDirectory":
+        """Make the directory, or go on in one that is there."""
+        run = cls(path)
+        if run.path.exists() and not run.path.is_dir():
+            raise NotADirectoryError(f"{run.path} is a file; a run needs a directory of its own")
+        run.path.mkdir(parents=True, exist_ok=True)
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> "RunDirectory":
+        run = cls(path)
+        if not run.exists():
+            raise FileNotFoundError(f"{run.path} is not a run directory: it has neither config.json nor results/")
+        return run
+
+    def exists(self) -> bool:
+        return (self.path / "config.json").is_file() or (self.path / "results").is_dir()
+
+    def write_config(self, config: dict[str, Any]) -> None:
+        write_json(self.path / "config.json", config)
+
+    def read_config(self) -> dict[str, Any]:
+        return read_json(self.path / "config.json")
+
+    def append_metrics(self, row: dict[str, Any]) -> None:
+        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def read_metrics(self) -> Iterator[dict[str, Any]]:
+        """All complete lines; a line cut short by a kill is left out."""
+        file = self.path / "metrics.jsonl"
+        if not file.is_file():
+            return
+        for line in file.read_text(encoding="utf-8").splitlines():
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError:
+                continue
+
+    def write_result(
+        self, name: str, result: dict[str, Any], arrays: dict[str, npt.NDArray[Any]] | None = None
+    ) -> Path:
+        """Write results/NAME.json, and results/NAME.npz if there are arrays. Returns the path of the JSON."""
+        folder = self.path / "results"
+        folder.mkdir(parents=True, exist_ok=True)
+        if arrays:
+            write_aside(folder / f"{name}.npz", lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
+        write_json(folder / f"{name}.json", result)
+        return folder / f"{name}.json"
+
+    def results(self) -> dict[str, dict[str, Any]]:
+        """All results by name."""
+        return {file.stem: read_json(file) for file in sorted((self.path / "results").glob("*.json"))}
+
+    def arrays(self, name: str) -> dict[str, npt.NDArray[Any]]:
+        with np.load(self.path / "results" / f"{name}.npz", allow_pickle=False) as stored:
+            return dict(stored)
+
+    def figure_path(self, name: str) -> Path:
+        """Where a figure of that file name goes."""
+        folder = self.path / "figures"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / name
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    write_aside(path, lambda file: file.write(text.encode()))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}, expected an object")
+    return content
+
+
+def write_aside(path: Path, write: Any) -> None:
+    """Write a temporary file beside `path`, flush it to the disk, and rename it."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,50 @@
+"""Where a figure comes from: every result carries its command, seed, versions and machine."""
+
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+
+def provenance(*, seed: int | None = None, device: str = "cpu") -> dict[str, Any]:
+    """What to store beside a result; names the command as it was typed."""
+    return {
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "seed": seed,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": {"device": device, "processor": processor_name(), "system": platform.platform(terse=True)},
+        "versions": {name: _version(name) for name in ("mixlab", "torch", "timm", "numpy")},
+        "commit": _commit(),
+    }
+
+
+def processor_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        if names:
+            return f"{names[0]}, {len(names)} cores"
+    return platform.processor() or platform.machine()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The commit of a source checkout, with a mark if it was changed; nothing for an installed package."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    try:
+        commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=root, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return commit.stdout.strip()

@@ -1,0 +1,148 @@
+"""The promise everything hangs on: apply() is matrix() @ values, in values and in gradients, for every mixer."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mixlab.mixers import (
+    MIXERS,
+    AttentionConfig,
+    GatedConvConfig,
+    LinearAttentionConfig,
+    Mamba2Config,
+    MixerConfig,
+    SSDMixing,
+)
+
+LENGTHS = [1, 2, 63, 64, 65, 197, 198]
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
+CONFIGS: dict[str, MixerConfig] = {
+    "attention": AttentionConfig(head_dim=8),
+    "attention-causal": AttentionConfig(head_dim=8, causal=True),
+    "linear": LinearAttentionConfig(head_dim=8),
+    "linear-causal": LinearAttentionConfig(head_dim=8, causal=True),
+    "linear-features": LinearAttentionConfig(head_dim=8, feature_map="softmax_features"),
+    "linear-features-causal": LinearAttentionConfig(head_dim=8, feature_map="softmax_features", causal=True),
+    "linear-elu": LinearAttentionConfig(head_dim=8, feature_map="elu"),
+    "linear-elu-causal": LinearAttentionConfig(head_dim=8, feature_map="elu", causal=True),
+    "mamba2": Mamba2Config(head_dim=8, state=4),
+    "mamba2-one-way": Mamba2Config(head_dim=8, state=4, two_way=False),
+    "gated-conv": GatedConvConfig(),
+    "gated-conv-sequence": GatedConvConfig(kernel=4, sequence=True),
+    "gated-conv-causal": GatedConvConfig(kernel=4, sequence=True, two_way=False),
+}
+DIM = 16
+
+
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return ((actual - expected).norm() / expected.norm().clamp_min(1e-30)).item()
+
+
+def prepared(config: MixerConfig, length: int, dtype: torch.dtype, seed: int = 0):
+    torch.manual_seed(seed)
+    mixer = config.build(DIM, 2).to(dtype)
+    x = torch.randn(2, length, DIM, dtype=dtype, requires_grad=True)
+    return mixer, x, (1, length)
+
+
+def test_every_registered_mixer_is_enrolled() -> None:
+    assert {config.kind for config in CONFIGS.values()} == set(MIXERS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_apply_is_matrix_times_values(name: str, length: int, dtype: torch.dtype) -> None:
+    mixer, x, grid = prepared(CONFIGS[name], length, dtype)
+    mixing, _ = mixer.prepare(x, grid)
+    ran, looked = mixing.apply(), mixing.matrix() @ mixing.values
+    assert ran.shape == looked.shape == mixing.values.shape
+    assert ran.dtype == dtype
+    assert relative_error(ran, looked) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("length", [1, 2, 65, 130])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_gradients_of_apply_are_gradients_of_matrix_times_values(name: str, length: int, dtype: torch.dtype) -> None:
+    mixer, x, grid = prepared(CONFIGS[name], length, dtype)
+    inputs = [x, *mixer.parameters()]
+    direction = None
+    gradients = []
+    for run in (True, False):
+        mixing, _ = mixer.prepare(x, grid)
+        y = mixing.apply() if run else mixing.matrix() @ mixing.values
+        direction = torch.randn_like(y) if direction is None else direction
+        gradients.append(torch.autograd.grad((y * direction).sum(), inputs, allow_unused=True))
+    norms = [g.norm() for g in gradients[1] if g is not None]
+    for ran, looked in zip(*gradients, strict=True):
+        assert (ran is None) == (looked is None)
+        if ran is not None:  # against the largest gradient: some, such as a decay's at length 1, are zero
+            assert ((ran - looked).norm() / max(norms)).item() < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_forward_is_prepare_apply_merge(name: str) -> None:
+    mixer, x, grid = prepared(CONFIGS[name], 70, torch.float64)
+    mixing, bypass = mixer.prepare(x, grid)
+    expected = mixer.merge(mixing.matrix() @ mixing.values, bypass)
+    assert relative_error(mixer(x, grid), expected) < 1e-10
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_slice_of_heads_is_a_slice_of_the_matrix(name: str) -> None:
+    mixer, x, grid = prepared(CONFIGS[name], 9, torch.float64)
+    mixing, _ = mixer.prepare(x, grid)
+    whole = mixing.matrix()
+    for heads in (slice(0, 1), slice(1, None), slice(None, None, 2)):
+        torch.testing.assert_close(mixing.matrix(heads), whole[:, heads])
+
+
+@settings(max_examples=25, deadline=None)
+@given(name=st.sampled_from(sorted(CONFIGS)), length=st.integers(1, 150), seed=st.integers(0, 2**16))
+def test_the_contract_holds_at_random_lengths(name: str, length: int, seed: int) -> None:
+    mixer, x, grid = prepared(CONFIGS[name], length, torch.float64, seed)
+    mixing, _ = mixer.prepare(x, grid)
+    assert relative_error(mixing.apply(), mixing.matrix() @ mixing.values) < 1e-10
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if "causal" in name or "one-way" in name])
+def test_causal_mixers_see_no_later_token(name: str) -> None:
+    mixer, x, grid = prepared(CONFIGS[name], 20, torch.float64)
+    mixing, _ = mixer.prepare(x, grid)
+    assert mixing.matrix().triu(1).abs().max() == 0
+
+
+def test_reverse_heads_see_only_later_tokens() -> None:
+    mixer, x, grid = prepared(CONFIGS["mamba2"], 20, torch.float64)
+    mixing, _ = mixer.prepare(x, grid)
+    assert isinstance(mixing, SSDMixing)
+    forward, reverse = mixing.matrix().chunk(2, dim=1)
+    assert forward.triu(1).abs().max() == 0
+    assert reverse.tril(-1).abs().max() == 0
+    assert forward.tril(-1).abs().max() > 0
+    assert reverse.triu(1).abs().max() > 0
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name.startswith(("attention", "linear"))])
+def test_rows_of_attention_sum_to_one(name: str) -> None:
+    mixer, x, grid = prepared(CONFIGS[name], 33, torch.float64)
+    mixing, _ = mixer.prepare(x, grid)
+    rows = mixing.matrix().sum(-1)
+    torch.testing.assert_close(rows, torch.ones_like(rows))
+
+
+def test_grid_convolution_matches_a_plain_loop_over_neighbours() -> None:
+    mixer, _, _ = prepared(GatedConvConfig(kernel=3), 1, torch.float64)
+    x = torch.randn(1, 12, DIM, dtype=torch.float64)
+    mixing, _ = mixer.prepare(x, (3, 4))
+    out, values, kernel = mixing.apply(), mixing.values, mixer.conv_weight[0]
+    for row in range(3):
+        for column in range(4):
+            total = torch.zeros(values.shape[1], dtype=torch.float64)
+            for dr in (-1, 0, 1):
+                for dc in (-1, 0, 1):
+                    if 0 <= row + dr < 3 and 0 <= column + dc < 4:
+                        total += kernel[:, dr + 1, dc + 1] * values[0, :, (row + dr) * 4 + column + dc, 0]
+            torch.testing.assert_close(out[0, :, row * 4 + column, 0], total)
