@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 from torch import Tensor, nn
 
+from mixlab.backbones.hub import HubMixin
 from mixlab.backbones.tokens import Features, TokenLayout
 from mixlab.mixers import Mixing
 
@@ -13,12 +14,13 @@ Source = Literal["stream", "branch"]
 Layers = int | Sequence[int] | None
 
 
-class Backbone(nn.Module, ABC):
+class Backbone(HubMixin, nn.Module, ABC):
     """Images in, a summary feature out; and lazily, layer by layer, what happens between."""
 
     name: str
     dim: int  # D, the width of the summary
     num_layers: int
+    channels: int
     layout: TokenLayout
     pixel_mean: tuple[float, ...] = (0.485, 0.456, 0.406)  # ImageNet's, in [0, 1]
     pixel_std: tuple[float, ...] = (0.229, 0.224, 0.225)

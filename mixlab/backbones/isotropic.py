@@ -44,7 +44,8 @@ class Isotropic(Backbone):
     def __init__(self, config: IsotropicConfig, name: str = "isotropic") -> None:
         super().__init__()
         self.config, self.name = config, name
-        self.dim, self.num_layers, self.layout = config.dim, config.depth, config.layout
+        self.dim, self.num_layers, self.channels = config.dim, config.depth, config.channels
+        self.layout = config.layout
         self.embed = TokenEmbedding(
             dim=config.dim,
             patch=config.patch,

@@ -36,6 +36,10 @@ class TimmBackbone(Backbone):
         self.pixel_mean, self.pixel_std = tuple(config["mean"]), tuple(config["std"])
         self.channels = self.fields.get("in_chans", 3)
 
+    def with_classifier(self, num_classes: int) -> nn.Module:
+        """timm's own model with a fresh classifier, as papers count it."""
+        return _create(self.timm_name, {**self.fields, "num_classes": num_classes})
+
     def forward(self, images: Tensor) -> Tensor:
         self._check(images)
         return self.model(images)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mixlab.mixers.mixer import ALL, Grid, MixerConfig, Mixing, TokenMixer, num_heads_of
 from mixlab.ops.gated_norm.reference import gated_norm
 from mixlab.ops.mamba2.op import mamba2_inner
-from mixlab.ops.mamba2.reference import scan_inputs
+from mixlab.ops.mamba2.reference import scan_inputs, split_projected
 from mixlab.ops.ssd.op import ssd
 from mixlab.ops.ssd.reference import decay_matrix, per_head, ssd_matrix
 
@@ -112,16 +112,21 @@ class Mamba2(TokenMixer):
         self.out_proj.weight /= math.sqrt(depth)
 
     def prepare(self, x: Tensor, grid: Grid) -> tuple[SSDMixing, Tensor]:
-        gate, q, k, v, dt = scan_inputs(
-            self.in_proj(x), self.conv_weight, self.conv_bias, self.dt_bias, head_dim=self.config.head_dim
-        )
+        gate, xkq, dt = split_projected(self.in_proj(x), self.conv_weight, self.dt_bias)
+        directions = zip(self.conv_weight, self.conv_bias, self.dt_bias, strict=True)
+        scans = [
+            scan_inputs(xkq, dt, *parameters, head_dim=self.config.head_dim, reverse=r == 1)
+            for r, parameters in enumerate(directions)
+        ]
+        q, k, v, dt = (torch.cat(parts, dim=2) for parts in zip(*scans, strict=True))
         A = -self.A_log.exp().flatten()
         return SSDMixing(q, k, v, dt, A, self.skip.flatten(), num_reverse=self.A_log[1:].numel()), gate
 
     def merge(self, mixed: Tensor, bypass: Tensor | None) -> Tensor:
         assert bypass is not None
-        y = mixed.transpose(1, 2).flatten(2).unflatten(2, (self.config.num_directions, -1))  # (B, L, R, E)
-        return self.out_proj(gated_norm(y, bypass, self.norm_weight, eps=self.norm_eps))
+        directions = mixed.transpose(1, 2).flatten(2).chunk(self.config.num_directions, dim=-1)  # (B, L, E) each
+        normed = [gated_norm(y, bypass, w, eps=self.norm_eps) for y, w in zip(directions, self.norm_weight, strict=True)]
+        return self.out_proj(torch.stack(normed).mean(0))
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """The same as prepare, apply, merge, with everything between the projections in one fused operation."""

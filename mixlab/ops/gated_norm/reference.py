@@ -6,8 +6,7 @@ from torch import Tensor
 
 
 def gated_norm(y: Tensor, gate: Tensor, weight: Tensor, *, eps: float) -> Tensor:
-    """Mean over R directions of RMSNorm(y · silu(gate)): y (B, L, R, D), gate (B, L, D), weight (R, D) -> (B, L, D)."""
+    """RMSNorm(y · silu(gate)): y, gate (B, L, E), weight (E,) -> (B, L, E) in the dtype of the gate."""
     precise = torch.promote_types(gate.dtype, torch.float32)
-    gated = y.to(precise) * F.silu(gate.to(precise)).unsqueeze(2)
-    scale = (gated.square().mean(-1, keepdim=True) + eps).rsqrt()
-    return (gated * scale * weight).mean(2).to(gate.dtype)
+    gated = y.to(precise) * F.silu(gate.to(precise))
+    return F.rms_norm(gated, weight.shape, weight.to(precise), eps).to(gate.dtype)

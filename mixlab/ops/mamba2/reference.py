@@ -14,19 +14,22 @@ from mixlab.ops.ssd.op import ssd
 
 
 def scan_inputs(
-    projected: Tensor, conv_weight: Tensor, conv_bias: Tensor, dt_bias: Tensor, *, head_dim: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Split the input projection [gate, x, k, q, dt] (B, L, 2E + 2N + heads) into gate, q, k, v and dt of the scan."""
-    num_directions, channels, _ = conv_weight.shape
-    num_heads = dt_bias.shape[1]
+    xkq: Tensor, dt: Tensor, conv_weight: Tensor, conv_bias: Tensor, dt_bias: Tensor, *, head_dim: int, reverse: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What one direction scans: q, k (B, L, 1, N), v (B, L, heads, P) and dt (B, L, heads), from its raw projections."""
+    num_heads = dt_bias.shape[0]
     inner = num_heads * head_dim
-    state = (channels - inner) // 2
-    gate, xkq, dt = projected.split([inner, channels, num_heads], dim=-1)
-    x, k, q = short_conv(xkq, conv_weight, conv_bias).split([inner, state, state], dim=-1)  # (B, L, R, ...)
-    v = x.reshape(*x.shape[:2], num_directions * num_heads, head_dim)
+    state = (conv_weight.shape[0] - inner) // 2
+    v, k, q = short_conv(xkq, conv_weight, conv_bias, reverse=reverse).split([inner, state, state], dim=-1)
     precise = torch.promote_types(dt.dtype, torch.float32)  # decays are exponentials: never in half precision
-    dt = F.softplus(dt.to(precise).unsqueeze(2) + dt_bias).flatten(2)  # (B, L, R * heads)
-    return gate, q, k, v, dt
+    return q.unsqueeze(2), k.unsqueeze(2), v.unflatten(-1, (num_heads, -1)), F.softplus(dt.to(precise) + dt_bias)
+
+
+def split_projected(projected: Tensor, conv_weight: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The input projection [gate, x, k, q, dt] (B, L, 2E + 2N + heads) as gate (E), xkq (E + 2N) and dt (heads)."""
+    channels, num_heads = conv_weight.shape[1], dt_bias.shape[1]
+    gate, xkq, dt = projected.split([projected.shape[-1] - channels - num_heads, channels, num_heads], dim=-1)
+    return gate, xkq, dt
 
 
 def mamba2_inner(
@@ -42,7 +45,13 @@ def mamba2_inner(
     eps: float,
 ) -> Tensor:
     """From the input projection (B, L, 2E + 2N + heads) to what the output projection reads (B, L, E)."""
-    gate, q, k, v, dt = scan_inputs(projected, conv_weight, conv_bias, dt_bias, head_dim=head_dim)
-    num_reverse = A_log[1:].numel()
-    y = ssd(q, k, v, dt, -A_log.exp().flatten(), skip.flatten(), num_reverse=num_reverse)
-    return gated_norm(y.flatten(2).unflatten(2, (A_log.shape[0], -1)), gate, norm_weight, eps=eps)
+    gate, xkq, dt = split_projected(projected, conv_weight, dt_bias)
+    A = -A_log.exp()
+    outputs = []
+    for r in range(A.shape[0]):
+        q, k, v, steps = scan_inputs(
+            xkq, dt, conv_weight[r], conv_bias[r], dt_bias[r], head_dim=head_dim, reverse=r == 1
+        )
+        y = ssd(q, k, v, steps, A[r], skip[r], num_reverse=r * A.shape[1])
+        outputs.append(gated_norm(y.flatten(2), gate, norm_weight[r] / A.shape[0], eps=eps))
+    return outputs[0] if len(outputs) == 1 else outputs[0] + outputs[1]

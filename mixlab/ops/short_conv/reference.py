@@ -1,19 +1,17 @@
-"""The short causal convolution in front of the scan, one per direction, with its bias and SiLU."""
+"""The short causal convolution in front of the scan, with its bias and SiLU."""
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 
-def short_conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """silu(conv(x) + bias) for each of R directions: x (B, L, C), weight (R, C, W), bias (R, C) -> (B, L, R, C).
+def short_conv(x: Tensor, weight: Tensor, bias: Tensor, *, reverse: bool) -> Tensor:
+    """silu(conv(x) + bias): x (B, L, C), weight (C, W), bias (C,) -> (B, L, C).
 
-    Direction 0 sees the W - 1 tokens before, direction 1 the W - 1 tokens after: the same filter on the flipped sequence.
+    Each token sees the W - 1 before it; in reverse, the W - 1 after it: the same filter on the flipped sequence.
     """
-    outputs = []
-    for direction, taps in enumerate(weight.to(x.dtype)):
-        width = taps.shape[-1]
-        padded = F.pad(x, (0, 0, width - 1, 0) if direction == 0 else (0, 0, 0, width - 1))
-        taps = taps if direction == 0 else taps.flip(-1)
-        outputs.append(sum(padded[:, w : w + x.shape[1]] * taps[:, w] for w in range(width)))
-    return F.silu(torch.stack(outputs, dim=2) + bias.to(x.dtype))
+    length, (channels, width) = x.shape[1], weight.shape
+    image = x.mT.unsqueeze(2)  # (B, C, 1, L), channels last in memory: the layout that depthwise convolutions like best
+    taps = (weight.flip(-1) if reverse else weight).to(x.dtype)
+    padded = F.conv2d(image, taps[:, None, None], bias.to(x.dtype), padding=(0, width - 1), groups=channels)
+    start = width - 1 if reverse else 0
+    return F.silu(padded[:, :, 0, start : start + length].mT)

@@ -1,0 +1,197 @@
+"""Weights into a backbone: recognised by their contents, all or nothing."""
+
+import math
+import sys
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from mixlab.backbones.backbone import Backbone
+from mixlab.backbones.isotropic import Isotropic
+from mixlab.backbones.timm_backbone import TimmBackbone
+from mixlab.backbones.tokens import PositionTable, resize_positions
+from mixlab.backbones.weights.architecture import architecture_in, architecture_of, differences
+from mixlab.backbones.weights.formats import MIXLAB, recognise, sizes_of, to_our_names
+from mixlab.backbones.weights.reading import StoredWeights, WeightsError, listing, read_weights
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What was found in a file, and what became of it."""
+
+    path: Path
+    format: str
+    part: str | None  # such as "teacher", where the file holds several things
+    num_loaded: int  # tensors of the model that were set
+    resized: tuple[str, ...]
+    ignored: tuple[str, ...]  # keys of heads and whatever stands beside the backbone
+    not_finite: tuple[str, ...]  # loaded as they are, with a warning
+    differences: tuple[str, ...]  # fields that the file's architecture sets otherwise than the model's
+
+    def __str__(self) -> str:
+        lines = [f"{self.num_loaded} tensors from {self.path}: {self.format}{f', {self.part}' if self.part else ''}"]
+        for title in ("resized", "ignored", "not_finite", "differences"):
+            names = getattr(self, title)
+            lines += [f"{title.replace('_', ' ')}: {listing(names)}"] if names else []
+        return "\n".join(lines)
+
+
+@dataclass
+class Candidate:
+    """What a file offers a model, under the model's names."""
+
+    entries: dict[str, Tensor]
+    title: str
+    ignored: list[str]
+    resized: list[str]
+    sizes: dict[str, int]
+
+
+def load_weights(model: Backbone, path: str | Path, *, checkpoint_key: str = "teacher") -> LoadReport:
+    """Load a file of ours, a released Dino-Mamba, DINO or MambaOut checkpoint, or timm's weights.
+
+    `checkpoint_key` chooses among the models of a training checkpoint. Position tables are resized to the model's.
+    Weights that are not finite are loaded with a warning. On any error the model is left as it was.
+    """
+    return load_stored(model, read_weights(path, checkpoint_key=checkpoint_key))
+
+
+def load_stored(model: Backbone, stored: StoredWeights) -> LoadReport:
+    """Load what was already read."""
+    architecture = architecture_in(stored.metadata, stored.path)
+    candidate = _for_timm(model, stored) if isinstance(model, TimmBackbone) else _for_ours(model, stored)
+    unlike = differences(architecture, architecture_of(model)) if architecture else []
+    _check_fit(model, stored, candidate, unlike)
+    entries = {key: candidate.entries[key].to(own.dtype) for key, own in model.state_dict().items()}
+    not_finite = [key for key, entry in entries.items() if not entry.isfinite().all()]
+    if not_finite:
+        warnings.warn(f"{stored.path} has values that are not finite in {listing(not_finite)}", stacklevel=3)
+    model.load_state_dict(entries)
+    return LoadReport(
+        path=stored.path,
+        format=candidate.title,
+        part=stored.part,
+        num_loaded=len(entries),
+        resized=tuple(candidate.resized),
+        ignored=(*stored.set_aside, *candidate.ignored),
+        not_finite=tuple(not_finite),
+        differences=tuple(unlike),
+    )
+
+
+def _for_ours(model: Backbone, stored: StoredWeights) -> Candidate:
+    known = recognise(stored.entries)
+    if known is None:
+        raise WeightsError(
+            f"{stored.path} holds {listing(stored.entries)}, which no known format has; {model.name} takes files of "
+            "mixlab.save_weights, and Dino-Mamba, DINO and timm ViT checkpoints"
+        )
+    entries, heads = to_our_names(stored.entries, known)
+    candidate = Candidate(entries, known.title, heads, [], sizes_of(entries))
+    if isinstance(model, Isotropic):
+        config = model.config
+        if known is not MIXLAB and (known.mixer, known.place) != (config.mixer.kind, config.layout.place):
+            raise WeightsError(
+                f"{stored.path} holds {known.title} weights, trained with {known.mixer} and extra tokens at the "
+                f"{known.place}; {model.name} has {config.mixer.kind} and {config.layout.place}. Choose the model that "
+                "they belong to"
+            )
+        _resize_positions(candidate, model.embed.positions, stored.path)
+    for name, parameter in model.state_dict().items():
+        if not parameter.numel():
+            candidate.entries.setdefault(name, parameter)  # released formats do not name what is empty
+    return candidate
+
+
+def _resize_positions(candidate: Candidate, positions: PositionTable, path: Path) -> None:
+    """Bring a table (1, E + n², D) to the side of the model's; `E` entries of extra tokens stay as they are."""
+    name = "embed.positions.table"
+    table, wanted = candidate.entries.get(name), positions.table.shape
+    if table is None or table.ndim != 3 or table.shape[1] == wanted[1] or table.shape[::2] != wanted[::2]:
+        return
+    extra, num_patches = positions.num_extra, table.shape[1] - positions.num_extra
+    side = math.isqrt(max(num_patches, 0))
+    if not side or side * side != num_patches:
+        raise WeightsError(
+            f"{path} has a position table of {table.shape[1]} entries; {extra} for extra tokens leave {num_patches}, "
+            f"which is not a square of patches. Resize it to {positions.side} x {positions.side} yourself"
+        )
+    front, patches = table.float().tensor_split([extra], dim=1)
+    resized = resize_positions(patches, side, (positions.side, positions.side))
+    candidate.entries[name] = front.new_empty(wanted)
+    candidate.entries[name][:, :extra], candidate.entries[name][:, extra:] = front, resized
+    candidate.resized.append(f"{name}: {side} x {side} to {positions.side} x {positions.side}")
+
+
+def _for_timm(model: TimmBackbone, stored: StoredWeights) -> Candidate:
+    """timm knows what its own models were called before: its filters rename and resize."""
+    is_ours = all(key.startswith("model.") for key in stored.entries)
+    given = {key.removeprefix("model."): entry for key, entry in stored.entries.items()} if is_ours else stored.entries
+    convert = getattr(sys.modules[type(model.model).__module__], "checkpoint_filter_fn", None)
+    try:
+        entries = convert(dict(given), model.model) if convert else dict(given)
+    except Exception as error:  # each filter fails in its own way on what it does not know
+        raise WeightsError(
+            f"{stored.path} holds {listing(given)}, which timm cannot convert to {model.timm_name} ({error}); choose "
+            "the model that these weights belong to"
+        ) from error
+    expected, roots = model.model.state_dict(), _classifier_roots(model.model)
+    ignored = [key for key in entries if key not in expected and key.split(".")[0] in roots]
+    untouched = {id(entry) for entry in given.values()}  # renamed at most
+    resized = [
+        f"{key}: {tuple(given[key].shape)} to {tuple(entry.shape)}"
+        for key, entry in entries.items()
+        if key in given and id(entry) not in untouched and given[key].shape != entry.shape
+    ]
+    kept = {f"model.{key}": entry for key, entry in entries.items() if key not in ignored}
+    title = "timm" if entries.keys() <= given.keys() else "released names that timm converts"
+    return Candidate(kept, MIXLAB.title if is_ours else title, ignored, resized, {})
+
+
+def _classifier_roots(model: nn.Module) -> set[str]:
+    names = model.pretrained_cfg.get("classifier") or ()  # type: ignore[union-attr, operator]
+    return {name.split(".")[0] for name in ([names] if isinstance(names, str) else names)}
+
+
+def _check_fit(model: Backbone, stored: StoredWeights, candidate: Candidate, unlike: list[str]) -> None:
+    """Same names, same shapes, same kind of number; or an error that says where they part."""
+    expected, entries = model.state_dict(), candidate.entries
+    missing = [key for key in expected if key not in entries]
+    unknown = [key for key in entries if key not in expected]
+    shared = [key for key in expected if key in entries]
+    shapes = [
+        f"{key} is {tuple(entries[key].shape)}, expected {tuple(expected[key].shape)}"
+        for key in shared
+        if entries[key].shape != expected[key].shape
+    ]
+    kinds = [
+        f"{key} is {entries[key].dtype}, expected {expected[key].dtype}"
+        for key in shared
+        if entries[key].is_floating_point() != expected[key].is_floating_point()
+    ]
+    faults = {"missing": missing, "unknown": unknown, "of another shape": shapes, "of another kind": kinds}
+    found = [f"{len(names)} {fault} ({listing(names)})" for fault, names in faults.items() if names]
+    wrong_kind = [text for text in unlike if text.startswith(("mixer.kind", "layout.place"))]
+    if not found and not wrong_kind:
+        return
+    part = f", {stored.part}" if stored.part else ""
+    raise WeightsError(
+        f"{stored.path} ({candidate.title}{part}{_in_words(candidate.sizes)}) does not fit {model.name}"
+        f"{_in_words(sizes_of(expected))}: {'; '.join(found + wrong_kind)}.{_way_out(model, stored, candidate)}"
+    )
+
+
+def _in_words(sizes: dict[str, int]) -> str:
+    return "".join(f", {name} {size}" for name, size in sizes.items() if size)
+
+
+def _way_out(model: Backbone, stored: StoredWeights, candidate: Candidate) -> str:
+    own = sizes_of(model.state_dict())
+    changes = {name: size for name, size in candidate.sizes.items() if size and size != own.get(name)}
+    if not changes:
+        other = ", or another part of the file with checkpoint_key" if stored.part else ""
+        return f" Choose the model that these weights belong to{other}"
+    fields = ", ".join(f"{name}={size}" for name, size in changes.items())
+    return f" Choose the model of that size, or set its fields: create_model({model.name!r}, {fields})"

@@ -1,0 +1,179 @@
+"""From a file to the tensors of one backbone, whatever wrote the file. Nothing in it is ever executed."""
+
+import re
+import zipfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+
+class WeightsError(ValueError):
+    """A weights file that cannot be used: what was found, what was expected, and a way out."""
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """One model out of a file; the prefixes of its wrappers are gone."""
+
+    path: Path
+    entries: dict[str, Tensor]
+    part: str | None  # its key, where the file holds several things
+    set_aside: list[str]  # keys beside the backbone, as in the file
+    metadata: dict[str, str]
+
+
+class Inert:
+    """Stands in for the harmless objects beside the weights in training checkpoints; drops whatever it is given."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def __setstate__(self, _: object) -> None: ...
+
+
+# DINO's checkpoints carry the parsed command line, and learning rates as NumPy scalars.
+INERT_GLOBALS = (
+    "argparse.Namespace",
+    "numpy.core.multiarray.scalar",
+    "numpy._core.multiarray.scalar",
+    "numpy.dtype",
+)
+USUAL_PARTS = ("state_dict", "model")
+# DistributedDataParallel, torch.compile, and whatever holds a backbone beside a head
+WRAPPERS = re.compile(r"(?:(?:module|_orig_mod|backbone)\.)*")
+
+
+def read_weights(path: str | Path, *, checkpoint_key: str = "teacher") -> StoredWeights:
+    """Read the tensors of one backbone; `checkpoint_key` chooses among the models of a training checkpoint."""
+    path = Path(path)
+    payload, metadata = _read(path)
+    part, state = _choose_part(payload, checkpoint_key, path)
+    for key, entry in state.items():
+        if entry.layout != torch.strided or entry.is_meta or entry.is_quantized:
+            raise WeightsError(f"{key} in {path} is not a plain dense tensor; save it as one")
+    entries, set_aside = _unwrap(state, path)
+    return StoredWeights(path, entries, part, set_aside, metadata)
+
+
+def read_metadata(path: str | Path) -> dict[str, str]:
+    """The metadata of a safetensors file, without its tensors; {} for other kinds of file."""
+    path = Path(path)
+    if _kind(path) != "safetensors":
+        return {}
+    return _read_safetensors(path, tensors=False)[1]
+
+
+def _read(path: Path) -> tuple[object, dict[str, str]]:
+    if _kind(path) == "safetensors":
+        return _read_safetensors(path, tensors=True)
+    return _read_torch(path), {}
+
+
+def _kind(path: Path) -> str:
+    """`safetensors` or `torch`, by the first bytes."""
+    if path.is_dir():
+        raise WeightsError(f"{path} is a folder; give the file in it, such as {path / 'model.safetensors'}")
+    if not path.exists():
+        raise WeightsError(f"there is no file {path}; check the path")
+    if not path.is_file():
+        raise WeightsError(f"{path} is not a regular file; give a weights file")
+    try:
+        with path.open("rb") as file:
+            start = file.read(9)
+    except OSError as error:
+        raise WeightsError(f"cannot read {path}: {error.strerror}") from error
+    if not start:
+        raise WeightsError(f"{path} is empty; it was probably cut off while being written or copied")
+    if start[8:] == b"{":  # eight bytes of header length, then JSON
+        return "safetensors"
+    if start.startswith((b"PK\x03\x04", b"\x80")):  # a zip archive, or a bare pickle as torch wrote before 1.6
+        return "torch"
+    raise WeightsError(
+        f"{path} begins with {start!r}, which is neither safetensors nor a torch checkpoint; give a file that "
+        "mixlab.save_weights, safetensors or torch.save wrote"
+    )
+
+
+def _read_safetensors(path: Path, *, tensors: bool) -> tuple[dict[str, Tensor], dict[str, str]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {key: file.get_tensor(key) for key in file.keys() if tensors}, file.metadata() or {}  # noqa: SIM118
+    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
+        raise WeightsError(f"{path} is not whole safetensors ({error}); copy or download it again") from error
+
+
+def _read_torch(path: Path) -> object:
+    if zipfile.is_zipfile(path):
+        _check_archive(path)
+    try:
+        # An open file: given a path, torch goes by the name's ending.
+        with path.open("rb") as file, torch.serialization.safe_globals([(Inert, name) for name in INERT_GLOBALS]):
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # broken and hostile bytes raise errors of every kind
+        found = re.search(r"GLOBAL ([\w.]+)|unrecognized function ([^\n]+)", str(error))
+        if found:
+            raise WeightsError(
+                f"{path} asks to load {found[1] or found[2]}, which is code and not weights; it was not run. Save the "
+                "state dict alone, best as safetensors"
+            ) from error
+        reason = (str(error).strip().splitlines() or [""])[0][:200]
+        raise WeightsError(
+            f"{path} is not a whole torch checkpoint ({type(error).__name__}: {reason}); copy or download it again"
+        ) from error
+
+
+def _check_archive(path: Path) -> None:
+    """torch.save neither compresses nor overlaps; an archive that does could unfold without end."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            records = archive.infolist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise WeightsError(f"{path} is a broken zip archive ({error}); copy or download it again") from error
+    total = sum(record.file_size for record in records)
+    if any(record.compress_type != zipfile.ZIP_STORED for record in records) or total > path.stat().st_size:
+        raise WeightsError(f"{path} is a compressed zip archive and not a torch checkpoint; unpack it first")
+
+
+def _choose_part(payload: object, checkpoint_key: str, path: Path) -> tuple[str | None, dict[str, Tensor]]:
+    if _is_state(payload):
+        return None, dict(payload)  # type: ignore[call-overload]
+    if not isinstance(payload, Mapping):
+        raise WeightsError(f"{path} holds a {type(payload).__name__}, not a state dict; save model.state_dict()")
+    parts = {str(key): value for key, value in payload.items() if _is_state(value)}
+    if checkpoint_key in parts:
+        return checkpoint_key, dict(parts[checkpoint_key])
+    usual = [key for key in USUAL_PARTS if key in parts] or list(parts)[: len(parts) == 1]
+    if usual and not parts.keys() & {"student", "teacher"}:
+        return usual[0], dict(parts[usual[0]])
+    if parts:
+        raise WeightsError(f"{path} has no {checkpoint_key!r}; set checkpoint_key to one of {', '.join(parts)}")
+    raise WeightsError(f"{path} holds no state dict, only {listing(payload)}; save model.state_dict()")
+
+
+def _is_state(value: object) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and bool(value)
+        and all(isinstance(key, str) and isinstance(entry, Tensor) for key, entry in value.items())
+    )
+
+
+def _unwrap(state: dict[str, Tensor], path: Path) -> tuple[dict[str, Tensor], list[str]]:
+    """Take off the prefixes of wrappers; where a backbone stands beside a head, keep the backbone alone."""
+    prefixes = {key: WRAPPERS.match(key)[0] for key in state}  # type: ignore[index]
+    beside_head = any("backbone." in prefix for prefix in prefixes.values())
+    kept = [key for key, prefix in prefixes.items() if "backbone." in prefix or not beside_head]
+    entries = {key.removeprefix(prefixes[key]): state[key] for key in kept}
+    if len(entries) < len(kept):
+        raise WeightsError(f"{path} holds the same keys under several prefixes; save one model at a time")
+    return entries, [key for key in state if key not in set(kept)]
+
+
+def listing(keys: Iterable[object], limit: int = 4) -> str:
+    """The first few of many names, and how many more there are."""
+    names = [str(key) for key in keys]
+    rest = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + rest

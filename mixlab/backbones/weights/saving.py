@@ -1,0 +1,80 @@
+"""A backbone into a file, and out of a file alone: the file says what the model is."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from mixlab.backbones.backbone import Backbone
+from mixlab.backbones.weights.architecture import (
+    METADATA_KEY,
+    Architecture,
+    architecture_in,
+    architecture_of,
+    build_architecture,
+)
+from mixlab.backbones.weights.formats import sizes_of
+from mixlab.backbones.weights.loading import load_stored
+from mixlab.backbones.weights.reading import StoredWeights, WeightsError, read_metadata, read_weights
+
+
+def save_weights(model: Backbone, path: str | Path, *, extra_metadata: Mapping[str, str] | None = None) -> None:
+    """Write safetensors with the architecture in the metadata. The file appears whole or not at all."""
+    path = Path(path)
+    if path.is_dir():
+        raise WeightsError(f"{path} is a folder; give a file, such as {path / 'model.safetensors'}")
+    metadata = {"format": "pt", METADATA_KEY: json.dumps(architecture_of(model))}
+    for key, value in (extra_metadata or {}).items():
+        if key in metadata or not isinstance(value, str):
+            raise WeightsError(f"metadata {key}={value!r} is not allowed: text only, and not {' or '.join(metadata)}")
+        metadata[key] = value
+    tensors = {
+        key: value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for key, value in model.state_dict().items()
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        save_file(tensors, aside, metadata=metadata)
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def read_architecture(path: str | Path) -> Architecture:
+    """The architecture in a file of `save_weights`: {"name", "config"}, or {"name", "timm_name", "fields"}."""
+    architecture = architecture_in(read_metadata(path), Path(path))
+    if architecture is None:
+        raise WeightsError(
+            f"{path} does not say which model it belongs to; name one: create_model(name, weights={str(path)!r})"
+        )
+    return architecture
+
+
+def model_from_file(path: str | Path) -> Backbone:
+    """The model that `save_weights` wrote, architecture and weights."""
+    architecture = read_architecture(path)
+    stored = read_weights(path)
+    try:
+        _check_plan(architecture, stored)
+        model = build_architecture(architecture)
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+        raise WeightsError(f"{path} describes a model that cannot be built: {error}") from error
+    load_stored(model, stored)
+    return model
+
+
+def _check_plan(architecture: Architecture, stored: StoredWeights) -> None:
+    """Compare shapes before memory is taken: a file cannot make us build more than it holds."""
+    config = architecture.get("config", {})
+    depth = sizes_of(stored.entries)["depth"]
+    if config and config.get("depth") != depth:
+        raise ValueError(f"its config has depth {config.get('depth')!r}, its tensors are those of {depth} layers")
+    with torch.device("meta"):
+        planned = build_architecture(architecture).state_dict()
+    for key, tensor in planned.items():
+        if key not in stored.entries or stored.entries[key].shape != tensor.shape:
+            raise ValueError(f"its config wants {key} of shape {tuple(tensor.shape)}, which is not among its tensors")

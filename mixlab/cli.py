@@ -1,0 +1,50 @@
+"""One table: command -> function. `mixlab COMMAND --help` explains each."""
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+import tyro
+
+from mixlab.commands.output import console
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("mixlab.commands.demo", "what there is, in one small report"),
+    "models": ("mixlab.commands.models", "backbones with parameters, GMACs and mixer"),
+    "advise": ("mixlab.commands.advise", "is this a long-sequence task? which mixer?"),
+    "bench": ("mixlab.commands.bench", "speed, side by side with peers"),
+    "export": ("mixlab.commands.export", "a backbone as safetensors or ONNX"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 done, 1 failed, 2 wrong call."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0
+    name, *rest = arguments
+    if name not in COMMANDS:
+        console.print(f"[red]unknown command {name!r}[/red]; mixlab knows {', '.join(COMMANDS)}")
+        return 2
+    function: Callable[..., Any] = getattr(import_module(COMMANDS[name][0]), name)
+    try:
+        tyro.cli(function, prog=f"mixlab {name}", args=rest)
+    except KeyboardInterrupt:
+        console.print("stopped")
+        return 1
+    except (ValueError, OSError, RuntimeError) as error:
+        console.print(f"[red]error:[/red] {error}", highlight=False)
+        return 1
+    return 0
+
+
+def overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {line}" for name, (_, line) in COMMANDS.items()]
+    return "mixlab: a laboratory for vision token mixers\n\n" + "\n".join(lines) + "\n\nmixlab COMMAND --help"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""One file per command: a typed function that prints for people and returns what `--json` writes."""

@@ -1,0 +1,43 @@
+"""`mixlab advise`: attention, Mamba or convolution for my task?"""
+
+import re
+from typing import Any
+
+from mixlab.analysis.advice import advise as give_advice
+from mixlab.commands.output import console, emit, table
+
+
+def advise(
+    *, image: str, patch: int = 16, width: int = 768, autoregressive: bool = False, json: str | None = None
+) -> dict[str, Any]:
+    """Is this a long-sequence task? What would each mixer cost?
+
+    Args:
+        image: height x width in pixels, such as 800x1280, or one number for a square.
+        patch: the side of a patch in pixels.
+        width: the width D of the tokens.
+        autoregressive: the task generates tokens one after the other (recognition does not).
+        json: also write the answer as JSON to this file, or to stdout for "-".
+    """
+    size = re.fullmatch(r"(\d+)(?:[x×](\d+))?", image.strip().lower())
+    if not size:
+        raise ValueError(f"image {image!r} is not a size; write it like 224 or 800x1280")
+    height = int(size[1])
+    advice = give_advice(
+        height=height, width=int(size[2] or height), patch=patch, dim=width, autoregressive=autoregressive
+    )
+    rows = [
+        (c.mixer, c.mixing_flops / 1e9, c.layer_flops / 1e9, c.growth, c.mixing_bytes / 2**20) for c in advice.costs
+    ]
+    columns = ("mixer", "mixing GFLOPs", "layer GFLOPs", "growth", "matrix or state, MiB")
+    table(f"One layer of width {width}, one image of {image}, patch {patch}", columns, rows)
+    console.print(advice.answer)
+    result = {
+        "num_tokens": advice.num_tokens,
+        "threshold": advice.threshold,
+        "ratio": advice.ratio,
+        "length": advice.length,
+        "costs": [vars(cost) for cost in advice.costs],
+        "answer": advice.answer,
+    }
+    return emit(result, json)

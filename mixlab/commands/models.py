@@ -1,0 +1,45 @@
+"""`mixlab models`: the backbones with their parameters, multiply-accumulates and mixers."""
+
+from typing import Annotated, Any
+
+import tyro
+
+from mixlab.analysis.cost import count_macs, count_parameters, count_with_classifier, on_meta
+from mixlab.backbones.isotropic import Isotropic
+from mixlab.backbones.zoo import ZOO, list_models
+from mixlab.commands.output import emit, table
+from mixlab.ops.backend import backend_name
+
+
+def models(
+    pattern: Annotated[str, tyro.conf.Positional] = "*", *, image: int = 224, json: str | None = None
+) -> dict[str, Any]:
+    """List the backbones: parameters, multiply-accumulates, mixer and source.
+
+    Args:
+        pattern: a shell pattern such as "dinovim_*"; "timm/NAME" shows one of timm's models.
+        image: the side in pixels at which multiply-accumulates are counted.
+        json: also write the table as JSON to this file, or to stdout for "-".
+    """
+    names = [pattern] if pattern.startswith("timm/") else list_models(pattern)
+    if not names:
+        raise ValueError(f"no model matches {pattern!r}; `mixlab models` without a pattern lists all")
+    rows = [_row(name, image) for name in names]
+    columns = list(rows[0])
+    title = f"Backbones at {image} px; the scan runs on {backend_name()}"
+    table(title, [column.replace("_", " ") for column in columns], [list(row.values()) for row in rows])
+    return emit({"image": image, "backend": backend_name(), "models": rows}, json)
+
+
+def _row(name: str, image: int) -> dict[str, Any]:
+    model = on_meta(name)
+    mixer = model.config.mixer.kind if isinstance(model, Isotropic) else "gated_conv" if name in ZOO else "see timm"
+    return {
+        "name": name,
+        "params_M": round(count_parameters(model) / 1e6, 2),
+        "with_classifier_M": round(count_with_classifier(model) / 1e6, 2),
+        "GMACs": round(count_macs(model, image) / 1e9, 2),
+        "dim": model.dim,
+        "mixer": mixer,
+        "source": ZOO[name].source if name in ZOO else "timm",
+    }

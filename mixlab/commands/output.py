@@ -1,0 +1,47 @@
+"""How commands speak: tables and progress for people, JSON for programs."""
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from mixlab.run.directory import write_json
+
+console = Console(stderr=True)  # tables and progress go to stderr, so that `--json -` leaves stdout to the JSON
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Print a table; numbers are aligned right."""
+    rows = [list(row) for row in rows]
+    view = Table(title=title, title_justify="left", header_style="bold")
+    for index, column in enumerate(columns):
+        numeric = all(isinstance(row[index], int | float) or row[index] in ("", "-", None) for row in rows)
+        view.add_column(column, justify="right" if numeric else "left")
+    for row in rows:
+        view.add_row(*(_cell(value) for value in row))
+    console.print(view)
+
+
+def emit(result: dict[str, Any], target: str | None) -> dict[str, Any]:
+    """Write the result as JSON to a file, or to stdout for `-`."""
+    if target == "-":
+        json.dump(result, sys.stdout, indent=2, ensure_ascii=False)
+        print()
+    elif target:
+        write_json(Path(target), result)
+        console.print(f"written to {target}")
+    return result
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return str(value)
