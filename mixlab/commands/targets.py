@@ -27,7 +27,9 @@ def load_target(text: str, *, weights: str | None = None, image: int | None = No
             raise ValueError(f"{name} is a run and has weights of its own; leave out --weights or name a model")
         if not exported.is_file():
             RunDirectory.open(name)
-            raise FileNotFoundError(f"{name} has no exported weights (weights.safetensors); finish or export the run first")
+            raise FileNotFoundError(
+                f"{name} has no exported weights (weights.safetensors); finish or export the run first"
+            )
         return Target(label or Path(name).name, model_from_file(exported).eval(), str(exported))
     fields = {} if image is None or name.startswith(("timm/", "mambaout")) else {"image": image}
     return Target(label or name, create_model(name, weights=weights, **fields).eval(), weights)

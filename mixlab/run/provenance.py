@@ -25,7 +25,9 @@ def provenance(*, seed: int | None = None, device: str = "cpu") -> dict[str, Any
 def processor_name() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
-        names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        names = [
+            line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")
+        ]
         if names:
             return f"{names[0]}, {len(names)} cores"
     return platform.processor() or platform.machine()
@@ -44,7 +46,9 @@ def _commit() -> str | None:
     if not (root / ".git").exists():
         return None
     try:
-        commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=root, capture_output=True, text=True, check=True)
+        commit = subprocess.run(
+            ["git", "describe", "--always", "--dirty"], cwd=root, capture_output=True, text=True, check=True
+        )
     except (OSError, subprocess.CalledProcessError):
         return None
     return commit.stdout.strip()

@@ -39,6 +39,7 @@ def save_weights(model: Backbone, path: str | Path, *, extra_metadata: Mapping[s
     aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         save_file(tensors, aside, metadata=metadata)
+        aside.chmod(0o644)  # safetensors writes for the owner alone
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)

@@ -62,8 +62,8 @@ def _scan(q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, 
     ones = torch.ones(chunk, chunk, dtype=torch.bool, device=v.device)
     unseen = ones.tril(-1) if reverse else ones.triu(1)
     decay = (so_far[..., :, None] - so_far[..., None, :]).masked_fill_(unseen, -torch.inf).exp_()
-    weights = (q @ k.mT).unsqueeze(3) * decay * dt[..., None, :]  # (B, G, c, J, T, T)
-    weights.diagonal(dim1=-2, dim2=-1).add_(skip.view(groups, 1, -1, 1))
+    passed = torch.diag_embed(skip.view(groups, 1, -1, 1).expand(-1, -1, -1, chunk)).to(decay.dtype)  # (G, 1, J, T, T)
+    weights = torch.addcmul(passed, (q @ k.mT).unsqueeze(3) * decay, dt[..., None, :])  # (B, G, c, J, T, T)
     y = torch.einsum("bgcjts,bgcsjp->bgctjp", weights.to(v.dtype), v)
     if num_chunks > 1:
         whole = so_far[..., :1] if reverse else so_far[..., -1:]

@@ -1,0 +1,93 @@
+"""Is this a long-sequence task? MambaOut's criterion, and what each mixer would cost at this size."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+HEAD_DIM = 64
+STATE = 64
+Length = Literal["short", "near the threshold", "long"]
+
+
+@dataclass(frozen=True)
+class MixerCost:
+    """One layer for one image: FLOPs are two per multiply-accumulate."""
+
+    mixer: str
+    mixing_flops: int  # between tokens only
+    layer_flops: int  # with the projections (and the MLP of a transformer) around it
+    growth: str  # how the mixing grows with the number of tokens
+    mixing_bytes: int  # extra memory of the mixing in bf16: a matrix if it is built, or a state
+
+
+@dataclass(frozen=True)
+class Advice:
+    num_tokens: int
+    threshold: int  # 6 D
+    length: Length
+    costs: list[MixerCost]
+    answer: str
+
+    @property
+    def ratio(self) -> float:
+        """The quadratic part of a Transformer block over its linear part: L / 6D."""
+        return self.num_tokens / self.threshold
+
+
+def advise(*, height: int, width: int, patch: int, dim: int, autoregressive: bool = False) -> Advice:
+    """Hold an image size and a width against MambaOut's criterion."""
+    for name, value in {"height": height, "width": width, "patch": patch, "dim": dim}.items():
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    if height < patch or width < patch:
+        raise ValueError(f"a {height}x{width} image holds no {patch}px patch; try a smaller patch")
+    num_tokens = (height // patch) * (width // patch)
+    threshold = 6 * dim  # MambaOut, equation 7: 4DL² > 24D²L when L > 6D
+    ratio = num_tokens / threshold
+    # The paper counts 4,000 tokens at D = 768 (ratio 0.87) as long: "approximately" the threshold.
+    length: Length = "long" if ratio > 1 else "near the threshold" if ratio > 0.75 else "short"
+    costs = mixer_costs(num_tokens, dim)
+    return Advice(num_tokens, threshold, length, costs, _answer(num_tokens, threshold, length, costs, autoregressive))
+
+
+def mixer_costs(num_tokens: int, dim: int) -> list[MixerCost]:
+    """Costs of one layer of each kind at equal width."""
+    L, D = num_tokens, dim
+    transformer = 24 * D * D * L  # MambaOut, equation 6: projections and an MLP of ratio 4
+    inner = 2 * D
+    heads = max(D // HEAD_DIM, 1)
+    mamba_projections = 2 * L * D * (2 * inner + 2 * STATE + inner // HEAD_DIM + inner)
+    scan = 2 * (2 * 2 * L * STATE * inner)  # two directions; an update and a read-out of the state per token
+    gated_projections = 2 * L * D * 3 * inner
+    window = 2 * 7 * 7 * L * inner
+    return [
+        MixerCost("softmax attention", 4 * D * L * L, transformer + 4 * D * L * L, "quadratic", 2 * heads * L * L),
+        MixerCost("linear attention", 4 * D * L * HEAD_DIM, transformer + 4 * D * L * HEAD_DIM, "linear", 2 * D * HEAD_DIM),
+        MixerCost("Mamba-2, two-way", scan, mamba_projections + scan, "linear", 2 * 2 * inner * STATE),
+        MixerCost("gated convolution 7x7", window, gated_projections + window, "linear", 0),
+    ]
+
+
+def _answer(num_tokens: int, threshold: int, length: Length, costs: list[MixerCost], autoregressive: bool) -> str:
+    attention, linear, scan, window = costs
+    share = attention.mixing_flops / attention.layer_flops
+    first = (
+        f"{num_tokens:,} tokens against a threshold of {threshold:,}: the sequence is {length}. "
+        f"Mixing is {share:.0%} of a transformer layer's arithmetic here. "
+    )
+    if autoregressive:
+        return first + (
+            "The task generates token by token, so a causal mixer fits it: a Mamba-2 scan keeps a fixed state per step, "
+            "where attention keeps every token."
+        )
+    if length == "short":
+        return first + (
+            "Attention is affordable, and MambaOut's argument is that a state-space scan brings nothing needed at this "
+            f"length: take softmax attention for quality, or a gated convolution for the cheapest layer "
+            f"({window.layer_flops / attention.layer_flops:.2f} of attention's arithmetic)."
+        )
+    times = attention.mixing_flops / scan.mixing_flops
+    return first + (
+        f"Attention's mixing costs {times:.1f} times the two-way scan's and grows with the square of the tokens: a Mamba-2 "
+        "scan, or linear attention where less expressive mixing will do, is worth trying here. Both papers find softmax "
+        "attention still ahead in accuracy where it fits in memory and time; measure with `mixlab bench backbone`."
+    )

@@ -1,0 +1,203 @@
+"""What training, evaluation and analysis rely on, held over every backbone of the zoo in a small size."""
+
+import pytest
+import timm
+import torch
+
+import mixlab
+from mixlab.backbones.isotropic import Isotropic
+from mixlab.backbones.zoo import ZOO
+
+SMALL = {"dim": 64, "depth": 3, "patch": 8, "image": 32}
+OURS = [name for name, entry in ZOO.items() if not isinstance(entry.config, str) and name.endswith("tiny")]
+TIMM = ["mambaout_femto", "timm/vit_tiny_patch16_224", "timm/convnext_atto", "timm/vit_small_patch14_reg4_dinov2"]
+
+
+def small(name: str, **fields: object) -> mixlab.Backbone:
+    torch.manual_seed(0)
+    return mixlab.create_model(name, **{**SMALL, **fields}).eval()
+
+
+@pytest.mark.parametrize("size", [(32, 32), (16, 48), (64, 40)], ids=str)
+@pytest.mark.parametrize("name", OURS)
+def test_images_of_any_shape_give_a_summary_and_a_grid(name: str, size: tuple[int, int]) -> None:
+    model = small(name)
+    images = torch.randn(2, 3, *size)
+    summary = model(images)
+    [(layer, features)] = list(model.features(images))
+    assert summary.shape == (2, 64)
+    assert layer == 2
+    assert features.grid == (size[0] // 8, size[1] // 8)
+    assert features.patches.shape == (2, *features.grid, 64)
+    torch.testing.assert_close(features.summary, summary)
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_timm_models_are_backbones_too(name: str) -> None:
+    model = mixlab.create_model(name).eval()
+    images = torch.randn(1, 3, 112, 168) if "patch14" in name else torch.randn(1, 3, 96, 160)
+    with torch.no_grad():
+        layers = list(model.features(images, layers=2))
+        assert model(images).shape == (1, model.dim)
+    assert [layer for layer, _ in layers] == [model.num_layers - 2, model.num_layers - 1]
+    last = layers[-1][1]
+    assert last.patches.shape[1:3] == last.grid
+    assert last.summary.shape == (1, model.dim)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_each_layer_has_a_mixing_that_keeps_the_contract(name: str) -> None:
+    model = small(name).double()
+    images = torch.randn(1, 3, 32, 40, dtype=torch.float64)
+    mixings = list(model.mixings(images))
+    assert [layer for layer, _ in mixings] == [0, 1, 2]
+    for _, mixing in mixings:
+        torch.testing.assert_close(mixing.apply(), mixing.matrix() @ mixing.values)
+
+
+def test_mixings_of_a_timm_vit_are_its_real_attention() -> None:
+    model = mixlab.create_model("timm/vit_tiny_patch16_224").eval()
+    block = model.model.blocks[2]
+    images = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        [(_, mixing)] = list(model.mixings(images, layers=[2]))
+        tokens = next(tokens for index, _, tokens in model._blocks(images, 3) if index == 2)
+        expected = block.attn(block.norm1(tokens))
+        merged = block.attn.proj(mixing.apply().transpose(1, 2).flatten(2))
+    torch.testing.assert_close(merged, expected)
+
+
+def test_a_model_without_a_matrix_says_so() -> None:
+    with pytest.raises(ValueError, match="no softmax attention over all tokens"):
+        list(mixlab.create_model("timm/convnext_atto").mixings(torch.randn(1, 3, 64, 64)))
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_the_stream_after_each_layer_adds_up(name: str) -> None:
+    """Features of layer i are those of the model cut after layer i."""
+    model = small(name)
+    images = torch.randn(2, 3, 32, 32)
+    whole = dict(model.features(images, layers=None))
+    for depth in (1, 2):
+        cut = small(name, depth=depth)
+        cut.load_state_dict({k: v for k, v in model.state_dict().items() if k in cut.state_dict()})
+        torch.testing.assert_close(cut(images), whole[depth - 1].summary)
+
+
+def test_branch_features_leave_the_residual_stream_out() -> None:
+    model = small("dinovim_tiny")
+    images = torch.randn(1, 3, 32, 32)
+    [(_, branch)] = model.features(images, layers=[0], source="branch")
+    start, stream, grid = model._start(images)
+    mixed = model.layers[0].mixer(model.layers[0].norm(start, stream)[1], grid)
+    expected = mixed * (mixed.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * model.final_norm.weight
+    torch.testing.assert_close(branch.summary, expected[:, 8])  # 16 patches and a copy in front: the middle is 8
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_parameter_gets_a_gradient(name: str) -> None:
+    model = small(name).train()
+    model(torch.randn(2, 3, 32, 32)).square().sum().backward()
+    silent = [key for key, parameter in model.named_parameters() if parameter.numel() and parameter.grad is None]
+    assert not silent
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_bfloat16_autocast_stays_close_to_float32(name: str) -> None:
+    model = small(name)
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        exact = model(images)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            rounded = model(images)
+    assert ((rounded.float() - exact).norm() / exact.norm()).item() < 0.05
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_compiles_as_one_graph_and_exports(name: str) -> None:
+    model = small(name)
+    images = torch.randn(2, 3, 32, 40)
+    with torch.no_grad():
+        expected = model(images)
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(images), expected)
+        exported = torch.export.export(model, (images,)).module()
+        torch.testing.assert_close(exported(images), expected)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_nan_in_one_image_stays_in_that_image(name: str) -> None:
+    model = small(name)
+    images = torch.randn(2, 3, 32, 32)
+    clean = model(images)
+    images[0, 0, 0, 0] = torch.nan
+    spoilt = model(images)
+    assert spoilt[0].isnan().all()
+    torch.testing.assert_close(spoilt[1], clean[1])
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (torch.zeros(1, 3, 30, 32), "30px is not a multiple of patch 8; try 24"),
+        (torch.zeros(1, 1, 32, 32), "1 channels, this backbone takes 3"),
+        (torch.zeros(0, 3, 32, 32), "the batch is empty"),
+        (torch.zeros(3, 32, 32), r"images must be \(B, 3, H, W\)"),
+        (torch.zeros(1, 3, 32, 32, dtype=torch.uint8), "scale them to floats"),
+    ],
+    ids=["size", "channels", "empty", "no batch", "integers"],
+)
+def test_wrong_images_are_refused_with_the_rule(images: torch.Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        small("dinovim_tiny")(images)
+
+
+def test_unknown_names_and_fields_are_answered_with_the_nearest() -> None:
+    with pytest.raises(ValueError, match="dinovim_tiny"):
+        mixlab.create_model("dinovim_tinny")
+    with pytest.raises(ValueError, match="timm/vit_base_patch16_224"):
+        mixlab.create_model("vit_base_patch16_224")
+    with pytest.raises(ValueError, match="did you mean 'depth'"):
+        mixlab.create_model("dinovim_tiny", deph=3)
+    with pytest.raises(ValueError, match="timm .* has no model 'nothing'"):
+        mixlab.create_model("timm/nothing")
+
+
+def test_fields_of_the_mixer_and_the_layout_can_be_set_by_name() -> None:
+    model = small("vit_tiny", causal=True, num_registers=4)
+    assert isinstance(model, Isotropic)
+    assert model.config.mixer.causal
+    [(_, features)] = model.features(torch.randn(1, 3, 32, 32))
+    assert features.registers.shape == (1, 4, 64)
+
+
+@pytest.mark.parametrize("choice", [0, 4, [3], [-4]])
+def test_layers_that_do_not_exist_are_refused(choice: int | list[int]) -> None:
+    with pytest.raises(ValueError, match="layer"):
+        list(small("vit_tiny").features(torch.randn(1, 3, 32, 32), layers=choice))
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_timm_creates_our_models_and_their_feature_maps(name: str) -> None:
+    maps = timm.create_model(name, features_only=True, img_size=32, patch_size=8, dim=64, depth=4)
+    assert maps.feature_info.channels() == [64] * 4
+    assert maps.feature_info.reduction() == [8] * 4
+    assert [tuple(m.shape) for m in maps(torch.randn(1, 3, 32, 48))] == [(1, 64, 4, 6)] * 4
+    classifier = timm.create_model(name, num_classes=5, dim=64, depth=2)
+    assert classifier(torch.randn(2, 3, 64, 64)).shape == (2, 5)
+    assert classifier.get_classifier().out_features == 5
+
+
+def test_decay_spares_vectors_tokens_positions_and_the_scan_s_own_parameters() -> None:
+    model = small("dinomambareg_tiny")
+    decayed = {key for key, _ in model.named_parameters()} - model.no_weight_decay()
+    kinds = {key.split(".", 2)[-1] if key.startswith("layers") else key for key in decayed}
+    assert kinds == {"embed.project.weight", "mixer.in_proj.weight", "mixer.conv_weight", "mixer.out_proj.weight"}
+
+
+def test_drop_path_acts_in_training_only() -> None:
+    model = small("dinovim_tiny", drop_path=0.5)
+    images = torch.randn(4, 3, 32, 32)
+    torch.testing.assert_close(model(images), model(images))
+    model.train()
+    assert not torch.equal(model(images), model(images))

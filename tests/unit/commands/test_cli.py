@@ -1,0 +1,91 @@
+"""The command line as a person or a script meets it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mixlab.cli import COMMANDS, main
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    printed = capsys.readouterr().out
+    assert all(command in printed for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([command, "--help"])
+    assert stopped.value.code == 0
+    assert "--json" in capsys.readouterr().out
+
+
+def test_models_counts_what_it_lists(tmp_path: Path) -> None:
+    file = tmp_path / "models.json"
+    assert main(["models", "dinovim_*", "--json", str(file)]) == 0
+    rows = {row["name"]: row for row in json.loads(file.read_text())["models"]}
+    assert list(rows) == ["dinovim_tiny", "dinovim_small", "dinovim_base"]
+    assert rows["dinovim_base"]["params_M"] == pytest.approx(88.97, abs=0.01)
+    assert rows["dinovim_base"]["mixer"] == "mamba2"
+
+
+def test_json_on_stdout_is_nothing_but_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", "--image", "800x1280", "--width", "384", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["length"] == "long"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["modls"], 2, "unknown command"),
+        (["models", "nothing*"], 1, "no model matches"),
+        (["advise", "--image", "big"], 1, "is not a size"),
+        (["export", "dinovim_tinny", "--out", "x"], 1, "dinovim_tiny"),
+    ],
+)
+def test_failures_say_why_and_exit_with_the_documented_code(
+    arguments: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == code
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_wrong_option_exits_with_two() -> None:
+    finished = subprocess.run(
+        [sys.executable, "-m", "mixlab.cli", "advise", "--imag", "224"], capture_output=True, text=True, check=False
+    )
+    assert finished.returncode == 2
+    assert "--image" in finished.stdout + finished.stderr
+
+
+@pytest.mark.parametrize("name", ["dinovim_tiny", "vit_tiny", "mambaout_femto"])
+def test_an_exported_onnx_file_gives_the_same_features_for_any_batch(name: str, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    import torch
+
+    import mixlab
+    from mixlab.commands.export import export_onnx
+
+    fields = {} if name.startswith("mambaout") else {"dim": 64, "depth": 2}
+    model = mixlab.create_model(name, **fields).eval()
+    export_onnx(model, tmp_path / "model.onnx", height=64, width=96)
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    for batch in (1, 3):
+        images = torch.randn(batch, 3, 64, 96)
+        [summary] = session.run(None, {"images": images.numpy()})
+        with torch.no_grad():
+            torch.testing.assert_close(torch.from_numpy(summary), model(images), rtol=1e-3, atol=1e-4)
+
+
+def test_exported_safetensors_come_back_as_the_same_model(tmp_path: Path) -> None:
+    import torch
+
+    from mixlab.backbones.weights import model_from_file
+
+    assert main(["export", "dinovim_tiny", "--out", str(tmp_path / "m.safetensors")]) == 0
+    model = model_from_file(tmp_path / "m.safetensors").eval()
+    assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 256)

@@ -1,0 +1,59 @@
+"""Run directories: what is written is read back, and half a file is never seen."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mixlab.run import RunDirectory, provenance
+from mixlab.run.directory import write_aside
+
+
+def test_results_and_arrays_come_back(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "a run")
+    run.write_config({"seed": 1})
+    run.write_result("rank", {"n": 3}, {"spectrum": np.arange(4.0)})
+    again = RunDirectory.open(tmp_path / "a run")
+    assert again.read_config() == {"seed": 1}
+    assert again.results() == {"rank": {"n": 3}}
+    np.testing.assert_array_equal(again.arrays("rank")["spectrum"], np.arange(4.0))
+
+
+def test_metrics_cut_short_by_a_kill_are_left_out(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path)
+    run.append_metrics({"step": 1})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "lo')
+    assert list(run.read_metrics()) == [{"step": 1}]
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
+    file = tmp_path / "x.json"
+    file.write_text("old")
+
+    def fails(_: object) -> None:
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_aside(file, fails)
+    assert file.read_text() == "old"
+    assert [f.name for f in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_what_is_not_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="not a run directory"):
+        RunDirectory.open(tmp_path / "nothing")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError, match="is a file"):
+        RunDirectory.create(tmp_path / "file")
+    (tmp_path / "config.json").write_text("[1")
+    with pytest.raises(ValueError, match="not valid JSON"):
+        RunDirectory.open(tmp_path).read_config()
+
+
+def test_provenance_can_be_stored(tmp_path: Path) -> None:
+    stored = json.loads(json.dumps(provenance(seed=3)))
+    assert stored["seed"] == 3
+    assert stored["versions"]["torch"]
+    assert stored["machine"]["processor"]
