@@ -61,7 +61,9 @@ def mixer_costs(num_tokens: int, dim: int) -> list[MixerCost]:
     window = 2 * 7 * 7 * L * inner
     return [
         MixerCost("softmax attention", 4 * D * L * L, transformer + 4 * D * L * L, "quadratic", 2 * heads * L * L),
-        MixerCost("linear attention", 4 * D * L * HEAD_DIM, transformer + 4 * D * L * HEAD_DIM, "linear", 2 * D * HEAD_DIM),
+        MixerCost(
+            "linear attention", 4 * D * L * HEAD_DIM, transformer + 4 * D * L * HEAD_DIM, "linear", 2 * D * HEAD_DIM
+        ),
         MixerCost("Mamba-2, two-way", scan, mamba_projections + scan, "linear", 2 * 2 * inner * STATE),
         MixerCost("gated convolution 7x7", window, gated_projections + window, "linear", 0),
     ]

@@ -1,7 +1,8 @@
 """ViT, LinearViT, Vim, Mamba-Reg and GatedConv: one class, told apart by their mixer and their token layout."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -82,7 +83,7 @@ class Isotropic(Backbone):
         check_source(source)
         wanted = chosen_layers(layers, self.num_layers)
         branch, stream, grid = self._start(images)
-        for index, layer in enumerate(self.layers[: wanted[-1] + 1]):
+        for index, layer in self._first(wanted[-1] + 1):
             mixed, stream = layer.mix(branch, stream, grid)
             branch, stream = layer.feed(mixed, stream)
             if index in wanted and source == "branch":
@@ -93,7 +94,7 @@ class Isotropic(Backbone):
     def mixings(self, images: Tensor, layers: Layers = None) -> Iterator[tuple[int, Mixing]]:
         wanted = chosen_layers(layers, self.num_layers)
         branch, stream, grid = self._start(images)
-        for index, layer in enumerate(self.layers[: wanted[-1] + 1]):
+        for index, layer in self._first(wanted[-1] + 1):
             if index in wanted:
                 yield index, layer.mixing(branch, stream, grid)
             branch, stream = layer(branch, stream, grid)
@@ -104,6 +105,9 @@ class Isotropic(Backbone):
         learned = ("embed.tokens", "embed.token_positions", "embed.positions.table")
         extra = {name for name, _ in self.named_parameters() if name.endswith(stacked) or name in learned}
         return super().no_weight_decay() | extra
+
+    def _first(self, depth: int) -> Iterator[tuple[int, Layer]]:
+        return enumerate(cast("Iterable[Layer]", self.layers[:depth]))
 
     def _start(self, images: Tensor) -> tuple[Tensor, Tensor, Grid]:
         """An empty branch beside the embedded tokens, which begin the stream; the stream is at least float32."""

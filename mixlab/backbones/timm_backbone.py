@@ -6,16 +6,17 @@ from typing import Any
 import timm
 import torch
 from timm.layers import Attention as TimmAttention
+from timm.models.mambaout import MambaOut
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone, Layers, Source, check_source, chosen_layers
 from mixlab.backbones.tokens import Features, TokenLayout, check_images
-from mixlab.mixers import Mixing, SoftmaxMixing
+from mixlab.mixers import ConvMixing, Mixing, SoftmaxMixing
 
 
 class TimmBackbone(Backbone):
-    """Features come from every timm model with intermediates; mixings from ViTs with plain attention.
+    """Features come from every timm model with intermediates; mixings from plain ViTs and from MambaOut.
 
     `forward` is timm's own pooled feature, without any hidden layer of the classifier. The summary in `features` is the
     class token where there is one, and the mean over the grid elsewhere.
@@ -25,7 +26,7 @@ class TimmBackbone(Backbone):
         super().__init__()
         self.timm_name, self.fields = timm_name, dict(fields or {})
         self.name = name or f"timm/{timm_name}"
-        self.model = _create(timm_name, self.fields)
+        self.model: Any = _create(timm_name, self.fields)  # timm's interface is by name, not by type
         if not hasattr(self.model, "forward_intermediates"):
             raise ValueError(f"timm's {timm_name} gives no intermediate features; choose a model that does")
         _drop_hidden_head(self.model)
@@ -60,31 +61,41 @@ class TimmBackbone(Backbone):
             yield index, self._as_features(maps.permute(0, 2, 3, 1), prefix)
 
     def mixings(self, images: Tensor, layers: Layers = None) -> Iterator[tuple[int, Mixing]]:
+        """Of a ViT: the attention of each block. Of MambaOut: the convolution of the last block of each stage."""
         wanted = chosen_layers(layers, self.num_layers)
-        for index, block, tokens in self._blocks(images, wanted[-1] + 1):
+        self._check(images)
+        if isinstance(self.model, MambaOut):
+            yield from self._stage_mixings(images, wanted)
+            return
+        for index, block, tokens in self._attention_blocks(images, wanted):
+            yield index, _softmax_mixing(block.attn, block.norm1(tokens))
+
+    def _stage_mixings(self, images: Tensor, wanted: list[int]) -> Iterator[tuple[int, ConvMixing]]:
+        maps = self.model.stem(images)
+        for index, stage in enumerate(self.model.stages[: wanted[-1] + 1]):
+            maps = stage.blocks[:-1](stage.downsample(maps))  # (B, h, w, D)
             if index in wanted:
-                yield index, _softmax_mixing(block.attn, block.norm1(tokens))
+                yield index, _conv_mixing(stage.blocks[-1], maps)
+            maps = stage.blocks[-1](maps)
 
     def _branch_features(self, images: Tensor, wanted: list[int]) -> Iterator[tuple[int, Features]]:
-        grid = self.model.patch_embed.dynamic_feat_size(tuple(images.shape[2:]))
-        for index, block, tokens in self._blocks(images, wanted[-1] + 1):
-            if index in wanted:
-                branch = self.model.norm(block.ls1(block.attn(block.norm1(tokens))))
-                yield index, self.layout.split(branch, grid)
+        for index, block, tokens in self._attention_blocks(images, wanted):
+            branch = self.model.norm(block.ls1(block.attn(block.norm1(tokens))))
+            yield index, self.layout.split(branch, self.model.patch_embed.dynamic_feat_size(tuple(images.shape[2:])))
 
-    def _blocks(self, images: Tensor, depth: int) -> Iterator[tuple[int, nn.Module, Tensor]]:
-        """Yield each block of a ViT with its input tokens (B, L, D)."""
-        self._check(images)
+    def _attention_blocks(self, images: Tensor, wanted: list[int]) -> Iterator[tuple[int, Any, Tensor]]:
+        """Yield the wanted blocks of a ViT, each with its input tokens (B, L, D)."""
         blocks = getattr(self.model, "blocks", ())
         plain = all(isinstance(getattr(block, "attn", None), TimmAttention) for block in blocks)
         if not (isinstance(self.model, VisionTransformer) and plain):
             raise ValueError(
-                f"{self.name} has no softmax attention over all tokens to show as a matrix; "
-                "mixings and branch features exist for timm's plain vision transformers and for mixlab's own backbones"
+                f"{self.name} has no softmax attention over all tokens to show as a matrix; mixings exist for timm's "
+                "plain vision transformers and MambaOut, branch features for the former, both for mixlab's backbones"
             )
         tokens = self.model.norm_pre(self.model.patch_drop(self.model._pos_embed(self.model.patch_embed(images))))
-        for index, block in enumerate(blocks[:depth]):
-            yield index, block, tokens
+        for index, block in enumerate(blocks[: wanted[-1] + 1]):
+            if index in wanted:
+                yield index, block, tokens
             tokens = block(tokens)
 
     def _as_features(self, patches: Tensor, prefix: Tensor | None) -> Features:
@@ -99,7 +110,7 @@ class TimmBackbone(Backbone):
         check_images(images, channels=self.channels, patch=patch)
 
 
-def _create(name: str, fields: dict[str, Any]) -> nn.Module:
+def _create(name: str, fields: dict[str, Any]) -> Any:
     if not timm.is_model(name.split(".")[0]):
         near = timm.list_models(f"*{name.split('_')[0]}*")[:3]
         hint = f"; names like it: {', '.join(near)}" if near else ""
@@ -113,15 +124,14 @@ def _create(name: str, fields: dict[str, Any]) -> nn.Module:
         return timm.create_model(name, **options)
 
 
-def _drop_hidden_head(model: nn.Module) -> None:
+def _drop_hidden_head(model: Any) -> None:
     """Some heads, MambaOut's among them, put a hidden layer before the classifier: not part of the backbone."""
-    head = getattr(model, "head", None)
-    if isinstance(getattr(head, "pre_logits", None), nn.Sequential):
-        head.pre_logits = nn.Identity()
-        model.head_hidden_size = head.num_features = model.num_features
+    if isinstance(getattr(getattr(model, "head", None), "pre_logits", None), nn.Sequential):
+        model.head.pre_logits = nn.Identity()
+        model.head_hidden_size = model.head.num_features = model.num_features
 
 
-def _layout(model: nn.Module) -> TokenLayout:
+def _layout(model: Any) -> TokenLayout:
     num_prefix = getattr(model, "num_prefix_tokens", 0) if isinstance(model, VisionTransformer) else 0
     if not num_prefix:
         return TokenLayout(place="none")
@@ -134,3 +144,10 @@ def _softmax_mixing(attention: TimmAttention, tokens: Tensor) -> SoftmaxMixing:
     qkv = attention.qkv(tokens).unflatten(-1, (3, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
     q, k, v = qkv.unbind(0)  # (B, H, L, P)
     return SoftmaxMixing(attention.q_norm(q), attention.k_norm(k), v)
+
+
+def _conv_mixing(block: Any, maps: Tensor) -> ConvMixing:
+    """The mixing of a gated CNN block of MambaOut on its input (B, h, w, D)."""
+    convolved = block.fc1(block.norm(maps))[..., -block.conv.in_channels :]
+    values = convolved.flatten(1, 2).mT.unsqueeze(-1)  # (B, C, L, 1)
+    return ConvMixing(values, block.conv.weight.squeeze(1), (maps.shape[1], maps.shape[2]))

@@ -154,6 +154,7 @@ class TokenEmbedding(nn.Module):
         self.project = nn.Conv2d(channels, dim, kernel_size=patch, stride=patch)
         self.positions = PositionTable(dim, position_image // patch, layout.num_positioned)
         lecun_normal_(self.project.weight)
+        assert self.project.bias is not None
         nn.init.zeros_(self.project.bias)
         self.tokens = nn.Parameter(torch.empty(1, layout.num_learned, dim))
         num_own = layout.num_learned if layout.place == "spread" else 0  # spread registers have positions of their own

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.weights import model_from_file
@@ -31,5 +32,5 @@ def load_target(text: str, *, weights: str | None = None, image: int | None = No
                 f"{name} has no exported weights (weights.safetensors); finish or export the run first"
             )
         return Target(label or Path(name).name, model_from_file(exported).eval(), str(exported))
-    fields = {} if image is None or name.startswith(("timm/", "mambaout")) else {"image": image}
+    fields: dict[str, Any] = {} if image is None or name.startswith(("timm/", "mambaout")) else {"image": image}
     return Target(label or name, create_model(name, weights=weights, **fields).eval(), weights)

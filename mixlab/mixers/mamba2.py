@@ -125,7 +125,9 @@ class Mamba2(TokenMixer):
     def merge(self, mixed: Tensor, bypass: Tensor | None) -> Tensor:
         assert bypass is not None
         directions = mixed.transpose(1, 2).flatten(2).chunk(self.config.num_directions, dim=-1)  # (B, L, E) each
-        normed = [gated_norm(y, bypass, w, eps=self.norm_eps) for y, w in zip(directions, self.norm_weight, strict=True)]
+        normed = [
+            gated_norm(y, bypass, w, eps=self.norm_eps) for y, w in zip(directions, self.norm_weight, strict=True)
+        ]
         return self.out_proj(torch.stack(normed).mean(0))
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:

@@ -61,15 +61,34 @@ def test_mixings_of_a_timm_vit_are_its_real_attention() -> None:
     images = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
         [(_, mixing)] = list(model.mixings(images, layers=[2]))
-        tokens = next(tokens for index, _, tokens in model._blocks(images, 3) if index == 2)
+        [(_, _, tokens)] = model._attention_blocks(images, [2])
         expected = block.attn(block.norm1(tokens))
         merged = block.attn.proj(mixing.apply().transpose(1, 2).flatten(2))
     torch.testing.assert_close(merged, expected)
 
 
-def test_a_model_without_a_matrix_says_so() -> None:
+def test_mixings_of_mambaout_are_its_convolutions() -> None:
+    model = mixlab.create_model("mambaout_femto").eval()
+    images = torch.randn(1, 3, 64, 96)
+    with torch.no_grad():
+        mixings = dict(model.mixings(images, layers=[0, 3]))
+        block = model.model.stages[0].blocks[-1]
+        maps = model.model.stages[0].blocks[:-1](model.model.stages[0].downsample(model.model.stem(images)))
+        convolved = block.fc1(block.norm(maps)).split(block.split_indices, dim=-1)[-1].permute(0, 3, 1, 2)
+        expected = block.conv(convolved) - block.conv.bias[:, None, None]
+    assert list(mixings) == [0, 3]
+    torch.testing.assert_close(mixings[0].apply().squeeze(-1), expected.flatten(2), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(mixings[3].apply(), mixings[3].matrix() @ mixings[3].values, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["timm/convnext_atto", "timm/swin_tiny_patch4_window7_224"])
+def test_a_model_without_a_matrix_says_so(name: str) -> None:
+    model = mixlab.create_model(name)
+    images = torch.randn(1, 3, 224, 224)
     with pytest.raises(ValueError, match="no softmax attention over all tokens"):
-        list(mixlab.create_model("timm/convnext_atto").mixings(torch.randn(1, 3, 64, 64)))
+        list(model.mixings(images))
+    with pytest.raises(ValueError, match="no softmax attention over all tokens"):
+        list(model.features(images, source="branch"))
 
 
 @pytest.mark.parametrize("name", OURS)

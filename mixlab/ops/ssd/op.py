@@ -1,10 +1,97 @@
-"""The scan, wherever the tensors are."""
+"""The scan, wherever the tensors are: Triton kernels for CUDA tensors of the sizes they know, plain torch for the rest."""
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from mixlab.ops.ssd.chunked import ssd_chunked
+from mixlab.ops.ssd.tiling import kernels_take, tiling
 
 
 def ssd(q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, *, num_reverse: int = 0) -> Tensor:
     """The two-way selective scan; arguments and meaning in `reference.py`. Returns (B, L, H, P) in the dtype of v."""
-    return ssd_chunked(q, k, v, dt, A, skip, num_reverse=num_reverse)
+    _check(q, k, v, dt, A, skip, num_reverse)
+    if not runs_kernels(q, v):
+        return ssd_chunked(q, k, v, dt, A, skip, num_reverse=num_reverse)
+    q, k, dt, A, skip = q.to(v.dtype), k.to(v.dtype), dt.float(), A.float(), skip.float()
+    keep_states = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, dt, A, skip))
+    return _scan(q, k, v, dt, A, skip, num_reverse, keep_states)[0]
+
+
+def runs_kernels(q: Tensor, v: Tensor) -> bool:
+    """The one dispatch: whether this scan runs on the kernels."""
+    return v.is_cuda and kernels_take(v.shape[0], v.shape[1], v.shape[3], q.shape[3], v.dtype)
+
+
+@torch.library.custom_op("mixlab::ssd", mutates_args=(), device_types="cuda")
+def _scan(
+    q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, num_reverse: int, keep_states: bool
+) -> tuple[Tensor, Tensor]:
+    from mixlab.ops.ssd.triton_scan import ssd_forward  # here: a machine without a GPU may have no Triton
+
+    return ssd_forward(q, k, v, dt, A, skip, num_reverse=num_reverse, keep_states=keep_states)
+
+
+@_scan.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, num_reverse: int, keep_states: bool
+) -> tuple[Tensor, Tensor]:
+    batch, length, num_heads, width = v.shape
+    num_states = tiling(length, v.dtype).num_full if keep_states else 0
+    return v.new_empty(v.shape), v.new_empty(batch, num_heads, num_states, q.shape[3], width)
+
+
+@torch.library.custom_op("mixlab::ssd_backward", mutates_args=(), device_types="cuda")
+def _scan_backward(
+    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, states: Tensor, num_reverse: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    from mixlab.ops.ssd.triton_scan import ssd_backward
+
+    return ssd_backward(dy, q, k, v, dt, A, skip, states, num_reverse=num_reverse)
+
+
+@_scan_backward.register_fake
+def _(
+    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, states: Tensor, num_reverse: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return q.new_empty(2, *q.shape), v.new_empty(v.shape), dt.new_empty(dt.shape), A.new_empty(2, *A.shape)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, dt, A, skip, ctx.num_reverse, _ = inputs
+    ctx.save_for_backward(q, k, v, dt, A, skip, output[1])
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx: Any, dy: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    if dy is None:
+        return (None,) * 8
+    dqk, dv, ddt, sums = _scan_backward(dy, *ctx.saved_tensors, ctx.num_reverse)
+    return *dqk.unbind(0), dv, ddt, *sums.unbind(0), None, None
+
+
+_scan.register_autograd(_gradients, setup_context=_keep)
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, num_reverse: int) -> None:
+    if q.dim() != 4 or v.dim() != 4:
+        raise ValueError(f"q {tuple(q.shape)} and v {tuple(v.shape)} must be (B, L, G, N) and (B, L, H, P)")
+    batch, length, num_heads, _ = v.shape
+    groups = q.shape[2]
+    if k.shape != q.shape or q.shape[:2] != v.shape[:2]:
+        raise ValueError(f"q {tuple(q.shape)} and k {tuple(k.shape)} must agree, and share B and L with v {tuple(v.shape)}")
+    if dt.shape != v.shape[:3] or A.shape != (num_heads,) or skip.shape != (num_heads,):
+        raise ValueError(
+            f"dt {tuple(dt.shape)}, A {tuple(A.shape)} and skip {tuple(skip.shape)} must have one entry per head of "
+            f"v {tuple(v.shape)}: ({batch}, {length}, {num_heads}), ({num_heads},) and ({num_heads},)"
+        )
+    if num_heads % groups:
+        raise ValueError(f"{num_heads} heads do not divide into the {groups} groups of q and k; give a divisor")
+    per_group = num_heads // groups
+    if not 0 <= num_reverse <= num_heads or num_reverse % per_group:
+        raise ValueError(
+            f"num_reverse {num_reverse} is not a number of whole groups of {per_group} heads between 0 and {num_heads}; "
+            "give the two directions groups of their own"
+        )

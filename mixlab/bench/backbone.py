@@ -1,0 +1,90 @@
+"""Backbones side by side: arithmetic reached on one image size, and growth with the number of tokens.
+
+Peers run in the same process and the same minute; time is the best of several passes, and ratios are what to read.
+"""
+
+import multiprocessing
+import resource
+import time
+from collections.abc import Callable
+from typing import Any
+
+import timm
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import mixlab
+
+GROWTH_SIZES = ((512, 512), (512, 1024), (1024, 1024))  # 1,024, 2,048 and 4,096 patches of 16 px
+
+
+def run_cpu(*, batch: int = 8, repeats: int = 5, width: str = "small") -> dict[str, Any]:
+    """The two CPU tables: FLOP/s beside timm's ViT at 224 px, and growth in time and memory."""
+    return {
+        "threads": torch.get_num_threads(),
+        "forward": forward_table(batch=batch, repeats=repeats, width=width),
+        "growth": [row for name in (f"dinovim_{width}", f"vit_{width}") for row in growth_rows(name, repeats=repeats)],
+    }
+
+
+@torch.no_grad()
+def forward_table(*, batch: int, repeats: int, width: str) -> list[dict[str, Any]]:
+    """Forward passes at 224 px; `share` is the FLOP/s reached over those of timm's ViT of that size."""
+    peer = f"vit_{width}_patch16_224"
+    models: dict[str, nn.Module] = {
+        f"timm {peer}": timm.create_model(peer, num_classes=0),
+        **{name: mixlab.create_model(name) for name in (f"vit_{width}", f"linearvit_{width}", f"dinovim_{width}")},
+    }
+    images = torch.randn(batch, 3, 224, 224)
+    rows: list[dict[str, Any]] = []
+    for name, model in models.items():
+        seconds = best_time(model.eval(), images, repeats)
+        flops = count_flops(model, images[:1]) * batch
+        rows.append({"model": name, "images_per_s": batch / seconds, "gflops_per_s": flops / seconds / 1e9})
+    reached = rows[0]["gflops_per_s"]
+    return [{**row, "share": row["gflops_per_s"] / reached} for row in rows]
+
+
+def growth_rows(name: str, *, repeats: int) -> list[dict[str, Any]]:
+    """Time and extra memory of one image as the tokens double; each size in a process of its own."""
+    rows: list[dict[str, Any]] = []
+    context = multiprocessing.get_context("spawn")
+    for height, width in GROWTH_SIZES:
+        with context.Pool(1) as pool:
+            seconds, mib = pool.apply(measure_one, (name, height, width, repeats))
+        row = {"model": name, "tokens": height * width // 256, "ms": seconds * 1e3, "memory_mib": mib}
+        before = rows[-1] if rows else None
+        row["time_growth"] = row["ms"] / before["ms"] if before else None
+        row["memory_growth"] = row["memory_mib"] / before["memory_mib"] if before else None
+        rows.append(row)
+    return rows
+
+
+@torch.no_grad()
+def measure_one(name: str, height: int, width: int, repeats: int) -> tuple[float, float]:
+    """Best seconds of a forward pass, and what its peak adds to the resident memory in MiB."""
+    model = mixlab.create_model(name).eval()
+    model(torch.randn(1, 3, 64, 64))  # so that libraries have taken what they keep
+    images = torch.randn(1, 3, height, width)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    model(images)
+    mib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return best_time(model, images, repeats), mib
+
+
+def best_time(run: Callable[[Tensor], Tensor], images: Tensor, repeats: int) -> float:
+    run(images)
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run(images)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def count_flops(model: nn.Module, images: Tensor) -> int:
+    model.requires_grad_(False)
+    with FlopCounterMode(display=False) as counter:
+        model(images)
+    return counter.get_total_flops()

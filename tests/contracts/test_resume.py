@@ -1,0 +1,226 @@
+"""The promise: a run that was stopped, damaged or crowded out goes on as if nothing had happened, to the last bit."""
+
+import json
+import multiprocessing
+import os
+import resource
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mixlab.commands.pretrain import pretrain
+from mixlab.recipes import RECIPES
+from mixlab.training.loop import train
+from mixlab.training.settings import override
+
+DATA = "shapes:size=32,n=48"
+SMALL = ["epochs=3", "batch=8", "data.size=32", "model.dim=32", "model.depth=2", "model.image=32", "log.every_steps=2",
+         "checkpoint.every_steps=1", "checkpoint.keep=99", "knn.every_epochs=0"]  # fmt: skip
+DINO = [*SMALL, "method.num_prototypes=32", "method.hidden=16", "method.bottleneck=8", "method.num_local=2",
+        "method.global_size=32", "method.local_size=16"]  # fmt: skip
+RUNS = {
+    "dino": ("dino_vit_tiny64", [*DINO, "model.drop_path=0.2"]),
+    "dino-accumulate": ("dino_dinovim_tiny64", [*DINO, "accumulate=2", "model.drop_path=0.2", "model.state=8"]),
+    "supervised": (
+        "supervised_gatedconv_tiny64",
+        [*SMALL, "method.size=32", "method.rand_augment=9", "method.cutmix=1", "method.erasing=0.5"],
+    ),
+}
+LAST = 18  # 3 epochs of 48 / 8 steps
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["mixlab.commands.pretrain"])
+
+
+def run(kind: str, folder: Path, *extra: str) -> None:
+    name, settings = RUNS[kind]
+    train(override(RECIPES[name](), [*settings, *extra]), data=DATA, run=folder, device="cpu", name=name)
+
+
+def final_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "checkpoints" / f"step-{LAST:08d}.safetensors")
+
+
+def assert_same_end(folder: Path, other: Path) -> None:
+    ours, theirs = final_tensors(folder), final_tensors(other)
+    assert ours.keys() == theirs.keys()
+    different = [name for name in ours if not torch.equal(ours[name], theirs[name])]
+    assert not different
+    assert (folder / "weights.safetensors").read_bytes() == (other / "weights.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory):
+    """Each kind of run from start to end, made once."""
+    made: dict[str, Path] = {}
+
+    def get(kind: str) -> Path:
+        if kind not in made:
+            made[kind] = tmp_path_factory.mktemp(kind) / "run"
+            run(kind, made[kind])
+        return made[kind]
+
+    return get
+
+
+def stopped_after(whole: Path, folder: Path, step: int) -> Path:
+    """A copy of a finished run as it was after a step."""
+    shutil.copytree(whole, folder)
+    (folder / "weights.safetensors").unlink()
+    for file in (folder / "checkpoints").iterdir():
+        if int(file.stem.removeprefix("step-")) > step:
+            file.unlink()
+    return folder
+
+
+@pytest.mark.parametrize("kind", RUNS)
+@pytest.mark.parametrize("step", [1, 6, 13, LAST])  # within the first epoch, at the end of it, in the last, at the end
+def test_a_run_resumed_at_any_step_ends_with_the_same_bits(kind: str, step: int, uninterrupted, tmp_path: Path) -> None:
+    whole = uninterrupted(kind)
+    folder = stopped_after(whole, tmp_path / "run", step)
+    run(kind, folder)
+    assert_same_end(folder, whole)
+
+
+def test_the_loss_actually_moves_the_weights_and_the_teacher_follows(uninterrupted) -> None:
+    folder = uninterrupted("dino")
+    first, last = (load_file(folder / "checkpoints" / f"step-{step:08d}.safetensors") for step in (1, LAST))
+    for name in ("network/backbone.embed.project.weight", "teacher/backbone.embed.project.weight", "centre/mean"):
+        assert not torch.equal(first[name], last[name]), name
+    assert torch.equal(first["network/head.prototypes"], load_file(folder / "checkpoints" / "step-00000006.safetensors")["network/head.prototypes"])  # noqa: E501  frozen in epoch 0
+    assert not torch.equal(first["network/head.prototypes"], last["network/head.prototypes"])
+
+
+def test_metrics_hold_every_report_once_after_a_resume(uninterrupted, tmp_path: Path) -> None:
+    folder = stopped_after(uninterrupted("dino"), tmp_path / "run", 5)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 99, "lo')  # what a kill leaves
+    run("dino", folder)
+    steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert steps == sorted(set(steps)) and steps[-1] == LAST
+
+
+def flip_a_byte(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 1
+    file.write_bytes(data)
+
+
+DAMAGES = {
+    "a flipped bit": lambda stem: flip_a_byte(stem.with_suffix(".safetensors")),
+    "a cut file": lambda stem: os.truncate(stem.with_suffix(".safetensors"), 1000),
+    "a lost file": lambda stem: stem.with_suffix(".safetensors").unlink(),
+    "an empty JSON": lambda stem: stem.with_suffix(".json").write_text(""),
+    "a changed JSON": lambda stem: stem.with_suffix(".json").write_text(
+        stem.with_suffix(".json").read_text().replace('"position": ', '"position": 1')
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_told_and_the_one_before_it_taken(damage: str, uninterrupted, tmp_path: Path, capfd) -> None:
+    whole = uninterrupted("dino")
+    folder = stopped_after(whole, tmp_path / "run", 9)
+    DAMAGES[damage](folder / "checkpoints" / "step-00000009")
+    run("dino", folder)
+    told = capfd.readouterr().err
+    assert "step 9 is damaged" in told and "going on from step 8" in told
+    assert_same_end(folder, whole)
+
+
+def test_when_every_checkpoint_is_damaged_the_run_stops_instead_of_starting_over(uninterrupted, tmp_path: Path) -> None:
+    folder = stopped_after(uninterrupted("dino"), tmp_path / "run", 2)
+    for step in (1, 2):
+        flip_a_byte(folder / "checkpoints" / f"step-{step:08d}.safetensors")
+    with pytest.raises(OSError, match="none of the 2 checkpoints"):
+        run("dino", folder)
+
+
+def test_other_settings_or_data_are_refused_but_what_changes_no_weight_is_not(uninterrupted, tmp_path: Path) -> None:
+    whole = uninterrupted("dino")
+    folder = stopped_after(whole, tmp_path / "run", 9)
+    with pytest.raises(ValueError, match=r"optim.lr was 0\.\d+, is 0\.5"):
+        run("dino", folder, "optim.lr=0.5")
+    with pytest.raises(ValueError, match="was started on"):
+        name, settings = RUNS["dino"]
+        train(override(RECIPES[name](), settings), data="shapes:size=32,n=64", run=folder, device="cpu")
+    run("dino", folder, "log.every_steps=1", "checkpoint.keep=2")
+    assert_same_end(folder, whole)
+
+
+def child(folder: str, settings: list[str], file_limit: int | None = None) -> None:
+    torch.set_num_threads(1)
+    if file_limit is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
+    pretrain("dino_vit_tiny64", data=DATA, run=Path(folder), set=settings, device="cpu")
+
+
+def wait_for(condition, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_the_step_and_stops(number: int, code: int, uninterrupted, tmp_path: Path) -> None:
+    folder, settings = tmp_path / "run", [*RUNS["dino"][1], "checkpoint.every_steps=1000"]
+    process = CONTEXT.Process(target=child, args=(str(folder), settings))
+    process.start()
+    wait_for(lambda: (folder / "metrics.jsonl").is_file())
+    os.kill(process.pid, number)
+    process.join(60)
+    assert process.exitcode == code
+    (saved,) = (folder / "checkpoints").glob("step-*.json")
+    assert 0 < int(saved.stem.removeprefix("step-")) < LAST
+    run("dino", folder, "checkpoint.every_steps=1000")
+    assert_same_end(folder, uninterrupted("dino"))
+
+
+def test_a_second_run_into_the_same_directory_is_refused_while_the_first_one_lives(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = CONTEXT.Process(target=child, args=(str(folder), [*RUNS["dino"][1], "epochs=1000"]))
+    process.start()
+    try:
+        wait_for(lambda: (folder / "metrics.jsonl").is_file())
+        with pytest.raises(RuntimeError, match=f"in use by process {process.pid}"):
+            run("dino", folder, "epochs=1000")
+    finally:
+        process.kill()
+        process.join()
+
+
+def test_a_full_disk_stops_the_run_and_leaves_the_last_good_checkpoint(uninterrupted, tmp_path: Path) -> None:
+    folder = stopped_after(uninterrupted("dino"), tmp_path / "run", 4)
+    size = (folder / "checkpoints" / "step-00000004.safetensors").stat().st_size
+    process = CONTEXT.Process(target=child, args=(str(folder), RUNS["dino"][1], size // 2))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 1
+    assert sorted(file.name for file in (folder / "checkpoints").iterdir())[-1] == "step-00000004.safetensors"
+    run("dino", folder)
+    assert_same_end(folder, uninterrupted("dino"))
+
+
+def test_a_loss_that_is_no_number_stops_with_step_files_and_last_good_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="not a finite number at step") as error:
+        run("dino", tmp_path / "run", "optim.lr=1e30", "optim.clip=none", "log.every_steps=3")
+    text = str(error.value)
+    assert "shapes/train/0/" in text
+    last_good = int(text.split("last good checkpoint is of step ")[1].split(".")[0])
+    bad = int(text.split("at step ")[1].split(";")[0])
+    assert last_good == bad - 1
+    kept = load_file(tmp_path / "run" / "checkpoints" / f"step-{last_good:08d}.safetensors")
+    assert all(tensor.isfinite().all() for tensor in kept.values())
