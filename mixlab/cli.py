@@ -10,9 +10,15 @@ import tyro
 from mixlab.commands.output import console
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("mixlab.commands.demo", "what there is, in one small report"),
+    "demo": ("mixlab.commands.demo", "every kind of mixer on one scene, and a report"),
     "models": ("mixlab.commands.models", "backbones with parameters, GMACs and mixer"),
     "advise": ("mixlab.commands.advise", "is this a long-sequence task? which mixer?"),
+    "pretrain": ("mixlab.commands.pretrain", "DINO on any images; the same run again resumes"),
+    "train": ("mixlab.commands.train", "supervised training; the same run again resumes"),
+    "rank": ("mixlab.commands.rank", "ranks of the blocks of mixing matrices"),
+    "maps": ("mixlab.commands.maps", "activation maps and principal components as pictures"),
+    "auc": ("mixlab.commands.auc", "Binary-AUC of activation maps, with its baselines"),
+    "claims": ("mixlab.commands.claims", "what the papers claim, what was measured, the verdict"),
     "bench": ("mixlab.commands.bench", "speed, side by side with peers"),
     "export": ("mixlab.commands.export", "a backbone as safetensors or ONNX"),
 }

@@ -1,0 +1,45 @@
+"""Images, masks, crops and batches; knows no models."""
+
+from .crop_parameters import CropKind, CropParameters, dino_crops, draw_parameters
+from .crops import IMAGENET_MEAN, IMAGENET_STD, MultiCrop, make_crops, normalise, stack_images
+from .decode import decode
+from .images import ImageFolder, parse_source
+from .loader import Batch, Loader
+from .mask_formats import parse_masks
+from .masks import MaskedImage, MaskSource
+from .sample_order import SampleOrder
+from .shapes import SHAPE_CLASSES, Scene, Shapes
+from .shards import TarShards
+from .source import ImageSource, Subset
+from .unreadable import SkippedImages, TooManyUnreadableError, UnreadableImage
+
+__all__ = [
+    "IMAGENET_MEAN",
+    "IMAGENET_STD",
+    "SHAPE_CLASSES",
+    "Batch",
+    "CropKind",
+    "CropParameters",
+    "ImageFolder",
+    "ImageSource",
+    "Loader",
+    "MaskSource",
+    "MaskedImage",
+    "MultiCrop",
+    "SampleOrder",
+    "Scene",
+    "Shapes",
+    "SkippedImages",
+    "Subset",
+    "TarShards",
+    "TooManyUnreadableError",
+    "UnreadableImage",
+    "decode",
+    "dino_crops",
+    "draw_parameters",
+    "make_crops",
+    "normalise",
+    "parse_masks",
+    "parse_source",
+    "stack_images",
+]

@@ -1,0 +1,66 @@
+"""Colour changes in place, with one strength per image: PIL's arithmetic without its rounding.
+
+Images are (n, 3, S, S) in [0, 1], strengths (n, 1, 1, 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+_LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as PIL's mode L
+
+
+def to_grey(x: Tensor) -> Tensor:
+    """Luminance, (n, S, S)."""
+    red, green, blue = x.unbind(1)
+    return (red * _LUMA[0]).add_(green, alpha=_LUMA[1]).add_(blue, alpha=_LUMA[2])
+
+
+def change_brightness(x: Tensor, factor: Tensor) -> Tensor:
+    return x.mul_(factor).clamp_(0, 1)
+
+
+def change_contrast(x: Tensor, factor: Tensor) -> Tensor:
+    red, green, blue = x.mean(dim=(2, 3)).unbind(1)
+    middle = (red * _LUMA[0] + green * _LUMA[1] + blue * _LUMA[2])[:, None, None, None]
+    return torch.addcmul((1 - factor) * middle, x, factor, out=x).clamp_(0, 1)
+
+
+def change_saturation(x: Tensor, factor: Tensor) -> Tensor:
+    grey = to_grey(x)[:, None].mul_(1 - factor)
+    return torch.addcmul(grey, x, factor, out=x).clamp_(0, 1)
+
+
+def shift_hue(x: Tensor, factor: Tensor) -> Tensor:
+    """Turn the hue by a share of the full circle, keeping HSV's saturation and value."""
+    red, green, blue = x.unbind(1)
+    high, low = torch.maximum(torch.maximum(red, green), blue), torch.minimum(torch.minimum(red, green), blue)
+    range_ = high - low
+    # Hue in sixths of the circle; each channel stands at 0, 2 and 4. A grey pixel has no hue and no range: any will do.
+    is_red, is_green = high == red, high == green
+    hue = torch.where(is_red, green - blue, torch.where(is_green, blue - red, red - green))
+    hue.div_(range_.clamp(min=1e-8))
+    hue.add_(torch.where(is_red, 0.0, torch.where(is_green, 2.0, 4.0)).add_(6 * factor[:, 0]))
+    hue.sub_(hue.div(6).floor_(), alpha=6)
+    red_share = hue.sub(3).abs_().sub_(1).clamp_(0, 1)
+    green_share = hue.sub(2).abs_().neg_().add_(2).clamp_(0, 1)
+    blue_share = hue.sub_(4).abs_().neg_().add_(2).clamp_(0, 1)
+    for channel, share in ((red, red_share), (green, green_share), (blue, blue_share)):
+        torch.addcmul(low, range_, share, out=channel)
+    return x
+
+
+JITTER: tuple[Callable[..., Tensor], ...] = (
+    change_brightness,
+    change_contrast,
+    change_saturation,
+    shift_hue,
+)
+
+
+def solarise(x: Tensor) -> Tensor:
+    """Invert what is bright: PIL's threshold is 128 of 255."""
+    return torch.where(x >= 128 / 255, 1 - x, x)

@@ -1,0 +1,131 @@
+"""Bytes to RGB: every file that people have, upright and in 8 bits, or a typed error."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from .unreadable import UnreadableImage
+
+# PIL's EPS reader runs an outside program; only formats that are pure data are opened.
+Image.init()
+FORMATS = tuple({"JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF"} & Image.OPEN.keys())
+SUFFIXES = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff",
+                      ".ppm", ".pgm", ".pbm", ".jp2", ".avif"))  # fmt: skip
+MAX_PIXELS = 89_478_485  # PIL's own limit against decompression bombs: about 256 MB of RGB
+
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_DECODE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError,
+                  struct.error, zlib.error, UnidentifiedImageError, Image.DecompressionBombError)  # fmt: skip
+
+
+def decode(data: str | Path | bytes, *, name: str | None = None, draft: int | None = None) -> Image.Image:
+    """Decode a file or its bytes to an upright 8-bit RGB image.
+
+    `draft` allows a JPEG to be decoded at a fraction of its size, never below `draft` pixels on a side.
+    Transparent pixels are laid over white; 16-bit samples keep their upper 8 bits; animations give their first frame.
+    """
+    label = name if name is not None else ("<bytes>" if isinstance(data, bytes) else str(data))
+    image = open_image(data, name=label)
+    try:
+        if draft is not None:
+            image.draft("RGB", (draft, draft))
+        return turn_upright(to_rgb(image), read_orientation(image))
+    except _DECODE_ERRORS as error:
+        raise UnreadableImage(label, _reason(error)) from error
+
+
+def open_image(data: str | Path | bytes, *, name: str) -> Image.Image:
+    """Open a file as PIL sees it, without decoding: for callers that need its own mode or orientation."""
+    try:
+        image = Image.open(io.BytesIO(data) if isinstance(data, bytes) else data, formats=FORMATS)
+    except _DECODE_ERRORS as error:
+        raise UnreadableImage(name, _reason(error)) from error
+    if image.width * image.height > MAX_PIXELS:
+        raise UnreadableImage(name, f"{image.width} x {image.height} pixels, more than the limit of {MAX_PIXELS:,}")
+    return image
+
+
+def read_orientation(image: Image.Image) -> int:
+    """How the camera was held: EXIF's number from 1 (upright) to 8; 1 where there is none or it cannot be read."""
+    try:
+        return int(image.getexif().get(0x0112, 1))
+    except _DECODE_ERRORS:  # damaged notes do not damage the picture
+        return 1
+
+
+def turn_upright(image: Image.Image, orientation: int) -> Image.Image:
+    turn = _TURNS.get(orientation)
+    return image if turn is None else image.transpose(turn)
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Any PIL mode to 8-bit RGB."""
+    if image.mode == "RGB":
+        image.load()
+        return image
+    if image.mode.startswith("I") or image.mode == "F":
+        return Image.fromarray(_to_8_bits(np.asarray(image))).convert("RGB")
+    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        layer = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
+    return image.convert("RGB")
+
+
+def fit_image(image: Image.Image, *, size: int, fit: str) -> Image.Image:
+    """Bring an image to size x size: `squash` keeps all of it, `crop` keeps its shape and cuts the longer side."""
+    box = fit_box(image.size, fit)
+    return image if image.size == (size, size) else image.resize((size, size), Image.Resampling.BICUBIC, box=box)
+
+
+def fit_box(size: tuple[int, int], fit: str) -> tuple[float, float, float, float]:
+    """The part (left, top, right, bottom) of a (width, height) image that `fit` keeps."""
+    width, height = size
+    if fit == "squash":
+        return (0.0, 0.0, float(width), float(height))
+    if fit == "crop":
+        side = min(width, height)
+        left, top = (width - side) / 2, (height - side) / 2
+        return (left, top, left + side, top + side)
+    raise ValueError(f"fit {fit!r} is unknown; choose 'squash' (keep everything) or 'crop' (keep the middle square)")
+
+
+def to_tensor(image: Image.Image) -> Tensor:
+    """An RGB image as uint8 (3, H, W)."""
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+
+
+def to_pil(image: Tensor) -> Image.Image:
+    """A uint8 (3, H, W) tensor as an RGB image."""
+    return Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
+
+
+def _to_8_bits(values: np.ndarray) -> np.ndarray:
+    if values.dtype.kind == "f":
+        values = np.nan_to_num(values) * (255.0 if values.max(initial=0.0) <= 1.0 else 1.0)
+    elif values.dtype == np.uint16 or values.max(initial=0) > 255:
+        values = values >> 8
+    return np.clip(values, 0, 255).astype(np.uint8)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image of a known format"
+    if isinstance(error, FileNotFoundError):
+        return "the file does not exist"
+    return f"cannot be decoded ({type(error).__name__}: {error})"

@@ -1,0 +1,1 @@
+"""How a scene of the embedded set is planned and painted."""

@@ -1,0 +1,79 @@
+"""The ten outlines of the embedded set, as signed distances: negative inside, one unit is about the object's radius."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Field = NDArray[Any]  # float32 (h, w)
+
+
+def disc(x: Field, y: Field) -> Field:
+    return _radius(x, y) - 0.9
+
+
+def ring(x: Field, y: Field) -> Field:
+    return np.abs(_radius(x, y) - 0.72) - 0.26
+
+
+def square(x: Field, y: Field) -> Field:
+    return np.maximum(np.abs(x), np.abs(y)) - 0.8
+
+
+def triangle(x: Field, y: Field) -> Field:
+    return _edge_heights(x, y, _NORMALS_OF_3).max(axis=0) - 0.55
+
+
+def star(x: Field, y: Field) -> Field:
+    # Inside a pentagram at least four of its five edge lines agree: the second largest height decides.
+    return np.partition(_edge_heights(x, y, _NORMALS_OF_5), 3, axis=0)[3] - 0.36
+
+
+def cross(x: Field, y: Field) -> Field:
+    along, across = np.abs(x), np.abs(y)
+    return np.minimum(np.maximum(along - 1.0, across - 0.32), np.maximum(along - 0.32, across - 1.0))
+
+
+def crescent(x: Field, y: Field) -> Field:
+    return np.maximum(_radius(x, y) - 1.0, 0.78 - _radius(x - 0.5, y))
+
+
+def hexagon(x: Field, y: Field) -> Field:
+    return np.abs(_edge_heights(x, y, _NORMALS_OF_6)).max(axis=0) - 0.82
+
+
+def heart(x: Field, y: Field) -> Field:
+    # A square on its corner, and a disc on each of its two upper edges.
+    side, y = np.abs(x), y + 0.1
+    return np.minimum((side + np.abs(y) - 0.85) * 0.7071, _radius(side - 0.425, y - 0.425) - 0.601)
+
+
+def corner(x: Field, y: Field) -> Field:
+    return np.maximum(square(x, y) - 0.08, np.minimum(x, y) + 0.2)
+
+
+OUTLINES: dict[str, Callable[[Field, Field], Field]] = {
+    outline.__name__: outline
+    for outline in (disc, ring, square, triangle, star, cross, crescent, hexagon, heart, corner)
+}
+
+
+def _radius(x: Field, y: Field) -> Field:
+    return np.sqrt(x * x + y * y)
+
+
+def _normals(num_sides: int, num_kept: int) -> Field:
+    """Outward normals of a regular polygon, (2, num_kept, 1, 1)."""
+    angles = 2 * np.pi * np.arange(num_kept) / num_sides + np.pi / 2
+    return np.stack([np.cos(angles), np.sin(angles)]).astype(np.float32)[:, :, None, None]
+
+
+def _edge_heights(x: Field, y: Field, normals: Field) -> Field:
+    return normals[0] * x + normals[1] * y
+
+
+_NORMALS_OF_3, _NORMALS_OF_5 = _normals(3, 3), _normals(5, 5)
+_NORMALS_OF_6 = _normals(6, 3)  # opposite sides share an axis

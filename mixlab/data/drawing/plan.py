@@ -1,0 +1,140 @@
+"""Everything random about a scene of the embedded set, drawn before any pixel: a plan has no size."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .outlines import OUTLINES
+from .textures import TEXTURES
+
+Field = NDArray[Any]  # float32 (h, w)
+MAX_OBJECTS = 4
+MAIN_RADIUS = (0.25, 0.36)  # in units of the image's side
+OTHER_RADIUS = (0.3, 0.5)  # in units of the main object's
+PERIODS = (1.4, 2.0)  # of an object's texture, per radius
+GROUND_VIVIDNESS = 0.4  # 0 would be a grey ground
+TEXTURE_LOYALTY = 0.85  # how often an object wears the texture of its class, as things in the world tend to
+MAX_STROKES = 5
+GROUND_CELLS = 6  # the ground's clouds have this many cells a side
+GRAIN_OFFSETS = 32  # the film grain is one noise table read at one of this many rows and columns
+_NUM_TRIES = 10  # places tried for each object
+
+
+@dataclass(frozen=True)
+class PlannedObject:
+    """One object; lengths in units of the image's side."""
+
+    kind: int
+    x: float
+    y: float
+    radius: float
+    angle: float
+    aspect: float
+    texture: int
+    frequency: float
+    colours: Field  # (2, 3)
+    shade: tuple[float, float]  # how the light falls off along the object's own axes
+
+
+@dataclass(frozen=True)
+class ScenePlan:
+    objects: list[PlannedObject]  # the main one first
+    ground: Field  # (3, cells, cells)
+    ground_colours: Field  # (2, 3)
+    ground_texture: int
+    ground_frame: Field  # (2, 3): (u, v) = offset + x + y
+    strokes: list[list[float]]  # x0, y0, x1, y1, half the width
+    stroke_colours: Field  # (K, 3)
+    light: tuple[float, float, float]  # gain, slope along x, slope along y
+    grain: tuple[int, int, float]  # row, column, strength
+
+
+def draw_label(random: np.random.Generator) -> int:
+    """The class of the main object: the first thing that a scene's stream holds."""
+    return int(random.integers(len(OUTLINES)))
+
+
+def draw_plan(random: np.random.Generator) -> ScenePlan:
+    """Draw a scene. Only the outlines depend on the classes, and the textures as far as they are loyal."""
+    label = draw_label(random)
+    num_objects = 1 + int(MAX_OBJECTS * random.random() ** 2)  # half of the scenes have one
+    num_strokes = int(random.integers(2, MAX_STROKES + 1))
+    ground_colours = _toned_down(random.random((2, 3), dtype=np.float32))
+    tone = ground_colours.mean(axis=0).tolist()
+    main_radius = _between(MAIN_RADIUS, random.random())
+    objects: list[PlannedObject] = []
+    for number, draws in enumerate(random.random((num_objects, 17 + 2 * _NUM_TRIES)).tolist()):
+        kind, scale, angle, aspect, texture, frequency, shade_x, shade_y, *colours = draws[:17]
+        outline = label if number == 0 else int(kind * len(OUTLINES))
+        radius = main_radius if number == 0 else main_radius * _between(OTHER_RADIUS, scale)
+        x, y = _place(draws[17:], radius, objects)
+        objects.append(
+            PlannedObject(
+                kind=outline,
+                x=x,
+                y=y,
+                radius=radius,
+                angle=angle * 2 * math.pi,
+                aspect=0.85 + 0.3 * aspect,
+                texture=_texture(outline, texture),
+                frequency=_between(PERIODS, frequency),
+                colours=_object_colours(colours, tone),
+                shade=(0.5 * shade_x - 0.25, 0.5 * shade_y - 0.25),
+            )
+        )
+    strokes = random.random((num_strokes, 5)).tolist()
+    turn, pace, shift_u, shift_v, gain, slope_x, slope_y, row, column, strength = random.random(10).tolist()
+    c, s = ((2 + 6 * pace) * part(2 * math.pi * turn) for part in (math.cos, math.sin))
+    return ScenePlan(
+        objects=objects,
+        ground=_toned_down(random.random((3, GROUND_CELLS, GROUND_CELLS), dtype=np.float32)),
+        ground_colours=ground_colours,
+        ground_texture=int(random.integers(len(TEXTURES))),
+        ground_frame=np.array([[shift_u, c, s], [shift_v, -s, c]], dtype=np.float32),
+        strokes=[[x, y, x + 0.7 * dx - 0.35, y + 0.7 * dy - 0.35, 0.006 + 0.02 * w] for x, y, dx, dy, w in strokes],
+        stroke_colours=random.random((num_strokes, 3), dtype=np.float32),
+        light=(0.75 + 0.5 * gain, 0.6 * slope_x - 0.3, 0.6 * slope_y - 0.3),
+        grain=(int(row * GRAIN_OFFSETS), int(column * GRAIN_OFFSETS), 0.04 + 0.08 * strength),
+    )
+
+
+def _place(draws: list[float], radius: float, others: list[PlannedObject]) -> tuple[float, float]:
+    """The first place tried that is off the others, or else the best; the arcsine law leans to the border."""
+    best, best_gap = (0.5, 0.5), -math.inf
+    low, span = 0.6 * radius, 1 - 1.2 * radius
+    for along, down in zip(draws[::2], draws[1::2], strict=True):
+        x = low + span * (0.5 - 0.5 * math.cos(math.pi * along))
+        y = low + span * (0.5 - 0.5 * math.cos(math.pi * down))
+        gap = min((math.hypot(x - other.x, y - other.y) - other.radius - radius for other in others), default=math.inf)
+        if gap > 0:
+            return x, y
+        if gap > best_gap:
+            best, best_gap = (x, y), gap
+    return best
+
+
+def _object_colours(draws: list[float], tone: list[float]) -> Field:
+    """Of three random colours the one furthest from the ground's tone, and a lighter or darker one beside it."""
+    colours = draws[0:3], draws[3:6], draws[6:9]
+    base = max(colours, key=lambda rgb: math.dist(rgb, tone))
+    step = 0.35 if sum(base) < 1.5 else -0.35
+    return np.array([base, [0.75 * part + 0.25 * draws[0] + step for part in base]], dtype=np.float32)
+
+
+def _texture(outline: int, draw: float) -> int:
+    if draw < TEXTURE_LOYALTY:
+        return outline % len(TEXTURES)
+    return int((draw - TEXTURE_LOYALTY) / (1 - TEXTURE_LOYALTY) * len(TEXTURES))
+
+
+def _toned_down(colours: Field) -> Field:
+    return 0.5 + GROUND_VIVIDNESS * (colours - 0.5)
+
+
+def _between(limits: tuple[float, float], share: float) -> float:
+    return limits[0] + (limits[1] - limits[0]) * share

@@ -1,0 +1,71 @@
+"""Sources of images: folders, and the short names that people type for any source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor
+
+from .decode import SUFFIXES, decode, fit_image, to_tensor
+from .folder_index import list_images
+from .shapes import SPLITS, Shapes
+from .shards import TarShards
+from .source import ImageSource
+from .source_name import parse_options, to_number
+
+_SPLIT_FOLDERS = {"train": ("train", "training"), "val": ("val", "validation", "valid", "test")}
+
+
+class ImageFolder(ImageSource):
+    """All images below a folder. Its sub-folders are the classes, unless images lie in the folder itself."""
+
+    def __init__(self, root: str | Path, *, cache: str | Path | None = None) -> None:
+        self.root = Path(root)
+        self.paths = list_images(self.root, cache=cache)
+        if not self.paths:
+            raise FileNotFoundError(f"{self.root} holds no images; known suffixes are {' '.join(sorted(SUFFIXES))}")
+        first_levels = [path.split("/", 1)[0] if "/" in path else None for path in self.paths]
+        if None in first_levels:
+            self._labels = [-1] * len(self.paths)
+        else:
+            self.classes = tuple(sorted({str(level) for level in first_levels}))
+            numbers = {name: number for number, name in enumerate(self.classes)}
+            self._labels = [numbers[str(level)] for level in first_levels]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def load(self, index: int) -> Tensor:
+        return to_tensor(decode(self.root / self.paths[self.check(index)]))
+
+    def load_fitted(self, index: int, size: int, fit: str) -> tuple[Tensor, tuple[int, int]]:
+        image = decode(self.root / self.paths[self.check(index)], draft=size)
+        return to_tensor(fit_image(image, size=size, fit=fit)), (image.height, image.width)
+
+    def label(self, index: int) -> int:
+        return self._labels[self.check(index)]
+
+    def name(self, index: int) -> str:
+        return self.paths[self.check(index)]
+
+
+def parse_source(name: str, *, split: str = "train", cache: str | Path | None = None) -> ImageSource:
+    """A source from what people type: `shapes[:size=64,n=2000,seed=0]`, a folder, or `wds:PATTERN`.
+
+    A folder with a sub-folder for the split (train; val, validation, valid, test) means that sub-folder.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"split {split!r} does not exist; choose {' or '.join(SPLITS)}")
+    if name == "shapes" or name.startswith("shapes:"):
+        options = parse_options(name, name.removeprefix("shapes").removeprefix(":"), known=("size", "n", "seed"))
+        size, num, seed = (to_number(name, options, *default) for default in (("size", 64), ("n", 2000), ("seed", 0)))
+        return Shapes(size=size, num_images=num, seed=seed, split=split)
+    if name.startswith("wds:"):
+        return TarShards(name.removeprefix("wds:"), cache=cache)
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"{name!r} is no data source: not 'shapes', not 'wds:PATTERN' and not an existing folder; check the path"
+        )
+    inside = (folder / part for part in _SPLIT_FOLDERS[split])
+    return ImageFolder(next((part for part in inside if part.is_dir()), folder), cache=cache)

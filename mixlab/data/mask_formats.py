@@ -1,0 +1,154 @@
+"""Which mask format a folder holds, said by name or seen by its contents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from .coco import read_coco
+from .mask_values import ADE_THINGS, ade_mask, imagenet_s_mask, pets_mask, plain_mask, voc_mask
+from .masks import CocoMasks, MaskSource, PairedMasks, ShapesMasks
+from .shapes import Shapes
+from .source_name import parse_options, to_number, to_numbers
+
+_IMAGE_FOLDERS = ("images", "image", "imgs", "JPEGImages")
+_MASK_FOLDERS = ("masks", "mask", "gt", "GT", "ground_truth")
+
+
+def parse_masks(name: str, *, split: str = "val") -> MaskSource:
+    """A mask source from what people type: `shapes[:size=64,n=500]`, a folder, a COCO JSON file, or `FORMAT:PLACE`.
+
+    FORMAT is masks, imagenet-s, voc, pets, coco or ade. Two have options: `masks:DIR:foreground=nonzero` (or half, see
+    `plain_mask`) and `ade:DIR:things=1-76+90` for label sets other than ADE20K's 150.
+    """
+    head, colon, rest = name.partition(":")
+    if head == "shapes":
+        options = parse_options(name, rest, known=("size", "n", "seed"))
+        size, num, seed = (to_number(name, options, *default) for default in (("size", 64), ("n", 500), ("seed", 0)))
+        return ShapesMasks(Shapes(size=size, num_images=num, seed=seed, split=split))
+    if colon and head in _FORMATS:
+        place, _, options_text = rest.partition(":")
+        return _FORMATS[head](_existing(name, place), name, options_text)
+    found = _existing(name, name)
+    return _FORMATS[_recognise(found)](found, name, "")
+
+
+def _existing(name: str, place: str) -> Path:
+    path = Path(place).expanduser()
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{name!r} is no source of masks: {place!r} does not exist. Give 'shapes', a folder, a COCO JSON file, "
+            f"or a format and a folder ({', '.join(f'{known}:DIR' for known in _FORMATS)})"
+        )
+    return path
+
+
+def _recognise(place: Path) -> str:
+    if place.is_file():
+        return "coco"
+    if _child(place, "validation-segmentation", "train-semi-segmentation"):
+        return "imagenet-s"
+    if (place / "SegmentationClass").is_dir():
+        return "voc"
+    if (place / "annotations" / "trimaps").is_dir():
+        return "pets"
+    if _coco_files(place):
+        return "coco"
+    if _child(place, *_IMAGE_FOLDERS):
+        if _child(place, *_MASK_FOLDERS):
+            return "masks"
+        if (place / "annotations").is_dir():
+            return "ade"
+        if (place / "labels").is_dir():
+            return "voc"
+    raise ValueError(
+        f"{place} holds no masks in a known layout: images/ beside masks/, ImageNet-S, PASCAL VOC, Oxford Pets, "
+        "COCO or ADE20K; name the format, for example masks:DIR"
+    )
+
+
+def _child(place: Path, *names: str) -> Path | None:
+    return next((place / name for name in names if (place / name).is_dir()), None)
+
+
+def _need(place: Path, *names: str) -> Path:
+    found = _child(place, *names)
+    if found is None:
+        raise FileNotFoundError(f"{place} has no folder {' or '.join(names)}; check the path and the format")
+    return found
+
+
+def _no_options(name: str, options: str) -> None:
+    parse_options(name, options, known=())
+
+
+def _open_plain(place: Path, name: str, options: str) -> MaskSource:
+    rule = parse_options(name, options, known=("foreground",)).get("foreground", "auto")
+    if rule not in ("auto", "nonzero", "half"):
+        raise ValueError(f"{name!r}: foreground {rule!r} is unknown; choose auto, nonzero or half")
+    images, masks = _need(place, *_IMAGE_FOLDERS), _need(place, *_MASK_FOLDERS)
+    return PairedMasks(images, masks, partial(plain_mask, foreground=rule), every_image=True)
+
+
+def _open_imagenet_s(place: Path, name: str, options: str) -> MaskSource:
+    _no_options(name, options)
+    masks = _need(place, "validation-segmentation", "train-semi-segmentation")
+    images = _need(place, masks.name.removesuffix("-segmentation"))
+    return PairedMasks(images, masks, imagenet_s_mask, every_image=True)
+
+
+def _open_voc(place: Path, name: str, options: str) -> MaskSource:
+    _no_options(name, options)
+    images, masks = _need(place, *reversed(_IMAGE_FOLDERS)), _need(place, "SegmentationClass", "labels")
+    return PairedMasks(images, masks, voc_mask, every_image=False)
+
+
+def _open_pets(place: Path, name: str, options: str) -> MaskSource:
+    _no_options(name, options)
+    return PairedMasks(_need(place, "images"), _need(place / "annotations", "trimaps"), pets_mask, every_image=True)
+
+
+def _open_ade(place: Path, name: str, options: str) -> MaskSource:
+    text = parse_options(name, options, known=("things",)).get("things")
+    if text is None and (tables := list(place.glob("objectInfo*.txt"))) and "150" not in tables[0].name:
+        raise ValueError(
+            f"{place} has labels of its own ({tables[0].name}), not ADE20K's 150; "
+            f"say which of them are things, for example ade:{place}:things=1-76"
+        )
+    things = ADE_THINGS if text is None else to_numbers(name, text)
+    images, masks = _need(place, "images"), _need(place, "annotations")
+    part = _child(masks, "validation", "training")
+    if part is not None:
+        images, masks = _need(images, part.name), part
+    return PairedMasks(images, masks, partial(ade_mask, things=things), every_image=True)
+
+
+def _open_coco(place: Path, name: str, options: str) -> MaskSource:
+    _no_options(name, options)
+    files = [place] if place.is_file() else _coco_files(place)
+    if not files:
+        raise FileNotFoundError(f"{place} has no instances*.json, nor has its folder annotations; give the file itself")
+    annotations = files[0]
+    first = next(iter(read_coco(annotations).images), None)
+    near = (annotations.parent, annotations.parent.parent)
+    split = annotations.stem.removeprefix("instances_")
+    for folder in (parent / part for parent in near for part in ("images", split, f"images/{split}", ".")):
+        if first is None or (folder / first.file_name).is_file():
+            return CocoMasks(annotations, folder)
+    raise FileNotFoundError(f"{annotations} names images that are not in images/ or {split}/ beside it")
+
+
+def _coco_files(place: Path) -> list[Path]:
+    found = sorted(place.glob("instances*.json")) + sorted((place / "annotations").glob("instances*.json"))
+    return sorted(found, key=lambda file: "val" not in file.name)  # the validation part first
+
+
+_FORMATS: dict[str, Callable[[Path, str, str], MaskSource]] = {
+    "masks": _open_plain,
+    "imagenet-s": _open_imagenet_s,
+    "voc": _open_voc,
+    "pets": _open_pets,
+    "coco": _open_coco,
+    "ade": _open_ade,
+}

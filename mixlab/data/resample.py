@@ -1,0 +1,119 @@
+"""Crop and resize with a box of its own for every image, and blur with a width of its own: batched, for any device.
+
+Both are sums of few neighbouring pixels, rows first and then columns. Resizing is bicubic with antialiasing, the
+definition of PIL and of torch's `interpolate`; on the CPU that function itself, image by image, is the fastest form.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_CUBIC = -0.5  # the kernel of PIL, and of torch where it antialiases
+_CUBIC_REACH = 2.0
+_BLUR_REACH = 3.0  # in sigmas; what is left out weighs 0.3 %
+_BLOCK = 32  # columns that the blur makes at a time
+
+
+def resize_boxes(images: Tensor, image: Tensor, box: Tensor, flip: Tensor, size: int) -> Tensor:
+    """Cut boxes from uint8 images (B, 3, S, S) and resize them: float in [0, 1], (n, 3, size, size).
+
+    `image` (n,) says which image, `box` (n, 4) is top, left, height, width in whole pixels, `flip` (n,) mirrors the
+    result; all three live on the host. Only pixels of the box count, as if it had been cut out first.
+    """
+    if images.device.type == "cpu":
+        return _resize_one_by_one(images, image, box, flip, size)
+    return _resize_batched(images, image, box, flip, size)
+
+
+def whole_boxes(box: Tensor, side: int) -> Tensor:
+    """Boxes as shares of the image (n, 4) to whole pixels of an image of `side`, never empty."""
+    first = (box[:, :2] * side).round().clamp(max=side - 1)
+    last = ((box[:, :2] + box[:, 2:]) * side).round().clamp(max=side)
+    return torch.cat([first, (last - first).clamp(min=1)], dim=1).long()
+
+
+def _resize_one_by_one(images: Tensor, image: Tensor, box: Tensor, flip: Tensor, size: int) -> Tensor:
+    out = torch.empty(len(box), 3, size, size)
+    images = images.contiguous(memory_format=torch.channels_last)  # the layout that torch resizes fastest
+    for crop, number, (top, left, height, width), mirror in zip(
+        out, image.tolist(), box.tolist(), flip.tolist(), strict=True
+    ):
+        cut = images[number : number + 1, :, top : top + height, left : left + width]
+        small = F.interpolate(cut, (size, size), mode="bicubic", antialias=True)[0]
+        small = small.contiguous()
+        torch.mul(small.flip(2) if mirror else small, 1 / 255, out=crop)
+    return out
+
+
+def _resize_batched(images: Tensor, image: Tensor, box: Tensor, flip: Tensor, size: int) -> Tensor:
+    side, device = images.shape[-1], images.device
+    step = float(box[:, 2:].max()) / size
+    taps = min(side, math.ceil(2 * _CUBIC_REACH * max(step, 1.0)) + 1)
+    box, flip, image = (part.to(device, non_blocking=True) for part in (box.float(), flip, image))
+    first, weight = _cubic_taps(box[:, 0], box[:, 2], torch.zeros_like(flip), size=size, side=side, taps=taps)
+    start = (image[:, None] * 3 + torch.arange(3, device=device)) * side  # where each plane begins in the table
+    rows = sum_rows(images.reshape(-1, side).float(), start, first, weight)  # (n, 3, size, S)
+    first, weight = _cubic_taps(box[:, 1], box[:, 3], flip, size=size, side=side, taps=taps)
+    places = first[:, :, None] + torch.arange(taps, device=device)
+    columns = torch.zeros(len(box), size, side, device=device).scatter_(2, places, weight)
+    out = torch.bmm(rows.flatten(1, 2), columns.mT).unflatten(1, (3, size))
+    return out.div_(255).clamp_(0, 1)
+
+
+def blur(images: Tensor, sigma: Tensor) -> Tensor:
+    """Gaussian blur of (n, 3, S, S) with one width per image, in pixels and on the host; the border is repeated."""
+    number, channels, side, _ = images.shape
+    reach = math.ceil(_BLUR_REACH * float(sigma.max()))
+    away = torch.arange(-reach, reach + 1, dtype=sigma.dtype)
+    weight = torch.exp(-0.5 * (away / sigma[:, None]) ** 2)
+    weight = (weight / weight.sum(1, keepdim=True)).to(images.device, images.dtype, non_blocking=True)  # (n, taps)
+    blocks = -(-side // _BLOCK)
+    wide = F.pad(images, (reach, reach + blocks * _BLOCK - side, reach, reach), mode="replicate")
+    start = torch.arange(number * channels, device=images.device).reshape(number, channels) * wide.shape[2]
+    first = torch.arange(side, device=images.device).expand(number, side)
+    rows = sum_rows(wide.flatten(0, 2), start, first, weight[:, None].expand(-1, side, -1))  # (n, 3, S, wide)
+    # Each block of columns needs only its own neighbourhood, and all blocks share one small band of weights.
+    near = rows.unfold(3, _BLOCK + 2 * reach, _BLOCK).flatten(1, 3)  # (n, 3 S blocks, block + 2 reach)
+    band = F.pad(weight, (0, _BLOCK)).repeat(1, _BLOCK)[:, : _BLOCK * (_BLOCK + 2 * reach)]
+    band = band.unflatten(1, (_BLOCK, _BLOCK + 2 * reach))  # row o: the weights, moved right by o
+    return torch.bmm(near, band.mT).unflatten(1, (channels, side, blocks)).flatten(3)[..., :side]
+
+
+def sum_rows(table: Tensor, start: Tensor, first: Tensor, weight: Tensor) -> Tensor:
+    """Weighted sums of neighbouring rows of a table (R, W).
+
+    For plane c of image i and output row o: sum over t of weight[i, o, t] * table[start[i, c] + first[i, o] + t].
+    Shapes: start (n, C), first (n, O), weight (n, O, T) give (n, C, O, W).
+    """
+    (number, channels), (_, outputs, taps) = start.shape, weight.shape
+    index = start[:, :, None, None] + first[:, None, :, None] + torch.arange(taps, device=table.device)
+    weights = weight[:, None].expand(number, channels, outputs, taps).reshape(-1, taps)
+    summed = F.embedding_bag(index.reshape(-1, taps), table, per_sample_weights=weights, mode="sum")
+    return summed.reshape(number, channels, outputs, table.shape[1])
+
+
+def _cubic_taps(
+    start: Tensor, length: Tensor, flip: Tensor, *, size: int, side: int, taps: int
+) -> tuple[Tensor, Tensor]:
+    """For `size` outputs over [start, start + length): the first input pixel (n, size) and weights (n, size, taps)."""
+    step = (length / size)[:, None]
+    out = torch.arange(size, device=start.device, dtype=start.dtype)
+    out = torch.where(flip[:, None], size - 1 - out, out)
+    centre = start[:, None] + (out + 0.5) * step  # (n, size)
+    stretch = step.clamp(min=1.0)  # antialiasing: the kernel grows when the image shrinks
+    first = (centre - _CUBIC_REACH * stretch).floor().clamp(0, side - taps).long()
+    pixel = (first[:, :, None] + torch.arange(taps, device=start.device)).to(start.dtype)
+    weight = _cubic((pixel + 0.5 - centre[:, :, None]) / stretch[:, :, None])
+    weight = weight * ((pixel >= start[:, None, None]) & (pixel < (start + length)[:, None, None]))
+    return first, weight / weight.sum(-1, keepdim=True)
+
+
+def _cubic(x: Tensor) -> Tensor:
+    x = x.abs()
+    near = ((_CUBIC + 2) * x - (_CUBIC + 3)) * x * x + 1
+    far = (((x - 5) * x + 8) * x - 4) * _CUBIC
+    return torch.where(x < 1, near, torch.where(x < _CUBIC_REACH, far, 0.0))

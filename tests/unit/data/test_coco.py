@@ -1,0 +1,169 @@
+"""COCO's JSON, polygons and run lengths against independent spellings of the same masks."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageDraw
+
+from mixlab.data.coco import decode_segmentation, fill_polygon, read_coco
+
+SHARED = Path(__file__).parents[4] / "shared" / "data" / "coco" / "instances.json"
+
+
+def run_lengths(mask: np.ndarray) -> list[int]:
+    """The definition, pixel by pixel down the columns."""
+    runs, current = [0], False
+    for value in mask.T.ravel():
+        if value != current:
+            runs.append(0)
+            current = value
+        runs[-1] += 1
+    return runs
+
+
+def packed(runs: list[int]) -> str:
+    """COCO's text form: differences to two runs before, in groups of five bits with a flag for more."""
+    text = ""
+    for place, run in enumerate(runs):
+        value = run - runs[place - 2] if place > 2 else run
+        while True:
+            group = value & 31
+            value >>= 5
+            more = value != (-1 if group & 16 else 0)
+            text += chr(48 + group + (32 if more else 0))
+            if not more:
+                break
+    return text
+
+
+masks = st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(0, 2**32 - 1), st.floats(0, 1)).map(
+    lambda t: np.random.default_rng(t[2]).random((t[0], t[1])) < t[3]
+)
+
+
+@given(masks)
+@settings(max_examples=60, deadline=None)
+def test_both_spellings_of_run_lengths_give_the_mask_back(mask):
+    height, width = mask.shape
+    for counts in (run_lengths(mask), packed(run_lengths(mask)), packed(run_lengths(mask)).encode()):
+        assert np.array_equal(decode_segmentation({"size": [height, width], "counts": counts}, height, width), mask)
+
+
+def test_long_runs_survive_packing():
+    mask = np.zeros((700, 900), dtype=bool)
+    mask[3:650, 100:870] = True
+    segmentation = {"size": [700, 900], "counts": packed(run_lengths(mask))}
+    assert np.array_equal(decode_segmentation(segmentation, 700, 900), mask)
+
+
+def test_a_polygon_covers_the_pixels_whose_centre_it_covers():
+    assert fill_polygon(np.array([[1, 1], [4, 1], [4, 3], [1, 3]], float), 5, 6).astype(int).tolist() == [
+        [0, 0, 0, 0, 0, 0],
+        [0, 1, 1, 1, 0, 0],
+        [0, 1, 1, 1, 0, 0],
+        [0, 0, 0, 0, 0, 0],
+        [0, 0, 0, 0, 0, 0],
+    ]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_polygons_agree_with_a_finely_drawn_picture(seed):
+    random = np.random.default_rng(seed)
+    angles = np.sort(random.random(9)) * 2 * np.pi
+    points = 20 + (6 + 12 * random.random((9, 1))) * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    fine = Image.new("L", (40 * 16, 40 * 16))
+    ImageDraw.Draw(fine).polygon([tuple(point) for point in points * 16], fill=255)
+    cover = np.asarray(fine).reshape(40, 16, 40, 16).mean(axis=(1, 3)) / 255
+    ours = fill_polygon(points, 40, 40)
+    assert ours[cover > 0.95].all() and not ours[cover < 0.05].any()
+    assert abs(ours.sum() - cover.sum()) < 0.03 * cover.sum()
+
+
+def test_polygons_outside_the_image_are_cut_and_several_are_joined():
+    inside = decode_segmentation([[-5, -5, 2, -5, 2, 2, -5, 2], [3, 3, 99, 3, 99, 99, 3, 99]], 4, 5)
+    assert inside.astype(int).tolist() == [[1, 1, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0], [0, 0, 0, 1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("segmentation", "message"),
+    [
+        ([[1, 2, 3, 4]], "4 numbers"),
+        ([[1, 2, 3, 4, float("nan"), 6]], "finite"),
+        ({"size": [2, 2], "counts": [1, 2]}, "3 of 4"),
+        ({"size": [2, 2], "counts": [5, -1]}, "4"),
+        ({"size": [3, 2], "counts": [6]}, "size"),
+        ({"size": [2, 2], "counts": "\x7f\x01"}, "alphabet"),
+        ({"size": [2, 2], "counts": "P"}, "break off"),
+        (None, "neither"),
+    ],
+)
+def test_broken_segmentations_are_value_errors(segmentation, message):
+    with pytest.raises(ValueError, match=message):
+        decode_segmentation(segmentation, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "not valid JSON"),
+        ("[1]", "no list 'images'"),
+        ('{"images": [], "annotations": {}, "categories": []}', "no list 'annotations'"),
+        ('{"images": [{"id": 1}], "annotations": [], "categories": []}', "file_name"),
+        (
+            '{"images": [], "annotations": [{"image_id": 9, "category_id": 1, "bbox": [0,0,1,1]}], "categories": []}',
+            "9",
+        ),
+    ],
+)
+def test_broken_files_are_answered_with_what_is_missing(tmp_path, content, message):
+    (tmp_path / "x.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_coco(tmp_path / "x.json")
+
+
+def test_categories_with_gaps_and_images_without_objects_are_kept(tmp_path):
+    content = {
+        "images": [{"id": i, "file_name": f"{i}.jpg", "height": 2, "width": 2} for i in (4, 2)],
+        "annotations": [{"image_id": 2, "category_id": 90, "bbox": [0, 0, 1, 1], "segmentation": []}],
+        "categories": [{"id": 1, "name": "person"}, {"id": 90, "name": "toothbrush"}],
+    }
+    (tmp_path / "x.json").write_text(json.dumps(content))
+    found = read_coco(tmp_path / "x.json")
+    assert [(image.number, len(image.objects)) for image in found.images] == [(4, 0), (2, 1)]
+    assert found.categories == {1: "person", 90: "toothbrush"}
+
+
+@pytest.mark.skipif(not SHARED.is_file(), reason="needs the shared sample photographs")
+def test_real_annotations_have_the_area_and_box_that_the_file_states():
+    stated = json.loads(SHARED.read_text())["annotations"]
+    sizes = {image.number: (image.height, image.width) for image in read_coco(SHARED).images}
+    for entry in stated[::40]:
+        height, width = sizes[entry["image_id"]]
+        mask = decode_segmentation(entry["segmentation"], height, width)
+        assert abs(mask.sum() - entry["area"]) <= max(0.06 * entry["area"], 25)
+        if entry["area"] < 200:  # a sliver may cover no pixel centre at its tip
+            continue
+        rows, columns = np.nonzero(mask)
+        left, top, box_width, box_height = entry["bbox"]
+        edges = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+        assert np.abs(np.array(edges) - [left, top, left + box_width, top + box_height]).max() <= 3
+
+
+@pytest.mark.skipif(not SHARED.is_file(), reason="needs the shared sample photographs")
+def test_real_masks_agree_with_pycocotools():
+    oracle = pytest.importorskip("pycocotools.mask")
+    sizes = {image.number: (image.height, image.width) for image in read_coco(SHARED).images}
+    for entry in json.loads(SHARED.read_text())["annotations"][::25]:
+        height, width = sizes[entry["image_id"]]
+        segmentation = entry["segmentation"]
+        if isinstance(segmentation, list):
+            segmentation = oracle.merge(oracle.frPyObjects(segmentation, height, width))
+        elif isinstance(segmentation["counts"], list):
+            segmentation = oracle.frPyObjects(segmentation, height, width)
+        expected = oracle.decode(segmentation).astype(bool)
+        ours = decode_segmentation(entry["segmentation"], height, width)
+        assert (ours ^ expected).sum() <= 0.05 * expected.sum() + 12

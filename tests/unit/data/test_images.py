@@ -1,0 +1,254 @@
+"""Folders, shards, and the names that people type for them."""
+
+import io
+import json
+import os
+import tarfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mixlab.data import ImageFolder, Shapes, Subset, TarShards, UnreadableImage, parse_source
+from mixlab.data.folder_index import CACHE_NAME, find_images
+from mixlab.data.shards import expand_pattern
+
+
+def save(path: Path, value: int = 100, size: tuple[int, int] = (20, 12)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, (value, value, value)).save(path)
+
+
+def png(value: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (9, 7), (value, 0, 0)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def settle(root: Path) -> None:
+    """Folders changed a moment ago are not trusted; pretend they changed an hour ago."""
+    for folder in [root, *(path for path in root.rglob("*") if path.is_dir())]:
+        os.utime(folder, (time.time() - 3600,) * 2)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    root = tmp_path / "my photos"
+    save(root / "cats" / "été à la plage.JPG", 10)
+    save(root / "cats" / "deep" / "er" / "b.png", 20)
+    save(root / "dogs" / "猫ではない.webp", 30)
+    save(root / "dogs" / ".hidden.jpg", 40)
+    save(root / ".trash" / "x.jpg", 50)
+    (root / "dogs" / "notes.txt").write_text("no image")
+    (root / "dogs" / "broken.jpg").write_bytes(b"not a jpeg")
+    return root
+
+
+def test_sub_folders_are_classes_and_other_files_are_left_out(photos):
+    source = ImageFolder(photos)
+    assert source.classes == ("cats", "dogs")
+    assert source.paths == ["cats/deep/er/b.png", "cats/été à la plage.JPG", "dogs/broken.jpg", "dogs/猫ではない.webp"]
+    assert source.labels().tolist() == [0, 0, 1, 1]
+    assert source.load(0).shape == (3, 12, 20) and int(source.load(0)[0, 0, 0]) == 20
+    with pytest.raises(UnreadableImage, match=r"broken\.jpg"):
+        source.load(2)
+
+
+def test_a_folder_with_images_in_it_has_no_classes(tmp_path):
+    save(tmp_path / "a.jpg")
+    save(tmp_path / "more" / "b.jpg")
+    source = ImageFolder(tmp_path)
+    assert source.classes == () and source.labels().tolist() == [-1, -1]
+
+
+def test_an_empty_folder_is_refused(tmp_path):
+    (tmp_path / "readme.txt").write_text("nothing here")
+    with pytest.raises(FileNotFoundError, match=r"no images.*\.jpg"):
+        ImageFolder(tmp_path)
+
+
+def test_fitted_images_have_one_size_and_remember_their_own(photos):
+    image, own = ImageFolder(photos).load_fitted(0, 8, "squash")
+    assert image.shape == (3, 8, 8) and own == (12, 20)
+
+
+def test_the_index_is_read_back_and_notices_every_change(photos):
+    ImageFolder(photos)
+    settle(photos)
+    ImageFolder(photos)
+    index = photos / CACHE_NAME
+    stored = json.loads(index.read_text())
+    stored["folders"][-1]["files"].append("from the cache.png")
+    index.write_text(json.dumps(stored))
+    assert any("from the cache" in path for path in ImageFolder(photos).paths), "the cache was not used"
+    save(photos / "cats" / "new.png")
+    paths = ImageFolder(photos).paths
+    assert "cats/new.png" in paths and not any("from the cache" in path for path in paths)
+    settle(photos)
+    ImageFolder(photos)
+    save(photos / "birds" / "c.png")
+    assert ImageFolder(photos).classes == ("birds", "cats", "dogs")
+
+
+def test_a_file_that_arrives_right_after_indexing_is_seen(photos):
+    for number in range(5):
+        ImageFolder(photos)
+        save(photos / "cats" / f"late {number}.png")
+        assert f"cats/late {number}.png" in ImageFolder(photos).paths
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 99}', '{"format": 1, "folders": [{"a": 1}]}'])
+def test_a_damaged_index_is_built_again(photos, content):
+    (photos / CACHE_NAME).write_text(content)
+    assert len(ImageFolder(photos)) == 4
+
+
+def test_the_index_can_live_elsewhere(photos, tmp_path):
+    ImageFolder(photos, cache=tmp_path / "cache")
+    assert not (photos / CACHE_NAME).exists()
+    assert len(list((tmp_path / "cache").glob("index-*.json"))) == 1
+
+
+def test_a_link_back_up_does_not_loop(photos):
+    (photos / "cats" / "loop").symlink_to(photos, target_is_directory=True)
+    assert len(find_images(photos)) == 4
+
+
+def write_shard(path: Path, members: dict[str, bytes]) -> None:
+    with tarfile.open(path, "w") as tar:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    for shard in range(3):
+        members: dict[str, bytes] = {}
+        for number in range(4):
+            members[f"part/{shard}{number}.png"] = png(shard * 10 + number)
+            members[f"part/{shard}{number}.cls"] = str(number % 2).encode()
+        write_shard(tmp_path / f"set-{shard:03d}.tar", members)
+    return tmp_path
+
+
+def test_shards_are_read_in_any_order_with_their_labels(shards):
+    source = TarShards(f"{shards}/set-{{000..002}}.tar")
+    assert len(source) == 12 and source.classes == ("0", "1")
+    assert [int(source.load(index)[0, 0, 0]) for index in (11, 0, 5)] == [23, 0, 11]
+    assert source.labels().tolist() == [0, 1] * 6
+    assert source.name(5) == "set-001.tar/part/11"
+
+
+def test_the_second_opening_reads_the_stored_index(shards, monkeypatch):
+    first = TarShards(f"{shards}/set-*.tar")
+    monkeypatch.setattr("mixlab.data.shards._scan_shard", lambda shard: pytest.fail(f"read {shard} again"))
+    assert TarShards(f"{shards}/set-*.tar").keys == first.keys
+
+
+def test_a_changed_shard_is_indexed_again(shards):
+    TarShards(f"{shards}/set-000.tar")
+    write_shard(shards / "set-000.tar", {"only.png": png(7)})
+    assert TarShards(f"{shards}/set-000.tar").keys == ["only"]
+
+
+def test_labels_may_stand_in_json_or_be_absent(tmp_path):
+    members = {
+        "a.jpg": png(1),
+        "a.json": b'{"label": 3}',
+        "b.jpg": png(2),
+        "b.json": b'{"url": "x"}',
+        "c.d.png": png(3),
+    }
+    write_shard(tmp_path / "x.tar", members)
+    source = TarShards(str(tmp_path / "x.tar"))
+    assert source.keys == ["a", "b"] and source.labels().tolist() == [3, -1]
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"a.jpg": b"x", "a.cls": b"cat"}, "class number"),
+        ({"a.jpg": b"x", "a.cls": b"-7"}, "class -7"),
+        ({"a.txt": b"x"}, "no images"),
+    ],
+)
+def test_shards_without_proper_samples_are_refused(tmp_path, members, message):
+    write_shard(tmp_path / "x.tar", members)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        TarShards(str(tmp_path / "x.tar"))
+
+
+def test_a_shard_cut_short_is_an_unreadable_image_and_not_a_crash(shards):
+    source = TarShards(f"{shards}/set-000.tar")
+    whole = (shards / "set-000.tar").read_bytes()
+    (shards / "set-000.tar").write_bytes(whole[: source._where[3, 0] + 10])
+    with pytest.raises(UnreadableImage, match="ends after 10"):
+        source.load(3)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [("set-{000..009}.tar", "set-003.tar"), ("set-{3..1}.tar", "backwards"), ("none-*.tar", "does not exist")],
+)
+def test_patterns_that_name_missing_shards_are_refused(shards, pattern, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        expand_pattern(f"{shards}/{pattern}")
+
+
+def test_compressed_and_foreign_files_are_refused_with_a_way_out(tmp_path):
+    (tmp_path / "a.tar.gz").write_bytes(b"x")
+    (tmp_path / "b.tar").write_bytes(b"this is no tar file at all" * 50)
+    with pytest.raises(ValueError, match="gunzip"):
+        TarShards(str(tmp_path / "a.tar.gz"))
+    with pytest.raises(ValueError, match=r"not a readable tar|b\.tar"):
+        TarShards(str(tmp_path / "b.tar"))
+
+
+def test_braces_list_alternatives(shards):
+    found = expand_pattern(f"{shards}/set-{{002,000}}.tar")
+    assert [path.name for path in found] == ["set-002.tar", "set-000.tar"]
+
+
+def test_source_names_mean_what_they_say(photos, shards):
+    shapes = parse_source("shapes:size=32,n=7,seed=2", split="val")
+    assert isinstance(shapes, Shapes) and (shapes.size, len(shapes), shapes.seed, shapes.split) == (32, 7, 2, "val")
+    assert len(parse_source("shapes")) == 2000
+    assert isinstance(parse_source(str(photos)), ImageFolder)
+    assert isinstance(parse_source(f"wds:{shards}/set-*.tar"), TarShards)
+
+
+def test_a_folder_with_splits_gives_the_split(tmp_path):
+    save(tmp_path / "train" / "a" / "1.png")
+    save(tmp_path / "validation" / "b" / "2.png")
+    assert parse_source(str(tmp_path)).classes == ("a",)
+    assert parse_source(str(tmp_path), split="val").classes == ("b",)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("shapes:sise=3", "did you mean size"),
+        ("shapes:size=big", "whole number"),
+        ("shapes:size", "needs a value"),
+        ("shapse", "not 'shapes'"),
+        ("/no/such/folder", "check the path"),
+    ],
+)
+def test_wrong_source_names_are_answered_with_a_way_out(name, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        parse_source(name)
+
+
+def test_a_subset_is_those_images_in_that_order():
+    source = Shapes(size=16, num_images=10)
+    subset = Subset(source, [7, 2])
+    assert torch.equal(subset.load(0), source.load(7)) and subset.label(1) == source.label(2)
+    assert subset.name(0) == source.name(7) and len(subset) == 2
+    assert np.array_equal(subset.load_fitted(1, 8, "crop")[0], source.load_fitted(2, 8, "crop")[0])
+    with pytest.raises(IndexError, match="0 to 9"):
+        Subset(source, [10])

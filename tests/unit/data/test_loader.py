@@ -1,0 +1,180 @@
+"""The order of images: seeded, shared out without overlap, resumable to the sample, the same for any workers."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from mixlab.data import Batch, ImageFolder, Loader, SampleOrder, Shapes, TooManyUnreadableError
+
+
+def numbers(loader: Loader) -> list[list[int]]:
+    return [batch.indexes.tolist() for batch in loader]
+
+
+@given(
+    num_images=st.integers(1, 60),
+    batch_size=st.integers(1, 9),
+    world_size=st.integers(1, 4),
+    seed=st.integers(0, 99),
+    epoch=st.integers(0, 3),
+)
+@settings(max_examples=80, deadline=None)
+def test_ranks_share_every_image_without_overlap(num_images, batch_size, world_size, seed, epoch):
+    parts = [
+        np.concatenate(
+            list(SampleOrder(num_images, batch_size, seed, rank, world_size, drop_last=False).batches(epoch))
+        )
+        for rank in range(world_size)
+    ]
+    assert sorted(np.concatenate(parts).tolist()) == list(range(num_images))
+
+
+@given(batches=st.integers(1, 6), batch_size=st.integers(1, 5), world_size=st.integers(2, 4), extra=st.integers(0, 3))
+@settings(max_examples=40, deadline=None)
+def test_many_ranks_see_what_one_rank_with_the_same_global_batch_sees(batches, batch_size, world_size, extra):
+    num_images = batches * batch_size * world_size + min(extra, batch_size * world_size - 1)
+    alone = list(SampleOrder(num_images, batch_size * world_size, 7).batches(1))
+    ranks = [list(SampleOrder(num_images, batch_size, 7, rank, world_size).batches(1)) for rank in range(world_size)]
+    assert len(alone) == batches and all(len(rank) == batches for rank in ranks)
+    for step, together in enumerate(alone):
+        assert np.concatenate([rank[step] for rank in ranks]).tolist() == together.tolist()
+
+
+def test_epochs_and_seeds_have_orders_of_their_own():
+    orders = {(seed, epoch): tuple(SampleOrder(50, 5, seed).permutation(epoch)) for seed in (0, 1) for epoch in (0, 1)}
+    assert len(set(orders.values())) == 4
+    assert SampleOrder(50, 5, 1).permutation(1).tolist() == list(orders[1, 1])
+    assert SampleOrder(5, 5, shuffle=False).permutation(3).tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_order_and_the_pixels_do_not_depend_on_the_workers(num_workers):
+    source = Shapes(size=16, num_images=40)
+    expected = [batch.tolist() for batch in SampleOrder(40, 7, 3).batches(0)]
+    batches = list(Loader(source, batch_size=7, size=16, seed=3, num_workers=num_workers))
+    assert [batch.indexes.tolist() for batch in batches] == expected
+    for batch in batches:
+        assert isinstance(batch, Batch) and batch.images.dtype == torch.uint8
+        assert torch.equal(batch.images, torch.stack([source.load(i) for i in batch.indexes.tolist()]))
+        assert batch.labels.tolist() == [source.label(i) for i in batch.indexes.tolist()]
+        assert batch.sizes.tolist() == [[16, 16]] * 7
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("stop", [1, 4, 5, 7])
+def test_a_loader_goes_on_after_the_last_batch_given_out(num_workers, stop):
+    def fresh() -> Loader:
+        return Loader(Shapes(size=8, num_images=23), batch_size=4, size=8, seed=5, num_workers=num_workers)
+
+    def stream(loader: Loader, number: int) -> list[list[int]]:
+        found: list[list[int]] = []
+        while len(found) < number:
+            for batch in loader:
+                found.append(batch.indexes.tolist())
+                if len(found) == number:
+                    break
+        return found
+
+    whole = stream(fresh(), 12)
+    first = fresh()
+    head = stream(first, stop)
+    second = fresh()
+    second.load_state_dict(first.state_dict())
+    assert head + stream(second, 12 - stop) == whole
+
+
+def test_a_run_may_go_on_with_another_number_of_ranks():
+    source = Shapes(size=8, num_images=48)
+    alone = Loader(source, batch_size=8, size=8)
+    whole = numbers(alone)
+    first = Loader(source, batch_size=8, size=8)
+    iterator = iter(first)
+    head = [next(iterator).indexes.tolist() for _ in range(2)]
+    ranks = [Loader(source, batch_size=4, size=8, rank=rank, world_size=2) for rank in range(2)]
+    for loader in ranks:
+        loader.load_state_dict(first.state_dict())
+    tails = [numbers(loader) for loader in ranks]
+    assert head + [a + b for a, b in zip(*tails, strict=True)] == whole
+
+
+def test_a_position_in_other_data_is_refused():
+    state = Loader(Shapes(size=8, num_images=10), batch_size=2, size=8).state_dict()
+    with pytest.raises(ValueError, match="num_images 10, here it is 12"):
+        Loader(Shapes(size=8, num_images=12), batch_size=2, size=8).load_state_dict(state)
+    with pytest.raises(ValueError, match="seed 0, here it is 1"):
+        Loader(Shapes(size=8, num_images=10), batch_size=2, size=8, seed=1).load_state_dict(state)
+
+
+def test_a_resident_set_gives_the_same_batches_as_the_files():
+    source = Shapes(size=8, num_images=21)
+    for drop_last in (True, False):
+        there = Loader(source, batch_size=4, size=8, seed=2, drop_last=drop_last, resident_on="cpu")
+        here = Loader(source, batch_size=4, size=8, seed=2, drop_last=drop_last)
+        for a, b in zip(there, here, strict=True):
+            assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> ImageFolder:
+    for number in range(12):
+        Image.new("RGB", (10 + number, 8), (number, 0, 0)).save(tmp_path / f"{number:02d}.png")
+    (tmp_path / "03.png").write_bytes(b"broken")
+    (tmp_path / "04.png").write_bytes(b"")
+    return ImageFolder(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:skipped")
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("resident_on", [None, "cpu"])
+def test_training_replaces_unreadable_images_by_the_next_one(photos, num_workers, resident_on):
+    loader = Loader(
+        photos, batch_size=4, size=8, num_workers=num_workers, skip_limit=0.5, shuffle=False, resident_on=resident_on
+    )
+    batches = list(loader)
+    found = [index for batch in batches for index in batch.indexes.tolist()]
+    assert found == [0, 1, 2, 5, 5, 5, 6, 7, 8, 9, 10, 11]
+    assert [int(image[0, 0, 0]) for batch in batches for image in batch.images] == found
+    assert {Path(path).name for path in loader.skipped.reasons} == {"03.png", "04.png"}
+    assert batches[0].sizes.tolist() == [[8, 10], [8, 11], [8, 12], [8, 15]]
+
+
+@pytest.mark.filterwarnings("ignore:skipped")
+def test_evaluation_leaves_unreadable_images_out(photos):
+    loader = Loader(photos, batch_size=2, size=8, unreadable="drop", skip_limit=0.5, shuffle=False, drop_last=False)
+    assert [i for batch in numbers(loader) for i in batch] == [0, 1, 2, 5, 6, 7, 8, 9, 10, 11]
+    again = Loader(photos, batch_size=2, size=8, skip_limit=0.5)
+    again.load_state_dict(loader.state_dict())
+    assert len(again.skipped) == 2
+
+
+def test_each_unreadable_image_is_named_in_a_warning_once(photos):
+    loader = Loader(photos, batch_size=12, size=8, skip_limit=0.5)
+    with pytest.warns(UserWarning, match="skipped") as caught:
+        numbers(loader), numbers(loader)
+    assert len(caught) == 2
+
+
+@pytest.mark.filterwarnings("ignore:skipped")
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_too_many_unreadable_images_stop_the_run(photos, num_workers):
+    with pytest.raises(TooManyUnreadableError, match="of 12"):
+        numbers(Loader(photos, batch_size=4, size=8, num_workers=num_workers))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"batch_size": 0}, "at least 1"),
+        ({"batch_size": 11}, "at most 10"),
+        ({"batch_size": 2, "rank": 2, "world_size": 2}, "rank 2"),
+        ({"batch_size": 2, "unreadable": "ignore"}, "replace"),
+    ],
+)
+def test_wrong_settings_are_refused_with_a_way_out(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        Loader(Shapes(size=8, num_images=10), size=8, **wrong)
