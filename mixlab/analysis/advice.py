@@ -70,7 +70,7 @@ def mixer_costs(num_tokens: int, dim: int) -> list[MixerCost]:
 
 
 def _answer(num_tokens: int, threshold: int, length: Length, costs: list[MixerCost], autoregressive: bool) -> str:
-    attention, linear, scan, window = costs
+    attention, _, scan, window = costs
     share = attention.mixing_flops / attention.layer_flops
     first = (
         f"{num_tokens:,} tokens against a threshold of {threshold:,}: the sequence is {length}. "
@@ -78,7 +78,7 @@ def _answer(num_tokens: int, threshold: int, length: Length, costs: list[MixerCo
     )
     if autoregressive:
         return first + (
-            "The task generates token by token, so a causal mixer fits it: a Mamba-2 scan keeps a fixed state per step, "
+            "The task generates token by token, so a causal mixer fits it: a Mamba-2 scan keeps a state of fixed size, "
             "where attention keeps every token."
         )
     if length == "short":
@@ -89,7 +89,7 @@ def _answer(num_tokens: int, threshold: int, length: Length, costs: list[MixerCo
         )
     times = attention.mixing_flops / scan.mixing_flops
     return first + (
-        f"Attention's mixing costs {times:.1f} times the two-way scan's and grows with the square of the tokens: a Mamba-2 "
-        "scan, or linear attention where less expressive mixing will do, is worth trying here. Both papers find softmax "
-        "attention still ahead in accuracy where it fits in memory and time; measure with `mixlab bench backbone`."
+        f"Attention's mixing costs {times:.1f} times the two-way scan's and grows with the square of the tokens: a "
+        "Mamba-2 scan, or linear attention where less expressive mixing will do, is worth trying here. The first paper "
+        "finds softmax attention still ahead in accuracy where it fits; measure with `mixlab bench backbone`."
     )

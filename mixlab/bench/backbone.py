@@ -28,6 +28,45 @@ def run_cpu(*, batch: int = 8, repeats: int = 5, width: str = "small") -> dict[s
     }
 
 
+def run_gpu(*, names: tuple[str, ...] = ("dinovim_base", "vit_base")) -> dict[str, Any]:
+    """Forward with backward in bf16 at the sizes of DINO's crops; timm's ViT-B is the peer in the same run."""
+    from mixlab.bench.gpu_time import graph_ms, wall_ms
+
+    rows: list[dict[str, Any]] = []
+    for batch, side in ((128, 224), (512, 96)):
+        images = torch.randn(batch, 3, side, side, device="cuda")
+        for name in (*names, "timm vit_base_patch16_224"):
+            peer = name.startswith("timm")
+            model: nn.Module = (
+                timm.create_model(name[5:], num_classes=0, dynamic_img_size=True) if peer else mixlab.create_model(name)
+            )
+            step = training_pass(model.cuda().train(), images)
+            torch.cuda.reset_peak_memory_stats()
+            eager = wall_ms(step, repeats=10)
+            gib = torch.cuda.max_memory_allocated() / 2**30
+            row = {"model": name, "px": side, "batch": batch, "images_per_s": batch / eager * 1e3, "peak_GiB": gib}
+            rows.append({**row, "images_per_s_graph": batch / graph_ms(step) * 1e3})
+            del model, step
+            torch.cuda.empty_cache()
+    vit = {(row["px"], row["model"]): row for row in rows}
+    for row in rows:
+        row["memory_over_vit"] = row["peak_GiB"] / vit[row["px"], "vit_base"]["peak_GiB"]
+    return {"rows": rows}
+
+
+def training_pass(model: nn.Module, images: Tensor) -> Callable[[], None]:
+    """One forward and backward pass under bf16 autocast; gradients are written over, as after an optimiser's step."""
+
+    def step() -> None:
+        for parameter in model.parameters():
+            parameter.grad = None
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = model(images).float().square().mean()
+        loss.backward()
+
+    return step
+
+
 @torch.no_grad()
 def forward_table(*, batch: int, repeats: int, width: str) -> list[dict[str, Any]]:
     """Forward passes at 224 px; `share` is the FLOP/s reached over those of timm's ViT of that size."""

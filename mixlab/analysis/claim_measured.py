@@ -1,0 +1,207 @@
+"""Claims that only measurement settles: from the runs at hand to a verdict, by rules fixed beforehand.
+
+Orders are judged by differences with 95 % intervals (`evidence.difference`): supported if every interval lies above
+zero, contradicted if one lies below. Models of different families are compared where training and data are the same
+and their sizes are within a factor of 2.5, as the papers' own pairs are.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from mixlab.analysis.evidence import (
+    NOT_MEASURED,
+    Difference,
+    Evidence,
+    Group,
+    Measurement,
+    Verdict,
+    difference,
+    grouped,
+    judge,
+    matched_pairs,
+    scale_of,
+)
+from mixlab.analysis.studies import correlate
+
+RANKING = ("attention", "mamba2", "linear_attention")  # the first paper's order, best first
+SELF_SUPERVISED = "dino"
+
+
+def orders_families(
+    metrics: Sequence[str],
+    *,
+    families: Sequence[str] = RANKING,
+    training: str | None = SELF_SUPERVISED,
+    keep: Callable[[Measurement], bool] = lambda m: True,
+) -> Callable[[Evidence], Verdict]:
+    """The claim that families rank in the given order by each of the metrics."""
+
+    def check(evidence: Evidence) -> Verdict:
+        found = evidence.select(*metrics, keep=lambda m: training in (None, m.training) and not m["causal"] and keep(m))
+        differences = []
+        for better, worse in pairwise(families):
+            groups = [grouped([m for m in found if m.family == family]) for family in (better, worse)]
+            pairs = [difference(a, b) for a, b in matched_pairs(*groups)]
+            if not pairs:
+                have = sorted({m.family for m in found})
+                return Verdict(
+                    "not measured", f"{NOT_MEASURED}: it needs {better} and {worse}, runs have {have or 'none'}"
+                )
+            differences += pairs
+        return judge(differences, scale_of(found))
+
+    return check
+
+
+def _headline(m: Measurement) -> bool:
+    """A model's own accuracy, not a cell of an ablation or a probe on one register."""
+    return m["blocks"] is None and m["register"] is None
+
+
+def _default_map(m: Measurement) -> bool:
+    """A score of the paper's map of a whole model, not of a head, a register or another kind of map."""
+    return m["index"] is None and m["map"] in (None, "cosine", "pooled_cosine")
+
+
+def _whole_model(m: Measurement) -> bool:
+    """Such a score after the last layer."""
+    return _default_map(m) and (m["layer"] is None or m["layer"] == m["num_layers"] - 1)
+
+
+auc_order = orders_families(["binary_auc"], keep=_whole_model)
+rank_order = orders_families(["off_diagonal_rank"], training=None, keep=lambda m: m["definition"] == "numerical")
+probe_order = orders_families(["probe_top1"], keep=_headline)
+segmentation_order = orders_families(["miou"])
+detection_order = orders_families(["box_ap", "mask_ap"])
+robustness_order = orders_families(["robust_top1"])
+gated_cnn_classifies_better = orders_families(
+    ["top1", "probe_top1"], families=("gated_conv", "mamba2"), training="supervised", keep=_headline
+)
+mamba_does_dense_better = orders_families(["miou", "box_ap"], families=("mamba2", "gated_conv"), training=None)
+
+
+def dino_beats_supervised(evidence: Evidence) -> Verdict:
+    """Claim 8: one architecture, two trainings."""
+    found = evidence.select("binary_auc", keep=_whole_model)
+    return judge(
+        [
+            difference(a, b)
+            for a in grouped(m for m in found if m.training == SELF_SUPERVISED)
+            for b in grouped(m for m in found if m.training == "supervised")
+            if (a[0].model, a[0].num_parameters, a[0].data) == (b[0].model, b[0].num_parameters, b[0].data)
+        ],
+        scale_of(found),
+    )
+
+
+def bigger_scores_higher(evidence: Evidence) -> Verdict:
+    """Claim 9: in each family, the largest model against the smallest; for DINOv2 the other way round."""
+    found = evidence.select("binary_auc", keep=lambda m: _whole_model(m) and m.training in (SELF_SUPERVISED, "dinov2"))
+
+    def kind(m: Measurement) -> tuple[str, str, str, bool]:
+        return (m.training, m.family, m.data, bool(m["num_registers"]))
+
+    differences = []
+    for key in sorted({kind(m) for m in found}):
+        groups = sorted(grouped(m for m in found if kind(m) == key), key=lambda group: group[0].num_parameters)
+        if groups[-1][0].num_parameters > 1.2 * groups[0][0].num_parameters:
+            ends = (groups[-1], groups[0]) if key[0] == SELF_SUPERVISED else (groups[0], groups[-1])
+            differences.append(difference(*ends))
+    return judge(differences, scale_of(found))
+
+
+def heads_are_unequal(evidence: Evidence) -> Verdict:
+    """Claim 10: the best head above the worst on images that did not choose them; and how many heads are at chance."""
+    gaps = evidence.select("best_head_over_worst", keep=lambda m: m.training != "untrained")
+    heads = evidence.select("binary_auc_raw", keep=lambda m: m["map"] == "mixing_rows" and m.training != "untrained")
+    lazy = sum(m.low is not None and m.high is not None and m.low <= 0.5 <= m.high for m in heads)
+    verdict = judge([_as_difference(m) for m in gaps], scale_of(gaps))
+    return _with_text(verdict, f"{verdict.measured}; {lazy} of {len(heads)} heads are not told apart from chance")
+
+
+def registers_help_dinov2(evidence: Evidence) -> Verdict:
+    """Claim 11."""
+    found = evidence.select("binary_auc", keep=lambda m: _whole_model(m) and m.training == "dinov2")
+    having, lacking = (grouped(m for m in found if bool(m["num_registers"]) == wanted) for wanted in (True, False))
+    return judge([difference(a, b) for a, b in matched_pairs(having, lacking)], scale_of(found))
+
+
+def central_registers_score_highest(evidence: Evidence) -> Verdict:
+    """Claim 12: the middle third above the rest (raw scores), and scores that follow probes on single registers."""
+    found = evidence.select(
+        "middle_registers_over_outer", "register_auc_follows_probe", keep=lambda m: m.training != "untrained"
+    )
+    return judge([_as_difference(m) for m in found], scale_of(found))
+
+
+def score_rises_with_depth(evidence: Evidence) -> Verdict:
+    """Claim 13: the first layers surely below 0.5 (raw AUC), and the score surely rising with depth."""
+    found = evidence.select("binary_auc_raw", keep=lambda m: _default_map(m) and m.training != "untrained")
+    differences, notes = [], []
+    for group in grouped((m for m in found if m["layer"] is not None), "label"):
+        ordered = sorted(group, key=lambda m: m["layer"])
+        if len(ordered) < 4:
+            continue
+        quarter = len(ordered) // 4
+        early = _averaged(ordered[:quarter])[0]
+        below = difference([_constant(0.5, early)], [early])._replace(what=f"{early.model}: 0.5 over its first layers")
+        rise = difference(_averaged(ordered[-quarter:]), [early])._replace(
+            what=f"{early.model}: last over first layers"
+        )
+        differences += [below, rise]
+        spearman = correlate([m["layer"] for m in ordered], [m.value for m in ordered])["spearman"]
+        notes.append(f"rank correlation with depth {spearman:+.2f}" if spearman is not None else "no change with depth")
+    verdict = judge(differences, scale_of(found))
+    return _with_text(verdict, "; ".join([verdict.measured, *notes]))
+
+
+def probe_ablations(evidence: Evidence) -> Verdict:
+    """Claim 18: more blocks probe better (1 to 4), and the class token alone beats mean and max pooling."""
+    found = evidence.select("probe_top1", keep=lambda m: m["blocks"] is not None and m["strategy"] is not None)
+    differences = []
+    for group in grouped(found, "label"):
+        of = {(m["blocks"], m["strategy"]): m for m in group}
+        pairs = [((4, "cls"), (1, "cls")), ((4, "cls"), (4, "mean")), ((4, "cls"), (4, "max"))]
+        for a, b in pairs:
+            if a in of and b in of:
+                gap = difference([of[a]], [of[b]])
+                differences.append(
+                    gap._replace(what=f"{group[0].model}: {a[0]} blocks, {a[1]} over {b[0]} blocks, {b[1]}")
+                )
+    return judge(differences, scale_of(found))
+
+
+def causal_mixing_costs(evidence: Evidence) -> Verdict:
+    """Claim 21: attention fully visible against causal, at one size."""
+    accuracies = ("top1", "probe_top1", "knn_top1")
+    found = evidence.select(*accuracies, keep=lambda m: m.family == "attention" and _headline(m))
+    seen, causal = (grouped(m for m in found if bool(m["causal"]) == wanted) for wanted in (False, True))
+    return judge([difference(a, b) for a, b in matched_pairs(seen, causal)], scale_of(found))
+
+
+def _as_difference(m: Measurement) -> Difference:
+    """A measurement that is itself a difference, paired over images, or a correlation."""
+    low, high = (-math.inf if m.low is None else m.low), (math.inf if m.high is None else m.high)
+    layer = "" if m["layer"] is None else f", layer {m['layer']}"
+    return Difference(f"{m.model}{layer}: {m.metric.replace('_', ' ')}", m.value, low, high, m.n)
+
+
+def _averaged(group: Group) -> Group:
+    """One measurement, the mean of several on the same images: its interval as wide as theirs are on average."""
+    value = sum(m.value for m in group) / len(group)
+    known = [m for m in group if m.low is not None and m.high is not None]
+    half = sum((m.high or 0) - (m.low or 0) for m in known) / (2 * len(known)) if len(known) == len(group) else None
+    lead = group[0]
+    low, high = (None, None) if half is None else (value - half, value + half)
+    return [Measurement(lead.metric, value, lead.n, low, high, lead.model, lead.family, lead.training)]
+
+
+def _constant(value: float, like: Measurement) -> Measurement:
+    return Measurement(like.metric, value, like.n, value, value, str(value))
+
+
+def _with_text(verdict: Verdict, text: str) -> Verdict:
+    if verdict.status == "not measured":
+        return verdict
+    return Verdict(verdict.status, text, verdict.value, verdict.low, verdict.high, verdict.n, verdict.scale)

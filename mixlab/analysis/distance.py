@@ -1,0 +1,92 @@
+"""How far a mixing reaches: where the weight of its matrix lies, so that "long range" is a figure."""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mixlab.mixers import Grid
+
+
+class DistanceProfile(NamedTuple):
+    """Shares of weight by distance, the mean over tokens of |M| with each row scaled to sum to one.
+
+    Along the sequence: all tokens, by |i - j|. On the grid: patches to patches only, by Euclidean distance in patches,
+    rounded; `far_share` is the weight farther than half the longer side of the grid, `self_share` the weight that a
+    patch keeps for itself (a scan's skip is in it), and the distance to others leaves that out.
+    """
+
+    sequence: Tensor  # (L,)
+    grid: Tensor  # (R,)
+    mean_sequence_distance: float
+    mean_grid_distance: float
+    distance_to_others: float
+    self_share: float
+    far_share: float
+
+
+def distance_profile(matrix: Tensor, grid: Grid, patch_columns: list[int]) -> DistanceProfile:
+    """The profile of one matrix (L, L) over tokens of which `patch_columns` are the patches of the grid."""
+    length = matrix.shape[-1]
+    if len(patch_columns) != grid[0] * grid[1]:
+        raise ValueError(f"{len(patch_columns)} patches cannot fill a grid of {grid[0]} x {grid[1]}")
+    weight = matrix.double().abs()
+    sequence = _binned(_scaled_rows(weight), _sequence_distances(length), length)
+    if patch_columns != list(range(length)):
+        chosen = torch.tensor(patch_columns, device=matrix.device)
+        weight = weight[chosen[:, None], chosen]
+    rows, distances = _scaled_rows(weight), _grid_distances(grid)
+    rounded = distances.round().long()
+    others = _scaled_rows(weight.clone().fill_diagonal_(0))
+    far = torch.where(distances > max(grid) / 2, rows, 0)
+    return DistanceProfile(
+        sequence=sequence,
+        grid=_binned(rows, rounded, int(rounded.max()) + 1),
+        mean_sequence_distance=float(sequence @ torch.arange(length, dtype=sequence.dtype)),
+        mean_grid_distance=float((rows * distances).sum() / _num_live(rows)),
+        distance_to_others=float((others * distances).sum() / _num_live(others)),
+        self_share=float(rows.diagonal().sum() / _num_live(rows)),
+        far_share=float(far.sum() / _num_live(rows)),
+    )
+
+
+def uniform_profile(
+    length: int, grid: Grid, patch_columns: list[int], sides: tuple[bool, bool] = (True, True)
+) -> DistanceProfile:
+    """The profile of a matrix that weighs all tokens it may see alike: what to hold a measured profile against."""
+    ones = torch.ones(length, length, dtype=torch.float64)
+    seen = torch.eye(length, dtype=torch.float64)
+    if sides[0]:
+        seen = seen + ones.tril(-1)
+    if sides[1]:
+        seen = seen + ones.triu(1)
+    return distance_profile(seen, grid, patch_columns)
+
+
+def _scaled_rows(weight: Tensor) -> Tensor:
+    """Each row over its sum; a row of zeros stays zero."""
+    totals = weight.sum(-1, keepdim=True)
+    return torch.where(totals > 0, weight / totals, 0)
+
+
+def _num_live(rows: Tensor) -> Tensor:
+    """Rows that hold any weight."""
+    return (rows.amax(-1) > 0).sum().clamp_min(1)
+
+
+def _binned(rows: Tensor, distances: Tensor, num_bins: int) -> Tensor:
+    return torch.bincount(distances.flatten(), weights=rows.flatten(), minlength=num_bins) / _num_live(rows)
+
+
+@lru_cache(maxsize=2)
+def _sequence_distances(length: int) -> Tensor:
+    tokens = torch.arange(length)
+    return (tokens[:, None] - tokens).abs()
+
+
+@lru_cache(maxsize=2)
+def _grid_distances(grid: Grid) -> Tensor:
+    rows, columns = torch.meshgrid(torch.arange(grid[0]), torch.arange(grid[1]), indexing="ij")
+    places = torch.stack([rows.flatten(), columns.flatten()], dim=-1).double()
+    return torch.cdist(places, places, compute_mode="donot_use_mm_for_euclid_dist")  # (h w, h w)

@@ -1,0 +1,161 @@
+"""Activation maps: what a backbone says of each patch, as a picture. `MAPS` is the table; every entry is
+`map(backbone, images, layer=-1) -> (B, [K,] h, w)`, with K registers or heads where the map has several.
+
+Which map is the paper's? Section 4.1 scores the similarity between the class token and the image tokens; the head
+study (Figure 4b) scores rows of the attention matrix, the register study (4d) one map per register. So `cosine`, which
+needs only features and is bounded whatever their norm, is the default for every backbone with a class token or
+registers, softmax, linear and Mamba alike: families are compared by one and the same map. The head study reads
+`mixing_rows`, the register study `register_cosine`. Backbones without such a token take `pooled_cosine`.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mixlab.analysis.pca import pca_maps
+from mixlab.backbones.backbone import Backbone, Layers
+from mixlab.backbones.tokens import Features, TokenLayout
+from mixlab.mixers import Grid, Mixing, SSDMixing
+
+
+@dataclass(frozen=True)
+class FeatureMap:
+    """A map read from the features after a layer (the residual stream after the final norm)."""
+
+    about: str
+    read: Callable[[Features], Tensor]
+
+    def __call__(self, backbone: Backbone, images: Tensor, layer: int = -1) -> Tensor:
+        return next(self.by_layer(backbone, images, [layer]))[1]
+
+    @torch.no_grad()
+    def by_layer(self, backbone: Backbone, images: Tensor, layers: Layers = None) -> Iterator[tuple[int, Tensor]]:
+        """Yield (layer, map), one layer in memory at a time."""
+        for layer, features in backbone.features(images, layers=layers):
+            yield layer, self.read(features)
+
+
+@dataclass(frozen=True)
+class MixingMap:
+    """A map read from the mixing of a layer: the rows of its matrix that feed the summary tokens."""
+
+    about: str
+    read: Callable[[Tensor, Mixing], Tensor]  # rows (B, H, S, h, w) of S summary tokens
+
+    def __call__(self, backbone: Backbone, images: Tensor, layer: int = -1) -> Tensor:
+        return next(self.by_layer(backbone, images, [layer]))[1]
+
+    @torch.no_grad()
+    def by_layer(self, backbone: Backbone, images: Tensor, layers: Layers = None) -> Iterator[tuple[int, Tensor]]:
+        """Yield (layer, map), one layer in memory at a time."""
+        _, features = next(backbone.features(images, layers=[0]))
+        for layer, mixing in backbone.mixings(images, layers=layers):
+            yield layer, self.read(summary_rows(mixing, backbone.layout, features.grid), mixing)
+
+
+def summary_rows(mixing: Mixing, layout: TokenLayout, grid: Grid) -> Tensor:
+    """|weight| of each patch in the rows of the summary tokens (B, H, S, h, w), head by head."""
+    num_patches = grid[0] * grid[1]
+    rows, columns = layout.summary_rows(num_patches), layout.patch_columns(num_patches)
+    if not rows:
+        raise ValueError(
+            "rows of a mixing matrix need a class token or registers, and this backbone has neither; "
+            'use "pooled_cosine", "norm" or "pca"'
+        )
+    chosen = torch.tensor(columns, device=mixing.values.device)
+    heads = [mixing.matrix(slice(h, h + 1))[:, 0, rows][..., chosen] for h in range(mixing.num_heads)]  # (B, S, h w)
+    return torch.stack(heads, dim=1).abs().unflatten(-1, grid)
+
+
+def _cosine(features: Features) -> Tensor:
+    return F.cosine_similarity(features.summary[:, None, None], features.patches, dim=-1)
+
+
+def _dot(features: Features) -> Tensor:
+    return torch.einsum("bd,bhwd->bhw", features.summary, features.patches)
+
+
+def _register_cosine(features: Features) -> Tensor:
+    registers = _registers(features)
+    return F.cosine_similarity(registers[:, :, None, None], features.patches[:, None], dim=-1)
+
+
+def _register_dot(features: Features) -> Tensor:
+    return torch.einsum("brd,bhwd->brhw", _registers(features), features.patches)
+
+
+def _registers(features: Features) -> Tensor:
+    if not features.registers.shape[1]:
+        raise ValueError('this backbone has no registers to map; use "cosine", or a model such as dinomambareg_tiny')
+    return features.registers
+
+
+def _pooled_cosine(features: Features) -> Tensor:
+    pooled = features.patches.mean((1, 2), keepdim=True)
+    return F.cosine_similarity(pooled, features.patches, dim=-1)
+
+
+def _norm(features: Features) -> Tensor:
+    return features.patches.norm(dim=-1)
+
+
+def _first_component(features: Features) -> Tensor:
+    return pca_maps(features.patches).first
+
+
+def _rows_by_head(rows: Tensor, mixing: Mixing) -> Tensor:
+    """The mean over summary tokens, per head. Of a two-way scan, head h from the left and head h from the right are one
+    map: each sees the patches on its side of the token.
+    """
+    rows = rows.mean(2)
+    if isinstance(mixing, SSDMixing) and 2 * mixing.num_reverse == mixing.num_heads:
+        return rows[:, : mixing.num_reverse] + rows[:, mixing.num_reverse :]
+    return rows
+
+
+def _rows_by_direction(rows: Tensor, mixing: Mixing) -> Tensor:
+    if not isinstance(mixing, SSDMixing):
+        raise ValueError(f'only scans have directions, this is a {type(mixing).__name__}; use "mixing_rows"')
+    forward, reverse = rows.mean(2).tensor_split([mixing.num_heads - mixing.num_reverse], dim=1)
+    return torch.stack([part.mean(1) for part in (forward, reverse) if part.shape[1]], dim=1)
+
+
+def _rows_by_register(rows: Tensor, mixing: Mixing) -> Tensor:
+    return rows.mean(1)
+
+
+MAPS: dict[str, FeatureMap | MixingMap] = {
+    "cosine": FeatureMap("cosine of the summary (class token, mean register or mean patch) to each patch", _cosine),
+    "dot": FeatureMap("dot product of the summary and each patch", _dot),
+    "register_cosine": FeatureMap("cosine of each register to each patch, (B, R, h, w)", _register_cosine),
+    "register_dot": FeatureMap("dot product of each register and each patch, (B, R, h, w)", _register_dot),
+    "pooled_cosine": FeatureMap("cosine of the mean patch to each patch", _pooled_cosine),
+    "norm": FeatureMap("length of the feature of each patch", _norm),
+    "pca": FeatureMap("first principal component of the patches of each image", _first_component),
+    "mixing_rows": MixingMap("|row| of the mixing matrix at the summary, per head, (B, H, h, w)", _rows_by_head),
+    "mixing_mean": MixingMap("the mean of mixing_rows over heads", lambda rows, m: _rows_by_head(rows, m).mean(1)),
+    "direction_rows": MixingMap(
+        "|row| of a scan, per direction, the mean over heads, (B, 2, h, w)", _rows_by_direction
+    ),
+    "register_rows": MixingMap("|row| at each summary token, the mean over heads, (B, S, h, w)", _rows_by_register),
+}
+
+
+def default_map(backbone: Backbone) -> str:
+    """The map that stands for the paper's on this backbone; the head of this file says why."""
+    has_token = bool(backbone.layout.summary_rows(1024))
+    return "cosine" if has_token else "pooled_cosine"
+
+
+def activation_map(backbone: Backbone, images: Tensor, name: str | None = None, layer: int = -1) -> Tensor:
+    """One named map of images (B, 3, H, W), or the backbone's default: (B, [K,] h, w)."""
+    return find_map(name or default_map(backbone))(backbone, images, layer)
+
+
+def find_map(name: str) -> FeatureMap | MixingMap:
+    if name not in MAPS:
+        raise ValueError(f"there is no map {name!r}; choose one of {', '.join(MAPS)}")
+    return MAPS[name]

@@ -1,0 +1,96 @@
+"""Principal components of patch features as pictures: the first parts foreground from background, three more colour it.
+
+Signs. A principal component has no sign of its own, so each gets one by rule: the first is negative on the border of
+the images (photographs show their subject inside); the others have a positive sum of cubed loadings, a smooth form of
+"the largest loading is positive", and so has the first where the border does not decide. The same features give the
+same picture on any machine, and noise flips a sign only if the deciding figure is as small as the noise.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+NUM_COMPONENTS = 4
+
+
+class PCA(NamedTuple):
+    """Directions of the largest variance of features, largest first."""
+
+    mean: Tensor  # (D,)
+    directions: Tensor  # (K, D), unit length
+    variances: Tensor  # (K,)
+
+    def scores(self, features: Tensor) -> Tensor:
+        """Features (..., D) -> their components (..., K), each in standard deviations over the fitted set."""
+        spread = self.variances.sqrt()
+        components = (features.to(self.mean) - self.mean) @ self.directions.mT
+        return torch.where(spread > 0, components / spread, 0)
+
+
+class PCAMaps(NamedTuple):
+    """What Figures 6 and 12 of the paper show, for patches (B, h, w, D)."""
+
+    first: Tensor  # (B, h, w): the first component in standard deviations
+    foreground: Tensor  # (B, h, w) of bool: where it exceeds the threshold
+    colours: Tensor  # (B, h, w, 3) in [0, 1]: components 2 to 4 on the foreground, zero elsewhere
+    explained: Tensor  # (B, 4) or (1, 4): the share of the variance in each component
+
+
+def pca_maps(patches: Tensor, *, fit: Literal["image", "set"] = "image", threshold: float = 0.0) -> PCAMaps:
+    """Principal component maps of patch features (B, h, w, D), fitted to each image or to the whole set.
+
+    One threshold serves all images and models, since the component is measured in its own standard deviations: 0 keeps
+    what lies on the foreground side of the mean. Colours are scaled to [0, 1] over the foreground of each fit.
+    """
+    if patches.ndim != 4 or 0 in patches.shape:
+        raise ValueError(f"patches have shape {tuple(patches.shape)}; they must be (B, h, w, D) and not empty")
+    if fit not in ("image", "set"):
+        raise ValueError(f'fit is {fit!r}; components are fitted to each "image" or to the whole "set"')
+    if not patches.isfinite().all():
+        raise ValueError(
+            "patches hold NaN or infinity, which have no principal components; check the weights and images"
+        )
+    parts = [_fitted_maps(part, threshold) for part in (patches.split(1) if fit == "image" else [patches])]
+    return PCAMaps(*(torch.cat(field) for field in zip(*parts, strict=True)))
+
+
+def fit_pca(patches: Tensor, num_components: int = NUM_COMPONENTS) -> tuple[PCA, Tensor]:
+    """Components of patch features (B, h, w, D) taken together, signs fixed; and the share of variance of each (K,)."""
+    features = patches.detach().double().flatten(0, 2)  # (n, D)
+    mean = features.mean(0)
+    centred = features - mean
+    _, singular, directions = torch.linalg.svd(centred, full_matrices=False)
+    variances = singular.square() / len(features)
+    total = variances.sum()
+    kept = min(num_components, int((singular > singular[0] * 1e-10).sum()))  # beyond: rounding, not features
+    variances, directions = variances[:kept], directions[:kept]
+    missing = num_components - kept
+    variances = torch.cat([variances, variances.new_zeros(missing)])
+    directions = torch.cat([directions, directions.new_zeros(missing, directions.shape[1])])
+    signs = directions.pow(3).sum(-1).sign()
+    on_border = (centred @ directions[0]).reshape(patches.shape[:3])[:, _border(patches)].mean()
+    if on_border.abs() > 1e-6 * variances[0].sqrt():  # zero up to rounding where every patch lies on the border
+        signs[0] = -on_border.sign()
+    directions = directions * torch.where(signs == 0, 1, signs)[:, None]
+    shares = torch.where(total > 0, variances / total, 0)
+    return PCA(mean, directions, variances), shares
+
+
+def _fitted_maps(patches: Tensor, threshold: float) -> PCAMaps:
+    pca, shares = fit_pca(patches)
+    scores = pca.scores(patches)  # (B, h, w, 4)
+    first, colours = scores[..., 0], scores[..., 1:]
+    foreground = first > threshold
+    if not foreground.any():
+        return PCAMaps(first, foreground, torch.zeros_like(colours), shares[None])
+    low, high = colours[foreground].aminmax(dim=0)
+    scaled = torch.where(high > low, (colours - low) / (high - low), 0.5)
+    return PCAMaps(first, foreground, torch.where(foreground[..., None], scaled, 0), shares[None])
+
+
+def _border(patches: Tensor) -> Tensor:
+    """True on the outermost patches, (h, w)."""
+    border = torch.ones(patches.shape[1:3], dtype=torch.bool, device=patches.device)
+    border[1:-1, 1:-1] = False
+    return border

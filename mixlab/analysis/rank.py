@@ -1,0 +1,277 @@
+"""The rank of mixing matrices, block by block: measured, in several definitions, with the bound of theory beside it.
+
+A matrix is cut into a grid of C x C blocks. Blocks on the diagonal mix within a chunk, blocks off it between chunks.
+Where C does not divide the length the last chunk is shorter; its blocks are in the table, marked ragged, and left out
+of averages. All runs in float64 on the CPU, one image, layer and head at a time. `blocks.py` has the bounds and proof.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mixlab.analysis.blocks import (
+    ScanDecay,
+    Span,
+    ThinBlocks,
+    chunk_spans,
+    default_chunk,
+    in_float64,
+    off_diagonal_pairs,
+    rank_after_deflation,
+    rank_bound,
+    thin_blocks,
+    visible_sides,
+)
+from mixlab.analysis.distance import DistanceProfile, distance_profile
+from mixlab.analysis.spectrum import MEASURES, rank_measures
+from mixlab.backbones.backbone import Backbone, Layers
+from mixlab.mixers import ConvMixing, Grid, Mixing, SSDMixing
+
+_MATRICES_IN_MEMORY = 2**31  # bytes that all heads under work may take together
+_COPIES_PER_HEAD = 8  # matrices alive at once while one is built
+_LOG_TINY = float(np.log(np.finfo(np.float64).smallest_subnormal))
+Array = NDArray[np.float64]
+BLOCK_COLUMNS = ("head", "on_diagonal", "row", "column", "height", "width", "ragged", "bound", *MEASURES)
+SCAN_COLUMNS = ("mask", "product", "underflowed")  # of scans; -1 elsewhere and on the diagonal
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSettings:
+    """`factors` takes singular values of off-diagonal blocks from their thin factors where a mixing has them; `svd`
+    takes every block as it stands. Both measure the same; the first is many times faster on long sequences.
+    """
+
+    chunk: int | None = None  # C; None: see `default_chunk`
+    tolerance: float | None = None  # of the numerical rank; None: eps max(m, n) in float64
+    practical: float = 1e-3
+    energy: float = 0.99
+    method: Literal["factors", "svd"] = "factors"
+    skip: bool = True  # with the skip on the diagonal of scans, as they run; the paper's M leaves it out
+    whole: bool = False  # also an SVD of each whole matrix, O(L³)
+    max_heads: int = 64  # more heads than this (a convolution has one per channel) are sampled evenly
+
+
+class HeadRanks(NamedTuple):
+    """One head of one layer on one image. Spectra are means over full blocks of s / max(s); zero if there are none."""
+
+    blocks: list[list[float]]  # rows of BLOCK_COLUMNS and SCAN_COLUMNS
+    spectra: dict[str, Tensor]  # "diagonal" and "off_diagonal": (C,)
+    whole: dict[str, float]  # empty unless asked for
+    distance: DistanceProfile
+
+
+class LayerRanks(NamedTuple):
+    """All H chosen heads of one layer on one image; see `HeadRanks` and `DistanceProfile` for what each array holds."""
+
+    image: int
+    layer: int
+    mixer: str
+    length: int
+    chunk: int
+    grid: Grid
+    heads: list[int]
+    blocks: Array  # (blocks of all heads, len(BLOCK_COLUMNS) + len(SCAN_COLUMNS))
+    spectra: dict[str, Array]  # "diagonal" and "off_diagonal": (H, C)
+    whole: dict[str, Array]  # by measure: (H,); empty unless asked for
+    distance: dict[str, Array]  # by field of DistanceProfile: (H,), (H, L) or (H, R)
+
+
+@torch.no_grad()
+def measure_ranks(
+    backbone: Backbone,
+    images: Iterable[Tensor],
+    *,
+    layers: Layers = None,
+    heads: Sequence[int] | None = None,
+    settings: RankSettings | None = None,
+) -> Iterator[LayerRanks]:
+    """Yield the ranks of each chosen layer on each image (3, H, W), already normalised for the backbone."""
+    settings = settings or RankSettings()
+    with HeadWorkers() as workers:
+        for index, image in enumerate(images):
+            _, features = next(backbone.features(image[None], layers=[0]))
+            for layer, mixing in backbone.mixings(image[None], layers=layers):
+                grid = grid_of(mixing, features.grid)
+                patches = backbone.layout.patch_columns(grid[0] * grid[1])
+                chosen = choose_heads(mixing.num_heads, heads, settings.max_heads)
+                spans, ranks = _layer_ranks(mixing, chosen, grid, patches, settings, workers)
+                yield LayerRanks(
+                    image=index,
+                    layer=layer,
+                    mixer=type(mixing).__name__,
+                    length=spans[-1].stop,
+                    chunk=len(spans[0]),
+                    grid=grid,
+                    heads=chosen,
+                    **_stacked(ranks),
+                )
+
+
+class HeadWorkers:
+    """One thread per core for all heads of all layers: LAPACK gains little from more cores at these sizes, and threads
+    that stay reuse their memory, where fresh ones would each keep some of it.
+    """
+
+    def __init__(self) -> None:
+        self.num_threads = torch.get_num_threads()
+        self.pool = ThreadPoolExecutor(self.num_threads, initializer=torch.set_num_threads, initargs=(1,))
+
+    def __enter__(self) -> "HeadWorkers":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.pool.shutdown(cancel_futures=True)
+
+    def run(self, work: Callable[[int], HeadRanks], heads: list[int], length: int) -> list[HeadRanks]:
+        """Heads in parallel, as many at once as memory allows."""
+        at_once = max(1, _MATRICES_IN_MEMORY // (_COPIES_PER_HEAD * 8 * length**2))
+        if self.num_threads == 1 or at_once == 1:
+            return [work(head) for head in heads]
+        at_once = min(at_once, self.num_threads) if at_once < self.num_threads else len(heads)
+        done: list[HeadRanks] = []
+        try:
+            for start in range(0, len(heads), at_once):
+                done += self.pool.map(work, heads[start : start + at_once])
+        finally:
+            torch.set_num_threads(self.num_threads)  # a worker's setting is also that of threads to come
+        return done
+
+
+def grid_of(mixing: Mixing, first_grid: Grid) -> Grid:
+    """The grid of a layer's patches: that of the first layer, but in stages a convolution knows its own."""
+    return mixing.grid if isinstance(mixing, ConvMixing) and mixing.grid[0] > 1 else first_grid
+
+
+def choose_heads(num_heads: int, heads: Sequence[int] | None, max_heads: int) -> list[int]:
+    """The heads asked for, or all, or `max_heads` of them spread evenly."""
+    if heads is None:
+        step = max(num_heads / max_heads, 1)
+        return sorted({int(index * step) for index in range(min(num_heads, max_heads))})
+    for head in heads:
+        if not -num_heads <= head < num_heads:
+            raise ValueError(f"there is no head {head} among {num_heads}; choose {-num_heads} to {num_heads - 1}")
+    return sorted({head % num_heads for head in heads})
+
+
+def _layer_ranks(
+    mixing: Mixing, heads: list[int], grid: Grid, patches: list[int], settings: RankSettings, workers: HeadWorkers
+) -> tuple[list[Span], list[HeadRanks]]:
+    mixing = in_float64(mixing)
+    if isinstance(mixing, SSDMixing) and not settings.skip:
+        mixing = replace(mixing, skip=torch.zeros_like(mixing.skip))
+    length = mixing.values.shape[2]
+    spans = chunk_spans(length, default_chunk(length) if settings.chunk is None else settings.chunk)
+    products = _product_ranks(mixing, spans, settings) if isinstance(mixing, SSDMixing) else {}
+
+    def work(head: int) -> HeadRanks:
+        return _head_ranks(mixing, head, spans, grid, patches, products, settings)
+
+    return spans, workers.run(work, heads, length)
+
+
+def _stacked(ranks: list[HeadRanks]) -> dict[str, Any]:
+    """The arrays of a layer, few and large: thousands of small tensors kept between matrices would fragment memory."""
+    profiles = [head.distance._asdict() for head in ranks]
+    return {
+        "blocks": np.array([row for head in ranks for row in head.blocks], dtype=np.float64),
+        "spectra": {kind: np.stack([head.spectra[kind] for head in ranks]) for kind in ranks[0].spectra},
+        "whole": {name: np.array([head.whole[name] for head in ranks]) for name in ranks[0].whole},
+        "distance": {name: np.stack([np.asarray(profile[name]) for profile in profiles]) for name in profiles[0]},
+    }
+
+
+@torch.no_grad()
+def _head_ranks(
+    mixing: Mixing,
+    head: int,
+    spans: list[Span],
+    grid: Grid,
+    patches: list[int],
+    products: dict[tuple[int, int, int], float],
+    settings: RankSettings,
+) -> HeadRanks:
+    matrix = mixing.matrix(slice(head, head + 1))[0, 0]  # (L, L)
+    diagonal = [(index, index) for index in range(len(spans))]
+    off_diagonal = off_diagonal_pairs(len(spans), visible_sides(mixing, head))
+    thin = thin_blocks(mixing, head, spans) if settings.method == "factors" else None
+    singular_values = _plain_singular_values(matrix, diagonal, spans)
+    if thin is None:
+        singular_values += _plain_singular_values(matrix, off_diagonal, spans)
+    else:
+        singular_values += thin.singular_values(off_diagonal)
+    scan = _scan_figures(mixing, head, spans, off_diagonal, products, settings) if isinstance(mixing, SSDMixing) else {}
+    rows: list[list[float]] = []
+    spectra: dict[str, list[Tensor]] = {"diagonal": [], "off_diagonal": []}
+    for (row, column), singular in zip(diagonal + off_diagonal, singular_values, strict=True):
+        on_diagonal, shape = row == column, (len(spans[row]), len(spans[column]))
+        ragged = min(shape) < len(spans[0])
+        figures = _measures(singular, shape, settings)
+        bound = rank_bound(mixing, spans[row], spans[column])
+        extra = scan.get((row, column), [-1.0] * len(SCAN_COLUMNS))
+        rows.append([head, on_diagonal, row, column, *shape, ragged, bound, *figures.values(), *extra])
+        if not ragged and singular[0] > 0:
+            unit = torch.zeros(len(spans[0]), dtype=torch.float64)
+            unit[: len(singular)] = singular / singular[0]  # thin factors give the first N; the rest is zero
+            spectra["diagonal" if on_diagonal else "off_diagonal"].append(unit)
+    none = torch.zeros(1, len(spans[0]), dtype=torch.float64)
+    return HeadRanks(
+        blocks=rows,
+        spectra={kind: torch.stack(found).mean(0) if found else none[0] for kind, found in spectra.items()},
+        whole=_measures(torch.linalg.svdvals(matrix), tuple(matrix.shape), settings) if settings.whole else {},
+        distance=distance_profile(matrix, grid, patches),
+    )
+
+
+def _scan_figures(
+    mixing: SSDMixing,
+    head: int,
+    spans: list[Span],
+    pairs: list[tuple[int, int]],
+    products: dict[tuple[int, int, int], float],
+    settings: RankSettings,
+) -> dict[tuple[int, int], list[float]]:
+    """SCAN_COLUMNS of each off-diagonal block: the mask alone, q kᵀ alone, and whether decay takes it to zero."""
+    decay = ScanDecay.of(mixing, head, spans)
+    group = head * mixing.q.shape[2] // mixing.num_heads
+    return {
+        (row, column): [
+            rank_after_deflation(decay.mask_block(row, column), settings.tolerance),
+            products[group, row, column],
+            decay.largest_log(row, column) < _LOG_TINY,
+        ]
+        for row, column in pairs
+    }
+
+
+def _measures(singular: Tensor, shape: tuple[int, ...], settings: RankSettings) -> dict[str, float]:
+    figures = rank_measures(
+        singular,
+        (shape[0], shape[1]),
+        tolerance=settings.tolerance,
+        practical=settings.practical,
+        energy=settings.energy,
+    )
+    return {name: float(value) for name, value in figures.items()}
+
+
+def _plain_singular_values(matrix: Tensor, pairs: list[tuple[int, int]], spans: list[Span]) -> list[Tensor]:
+    return [torch.linalg.svdvals(matrix[spans[row].slice, spans[column].slice]) for row, column in pairs]
+
+
+def _product_ranks(mixing: SSDMixing, spans: list[Span], settings: RankSettings) -> dict[tuple[int, int, int], float]:
+    """Numerical rank of each off-diagonal block of q kᵀ alone, by (group, row, column): a group's heads share it."""
+    ranks = {}
+    pairs = off_diagonal_pairs(len(spans), (True, True))
+    for group in range(mixing.q.shape[2]):
+        factors = [[side[0, span.slice, group] for span in spans] for side in (mixing.q, mixing.k)]
+        thin = ThinBlocks(factors[0], factors[1], torch.zeros(len(spans), len(spans), dtype=torch.float64))
+        for (row, column), singular in zip(pairs, thin.singular_values(pairs), strict=True):
+            shape = (len(spans[row]), len(spans[column]))
+            ranks[group, row, column] = _measures(singular, shape, settings)["numerical"]
+    return ranks

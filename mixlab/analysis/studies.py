@@ -1,0 +1,263 @@
+"""The panels of the paper's Figure 4 over any subjects: who scores how well, and what makes the difference.
+
+Every study returns rows (one per subject, layer, head or register; each with the centre prior, the untrained twin and
+the centre-matched score beside it), comparisons (paired over images, with intervals), and per-image arrays.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, groupby
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mixlab.analysis.bootstrap import bootstrap_difference
+from mixlab.analysis.scores import MapScores, Scorer, as_array, as_dict, either_sign, score_row
+from mixlab.analysis.subjects import UNTRAINED, Subject
+from mixlab.backbones.backbone import Layers
+
+
+@dataclass
+class StudyResult:
+    """What one study found; `arrays` holds raw AUC per image, by label, as (n, layers, maps)."""
+
+    study: str
+    rows: list[dict[str, Any]]
+    comparisons: list[dict[str, Any]] = field(default_factory=list)
+    correlations: dict[str, Any] = field(default_factory=dict)
+    findings: list[dict[str, Any]] = field(default_factory=list)  # figures of the study beyond those of its rows
+    arrays: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+
+    def as_json(self, data: str) -> dict[str, Any]:
+        """The result on `data`, with the flat measurements that the ledger reads."""
+        records = [record for row in self.rows for record in _row_records(row)] + self.findings
+        defined = [record for record in records if record["value"] is not None]
+        return {
+            "study": self.study,
+            "data": data,
+            "rows": self.rows,
+            "comparisons": self.comparisons,
+            "correlations": self.correlations,
+            "measurements": [record | {"study": self.study, "data": data} for record in defined],
+        }
+
+
+def by_model(subjects: Sequence[Subject], scorer: Scorer, map_name: str | None = None) -> StudyResult:
+    """Figure 4f: subjects side by side, each against each; and, where known, against probe accuracy."""
+    result = _scored("model", subjects, scorer, map_name)
+    result.comparisons = [_compare(scorer, map_name, a, b) for a, b in combinations(subjects, 2)]
+    known = [subject for subject in subjects if subject.probe_accuracy is not None]
+    if len(known) >= 3:
+        scores = {row["label"]: row["auc"]["mean"] for row in result.rows}
+        found = correlate([scores[subject.label] for subject in known], [s.probe_accuracy or 0.0 for s in known])
+        result.correlations["probe_accuracy"] = found
+        result.findings.append(_correlation_record("auc_follows_probe", found))
+    return result
+
+
+def by_size(subjects: Sequence[Subject], scorer: Scorer, map_name: str | None = None) -> StudyResult:
+    """Figure 4a: in a family trained one way, each size against the next smaller, the largest against the smallest."""
+    result = _scored("size", subjects, scorer, map_name)
+    for group in _grouped(subjects, lambda s: (s.family, s.training, s.num_registers > 0)):
+        ordered = sorted(group, key=lambda subject: subject.num_parameters)
+        pairs = [(ordered[i], ordered[i + 1]) for i in range(len(ordered) - 1)]
+        if len(ordered) > 2:
+            pairs.append((ordered[0], ordered[-1]))
+        result.comparisons += [_compare(scorer, map_name, larger, smaller) for smaller, larger in pairs]
+    _require(result, "two sizes of one family, trained the same way")
+    return result
+
+
+def by_training(subjects: Sequence[Subject], scorer: Scorer, map_name: str | None = None) -> StudyResult:
+    """Figure 4a, solid against dashed: the same architecture trained in different ways."""
+    result = _scored("training", subjects, scorer, map_name)
+    for group in _grouped(subjects, lambda s: (s.backbone.name, s.num_parameters)):
+        for a, b in combinations(sorted(group, key=lambda subject: subject.training == "supervised"), 2):
+            if a.training != b.training:
+                result.comparisons.append(_compare(scorer, map_name, a, b))
+    _require(result, "one architecture trained in two ways")
+    return result
+
+
+def by_registers(subjects: Sequence[Subject], scorer: Scorer, map_name: str | None = None) -> StudyResult:
+    """Figure 4c: with registers against without, in one family trained one way at about one size."""
+    result = _scored("registers", subjects, scorer, map_name)
+    for group in _grouped(subjects, lambda s: (s.family, s.training)):
+        for a in group:
+            for b in group:
+                sizes = (a.num_parameters, b.num_parameters)
+                if a.num_registers and not b.num_registers and max(sizes) < 1.25 * min(sizes):
+                    result.comparisons.append(_compare(scorer, map_name, a, b))
+    _require(result, "one architecture with registers and one without, of the same size and training")
+    return result
+
+
+def by_head(
+    subjects: Sequence[Subject], scorer: Scorer, map_name: str | None = None, layers: Layers = 2
+) -> StudyResult:
+    """Figure 4b: every head of the last two layers, by its row of the mixing matrix; the best against the worst.
+
+    Best and worst are chosen on every second image and compared on the others: choosing on the same images would find a
+    difference in pure noise.
+    """
+    map_name = map_name or "mixing_rows"
+    result = _scored("head", subjects, scorer, map_name, layers)
+    for subject in subjects:
+        scores = scorer.scores(subject, map_name, layers)
+        for place, layer in enumerate(scores.layers):
+            auc = either_sign(scores.raw[:, place])
+            means = auc[::2].nanmean(0)
+            best, worst = int(means.argmax()), int(means.argmin())
+            gap = as_dict(bootstrap_difference(auc[1::2, best], auc[1::2, worst]))
+            names = [f"{subject.label}, layer {layer}, head {head}" for head in (best, worst)]
+            result.comparisons.append({"better": names[0], "worse": names[1], "difference": gap})
+            result.findings.append(subject.describe() | {"layer": layer} | _record("best_head_over_worst", gap))
+    return result
+
+
+def by_register_position(subjects: Sequence[Subject], scorer: Scorer, map_name: str | None = None) -> StudyResult:
+    """Figure 4d: each register by its place; the middle third against the outer ones; against probes on registers."""
+    map_name = map_name or "register_cosine"
+    result = _scored("register", subjects, scorer, map_name)
+    for subject in subjects:
+        raw = scorer.scores(subject, map_name).raw[:, -1]  # (n, R), before normalisation, as in the paper
+        third = raw.shape[1] // 3
+        if third:
+            middle, outer = raw[:, third:-third].mean(1), torch.cat([raw[:, :third], raw[:, -third:]], 1).mean(1)
+            names = [f"{subject.label}, {part} registers" for part in ("middle", "outer")]
+            gap = as_dict(bootstrap_difference(middle, outer))
+            result.comparisons.append({"better": names[0], "worse": names[1], "difference": gap})
+            result.findings.append(subject.describe() | _record("middle_registers_over_outer", gap))
+        if len(subject.register_accuracies) == raw.shape[1]:
+            found = correlate(raw.nanmean(0).tolist(), subject.register_accuracies)
+            result.correlations[subject.label] = found
+            result.findings.append(subject.describe() | _correlation_record("register_auc_follows_probe", found))
+    return result
+
+
+def by_layer(subjects: Sequence[Subject], scorer: Scorer, map_name: str | None = None) -> StudyResult:
+    """Figure 4e: the raw AUC after every layer, and its rank correlation with depth."""
+    result = _scored("layer", subjects, scorer, map_name, layers=None)
+    for subject in subjects:
+        scores = scorer.scores(subject, map_name, None)
+        means = scores.raw.nanmean(0).mean(-1).tolist()
+        if len(means) >= 3:
+            result.correlations[subject.label] = correlate(means, scores.layers)
+    return result
+
+
+STUDIES: dict[str, Callable[..., StudyResult]] = {
+    "model": by_model,
+    "size": by_size,
+    "training": by_training,
+    "head": by_head,
+    "registers": by_registers,
+    "register": by_register_position,
+    "layer": by_layer,
+}
+
+
+def run_study(name: str, subjects: Sequence[Subject], scorer: Scorer, map_name: str | None = None) -> StudyResult:
+    """One of STUDIES by its name."""
+    if name not in STUDIES:
+        raise ValueError(f"there is no study {name!r}; choose one of {', '.join(STUDIES)}")
+    labels = [subject.label for subject in subjects]
+    if not labels or len(set(labels)) < len(labels):
+        raise ValueError(f"subjects need labels of their own, got {labels}; write TARGET=LABEL to tell them apart")
+    return STUDIES[name](subjects, scorer, map_name)
+
+
+def correlate(first: Sequence[float], second: Sequence[float]) -> dict[str, float | int | None]:
+    """Pearson's and Spearman's correlation of paired figures; None where one side does not vary.
+
+    From 4 pairs on, Spearman's has a 95 % interval (Fisher's z).
+    """
+    x, y = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
+    if len(x) != len(y) or len(x) < 2:
+        raise ValueError(f"a correlation needs two or more pairs, got {len(x)} and {len(y)} figures")
+    spearman = _pearson(_mid_ranks(x), _mid_ranks(y))
+    low = high = None
+    if spearman is not None and len(x) > 3:
+        z, half = np.arctanh(np.clip(spearman, -0.999999, 0.999999)), 1.96 / np.sqrt(len(x) - 3)
+        low, high = float(np.tanh(z - half)), float(np.tanh(z + half))
+    return {"pearson": _pearson(x, y), "spearman": spearman, "low": low, "high": high, "n": len(x)}
+
+
+def _pearson(x: NDArray[np.float64], y: NDArray[np.float64]) -> float | None:
+    x, y = x - x.mean(), y - y.mean()
+    scale = float(np.sqrt((x @ x) * (y @ y)))
+    return float(x @ y) / scale if scale > 0 else None
+
+
+def _mid_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Ranks with ties at their mean rank."""
+    return (values[:, None] > values).sum(1) + ((values[:, None] == values).sum(1) - 1) / 2.0
+
+
+def _scored(
+    study: str, subjects: Sequence[Subject], scorer: Scorer, map_name: str | None, layers: Layers = 1
+) -> StudyResult:
+    rows: list[dict[str, Any]] = []
+    arrays: dict[str, NDArray[np.float64]] = {}
+    for subject in subjects:
+        scores = scorer.scores(subject, map_name, layers)
+        twin = scorer.twin_scores(subject, map_name, layers) if subject.training != UNTRAINED else None
+        rows += _rows(subject, scores, twin)
+        arrays[subject.label] = as_array(scores.raw)
+    return StudyResult(study, rows, arrays=arrays)
+
+
+def _rows(subject: Subject, scores: MapScores, twin: MapScores | None) -> Iterable[dict[str, Any]]:
+    about = subject.describe() | {"map": scores.map_name, "probe_accuracy": subject.probe_accuracy}
+    for place, layer in enumerate(scores.layers):
+        for index in range(scores.num_maps):
+            figures = score_row(
+                scores.raw[:, place, index],
+                scores.matched[:, place, index],
+                scores.prior[:, place],
+                None if twin is None else twin.raw[:, place, index],
+            )
+            yield about | {"layer": layer, "index": index if scores.num_maps > 1 else None} | figures
+
+
+def _compare(scorer: Scorer, map_name: str | None, better: Subject, worse: Subject) -> dict[str, Any]:
+    """The first subject's score minus the second's on the same images."""
+    first, second = (_best_sign(scorer.scores(subject, map_name)) for subject in (better, worse))
+    difference = as_dict(bootstrap_difference(first, second))
+    return {"better": better.label, "worse": worse.label, "difference": difference}
+
+
+def _best_sign(scores: MapScores) -> Tensor:
+    return either_sign(scores.raw[:, -1]).mean(-1)  # (n,)
+
+
+def _grouped(subjects: Sequence[Subject], key: Callable[[Subject], Any]) -> Iterable[list[Subject]]:
+    for _, group in groupby(sorted(subjects, key=lambda subject: str(key(subject))), key=key):
+        yield list(group)
+
+
+def _require(result: StudyResult, what: str) -> None:
+    if not result.comparisons:
+        labels = ", ".join(row["label"] for row in result.rows)
+        raise ValueError(f"the study by {result.study} needs {what}; {labels} has no such pair")
+
+
+def _row_records(row: dict[str, Any]) -> Iterable[dict[str, Any]]:
+    """A row as the ledger reads it: one flat record per figure."""
+    metrics = {"auc": "binary_auc", "raw_auc": "binary_auc_raw"}
+    about = {key: value for key, value in row.items() if not isinstance(value, dict)}
+    for name, figure in row.items():
+        if isinstance(figure, dict):
+            yield about | _record(metrics.get(name, name), figure)
+
+
+def _record(metric: str, figure: dict[str, Any]) -> dict[str, Any]:
+    return {"metric": metric, "value": figure["mean"], "low": figure["low"], "high": figure["high"], "n": figure["n"]}
+
+
+def _correlation_record(metric: str, correlation: dict[str, Any]) -> dict[str, Any]:
+    figure = {"mean": correlation["spearman"], "low": correlation["low"], "high": correlation["high"]}
+    return _record(metric, figure | {"n": correlation["n"]})

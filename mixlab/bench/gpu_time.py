@@ -1,0 +1,60 @@
+"""How time is taken on a GPU: kernels alone by the profiler, whole calls by events, and the ceilings beside them."""
+
+from collections.abc import Callable
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+
+def kernel_ms(run: Callable[[], object], *, repeats: int = 10) -> float:
+    """Milliseconds that the GPU is busy in one call: the sum over its kernels, launches left out."""
+    for _ in range(3):
+        run()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(repeats):
+            run()
+        torch.cuda.synchronize()
+    return sum(event.self_device_time_total for event in profiler.key_averages()) / repeats / 1e3
+
+
+def wall_ms(run: Callable[[], object], *, repeats: int = 20) -> float:
+    """Milliseconds of one call as a program sees it, the median of several."""
+    for _ in range(3):
+        run()
+    times = []
+    for _ in range(repeats):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        run()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end))
+    return sorted(times)[len(times) // 2]
+
+
+def graph_ms(run: Callable[[], object]) -> float:
+    """Milliseconds of one call replayed from a CUDA graph: what is left when launches cost nothing."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return wall_ms(graph.replay)
+
+
+def copy_bandwidth() -> float:
+    """Bytes per second that a large copy moves, read and written."""
+    source = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.numel() / (kernel_ms(lambda: target.copy_(source)) / 1e3)
+
+
+def matrix_rate() -> float:
+    """Floating-point operations per second of a large bf16 matrix product on random data."""
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    return 2 * 8192**3 / (kernel_ms(lambda: a @ b) / 1e3)

@@ -1,0 +1,149 @@
+"""The two-way scan alone: on a GPU beside mamba_ssm and SDPA, on a CPU by the length of its chunks."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mixlab.bench.gpu_time import copy_bandwidth, kernel_ms, matrix_rate, wall_ms
+from mixlab.ops.ssd.chunked import chunk_length, ssd_chunked
+from mixlab.ops.ssd.op import ssd
+
+HEADS, WIDTH, STATE = 24, 64, 64  # per direction: DinoVim-B
+CASES = ((64, 198), (256, 38), (8, 4098))  # batch x tokens: 224 px, 96 px, and a long sequence
+PEER_CHUNKS = (64, 128, 256)  # mamba_ssm is measured at each and shown at its best
+Row = dict[str, Any]
+
+
+def run_gpu(cases: tuple[tuple[int, int], ...] = CASES) -> dict[str, Any]:
+    """Forward, and forward with backward, of both directions; ratios are over mamba_ssm where it is installed."""
+    bandwidth, rate = copy_bandwidth(), matrix_rate()
+    rows = [row for batch, length in cases for row in _case(batch, length, bandwidth, rate)]
+    return {"copy_TB_per_s": bandwidth / 1e12, "matrix_TFLOP_per_s": rate / 1e12, "rows": rows}
+
+
+def run_cpu(lengths: tuple[int, ...] = (38, 198, 1024, 4096), *, repeats: int = 5) -> dict[str, Any]:
+    """Milliseconds of the plain scan for several chunks; the length itself is the matrix form."""
+    rows = []
+    for length in lengths:
+        inputs = scan_inputs(1, length, dtype=torch.float32, device="cpu")
+        for chunk in sorted({32, 64, 128, chunk_length(length), min(length, 1024)}):
+            times = []
+            for _ in range(repeats):
+                start = time.perf_counter()
+                with torch.no_grad():
+                    ssd_chunked(*inputs, num_reverse=HEADS, chunk=chunk)
+                times.append(time.perf_counter() - start)
+            taken = chunk == chunk_length(length)
+            rows.append({"tokens": length, "chunk": chunk, "ms": min(times) * 1e3, "taken": "yes" if taken else ""})
+    return {"rows": rows}
+
+
+def scan_inputs(batch: int, length: int, *, dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:
+    """q, k, v, dt, A, skip of a two-way scan as DinoVim-B makes them."""
+    generator = torch.Generator(device).manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, device=device, generator=generator)
+
+    q, k = (normal(batch, length, 2, STATE).to(dtype) for _ in range(2))
+    v = normal(batch, length, 2 * HEADS, WIDTH).to(dtype)
+    dt = F.softplus(normal(batch, length, 2 * HEADS) - 3)
+    return q, k, v, dt, -normal(2 * HEADS).exp(), normal(2 * HEADS)
+
+
+def _case(batch: int, length: int, bandwidth: float, rate: float) -> list[Row]:
+    inputs = scan_inputs(batch, length, dtype=torch.bfloat16, device="cuda")
+    _require_exact(inputs)
+    leaves = tuple(t.detach().requires_grad_() for t in inputs)
+    systems: dict[str, tuple[Callable[[], Tensor], tuple[Tensor, ...]]] = {
+        "mixlab": (lambda: ssd(*leaves, num_reverse=HEADS), leaves),
+        **_mamba_ssm(leaves),
+        "SDPA, 12 heads of 64": _sdpa(batch, length),
+    }
+    rows = [
+        {"batch": batch, "tokens": length, "system": name, **_times(call, over)}
+        for name, (call, over) in systems.items()
+    ]
+    peers = [row for row in rows if row["system"].startswith("mamba_ssm")]
+    best = min(peers, key=lambda row: row["fwd_ms"] + row["fwd_bwd_ms"], default=None)
+    rows = [row for row in rows if row not in peers or row is best]
+    floor_ms = _floor_ms(batch, length, bandwidth, rate)
+    for row in rows:
+        row["x_fwd"] = best["fwd_ms"] / row["fwd_ms"] if best else None
+        row["x_fwd_bwd"] = best["fwd_bwd_ms"] / row["fwd_bwd_ms"] if best else None
+        row["share_of_floor"] = floor_ms / row["fwd_ms"] if row["system"] == "mixlab" else None
+    return rows
+
+
+def _times(call: Callable[[], Tensor], over: tuple[Tensor, ...]) -> Row:
+    direction = torch.randn_like(call())
+
+    def both() -> object:
+        return torch.autograd.grad(call(), over, direction)
+
+    def forward() -> Tensor:
+        with torch.no_grad():
+            return call()
+
+    return {
+        "fwd_ms": kernel_ms(forward),
+        "fwd_bwd_ms": kernel_ms(both),
+        "fwd_wall_ms": wall_ms(forward),
+        "fwd_bwd_wall_ms": wall_ms(both),
+    }
+
+
+def _mamba_ssm(leaves: tuple[Tensor, ...]) -> dict[str, tuple[Callable[[], Tensor], tuple[Tensor, ...]]]:
+    """mamba_ssm's Triton scan, once per direction, as visual Mamba models call it (their flips are left out)."""
+    try:
+        from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
+    except ImportError:
+        return {}
+    q, k, v, dt, A, skip = leaves
+
+    def scan(chunk: int) -> Tensor:
+        halves = []
+        for g in range(2):
+            heads = slice(g * HEADS, (g + 1) * HEADS)
+            halves.append(
+                mamba_chunk_scan_combined(
+                    v[:, :, heads],
+                    dt[..., heads],
+                    A[heads],
+                    k[:, :, g : g + 1],
+                    q[:, :, g : g + 1],
+                    chunk_size=chunk,
+                    D=skip[heads],
+                )
+            )
+        return torch.stack(halves)
+
+    return {f"mamba_ssm twice, chunk {c}": (lambda c=c: scan(c), leaves) for c in PEER_CHUNKS}  # type: ignore[misc]
+
+
+def _sdpa(batch: int, length: int) -> tuple[Callable[[], Tensor], tuple[Tensor, ...]]:
+    shape = (batch, 12, length, 64)
+    q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    return lambda: F.scaled_dot_product_attention(q, k, v), (q, k, v)
+
+
+def _floor_ms(batch: int, length: int, bandwidth: float, rate: float) -> float:
+    """The larger of two times: v in and y out, q, k and dt in, once each; and the products of tiles of 64."""
+    tokens = batch * length
+    num_bytes = tokens * (2 * 2 * 2 * HEADS * WIDTH + 2 * 2 * 2 * STATE + 4 * 2 * HEADS)
+    flops = tokens * 2 * HEADS * 2 * (64 * STATE + 64 * WIDTH + 2 * STATE * WIDTH)
+    return max(num_bytes / bandwidth, flops / rate) * 1e3
+
+
+def _require_exact(inputs: tuple[Tensor, ...]) -> None:
+    """Speed counts only where the result is right: two images against the plain scan in float64."""
+    q, k, v, dt, A, skip = inputs
+    few = (q[:2], k[:2], v[:2], dt[:2], A, skip)
+    exact = ssd_chunked(*(t.double() for t in few), num_reverse=HEADS)
+    error = ((ssd(*few, num_reverse=HEADS).double() - exact).norm() / exact.norm()).item()
+    if not error < 1e-2:
+        raise RuntimeError(f"the scan is off by {error:.2g} against float64; nothing is timed")

@@ -1,0 +1,152 @@
+"""`mixlab auc`: Binary-AUC of activation maps, its baselines beside it, and the studies of the paper's Figure 4."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from matplotlib.figure import Figure
+
+from mixlab.analysis import figures
+from mixlab.analysis.scores import FALSE_POSITIVE_RATES, Scorer
+from mixlab.analysis.studies import STUDIES, StudyResult, run_study
+from mixlab.analysis.subjects import UNTRAINED, MaskedImages, Subject
+from mixlab.commands.looking import file_name, load_subjects, open_run, own_size, progress_bar
+from mixlab.commands.output import console, emit, table
+from mixlab.data.mask_formats import parse_masks
+from mixlab.run import provenance
+
+
+def auc(
+    targets: Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="TARGET ...")],
+    *,
+    data: str = "shapes",
+    study: tuple[str, ...] = ("model",),
+    map: str | None = None,
+    image: int | None = None,
+    num_images: int = 200,
+    batch: int = 16,
+    twins: bool = True,
+    weights: str | None = None,
+    training: tuple[str, ...] = (),
+    device: str = "auto",
+    seed: int = 0,
+    run: Path | None = None,
+    json: str | None = None,
+) -> dict[str, Any]:
+    """Score activation maps against foreground masks, several targets side by side.
+
+    Args:
+        targets: runs, names of the zoo, or timm/NAME; TARGET=LABEL gives it another name in tables.
+        data: shapes, a folder with images and masks, a COCO JSON file, or FORMAT:PLACE (masks, imagenet-s, voc, pets,
+            coco, ade).
+        study: one or more of model, size, training, head, registers, register, layer.
+        map: which map (see `mixlab maps --help`); without it each study's own.
+        image: the side of the images in pixels; without it, what the first backbone was made for.
+        num_images: at most so many images.
+        batch: images at a time.
+        twins: also score each trained model's untrained twin on the same images.
+        weights: a weight file for a single name.
+        training: LABEL=KIND, how a target was trained (dino, supervised, dinov2, ...), where its run does not say.
+        device: auto, cpu or cuda.
+        seed: of the untrained twins.
+        run: the directory for results and figures; the target's own if it is one run, else runs/look.
+        json: also write the result as JSON to this file, or to stdout for "-".
+    """
+    unknown = [name for name in study if name not in STUDIES]
+    if unknown or not study:
+        raise ValueError(f"study {', '.join(unknown) or 'nothing'!r} does not exist; choose from {', '.join(STUDIES)}")
+    subjects = load_subjects(targets, weights=weights, training=training, device=device)
+    source = parse_masks(data)
+    images = MaskedImages(source, size=image or own_size(subjects[0].backbone), batch=batch, limit=num_images)
+    directory = open_run(run, targets)
+    results: dict[str, dict[str, Any]] = {}
+    num_models = sum(1 + (twins and subject.training != UNTRAINED) for subject in subjects)
+    with progress_bar("scoring", images.num_wanted * num_models * len(study)) as step:
+        scorer = Scorer(images, twins=twins, seed=seed, progress=lambda label, count: step(count, f"scoring {label}"))
+        for name in study:
+            found = run_study(name, subjects, scorer, map)
+            result = found.as_json(data) | {
+                "kind": "auc",
+                "image": images.size,
+                "skipped": images.skipped.reasons,
+                "unmatched": list(source.unmatched),
+                "provenance": provenance(seed=seed, device=device),
+            }
+            arrays = {file_name(label): values for label, values in found.arrays.items()}
+            directory.write_result(f"auc_{name}", result, arrays)
+            results[name] = result
+            figures.save_figure(_chart(found), directory.figure_path(f"auc_{name}.svg"))
+            _print(found)
+        if "model" in study:
+            figures.save_figure(_roc(subjects, scorer, map), directory.figure_path("auc_roc.svg"))
+    if len(images.skipped) or source.unmatched:
+        console.print(f"{images.skipped.summary()}; {len(source.unmatched)} files have no partner", highlight=False)
+    console.print(f"results and figures in {directory.path}")
+    return emit({"kind": "auc", "results": results}, json)
+
+
+def _chart(found: StudyResult) -> Figure:
+    match found.study:
+        case "layer":
+            return figures.scores_along(found.rows, "layer")
+        case "register":
+            return figures.scores_along(found.rows, "index")
+        case "head":
+            return figures.scores_by_head(found.rows)
+        case _:
+            return figures.scores(found.rows, title=f"Binary-AUC by {found.study}")
+
+
+def _roc(subjects: list[Subject], scorer: Scorer, map_name: str | None) -> Figure:
+    curves = {}
+    for subject in subjects:
+        rates = scorer.scores(subject, map_name).roc.mean(1)  # over heads or registers
+        defined = ~rates.isnan().any(-1)
+        curves[subject.label] = (FALSE_POSITIVE_RATES.numpy(), rates[defined].mean(0).numpy())
+    return figures.roc(curves, {subject.label: subject.family for subject in subjects})
+
+
+def _print(found: StudyResult) -> None:
+    columns = (
+        "model", "map", "layer", "part", "AUC", "95 %", "raw", "centre prior", "above it", "untrained", "above it",
+        "centre-matched", "n", "undefined",
+    )  # fmt: skip
+    rows = [
+        (
+            row["label"],
+            row["map"],
+            row["layer"],
+            row["index"],
+            row["auc"]["mean"],
+            _interval(row["auc"]),
+            row["raw_auc"]["mean"],
+            row["centre_prior"]["mean"],
+            _signed(row["above_centre_prior"]),
+            row["untrained"]["mean"] if "untrained" in row else None,
+            _signed(row["above_untrained"]) if "above_untrained" in row else None,
+            row["centre_matched_auc"]["mean"],
+            row["auc"]["n"],
+            row["auc"]["undefined"],
+        )
+        for row in found.rows
+    ]
+    table(f"Binary-AUC by {found.study}", columns, rows)
+    for comparison in found.comparisons:
+        console.print(
+            f"{comparison['better']} over {comparison['worse']}: {_signed(comparison['difference'])}", highlight=False
+        )
+    for label, correlation in found.correlations.items():
+        figure = correlation | {"mean": correlation["spearman"]}
+        console.print(f"rank correlation, {label}: {_signed(figure)}, n = {correlation['n']}", highlight=False)
+
+
+def _interval(figure: dict[str, Any]) -> str:
+    return "-" if figure["low"] is None else f"{figure['low']:.3f} to {figure['high']:.3f}"
+
+
+def _signed(figure: dict[str, Any]) -> str:
+    if figure["mean"] is None:
+        return "-"
+    return f"{figure['mean']:+.3f}" + (
+        "" if figure["low"] is None else f" [{figure['low']:+.3f}, {figure['high']:+.3f}]"
+    )

@@ -1,0 +1,167 @@
+"""What `rank`, `maps` and `auc` share: targets as subjects, images to look at, and where results go."""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch import Tensor
+
+from mixlab.analysis.subjects import UNTRAINED, Subject
+from mixlab.backbones.backbone import Backbone
+from mixlab.backbones.isotropic import Isotropic
+from mixlab.backbones.timm_backbone import TimmBackbone
+from mixlab.commands.output import console
+from mixlab.commands.targets import Target, load_target
+from mixlab.data.images import parse_source
+from mixlab.data.mask_formats import parse_masks
+from mixlab.data.unreadable import SkippedImages, UnreadableImage
+from mixlab.run import RunDirectory
+
+DEFAULT_RUN = Path("runs/look")
+
+
+def load_subjects(
+    targets: Sequence[str], *, weights: str | None = None, training: Sequence[str] = (), device: str = "auto"
+) -> list[Subject]:
+    """Every TARGET as a subject. A run's config says how it was trained, unless `training` does (LABEL=KIND)."""
+    if not targets:
+        raise ValueError("no target given; name a run, a model of the zoo (`mixlab models`) or timm/NAME")
+    if weights and len(targets) > 1:
+        raise ValueError(f"--weights {weights} goes with one target, got {len(targets)}; look at them one by one")
+    said = dict(_pair(text) for text in training)
+    where = choose_device(device)
+    subjects = [_subject(text, load_target(text, weights=weights), said, where) for text in targets]
+    labels = [subject.label for subject in subjects]
+    if len(set(labels)) < len(labels):
+        raise ValueError(f"two targets share a label among {', '.join(labels)}; write TARGET=LABEL to tell them apart")
+    unknown = sorted(set(said) - set(labels))
+    if unknown:
+        raise ValueError(f"--training names {', '.join(unknown)}, the labels are {', '.join(labels)}")
+    return subjects
+
+
+def choose_device(device: str) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(device)
+
+
+def own_size(backbone: Backbone) -> int:
+    """The image side that a backbone was made for."""
+    if isinstance(backbone, Isotropic):
+        return backbone.config.image
+    if isinstance(backbone, TimmBackbone):
+        config: Any = backbone.model.pretrained_cfg
+        return int(config["input_size"][-1])
+    return 224
+
+
+def read_images(
+    data: str, *, size: int, num_images: int, fit: str = "squash"
+) -> tuple[Tensor, Tensor | None, list[str]]:
+    """The first images uint8 (n, 3, S, S) of a source, their masks (n, S, S) where it has masks, and their names."""
+    try:
+        source = parse_masks(data)
+    except (ValueError, OSError) as no_masks:
+        try:
+            return _plain_images(data, size, num_images, fit)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{error}. As a set with masks: {no_masks}") from error
+    skipped = SkippedImages(total=len(source), limit=1.0)
+    items = [item.fitted(size, fit) for item in islice(source.read(skipped), num_images)]
+    if not items:
+        raise ValueError(f"{data!r} holds no image that can be read. {skipped.summary()}")
+    if len(skipped):
+        console.print(skipped.summary())
+    images, masks = (torch.stack([getattr(item, part) for item in items]) for part in ("image", "mask"))
+    return images, masks, [item.name for item in items]
+
+
+def open_run(run: Path | None, targets: Sequence[str]) -> RunDirectory:
+    """Where results go: as asked, into the run itself if it is the only target, else into runs/look."""
+    names = [text.partition("=")[0] for text in targets]
+    if run is None and len(names) == 1 and Path(names[0]).is_dir():
+        run = Path(names[0])
+    return RunDirectory.create(run or DEFAULT_RUN)
+
+
+def file_name(label: str) -> str:
+    """A label as part of a file name."""
+    return re.sub(r"[^\w.-]+", "_", label)
+
+
+@contextmanager
+def progress_bar(description: str, total: int) -> Iterator[Any]:
+    """Yield a function that moves the bar on by so many steps, with an optional note."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(description, total=total)
+
+        def step(count: int = 1, note: str | None = None) -> None:
+            progress.update(task, advance=count, description=note or description)
+
+        yield step
+
+
+def _subject(text: str, target: Target, said: dict[str, str], device: torch.device) -> Subject:
+    place = Path(text.partition("=")[0])
+    config: dict[str, Any] = {}
+    results: dict[str, dict[str, Any]] = {}
+    if place.is_dir():
+        run = RunDirectory(place)
+        config = run.read_config() if (place / "config.json").is_file() else {}
+        results = run.results()
+    records = [record for result in results.values() for record in result.get("measurements", [])]
+    probes = [record for record in records if record.get("metric") == "probe_top1"]
+    by_register = {record["register"]: record["value"] for record in probes if record.get("register") is not None}
+    seed = config.get("seed")
+    return Subject(
+        label=target.label,
+        backbone=target.model.to(device),
+        training=said.get(target.label) or _training_of(config, target.weights),
+        seed=seed if isinstance(seed, int) else None,
+        probe_accuracy=max((record["value"] for record in probes if record.get("register") is None), default=None),
+        register_accuracies=tuple(by_register[index] for index in sorted(by_register)),
+    )
+
+
+def _training_of(config: dict[str, Any], weights: str | None) -> str:
+    """How a run was trained: the method in its config; other weights are "trained", no weights "untrained"."""
+    method = config.get("settings", {}).get("method", {}).get("kind")
+    return str(method) if method else UNTRAINED if weights is None else "trained"
+
+
+def _pair(text: str) -> tuple[str, str]:
+    label, equals, kind = text.partition("=")
+    if not (label and equals and kind):
+        raise ValueError(f"--training {text!r} must be LABEL=KIND, such as vit_tiny=dino or vit_tiny=supervised")
+    return label, kind
+
+
+def _plain_images(data: str, size: int, num_images: int, fit: str) -> tuple[Tensor, None, list[str]]:
+    source = parse_source(data, split="val")
+    images, names, skipped = [], [], SkippedImages(total=len(source), limit=1.0)
+    for index in range(len(source)):
+        try:
+            images.append(source.load_fitted(index, size, fit)[0])
+            names.append(source.name(index))
+        except UnreadableImage as error:
+            skipped.add(error)
+        if len(images) == num_images:
+            break
+    if not images:
+        raise ValueError(f"{data!r} holds no image that can be read. {skipped.summary()}")
+    if len(skipped):
+        console.print(skipped.summary())
+    return torch.stack(images), None, names

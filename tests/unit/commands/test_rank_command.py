@@ -1,0 +1,82 @@
+"""`mixlab rank` from targets to tables, results and figures."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tyro
+from look_runs import make_run
+
+from mixlab.commands.rank import rank
+from mixlab.run import RunDirectory
+
+
+def test_several_targets_go_side_by_side_into_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    vit, vim = make_run(tmp_path / "vit", "vit_tiny"), make_run(tmp_path / "vim", "dinovim_tiny", state=8)
+    arguments = [str(vit), f"{vim}=scan", "--data", "shapes:n=9", "--num-images", "2", "--chunk", "20"]
+    tyro.cli(rank, args=[*arguments, "--run", str(tmp_path / "out"), "--json", "-"])
+    printed = json.loads(capsys.readouterr().out)
+    assert set(printed["results"]) == {"vit", "scan"}
+    run = RunDirectory.open(tmp_path / "out")
+    stored = run.results()
+    assert stored["rank_scan"]["num_images"] == 2
+    assert stored["rank_scan"]["subject"]["training"] == "dino"
+    assert stored["rank_scan"]["overall"]["scan"]["mask"]["max"] == 1
+    assert stored["rank_scan"]["overall"]["off_diagonal"]["numerical"]["max"] <= 8
+    assert stored["rank_vit"]["overall"]["off_diagonal"]["bound"]["max"] == 20
+    assert stored["rank_vit"]["provenance"]["versions"]["torch"]
+    assert run.arrays("rank_scan")["off_diagonal_spectrum"].shape == (4, 16, 20)
+    figures = {path.name for path in (tmp_path / "out" / "figures").iterdir()}
+    assert {"rank_by_layer.svg", "rank_spectra.svg", "rank_distance.svg", "rank_blocks_scan.svg"} <= figures
+
+
+def test_one_run_keeps_its_own_results(tmp_path: Path) -> None:
+    vit = make_run(tmp_path / "vit", "vit_tiny")
+    rank([str(vit)], data="shapes:n=3", num_images=1, layers=(-1,), heads=(0, 2), whole=True)
+    result = RunDirectory.open(vit).results()["rank_vit"]
+    assert result["heads"] == [0, 2]
+    assert [entry["layer"] for entry in result["layers"]] == [3]
+    assert result["overall"]["whole"]["numerical"] <= 65
+    assert result["chunk"] == 32
+
+
+def test_the_skip_of_scans_can_be_left_out(tmp_path: Path) -> None:
+    vim = make_run(tmp_path / "vim", "dinovim_tiny", state=8)
+    effective = []
+    for skip in (True, False):
+        result = rank([str(vim)], data="shapes:n=3", num_images=1, layers=(0,), chunk=32, skip=skip)["results"]["vim"]
+        effective.append(result["overall"]["diagonal"]["effective"]["mean"])
+        off = result["overall"]["off_diagonal"]["effective"]["mean"]
+    assert effective[1] < effective[0] <= 32
+    assert off < 8.001
+
+
+def test_grid_only_models_and_bad_calls_get_a_sentence(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(ValueError, match="convnext_atto has no softmax attention"):
+        rank(["timm/convnext_atto"], data="shapes:n=2", image=64, num_images=1, run=out)
+    with pytest.raises(ValueError, match="no target given"):
+        rank([], run=out)
+    with pytest.raises(ValueError, match="share a label"):
+        rank(["vit_tiny=a", "vit_small=a"], run=out)
+    with pytest.raises(ValueError, match="must be LABEL=KIND"):
+        rank(["vit_tiny"], training=("dino",), run=out)
+    with pytest.raises(ValueError, match="--training names b, the labels are vit_tiny"):
+        rank(["vit_tiny"], training=("b=dino",), run=out)
+    with pytest.raises(FileNotFoundError, match=r"no data source.*As a set with masks"):
+        rank(["vit_tiny"], data=str(tmp_path / "nowhere"), run=out)
+
+
+def test_plain_folders_of_images_are_read_and_broken_files_skipped(tmp_path: Path) -> None:
+    from PIL import Image
+
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for index in range(2):
+        pixels = np.random.default_rng(index).integers(0, 255, (40, 50, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{index}.png")
+    (folder / "0a.png").write_bytes(b"no image")
+    vit = make_run(tmp_path / "vit", "vit_tiny")
+    result = rank([str(vit)], data=str(folder), num_images=5, layers=(0,))
+    assert result["results"]["vit"]["num_images"] == 2
