@@ -74,7 +74,7 @@ class TimmIsotropic(nn.Module):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Any] | tuple[Tensor, list[Any]]:
-        """Feature maps after the chosen layers, always normalised: the raw stream of a pre-norm stack has no set scale."""
+        """Feature maps after the chosen layers, always normalised: the raw stream of such a stack has no set scale."""
         if output_fmt not in ("NCHW", "NLC"):
             raise ValueError(f"output_fmt {output_fmt!r} is not one of NCHW, NLC")
         taken, _ = feature_take_indices(len(self.feature_info), indices)

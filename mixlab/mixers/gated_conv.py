@@ -46,8 +46,8 @@ class ConvMixing(Mixing):
 
 @dataclass(frozen=True, kw_only=True)
 class GatedConvConfig(MixerConfig):
-    """A `kernel` x `kernel` window on the grid, as in MambaOut; or, with `sequence`, `kernel` tokens along the sequence,
-    as in a Mamba block, from both sides if `two_way`.
+    """A `kernel` x `kernel` window on the grid, as in MambaOut; or, with `sequence`, `kernel` tokens along the
+    sequence, as in a Mamba block, from both sides if `two_way`.
     """
 
     kind: ClassVar[str] = "gated_conv"
@@ -94,7 +94,7 @@ class GatedConv(TokenMixer):
             return ConvMixing(values, one_sided(weight).unsqueeze(1), (1, length)), gate
         if length != grid[0] * grid[1]:
             raise ValueError(
-                f"{length - grid[0] * grid[1]} tokens have no place on the {grid[0]} x {grid[1]} grid of a convolution; "
+                f"{length - grid[0] * grid[1]} tokens have no place on the {grid[0]} x {grid[1]} grid of a window; "
                 'use TokenLayout(place="none") or GatedConvConfig(sequence=True)'
             )
         return ConvMixing(x.mT.unsqueeze(-1), weight[0], grid), gate

@@ -1,15 +1,15 @@
 """Which implementation of the operations runs; decided by where the tensors are."""
 
 import importlib.util
-from functools import cache
 
 import torch
 
+HAS_TRITON = importlib.util.find_spec("triton") is not None  # a constant, so that torch.compile can trace the dispatch
 
-@cache
+
 def has_triton() -> bool:
     """Whether CUDA tensors can go through our Triton kernels on this machine."""
-    return torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
+    return torch.cuda.is_available() and HAS_TRITON
 
 
 def backend_name() -> str:

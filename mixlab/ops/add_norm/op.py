@@ -1,34 +1,40 @@
 """Add and normalise, wherever the tensors are: one kernel for CUDA tensors, plain torch for the rest."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mixlab.ops.add_norm import reference
+from mixlab.ops.backend import HAS_TRITON
 
 DTYPES = (torch.float32, torch.bfloat16)
 MAX_WIDTH = 8192  # a row must fit into the registers of one program
 
 
 def add_rms_norm(branch: Tensor, stream: Tensor, weight: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
-    """(B, L, D) twice and (D,) -> the new stream in float32 (float64 stays), and its RMSNorm in the dtype of the branch."""
+    """(B, L, D) twice and (D,) -> the new stream, in the stream's dtype, and its RMSNorm in the dtype of the branch."""
     if not runs_kernels(branch, stream):
         return reference.add_rms_norm(branch, stream, weight, eps=eps)
-    return _add_norm(branch, stream, weight, eps)
+    run = _add_norm if torch.compiler.is_compiling() or type(branch) is not Tensor else _Eager.apply
+    return run(branch, stream, weight, eps)
 
 
 def runs_kernels(branch: Tensor, stream: Tensor) -> bool:
-    """The one dispatch: whether this sum runs on the kernel."""
+    """The one dispatch: whether this sum runs on the kernel, whose stream is float32."""
     same = branch.shape == stream.shape and branch.numel() > 0 and branch.shape[-1] <= MAX_WIDTH
-    return branch.is_cuda and same and branch.dtype in DTYPES and stream.dtype in DTYPES
+    return branch.is_cuda and HAS_TRITON and same and branch.dtype in DTYPES and stream.dtype == torch.float32
 
 
-@torch.library.custom_op("mixlab::add_norm", mutates_args=(), device_types="cuda")
-def _add_norm(branch: Tensor, stream: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    from mixlab.ops.add_norm.triton_add_norm import add_norm_forward
+def _forward(branch: Tensor, stream: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    from mixlab.ops.add_norm.triton_add_norm import add_norm_forward  # here: without a GPU there may be no Triton
 
     return add_norm_forward(branch, stream, weight, eps=eps)
+
+
+_add_norm = torch.library.custom_op("mixlab::add_norm", _forward, mutates_args=(), device_types="cuda")
 
 
 @_add_norm.register_fake
@@ -36,13 +42,17 @@ def _(branch: Tensor, stream: Tensor, weight: Tensor, eps: float) -> tuple[Tenso
     return branch.new_empty(branch.shape, dtype=torch.float32), branch.new_empty(branch.shape)
 
 
-@torch.library.custom_op("mixlab::add_norm_backward", mutates_args=(), device_types="cuda")
-def _add_norm_backward(
+def _backward(
     dout: Tensor | None, dnormed: Tensor | None, out: Tensor, weight: Tensor, branch_dtype: torch.dtype, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     from mixlab.ops.add_norm.triton_add_norm import add_norm_backward
 
     return add_norm_backward(dout, dnormed, out, weight, branch_dtype, eps=eps)
+
+
+_add_norm_backward = torch.library.custom_op(
+    "mixlab::add_norm_backward", _backward, mutates_args=(), device_types="cuda"
+)
 
 
 @_add_norm_backward.register_fake
@@ -54,19 +64,32 @@ def _(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    branch, stream, weight, ctx.eps = inputs
+    branch, _, weight, ctx.eps = inputs
     ctx.save_for_backward(output[0], weight)
-    ctx.dtypes = branch.dtype, stream.dtype
+    ctx.branch_dtype = branch.dtype
     ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx: Any, dout: Tensor | None, dnormed: Tensor | None) -> tuple[Tensor | None, ...]:
+def _gradients(
+    ctx: Any, dout: Tensor | None, dnormed: Tensor | None, backward: Callable[..., Any] = _add_norm_backward
+) -> tuple[Tensor | None, ...]:
     if dout is None and dnormed is None:
         return None, None, None, None
     out, weight = ctx.saved_tensors
-    branch_dtype, stream_dtype = ctx.dtypes
-    dbranch, dstream, dweight = _add_norm_backward(dout, dnormed, out, weight, branch_dtype, ctx.eps)
-    return dbranch, dstream.to(stream_dtype), dweight.to(weight.dtype), None
+    dbranch, dstream, dweight = backward(dout, dnormed, out, weight, ctx.branch_dtype, ctx.eps)
+    return dbranch, dstream, dweight.to(weight.dtype), None
 
 
 _add_norm.register_autograd(_gradients, setup_context=_keep)
+
+
+class _Eager(torch.autograd.Function):
+    """The same without the dispatcher, whose 0.1 ms per call is more than the kernel takes."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        output = _forward(*inputs)
+        _keep(ctx, inputs, output)
+        return output
+
+    backward = staticmethod(partial(_gradients, backward=_backward))

@@ -5,6 +5,6 @@ from torch import Tensor
 
 
 def add_rms_norm(branch: Tensor, stream: Tensor, weight: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
-    """(B, L, D) twice and (D,) -> the new stream in float32 (float64 stays), and its RMSNorm in the dtype of the branch."""
+    """(B, L, D) twice and (D,) -> the new stream, in the stream's dtype, and its RMSNorm in the dtype of the branch."""
     stream = stream + branch
     return stream, F.rms_norm(stream, weight.shape, weight.to(stream.dtype), eps).to(branch.dtype)

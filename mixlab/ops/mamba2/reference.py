@@ -1,4 +1,4 @@
-"""Everything of a Mamba-2 mixer between its two projections: convolution, scan, gate and norm, for one or two directions.
+"""All of a Mamba-2 mixer between its two projections: convolution, scan, gate and norm, for one or two directions.
 
 Parameters are stacked over R directions: conv_weight (R, E + 2N, W), conv_bias (R, E + 2N), dt_bias, A_log and skip
 (R, heads), norm_weight (R, E), with E the inner width. Direction 0 reads from the left, direction 1 from the right.
@@ -16,7 +16,7 @@ from mixlab.ops.ssd.op import ssd
 def scan_inputs(
     xkq: Tensor, dt: Tensor, conv_weight: Tensor, conv_bias: Tensor, dt_bias: Tensor, *, head_dim: int, reverse: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What one direction scans: q, k (B, L, 1, N), v (B, L, heads, P) and dt (B, L, heads), from its raw projections."""
+    """What one direction scans, from raw projections: q, k (B, L, 1, N), v (B, L, heads, P), dt (B, L, heads)."""
     num_heads = dt_bias.shape[0]
     inner = num_heads * head_dim
     state = (conv_weight.shape[0] - inner) // 2

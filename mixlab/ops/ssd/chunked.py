@@ -78,7 +78,7 @@ def _scan(q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, 
 
 def _decay(log_decay: Tensor) -> Tensor:
     """The factor of a log decay; where the sign says that a token lies ahead, some finite number."""
-    return log_decay.clamp(MIN_LOG_FACTOR, 0).exp()
+    return log_decay.clamp(MIN_LOG_FACTOR, 0.0).exp()
 
 
 def _carry(states: Tensor, decay: Tensor, *, reverse: bool) -> Tensor:

@@ -1,5 +1,7 @@
-"""The scan, wherever the tensors are: Triton kernels for CUDA tensors of the sizes they know, plain torch for the rest."""
+"""The scan, wherever the tensors are: Triton kernels for CUDA tensors of sizes they know, plain torch for the rest."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +18,8 @@ def ssd(q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, *,
         return ssd_chunked(q, k, v, dt, A, skip, num_reverse=num_reverse)
     q, k, dt, A, skip = q.to(v.dtype), k.to(v.dtype), dt.float(), A.float(), skip.float()
     keep_states = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, dt, A, skip))
-    return _scan(q, k, v, dt, A, skip, num_reverse, keep_states)[0]
+    run = _scan if torch.compiler.is_compiling() or type(v) is not Tensor else _Eager.apply
+    return run(q, k, v, dt, A, skip, num_reverse, keep_states)[0]
 
 
 def runs_kernels(q: Tensor, v: Tensor) -> bool:
@@ -24,13 +27,15 @@ def runs_kernels(q: Tensor, v: Tensor) -> bool:
     return v.is_cuda and kernels_take(v.shape[0], v.shape[1], v.shape[3], q.shape[3], v.dtype)
 
 
-@torch.library.custom_op("mixlab::ssd", mutates_args=(), device_types="cuda")
-def _scan(
+def _forward(
     q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, num_reverse: int, keep_states: bool
 ) -> tuple[Tensor, Tensor]:
     from mixlab.ops.ssd.triton_scan import ssd_forward  # here: a machine without a GPU may have no Triton
 
     return ssd_forward(q, k, v, dt, A, skip, num_reverse=num_reverse, keep_states=keep_states)
+
+
+_scan = torch.library.custom_op("mixlab::ssd", _forward, mutates_args=(), device_types="cuda")
 
 
 @_scan.register_fake
@@ -42,13 +47,15 @@ def _(
     return v.new_empty(v.shape), v.new_empty(batch, num_heads, num_states, q.shape[3], width)
 
 
-@torch.library.custom_op("mixlab::ssd_backward", mutates_args=(), device_types="cuda")
-def _scan_backward(
+def _backward(
     dy: Tensor, q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, states: Tensor, num_reverse: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from mixlab.ops.ssd.triton_scan import ssd_backward
 
     return ssd_backward(dy, q, k, v, dt, A, skip, states, num_reverse=num_reverse)
+
+
+_scan_backward = torch.library.custom_op("mixlab::ssd_backward", _backward, mutates_args=(), device_types="cuda")
 
 
 @_scan_backward.register_fake
@@ -65,14 +72,26 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx: Any, dy: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-    if dy is None:
-        return (None,) * 8
-    dqk, dv, ddt, sums = _scan_backward(dy, *ctx.saved_tensors, ctx.num_reverse)
+def _gradients(
+    ctx: Any, dy: Tensor, _: None, backward: Callable[..., Any] = _scan_backward
+) -> tuple[Tensor | None, ...]:
+    dqk, dv, ddt, sums = backward(dy, *ctx.saved_tensors, ctx.num_reverse)
     return *dqk.unbind(0), dv, ddt, *sums.unbind(0), None, None
 
 
 _scan.register_autograd(_gradients, setup_context=_keep)
+
+
+class _Eager(torch.autograd.Function):
+    """The same without the dispatcher, whose 0.1 ms per call is more than some of the kernels take."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        output = _forward(*inputs)
+        _keep(ctx, inputs, output)
+        return output
+
+    backward = staticmethod(partial(_gradients, backward=_backward))
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, num_reverse: int) -> None:
@@ -81,7 +100,9 @@ def _check(q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor,
     batch, length, num_heads, _ = v.shape
     groups = q.shape[2]
     if k.shape != q.shape or q.shape[:2] != v.shape[:2]:
-        raise ValueError(f"q {tuple(q.shape)} and k {tuple(k.shape)} must agree, and share B and L with v {tuple(v.shape)}")
+        raise ValueError(
+            f"q {tuple(q.shape)} and k {tuple(k.shape)} must agree, and share B and L with v {tuple(v.shape)}"
+        )
     if dt.shape != v.shape[:3] or A.shape != (num_heads,) or skip.shape != (num_heads,):
         raise ValueError(
             f"dt {tuple(dt.shape)}, A {tuple(A.shape)} and skip {tuple(skip.shape)} must have one entry per head of "
@@ -92,6 +113,6 @@ def _check(q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor,
     per_group = num_heads // groups
     if not 0 <= num_reverse <= num_heads or num_reverse % per_group:
         raise ValueError(
-            f"num_reverse {num_reverse} is not a number of whole groups of {per_group} heads between 0 and {num_heads}; "
+            f"num_reverse {num_reverse} is not whole groups of {per_group} heads between 0 and {num_heads}; "
             "give the two directions groups of their own"
         )

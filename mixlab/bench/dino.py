@@ -1,0 +1,221 @@
+"""A whole DINO step (crops apart or included), ours beside facebookresearch/dino's, in one run on one machine.
+
+`python -m mixlab.bench.dino` on a GPU; `--tiny` runs everything in miniature on a CPU.
+The peer is measured where its sources lie in `--peer` (a clone of facebookresearch/dino); otherwise it is left out.
+"""
+
+from __future__ import annotations
+
+import importlib
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+from torch import Tensor
+
+from mixlab.backbones.zoo import create_model
+from mixlab.commands.output import console, emit, table
+from mixlab.data.loader import Batch
+from mixlab.recipes import RECIPES
+from mixlab.run import provenance
+from mixlab.training.acceleration import compile_recipe
+from mixlab.training.config import TrainConfig
+from mixlab.training.dino import DinoConfig, DinoRecipe
+from mixlab.training.distributed import World
+from mixlab.training.recipe import Place
+from mixlab.training.update import Update
+
+Row = dict[str, Any]
+ROUNDS = 3
+# One NVIDIA H200, bf16, batch 64, 2 x 224 + 8 x 96 px, 65,536 outputs; measured 2026-11-15, torch 2.11
+PUBLISHED: list[Row] = [
+    {"system": "Dino-Mamba, released", "model": "DinoVim-B", "images_per_s": 81.0, "peak_GiB": 31.1},
+    {"system": "Dino-Mamba, released", "model": "DinoVim-S", "images_per_s": 90.0, "peak_GiB": None},
+    {"system": "facebookresearch/dino", "model": "ViT-B/16", "images_per_s": 344.0, "peak_GiB": 22.3},
+]
+
+
+class ReadyViews(DinoRecipe):
+    """DINO on views that are already there: what peers are measured on."""
+
+    ready: list[Tensor]
+
+    def views(self, batch: Batch, place: Place) -> list[Tensor]:
+        return self.ready
+
+
+def measure(
+    *,
+    models: Sequence[str] = ("dinovim_base", "vit_base"),
+    batch: int = 64,
+    steps: int = 20,
+    compile: bool = False,
+    tiny: bool = False,
+    peer: Path = Path(".peers/dino"),
+) -> list[Row]:
+    """One row per network: with views ready, and with the crops made in the step; then the peer."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu" and not tiny:
+        raise ValueError("the full step needs a GPU; --tiny runs a miniature of it on the CPU")
+    configs = {name: _config(name, batch=batch, tiny=tiny) for name in models}
+    rows = []
+    for name, config in configs.items():
+        for crops in (False, True):
+            rows.append(_guarded("mixlab", name, crops, partial(_ours, config, device, steps, crops, compile)))
+            _free(device)
+    size = "tiny" if tiny else "base"
+    run_peer = partial(_peer, peer, _config("vit_base", batch=batch, tiny=tiny), size, device, steps)
+    rows.append(_guarded("facebookresearch/dino", f"vit_{size}", False, run_peer))
+    return rows
+
+
+def _config(name: str, *, batch: int, tiny: bool) -> TrainConfig:
+    if tiny:
+        small = DinoConfig(num_prototypes=256, hidden=64, bottleneck=32, global_size=32, local_size=16, num_local=2)
+        family = name.split("_")[0]
+        recipe = RECIPES[f"dino_{family}_tiny64"]()
+        return replace(recipe, method=small, batch=min(batch, 4))
+    return replace(RECIPES[f"dino_{name}"](), batch=batch)
+
+
+def _ours(config: TrainConfig, device: torch.device, steps: int, crops: bool, compile: bool) -> Row:
+    assert isinstance(config.method, DinoConfig)
+    torch.set_float32_matmul_precision("high")
+    torch.manual_seed(0)
+    backbone = create_model(config.model.name, **config.model.fields)
+    recipe = (DinoRecipe if crops else ReadyViews)(config.method, backbone, total_steps=1000)
+    if compile:
+        compile_recipe(recipe)
+    for module in recipe.modules().values():
+        module.to(device)
+    side = config.data.size
+    images = torch.randint(0, 256, (config.batch, 3, side, side), dtype=torch.uint8, device=device)
+    numbers = torch.arange(config.batch)
+    data = Batch(images, numbers, numbers, torch.full((config.batch, 2), side))
+    if isinstance(recipe, ReadyViews):
+        recipe.ready = DinoRecipe.views(recipe, data, Place(step=0, epoch=0))
+    update = Update(recipe, config, steps_per_epoch=100, world=World(device))
+    count = iter(range(100, 10**9))  # past the first epoch, in which the prototypes are frozen
+    return _time(lambda: update([data], next(count)), config.batch, device, steps)
+
+
+def _peer(folder: Path, config: TrainConfig, size: str, device: torch.device, steps: int) -> Row:
+    """Their networks, head, loss and helpers in the order of their training loop, in bf16."""
+    if not (folder / "main_dino.py").is_file():
+        raise FileNotFoundError(f"no facebookresearch/dino in {folder}")
+    assert isinstance(config.method, DinoConfig)
+    method = config.method
+    sys.path.insert(0, str(folder))
+    try:
+        theirs, main = importlib.import_module("vision_transformer"), importlib.import_module("main_dino")
+        helpers = importlib.import_module("utils")
+    finally:
+        sys.path.remove(str(folder))
+    patch = 8 if size == "tiny" else 16
+
+    def network(**options: Any) -> Any:
+        backbone = theirs.__dict__[f"vit_{size}"](patch_size=patch, **options)
+        head = theirs.DINOHead(backbone.embed_dim, method.num_prototypes, norm_last_layer=True)
+        return helpers.MultiCropWrapper(backbone, head).to(device)
+
+    student, teacher = network(drop_path_rate=0.1), network()
+    teacher.load_state_dict(student.state_dict())
+    teacher.requires_grad_(False)
+    num_views = 2 + method.num_local
+    loss_of = main.DINOLoss(method.num_prototypes, num_views, 0.04, 0.07, 30, 100).to(device)
+    # Their centre is reduced over ranks even where there is one: leave the collective out.
+    loss_of.update_center = lambda teacher_output: loss_of.center.mul_(0.9).add_(
+        teacher_output.float().mean(0, keepdim=True), alpha=0.1
+    )
+    optimizer = torch.optim.AdamW(helpers.get_params_groups(student), lr=1e-5)
+    sizes = [method.global_size] * 2 + [method.local_size] * method.num_local
+    views = [torch.randn(config.batch, 3, side, side, device=device) for side in sizes]
+
+    def step() -> None:
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            targets = teacher(views[:2])
+            loss = loss_of(student(views), targets, 1)
+        optimizer.zero_grad()
+        loss.backward()
+        helpers.clip_gradients(student, 3.0)
+        optimizer.step()
+        with torch.no_grad():
+            for ours, average in zip(student.parameters(), teacher.parameters(), strict=True):
+                average.data.mul_(0.996).add_(ours.detach().data, alpha=0.004)
+
+    return _time(step, config.batch, device, steps)
+
+
+def _time(step: Callable[[], object], images: int, device: torch.device, steps: int) -> Row:
+    """Steps one after the other as in training, waited for at the end; the median of some rounds, after warming up."""
+    for _ in range(2 if device.type == "cpu" else 8):
+        step()
+    _wait(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    rounds = []
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        for _ in range(steps):
+            step()
+        _wait(device)
+        rounds.append((time.perf_counter() - start) / steps)
+    peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
+    seconds = statistics.median(rounds)
+    return {"images_per_s": images / seconds, "ms_per_step": seconds * 1e3, "peak_GiB": peak}
+
+
+def _guarded(system: str, model: str, crops: bool, run: Callable[[], Row]) -> Row:
+    """A row even where a measurement fails, so that one failure does not cost the others."""
+    row: Row = {"system": system, "model": model, "views": "made in step" if crops else "ready"}
+    empty = {"images_per_s": None, "ms_per_step": None, "peak_GiB": None, "note": ""}
+    try:
+        return {**row, **empty, **run()}
+    except (RuntimeError, ImportError, OSError, AttributeError, TypeError, ValueError) as error:
+        return {**row, **empty, "note": f"not measured: {error}"[:160]}
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _free(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def main(
+    *,
+    models: tuple[str, ...] = ("dinovim_base", "vit_base"),
+    batch: int = 64,
+    steps: int = 20,
+    compile: bool = False,
+    tiny: bool = False,
+    peer: Path = Path(".peers/dino"),
+    json: str | None = None,
+) -> dict[str, Any]:
+    """Measure whole DINO steps and print them beside published figures."""
+    rows = measure(models=models, batch=batch, steps=steps, compile=compile, tiny=tiny, peer=peer)
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "the CPU"
+    sizes = "in miniature" if tiny else f"batch {batch}, 2 x 224 + 8 x 96 px, 65,536 outputs, bf16"
+    columns = ["system", "model", "views", "images/s", "ms/step", "peak GiB", "note"]
+    keys = ["system", "model", "views", "images_per_s", "ms_per_step", "peak_GiB", "note"]
+    table(f"DINO step on {device}, {sizes}", columns, [[row[key] for key in keys] for row in rows])
+    if not tiny:
+        published = [[row[key] for key in ("system", "model", "images_per_s", "peak_GiB")] for row in PUBLISHED]
+        title = "Published measurement, one H200, the same step (EXPERIMENTS.md)"
+        table(title, ["system", "model", "images/s", "peak GiB"], published)
+    console.print(f"images/s: the median of {ROUNDS} rounds of {steps} steps", highlight=False)
+    return emit({"rows": rows, "published": PUBLISHED, "provenance": provenance(device=device)}, json)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

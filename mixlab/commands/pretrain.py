@@ -1,0 +1,84 @@
+"""`mixlab pretrain`: a backbone by DINO, without labels."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from mixlab.commands.output import console, emit
+from mixlab.data.unreadable import TooManyUnreadableError
+from mixlab.recipes import find_recipe
+from mixlab.training.loop import train
+from mixlab.training.settings import override
+from mixlab.training.slurm import SlurmConfig, TrainingJob, submit
+from mixlab.training.stopping import Stopped
+
+Settings = Annotated[list[str], tyro.conf.UseAppendAction]
+Launcher = Literal["here", "slurm"]
+COMMANDS = {"dino": "pretrain", "supervised": "train"}
+
+
+def pretrain(
+    recipe: Annotated[str, tyro.conf.Positional],
+    *,
+    data: str,
+    run: Path,
+    set: Settings = [],  # noqa: B006  tyro reads the default, nobody changes it
+    device: str | None = None,
+    launcher: Launcher = "here",
+    slurm: SlurmConfig = SlurmConfig(),  # noqa: B008  frozen
+    json: str | None = None,
+) -> dict[str, Any]:
+    """Pretrain a backbone with DINO. The same --run again goes on where it stopped; torchrun works as is.
+
+    SIGTERM and Ctrl-C save and stop, with exit code 143 or 130.
+
+    Args:
+        recipe: a recipe such as dino_dinovim_tiny64, or the config.json of another run.
+        data: shapes, a folder of images, or wds:PATTERN.
+        run: the directory of this run.
+        set: a setting such as optim.lr=1e-3 or model.depth=12; may be given many times.
+        device: cpu or cuda; a GPU where there is one.
+        launcher: here, or slurm to send the run as a job (needs the extra mixlab[slurm]).
+        slurm: what to ask SLURM for.
+        json: also write a summary as JSON to this file, or to stdout for "-".
+    """
+    return launch(
+        recipe, kind="dino", data=data, run=run, settings=set, device=device, launcher=launcher, slurm=slurm, json=json
+    )
+
+
+def launch(
+    recipe: str,
+    *,
+    kind: str,
+    data: str,
+    run: Path,
+    settings: list[str],
+    device: str | None,
+    launcher: Launcher,
+    slurm: SlurmConfig,
+    json: str | None,
+) -> dict[str, Any]:
+    """What `pretrain` and `train` share."""
+    config = override(find_recipe(recipe), settings)
+    if config.method.kind != kind:
+        command = COMMANDS[config.method.kind]
+        raise ValueError(f"{recipe} is a {config.method.kind} recipe; run it with `mixlab {command}`")
+    if launcher == "slurm":
+        number = submit(TrainingJob(config, data=data, run=run.resolve(), name=recipe), slurm)
+        console.print(f"job {number} was sent; its output goes to {run / 'slurm'}")
+        return emit({"job": number, "run": str(run)}, json)
+    try:
+        outcome = train(config, data=data, run=run, device=device, name=recipe)
+    except Stopped as stopped:
+        console.print(f"{stopped}; run the same command again to go on")
+        raise SystemExit(stopped.exit_code) from stopped
+    except TooManyUnreadableError as error:
+        raise RuntimeError(f"{error} (data.skip_limit)") from error
+    result = {"run": str(run), "steps": outcome.step, "from_step": outcome.from_step, "seconds": outcome.seconds}
+    if os.environ.get("RANK", "0") != "0":
+        return result
+    console.print(f"done: {outcome.step} steps; the backbone is in {run / 'weights.safetensors'}", highlight=False)
+    return emit({**result, "figures": outcome.figures}, json)

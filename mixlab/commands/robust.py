@@ -1,0 +1,235 @@
+"""`mixlab robust`: a classifier on ImageNet's shifted sets, a table in the shape of the paper's Table 4."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import tyro
+
+from mixlab.analysis.subjects import Subject
+from mixlab.commands.looking import file_name, load_subjects, open_run, own_size
+from mixlab.commands.output import console, emit, table
+from mixlab.commands.probe import quiet_unless_first, training_said
+from mixlab.evaluation.accuracy import accuracy
+from mixlab.evaluation.classifier import (
+    Classifier,
+    load_head,
+    probe_classifier,
+    timm_classifier,
+    trained_classifier,
+)
+from mixlab.evaluation.paper import robustness_figure
+from mixlab.evaluation.robustness import SETS, SetScore, find_sets, score_set
+from mixlab.evaluation.views import CROP_SHARE, CentreView, Precision, num_workers, run_precision
+from mixlab.run import RunDirectory, provenance
+from mixlab.training.distributed import from_all, join_world
+from mixlab.training.seeding import seed_all
+
+PROBES = ("probe/augmented/best_head.safetensors", "probe/cached/best_head.safetensors")
+
+
+def robust(
+    target: Annotated[str, tyro.conf.Positional],
+    *,
+    data: Annotated[list[str], tyro.conf.arg(metavar="FOLDER|NAME=FOLDER ...")],
+    head: Path | None = None,
+    limit: int | None = None,
+    shard: str = "0/1",
+    image: int | None = None,
+    crop_share: float | None = None,
+    batch: int = 64,
+    precision: Precision = "auto",
+    workers: int | None = None,
+    weights: str | None = None,
+    training: str | None = None,
+    device: str | None = None,
+    run: Path | None = None,
+    json: str | None = None,
+) -> dict[str, Any]:
+    """Score a classifier on ImageNet-V2, Sketch, A, R, ReaL and plain validation. torchrun works as is.
+
+    Args:
+        target: a run with a probe or a classifier, a name with --head, or timm/NAME as timm's own classifier.
+        data: a folder with the sets under their released names, or NAME=FOLDER for each, NAME among val, v2-mf, v2-t07,
+            v2-ti, sketch, a, r, real.
+        head: a probe of `mixlab probe`, or a released probe checkpoint; without it, the run's own.
+        limit: at most so many images of each set, spread evenly.
+        shard: I/N, to score only every N-th image from the I-th on; when all N are in the run, they are put together.
+        image: the side in pixels; without it, what the classifier was made for.
+        crop_share: how much of each side the view of an image keeps; as the classifier says without it.
+        batch: images at a time.
+        precision: bf16 or fp32; auto is bf16 on a GPU.
+        workers: processes that read images; the cores shared out without it.
+        weights: a weight file for a name.
+        training: how the target was trained (dino, supervised, ...), where its run does not say.
+        device: cpu or cuda; a GPU where there is one.
+        run: the directory for results; the target's own if it is a run, else runs/look.
+        json: also write the result as JSON to this file, or to stdout for "-".
+    """
+    part, parts = parse_shard(shard)
+    folders = parse_sets(data)
+    with join_world(device) as world, torch.no_grad():
+        seed_all(0)  # an untrained target is the same on every rank
+        classifier, about = load_classifier(
+            target, head=head, weights=weights, training=training, image=image, crop_share=crop_share
+        )
+        classifier.to(world.device).eval()
+        directory = open_run(run, [target])
+        scores: dict[str, SetScore] = {}
+        for name, folder in folders.items():
+            with quiet_unless_first(world)(SETS[name].title, SETS[name].num_images) as step:
+                own = score_set(
+                    name,
+                    folder,
+                    classifier,
+                    device=world.device,
+                    batch=batch,
+                    workers=num_workers(workers, world),
+                    limit=limit,
+                    shard=(part * world.size + world.rank, parts * world.size),
+                    precise=run_precision(precision, world.device),
+                    progress=step,
+                )
+            first, *rest = from_all(own)
+            for other in rest:
+                first.add(other)
+            scores[name] = first
+        if not world.is_first:
+            return {}
+        result = {
+            "kind": "robust",
+            "subject": about,
+            "limit": limit,
+            "view": vars(classifier.view),
+            "counts": {name: vars(score) for name, score in scores.items()},
+            "provenance": provenance(device=str(world.device)),
+        }
+        stem = f"robust_{file_name(classifier.label)}"
+        if parts > 1:
+            directory.write_result(f"{stem}.{part}-of-{parts}", result)
+            found = _all_parts(directory, stem, parts)
+            if found is None:
+                console.print(f"part {part} of {parts} is in {directory.path}; the table comes with the last one")
+                return emit(result, json)
+            scores = found
+            result["counts"] = {name: vars(score) for name, score in scores.items()}
+        result |= _figures(scores, about, limited=limit is not None)
+        directory.write_result(stem, result)
+        _print(classifier.label, result, scores)
+        console.print(f"results in {directory.path}")
+        return emit(result, json)
+
+
+def load_classifier(
+    target: str,
+    *,
+    head: Path | None,
+    weights: str | None,
+    training: str | None,
+    image: int | None,
+    crop_share: float | None,
+) -> tuple[Classifier, dict[str, Any]]:
+    """The classifier that TARGET and --head name, and what is known of it."""
+    name, _, label = target.partition("=")
+    if name.startswith("timm/") and head is None:
+        classifier = timm_classifier(name.removeprefix("timm/"), weights=weights, image=image, label=label or None)
+        if crop_share is not None:
+            classifier.view = CentreView(classifier.view.size, crop_share, classifier.view.fit)
+        size = sum(parameter.numel() for parameter in classifier.parameters())
+        known = {"label": classifier.label, "model": name, "training": training or "supervised"}
+        return classifier, {**known, "num_parameters": size, "classifier": "its own"}
+    (subject,) = load_subjects([target], weights=weights, training=training_said(target, training), device="cpu")
+    place = Path(name)
+    if head is None and place.is_dir():
+        head = next((place / probe for probe in PROBES if (place / probe).is_file()), None)
+    if head is not None:
+        probed = load_head(head, subject.backbone)
+        size = image or int(probed.about.get("image", own_size(subject.backbone)))
+        view = CentreView(size, crop_share or float(probed.about.get("crop_share", CROP_SHARE)))
+        classifier = probe_classifier(subject.backbone, probed, view=view, label=subject.label)
+        return classifier, {**subject.describe(), "classifier": f"probe, {probed.input}, {probed.source}"}
+    if (place / "classifier.safetensors").is_file():
+        return _trained(place, subject, image, crop_share), {**subject.describe(), "classifier": "trained with it"}
+    raise ValueError(
+        f"{target} has no classifier: give --head FILE, probe it first (`mixlab probe {target}`), or name timm/MODEL"
+    )
+
+
+def _trained(place: Path, subject: Subject, image: int | None, crop_share: float | None) -> Classifier:
+    classes = RunDirectory.open(place).read_config().get("classes", [])
+    view = CentreView(image or own_size(subject.backbone), crop_share or CROP_SHARE)
+    file = place / "classifier.safetensors"
+    return trained_classifier(subject.backbone, file, classes=classes, view=view, label=subject.label)
+
+
+def parse_sets(data: Sequence[str]) -> dict[str, Path]:
+    """NAME=FOLDER as given, and whatever a plain folder holds; in the order of the table."""
+    found: dict[str, Path] = {}
+    for text in data:
+        name, equals, folder = text.partition("=")
+        if not equals:
+            found |= find_sets(Path(text).expanduser())
+        elif name not in SETS:
+            raise ValueError(f"{name!r} in {text!r} is no set; choose among {', '.join(SETS)}")
+        elif not Path(folder).expanduser().is_dir():
+            raise FileNotFoundError(f"{folder} in {text!r} is not a folder; check the path")
+        else:
+            found[name] = Path(folder).expanduser()
+    return {name: found[name] for name in SETS if name in found}
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not match or not int(match[1]) < int(match[2]):
+        raise ValueError(f"shard {text!r} is not I/N with I below N; write 0/4, 1/4, 2/4 and 3/4 for four parts")
+    return int(match[1]), int(match[2])
+
+
+def _all_parts(directory: RunDirectory, stem: str, parts: int) -> dict[str, SetScore] | None:
+    """The scores of all parts put together; None while some are missing."""
+    results = directory.results()
+    stored = [results.get(f"{stem}.{part}-of-{parts}") for part in range(parts)]
+    whole: dict[str, SetScore] = {}
+    for result in stored:
+        if result is None:
+            return None
+        for name, counts in result["counts"].items():
+            if name in whole:
+                whole[name].add(SetScore(**counts))
+            else:
+                whole[name] = SetScore(**counts)
+    return whole
+
+
+def _figures(scores: dict[str, SetScore], about: dict[str, Any], *, limited: bool) -> dict[str, Any]:
+    sets, records = {}, []
+    for name, score in scores.items():
+        figure = accuracy(score.correct, score.n)
+        complete = score.n == SETS[name].num_images
+        paper = robustness_figure(about["model"], name) if complete and about["training"] == "dino" else None
+        sets[name] = {**figure.as_json(), "complete": complete, "paper": paper, "notes": score.notes()}
+        if name != "val" and figure.value is not None:
+            value = {"value": figure.value, "low": figure.low, "high": figure.high, "n": figure.n}
+            records.append({**about, "metric": "robust_top1", **value, "data": f"imagenet-{name}", "limited": limited})
+    return {"sets": sets, "measurements": records}
+
+
+def _print(label: str, result: dict[str, Any], scores: dict[str, SetScore]) -> None:
+    sets = result["sets"]
+    columns = ["top-1 %", *(SETS[name].title for name in sets)]
+    rows: list[list[Any]] = [
+        [label, *(None if s["top1"] is None else round(100 * s["top1"], 1) for s in sets.values())],
+        [
+            "95 %",
+            *("-" if s["low"] is None else f"{100 * s['low']:.1f} to {100 * s['high']:.1f}" for s in sets.values()),
+        ],
+        ["n", *(s["n"] for s in sets.values())],
+    ]
+    if any(s["paper"] is not None for s in sets.values()):
+        rows.append(["paper", *(None if s["paper"] is None else round(100 * s["paper"], 1) for s in sets.values())])
+    table("ImageNet's shifted sets", columns, rows)
+    for score in scores.values():
+        for note in score.notes():
+            console.print(note, style="yellow", highlight=False)

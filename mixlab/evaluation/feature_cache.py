@@ -1,0 +1,220 @@
+"""Features of a set of images on disk, in shards that are written once: a stopped extraction goes on where it was.
+
+FOLDER/KEY/about.json        what the features are of; KEY is its checksum, so other features never get mixed up
+FOLDER/KEY/00000.npy         features (n, F), half precision unless asked otherwise
+FOLDER/KEY/00000.rows.npy    int64 (n, 2): the number of each image in the source, and its label
+FOLDER/KEY/00000.json        checksums of both, and the images that could not be read; a shard exists once this does
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mixlab.backbones.backbone import Backbone
+from mixlab.data.source import ImageSource, Subset
+from mixlab.evaluation.feature_plan import FeaturePlan
+from mixlab.evaluation.feature_table import FeatureTable
+from mixlab.evaluation.views import CentreView
+from mixlab.run.directory import read_json, write_aside, write_json
+from mixlab.training.distributed import World, from_all
+from mixlab.training.tensor_file import sha256_of
+
+FORMAT = 1
+SHARD = 4096  # images; about a second of a GPU's work to lose
+Stored = Literal["float16", "float32"]
+Step = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """How features are made: all that decides their values but the weights and the images."""
+
+    plan: FeaturePlan
+    view: CentreView
+    precision: str
+    stored: Stored = "float16"
+
+    def about(self, backbone: Backbone, source: ImageSource, name: str) -> dict[str, Any]:
+        """The identity of these features, as JSON."""
+        return {
+            "format": FORMAT,
+            "backbone": backbone.name,
+            "weights": weights_checksum(backbone),
+            "images": {"name": name, "number": len(source), "checksum": images_checksum(source)},
+            "source": self.plan.source,
+            "pools": [[pool, list(widths)] for pool, widths in self.plan.pools],
+            "view": asdict(self.view),
+            "precision": self.precision,
+            "stored": self.stored,
+            "shard": SHARD,
+        }
+
+
+class FeatureCache:
+    """The features of one source. Every rank extracts shards of its own; all read all of them."""
+
+    def __init__(
+        self, folder: Path, extraction: Extraction, *, backbone: Backbone, source: ImageSource, name: str
+    ) -> None:
+        self.extraction, self.backbone, self.source = extraction, backbone, source
+        about = extraction.about(backbone, source, name)
+        self.folder = folder / _checksum(about)[:16]
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not (self.folder / "about.json").is_file():
+            write_json(self.folder / "about.json", about)
+        self.num_shards = -(-len(source) // SHARD)
+
+    def fill(
+        self,
+        *,
+        world: World,
+        batch: int,
+        workers: int,
+        precise: Callable[[], AbstractContextManager[None]],
+        progress: Step = lambda count: None,
+    ) -> FeatureTable:
+        """Extract what is missing or damaged, and open the whole."""
+        if len(set(from_all(self.folder.name))) > 1:
+            raise RuntimeError("ranks hold different weights or images; give all of them the same, and the same seed")
+        own = range(world.rank, self.num_shards, world.size)
+        missing = [number for number in own if not self._is_whole(number)]
+        progress(sum(len(self._range(number)) for number in own if number not in missing))
+        if missing:
+            self._extract(missing, world=world, batch=batch, workers=workers, precise=precise, progress=progress)
+        from_all(len(missing))  # wait for the other ranks
+        return self.open()
+
+    def open(self) -> FeatureTable:
+        """All shards as one table; they stay on the disk until rows are asked for."""
+        parts, rows = [], []
+        unreadable: dict[str, str] = {}
+        for number in range(self.num_shards):
+            features, numbers, about = self._files(number)
+            if not about.is_file():
+                raise FileNotFoundError(
+                    f"{about} does not exist; ranks must share the folder, and all must have finished extracting"
+                )
+            parts.append(np.load(features, mmap_mode="r", allow_pickle=False))
+            rows.append(np.load(numbers, allow_pickle=False))
+            unreadable |= read_json(about)["unreadable"]
+        return FeatureTable(parts, np.concatenate(rows), unreadable)
+
+    def _extract(
+        self,
+        missing: list[int],
+        *,
+        world: World,
+        batch: int,
+        workers: int,
+        precise: Callable[[], AbstractContextManager[None]],
+        progress: Step,
+    ) -> None:
+        wanted = Subset(self.source, [index for number in missing for index in self._range(number)])
+        batch = next(size for size in range(min(batch, SHARD), 0, -1) if SHARD % size == 0)  # no batch in two shards
+        view, plan = self.extraction.view, self.extraction.plan
+        on_gpu = world.device.type == "cuda"
+        loader = view.loader(wanted, batch=batch, workers=workers, pin_memory=on_gpu)
+        known = set(loader.skipped.reasons)
+        features: list[Tensor] = []
+        rows: list[NDArray[np.int64]] = []
+        here = 0  # which of the missing shards is being filled
+
+        def finish() -> None:
+            nonlocal known
+            new = {path: why for path, why in loader.skipped.reasons.items() if path not in known}
+            known |= set(new)
+            self._write(missing[here], features, rows, new)
+            features.clear()
+            rows.clear()
+
+        for found in loader:
+            while here < int(found.indexes[0]) // SHARD:
+                finish()
+                here += 1
+            with precise():
+                images = found.images.to(world.device, non_blocking=True)
+                pixels = view(images, mean=self.backbone.pixel_mean, std=self.backbone.pixel_std)
+                features.append(self._checked(plan.extract(self.backbone, pixels)))
+            numbers = [wanted.indexes[index] for index in found.indexes.tolist()]
+            rows.append(np.stack([np.array(numbers), found.labels.numpy()], axis=1))
+            progress(len(numbers))
+        while here < len(missing):
+            finish()
+            here += 1
+
+    def _checked(self, features: Tensor) -> Tensor:
+        kept = features.to(getattr(torch, self.extraction.stored)).cpu()
+        if not kept.isfinite().all():
+            way_out = "store them as float32" if features.isfinite().all() else "check the weights, or use fp32"
+            raise ValueError(f"features are not finite numbers in {self.extraction.stored}; {way_out}")
+        return kept
+
+    def _write(
+        self, number: int, features: list[Tensor], rows: list[NDArray[np.int64]], unreadable: dict[str, str]
+    ) -> None:
+        plan = self.extraction.plan
+        values = torch.cat(features).numpy() if features else np.zeros((0, plan.width), dtype=self.extraction.stored)
+        numbers = np.concatenate(rows) if rows else np.zeros((0, 2), dtype=np.int64)
+        files = self._files(number)
+        for file, array in zip(files, (values, numbers), strict=False):
+            write_aside(file, lambda handle, array=array: np.save(handle, array, allow_pickle=False))
+        about = {"features": sha256_of(files[0]), "rows": sha256_of(files[1]), "unreadable": unreadable}
+        write_json(files[2], about | {"checksum": _checksum(about)})
+
+    def _is_whole(self, number: int) -> bool:
+        features, numbers, about = self._files(number)
+        try:
+            stored = read_json(about)
+            claimed = stored.pop("checksum")
+            return (
+                claimed == _checksum(stored)
+                and sha256_of(features) == stored["features"]
+                and sha256_of(numbers) == stored["rows"]
+            )
+        except (OSError, ValueError, KeyError):
+            return False
+
+    def _range(self, number: int) -> range:
+        return range(number * SHARD, min((number + 1) * SHARD, len(self.source)))
+
+    def _files(self, number: int) -> tuple[Path, Path, Path]:
+        stem = f"{number:05d}"
+        return self.folder / f"{stem}.npy", self.folder / f"{stem}.rows.npy", self.folder / f"{stem}.json"
+
+
+def weights_checksum(backbone: Backbone) -> str:
+    """The same for the same names and values of all parameters and buffers."""
+    digest = hashlib.sha256()
+    for name, tensor in backbone.state_dict().items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def images_checksum(source: ImageSource) -> str:
+    """The same for the same names in the same order with the same labels; contents are not read."""
+    digest = hashlib.sha256()
+    for line in _lines(source):
+        digest.update(line.encode())
+    return digest.hexdigest()
+
+
+def _lines(source: ImageSource) -> Iterator[str]:
+    yield " ".join(source.classes) + "\n"
+    for index in range(len(source)):
+        yield f"{source.name(index)} {source.label(index)}\n"
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

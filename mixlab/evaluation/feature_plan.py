@@ -1,0 +1,168 @@
+"""What probes read of a backbone: the last blocks, pooled by one or more strategies, in one pass.
+
+Features of one image lie in one row: pool by pool, and within a pool layer by layer, the last one last. The last n
+layers of a pool are then neighbours, and what a head reads is one slice of the row, or two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mixlab.backbones.backbone import Backbone, Source, check_source
+from mixlab.backbones.tokens import Features
+
+STRATEGIES = ("cls", "mean", "max", "cls+mean", "cls+max")  # Dino-Mamba, Table 6; cls is the summary token or tokens
+OUTPUT = "output"  # what the backbone itself returns
+REGISTERS = "registers"  # each register by itself
+LIGHT_WIDTH = 1536  # Dino-Mamba, Table 1: 1.5 M parameters with 1,000 classes
+
+
+class HeadInput(NamedTuple):
+    """What one head reads: of each of the last `blocks` layers, what `strategy` says."""
+
+    blocks: int
+    strategy: str
+
+    def __str__(self) -> str:
+        return f"{self.blocks} x {self.strategy}"
+
+
+@dataclass(frozen=True)
+class FeaturePlan:
+    """Which features to take so that every input can be cut from them."""
+
+    inputs: tuple[HeadInput, ...]
+    source: Source
+    pools: tuple[tuple[str, tuple[int, ...]], ...]  # name, and the width of each layer it is taken from
+
+    @classmethod
+    def build(cls, backbone: Backbone, inputs: Sequence[HeadInput], *, source: Source, image: int) -> FeaturePlan:
+        """Widths are found by one blank image of `image` px, so that any backbone will do."""
+        check_source(source)
+        inputs = tuple(dict.fromkeys(inputs))
+        if not inputs:
+            raise ValueError(f"no features to probe; choose blocks and strategies among {', '.join(STRATEGIES)}")
+        blocks = {pool: 0 for head in inputs for pool in head.strategy.split("+")}
+        for head in inputs:
+            for pool in head.strategy.split("+"):
+                blocks[pool] = max(blocks[pool], head.blocks)
+        blank = next(backbone.parameters()).new_zeros(1, backbone.channels, image, image)
+        with torch.no_grad():
+            found = _pooled(backbone, blank, blocks, source)
+        return cls(inputs, source, tuple((pool, tuple(part.shape[1] for part in found[pool])) for pool in blocks))
+
+    @property
+    def width(self) -> int:
+        """F, all features of an image."""
+        return sum(sum(widths) for _, widths in self.pools)
+
+    @torch.no_grad()
+    def extract(self, backbone: Backbone, images: Tensor) -> Tensor:
+        """Images as the backbone takes them (B, 3, H, W) -> features (B, F)."""
+        found = _pooled(backbone, images, {pool: len(widths) for pool, widths in self.pools}, self.source)
+        return torch.cat([part.float() for pool, _ in self.pools for part in found[pool]], dim=1)
+
+    def take(self, features: Tensor, head: HeadInput) -> Tensor:
+        """What a head reads of features (B, F)."""
+        parts = [features[:, part] for part in self.slices(head)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def slices(self, head: HeadInput) -> list[slice]:
+        """The columns of one input, in the order in which its head reads them."""
+        ends, end = {}, 0
+        for pool, widths in self.pools:
+            end += sum(widths)
+            ends[pool] = (end, widths)
+        found = []
+        for pool in head.strategy.split("+"):
+            end, widths = ends[pool]
+            found.append(slice(end - sum(widths[len(widths) - head.blocks :]), end))
+        return found
+
+    def width_of(self, head: HeadInput) -> int:
+        return sum(part.stop - part.start for part in self.slices(head))
+
+
+def has_class_token(backbone: Backbone) -> bool:
+    """Whether a token, or registers, stand for the image; without them the summary is the mean of the patches."""
+    return bool(backbone.layout.summary_rows(backbone.layout.num_registers + 1))
+
+
+def published_source(backbone: Backbone) -> Source:
+    """Which features the published probes of such a backbone read: Dino-Mamba's the branch, all others the stream."""
+    return "branch" if backbone.layout.place in ("middle", "spread") else "stream"
+
+
+def head_inputs(backbone: Backbone, blocks: Sequence[int], strategies: Sequence[str]) -> tuple[HeadInput, ...]:
+    """Every number of blocks with every strategy; `output` and `registers` as they apply."""
+    for number in blocks:
+        if not 1 <= number <= backbone.num_layers:
+            raise ValueError(f"cannot read the last {number} of {backbone.num_layers} blocks of {backbone.name}")
+    found = []
+    for strategy in strategies:
+        if strategy == OUTPUT:
+            found.append(HeadInput(1, OUTPUT))
+        elif strategy == REGISTERS:
+            number = backbone.layout.num_registers
+            if not number:
+                raise ValueError(f"{backbone.name} has no registers; choose among {', '.join(STRATEGIES)}")
+            found += [HeadInput(n, f"register_{index}") for n in blocks for index in range(number)]
+        elif strategy not in STRATEGIES:
+            known = ", ".join((*STRATEGIES, OUTPUT, REGISTERS))
+            raise ValueError(f"strategy {strategy!r} does not exist; choose among {known}")
+        elif "cls" in strategy and not has_class_token(backbone):
+            raise ValueError(
+                f"{backbone.name} has no class token, so {strategy!r} would be the mean; choose mean, max or {OUTPUT}"
+            )
+        else:
+            found += [HeadInput(n, strategy) for n in blocks]
+    return tuple(dict.fromkeys(found))
+
+
+def possible_strategies(backbone: Backbone) -> tuple[str, ...]:
+    """The paper's strategies as far as the backbone has them; without a class token, its own output instead."""
+    if has_class_token(backbone):
+        return STRATEGIES
+    return (OUTPUT, *(strategy for strategy in STRATEGIES if "cls" not in strategy))
+
+
+def light_blocks(backbone: Backbone) -> int:
+    """As many blocks as a light head of Table 1 reads: a width of 1,536 or the next below."""
+    return max(1, min(LIGHT_WIDTH // backbone.dim, backbone.num_layers))
+
+
+def heavy_blocks(backbone: Backbone) -> int:
+    """Four blocks, or eight for the widths of tiny and base (Dino-Mamba, Table 1)."""
+    return min(8 if backbone.dim in (256, 768) else 4, backbone.num_layers)
+
+
+def _pooled(backbone: Backbone, images: Tensor, blocks: dict[str, int], source: Source) -> dict[str, list[Tensor]]:
+    """The last so many layers of each pool, each (B, D)."""
+    found: dict[str, list[Tensor]] = {pool: [] for pool in blocks}
+    depth = max((number for pool, number in blocks.items() if pool != OUTPUT), default=0)
+    if depth:
+        for place, (_, features) in enumerate(backbone.features(images, layers=depth, source=source)):
+            for pool, number in blocks.items():
+                if pool != OUTPUT and depth - place <= number:
+                    found[pool].append(_pool(features, pool))
+    if OUTPUT in blocks:
+        found[OUTPUT].append(backbone(images))
+    return found
+
+
+def _pool(features: Features, pool: str) -> Tensor:
+    match pool.partition("_"):
+        case ("cls", _, _):
+            return features.summary
+        case ("mean", _, _):
+            return features.patches.mean((1, 2))
+        case ("max", _, _):
+            return features.patches.amax((1, 2))
+        case ("register", _, index):
+            return features.registers[:, int(index)]
+    raise ValueError(f"there is no pool {pool!r}")

@@ -1,0 +1,148 @@
+"""Many linear probes at once: heads that read the same features are one matrix product.
+
+Each head is trained as torch.optim.SGD would train it alone: gradient plus decay, momentum 0.9, a step down. The
+gradient of the mean cross-entropy is written out (probabilities less the truth), so that the product with the features
+can go straight into the momentum, and no gradient is ever stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mixlab.evaluation.feature_plan import FeaturePlan, HeadInput
+from mixlab.training.distributed import World
+
+MOMENTUM = 0.9  # DINO's probe, as the next two
+INIT_STD = 0.01
+LR_BATCH = 256  # learning rates are given for this batch and grow in proportion
+
+
+class Head(NamedTuple):
+    """One probe of the grid."""
+
+    blocks: int
+    strategy: str
+    lr: float
+    weight_decay: float
+
+    @property
+    def input(self) -> HeadInput:
+        return HeadInput(self.blocks, self.strategy)
+
+
+def new_head(width: int, num_classes: int, *, seed: int) -> nn.Linear:
+    """A probe before training: small normal weights, no bias; the same for the same seed and sizes."""
+    head = nn.utils.skip_init(nn.Linear, width, num_classes)
+    with torch.no_grad():
+        head.weight.normal_(0.0, INIT_STD, generator=torch.Generator().manual_seed(seed))
+        head.bias.zero_()
+    return head
+
+
+class HeadGroup:
+    """The heads of one input: G linear layers from F features to K classes, and their momenta."""
+
+    def __init__(self, heads: Sequence[Head], *, width: int, num_classes: int, seed: int, device: torch.device) -> None:
+        first = new_head(width, num_classes, seed=seed)
+        self.heads = tuple(heads)
+        self.weight = first.weight.detach().to(device).repeat(len(heads), 1, 1)  # (G, K, F)
+        self.bias = torch.zeros(len(heads), num_classes, device=device)
+        self.weight_momentum, self.bias_momentum = torch.zeros_like(self.weight), torch.zeros_like(self.bias)
+        self.lr = torch.tensor([head.lr for head in heads], device=device)
+        self.weight_decay = torch.tensor([head.weight_decay for head in heads], device=device)
+        self.decays = any(head.weight_decay for head in heads)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that training changes, (G, ...)."""
+        names = ("weight", "bias", "weight_momentum", "bias_momentum")
+        return {name: getattr(self, name) for name in names}
+
+    def logits(self, x: Tensor) -> Tensor:
+        """(B, F) -> (B, G, K)."""
+        flat = torch.addmm(self.bias.flatten(), x, self.weight.flatten(0, 1).mT)
+        return flat.unflatten(1, self.bias.shape)
+
+    def step(self, x: Tensor, labels: Tensor, lr_scale: float) -> Tensor:
+        """One step of SGD on (B, F) and int64 (B,). Returns the loss of each head before it, (G,)."""
+        error = self.logits(x).softmax(-1)
+        truth = labels[:, None, None].expand(-1, len(self.heads), 1)
+        loss = -error.gather(2, truth)[..., 0].clamp(min=1e-30).log().mean(0)
+        error.scatter_add_(2, truth, error.new_full((), -1.0).expand(truth.shape))
+        share = 1 / len(x)
+        self.weight_momentum.flatten(0, 1).addmm_(error.flatten(1).mT, x, beta=MOMENTUM, alpha=share)
+        self.bias_momentum.mul_(MOMENTUM).add_(error.sum(0), alpha=share)
+        if self.decays:
+            self.weight_momentum.addcmul_(self.weight, self.weight_decay[:, None, None])
+            self.bias_momentum.addcmul_(self.bias, self.weight_decay[:, None])
+        self.weight.addcmul_(self.weight_momentum, self.lr[:, None, None], value=-lr_scale)
+        self.bias.addcmul_(self.bias_momentum, self.lr[:, None], value=-lr_scale)
+        return loss
+
+
+class HeadGrid:
+    """Every input with every learning rate and weight decay. With ranks, head i belongs to rank i mod ranks."""
+
+    def __init__(
+        self,
+        plan: FeaturePlan,
+        *,
+        lrs: Sequence[float],
+        weight_decays: Sequence[float],
+        num_classes: int,
+        seed: int = 0,
+        world: World | None = None,
+    ) -> None:
+        if num_classes < 2:
+            raise ValueError(f"{num_classes} classes cannot be told apart; give labels of at least 2")
+        if not lrs or not weight_decays or min(lrs) <= 0 or min(weight_decays) < 0:
+            raise ValueError(f"lr {tuple(lrs)} and wd {tuple(weight_decays)}: give some lr above 0 and some wd from 0")
+        self.plan, self.num_classes = plan, num_classes
+        self.world = world or World(torch.device("cpu"))
+        self.heads = tuple(Head(*head, lr, wd) for head, lr, wd in product(plan.inputs, lrs, weight_decays))
+        self.groups: dict[HeadInput, HeadGroup] = {}
+        for head_input in plan.inputs:
+            own = [head for number, head in enumerate(self.heads) if head.input == head_input and self._is_own(number)]
+            if own:
+                self.groups[head_input] = HeadGroup(
+                    own,
+                    width=plan.width_of(head_input),
+                    num_classes=num_classes,
+                    seed=seed,
+                    device=self.world.device,
+                )
+
+    @property
+    def own_heads(self) -> list[int]:
+        """Numbers of this rank's heads, in the order of `predict` and `step`."""
+        return [number for number in range(len(self.heads)) if self._is_own(number)]
+
+    @torch.no_grad()
+    def step(self, features: Tensor, labels: Tensor, *, lr_scale: float) -> Tensor:
+        """Train every head on one batch, (B, F) float32 and int64 (B,). Returns the losses of this rank's heads."""
+        losses = [
+            group.step(self.plan.take(features, head_input), labels, lr_scale)
+            for head_input, group in self.groups.items()
+        ]
+        return torch.cat(losses) if losses else features.new_zeros(0)
+
+    @torch.no_grad()
+    def predict(self, features: Tensor) -> Tensor:
+        """The class that each of this rank's heads finds, (heads, B)."""
+        found = [
+            group.logits(self.plan.take(features, head_input)).argmax(-1).mT
+            for head_input, group in self.groups.items()
+        ]
+        return torch.cat(found) if found else features.new_zeros(0, len(features), dtype=torch.int64)
+
+    def finite(self) -> Tensor:
+        """Whether each of this rank's heads still consists of numbers, bool (heads,)."""
+        parts = [group.weight.sum((1, 2)).isfinite().cpu() for group in self.groups.values()]
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool)
+
+    def _is_own(self, number: int) -> bool:
+        return number % self.world.size == self.world.rank

@@ -1,0 +1,112 @@
+"""DINO's weighted vote of nearest neighbours, exact and for any size: blocks of queries against blocks of keys.
+
+Everything that could tie is a whole number. A cosine is rounded to a grid finer than its own error, and of equal ones
+the image with the lower number is nearer; weights are rounded relative to the nearest neighbour's, so that sums do not
+depend on their order, and of classes with equal votes the lower one wins. Hence the same answer on every device, in
+every block size and with any number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mixlab.evaluation.feature_table import FeatureTable
+from mixlab.evaluation.matrix_products import matrix_products
+
+KS = (10, 20, 100, 200)  # DINO
+TEMPERATURE = 0.07  # DINO
+_GRID_BITS = {torch.float32: 22, torch.float64: 30}  # of a cosine; float32 products are good to about 2^-22
+_LOW = (1 << 32) - 1  # a key is (cosine on the grid) * 2^32 + (2^32 - 1 - image number)
+
+
+@torch.no_grad()
+def nearest(
+    bank: FeatureTable,
+    queries: FeatureTable,
+    k: int,
+    *,
+    device: torch.device,
+    query_block: int = 1024,
+    bank_block: int = 65536,
+    progress: Callable[[int], None] = lambda count: None,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each block of queries the cosines (q, k), on the grid, and the rows (q, k) of the nearest, nearest first."""
+    if k < 1 or len(bank) == 0:
+        raise ValueError(f"the {k} nearest of {len(bank)} images do not exist; give k of at least 1 and some images")
+    if len(bank) > _LOW:
+        raise ValueError(f"{len(bank)} images are more than can be numbered in 32 bits; split the bank")
+    dtype = torch.float32 if device.type == "cuda" else torch.float64
+    k, bits = min(k, len(bank)), _GRID_BITS[dtype]
+    bank_block = min(bank_block, len(bank))
+    for query, _ in queries.blocks(query_block, device):
+        query = F.normalize(query.to(dtype), dim=-1)
+        found = torch.empty(len(query), 0, dtype=torch.int64, device=device)
+        for start in range(0, len(bank), bank_block):
+            keys = _keys(query, bank, start, bank_block, bits)
+            found = torch.cat([found, keys.topk(min(k, keys.shape[1]), dim=1).values], dim=1)
+            found = found.topk(min(k, found.shape[1]), dim=1).values
+        progress(len(query))
+        yield (found >> 32).to(dtype) / 2**bits, _LOW - (found & _LOW)
+
+
+def _keys(query: Tensor, bank: FeatureTable, start: int, size: int, bits: int) -> Tensor:
+    """Cosine and number of each key in one whole number, (q, keys): the larger, the nearer."""
+    # The last block is moved back to full size: a product of another shape may round in another way.
+    first = max(0, min(start, len(bank) - size))
+    block, _ = bank.block(first, size, query.device)
+    with matrix_products(exact=True):
+        cosine = query @ F.normalize(block.to(query.dtype), dim=-1).mT
+    keys = (cosine * 2**bits).round().to(torch.int64) << 32
+    keys += _LOW - torch.arange(first, first + size, device=query.device)
+    return keys[:, start - first :]
+
+
+def vote(cosine: Tensor, labels: Tensor, *, num_classes: int, temperature: float = TEMPERATURE) -> Tensor:
+    """Classes (q,) from the cosines and labels (q, k) of the nearest, nearest first."""
+    if temperature <= 0:
+        raise ValueError(f"temperature {temperature} weighs nothing; give a number above 0, such as {TEMPERATURE}")
+    relative = ((cosine.double() - cosine[:, :1].double()) / temperature).exp()
+    bits = min(52, 62 - cosine.shape[1].bit_length())  # as fine as float64 allows, and no sum overflows
+    weight = (relative * 2**bits).round().to(torch.int64)
+    votes = torch.zeros(len(cosine), num_classes, dtype=torch.int64, device=cosine.device)
+    return votes.scatter_add_(1, labels, weight).argmax(-1)
+
+
+@torch.no_grad()
+def knn_correct(
+    bank: FeatureTable,
+    queries: FeatureTable,
+    *,
+    num_classes: int,
+    ks: Sequence[int] = KS,
+    temperature: float = TEMPERATURE,
+    device: torch.device,
+    query_block: int = 1024,
+    bank_block: int = 65536,
+    progress: Callable[[int], None] = lambda count: None,
+) -> dict[int, Tensor]:
+    """For each k, which queries the vote of the k nearest gets right, bool (n,). A k above the bank takes all of it."""
+    if not ks or min(ks) < 1:
+        raise ValueError(f"k {tuple(ks)}: give at least one number from 1 on")
+    labels = bank.labels.to(device)
+    right: dict[int, list[Tensor]] = {k: [] for k in ks}
+    start = 0
+    for cosine, rows in nearest(
+        bank,
+        queries,
+        max(ks),
+        device=device,
+        query_block=query_block,
+        bank_block=bank_block,
+        progress=progress,
+    ):
+        truth = queries.labels[start : start + len(rows)]
+        start += len(rows)
+        for k in ks:
+            answer = vote(cosine[:, :k], labels[rows[:, :k]], num_classes=num_classes, temperature=temperature)
+            right[k].append(answer.cpu() == truth)
+    return {k: torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool) for k, parts in right.items()}

@@ -1,0 +1,93 @@
+"""Figures of Dino-Mamba ("RNN as Linear Transformer", CVPR 2026), to stand beside ours where settings are the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+NUM_TRAIN = 1_281_167  # ImageNet-1k
+NUM_CLASSES = 1000
+EPOCHS = 100
+
+# Table 1, per cent: (model, features that the head reads) -> top-1. 1,536 features are the light heads.
+TABLE_1 = {
+    ("vit_small", 1536): 77.0,
+    ("vit_base", 1536): 78.2,
+    ("linearvit_base", 1536): 74.7,
+    ("dinovim_small", 1536): 76.7,
+    ("dinovim_base", 1536): 78.1,
+    ("dinovim_tiny", 2048): 73.7,
+    ("dinovim_small", 2048): 77.4,
+    ("dinovim_base", 6144): 78.3,
+    ("dinomambareg_base", 6144): 78.5,
+}
+
+# Tables 5 and 6, per cent, DinoVim-S: (blocks, strategy, lr, wd) -> top-1. The text gives lr 1e-3 and wd 0 for all that
+# is not varied, and wd 1e-3 where the learning rate is.
+ABLATION_MODEL = "dinovim_small"
+BASE = (4, "cls", 1e-3, 0.0)
+ABLATIONS = {
+    (1, "cls", 1e-3, 0.0): 71.8,
+    (2, "cls", 1e-3, 0.0): 75.6,
+    (3, "cls", 1e-3, 0.0): 76.7,
+    (4, "cls", 1e-3, 0.0): 77.2,
+    (4, "cls", 1e-3, 1e-2): 75.7,
+    (4, "cls", 1e-3, 5e-3): 76.4,
+    (4, "cls", 1e-3, 1e-3): 77.3,
+    (4, "cls", 2.5e-4, 1e-3): 77.1,
+    (4, "cls", 5e-4, 1e-3): 77.2,
+    (4, "cls", 2e-3, 1e-3): 77.4,
+    (4, "mean", 1e-3, 0.0): 75.9,
+    (4, "max", 1e-3, 0.0): 74.6,
+    (4, "cls+mean", 1e-3, 0.0): 76.5,
+    (4, "cls+max", 1e-3, 0.0): 76.3,
+}
+
+# Table 4, per cent, in the names of `robustness.SETS`
+TABLE_4_COLUMNS = ("v2-mf", "v2-t07", "v2-ti", "sketch", "a", "r", "real")
+TABLE_4 = {
+    "linearvit_base": (62.5, 71.0, 76.9, 21.6, 9.6, 32.7, 81.3),
+    "dinovim_base": (66.6, 75.0, 80.2, 27.6, 14.2, 33.1, 84.3),
+    "vit_base": (66.6, 75.4, 80.7, 25.5, 15.4, 38.0, 84.6),
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a backbone was trained and probed, as far as it decides whether the paper's figure is of the same thing."""
+
+    model: str
+    training: str
+    num_classes: int
+    num_train: int
+    epochs: int
+    augmented: bool
+    published_features: bool  # the branch for Dino-Mamba's models, the stream for the others
+
+    def is_the_papers(self) -> bool:
+        return (
+            self.training == "dino"
+            and (self.num_classes, self.num_train, self.epochs) == (NUM_CLASSES, NUM_TRAIN, EPOCHS)
+            and self.augmented
+            and self.published_features
+        )
+
+
+def probe_figure(setting: Setting, *, blocks: int, strategy: str, lr: float, weight_decay: float) -> float | None:
+    """The share in Tables 5 and 6 for one head of the grid; None where the paper measured something else."""
+    if not setting.is_the_papers() or setting.model != ABLATION_MODEL:
+        return None
+    found = ABLATIONS.get((blocks, strategy, lr, weight_decay))
+    return None if found is None else found / 100
+
+
+def best_probe_figure(setting: Setting, *, width: int) -> float | None:
+    """The share in Table 1 for the best head on so many features."""
+    found = TABLE_1.get((setting.model, width)) if setting.is_the_papers() else None
+    return None if found is None else found / 100
+
+
+def robustness_figure(model: str, name: str) -> float | None:
+    """The share in Table 4."""
+    if model not in TABLE_4 or name not in TABLE_4_COLUMNS:
+        return None
+    return TABLE_4[model][TABLE_4_COLUMNS.index(name)] / 100

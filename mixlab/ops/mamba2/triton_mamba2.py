@@ -1,0 +1,62 @@
+"""The inside of a Mamba-2 mixer on the GPU: convolution, scan, gate and norm, each one pass for both directions.
+
+Nothing is kept for the backward pass but the input: the convolution and the scan run again there.
+"""
+
+import torch
+from torch import Tensor
+
+from mixlab.ops.gated_norm.triton_gated_norm import gated_norm_backward, gated_norm_forward
+from mixlab.ops.mamba2.reference import split_projected
+from mixlab.ops.short_conv.triton_short_conv import short_conv_backward, short_conv_forward
+from mixlab.ops.ssd.tiling import tiling
+from mixlab.ops.ssd.triton_backward import scan_backward
+from mixlab.ops.ssd.triton_forward import scan_forward
+from mixlab.ops.ssd.triton_steps import make_steps, steps_backward
+
+
+def mamba2_forward(
+    projected: Tensor, conv_weight: Tensor, conv_bias: Tensor, dt_bias: Tensor, A_log: Tensor, skip: Tensor,
+    norm_weight: Tensor, *, head_dim: int, eps: float,
+) -> Tensor:  # fmt: skip
+    """From the input projection (B, L, 2E + 2N + heads) to what the output projection reads (B, L, E)."""
+    projected = projected.contiguous()
+    gate, xkq, dt = split_projected(projected, conv_weight, dt_bias)
+    tiles = tiling(projected.shape[1], projected.dtype)
+    num_reverse = A_log[1:].numel()
+    q, k, v = _scanned(xkq, conv_weight, conv_bias, A_log, head_dim)
+    steps = make_steps(dt, A_log.flatten(), tiles, num_reverse=num_reverse, bias=dt_bias.flatten())
+    y, _ = scan_forward(q, k, v, steps, skip.flatten(), tiles, num_reverse=num_reverse, keep_states=False)
+    return gated_norm_forward(y, gate, norm_weight, eps=eps)
+
+
+def mamba2_backward(
+    dout: Tensor, projected: Tensor, conv_weight: Tensor, conv_bias: Tensor, dt_bias: Tensor, A_log: Tensor,
+    skip: Tensor, norm_weight: Tensor, *, head_dim: int, eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of the projection and, in float32, of the convolution (R, C, W + 1; its bias last), of A_log, skip and
+    dt_bias (3, R, heads) and of norm_weight."""
+    projected = projected.contiguous()
+    dprojected = torch.empty(projected.shape, dtype=projected.dtype, device=projected.device)
+    gate, xkq, dt = split_projected(projected, conv_weight, dt_bias)
+    dgate, dxkq, ddt = split_projected(dprojected, conv_weight, dt_bias)
+    tiles = tiling(projected.shape[1], projected.dtype)
+    num_reverse = A_log[1:].numel()
+    A, bias, skips = A_log.flatten(), dt_bias.flatten(), skip.flatten()
+    q, k, v = _scanned(xkq, conv_weight, conv_bias, A_log, head_dim)
+    steps = make_steps(dt, A, tiles, num_reverse=num_reverse, bias=bias)
+    y, states = scan_forward(q, k, v, steps, skips, tiles, num_reverse=num_reverse, keep_states=True)
+    dy, dnorm_weight = gated_norm_backward(dout, y, gate, norm_weight, dgate, eps=eps)
+    dqk, dv, flows = scan_backward(dy, q, k, v, steps, skips, states, tiles, num_reverse=num_reverse)
+    ddt_heads, sums = steps_backward(steps, flows, dt, A, tiles, num_reverse=num_reverse, bias=bias)
+    ddt.copy_(ddt_heads.unflatten(2, A_log.shape).sum(2))
+    dconv = short_conv_backward(dv, dqk, xkq, conv_weight, conv_bias, dxkq)
+    return dprojected, dconv, sums.unflatten(1, A_log.shape), dnorm_weight
+
+
+def _scanned(xkq: Tensor, conv_weight: Tensor, conv_bias: Tensor, A_log: Tensor, head_dim: int) -> tuple[Tensor, ...]:
+    """q, k (B, L, R, N) and v (B, L, R heads, P) of all directions, from the raw projections."""
+    directions, num_heads = A_log.shape
+    state = (xkq.shape[2] - num_heads * head_dim) // 2
+    v, k, q = short_conv_forward(xkq, conv_weight, conv_bias, state)
+    return q.unflatten(2, (directions, state)), k.unflatten(2, (directions, state)), v.unflatten(2, (-1, head_dim))

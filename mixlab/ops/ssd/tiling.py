@@ -1,0 +1,48 @@
+"""How the kernels cut a sequence, and what they can take. Knows no Triton: the dispatch asks before one is loaded."""
+
+from dataclasses import dataclass
+
+import torch
+
+from mixlab.ops.backend import HAS_TRITON
+
+SIZES = (16, 32, 64, 128)  # of P and N: powers of two, and at least the 16 of a matrix instruction
+DTYPES = (torch.float32, torch.bfloat16)
+MAX_LENGTH = 65_536
+MAX_BATCH = 65_535  # of a grid's last axes
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """`num_full` tiles of `tile` tokens, then one of `tail` (a power of two, or 0) with the rest of the sequence."""
+
+    tile: int
+    num_full: int
+    tail: int
+
+    @property
+    def count(self) -> int:
+        return self.num_full + (self.tail > 0)
+
+    @property
+    def padded(self) -> int:
+        return self.num_full * self.tile + self.tail
+
+
+def tiling(length: int, dtype: torch.dtype) -> Tiling:
+    """Tiles of 64, the height of a Hopper matrix instruction; half that in float32, for its registers."""
+    tile = 32 if dtype == torch.float32 else 64
+    num_full, rest = (0, length) if length <= tile else divmod(length, tile)
+    return Tiling(tile, num_full, max(16, 1 << (rest - 1).bit_length()) if rest else 0)
+
+
+def kernels_take(batch: int, length: int, head_dim: int, state: int, dtype: torch.dtype) -> bool:
+    """Whether there are kernels for these sizes; the rest is for plain torch."""
+    return (
+        HAS_TRITON
+        and dtype in DTYPES
+        and head_dim in SIZES
+        and state in SIZES
+        and 1 <= batch <= MAX_BATCH
+        and 1 <= length <= MAX_LENGTH
+    )

@@ -1,0 +1,164 @@
+"""The scan, backward, as Triton kernels: every tile on its own; what crosses their borders is in `triton_across.py`.
+
+Transposed matrices have the source token j as row and the reading token i as column.
+"""
+
+# mypy: disallow-untyped-defs=False
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mixlab.ops.ssd.tiling import Tiling
+from mixlab.ops.ssd.triton_across import add_across, state_gradients
+from mixlab.ops.ssd.triton_steps import Flows, dot_precision, rows_dense
+
+MIN_PROGRAMS = 768  # fill a large chip three times over
+
+
+@triton.jit
+def _values_tile(
+    pointers, order, strides, first, border,
+    T: tl.constexpr, N: tl.constexpr, P: tl.constexpr, AFTER: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One tile of several heads of one group: dv, and what flows inside it. AFTER: whether tiles follow.
+
+    The gradient of the decays is left as flows, `triton_steps` sums them up: sums across threads are dear here.
+    """
+    q_ptr, k_ptr, v_ptr, dy_ptr, steps_ptr, skip_ptr, dstates_ptr, dq_ptr, dk_ptr, dv_ptr, sent_ptr, read_ptr = pointers
+    L, first_head, heads, padded, full, plane = order
+    q_l, k_l, v_l, v_h, y_l, dq_l = strides
+    i = tl.arange(0, T)
+    n = tl.arange(0, N)
+    p = tl.arange(0, P)
+    row = (first + i)[:, None]
+    inside = row < L
+    diagonal = i[:, None] == i[None, :]
+    v_offset = row * v_l + p
+    y_offset = row * y_l + p
+    q = tl.load(q_ptr + row * q_l + n, mask=inside, other=0.0)
+    k = tl.load(k_ptr + row * k_l + n, mask=inside, other=0.0)
+    dscores_t = tl.zeros((T, T), tl.float32)
+    decay = tl.load(steps_ptr + first_head * padded + first + i)
+    source = tl.load(steps_ptr + plane + first_head * padded + first + i)
+    for head in range(first_head, first_head + heads):
+        v = tl.load(v_ptr + head * v_h + v_offset, mask=inside, other=0.0)
+        dy = tl.load(dy_ptr + head * P + y_offset, mask=inside, other=0.0)
+        here = head * padded + first
+        following = tl.minimum(head + 1, first_head + heads - 1) * padded + first
+        next_decay = tl.load(steps_ptr + following + i)
+        next_source = tl.load(steps_ptr + plane + following + i)
+        skip = tl.load(skip_ptr + head)
+
+        # The scores again for each head: cheaper than the registers that would keep them.
+        scores_t = tl.dot(k, tl.trans(q), input_precision=PRECISION)  # (j, i)
+        dweights_t = tl.dot(v, tl.trans(dy), input_precision=PRECISION)
+        decay_t = tl.where(i[:, None] <= i[None, :], tl.exp2(decay[None, :] - source[:, None]), 0.0)
+        weights_t = scores_t * decay_t
+        dscores_t += dweights_t * decay_t
+        flow_t = dweights_t * weights_t
+        weights_t = tl.where(diagonal, weights_t + skip, weights_t).to(dy.dtype)
+        sent = tl.sum(flow_t, 1)
+        same = tl.sum(tl.where(diagonal, dweights_t, 0.0), 1)
+        tl.store(read_ptr + here + i, tl.sum(flow_t, 0))
+        if AFTER:
+            dafter = tl.load(dstates_ptr + (head * full + border) * (N * P) + n[:, None] * P + p)
+            whole = tl.load(steps_ptr + here + T - 1)
+            dv = tl.dot(k, dafter, input_precision=PRECISION) * tl.exp2(whole - source)[:, None]
+            sent_on = tl.sum(dv * v, 1)
+            dv = tl.dot(weights_t, dy, dv, input_precision=PRECISION)
+        else:
+            sent_on = tl.zeros((T,), tl.float32)
+            dv = tl.dot(weights_t, dy, input_precision=PRECISION)
+        all_sent = tl.join(tl.join(sent, sent_on), tl.join(same, same)).reshape(T, 4)
+        tl.store(sent_ptr + (here + i)[:, None] * 4 + tl.arange(0, 4), all_sent)
+        tl.store(dv_ptr + head * P + y_offset, dv.to(v.dtype), mask=inside)
+        decay = next_decay
+        source = next_source
+    dk = tl.dot(dscores_t.to(q.dtype), q, input_precision=PRECISION)
+    dq = tl.dot(tl.trans(dscores_t).to(k.dtype), k, input_precision=PRECISION)
+    tl.store(dq_ptr + row * dq_l + n, dq.to(dq_ptr.dtype.element_ty), mask=inside)
+    tl.store(dk_ptr + row * dq_l + n, dk.to(dk_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["L", "heads"])
+def _values_kernel(
+    q_ptr, k_ptr, v_ptr, dy_ptr, steps_ptr, skip_ptr, dstates_ptr, dq_ptr, dk_ptr, dv_ptr, sent_ptr, read_ptr,
+    L, H, group_heads, first_reverse, heads, padded, plane,
+    q_b, q_l, q_g, k_b, k_l, k_g, v_b, v_l, v_h, dq_s, dq_b, dq_l, dq_g,
+    T: tl.constexpr, LAST_T: tl.constexpr, N: tl.constexpr, P: tl.constexpr,
+    ONE_TILE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The last tile may be shorter, and sends nothing on."""
+    first_head = tl.program_id(0) * heads
+    tile = tl.program_id(1)
+    b = tl.program_id(2).to(tl.int64)
+    full = L // T
+    group = first_head // group_heads
+    reverse = first_head >= first_reverse
+    begin = tl.where(reverse, L - 1, 0)
+    step = tl.where(reverse, -1, 1)
+    dqk = first_head % group_heads // heads * dq_s + b * dq_b + group * dq_g + begin * dq_l
+    pointers = (
+        q_ptr + b * q_b + group * q_g + begin * q_l,
+        k_ptr + b * k_b + group * k_g + begin * k_l,
+        v_ptr + b * v_b + begin * v_l,
+        dy_ptr + (b * L + begin) * H * P,
+        steps_ptr + b * H * padded,
+        skip_ptr,
+        dstates_ptr + b * H * full * (N * P),
+        dq_ptr + dqk,
+        dk_ptr + dqk,
+        dv_ptr + (b * L + begin) * H * P,
+        sent_ptr + b * H * padded * 4,
+        read_ptr + b * H * padded,
+    )
+    order = (L, first_head, heads, padded, full, plane)
+    strides = (step * q_l, step * k_l, step * v_l, v_h, step * H * P, step * dq_l)
+    if ONE_TILE:
+        _values_tile(pointers, order, strides, 0, 0, LAST_T, N, P, False, PRECISION)
+    elif tile < tl.num_programs(1) - 1:
+        _values_tile(pointers, order, strides, tile * T, tile, T, N, P, True, PRECISION)
+    else:
+        _values_tile(pointers, order, strides, tile * T, tile, LAST_T, N, P, False, PRECISION)
+
+
+def scan_backward(
+    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, steps: Tensor, skip: Tensor, states: Tensor, tiles: Tiling, *,
+    num_reverse: int,
+) -> tuple[Tensor, Tensor, Flows]:  # fmt: skip
+    """Gradients of q and k (2, B, L, G, N) and of v, dense, in their dtype; and the flows for `steps_backward`."""
+    dy = dy.contiguous()
+    q, k, v = (rows_dense(t) for t in (q, k, v))
+    batch, length, num_heads, width = v.shape
+    groups, state = q.shape[2:]
+    group_heads = num_heads // groups
+    heads = _heads_per_program(group_heads, groups * tiles.count * batch)
+    device = v.device
+    dqk = torch.empty(2, group_heads // heads, *q.shape, dtype=q.dtype, device=device)
+    dv = torch.empty(v.shape, dtype=v.dtype, device=device)
+    flows = Flows(
+        sent=torch.empty(batch, num_heads, tiles.padded, 4, dtype=torch.float32, device=device),
+        read=torch.empty(2, batch, num_heads, tiles.padded, dtype=torch.float32, device=device),
+        crossing=torch.empty(batch, tiles.count, num_heads, state, dtype=torch.float32, device=device),
+    )
+    dstates = states
+    if tiles.count > 1:
+        dstates = state_gradients(q, dy, steps, states, flows.crossing, tiles, num_reverse=num_reverse)
+    _values_kernel[(num_heads // heads, tiles.count, batch)](
+        q, k, v, dy, steps, skip, dstates, *dqk, dv, flows.sent, flows.read, length, num_heads, group_heads,
+        num_heads - num_reverse, heads, tiles.padded, steps.stride(0),
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dqk.stride()[1:5],
+        T=tiles.tile, LAST_T=tiles.tail or tiles.tile, N=state, P=width, ONE_TILE=tiles.count == 1,
+        PRECISION=dot_precision(v.dtype), num_warps=4, num_stages=3,
+    )  # fmt: skip
+    if tiles.count > 1:
+        add_across(q, v, dy, steps, states, dstates, dqk, flows.read, tiles, heads=heads, num_reverse=num_reverse)
+    return dqk.squeeze(1) if dqk.shape[1] == 1 else dqk.sum(1), dv, flows
+
+
+def _heads_per_program(group_heads: int, tiles: int) -> int:
+    """All heads of a group in one program, or fewer where that leaves processors idle; each share costs a sum."""
+    enough = [heads for heads in range(1, group_heads + 1) if group_heads % heads == 0]
+    return max((h for h in enough if group_heads // h * tiles >= MIN_PROGRAMS), default=max(1, group_heads // 4))

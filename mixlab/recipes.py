@@ -1,0 +1,177 @@
+"""Full configurations as functions: `RECIPES["dino_dinovim_base"]()`. The papers' own, and small ones.
+
+dino_NAME              DINO on ImageNet, Dino-Mamba §5.1
+dino_FAMILY_tiny112    DINO on 112 px images such as Imagenette: minutes on one GPU
+dino_FAMILY_tiny64     DINO on 64 px images such as `shapes`: minutes on two cores
+supervised_NAME        classification on ImageNet, MambaOut Table 5
+supervised_FAMILY_tiny64, supervised_mambaout_femto64
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mixlab.backbones.zoo import list_models
+from mixlab.run.directory import read_json
+from mixlab.training.config import (
+    CheckpointConfig,
+    DataConfig,
+    KnnConfig,
+    LogConfig,
+    ModelConfig,
+    OptimConfig,
+    TrainConfig,
+)
+from mixlab.training.dino import DinoConfig
+from mixlab.training.settings import from_json
+from mixlab.training.supervised import SupervisedConfig
+
+FAMILIES = ("vit", "linearvit", "dinovim", "dinomambareg", "gatedconv")
+BIG_TRANSFORMERS = ("vit_base", "linearvit_base")
+MAMBAOUT_DROP_PATH = {"femto": 0.025, "kobe": 0.025, "tiny": 0.2, "small": 0.4, "base": 0.6}  # Table 5; kobe as femto
+
+
+def dino(name: str) -> TrainConfig:
+    """DINO on ImageNet as Dino-Mamba §5.1 has it: 100 epochs, batch 1024, 2 x 224 + 8 x 96 px."""
+    return TrainConfig(
+        method=DinoConfig(),
+        model=ModelConfig(name=name, fields={"drop_path": 0.1}),
+        optim=OptimConfig(
+            lr=5e-4,
+            min_lr=1e-6,
+            warmup_epochs=10,
+            weight_decay=0.04,
+            weight_decay_end=0.4,
+            clip=0.3 if name in BIG_TRANSFORMERS else 3.0,  # DINO's arguments for ViT-B; Dino-Mamba's for the rest
+        ),
+        epochs=100,
+        batch=1024,
+    )
+
+
+def dino_112(family: str) -> TrainConfig:
+    """DINO on images of about 112 px, patch 8: minutes on one GPU for ten thousand images."""
+    recipe = dino(f"{family}_tiny")
+    method = DinoConfig(
+        num_prototypes=4096,
+        hidden=1024,
+        bottleneck=128,
+        teacher_warmup_epochs=10,
+        teacher_momentum=0.992,
+        global_size=112,
+        local_size=48,
+        num_local=6,
+    )
+    return replace(
+        recipe,
+        method=method,
+        model=_small_model(family, patch=8, image=112, depth=12, drop_path=0.05),
+        optim=replace(recipe.optim, warmup_epochs=5),
+        data=DataConfig(size=128, resident=True),
+        batch=256,
+        checkpoint=CheckpointConfig(every_steps=200),
+    )
+
+
+def dino_64(family: str) -> TrainConfig:
+    """DINO on images of about 64 px, patch 8, without a GPU: minutes on two cores for `shapes`."""
+    method = DinoConfig(
+        num_prototypes=512,
+        hidden=256,
+        bottleneck=64,
+        teacher_temperature=0.04,
+        teacher_warmup_epochs=0,
+        teacher_momentum=0.98,
+        global_size=64,
+        local_size=32,
+        num_local=4,
+    )
+    return TrainConfig(
+        method=method,
+        model=_small_model(family, patch=8, image=64, depth=4, dim=64, head_dim=16, state=16),
+        optim=OptimConfig(lr=2e-3, min_lr=1e-5, warmup_epochs=1, weight_decay=0.04, weight_decay_end=0.1, clip=3.0),
+        **_on_cpu(epochs=10, batch=64),
+    )
+
+
+def supervised(name: str, *, drop_path: float) -> TrainConfig:
+    """Classification on ImageNet as MambaOut, Table 5, has it: 300 epochs, batch 4096 (set `accumulate`)."""
+    field = "drop_path_rate" if name.startswith("mambaout") else "drop_path"
+    return TrainConfig(
+        method=SupervisedConfig(),
+        model=ModelConfig(name=name, fields={field: drop_path}),
+        optim=OptimConfig(lr=4e-3, lr_batch=4096, warmup_epochs=20, weight_decay=0.05, weight_decay_end=0.05),
+        epochs=300,
+        batch=4096,
+    )
+
+
+def supervised_64(family: str) -> TrainConfig:
+    """Classification of images of about 64 px without a GPU."""
+    if family == "mambaout":
+        model = ModelConfig(name="mambaout_femto", fields={"depths": [1, 1, 2, 1], "dims": [24, 48, 96, 144]})
+    else:
+        model = _small_model(family, patch=8, image=64, depth=4, dim=64, head_dim=16, state=16)
+    return TrainConfig(
+        method=SupervisedConfig(size=64, scale=(0.35, 1.0), rand_augment=0.0, mixup=0.2, cutmix=0.0, erasing=0.0),
+        model=model,
+        optim=OptimConfig(lr=2e-3, lr_batch=64, warmup_epochs=1, weight_decay=0.05, weight_decay_end=0.05, clip=3.0),
+        **_on_cpu(epochs=10, batch=64),
+    )
+
+
+def _small_model(family: str, **fields: Any) -> ModelConfig:
+    """A family's tiny backbone with other sizes; fields that its mixer does not have are left out."""
+    missing = {"vit": {"state"}, "linearvit": {"state"}, "gatedconv": {"state", "head_dim"}}.get(family, set())
+    positions = {"position_image": fields["image"]} if family == "dinomambareg" else {}
+    kept = {key: value for key, value in fields.items() if key not in missing}
+    return ModelConfig(name=f"{family}_tiny", fields={**kept, **positions})
+
+
+def _on_cpu(*, epochs: int, batch: int) -> dict[str, Any]:
+    return {
+        "data": DataConfig(size=64, workers=0),
+        "epochs": epochs,
+        "batch": batch,
+        "precision": "fp32",
+        "checkpoint": CheckpointConfig(every_steps=50, keep=2),
+        "log": LogConfig(every_steps=10, tensorboard=False),
+        "knn": KnnConfig(every_epochs=2, bank=2000, queries=1000),
+    }
+
+
+RECIPES: dict[str, Callable[[], TrainConfig]] = {
+    **{f"dino_{name}": partial(dino, name) for family in FAMILIES for name in list_models(f"{family}_*")},
+    **{f"dino_{family}_tiny112": partial(dino_112, family) for family in FAMILIES},
+    **{f"dino_{family}_tiny64": partial(dino_64, family) for family in FAMILIES},
+    **{
+        f"supervised_mambaout_{size}": partial(supervised, f"mambaout_{size}", drop_path=rate)
+        for size, rate in MAMBAOUT_DROP_PATH.items()
+    },
+    **{
+        f"supervised_{name}": partial(supervised, name, drop_path=0.1)  # DeiT's rate, on which MambaOut §5 builds
+        for family in FAMILIES
+        for name in list_models(f"{family}_*")
+    },
+    **{f"supervised_{family}_tiny64": partial(supervised_64, family) for family in FAMILIES},
+    "supervised_mambaout_femto64": partial(supervised_64, "mambaout"),
+}
+
+
+def find_recipe(name: str) -> TrainConfig:
+    """The config of a recipe, or the one in another run's config.json."""
+    if name.endswith(".json"):
+        stored = read_json(Path(name))
+        if "settings" not in stored:
+            raise ValueError(f"{name} is not the config.json of a training run; give one, or a recipe's name")
+        return from_json(stored["settings"])
+    if name not in RECIPES:
+        near = get_close_matches(name, RECIPES, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"recipes are {', '.join(RECIPES)}"
+        raise ValueError(f"unknown recipe {name!r}; {hint}")
+    return RECIPES[name]()

@@ -1,0 +1,52 @@
+"""Speed and memory settings: compiled layers, and activations made twice instead of kept."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from timm.layers import DropPath
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from mixlab.backbones.backbone import Backbone
+from mixlab.backbones.block import Layer
+from mixlab.backbones.isotropic import Isotropic
+from mixlab.backbones.timm_backbone import TimmBackbone
+from mixlab.training.recipe import Recipe
+
+
+class TensorDropPath(nn.Module):
+    """Stochastic depth whose rate is a tensor: to the compiler, layers that differ only in their rate are one."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.register_buffer("keep", torch.tensor(1.0 - rate), persistent=False)
+        self.keep: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        kept = torch.rand(x.shape[0], *[1] * (x.ndim - 1), device=x.device) < self.keep
+        return x * (kept / self.keep).to(x.dtype)
+
+
+def keep_few_activations(backbone: Backbone) -> None:
+    """Forget what happens inside a layer and run it again in the backward pass."""
+    if isinstance(backbone, Isotropic):
+        for layer in backbone.layers:
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+    elif isinstance(backbone, TimmBackbone):
+        backbone.model.set_grad_checkpointing(True)
+
+
+def compile_recipe(recipe: Recipe, *, backend: str = "inductor") -> None:
+    """torch.compile each layer of a stack, so that one compilation serves them all; other networks as a whole."""
+    for module in recipe.modules().values():
+        layers = [child for child in module.modules() if isinstance(child, Layer)]
+        for layer in layers:
+            rate = layer.drop_path.drop_prob if isinstance(layer.drop_path, DropPath) else 0.0
+            layer.drop_path = TensorDropPath(rate)
+            layer.compile(dynamic=False, backend=backend)
+        if not layers and any(True for _ in module.parameters()):
+            module.compile(dynamic=False, backend=backend)

@@ -1,0 +1,136 @@
+"""What a training run is made of. Every field can be set on the command line: `--set optim.lr=1e-3`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from mixlab.backbones.backbone import Backbone
+
+if TYPE_CHECKING:
+    from mixlab.training.recipe import Recipe
+
+Precision = Literal["bf16", "fp32", "fp64"]
+Sharding = Literal["ddp", "fsdp"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodConfig(ABC):
+    """What is trained for; `kind` is its name in files."""
+
+    kind: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def image(self) -> int:
+        """The side in pixels at which the trained backbone is judged."""
+
+    @abstractmethod
+    def build(self, backbone: Backbone, *, num_classes: int, epochs: int, steps_per_epoch: int) -> Recipe:
+        """A fresh recipe around a fresh backbone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A name of `mixlab models`, or `timm/<name>`, and any field of its own config: `--set model.dim=64`."""
+
+    name: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    size: int = 256  # pixels: images are held at this size and crops are cut from it
+    workers: int | None = None  # processes that read images, per rank; None: the cores shared out over the ranks
+    resident: bool = False  # the whole set in the device's memory
+    skip_limit: float = 0.01  # the share of unreadable images that stops the run
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """AdamW with a linear warm-up and a cosine; the weight decay follows a cosine of its own."""
+
+    lr: float
+    lr_batch: int = 256  # `lr` is meant for this batch and grows in proportion
+    min_lr: float = 1e-6
+    warmup_epochs: int = 10
+    weight_decay: float
+    weight_decay_end: float
+    betas: tuple[float, float] = (0.9, 0.999)
+    clip: float | None = None  # largest norm of each parameter's gradient
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    every_steps: int = 500
+    keep: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogConfig:
+    every_steps: int = 10  # the device is asked for its figures this often
+    tensorboard: bool = True  # where it is installed
+    wandb: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnnConfig:
+    """A live score of the exported backbone, where the data has labels."""
+
+    every_epochs: int = 10  # 0: never
+    bank: int = 20_000  # images with known labels, at most
+    queries: int = 5_000  # images to be recognised, at most
+    k: int = 20  # DINO
+    temperature: float = 0.07  # DINO
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """A whole run, but for where its data is and where it goes."""
+
+    method: MethodConfig
+    model: ModelConfig
+    optim: OptimConfig
+    data: DataConfig = field(default_factory=DataConfig)
+    epochs: int
+    batch: int  # images per step over all ranks
+    accumulate: int = 1  # passes that share one step, to fit a batch into memory
+    seed: int = 0
+    precision: Precision = "bf16"
+    compile: bool = False
+    activation_checkpointing: bool = False
+    sharding: Sharding = "ddp"
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    knn: KnnConfig = field(default_factory=KnnConfig)
+
+    def __post_init__(self) -> None:
+        at_least_one = {
+            "epochs": self.epochs,
+            "batch": self.batch,
+            "accumulate": self.accumulate,
+            "data.size": self.data.size,
+            "checkpoint.every_steps": self.checkpoint.every_steps,
+            "checkpoint.keep": self.checkpoint.keep,
+            "log.every_steps": self.log.every_steps,
+        }
+        for name, value in at_least_one.items():
+            if value < 1:
+                raise ValueError(f"{name} is {value}; give at least 1")
+        if not 0 <= self.optim.warmup_epochs <= self.epochs:
+            raise ValueError(
+                f"{self.optim.warmup_epochs} warm-up epochs do not fit into {self.epochs}; "
+                f"set optim.warmup_epochs to at most {self.epochs}"
+            )
+
+    def part_size(self, world_size: int) -> int:
+        """Images in one pass on one rank."""
+        parts = world_size * self.accumulate
+        if self.batch % parts:
+            near = max(self.batch // parts, 1) * parts
+            raise ValueError(
+                f"a batch of {self.batch} cannot be shared by {world_size} ranks x {self.accumulate} passes; "
+                f"set batch={near}"
+            )
+        return self.batch // parts

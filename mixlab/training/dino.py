@@ -1,0 +1,179 @@
+"""DINO: a student learns, from all views, what its own moving average says of the global ones (Caron et al. 2021)."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mixlab.backbones.backbone import Backbone
+from mixlab.data.crop_parameters import dino_crops
+from mixlab.data.crops import MultiCrop
+from mixlab.data.loader import Batch
+from mixlab.training.config import MethodConfig
+from mixlab.training.dino_head import DinoHead, DinoNetwork
+from mixlab.training.dino_loss import dino_loss, teacher_targets
+from mixlab.training.distributed import mean_over_ranks_
+from mixlab.training.optim import move_towards_
+from mixlab.training.recipe import Place, Recipe, drop_empty, to_pixels_of
+from mixlab.training.schedules import cosine, linear_by_epoch
+
+
+@dataclass(frozen=True, kw_only=True)
+class DinoConfig(MethodConfig):
+    """The defaults are those of Dino-Mamba §5.1 and its released code."""
+
+    kind: ClassVar[str] = "dino"
+    num_prototypes: int = 65_536
+    hidden: int = 2048
+    bottleneck: int = 256
+    student_temperature: float = 0.1
+    teacher_temperature_start: float = 0.04
+    teacher_temperature: float = 0.07
+    teacher_warmup_epochs: int = 30
+    teacher_momentum: float = 0.996  # cosine to 1
+    centre_momentum: float = 0.9
+    frozen_prototype_epochs: int = 1
+    global_size: int = 224
+    local_size: int = 96
+    num_local: int = 8
+    global_scale: tuple[float, float] = (0.4, 1.0)
+    local_scale: tuple[float, float] = (0.05, 0.4)
+    jitter: float = 0.8  # how often colours are changed; strengths as BYOL's
+    grey: float = 0.2  # how often colours are taken away
+    blur_sigma: tuple[float, float] = (0.1, 2.0)  # pixels of the crop
+
+    def __post_init__(self) -> None:
+        for name in ("student_temperature", "teacher_temperature_start", "teacher_temperature"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; give a number above 0, such as 0.07")
+        for name in ("teacher_momentum", "centre_momentum"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; give a number from 0 to 1")
+
+    @property
+    def image(self) -> int:
+        return self.global_size
+
+    def crops(self) -> MultiCrop:
+        kinds = dino_crops(
+            global_size=self.global_size,
+            local_size=self.local_size,
+            num_local=self.num_local,
+            global_scale=self.global_scale,
+            local_scale=self.local_scale,
+        )
+        return MultiCrop([replace(k, jitter=self.jitter, grey=self.grey, sigma=self.blur_sigma) for k in kinds])
+
+    def build(self, backbone: Backbone, *, num_classes: int, epochs: int, steps_per_epoch: int) -> DinoRecipe:
+        return DinoRecipe(self, backbone, total_steps=epochs * steps_per_epoch)
+
+
+class Centre(nn.Module):
+    """The moving mean of the teacher's outputs: taken off before the softmax, it keeps any one from winning always."""
+
+    def __init__(self, num_prototypes: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(num_prototypes))
+        self.register_buffer("pending", torch.zeros(num_prototypes), persistent=False)
+        self.num_pending = 0
+        self.mean: Tensor
+        self.pending: Tensor
+
+    @torch.no_grad()
+    def collect(self, teacher: Tensor) -> None:
+        """Remember the outputs (T, B, K) of one pass; every pass of a step weighs the same."""
+        self.pending += teacher.mean((0, 1), dtype=self.pending.dtype)
+        self.num_pending += 1
+
+    @torch.no_grad()
+    def move(self, momentum: float) -> Tensor:
+        """Go towards the mean over all passes and ranks since the last time. Returns how far (RMS over outputs)."""
+        mean_over_ranks_(self.pending.div_(self.num_pending))
+        change = (self.pending - self.mean).mul_(1 - momentum)
+        self.mean += change
+        self.pending.zero_()
+        self.num_pending = 0
+        return change.square_().mean().sqrt_()
+
+
+class DinoRecipe(Recipe):
+    def __init__(self, config: DinoConfig, backbone: Backbone, *, total_steps: int) -> None:
+        self.config, self.total_steps = config, total_steps
+        self.crops = config.crops()
+        self.views_per_image = sum(kind.num_views for kind in self.crops.kinds)
+        head = DinoHead(
+            dim=backbone.dim,
+            hidden=config.hidden,
+            bottleneck=config.bottleneck,
+            num_prototypes=config.num_prototypes,
+        )
+        self.student = DinoNetwork(backbone, head)
+        drop_empty(self.student)
+        self.teacher = copy.deepcopy(self.student).requires_grad_(False).eval()
+        self.centre = Centre(config.num_prototypes)
+        self.network = self.run = self.student
+
+    def modules(self) -> dict[str, nn.Module]:
+        return {"network": self.student, "teacher": self.teacher, "centre": self.centre}
+
+    def loss(self, batch: Batch, place: Place) -> tuple[Tensor, dict[str, Tensor]]:
+        views = self.views(batch, place)
+        temperature = linear_by_epoch(
+            place.epoch,
+            start=self.config.teacher_temperature_start,
+            end=self.config.teacher_temperature,
+            epochs=self.config.teacher_warmup_epochs,
+        )
+        with torch.no_grad():
+            teacher, features = self.teacher(views[:1])  # the global views
+            targets = teacher_targets(teacher, self.centre.mean, temperature=temperature)
+            self.centre.collect(teacher)
+        student, _ = self.run(views)
+        loss = dino_loss(student, targets, temperature=self.config.student_temperature)
+        return loss, describe(targets, features)
+
+    def views(self, batch: Batch, place: Place) -> list[Tensor]:
+        """All crops of this part's images: (V, B, 3, S, S) for each size, the global ones first."""
+        drawn = self.crops.draw(batch.sizes, place.generator(), rank=place.part, world_size=place.num_parts)
+        dtype = self.student.head.prototypes.dtype
+        views = self.crops(batch.images, drawn)
+        return [to_pixels_of(self.student.backbone, view.to(dtype)) for view in views]
+
+    def before_update(self, place: Place) -> None:
+        if place.epoch < self.config.frozen_prototype_epochs:
+            self.student.head.prototypes.grad = None
+
+    def after_update(self, place: Place) -> dict[str, Tensor]:
+        momentum = cosine(place.step, start=self.config.teacher_momentum, end=1.0, total=self.total_steps)
+        move_towards_(self.teacher.parameters(), self.student.parameters(), 1 - momentum)
+        for ours, theirs in zip(self.teacher.buffers(), self.student.buffers(), strict=True):
+            ours.copy_(theirs)
+        return {"centre_drift": self.centre.move(self.config.centre_momentum)}
+
+    def no_weight_decay(self) -> set[str]:
+        return self.student.no_weight_decay()
+
+    def exported(self) -> Backbone:
+        return self.teacher.backbone
+
+
+@torch.no_grad()
+def describe(targets: Tensor, features: Tensor) -> dict[str, Tensor]:
+    """What tells a collapse: targets (T, B, K) and the teacher's features (T, B, D).
+
+    teacher_entropy  mean entropy of one image's target, in nats: ln K if the teacher says nothing
+    batch_entropy    entropy of the mean target: 0 if the teacher says the same of every image
+    feature_spread   1 if the features point in all directions, 0 if they are all the same
+    """
+    mean = targets.mean((0, 1))
+    unit = F.normalize(features.flatten(0, 1).to(targets.dtype), dim=-1)
+    return {
+        "teacher_entropy": torch.special.entr(targets).sum(-1).mean(),
+        "batch_entropy": torch.special.entr(mean).sum(),
+        "feature_spread": (1 - unit.mean(0).square().sum()).clamp_(min=0).sqrt_(),
+    }

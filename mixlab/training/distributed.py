@@ -1,0 +1,151 @@
+"""One process or many: who we are, and what has to be agreed between ranks. `torchrun` sets everything this reads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from mixlab.backbones.backbone import Backbone
+from mixlab.training.config import Sharding
+from mixlab.training.recipe import Recipe
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among all."""
+
+    device: torch.device
+    rank: int = 0
+    size: int = 1
+    ranks_here: int = 1  # on this machine
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+
+@contextmanager
+def join_world(device: str | None = None) -> Iterator[World]:
+    """Join the processes that torchrun started, or stay alone. `device` defaults to a GPU where there is one."""
+    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if kind.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"device {kind!r}, but torch sees no GPU here; leave it out or give --device cpu")
+    if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
+        yield World(torch.device(kind))
+        return
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    local_rank = int(os.environ.get("LOCAL_RANK", rank))
+    chosen = torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    # gloo beside nccl: what ranks agree on lives on the host and never waits for a GPU
+    dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
+    try:
+        yield World(chosen, rank, size, int(os.environ.get("LOCAL_WORLD_SIZE", size)))
+    finally:
+        dist.destroy_process_group()
+
+
+def spread(recipe: Recipe, sharding: Sharding, *, world: World, find_unused: bool) -> None:
+    """Let the recipe's network run on all ranks: copies whose gradients are averaged, or one network in shards."""
+    if world.size == 1:
+        return
+    if sharding == "fsdp":
+        recipe.shard(shard_module)
+        return
+    recipe.run = DistributedDataParallel(
+        recipe.network,
+        device_ids=[world.device.index] if world.device.type == "cuda" else None,
+        broadcast_buffers=False,
+        gradient_as_bucket_view=True,
+        find_unused_parameters=find_unused,
+    )
+
+
+def shard_module(module: nn.Module) -> None:
+    """FSDP2: layers, backbone and the rest are gathered when they run, and only then. Without parameters: nothing."""
+    if not any(True for _ in module.parameters()):
+        return
+    layers = [layer for child in module.modules() if isinstance(child, nn.ModuleList) for layer in child]
+    backbones = [child for child in module.modules() if isinstance(child, Backbone)]  # scored on their own
+    for part in (*layers, *backbones, module):
+        if not isinstance(part, FSDPModule):
+            fully_shard(part, reshard_after_forward=True)
+
+
+def mean_over_ranks_(tensor: Tensor) -> Tensor:
+    """The mean over all ranks, in place."""
+    if dist.is_initialized():
+        dist.all_reduce(tensor)
+        tensor /= dist.get_world_size()
+    return tensor
+
+
+def any_rank(flag: bool) -> bool:
+    """Whether it is so on any rank; every rank gets the same answer."""
+    if not dist.is_initialized():
+        return flag
+    shared = torch.tensor(int(flag))
+    dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+    return bool(shared)
+
+
+def from_first(value: T) -> T:
+    """What the first rank holds, on every rank."""
+    if not dist.is_initialized():
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+    return box[0]
+
+
+def from_all(value: T) -> list[T]:
+    """What each rank holds, in the order of ranks."""
+    if not dist.is_initialized():
+        return [value]
+    box: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(box, value)
+    return box
+
+
+def gather_rows(tensor: Tensor) -> Tensor:
+    """Equal numbers of rows from each rank, one under the other."""
+    if not dist.is_initialized():
+        return tensor
+    parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, tensor.contiguous())
+    return torch.cat(parts)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A sharded tensor put together, on every rank; others as they are."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+@torch.no_grad()
+def copy_from_first_(target: Tensor, value: Tensor | None) -> None:
+    """Fill `target`, sharded or not, with what the first rank holds; other ranks give None."""
+    if not dist.is_initialized():
+        assert value is not None
+        target.copy_(value)
+        return
+    full = torch.empty(target.shape, dtype=target.dtype, device=target.device)
+    if value is not None:
+        full.copy_(value)
+    if isinstance(target, DTensor):
+        target.copy_(distribute_tensor(full, target.device_mesh, target.placements))
+    else:
+        dist.broadcast(full, src=0)
+        target.copy_(full)

@@ -1,0 +1,283 @@
+"""The only training loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mixlab.backbones.timm_backbone import TimmBackbone
+from mixlab.backbones.weights import architecture_of
+from mixlab.backbones.zoo import create_model
+from mixlab.data.images import parse_source
+from mixlab.data.loader import Batch
+from mixlab.run import RunDirectory
+from mixlab.training import run_config
+from mixlab.training.acceleration import compile_recipe, keep_few_activations
+from mixlab.training.batches import build_loader, steps
+from mixlab.training.checkpoint import Checkpoint, Checkpoints
+from mixlab.training.config import TrainConfig
+from mixlab.training.dino import DinoConfig
+from mixlab.training.distributed import World, any_rank, from_all, from_first, join_world, spread, whole
+from mixlab.training.export import export_weights
+from mixlab.training.log import FigureBuffer, Journal, NonFiniteLoss, forget_after
+from mixlab.training.monitors import LiveScores
+from mixlab.training.progress import TrainingProgress
+from mixlab.training.run_lock import RunLock
+from mixlab.training.seeding import seed_all
+from mixlab.training.settings import to_json
+from mixlab.training.state import TrainingState
+from mixlab.training.stopping import Stopped, StopRequests
+from mixlab.training.update import Update
+from mixlab.training.watch import CollapseWatch
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    step: int
+    from_step: int
+    figures: dict[str, float]  # the newest of each
+    seconds: float
+
+
+@dataclass
+class Clock:
+    """Time since a step, and how much of it went by waiting for data."""
+
+    step: int
+    waited: float = 0.0
+    start: float = field(default_factory=time.monotonic)
+
+    def seconds(self) -> float:
+        return max(time.monotonic() - self.start, 1e-9)
+
+
+def train(config: TrainConfig, *, data: str, run: str | Path, device: str | None = None, name: str = "") -> Outcome:
+    """Train to the end, going on where an earlier call into the same directory stopped.
+
+    Raises `Stopped` after a signal, with everything saved.
+    """
+    with join_world(device) as world, ExitStack() as stack:
+        folder = RunDirectory.create(run)
+        if world.is_first:
+            stack.enter_context(RunLock(folder.path))
+        stop = stack.enter_context(StopRequests())
+        trainer = Trainer(config, data=data, folder=folder, world=world, name=name)
+        return trainer.train(stop)
+
+
+class Trainer:
+    def __init__(self, config: TrainConfig, *, data: str, folder: RunDirectory, world: World, name: str) -> None:
+        self.config, self.data, self.folder, self.world, self.name = config, data, folder, world, name
+        self.source = parse_source(data)
+        self.loader = build_loader(self.source, config, world=world)
+        self.steps_per_epoch = len(self.source) // config.batch
+        self.total_steps = self.steps_per_epoch * config.epochs
+        self._build_recipe()
+        self.update = Update(self.recipe, config, steps_per_epoch=self.steps_per_epoch, world=world)
+        self.state = TrainingState(self.recipe, self.update.optimizer)
+        self.scores = LiveScores(
+            data, self.source, config.knn, image=config.method.image, world=world, precise=self.update.precise
+        )
+        self.watch = CollapseWatch(config.method.num_prototypes) if isinstance(config.method, DinoConfig) else None
+        self.checkpoints = Checkpoints(folder.path / "checkpoints", keep=config.checkpoint.keep)
+        self.journal = Journal(None, config.log, settings={}, step=0)
+        self.buffer = FigureBuffer()
+        self.figures: dict[str, float] = {}
+        self.step = 0
+
+    def train(self, stop: StopRequests) -> Outcome:
+        start = time.monotonic()
+        self.start_or_resume()
+        from_step = self.step
+        try:
+            with self.progress:
+                self.go_on(stop)
+            self.finish(time.monotonic() - start)
+        finally:
+            self.journal.close()
+        return Outcome(self.step, from_step, self.figures, time.monotonic() - start)
+
+    def go_on(self, stop: StopRequests) -> None:
+        """From the current step to the last."""
+        batches = steps(self.loader, self.config.accumulate)
+        if self.step == 0 and self.scores.wanted and self.config.sharding != "fsdp":
+            self.score()  # what the untrained network scores; shards must first run once as a whole
+        self.clock = Clock(self.step)
+        while self.step < self.total_steps:
+            position = self.loader.state_dict()
+            passes = self.next_passes(batches, stop)
+            if any_rank(stop.number is not None):
+                self.save(position)
+                raise Stopped(max(from_all(stop.number or 0)), self.step)
+            figures = self.update(passes, self.step)
+            self.step += 1
+            self.buffer.add(self.step, figures, [batch.indexes for batch in passes])
+            self.progress.step(self.step)
+
+            if self.step % self.config.log.every_steps == 0:
+                self.report()
+            if self.step % self.steps_per_epoch == 0 and self.scores.due(self.epoch, self.config.epochs):
+                self.score()
+            if self.step % self.config.checkpoint.every_steps == 0 or self.step == self.total_steps:
+                self.save(self.loader.state_dict())
+
+    @property
+    def epoch(self) -> int:
+        """Epochs finished."""
+        return self.step // self.steps_per_epoch
+
+    def next_passes(self, batches: Iterator[list[Batch]], stop: StopRequests) -> list[Batch]:
+        """The data of one step; none where a signal also ended the processes that read it."""
+        before = time.monotonic()
+        try:
+            return next(batches)
+        except RuntimeError:
+            if stop.number is None:
+                raise
+            return []
+        finally:
+            self.clock.waited += time.monotonic() - before
+
+    def start_or_resume(self) -> None:
+        """Agree on the settings with what is in the directory, and put back the newest good checkpoint."""
+        found: Checkpoint | None = None
+        warnings: list[str] = []
+        settings = to_json(self.config)
+        if self.world.is_first:
+            stored = run_config.agree(self.folder, data=self.data, settings=settings)
+            self.checkpoints.remove_partial()
+            found = self.checkpoints.newest(warnings.append)
+            step = found.step if found else 0
+            forget_after(self.folder, found.step if found else -1)
+            self._write_config(stored, settings, step)
+            self.journal = Journal(self.folder, self.config.log, settings=settings, step=step)
+        place = from_first((found.step, found.state) if found else None)
+        if place is not None:
+            self.step = place[0]
+            self.loader.load_state_dict(place[1]["loader"])
+            self.state.load(found.tensors() if found else None)
+        self.progress = TrainingProgress(total=self.total_steps, done=self.step, enabled=self.world.is_first)
+        for warning in warnings:
+            self.progress.say(warning, style="yellow")
+        self.progress.say(self._greeting())
+
+    def report(self) -> None:
+        """Ask the device for its figures, and write them down."""
+        try:
+            figures = self.buffer.fetch()
+        except NonFiniteLoss as error:
+            raise RuntimeError(self._bad_news(error)) from error
+        if not figures:
+            return
+        seconds = self.clock.seconds()
+        figures |= {
+            "epoch": self.step / self.steps_per_epoch,
+            "lr": self.update.lr(self.step - 1),
+            "weight_decay": self.update.weight_decay(self.step - 1),
+            "images_per_s": (self.step - self.clock.step) * self.config.batch / seconds,
+            "data_wait": self.clock.waited / seconds,
+        }
+        self.clock = Clock(self.step)
+        if self.world.device.type == "cuda":
+            figures["peak_memory_gib"] = torch.cuda.max_memory_allocated(self.world.device) / 2**30
+        self._note(figures)
+        for warning in self.watch.look(self.step, figures) if self.watch else ():
+            self.progress.say(warning, style="yellow")
+
+    def score(self) -> None:
+        """How good the exported backbone is by now."""
+        self.report()
+        self._note(dict(self.scores(self.recipe)))
+        self.clock = Clock(self.step)  # scoring is not training time
+
+    def save(self, position: dict[str, Any]) -> None:
+        """A checkpoint of this step; never one of weights that are no numbers any more."""
+        self.report()
+        skipped = {path: reason for part in from_all(position["skipped"]) for path, reason in part.items()}
+        tensors = self.state.tensors()
+        if self.world.is_first:
+            self.checkpoints.save(self.step, tensors, {"loader": {**position, "skipped": skipped}}, whole=whole)
+        else:
+            for tensor in tensors.values():
+                whole(tensor)  # each rank gives its shard
+        self.clock = Clock(self.step)
+
+    def finish(self, seconds: float) -> None:
+        metadata = {"recipe": self.name, "step": str(self.step)}
+        export_weights(self.recipe, self.folder.path, is_first=self.world.is_first, metadata=metadata)
+        skipped = {path: reason for part in from_all(self.loader.skipped.reasons) for path, reason in part.items()}
+        if self.world.is_first:
+            figures = {"steps": self.step, "seconds": seconds, **self.figures}
+            self.folder.write_result("training", {"figures": figures, "skipped": skipped})
+
+    def _build_recipe(self) -> None:
+        config = self.config
+        if config.precision == "bf16":
+            torch.set_float32_matmul_precision("high")
+        seed_all(config.seed)
+        backbone = create_model(config.model.name, **config.model.fields)
+        if config.activation_checkpointing:
+            keep_few_activations(backbone)
+        self.architecture = architecture_of(backbone)
+        self.recipe = config.method.build(
+            backbone,
+            num_classes=len(self.source.classes),
+            epochs=config.epochs,
+            steps_per_epoch=self.steps_per_epoch,
+        )
+        if config.compile:
+            compile_recipe(self.recipe)
+        dtype = torch.float64 if config.precision == "fp64" else torch.float32
+        for module in self.recipe.modules().values():
+            module.to(self.world.device, dtype)
+        spread(self.recipe, config.sharding, world=self.world, find_unused=isinstance(backbone, TimmBackbone))
+
+    def _write_config(self, stored: dict[str, Any], settings: dict[str, Any], step: int) -> None:
+        what = {
+            "recipe": self.name,
+            "data": self.data,
+            "num_images": len(self.source),
+            "classes": list(self.source.classes),
+            "settings": settings,
+            "architecture": self.architecture,
+            "steps_per_epoch": self.steps_per_epoch,
+            "total_steps": self.total_steps,
+        }
+        run_config.write(
+            self.folder,
+            stored,
+            what=what,
+            seed=self.config.seed,
+            device=str(self.world.device),
+            world_size=self.world.size,
+            step=step,
+        )
+
+    def _note(self, figures: dict[str, float]) -> None:
+        self.figures |= figures
+        self.progress.show(self.step, figures)
+        self.journal.write(self.step, figures)
+
+    def _greeting(self) -> str:
+        begun = f"going on from step {self.step}" if self.step else "starting"
+        images = f"{len(self.source):,} images in batches of {self.config.batch}"
+        what = f"{self.config.model.name} on {self.data}, {images}"
+        return f"{begun} of {self.total_steps:,}: {what}, in {self.folder.path}"
+
+    def _bad_news(self, error: NonFiniteLoss) -> str:
+        names = [self.source.name(index) for index in error.indexes]
+        listed = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        last = self.checkpoints.steps()[-1:]
+        good = f"the last good checkpoint is of step {last[0]}" if last else "no checkpoint was written before"
+        return (
+            f"the loss or its gradient is not a finite number at step {error.step}; the batch holds {listed}; {good}. "
+            "Look at these images, lower optim.lr, clip gradients (optim.clip=0.3) or use precision=fp32"
+        )

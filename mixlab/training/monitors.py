@@ -1,0 +1,114 @@
+"""Scores while a run goes on: kNN for any recipe, accuracy for classifiers. Each yields (name, value)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mixlab.data.crops import normalise
+from mixlab.data.images import ImageFolder, parse_source
+from mixlab.data.loader import Loader
+from mixlab.data.shapes import Shapes
+from mixlab.data.source import ImageSource, Subset
+from mixlab.training.config import KnnConfig
+from mixlab.training.distributed import World, gather_rows
+from mixlab.training.knn import knn_accuracy
+from mixlab.training.recipe import Recipe, to_pixels_of
+from mixlab.training.supervised import SupervisedRecipe
+
+HELD_OUT = 5  # without a split of its own, every fifth image is a query
+BATCH = 64
+
+Score = tuple[str, float]
+Precise = Callable[[], AbstractContextManager[None]]
+
+
+class LiveScores:
+    """The exported backbone's kNN score, and a classifier's accuracy, on the data's own held-out part."""
+
+    def __init__(
+        self, data: str, source: ImageSource, config: KnnConfig, *, image: int, world: World, precise: Precise
+    ) -> None:
+        self.config, self.image, self.world, self.precise = config, image, world, precise
+        self.num_classes = len(source.classes)
+        self.wanted = config.every_epochs > 0 and self.num_classes > 1
+        if self.wanted:
+            bank, queries = split_source(data, source)
+            self.bank, self.queries = self._share(bank, config.bank), self._share(queries, config.queries)
+
+    def due(self, epoch: int, epochs: int) -> bool:
+        """Whether to score after this many finished epochs."""
+        return self.wanted and (epoch % self.config.every_epochs == 0 or epoch == epochs)
+
+    def __call__(self, recipe: Recipe) -> Iterator[Score]:
+        backbone = recipe.exported()
+        modules = [backbone, *recipe.modules().values()]
+        modes = [module.training for module in modules]
+        for module in modules:
+            module.eval()
+        bank, bank_labels = self._outputs(backbone, backbone, self.bank)
+        queries, query_labels = self._outputs(backbone, backbone, self.queries)
+        yield (
+            "knn_accuracy",
+            knn_accuracy(
+                bank,
+                bank_labels,
+                queries,
+                query_labels,
+                num_classes=self.num_classes,
+                k=self.config.k,
+                temperature=self.config.temperature,
+            ),
+        )
+        if isinstance(recipe, SupervisedRecipe):
+            logits, labels = self._outputs(backbone, recipe.network, self.queries)
+            yield "accuracy", float((logits.argmax(-1) == labels).float().mean())
+        for module, mode in zip(modules, modes, strict=True):
+            module.train(mode)
+
+    def _share(self, source: ImageSource, most: int) -> Subset:
+        """This rank's images of at most `most`, evenly chosen; the same number on every rank."""
+        size = self.world.size
+        num = min(most, len(source)) // size * size
+        if num == 0:
+            raise ValueError(f"{len(source)} images are too few to score on {size} ranks; set knn.every_epochs=0")
+        chosen = np.linspace(0, len(source), num, endpoint=False, dtype=np.int64)
+        return Subset(source, chosen[self.world.rank :: size].tolist())
+
+    @torch.no_grad()
+    def _outputs(self, backbone: nn.Module, module: nn.Module, source: ImageSource) -> tuple[Tensor, Tensor]:
+        """What a module says of every image on all ranks, (n, D), and the labels, (n,)."""
+        loader = Loader(
+            source,
+            batch_size=min(BATCH, len(source)),
+            size=self.image,
+            fit="crop",
+            shuffle=False,
+            drop_last=False,
+            skip_limit=1.0,  # the training's own loader counts and stops
+        )
+        outputs, labels = [], []
+        dtype = next(module.parameters()).dtype
+        for batch in loader:
+            images = normalise(batch.images.to(self.world.device)).to(dtype)
+            with self.precise():
+                outputs.append(module(to_pixels_of(backbone, images)).float())  # type: ignore[arg-type]
+            labels.append(batch.labels.to(self.world.device))
+        return gather_rows(torch.cat(outputs)), gather_rows(torch.cat(labels))
+
+
+def split_source(data: str, source: ImageSource) -> tuple[ImageSource, ImageSource]:
+    """Images with known labels and images to be recognised: the data's two splits, or a cut through its only one."""
+    other = parse_source(data, split="val")
+    separate = isinstance(other, Shapes) or (
+        isinstance(other, ImageFolder) and isinstance(source, ImageFolder) and other.root != source.root
+    )
+    if separate and other.classes == source.classes:
+        return source, other
+    held_out = set(range(0, len(source), HELD_OUT))
+    rest = [index for index in range(len(source)) if index not in held_out]
+    return Subset(source, rest or [0]), Subset(source, sorted(held_out))

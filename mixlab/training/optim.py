@@ -1,0 +1,70 @@
+"""The optimiser: which parameters decay, AdamW in few launches, clipping without asking the device."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import AdamW
+
+from mixlab.training.config import OptimConfig
+
+CLIP_EPS = 1e-6  # DINO
+
+
+def parameter_groups(network: nn.Module, no_decay: set[str]) -> list[dict[str, Any]]:
+    """Two groups of trained parameters with their names: decayed, then not. Vectors never decay."""
+    trained = [(name, parameter) for name, parameter in network.named_parameters() if parameter.requires_grad]
+    if unknown := no_decay - {name for name, _ in network.named_parameters()}:
+        raise ValueError(f"{', '.join(sorted(unknown))}: no such parameters; no_weight_decay() names what is not there")
+    still = [name in no_decay or parameter.ndim < 2 for name, parameter in trained]
+    groups = []
+    for decay in (True, False):
+        chosen = [pair for pair, fixed in zip(trained, still, strict=True) if fixed != decay]
+        groups.append({"params": [p for _, p in chosen], "names": [name for name, _ in chosen], "decay": decay})
+    return groups
+
+
+def build_adamw(groups: list[dict[str, Any]], config: OptimConfig) -> AdamW:
+    """AdamW over `parameter_groups`; its rates are set at every step."""
+    device = groups[0]["params"][0].device
+    fused = device.type == "cuda"
+    return AdamW(groups, lr=0.0, betas=config.betas, weight_decay=0.0, fused=fused, foreach=None if fused else True)
+
+
+def set_rates(optimizer: AdamW, *, lr: float, weight_decay: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+        group["weight_decay"] = weight_decay if group["decay"] else 0.0
+
+
+def gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+@torch.no_grad()
+def clip_each_(gradients: Sequence[Tensor], limit: float | None) -> Tensor:
+    """Scale every gradient whose own norm is above `limit` down to it, in place. Returns the norm of all before."""
+    shards = [local(gradient) for gradient in gradients]
+    norms = torch.stack(torch._foreach_norm(shards))  # (num_parameters,)
+    if any(isinstance(gradient, DTensor) for gradient in gradients):
+        norms = norms.square_()
+        dist.all_reduce(norms)  # the shards of one gradient lie on all ranks
+        norms = norms.sqrt_()
+    if limit is not None:
+        factors = (limit / (norms + CLIP_EPS)).clamp_(max=1.0)
+        torch._foreach_mul_(shards, list(factors.unbind()))
+    return torch.linalg.vector_norm(norms)
+
+
+@torch.no_grad()
+def move_towards_(targets: Iterable[Tensor], sources: Iterable[Tensor], share: float) -> None:
+    """target += share (source - target), all in one operation: the exponential moving average."""
+    torch._foreach_lerp_([local(t) for t in targets], [local(s) for s in sources], share)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a sharded tensor that lies on this rank; other tensors as they are."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

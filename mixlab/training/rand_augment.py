@@ -1,0 +1,144 @@
+"""RandAugment on the device (Cubuk et al. 2020): a batch at once, with choices and strengths of its own for each image.
+
+The set, the strengths and their rise with the magnitude are those that timm calls `rand-m9-mstd0.5-inc1`, which
+MambaOut trains with: two changes per image, each made with probability 0.5. Images are floats in [0, 1].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mixlab.data.colour import change_brightness, change_contrast, change_saturation
+
+NUM_CHANGES = 2
+PROBABILITY = 0.5
+LARGEST = 10.0  # the magnitude scale
+BACKGROUND = 0.5
+
+
+def rotation(strength: Tensor) -> Tensor:
+    angle = strength * math.radians(30)
+    cos, sin = angle.cos(), angle.sin()
+    zero = torch.zeros_like(angle)
+    return torch.stack([cos, -sin, zero, sin, cos, zero], dim=1).unflatten(1, (2, 3))
+
+
+def _affine(strength: Tensor, row: int, column: int, scale: float) -> Tensor:
+    matrix = torch.eye(2, 3).repeat(len(strength), 1, 1)
+    matrix[:, row, column] += strength * scale
+    return matrix
+
+
+# Each takes strengths in [-1, 1] on the host, (n,), and gives the map from output to input places, (n, 2, 3).
+MOVES: dict[str, Callable[[Tensor], Tensor]] = {
+    "rotate": rotation,
+    "shear_x": lambda strength: _affine(strength, 0, 1, 0.3),
+    "shear_y": lambda strength: _affine(strength, 1, 0, 0.3),
+    "translate_x": lambda strength: _affine(strength, 0, 2, 2 * 0.45),  # a share of the side; places span [-1, 1]
+    "translate_y": lambda strength: _affine(strength, 1, 2, 2 * 0.45),
+}
+
+
+def auto_contrast(x: Tensor, strength: Tensor) -> Tensor:
+    low, high = x.amin((2, 3), keepdim=True), x.amax((2, 3), keepdim=True)
+    return torch.where(high > low, (x - low) / (high - low).clamp(min=1e-6), x)
+
+
+def equalise(x: Tensor, strength: Tensor) -> Tensor:
+    """Each channel's 256 levels spread by their ranks."""
+    levels = (x * 255).round_().long().flatten(2)  # (n, 3, S S)
+    counts = torch.zeros(*levels.shape[:2], 256, device=x.device)
+    counts.scatter_add_(2, levels, torch.ones((), device=x.device).expand_as(levels))
+    below = counts.cumsum(-1) - counts
+    spread = below / (levels.shape[-1] - counts.gather(2, levels.amax(-1, keepdim=True))).clamp(min=1)
+    return spread.clamp_(max=1).gather(2, levels).view_as(x).to(x.dtype)
+
+
+def invert(x: Tensor, strength: Tensor) -> Tensor:
+    return 1 - x
+
+
+def posterise(x: Tensor, strength: Tensor) -> Tensor:
+    """Keep 4 bits at no strength, 0 at full strength."""
+    levels = 2 ** (4 - (strength.abs() * 4).floor())
+    return ((x * 255).floor_() / (256 / levels)).floor_() * (256 / levels) / 255
+
+
+def solarise(x: Tensor, strength: Tensor) -> Tensor:
+    return torch.where(x * 256 >= 256 - (strength.abs() * 256).floor(), 1 - x, x)
+
+
+def solarise_add(x: Tensor, strength: Tensor) -> Tensor:
+    return torch.where(x < 128 / 255, (x + strength.abs() * 110 / 255).clamp_(max=1), x)
+
+
+def sharpen(x: Tensor, strength: Tensor) -> Tensor:
+    """Away from, or towards, a 3 x 3 smoothing that leaves the border alone, as PIL's."""
+    kernel = torch.tensor([[1.0, 1, 1], [1, 5, 1], [1, 1, 1]], device=x.device, dtype=x.dtype) / 13
+    inner = F.conv2d(x.flatten(0, 1)[:, None], kernel[None, None]).unflatten(0, x.shape[:2])[:, :, 0]
+    smooth = x.clone()
+    smooth[:, :, 1:-1, 1:-1] = inner
+    return (smooth + (x - smooth) * (1 + 0.9 * strength)).clamp_(0, 1)
+
+
+def _around_one(change: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """A change in place by a factor, as one by a strength: factors from 0.1 to 1.9."""
+    return lambda x, strength: change(x.clone(), 1 + 0.9 * strength)
+
+
+# Each takes images (n, 3, S, S) and strengths in [-1, 1], (n, 1, 1, 1).
+COLOURS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "auto_contrast": auto_contrast,
+    "equalise": equalise,
+    "invert": invert,
+    "posterise": posterise,
+    "solarise": solarise,
+    "solarise_add": solarise_add,
+    "saturation": _around_one(change_saturation),
+    "contrast": _around_one(change_contrast),
+    "brightness": _around_one(change_brightness),
+    "sharpness": sharpen,
+}
+CHANGES = (*COLOURS, *MOVES)
+
+
+def draw_changes(
+    num_images: int, generator: torch.Generator, *, magnitude: float, deviation: float, part: int, num_parts: int
+) -> tuple[Tensor, Tensor]:
+    """Which change (-1: none) and how strong in [-1, 1], both (2, n), for this part of the global batch."""
+    rows = slice(part * num_images, (part + 1) * num_images)
+    shape = (NUM_CHANGES, num_parts * num_images)
+    chosen = torch.randint(len(CHANGES), shape, generator=generator)
+    made = torch.rand(shape, generator=generator) < PROBABILITY
+    strength = (magnitude + deviation * torch.randn(shape, generator=generator)).clamp_(0, LARGEST) / LARGEST
+    sign = torch.randint(2, shape, generator=generator) * 2 - 1
+    return torch.where(made, chosen, -1)[:, rows], (strength * sign)[:, rows]
+
+
+@torch.no_grad()
+def rand_augment(images: Tensor, chosen: Tensor, strengths: Tensor) -> Tensor:
+    """Change float images (n, 3, S, S) in [0, 1]; `chosen` and `strengths` (2, n) are on the host."""
+    for numbers, strength in zip(chosen, strengths, strict=True):
+        images = images.clone()
+        for number in numbers.unique().tolist():
+            if number < 0:
+                continue
+            rows = (numbers == number).nonzero()[:, 0]
+            there = rows.to(images.device, non_blocking=True)
+            changed = _change(CHANGES[number], images.index_select(0, there), strength[rows])
+            images.index_copy_(0, there, changed)
+    return images
+
+
+def _change(name: str, images: Tensor, strength: Tensor) -> Tensor:
+    if name in COLOURS:
+        return COLOURS[name](images, strength.to(images, non_blocking=True)[:, None, None, None])
+    matrix = MOVES[name](strength).to(images, non_blocking=True)
+    places = F.affine_grid(matrix, list(images.shape), align_corners=False)
+    moved = F.grid_sample(images - BACKGROUND, places, mode="bilinear", align_corners=False)  # outside becomes grey
+    return moved + BACKGROUND

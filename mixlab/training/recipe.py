@@ -1,0 +1,89 @@
+"""What the loop asks of a way to train."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from mixlab.backbones.backbone import Backbone
+from mixlab.data.crops import IMAGENET_MEAN, IMAGENET_STD
+from mixlab.data.loader import Batch
+from mixlab.training.seeding import seed_for
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a pass stands: its step, and which part of the global batch it holds (over ranks and accumulation)."""
+
+    step: int
+    epoch: int
+    part: int = 0
+    num_parts: int = 1
+    seed: int = 0
+
+    def generator(self) -> torch.Generator:
+        """The same on every part: draw for the global batch and keep this part's rows."""
+        return torch.Generator().manual_seed(seed_for(self.seed, self.step))
+
+
+class Recipe(ABC):
+    """A network to train, and how. Nothing here waits for the device."""
+
+    network: nn.Module  # what the optimiser changes
+    run: nn.Module  # the same, perhaps wrapped for many devices: what `loss` calls
+    views_per_image: int
+
+    @abstractmethod
+    def loss(self, batch: Batch, place: Place) -> tuple[Tensor, dict[str, Tensor]]:
+        """The mean loss over this part's images, and figures to log (scalars, still on the device)."""
+
+    @abstractmethod
+    def exported(self) -> Backbone:
+        """The backbone that the run is for."""
+
+    @abstractmethod
+    def modules(self) -> dict[str, nn.Module]:
+        """Every module with state, by its name in checkpoints; `network` among them."""
+
+    def before_update(self, place: Place) -> None:
+        """Between the backward pass and the optimiser; nothing unless a recipe has something to do there."""
+        return
+
+    def after_update(self, place: Place) -> dict[str, Tensor]:
+        """After the optimiser: moving averages. Returns more figures to log."""
+        return {}
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of parameters of `network` that do not decay, beside vectors."""
+        return set()
+
+    def shard(self, shard: Callable[[nn.Module], None]) -> None:
+        """Share the parameters of every large module out over the ranks."""
+        for module in self.modules().values():
+            shard(module)
+
+    def exported_head(self) -> dict[str, Tensor]:
+        """What stands on the backbone and is worth keeping, such as a classifier."""
+        return {}
+
+
+def drop_empty(network: nn.Module) -> None:
+    """Parameters without elements get no gradient, which distributed training would wait for."""
+    for parameter in network.parameters():
+        if parameter.numel() == 0:
+            parameter.requires_grad_(False)
+
+
+def to_pixels_of(backbone: Backbone, images: Tensor) -> Tensor:
+    """Images (..., 3, H, W) normalised as ImageNet's, in the pixel scale that the backbone declares."""
+    if (backbone.pixel_mean, backbone.pixel_std) == (IMAGENET_MEAN, IMAGENET_STD):
+        return images
+    ours, theirs = (
+        [torch.tensor(part, dtype=images.dtype).to(images.device, non_blocking=True)[:, None, None] for part in scale]
+        for scale in ((IMAGENET_MEAN, IMAGENET_STD), (backbone.pixel_mean, backbone.pixel_std))
+    )
+    return (images * ours[1] + ours[0] - theirs[0]) / theirs[1]

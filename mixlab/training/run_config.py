@@ -1,0 +1,53 @@
+"""config.json of a training run: everything needed to repeat it, and the check that a run goes on as it began."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mixlab.run import RunDirectory, provenance
+from mixlab.training.settings import differences
+
+# What may differ when a run goes on: none of it changes the weights by more than rounding.
+MAY_CHANGE = ("data.workers", "data.resident", "data.skip_limit", "activation_checkpointing", "sharding",
+              "checkpoint.", "log.", "knn.")  # fmt: skip
+
+
+def agree(folder: RunDirectory, *, data: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """What the directory already says of its run, {} if it is new; an error where it is another run."""
+    if not (folder.path / "config.json").is_file():
+        return {}
+    stored = folder.read_config()
+    if "settings" not in stored:
+        raise ValueError(f"{folder.path} holds something else than a training run; choose another --run directory")
+    if stored["data"] != data:
+        raise ValueError(
+            f"{folder.path} was started on {stored['data']!r}, not {data!r}; "
+            "give that --data, or another --run directory"
+        )
+    changed = {
+        key: pair for key, pair in differences(stored["settings"], settings).items() if not key.startswith(MAY_CHANGE)
+    }
+    if changed:
+        listed = "; ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed.items())
+        raise ValueError(
+            f"{folder.path} was started with other settings ({listed}); "
+            "give the same ones to go on, or another --run directory"
+        )
+    return stored
+
+
+def write(
+    folder: RunDirectory,
+    stored: dict[str, Any],
+    *,
+    what: dict[str, Any],
+    seed: int,
+    device: str,
+    world_size: int,
+    step: int,
+) -> None:
+    """Write config.json; every start of the run adds to its `sessions`."""
+    origin = provenance(seed=seed, device=device)
+    session = {**origin, "world_size": world_size, "from_step": step}
+    first = {key: stored.get(key, value) for key, value in origin.items()}
+    folder.write_config({**first, **what, "sessions": [*stored.get("sessions", []), session]})

@@ -1,0 +1,179 @@
+"""Configs as text and back: `a.b=c` from the command line, JSON in run directories. What is unknown is an error."""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, fields, is_dataclass, replace
+from difflib import get_close_matches
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from mixlab.backbones.config_json import config_from_json, config_to_json
+from mixlab.backbones.isotropic import IsotropicConfig
+from mixlab.backbones.zoo import ZOO, replace_fields
+from mixlab.training.config import MethodConfig, ModelConfig, TrainConfig
+from mixlab.training.dino import DinoConfig
+from mixlab.training.supervised import SupervisedConfig
+
+METHODS: dict[str, type[MethodConfig]] = {cls.kind: cls for cls in (DinoConfig, SupervisedConfig)}
+WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+def override(config: TrainConfig, settings: Iterable[str]) -> TrainConfig:
+    """Apply settings such as `optim.lr=1e-3`, `model.dim=64` or `method.local_scale=0.1,0.4`, in order."""
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        if not equals:
+            raise ValueError(f"setting {setting!r} has no value; write it like optim.lr=1e-3")
+        config = _set(config, path.strip().split("."), text.strip(), config, path.strip())
+    check_model(config.model)
+    return config
+
+
+def setting_names(config: Any, prefix: str = "") -> list[str]:
+    """Every setting of a config, dotted."""
+    names: list[str] = []
+    for field in fields(config):
+        value = getattr(config, field.name)
+        names += setting_names(value, f"{prefix}{field.name}.") if is_dataclass(value) else [f"{prefix}{field.name}"]
+    return names
+
+
+def check_model(model: ModelConfig) -> None:
+    """Fields that the backbone lacks, or of the wrong type, before anything is built."""
+    entry = ZOO.get(model.name)
+    if entry is None or not isinstance(entry.config, IsotropicConfig):
+        return
+    plan = config_to_json(entry.config)
+    for key, value in model.fields.items():
+        holder = next((part for part in (plan, plan["mixer"], plan["layout"]) if key in part), None)
+        if holder is None:
+            replace_fields(entry.config, {key: value})  # says which name is the nearest
+        else:
+            holder[key] = value
+    config_from_json(plan)
+
+
+def to_json(config: Any) -> dict[str, Any]:
+    """All fields, with `kind` naming the method."""
+    values = {field.name: getattr(config, field.name) for field in fields(config)}
+    plain = {name: to_json(value) if is_dataclass(value) else _plain(value) for name, value in values.items()}
+    return {"kind": config.kind, **plain} if isinstance(config, MethodConfig) else plain
+
+
+def from_json(values: Mapping[str, Any]) -> TrainConfig:
+    """The config that `to_json` wrote."""
+    config: TrainConfig = _from_json(TrainConfig, values, "config")
+    check_model(config.model)
+    return config
+
+
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    """Dotted names of what two JSON configs set differently, with both values."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for key in sorted({*ours, *theirs}):
+        left, right = ours.get(key), theirs.get(key)
+        if isinstance(left, Mapping) and isinstance(right, Mapping):
+            found |= differences(left, right, f"{prefix}{key}.")
+        elif left != right:
+            found[f"{prefix}{key}"] = (left, right)
+    return found
+
+
+def _set(node: Any, path: list[str], text: str, root: TrainConfig, whole: str) -> Any:
+    key, *rest = path
+    known = {field.name for field in fields(node)}
+    if isinstance(node, ModelConfig) and key not in known and not rest:
+        return replace(node, fields={**node.fields, key: _guess(text)})
+    if key not in known or (is_dataclass(getattr(node, key)) != bool(rest)):
+        raise ValueError(f"unknown setting {whole!r}; {_nearest(whole, setting_names(root))}")
+    if rest:
+        return replace(node, **{key: _set(getattr(node, key), rest, text, root, whole)})
+    return replace(node, **{key: _parse(get_type_hints(type(node))[key], text, whole)})
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    by_last_word = [other for other in known if other.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1]]
+    near = by_last_word or get_close_matches(name, known, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(near)}?" if near else f"settings are {', '.join(known)}"
+
+
+def _parse(hint: Any, text: str, where: str) -> Any:
+    """Text to what a field takes."""
+    if get_origin(hint) in (Union, types.UnionType):
+        if text.lower() in ("none", "null") and type(None) in get_args(hint):
+            return None
+        hint = next(option for option in get_args(hint) if option is not type(None))
+    if get_origin(hint) is tuple:
+        parts = text.strip("()[] ").split(",")
+        if len(parts) != len(get_args(hint)):
+            raise ValueError(f"{where} is {text!r}; expected {len(get_args(hint))} values with commas between")
+        return tuple(_parse(kind, part.strip(), where) for kind, part in zip(get_args(hint), parts, strict=True))
+    value: Any = text
+    if hint is bool:
+        value = WORDS.get(text.lower(), text)
+    elif hint in (int, float) or get_origin(hint) is dict:
+        value = _guess(text)
+    return _checked(hint, value, where)
+
+
+def _guess(text: str) -> Any:
+    """JSON where it is JSON, otherwise the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _checked(hint: Any, value: Any, where: str) -> Any:
+    if get_origin(hint) in (Union, types.UnionType):
+        options = get_args(hint)
+        if value is None and type(None) in options:
+            return None
+        hint = next(option for option in options if option is not type(None))
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            raise ValueError(f"{where} is {value!r}; choose one of {', '.join(map(str, get_args(hint)))}")
+        return value
+    if get_origin(hint) is tuple:
+        kinds = get_args(hint)
+        if not isinstance(value, list | tuple) or len(value) != len(kinds):
+            raise ValueError(f"{where} is {value!r}; expected {len(kinds)} values")
+        return tuple(_checked(kind, item, where) for kind, item in zip(kinds, value, strict=True))
+    kind = get_origin(hint) or hint
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:  # exactly: True is not an int here
+        raise ValueError(f"{where} is {value!r}; expected {kind.__name__}")
+    return value
+
+
+def _from_json(cls: type[Any], values: object, where: str) -> Any:
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{where} must be an object with fields, got {values!r}")
+    values = dict(values)
+    if cls is MethodConfig:
+        kind = values.pop("kind", None)
+        if kind not in METHODS:
+            raise ValueError(f"{where}.kind is {kind!r}; choose one of {', '.join(METHODS)}")
+        cls = METHODS[kind]
+    hints, known = get_type_hints(cls), {field.name: field for field in fields(cls)}
+    for name in values:
+        if name not in known:
+            raise ValueError(f"unknown setting {where}.{name}; {_nearest(str(name), list(known))}")
+    for name, field in known.items():
+        if name not in values and field.default is MISSING and field.default_factory is MISSING:
+            raise ValueError(f"{where} lacks {name}; give it a value")
+    return cls(
+        **{
+            name: _from_json(hints[name], value, f"{where}.{name}")
+            if is_dataclass(hints[name])
+            else _checked(hints[name], value, f"{where}.{name}")
+            for name, value in values.items()
+        }
+    )
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,62 @@
+"""`--launcher slurm`: the same training as a SLURM job over many nodes, sent again by itself when it is preempted."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mixlab.training.config import TrainConfig
+from mixlab.training.loop import train
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmConfig:
+    """What to ask SLURM for."""
+
+    nodes: int = 1
+    gpus_per_node: int = 8
+    cpus_per_gpu: int = 12
+    hours: int = 24
+    partition: str | None = None
+    account: str | None = None
+
+
+class TrainingJob:
+    """What a node runs. submitit calls `checkpoint` before time is up and sends what it returns again."""
+
+    def __init__(self, config: TrainConfig, *, data: str, run: Path, name: str) -> None:
+        self.config, self.data, self.run, self.name = config, data, run, name
+
+    def __call__(self) -> None:
+        _submitit().helpers.TorchDistributedEnvironment().export(set_cuda_visible_devices=False)
+        train(self.config, data=self.data, run=self.run, name=self.name)
+
+    def checkpoint(self) -> Any:
+        return _submitit().helpers.DelayedSubmission(self)
+
+
+def submit(job: TrainingJob, config: SlurmConfig) -> str:
+    """Send the job and return its number. Its output goes to RUN/slurm."""
+    executor = _submitit().AutoExecutor(folder=job.run / "slurm")
+    asked = {"slurm_partition": config.partition, "slurm_account": config.account}
+    executor.update_parameters(
+        name="mixlab",
+        nodes=config.nodes,
+        tasks_per_node=config.gpus_per_node,
+        gpus_per_node=config.gpus_per_node,
+        cpus_per_task=config.cpus_per_gpu,
+        timeout_min=config.hours * 60,
+        **{key: value for key, value in asked.items() if value is not None},
+    )
+    return str(executor.submit(job).job_id)
+
+
+def _submitit() -> Any:
+    try:
+        return importlib.import_module("submitit")
+    except ImportError as error:
+        raise ValueError(
+            "--launcher slurm needs submitit: install mixlab[slurm], or call torchrun in a job script"
+        ) from error

@@ -1,0 +1,147 @@
+"""Supervised classification with the regularisers of MambaOut, Table 5 (DeiT's)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from mixlab.backbones.backbone import Backbone
+from mixlab.backbones.timm_backbone import TimmBackbone
+from mixlab.data.crop_parameters import CropKind
+from mixlab.data.crops import IMAGENET_MEAN, IMAGENET_STD, MultiCrop
+from mixlab.data.loader import Batch
+from mixlab.training.config import MethodConfig
+from mixlab.training.distributed import whole
+from mixlab.training.label_mixing import draw_blend, draw_erasures, erase, soft_targets
+from mixlab.training.rand_augment import draw_changes, rand_augment
+from mixlab.training.recipe import Place, Recipe, drop_empty, to_pixels_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisedConfig(MethodConfig):
+    """Stochastic depth belongs to the model: model.drop_path, or drop_path_rate for models of timm."""
+
+    kind: ClassVar[str] = "supervised"
+    size: int = 224
+    scale: tuple[float, float] = (0.08, 1.0)
+    rand_augment: float = 9.0  # magnitude of 10; 0: none
+    rand_augment_deviation: float = 0.5
+    mixup: float = 0.8
+    cutmix: float = 1.0
+    switch: float = 0.5  # how often cutmix instead of mixup
+    erasing: float = 0.25
+    smoothing: float = 0.1
+
+    @property
+    def image(self) -> int:
+        return self.size
+
+    def build(self, backbone: Backbone, *, num_classes: int, epochs: int, steps_per_epoch: int) -> SupervisedRecipe:
+        if num_classes < 2:
+            raise ValueError(
+                f"supervised training needs labels of at least 2 classes, the data has {num_classes}; "
+                "put images into one folder per class, or pretrain without labels"
+            )
+        return SupervisedRecipe(self, backbone, num_classes=num_classes)
+
+
+class Classifier(nn.Module):
+    """A linear classifier on the summary feature."""
+
+    def __init__(self, backbone: Backbone, num_classes: int) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = nn.Linear(backbone.dim, num_classes)
+        nn.init.trunc_normal_(self.head.weight, std=0.02)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (B, 3, H, W) -> logits (B, K)."""
+        return self.head(self.backbone(images))
+
+
+class SupervisedRecipe(Recipe):
+    views_per_image = 1
+
+    def __init__(self, config: SupervisedConfig, backbone: Backbone, *, num_classes: int) -> None:
+        self.config, self.num_classes, self.backbone = config, num_classes, backbone
+        self.crops = MultiCrop([CropKind(size=config.size, scale=config.scale)])
+        if isinstance(backbone, TimmBackbone):
+            self.network = backbone.with_classifier(num_classes)  # the paper's own head, hidden layer and all
+            copy_shared(backbone.model, self.network)
+        else:
+            self.network = Classifier(backbone, num_classes)
+        drop_empty(self.network)
+        self.run = self.network
+
+    def modules(self) -> dict[str, nn.Module]:
+        return {"network": self.network}
+
+    def loss(self, batch: Batch, place: Place) -> tuple[Tensor, dict[str, Tensor]]:
+        images, targets = self.augment(batch, place)
+        logits = self.run(images).float() if images.dtype != torch.float64 else self.run(images)
+        loss = -(targets * logits.log_softmax(-1)).sum(-1).mean()
+        hits = (logits.argmax(-1) == targets.argmax(-1)).float().mean()
+        return loss, {"train_accuracy": hits.detach()}
+
+    def augment(self, batch: Batch, place: Place) -> tuple[Tensor, Tensor]:
+        """Crop, change, erase and blend this part's images: (B, 3, S, S) and soft labels (B, K)."""
+        config, generator = self.config, place.generator()
+        drawn = self.crops.draw(batch.sizes, generator, rank=place.part, world_size=place.num_parts)
+        images = self.crops(batch.images, drawn)[0][0]
+        num_images = len(images)
+        if config.rand_augment > 0:
+            chosen, strengths = draw_changes(
+                num_images,
+                generator,
+                magnitude=config.rand_augment,
+                deviation=config.rand_augment_deviation,
+                part=place.part,
+                num_parts=place.num_parts,
+            )
+            mean, std = (
+                torch.tensor(scale).to(images, non_blocking=True)[:, None, None]
+                for scale in (IMAGENET_MEAN, IMAGENET_STD)
+            )
+            images = (rand_augment((images * std + mean).clamp_(0, 1), chosen, strengths) - mean) / std
+        every = draw_erasures(num_images * place.num_parts, generator, side=config.size, probability=config.erasing)
+        images = erase(images, every[place.part * num_images : (place.part + 1) * num_images])
+        targets = soft_targets(batch.labels, num_classes=self.num_classes, smoothing=config.smoothing)
+        blend = draw_blend(generator, side=config.size, mixup=config.mixup, cutmix=config.cutmix, switch=config.switch)
+        dtype = next(self.network.parameters()).dtype
+        images = to_pixels_of(self.backbone, blend.images(images).to(dtype))
+        return images, blend.targets(targets).to(dtype if dtype == torch.float64 else torch.float32)
+
+    def no_weight_decay(self) -> set[str]:
+        if isinstance(self.backbone, TimmBackbone):
+            names = {name for name, _ in self.network.named_parameters()}
+            return {name.removeprefix("model.") for name in self.backbone.no_weight_decay()} & names
+        return {f"backbone.{name}" for name in self.backbone.no_weight_decay()}
+
+    def exported(self) -> Backbone:
+        if isinstance(self.backbone, TimmBackbone):
+            copy_shared(self.network, self.backbone.model)
+        return self.backbone
+
+    def exported_head(self) -> dict[str, Tensor]:
+        shared: nn.Module = nn.ModuleDict({"backbone": self.backbone})
+        if isinstance(self.backbone, TimmBackbone):
+            shared = self.backbone.model
+        theirs = shared.state_dict()
+        return {
+            name: whole(value)
+            for name, value in self.network.state_dict().items()
+            if name not in theirs or theirs[name].shape != value.shape
+        }
+
+
+@torch.no_grad()
+def copy_shared(source: nn.Module, target: nn.Module) -> None:
+    """Copy what both have under one name and in one shape: all but the classifier."""
+    theirs = source.state_dict()
+    for name, value in target.state_dict().items():
+        if name in theirs and theirs[name].shape == value.shape:
+            value.copy_(whole(theirs[name]))

@@ -1,0 +1,88 @@
+"""One optimiser step, whatever the recipe: every pass forward and backward, clip, step, averages. Never waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from mixlab.data.loader import Batch
+from mixlab.training.config import TrainConfig
+from mixlab.training.distributed import World
+from mixlab.training.optim import build_adamw, clip_each_, gradients, parameter_groups, set_rates
+from mixlab.training.recipe import Place, Recipe
+from mixlab.training.schedules import cosine, warmup_cosine
+from mixlab.training.seeding import seed_all
+
+
+def precise(config: TrainConfig, device: torch.device) -> Callable[[], AbstractContextManager[None]]:
+    """The precision in which networks run: bf16 keeps weights and sums in float32."""
+    if config.precision == "bf16":
+        return lambda: torch.autocast(device.type, dtype=torch.bfloat16)
+    return nullcontext
+
+
+class Update:
+    """Owns the optimiser. Rates depend on the step alone."""
+
+    def __init__(self, recipe: Recipe, config: TrainConfig, *, steps_per_epoch: int, world: World) -> None:
+        self.recipe, self.config, self.world = recipe, config, world
+        self.steps_per_epoch = steps_per_epoch
+        self.total_steps = config.epochs * steps_per_epoch
+        self.precise = precise(config, world.device)
+        recipe.network.train()
+        self.optimizer = build_adamw(parameter_groups(recipe.network, recipe.no_weight_decay()), config.optim)
+
+    def __call__(self, passes: Sequence[Batch], step: int) -> dict[str, Tensor]:
+        """Train on one global batch. Returns figures that are still on the device."""
+        set_rates(self.optimizer, lr=self.lr(step), weight_decay=self.weight_decay(step))
+        figures = [self._forward_backward(batch, self._place(step, index, len(passes)), index == len(passes) - 1)
+                   for index, batch in enumerate(passes)]  # fmt: skip
+        place = self._place(step, 0, len(passes))
+        self.recipe.before_update(place)
+        norm = clip_each_(gradients(self.recipe.network.parameters()), self.config.optim.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        mean = {name: torch.stack([part[name] for part in figures]).mean() for name in figures[0]}
+        return {**mean, "grad_norm": norm, **self.recipe.after_update(place)}
+
+    def lr(self, step: int) -> float:
+        optim = self.config.optim
+        return warmup_cosine(
+            step,
+            peak=optim.lr * self.config.batch / optim.lr_batch,
+            end=optim.min_lr,
+            warmup=optim.warmup_epochs * self.steps_per_epoch,
+            total=self.total_steps,
+        )
+
+    def weight_decay(self, step: int) -> float:
+        optim = self.config.optim
+        return cosine(step, start=optim.weight_decay, end=optim.weight_decay_end, total=self.total_steps)
+
+    def _place(self, step: int, index: int, num_passes: int) -> Place:
+        return Place(
+            step=step,
+            epoch=step // self.steps_per_epoch,
+            part=index * self.world.size + self.world.rank,
+            num_parts=num_passes * self.world.size,
+            seed=self.config.seed,
+        )
+
+    def _forward_backward(self, batch: Batch, place: Place, last: bool) -> dict[str, Tensor]:
+        seed_all(place.seed, place.step, place.part)  # for drop path and the like
+        with _gradients_stay_here(self.recipe, unless=last):
+            with self.precise():
+                loss, figures = self.recipe.loss(batch.to(self.world.device), place)
+            (loss / (place.num_parts // self.world.size)).backward()
+        return {"loss": loss.detach(), **figures}
+
+
+def _gradients_stay_here(recipe: Recipe, *, unless: bool) -> AbstractContextManager[None]:
+    """Ranks exchange gradients once a step, with its last pass."""
+    if isinstance(recipe.run, DistributedDataParallel) and not unless:
+        return recipe.run.no_sync()
+    return nullcontext()

@@ -1,0 +1,88 @@
+"""The promise: two processes with half the batch each give the weights of one process, copied or sharded."""
+
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mixlab.commands.pretrain import pretrain
+
+DATA = "shapes:size=32,n=44"  # an odd rest is left out of every epoch
+STEPS = 10
+SETTINGS = ["batch=8", "epochs=2", "precision=fp64", "data.size=32", "model.dim=32", "model.depth=2", "model.image=32",
+            "method.num_prototypes=32", "method.hidden=16", "method.bottleneck=8", "method.num_local=2",
+            "method.global_size=32", "method.local_size=16", "optim.warmup_epochs=0", "log.every_steps=3",
+            "checkpoint.every_steps=5", "knn.every_epochs=1", "knn.bank=20", "knn.queries=10"]  # fmt: skip
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["mixlab.commands.pretrain"])
+
+
+def child(recipe: str, folder: str, extra: list[str], rank: int, size: int, port: int) -> None:
+    torch.set_num_threads(1)
+    if size > 1:
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank)}
+        os.environ |= {"LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+    pretrain(recipe, data=DATA, run=Path(folder), set=[*SETTINGS, *extra], device="cpu")
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def run(recipe: str, folder: Path, extra: list[str], *, size: int) -> dict[str, torch.Tensor]:
+    port = free_port()
+    processes = [
+        CONTEXT.Process(target=child, args=(recipe, str(folder), extra, rank, size, port)) for rank in range(size)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0] * size
+    return load_file(folder / "checkpoints" / f"step-{STEPS:08d}.safetensors")
+
+
+def largest_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
+    assert ours.keys() == theirs.keys()
+    return max(float((ours[name] - theirs[name]).abs().max()) for name in ours if ours[name].numel())
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    return run("dino_dinovim_tiny64", tmp_path_factory.mktemp("alone") / "run", ["model.state=8"], size=1)
+
+
+@pytest.mark.parametrize("extra", [[], ["accumulate=2"], ["sharding=fsdp"]], ids=["copies", "accumulate", "shards"])
+def test_two_processes_give_the_weights_of_one_after_ten_steps(extra: list[str], alone, tmp_path: Path) -> None:
+    together = run("dino_dinovim_tiny64", tmp_path / "run", ["model.state=8", *extra], size=2)
+    assert together["network/backbone.embed.project.weight"].dtype == torch.float64
+    assert largest_difference(together, alone) < 1e-6
+
+
+def test_a_run_may_go_on_with_another_number_of_processes(alone, tmp_path: Path) -> None:
+    run("dino_dinovim_tiny64", tmp_path / "run", ["model.state=8"], size=2)
+    for file in (tmp_path / "run" / "checkpoints").glob(f"step-{STEPS:08d}.*"):
+        file.unlink()
+    together = run("dino_dinovim_tiny64", tmp_path / "run", ["model.state=8"], size=1)
+    assert largest_difference(together, alone) < 1e-6
+
+
+def test_torchrun_works_as_is(tmp_path: Path) -> None:
+    program = "from mixlab.commands.pretrain import pretrain; import tyro; tyro.cli(pretrain)"
+    script = tmp_path / "pretrain.py"
+    script.write_text(program)
+    settings = [part for setting in SETTINGS for part in ("--set", setting)]
+    # After "--", or torchrun would take our --run for an abbreviation of its own --run-path.
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--"]
+    call = [str(script), "dino_vit_tiny64", "--data", DATA, "--run", str(tmp_path / "run"), "--device", "cpu"]
+    done = subprocess.run([*torchrun, *call, *settings], capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (tmp_path / "run" / "weights.safetensors").is_file()

@@ -1,0 +1,151 @@
+"""The fused inside of a Mamba-2 mixer, and the add and norm around it, on the GPU against float64."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import mixlab
+from mixlab.ops.add_norm import op as add_norm_op
+from mixlab.ops.add_norm import reference as add_norm_reference
+from mixlab.ops.mamba2 import op as mamba2_op
+from mixlab.ops.mamba2 import reference as mamba2_reference
+from mixlab.ops.ssd import op as ssd_op
+from tests.tolerances import TOLERANCES, relative_error
+
+NAMES = ("projected", "conv_weight", "conv_bias", "dt_bias", "A_log", "skip", "norm_weight")
+
+
+def mixer_inputs(
+    length: int,
+    dtype: torch.dtype,
+    *,
+    directions: int = 2,
+    batch: int = 2,
+    heads: int = 12,  # enough for the norms over heads to be more than chance
+    state: int = 32,
+    width: int = 16,
+) -> list[Tensor]:
+    generator = torch.Generator("cuda").manual_seed(length)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, device="cuda")
+
+    inner = heads * width
+    channels = inner + 2 * state
+    return [
+        normal(batch, length, inner + channels + heads).to(dtype),
+        normal(directions, channels, 4) / 2,
+        normal(directions, channels) / 10,
+        normal(directions, heads) - 3,
+        normal(directions, heads),
+        normal(directions, heads),
+        1 + normal(directions, inner) / 10,
+    ]
+
+
+def outputs_and_gradients(inner, inputs: list[Tensor], dout: Tensor, *, width: int) -> dict[str, Tensor]:
+    leaves = [t.detach().requires_grad_() for t in inputs]
+    out = inner(*leaves, head_dim=width, eps=1e-5)
+    return dict(zip(("out", *NAMES), (out, *torch.autograd.grad(out, leaves, dout)), strict=True))
+
+
+def check(inputs: list[Tensor], *, width: int = 16) -> None:
+    dtype = inputs[0].dtype
+    assert mamba2_op.runs_kernels(inputs[0], inputs[1], inputs[6], head_dim=width)
+    dout = torch.randn(*inputs[0].shape[:2], inputs[6].shape[1], device="cuda").to(dtype)
+    results = outputs_and_gradients(mamba2_op.mamba2_inner, inputs, dout, width=width)
+    exact = [t.double() for t in inputs]
+    expected = outputs_and_gradients(mamba2_reference.mamba2_inner, exact, dout.double(), width=width)
+    heads, state = inputs[3].shape[1], (inputs[1].shape[1] - inputs[6].shape[1]) // 2
+    parts = [heads * width, heads * width, state, state, heads]
+    for name, result in results.items():
+        pairs = [(result, expected[name])]
+        if name == "projected":  # its parts come from different kernels
+            pairs = list(zip(result.split(parts, -1), expected[name].split(parts, -1), strict=True))
+        for part, (one, other) in enumerate(pairs):
+            error = relative_error(one, other)
+            assert error < TOLERANCES[dtype], f"{name}, part {part}, is off by {error:.1e}"
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("length", [2, 38, 65, 198])
+def test_the_kernels_give_the_reference_and_every_gradient(
+    length: int, dtype: torch.dtype, directions: int, poisoned: None
+) -> None:
+    check(mixer_inputs(length, dtype, directions=directions))
+
+
+def test_the_released_base_size_agrees(poisoned: None) -> None:
+    check(mixer_inputs(198, torch.bfloat16, heads=24, state=64, width=64), width=64)
+
+
+def test_parameters_in_bfloat16_get_gradients_in_bfloat16() -> None:
+    inputs = [t.bfloat16() for t in mixer_inputs(38, torch.bfloat16)]
+    check(inputs)
+    dout = torch.randn(2, 38, 12 * 16, device="cuda").bfloat16()
+    results = outputs_and_gradients(mamba2_op.mamba2_inner, inputs, dout, width=16)
+    assert {t.dtype for t in results.values()} == {torch.bfloat16}
+
+
+def test_the_same_input_gives_the_same_bits() -> None:
+    inputs = mixer_inputs(198, torch.bfloat16, batch=16, heads=24, state=64, width=64)
+    dout = torch.randn(16, 198, 24 * 64, device="cuda").bfloat16()
+    first, second = (outputs_and_gradients(mamba2_op.mamba2_inner, inputs, dout, width=64) for _ in range(2))
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("width", [48, 768])
+def test_add_and_norm_give_the_reference_and_every_gradient(width: int, dtype: torch.dtype, poisoned: None) -> None:
+    branch = torch.randn(3, 5, width, device="cuda").to(dtype)
+    stream, weight = torch.randn(3, 5, width, device="cuda"), torch.randn(width, device="cuda")
+    leaves = [t.requires_grad_() for t in (branch, stream, weight)]
+    exact = [t.detach().double().requires_grad_() for t in leaves]
+    results = add_norm_op.add_rms_norm(*leaves, eps=1e-5)
+    expected = add_norm_reference.add_rms_norm(*exact, eps=1e-5)
+    doutputs = [torch.randn_like(t) for t in results]
+    gradients = torch.autograd.grad(results, leaves, doutputs)
+    expected_gradients = torch.autograd.grad(expected, exact, [t.double() for t in doutputs])
+    for result, reference in zip((*results, *gradients), (*expected, *expected_gradients), strict=True):
+        assert relative_error(result, reference) < TOLERANCES[dtype]
+
+
+def small_model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return mixlab.create_model("dinovim_tiny", dim=64, depth=2, patch=8, image=64).cuda().train()
+
+
+def losses(num_steps: int) -> list[float]:
+    model = small_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    generator = torch.Generator("cuda").manual_seed(1)
+    images = torch.randn(8, 3, 64, 64, generator=generator, device="cuda")
+    targets = torch.randn(8, 64, generator=generator, device="cuda")
+    history = []
+    for _ in range(num_steps):
+        loss = (model(images) - targets).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        history.append(loss.item())
+    return history
+
+
+def test_twenty_training_steps_agree_with_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_kernels = losses(20)
+    for op in (ssd_op, mamba2_op, add_norm_op):
+        monkeypatch.setattr(op, "runs_kernels", lambda *tensors, **options: False)
+    plain = losses(20)
+    assert plain[-1] < 0.9 * plain[0]
+    assert with_kernels == pytest.approx(plain, rel=1e-3)
+
+
+def test_a_model_compiles_without_a_graph_break_and_agrees() -> None:
+    model = small_model()
+    images = torch.randn(2, 3, 64, 64, device="cuda")
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        eager = model(images)
+        compiled = torch.compile(model, fullgraph=True, dynamic=False)(images)
+    assert relative_error(compiled, eager.double()) < TOLERANCES[torch.bfloat16]

@@ -1,0 +1,188 @@
+"""The scan on the GPU against the float64 recurrence: lengths, types, extremes, determinism, capture."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mixlab.ops.ssd.chunked import ssd_chunked
+from mixlab.ops.ssd.op import runs_kernels, ssd
+from mixlab.ops.ssd.reference import ssd_recurrence
+from tests.tolerances import TOLERANCES, relative_error
+
+NAMES = ("q", "k", "v", "dt", "A", "skip")
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def scan_inputs(
+    length: int,
+    dtype: torch.dtype,
+    *,
+    batch: int = 2,
+    heads: int = 8,
+    groups: int = 2,
+    state: int = 64,
+    width: int = 64,
+    seed: int = 0,
+) -> list[Tensor]:
+    generator = torch.Generator("cuda").manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, device="cuda")
+
+    q, k = (normal(batch, length, groups, state).to(dtype) / 2 for _ in range(2))
+    dt = F.softplus(normal(batch, length, heads) - 2)
+    return [q, k, normal(batch, length, heads, width).to(dtype), dt, -normal(heads).exp(), normal(heads)]
+
+
+def outputs_and_gradients(scan, inputs: list[Tensor], dy: Tensor, num_reverse: int) -> dict[str, Tensor]:
+    leaves = [t.detach().requires_grad_() for t in inputs]
+    y = scan(*leaves, num_reverse=num_reverse)
+    return dict(zip(("y", *NAMES), (y, *torch.autograd.grad(y, leaves, dy)), strict=True))
+
+
+def check(inputs: list[Tensor], num_reverse: int, *, oracle=ssd_recurrence) -> None:
+    dtype = inputs[2].dtype
+    assert runs_kernels(inputs[0], inputs[2])
+    dy = torch.randn(inputs[2].shape, device="cuda").to(dtype)
+    results = outputs_and_gradients(ssd, inputs, dy, num_reverse)
+    expected = outputs_and_gradients(oracle, [t.double() for t in inputs], dy.double(), num_reverse)
+    for name, result in results.items():
+        if expected[name].abs().max() == 0:
+            assert result.abs().max() == 0, name
+        else:
+            error = relative_error(result, expected[name])
+            assert error < TOLERANCES[dtype], f"{name} is off by {error:.1e}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 197, 198])
+def test_the_kernels_give_the_recurrence_and_every_gradient(length: int, dtype: torch.dtype, poisoned: None) -> None:
+    check(scan_inputs(length, dtype), 4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_long_sequences_agree_with_the_plain_scan_in_float64(dtype: torch.dtype, poisoned: None) -> None:
+    check(scan_inputs(4098, dtype, batch=1), 4, oracle=ssd_chunked)
+
+
+@pytest.mark.parametrize(("state", "width"), [(16, 128), (128, 16), (128, 128), (32, 16)])
+def test_all_sizes_of_state_and_head_agree(state: int, width: int, poisoned: None) -> None:
+    check(scan_inputs(130, torch.bfloat16, state=state, width=width, heads=12, groups=1), 0)
+
+
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(
+    length=st.integers(1, 260),
+    batch=st.integers(1, 3),
+    per_group=st.integers(4, 6),
+    groups=st.integers(1, 3),
+    reverse=st.integers(0, 3),
+    dtype=st.sampled_from(DTYPES),
+)
+def test_random_shapes_agree(
+    length: int, batch: int, per_group: int, groups: int, reverse: int, dtype: torch.dtype
+) -> None:
+    heads = groups * per_group
+    inputs = scan_inputs(length, dtype, batch=batch, heads=heads, groups=groups, state=16, width=16, seed=length)
+    check(inputs, min(reverse, groups) * per_group)
+
+
+@pytest.mark.parametrize("step", [1e-30, 1e-6, 50.0])
+@pytest.mark.parametrize("decay", [-1e-4, -64.0])
+def test_extreme_steps_and_decays_stay_finite(step: float, decay: float, poisoned: None) -> None:
+    q, k, v, dt, A, skip = scan_inputs(198, torch.bfloat16)
+    inputs = [q, k, v, torch.full_like(dt, step), torch.full_like(A, decay), skip]
+    results = outputs_and_gradients(ssd, inputs, torch.randn_like(v), 4)
+    expected = outputs_and_gradients(ssd_chunked, [t.double() for t in inputs], torch.zeros_like(v).double(), 4)
+    for name, result in results.items():
+        assert result.isfinite().all(), name
+    assert relative_error(results["y"], expected["y"]) < TOLERANCES[torch.bfloat16]
+
+
+def test_tiny_steps_keep_their_gradient() -> None:
+    q, k, v, dt, A, skip = scan_inputs(100, torch.float32)
+    check([q, k, v, dt * 1e-12, A, skip], 4)
+
+
+def test_a_strong_decay_between_weak_ones_is_exact() -> None:
+    q, k, v, dt, A, skip = scan_inputs(130, torch.float32)
+    dt[:, ::17] = 50.0
+    check([q, k, v, dt, A, skip], 4)
+
+
+def test_strided_inputs_are_read_in_place() -> None:
+    q, k, v, dt, A, skip = scan_inputs(70, torch.bfloat16)
+    packed = torch.cat([q.flatten(2), k.flatten(2), v.flatten(2)], dim=2)
+    parts = packed.split([q[0, 0].numel(), k[0, 0].numel(), v[0, 0].numel()], dim=2)
+    views = [part.unflatten(2, t.shape[2:]) for part, t in zip(parts, (q, k, v), strict=True)]
+    transposed = v.transpose(2, 3).contiguous().transpose(2, 3)
+    expected = ssd(q, k, v, dt, A, skip, num_reverse=4)
+    assert torch.equal(ssd(*views, dt.mT.contiguous().mT, A, skip, num_reverse=4), expected)
+    assert torch.equal(ssd(q, k, transposed, dt, A, skip, num_reverse=4), expected)
+
+
+def test_the_same_input_gives_the_same_bits() -> None:
+    inputs = scan_inputs(198, torch.bfloat16, batch=8, heads=48)
+    dy = torch.randn_like(inputs[2])
+    first, second = (outputs_and_gradients(ssd, inputs, dy, 24) for _ in range(2))
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
+
+
+def test_sizes_without_a_kernel_fall_back_to_plain_torch() -> None:
+    inputs = scan_inputs(40, torch.float32, state=24, width=48)
+    assert not runs_kernels(inputs[0], inputs[2])
+    expected = ssd_recurrence(*[t.double() for t in inputs], num_reverse=4)
+    assert relative_error(ssd(*inputs, num_reverse=4), expected) < TOLERANCES[torch.float32]
+
+
+def test_the_scan_compiles_without_a_graph_break() -> None:
+    inputs = scan_inputs(70, torch.bfloat16)
+    dy = torch.randn_like(inputs[2])
+
+    def doubled(*tensors: Tensor, num_reverse: int) -> Tensor:
+        return 2 * ssd(*tensors, num_reverse=num_reverse)
+
+    compiled = torch.compile(doubled, fullgraph=True, dynamic=False)
+    results = outputs_and_gradients(compiled, inputs, dy, 4)
+    expected = outputs_and_gradients(doubled, inputs, dy, 4)
+    for name, result in results.items():
+        assert torch.allclose(result, expected[name], rtol=1e-2, atol=1e-3), name
+
+
+def test_the_operators_pass_torchs_own_check() -> None:
+    from mixlab.ops.ssd import op
+
+    inputs = [t.requires_grad_() for t in scan_inputs(40, torch.float32, state=16, width=16)]
+    torch.library.opcheck(op._scan, (*inputs, 4, True), test_utils=("test_schema", "test_faketensor"))
+
+
+def test_a_captured_graph_replays_on_new_input() -> None:
+    inputs = scan_inputs(198, torch.bfloat16)
+    dy = torch.randn_like(inputs[2])
+    outputs_and_gradients(ssd, inputs, dy, 4)  # compiles the kernels
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        outputs_and_gradients(ssd, inputs, dy, 4)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = outputs_and_gradients(ssd, inputs, dy, 4)
+    for old, new in zip(inputs, scan_inputs(198, torch.bfloat16, seed=1), strict=True):
+        old.copy_(new)
+    graph.replay()
+    for name, expected in outputs_and_gradients(ssd, inputs, dy, 4).items():
+        assert torch.equal(captured[name], expected), name
+
+
+def test_autocast_leaves_the_types_as_they_come() -> None:
+    inputs = scan_inputs(40, torch.float32)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        assert torch.equal(ssd(*inputs, num_reverse=4), ssd(*inputs, num_reverse=4).float())
+        assert ssd(*inputs, num_reverse=4).dtype == torch.float32
+        half = ssd(inputs[0], inputs[1], inputs[2].bfloat16(), *inputs[3:], num_reverse=4)
+    assert half.dtype == torch.bfloat16

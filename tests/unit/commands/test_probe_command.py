@@ -1,0 +1,106 @@
+"""`mixlab probe` from a run to tables, results and a head that can be used again."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tyro
+from look_runs import make_run
+
+from mixlab.commands.probe import probe
+from mixlab.evaluation import paper
+from mixlab.evaluation.head_grid import Head
+from mixlab.run import RunDirectory
+
+DATA = "shapes:n=60,size=32"
+QUICK = ["--data", DATA, "--image", "32", "--epochs", "2", "--batch", "20", "--workers", "0", "--device", "cpu"]
+
+
+def test_the_whole_ablation_comes_from_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    vim = make_run(tmp_path / "vim", "dinovim_tiny", state=8)
+    tyro.cli(probe, args=[f"{vim}=vim", *QUICK, "--mode", "both", "--json", "-"])
+    printed = capsys.readouterr()
+    result = json.loads(printed.out)
+    assert result == RunDirectory.open(vim).results()["probe"]
+    assert set(result["modes"]) == {"augmented", "cached"}
+    for found in result["modes"].values():
+        assert len(found["heads"]) == 4 * 5 * 4 * 4
+        best = found["best"]
+        assert best["top1"] == max(head["top1"] for head in found["heads"]) and best["n"] == 60
+        assert best["low"] <= best["top1"] <= best["high"]
+        assert {name: len(rows) for name, rows in found["tables"].items()} == {
+            "blocks": 4, "strategy": 5, "lr": 4, "weight_decay": 4
+        }  # fmt: skip
+        assert all(row["paper"] is None for row in found["heads"])  # the paper did not probe drawn shapes
+    assert result["difference"]["same_head"]["n"] == 60
+    assert result["source"] == "branch" and result["provenance"]["seed"] == 0
+    assert "cached less augmented" in printed.err and "strategy" in printed.err
+    bits = RunDirectory.open(vim).arrays("probe")["cached_correct_bits"]
+    counts = np.unpackbits(bits, axis=1)[:, :60].sum(1)
+    assert counts.tolist() == [head["correct"] for head in result["modes"]["cached"]["heads"]]
+    records = result["measurements"]
+    assert [record["metric"] for record in records] == ["probe_top1"] * (1 + 4 + 4)
+    assert "blocks" not in records[0] and records[0]["training"] == "dino"
+    assert (vim / "probe" / "augmented" / "best_head.safetensors").is_file()
+
+
+def test_a_single_head_is_the_same_alone_and_in_the_grid(tmp_path: Path) -> None:
+    vim = make_run(tmp_path / "vim", "dinovim_tiny", state=8)
+    options = {"data": DATA, "image": 32, "epochs": 2, "batch": 20, "workers": 0, "device": "cpu", "mode": "cached"}
+    whole = probe(str(vim), **options)["modes"]["cached"]["heads"]
+    alone = probe(
+        str(vim), **options, blocks=(3,), strategies=("cls+max",), lrs=(1e-3,), weight_decays=(5e-3,), name="alone"
+    )["modes"]["cached"]["heads"]
+    assert len(alone) == 1
+    twin = next(head for head in whole if all(head[key] == alone[0][key] for key in Head._fields))
+    assert twin == alone[0]
+
+
+def test_light_heavy_and_few_labels_choose_their_heads_and_images(tmp_path: Path) -> None:
+    vim = make_run(tmp_path / "vim", "dinovim_tiny", state=8)
+    options = {"data": DATA, "image": 32, "epochs": 1, "workers": 0, "device": "cpu", "mode": "cached"}
+    heavy = probe(str(vim), **options, heads="heavy", label_share=0.1)
+    found = heavy["modes"]["cached"]
+    assert {(head["blocks"], head["strategy"]) for head in found["heads"]} == {(4, "cls")}
+    assert len(found["heads"]) == 16
+    assert found["num_train"] == found["batch"] == 10  # one image of each class; the batch is cut to fit
+    with pytest.raises(ValueError, match=r"label_share was 0\.1, is 0\.2"):
+        probe(str(vim), **options, heads="heavy", label_share=0.2)
+
+
+def test_the_papers_figures_stand_only_where_the_setting_is_the_papers() -> None:
+    setting = paper.Setting(
+        model="dinovim_small",
+        training="dino",
+        num_classes=1000,
+        num_train=1_281_167,
+        epochs=100,
+        augmented=True,
+        published_features=True,
+    )
+    head = {"blocks": 4, "strategy": "cls", "lr": 2e-3, "weight_decay": 1e-3}
+    assert paper.probe_figure(setting, **head) == pytest.approx(0.774)
+    assert paper.probe_figure(setting, **{**head, "blocks": 2}) is None
+    assert paper.best_probe_figure(setting, width=2048) == pytest.approx(0.774)
+    assert paper.best_probe_figure(setting, width=1536) == pytest.approx(0.767)
+    for change in ({"num_train": 12_811}, {"epochs": 10}, {"augmented": False}, {"training": "supervised"}):
+        other = paper.Setting(**{**vars(setting), **change})
+        assert paper.probe_figure(other, **head) is None and paper.best_probe_figure(other, width=2048) is None
+    assert paper.robustness_figure("dinovim_base", "a") == pytest.approx(0.142)
+    assert paper.robustness_figure("dinovim_base", "val") is None and paper.robustness_figure("x", "a") is None
+
+
+def test_a_backbone_without_a_class_token_is_probed_by_what_it_has(tmp_path: Path) -> None:
+    conv = make_run(tmp_path / "conv", "gatedconv_tiny")
+    result = probe(
+        str(conv), data=DATA, image=32, epochs=1, batch=20, workers=0, device="cpu", mode="cached", lrs=(1e-3,)
+    )
+    strategies = {head["strategy"] for head in result["modes"]["cached"]["heads"]}
+    assert strategies == {"output", "mean", "max"} and result["source"] == "stream"
+
+
+def test_a_name_that_is_taken_or_leads_elsewhere_is_refused(tmp_path: Path) -> None:
+    for name in ("results", "../elsewhere", ""):
+        with pytest.raises(ValueError, match="cannot name a folder of the run"):
+            probe("vit_tiny", data=DATA, name=name, run=tmp_path, device="cpu")

@@ -1,0 +1,91 @@
+"""`mixlab robust` from a probed run to the paper's table."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import tyro
+from look_runs import make_run
+from PIL import Image
+
+from mixlab.commands.probe import probe
+from mixlab.commands.robust import parse_sets, parse_shard, robust
+from mixlab.evaluation.imagenet_labels import imagenet_a_classes, imagenet_classes, real_labels
+from mixlab.run import RunDirectory
+
+CLASSES = list(imagenet_a_classes()[:3])
+COLOURS = [(250, 10, 10), (10, 250, 10), (10, 10, 250)]
+OPTIONS = {"workers": 0, "device": "cpu"}
+
+
+def draw(folder: Path, names: list[str], number: int) -> None:
+    for name, colour in zip(names, COLOURS, strict=True):
+        (folder / name).mkdir(parents=True)
+        for index in range(number):
+            Image.new("RGB", (64, 64), tuple(min(part + 3 * index, 255) for part in colour)).save(
+                folder / name / f"{index}.png"
+            )
+
+
+@pytest.fixture(scope="module")
+def probed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A run whose probe tells three colours apart under names of ImageNet classes, and sets to score it on."""
+    place = tmp_path_factory.mktemp("robust")
+    torch.manual_seed(0)
+    run = make_run(place / "vit", "vit_tiny")
+    draw(place / "data" / "train", CLASSES, 12)
+    draw(place / "data" / "val", CLASSES, 4)
+    probe(str(run), data=str(place / "data"), mode="cached", epochs=60, batch=36, strategies=("mean",), blocks=(1,),
+          lrs=(1.0,), weight_decays=(0.0,), **OPTIONS)  # fmt: skip
+    sets = place / "sets"
+    draw(sets / "imagenet-a", CLASSES, 2)
+    numbers = [str(imagenet_classes().index(synset)) for synset in CLASSES]
+    draw(sets / "imagenetv2-top-images-format-val", numbers, 3)
+    draw(sets / "val", CLASSES, 2)
+    image = next(n for n, labels in enumerate(real_labels()) if imagenet_classes().index(CLASSES[1]) in labels)
+    Image.new("RGB", (64, 64), COLOURS[1]).save(sets / "val" / CLASSES[1] / f"ILSVRC2012_val_{image + 1:08d}.png")
+    return run, sets
+
+
+def test_a_probed_run_is_scored_on_every_set_that_is_found(
+    probed: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, sets = probed
+    tyro.cli(robust, args=[str(run), "--data", str(sets), "--workers", "0", "--device", "cpu", "--json", "-"])
+    printed = capsys.readouterr()
+    result = json.loads(printed.out)
+    assert {name: (part["top1"], part["n"]) for name, part in result["sets"].items()} == {
+        "val": (1.0, 7), "v2-ti": (1.0, 9), "a": (1.0, 6), "real": (1.0, 1)
+    }  # fmt: skip
+    assert result == RunDirectory.open(run).results()["robust_vit"]
+    assert "197 classes have no image" in " ".join(printed.err.split())
+    assert result["subject"]["classifier"] == "probe, 1 x mean, stream"
+    assert [record["data"] for record in result["measurements"]] == ["imagenet-v2-ti", "imagenet-a", "imagenet-real"]
+    assert all(part["paper"] is None and not part["complete"] for part in result["sets"].values())
+
+
+def test_shards_are_put_together_when_the_last_one_is_there(probed: tuple[Path, Path], tmp_path: Path) -> None:
+    run, sets = probed
+    for part in range(3):
+        result = robust(str(run), data=[f"v2-ti={sets / 'imagenetv2-top-images-format-val'}"], shard=f"{part}/3",
+                        run=tmp_path / "out", **OPTIONS)  # fmt: skip
+        assert ("sets" in result) == (part == 2)
+        assert result["counts"]["v2-ti"]["n"] == (9 if part == 2 else 3)
+    assert result["sets"]["v2-ti"]["top1"] == 1.0
+
+
+def test_a_target_without_a_classifier_and_wrong_names_get_a_sentence(
+    probed: tuple[Path, Path], tmp_path: Path
+) -> None:
+    _, sets = probed
+    bare = make_run(tmp_path / "bare", "vit_tiny")
+    with pytest.raises(ValueError, match="has no classifier: give --head FILE, probe it first"):
+        robust(str(bare), data=[str(sets)], **OPTIONS)
+    with pytest.raises(ValueError, match="'v3' in .* is no set; choose among val, v2-mf"):
+        parse_sets(["v3=/nowhere"])
+    with pytest.raises(FileNotFoundError, match="is not a folder"):
+        parse_sets([f"a={tmp_path / 'nowhere'}"])
+    for text in ("4/4", "1", "a/b"):
+        with pytest.raises(ValueError, match="is not I/N"):
+            parse_shard(text)

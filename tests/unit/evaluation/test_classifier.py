@@ -1,0 +1,122 @@
+"""Heads out of files, ours and released ones, and networks whose outputs have names."""
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+from tiny_backbones import run_tiny, tiny_backbone, tiny_settings, tiny_splits
+
+import mixlab
+from mixlab.backbones.weights import WeightsError
+from mixlab.evaluation.classifier import load_head, probe_classifier, timm_classifier, trained_classifier
+from mixlab.evaluation.feature_plan import HeadInput
+from mixlab.evaluation.imagenet_labels import imagenet_classes
+from mixlab.evaluation.views import CentreView
+from mixlab.training.supervised import Classifier as Supervised
+
+VIEW = CentreView(16)
+
+
+def test_the_saved_best_head_scores_what_was_reported_for_it(tmp_path: Path) -> None:
+    outcome = run_tiny(tmp_path, tiny_settings(mode="cached"))
+    file = tmp_path / "probe" / "best_head.safetensors"
+    backbone, splits = tiny_backbone(), tiny_splits()
+    head = load_head(file, backbone)
+    assert head.classes == splits.classes and head.source == "branch"
+    counts = outcome.correct.sum(1)
+    assert head.about["correct"] == counts.max() and head.about["n"] == len(splits.val)
+    assert json.loads(file.with_suffix(".json").read_text())["lr"] == outcome.heads[int(counts.argmax())].lr
+    classifier = probe_classifier(backbone, head, view=VIEW, label="tiny").eval()
+    loaded = list(VIEW.loader(splits.val, batch=16))
+    images = torch.cat([batch.images for batch in loaded])
+    logits = classifier(VIEW(images, mean=backbone.pixel_mean, std=backbone.pixel_std))
+    right = logits.argmax(-1) == torch.cat([batch.labels for batch in loaded])
+    # Features were kept in half precision while training: an image on the border may fall to the other side.
+    assert (right != outcome.correct[int(counts.argmax())]).sum() <= 1
+
+
+def released_checkpoint(path: Path, width: int, num_classes: int = 1000) -> torch.nn.Linear:
+    linear = torch.nn.Linear(width, num_classes)
+    state = {f"module.linear.{name}": value for name, value in linear.state_dict().items()}
+    torch.save({"epoch": 100, "state_dict": state, "optimizer": {"state": {}, "param_groups": []}, "scheduler": {},
+                "best_acc": 77.4, "args": argparse.Namespace(lr=0.001)}, path)  # fmt: skip
+    return linear
+
+
+def test_a_released_probe_reads_the_branch_of_the_last_blocks(tmp_path: Path) -> None:
+    backbone = tiny_backbone()
+    linear = released_checkpoint(tmp_path / "probe.pth.tar", 2 * 16)
+    head = load_head(tmp_path / "probe.pth.tar", backbone)
+    assert head.input == HeadInput(2, "cls") and head.source == "branch" and head.classes == imagenet_classes()
+    images = torch.randn(3, 3, 16, 16)
+    middle = [features.summary for _, features in backbone.features(images, layers=2, source="branch")]
+    classifier = probe_classifier(backbone, head, view=VIEW, label="released")
+    with torch.no_grad():
+        torch.testing.assert_close(classifier(images), linear(torch.cat(middle, dim=1)))
+
+
+def test_dinos_own_probe_of_a_base_vit_reads_class_token_and_mean(tmp_path: Path) -> None:
+    backbone = mixlab.create_model("vit_tiny", dim=32, depth=3, image=32, patch=8, head_dim=16)
+    released_checkpoint(tmp_path / "linear.pth", 64)
+    head = load_head(tmp_path / "linear.pth", backbone)
+    assert head.input == HeadInput(1, "cls+mean") and head.source == "stream"
+
+
+def test_files_that_are_no_head_or_another_backbones_get_a_sentence(tmp_path: Path) -> None:
+    backbone = tiny_backbone()
+    mixlab.save_weights(backbone, tmp_path / "backbone.safetensors")
+    with pytest.raises(WeightsError, match="which is no probe"):
+        load_head(tmp_path / "backbone.safetensors", backbone)
+    released_checkpoint(tmp_path / "wide.pth", 100)
+    with pytest.raises(WeightsError, match="reads 100 features, which are no blocks of the 16"):
+        load_head(tmp_path / "wide.pth", backbone)
+    released_checkpoint(tmp_path / "few.pth", 16, num_classes=7)
+    with pytest.raises(ValueError, match="7 classes without names"):
+        probe_classifier(backbone, load_head(tmp_path / "few.pth", backbone), view=VIEW, label="x")
+
+
+def test_a_head_file_cannot_run_code(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple:
+            return (exec, (f"open({str(tmp_path / 'pwned')!r}, 'w')",))
+
+    torch.save({"state_dict": Evil()}, tmp_path / "evil.pth")
+    with pytest.raises(WeightsError, match="not run"):
+        load_head(tmp_path / "evil.pth", tiny_backbone())
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_a_timm_classifier_has_timms_classes_view_and_pixels(tmp_path: Path) -> None:
+    model = timm.create_model("tf_efficientnet_lite0")
+    torch.save(model.state_dict(), tmp_path / "weights.pth")
+    classifier = timm_classifier("tf_efficientnet_lite0", weights=tmp_path / "weights.pth").eval()
+    assert classifier.classes == imagenet_classes()
+    assert (classifier.view.size, classifier.view.load_size) == (224, 256)
+    assert classifier.pixel_mean == (0.5, 0.5, 0.5)
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(classifier(images), model.eval()(images))
+    with pytest.raises(WeightsError, match=r"does not fit timm's resnet18"):
+        timm_classifier("resnet18", weights=tmp_path / "weights.pth")
+    with pytest.raises(ValueError, match="has no model 'resnet_eighteen'"):
+        timm_classifier("resnet_eighteen", weights=tmp_path / "weights.pth")
+
+
+def test_what_training_exports_is_a_classifier_again(tmp_path: Path) -> None:
+    backbone = tiny_backbone()
+    network = Supervised(backbone, num_classes=3)
+    head = {name: value for name, value in network.state_dict().items() if name.startswith("head.")}
+    from safetensors.torch import save_file
+
+    save_file(head, tmp_path / "classifier.safetensors")
+    assert set(load_file(tmp_path / "classifier.safetensors")) == {"head.weight", "head.bias"}
+    classes = ("n01440764", "n01443537", "n01484850")
+    file = tmp_path / "classifier.safetensors"
+    classifier = trained_classifier(tiny_backbone(), file, classes=classes, view=VIEW, label="tiny")
+    images = torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(classifier(images), network(images))

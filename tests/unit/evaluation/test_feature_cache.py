@@ -1,0 +1,130 @@
+"""Features on disk: the right ones, resumable, checked, and never those of something else."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tiny_backbones import ALONE, DATA, PLAIN, tiny_backbone
+
+from mixlab.data.images import ImageFolder, parse_source
+from mixlab.data.source import Subset
+from mixlab.evaluation import feature_cache
+from mixlab.evaluation.feature_cache import Extraction, FeatureCache
+from mixlab.evaluation.feature_plan import FeaturePlan, HeadInput
+from mixlab.evaluation.feature_table import FeatureTable
+from mixlab.evaluation.views import CentreView
+from mixlab.training.distributed import World
+
+SHARD = 8
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feature_cache, "SHARD", SHARD)
+
+
+def make_cache(folder: Path, *, seed: int = 0, source=None, stored: str = "float16") -> FeatureCache:
+    backbone = tiny_backbone(seed)
+    inputs = [HeadInput(2, "cls"), HeadInput(1, "mean")]
+    plan = FeaturePlan.build(backbone, inputs, source="stream", image=16)
+    extraction = Extraction(plan, CentreView(16, 1.0), "fp32", stored)
+    return FeatureCache(folder, extraction, backbone=backbone, source=source or parse_source(DATA), name=DATA)
+
+
+def fill(cache: FeatureCache, counts: list[int] | None = None, **options) -> FeatureTable:
+    progress = counts.append if counts is not None else lambda count: None
+    return cache.fill(**{"world": ALONE, "batch": 4, "workers": 0, "precise": PLAIN, "progress": progress, **options})
+
+
+def test_rows_are_the_features_of_the_images_in_half_precision(tmp_path: Path) -> None:
+    cache, source = make_cache(tmp_path), parse_source(DATA)
+    table = fill(cache)
+    assert len(table) == 44 and table.labels.tolist() == source.labels().tolist()
+    chosen = np.array([43, 0, 7, 8, 8, 20])  # across shards, out of order, one of them twice
+    features, labels = table.rows(chosen, torch.device("cpu"))
+    pixels = torch.stack([source.load(index) for index in chosen.tolist()]).float() / 255
+    mean, std = (torch.tensor(part)[:, None, None] for part in (cache.backbone.pixel_mean, cache.backbone.pixel_std))
+    expected = cache.extraction.plan.extract(cache.backbone, (pixels - mean) / std)
+    torch.testing.assert_close(features, expected.half().float(), rtol=2e-3, atol=1e-3)
+    assert features.dtype == torch.float32 and labels.tolist() == source.labels()[chosen].tolist()
+    assert np.load(cache.folder / "00000.npy", allow_pickle=False).dtype == np.float16
+
+
+def test_a_stopped_extraction_goes_on_with_the_missing_shards_only(tmp_path: Path) -> None:
+    first = make_cache(tmp_path)
+    whole = fill(first).all().clone()
+    for number in (1, 5):
+        (first.folder / f"{number:05d}.json").unlink()  # as a kill leaves a shard: without its description
+    counts: list[int] = []
+    again = fill(make_cache(tmp_path), counts)
+    assert counts == [44 - 8 - 4, 4, 4, 4]  # what was there, then two batches of shard 1 and one of the last, short one
+    assert torch.equal(again.all(), whole)
+
+
+def test_a_damaged_shard_is_made_again(tmp_path: Path) -> None:
+    cache = make_cache(tmp_path)
+    whole = fill(cache).all().clone()
+    data = bytearray((cache.folder / "00002.npy").read_bytes())
+    data[-3] ^= 4
+    (cache.folder / "00002.npy").write_bytes(data)
+    (cache.folder / "00004.json").write_text('{"features": "')
+    counts: list[int] = []
+    assert torch.equal(fill(make_cache(tmp_path), counts).all(), whole)
+    assert counts[0] == 44 - 16
+
+
+def test_other_weights_images_or_precision_never_share_a_folder(tmp_path: Path) -> None:
+    caches = [
+        make_cache(tmp_path),
+        make_cache(tmp_path, seed=1),
+        make_cache(tmp_path, source=parse_source("shapes:n=44,size=16,seed=1")),
+        make_cache(tmp_path, source=Subset(parse_source(DATA), range(20))),
+        make_cache(tmp_path, stored="float32"),
+    ]
+    assert len({cache.folder for cache in caches}) == len(caches)
+    assert make_cache(tmp_path).folder == caches[0].folder
+    assert json.loads((caches[0].folder / "about.json").read_text())["images"]["number"] == 44
+
+
+def test_ranks_extract_different_shards_and_all_read_all(tmp_path: Path) -> None:
+    alone = fill(make_cache(tmp_path / "alone")).all()
+    cache = make_cache(tmp_path / "both")
+    device = torch.device("cpu")
+    with pytest.raises(FileNotFoundError, match="ranks must share the folder"):
+        fill(cache, world=World(device, rank=1, size=2))
+    counts: list[int] = []
+    table = fill(cache, counts, world=World(device, rank=0, size=2))
+    assert sum(counts) == 24 and torch.equal(table.all(), alone)
+
+
+def test_unreadable_images_are_left_out_and_named(tmp_path: Path) -> None:
+    for index in range(11):
+        folder = tmp_path / "photos" / "ab"[index % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(index).integers(0, 255, (20, 30, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{index:02d}.png")
+    for name in ("a/02.png", "b/09.png"):
+        (tmp_path / "photos" / name).write_bytes(b"not an image")
+    source = ImageFolder(tmp_path / "photos")
+    with pytest.warns(UserWarning, match="skipped"):
+        table = fill(make_cache(tmp_path, source=source))
+    assert len(table) == 9
+    assert {Path(path).name for path in table.unreadable} == {"02.png", "09.png"}
+    assert [source.name(index) for index in table.numbers.tolist()] == sorted(
+        name for name in source.paths if name not in ("a/02.png", "b/09.png")
+    )
+    assert fill(make_cache(tmp_path, source=source)).unreadable == table.unreadable  # known without reading again
+
+
+def test_features_that_half_precision_cannot_hold_are_an_error_with_a_way_out(tmp_path: Path) -> None:
+    def huge(folder: Path, stored: str) -> FeatureCache:
+        cache = make_cache(folder, stored=stored)
+        cache.backbone.final_norm.weight.data.mul_(1e6)
+        return cache
+
+    with pytest.raises(ValueError, match="not finite numbers in float16; store them as float32"):
+        fill(huge(tmp_path, "float16"))
+    assert fill(huge(tmp_path, "float32")).all().isfinite().all()

@@ -1,0 +1,190 @@
+"""A probe from images to heads: resumed to the same bits, alone or on two processes."""
+
+import multiprocessing
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_backbones import PLAIN, run_tiny, tiny_backbone, tiny_settings, tiny_splits
+
+from mixlab.data.images import ImageFolder
+from mixlab.evaluation.feature_plan import FeaturePlan, head_inputs
+from mixlab.evaluation.head_grid import new_head
+from mixlab.evaluation.probe_result import best_head, chosen_elsewhere
+from mixlab.evaluation.probe_streams import AugmentedStream
+from mixlab.evaluation.views import ProbeCrops
+from mixlab.training.distributed import World, join_world
+from mixlab.training.stopping import Stopped
+
+LAST = 9  # 3 epochs of 44 // 12 steps
+CONTEXT = multiprocessing.get_context("forkserver")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def heads_in(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "probe" / "checkpoints" / f"step-{LAST:08d}.safetensors")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One uninterrupted run of each mode."""
+    made = {}
+    for mode in ("augmented", "cached"):
+        made[mode] = tmp_path_factory.mktemp(mode)
+        run_tiny(made[mode], tiny_settings(mode=mode))
+    return made
+
+
+@pytest.mark.parametrize("mode", ["augmented", "cached"])
+@pytest.mark.parametrize("stop_after", [1, 3, 5])  # within an epoch, at its end, within the next
+def test_a_stopped_and_resumed_probe_ends_with_the_same_bits(
+    mode: str, stop_after: int, whole: dict[str, Path], tmp_path: Path
+) -> None:
+    @contextmanager
+    def interrupting(description: str, total: int) -> Iterator[object]:
+        done = 0
+
+        def step(count: int) -> None:
+            nonlocal done
+            done += count
+            if "heads" in description and done == stop_after:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        yield step
+
+    with pytest.raises(Stopped, match=f"after step {stop_after}, which is saved"):
+        run_tiny(tmp_path, tiny_settings(mode=mode), bar=interrupting)
+    assert not (tmp_path / "probe" / "best_head.safetensors").exists()
+    outcome = run_tiny(tmp_path, tiny_settings(mode=mode))
+    ours, theirs = heads_in(tmp_path), heads_in(whole[mode])
+    assert ours.keys() == theirs.keys() and len(ours) == 4 * 4
+    assert not [name for name in ours if not torch.equal(ours[name], theirs[name])]
+    again = run_tiny(tmp_path, tiny_settings(mode=mode))  # nothing left to do
+    assert torch.equal(again.correct, outcome.correct)
+
+
+def test_a_probe_with_other_settings_is_refused_in_the_same_folder(whole: dict[str, Path]) -> None:
+    with pytest.raises(ValueError, match=r"epochs was 3, is 4.*another --name"):
+        run_tiny(whole["cached"], tiny_settings(mode="cached", epochs=4))
+
+
+def test_heads_trained_on_augmented_images_are_those_of_torch_on_the_same_crops(whole: dict[str, Path]) -> None:
+    settings, backbone, splits = tiny_settings(), tiny_backbone(), tiny_splits()
+    plan = FeaturePlan.build(backbone, head_inputs(backbone, (2,), ("cls",)), source="branch", image=16)
+    stream = AugmentedStream(
+        splits.train, backbone=backbone, plan=plan, crops=ProbeCrops(16, seed=5), batch=12, seed=5,
+        load_size=32, world=World(torch.device("cpu")), precise=PLAIN,
+    )  # fmt: skip
+    linear = new_head(32, 10, seed=5)
+    optimizer = torch.optim.SGD(linear.parameters(), 1.0 * 12 / 256, momentum=0.9, weight_decay=1e-2)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.epochs)
+    batches = stream.steps(0)
+    for _ in range(settings.epochs):
+        for _ in range(3):
+            features, labels = next(batches)
+            loss = torch.nn.functional.cross_entropy(linear(features), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        scheduler.step()
+    trained = heads_in(whole["augmented"])["2/cls/weight"]  # (lr, wd) in order: the last is (1.0, 1e-2)
+    torch.testing.assert_close(trained[3], linear.weight.detach(), rtol=0, atol=1e-5)
+
+
+def test_augmentation_changes_the_features_from_step_to_step_and_not_from_run_to_run() -> None:
+    backbone, splits = tiny_backbone(), tiny_splits()
+    plan = FeaturePlan.build(backbone, head_inputs(backbone, (1,), ("cls",)), source="branch", image=16)
+    options = {"backbone": backbone, "plan": plan, "batch": 44, "seed": 0, "load_size": 32,
+               "world": World(torch.device("cpu")), "precise": PLAIN}  # fmt: skip
+    made = [AugmentedStream(splits.train, crops=ProbeCrops(16, seed=0), **options).steps(start) for start in (0, 1)]
+    (first, labels), (second, others) = next(made[0]), next(made[0])
+    assert torch.equal(labels.sort().values, others.sort().values)  # every image in every epoch
+    assert (first.mean(0) - second.mean(0)).abs().max() > 1e-3
+    resumed, again = next(made[1])
+    assert torch.equal(resumed, second) and torch.equal(again, others)
+
+
+def test_a_set_that_cannot_be_read_stops_with_a_sentence(tmp_path: Path) -> None:
+    for name in ("ant", "bee"):
+        (tmp_path / name).mkdir()
+        for index in range(4):
+            (tmp_path / name / f"{index}.png").write_bytes(b"broken")
+    backbone, source = tiny_backbone(), ImageFolder(tmp_path)
+    plan = FeaturePlan.build(backbone, head_inputs(backbone, (1,), ("cls",)), source="branch", image=16)
+    stream = AugmentedStream(
+        source, backbone=backbone, plan=plan, crops=ProbeCrops(16, seed=0), batch=4, seed=0, load_size=16,
+        world=World(torch.device("cpu")), precise=PLAIN,
+    )  # fmt: skip
+    with (
+        pytest.raises(ValueError, match=r"a batch of 4 has 0 images, 8 in all cannot be read"),
+        pytest.warns(UserWarning),
+    ):
+        next(stream.steps(0))
+
+
+def child(folder: str, rank: int, size: int, port: int) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(size)}
+    with join_world("cpu") as world:
+        for mode in ("augmented", "cached"):
+            run_tiny(Path(folder) / mode, tiny_settings(mode=mode), world=world, save_every_s=0.0)
+
+
+def test_two_processes_give_the_heads_of_one(whole: dict[str, Path], tmp_path: Path) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = int(listener.getsockname()[1])
+    processes = [CONTEXT.Process(target=child, args=(str(tmp_path), rank, 2, port)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0, 0]
+    for mode, folder in whole.items():
+        ours, theirs = heads_in(tmp_path / mode), heads_in(folder)
+        assert ours.keys() == theirs.keys()
+        assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours) < 1e-6
+        best = load_file(tmp_path / mode / "probe" / "best_head.safetensors")
+        torch.testing.assert_close(best, load_file(folder / "probe" / "best_head.safetensors"), rtol=0, atol=1e-6)
+    # One process takes over from two, after the second epoch.
+    checkpoints = tmp_path / "cached" / "probe" / "checkpoints"
+    for file in checkpoints.glob(f"step-{LAST:08d}.*"):
+        file.unlink()
+    assert (checkpoints / "step-00000006.json").is_file()
+    run_tiny(tmp_path / "cached", tiny_settings(mode="cached"))
+    ours, theirs = heads_in(tmp_path / "cached"), heads_in(whole["cached"])
+    assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours) < 1e-6
+
+
+def test_a_batch_larger_than_the_set_takes_the_whole_set_and_its_own_rate(tmp_path: Path) -> None:
+    outcome = run_tiny(tmp_path, tiny_settings(mode="cached", batch=1000, epochs=1))
+    assert outcome.batch == 44 and outcome.num_train == 44
+
+
+def test_the_best_head_is_the_first_of_the_best_that_are_numbers() -> None:
+    correct = torch.tensor([[1, 0, 0, 0], [1, 1, 1, 1], [1, 1, 0, 0], [0, 1, 1, 0]]).bool()
+    assert best_head(correct, torch.tensor([True, False, True, True])) == 2
+    with pytest.raises(ValueError, match="every head diverged"):
+        best_head(correct, torch.zeros(4, dtype=torch.bool))
+
+
+def test_choosing_and_scoring_on_different_halves_takes_the_luck_out() -> None:
+    generator = torch.Generator().manual_seed(0)
+    chance = torch.rand(300, 400, generator=generator) < 0.5  # 300 heads that know nothing
+    finite = torch.ones(300, dtype=torch.bool)
+    assert chance[best_head(chance, finite)].float().mean() > 0.55
+    assert abs(chosen_elsewhere(chance, finite)["top1"] - 0.5) < 0.05
+    assert chosen_elsewhere(chance[:, :1], finite) is None

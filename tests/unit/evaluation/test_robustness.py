@@ -1,0 +1,186 @@
+"""ImageNet's shifted sets as small folders in their released layouts, scored by a classifier that reads colours."""
+
+import tarfile
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from mixlab.data.decode import decode, to_tensor
+from mixlab.evaluation.classifier import Classifier, timm_classifier
+from mixlab.evaluation.imagenet_labels import imagenet_a_classes, imagenet_classes, imagenet_r_classes, real_labels
+from mixlab.evaluation.robustness import SETS, SetScore, find_sets, score_set
+from mixlab.evaluation.views import CentreView
+
+CPU = torch.device("cpu")
+SHARED = Path(__file__).parents[4] / "shared" / "data"
+
+
+class Oracle(nn.Module):
+    """Reads a class number that was painted as a grey tone pair, and is sure of it; then of the class after it."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+
+    def forward(self, images: Tensor) -> Tensor:
+        number = (images[:, :2].mean((2, 3)) * 255 / 4).round().long()  # two digits to base 32, four tones apart
+        label = (number[:, 0] * 32 + number[:, 1]) % self.num_classes
+        logits = torch.zeros(len(images), self.num_classes)
+        logits[torch.arange(len(images)), label] = 2.0
+        logits[torch.arange(len(images)), (label + 1) % self.num_classes] = 1.0
+        return logits
+
+
+def oracle(classes: tuple[str, ...] | None = None) -> Classifier:
+    classes = classes or imagenet_classes()
+    classifier = Classifier(Oracle(len(classes)), classes=classes, view=CentreView(8, 1.0), label="oracle")
+    classifier.pixel_mean, classifier.pixel_std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+    return classifier
+
+
+def paint(path: Path, number: int) -> None:
+    """An image that makes the oracle say `number`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (12, 12), (4 * (number // 32), 4 * (number % 32), 0)).save(path)
+
+
+def score(name: str, folder: Path, classifier: Classifier | None = None, **options) -> SetScore:
+    return score_set(name, folder, classifier or oracle(), device=CPU, batch=3, precise=nullcontext, **options)
+
+
+def test_folders_of_imagenet_v2_are_numbers_and_not_words(tmp_path: Path) -> None:
+    for label in (0, 2, 10, 100, 999):  # sorted as words, 10 and 100 come before 2
+        paint(tmp_path / str(label) / "a.png", label)
+    paint(tmp_path / "3" / "b.png", 4)
+    found = score("v2-mf", tmp_path)
+    assert (found.correct, found.n) == (5, 6)
+    assert len(found.absent_classes) == 994
+
+
+def test_synset_folders_are_scored_by_their_place_among_the_thousand(tmp_path: Path) -> None:
+    for label in (1, 207, 998):
+        paint(tmp_path / imagenet_classes()[label] / "a.png", label)
+    for name in ("val", "sketch"):
+        found = score(name, tmp_path)
+        assert (found.correct, found.n) == (3, 3)
+
+
+@pytest.mark.parametrize(("name", "classes"), [("a", imagenet_a_classes()), ("r", imagenet_r_classes())])
+def test_a_and_r_are_judged_among_their_200_classes_only(name: str, classes: tuple[str, ...], tmp_path: Path) -> None:
+    everything = imagenet_classes()
+    members = {everything.index(synset) for synset in classes}
+    # The oracle is surest of a class outside the subset; its second choice is inside, and must win.
+    label = next(label for label in sorted(members) if label - 1 not in members)
+    paint(tmp_path / everything[label] / "a.png", label - 1)
+    found = score(name, tmp_path)
+    assert (found.correct, found.n, len(found.absent_classes)) == (1, 1, 199)
+    assert score("val", tmp_path).correct == 0
+
+
+def test_real_takes_any_of_several_labels_and_leaves_out_images_without(tmp_path: Path) -> None:
+    labels = real_labels()
+    several = next(number for number, part in enumerate(labels) if len(part) >= 2)
+    none = next(number for number, part in enumerate(labels) if not part)
+    for number, said in ((several, max(labels[several])), (none, 5)):
+        paint(tmp_path / "n01440764" / f"ILSVRC2012_val_{number + 1:08d}.png", said)
+    paint(tmp_path / "n01440764" / "n01440764_77.png", 0)
+    found = score("real", tmp_path)
+    assert (found.correct, found.n, found.unlabelled, found.unnamed) == (1, 1, 1, {"n01440764": 1})
+    wrong = next(label for label in range(1000) if label not in labels[several])
+    paint(tmp_path / "n01440764" / f"ILSVRC2012_val_{several + 1:08d}.png", wrong)
+    assert score("real", tmp_path).correct == 0
+
+
+def test_what_does_not_fit_is_named_and_counted_and_the_rest_scored(tmp_path: Path) -> None:
+    classes = imagenet_classes()
+    for label in (3, 4, 5):
+        paint(tmp_path / classes[label] / "a.png", label)
+    paint(tmp_path / "cats" / "a.png", 1)
+    (tmp_path / classes[3] / "broken.png").write_bytes(b"no image")
+    known = tuple(synset for synset in classes if synset != classes[5])
+    classifier = oracle(known)
+    with pytest.warns(UserWarning, match="skipped"):
+        found = score("val", tmp_path, classifier)
+    assert (found.correct, found.n) == (2, 2)
+    assert found.strange_folders == {"cats": 1} and found.unknown_classes == {classes[5]: 1}
+    assert [Path(path).name for path in found.unreadable] == ["broken.png"]
+    told = " ".join(found.notes())
+    for words in ("no class of val: cats", f"does not know: {classes[5]}", "997 classes have no image", "broken.png"):
+        assert words in told
+
+
+def test_a_wrong_layout_is_an_error_that_says_what_was_found_and_what_is_expected(tmp_path: Path) -> None:
+    paint(tmp_path / "cats" / "a.png", 1)
+    with pytest.raises(ValueError, match=r"no image that can be scored as V2 MF, which has folders 0 to 999.*cats"):
+        score("v2-mf", tmp_path)
+    with pytest.raises(FileNotFoundError, match="holds none of val, imagenetv2"):
+        find_sets(tmp_path)
+
+
+def test_folders_that_an_archive_wrapped_around_are_seen_through(tmp_path: Path) -> None:
+    paint(tmp_path / "imagenet-r" / "imagenet-r" / imagenet_r_classes()[0] / "a.png", 1)
+    (tmp_path / "imagenet-r" / "imagenet-r" / "README.txt").write_text("as released")
+    assert find_sets(tmp_path) == {"r": tmp_path / "imagenet-r"}
+    assert score("r", tmp_path / "imagenet-r").correct == 1
+
+
+def test_sets_are_found_by_their_released_names(tmp_path: Path) -> None:
+    names = {
+        "v2-mf": "imagenetv2-matched-frequency-format-val",
+        "v2-t07": "imagenetv2-threshold0.7-format-val",
+        "v2-ti": "imagenetv2-top-images-format-val",
+        "sketch": "sketch",
+        "a": "imagenet-a",
+        "val": "val",
+    }
+    for name in names.values():
+        (tmp_path / name).mkdir()
+    found = find_sets(tmp_path)
+    assert found == {**{key: tmp_path / name for key, name in names.items()}, "real": tmp_path / "val"}
+
+
+def test_limits_and_shards_cut_a_set_into_parts_that_add_up(tmp_path: Path) -> None:
+    for label in range(11):
+        paint(tmp_path / imagenet_classes()[label] / "a.png", label if label % 3 else 500)
+    whole = score("val", tmp_path)
+    assert (whole.correct, whole.n) == (7, 11)
+    parts = [score("val", tmp_path, shard=(index, 4)) for index in range(4)]
+    assert [part.n for part in parts] == [3, 3, 3, 2]
+    together = parts[0]
+    for part in parts[1:]:
+        together.add(part)
+    assert (together.correct, together.n) == (7, 11)
+    assert score("val", tmp_path, limit=5).n == 5
+    assert score("val", tmp_path, limit=2, shard=(2, 3)).n == 0
+
+
+def test_released_sets_have_their_known_sizes() -> None:
+    sizes = {name: (robust_set.num_images, len(robust_set.classes())) for name, robust_set in SETS.items()}
+    assert sizes["a"] == (7_500, 200) and sizes["r"] == (30_000, 200) and sizes["sketch"] == (50_889, 1000)
+    assert sizes["v2-mf"] == sizes["v2-t07"] == sizes["v2-ti"] == (10_000, 1000) and sizes["real"] == (46_837, 1000)
+
+
+@pytest.mark.skipif(not (SHARED / "imagenette_112px.tar").is_file(), reason="needs the shared photographs")
+def test_a_real_classifier_on_real_photographs_scores_what_plain_code_counts(tmp_path: Path) -> None:
+    weights = SHARED / "weights" / "tf_efficientnet_lite0_imagenet_timm.pth"
+    with tarfile.open(SHARED / "imagenette_112px.tar") as tar:
+        members = [member for member in tar if member.name.lstrip("./").startswith("val/") and member.isfile()]
+        tar.extractall(tmp_path, members=members[::100], filter="data")
+    classifier = timm_classifier("tf_efficientnet_lite0", weights=weights, image=112).eval()
+    found = score("val", tmp_path / "val", classifier)
+    model = timm.create_model("tf_efficientnet_lite0", num_classes=1000).eval()
+    model.load_state_dict(torch.load(weights, weights_only=True))
+    right = 0
+    paths = sorted((tmp_path / "val").rglob("*.jpg"))
+    for path in paths:
+        pixels = to_tensor(decode(path).resize((128, 128), Image.Resampling.BICUBIC))[:, 8:120, 8:120].float() / 255
+        with torch.no_grad():
+            predicted = int(model((pixels[None] - 0.5) / 0.5).argmax())
+        right += imagenet_classes()[predicted] == path.parent.name
+    assert found.n == len(paths) >= 30
+    assert found.correct == right > 10

@@ -1,0 +1,56 @@
+"""The kernels on a CPU: Triton's interpreter against float64. It multiplies no bfloat16; that is for tests/gpu.
+
+The interpreter is chosen when Triton is first imported, so the cases run in a program of their own, all in one.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+PROGRAM = Path(__file__).with_name("interpreted_kernels.py")
+CASES = [
+    "scan of one token",
+    "scan of two tokens",
+    "scan of one tile, not full",
+    "scan of one full tile",
+    "scan of a tile and a token",
+    "scan of 63 tokens",
+    "scan of two full tiles",
+    "scan of 65 tokens",
+    "scan of 130 tokens",
+    "scan with a group per head",
+    "scan with heads of 128",
+    "mixer both ways, short",
+    "mixer one way",
+    "mixer both ways, many tiles",
+    "mixer with a convolution in two segments",
+    "add and norm",
+]
+
+
+@pytest.fixture(scope="module")
+def report() -> dict[str, Any]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, PROGRAM], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_interpreted_kernels_give_the_reference_and_every_gradient(report: dict[str, Any], case: str) -> None:
+    outcome = report["cases"][case]
+    assert isinstance(outcome, dict), outcome
+    assert outcome
+    for name, error in outcome.items():
+        assert error < report["tolerance"], f"{case}: {name} is off by {error:.1e}"
+
+
+def test_every_interpreted_case_is_looked_at(report: dict[str, Any]) -> None:
+    assert set(report["cases"]) == set(CASES)

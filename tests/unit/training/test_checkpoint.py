@@ -1,0 +1,87 @@
+"""Checkpoint files: what is written can be read by others, and nothing half-written is ever taken for whole."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mixlab.training.checkpoint import Checkpoints
+from mixlab.training.tensor_file import write_tensors
+
+TENSORS = {
+    "matrix": torch.randn(3, 5),
+    "scalar": torch.tensor(2.5, dtype=torch.float64),
+    "empty": torch.zeros(1, 0, 4),
+    "half": torch.randn(7).to(torch.bfloat16),
+    "counts": torch.arange(4),
+    "turned": torch.randn(4, 6).T,
+}
+
+
+def no_warning(text: str) -> None:
+    raise AssertionError(text)
+
+
+def test_safetensors_reads_what_we_write_and_the_checksum_is_of_the_file(tmp_path: Path) -> None:
+    written = write_tensors(tmp_path / "file", TENSORS)
+    loaded = load_file(tmp_path / "file")
+    assert loaded.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        assert loaded[name].dtype == tensor.dtype and torch.equal(loaded[name], tensor), name
+    data = (tmp_path / "file").read_bytes()
+    assert written == (len(data), hashlib.sha256(data).hexdigest())
+
+
+def test_a_checkpoint_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    assert checkpoints.newest(no_warning) is None
+    checkpoints.save(7, TENSORS, {"loader": {"epoch": 1, "skipped": {"bad ü.jpg": "broken"}}})
+    found = checkpoints.newest(no_warning)
+    assert found is not None and found.step == 7
+    assert found.state == {"loader": {"epoch": 1, "skipped": {"bad ü.jpg": "broken"}}}
+    assert all(torch.equal(tensor, TENSORS[name]) for name, tensor in found.tensors())
+
+
+def test_only_the_newest_few_are_kept(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in (1, 5, 12, 100_000_000):
+        checkpoints.save(step, TENSORS, {})
+    assert checkpoints.steps() == [12, 100_000_000]
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_write_that_fails_leaves_the_older_checkpoint_and_no_rest(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(1, TENSORS, {})
+
+    def full(tensor: torch.Tensor) -> torch.Tensor:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="the last good one is of step 1") as error:
+        checkpoints.save(2, TENSORS, {}, whole=full)
+    assert "No space left on device" in str(error.value)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["step-00000001.json", "step-00000001.safetensors"]
+
+
+def test_tensors_without_their_json_are_no_checkpoint(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    for step in (1, 2):
+        checkpoints.save(step, TENSORS, {})
+    (tmp_path / "step-00000002.json").unlink()  # a kill between the two renames
+    found = checkpoints.newest(no_warning)
+    assert found is not None and found.step == 1
+
+
+def test_a_newer_format_is_refused_and_not_passed_over(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    checkpoints.save(1, TENSORS, {})
+    content = json.loads((tmp_path / "step-00000001.json").read_text())
+    content.pop("sha256")
+    content["format"] = 99
+    content["sha256"] = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    (tmp_path / "step-00000001.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="format 99"):
+        checkpoints.newest(no_warning)

@@ -1,0 +1,156 @@
+"""The parts of DINO: head, centre, teacher, views, and what tells a collapse."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mixlab.backbones.zoo import create_model
+from mixlab.data.loader import Batch
+from mixlab.training.dino import Centre, DinoConfig, DinoRecipe, describe
+from mixlab.training.dino_head import DinoHead, DinoNetwork
+from mixlab.training.recipe import Place, to_pixels_of
+
+CONFIG = DinoConfig(
+    num_prototypes=24, hidden=16, bottleneck=8, global_size=32, local_size=16, num_local=3, teacher_momentum=0.9
+)
+
+
+def small_recipe(**fields: object) -> DinoRecipe:
+    torch.manual_seed(0)
+    backbone = create_model("vit_tiny", dim=32, depth=2, patch=8, image=32, head_dim=16, **fields)
+    return DinoRecipe(CONFIG, backbone, total_steps=100)
+
+
+def batch(num_images: int = 4) -> Batch:
+    generator = torch.Generator().manual_seed(3)
+    images = torch.randint(0, 256, (num_images, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    numbers = torch.arange(num_images)
+    return Batch(images, numbers, numbers, torch.full((num_images, 2), 32))
+
+
+def test_the_head_is_torchs_weight_norm_with_its_norm_fixed_at_one() -> None:
+    torch.manual_seed(0)
+    head = DinoHead(dim=12, hidden=16, bottleneck=8, num_prototypes=20)
+    last = nn.utils.parametrizations.weight_norm(nn.Linear(8, 20, bias=False))
+    with torch.no_grad():
+        last.parametrizations.weight.original0.fill_(1.0)
+        last.parametrizations.weight.original1.copy_(head.prototypes)
+    x = torch.randn(5, 12)
+    expected = last(F.normalize(head.mlp(x), dim=-1))
+    torch.testing.assert_close(head(x), expected)
+    assert head(x).abs().max() <= 1 + 1e-6
+    (expected_gradient,) = torch.autograd.grad(expected.square().sum(), last.parametrizations.weight.original1)
+    (gradient,) = torch.autograd.grad(head(x).square().sum(), head.prototypes)
+    torch.testing.assert_close(gradient, expected_gradient)
+
+
+def test_views_of_all_sizes_come_out_in_order_as_if_each_went_alone() -> None:
+    network = small_recipe().student.eval()
+    views = [torch.randn(2, 3, 3, 32, 32), torch.randn(4, 3, 3, 16, 16)]
+    cosines, features = network(views)
+    assert cosines.shape == (6, 3, 24) and features.shape == (6, 3, 32)
+    for index, view in enumerate([*views[0], *views[1]]):
+        torch.testing.assert_close(cosines[index], network.head(network.backbone(view)), rtol=1e-4, atol=1e-5)
+
+
+def test_the_centre_moves_to_the_mean_of_all_passes_of_a_step() -> None:
+    centre = Centre(5)
+    centre.mean.copy_(torch.arange(5.0))
+    passes = [torch.randn(2, 3, 5), torch.randn(2, 3, 5)]
+    for teacher in passes:
+        centre.collect(teacher)
+    expected = torch.arange(5.0) * 0.9 + torch.cat(passes, dim=1).mean((0, 1)) * 0.1
+    drift = (expected - torch.arange(5.0)).square().mean().sqrt()
+    torch.testing.assert_close(centre.move(0.9), drift)
+    torch.testing.assert_close(centre.mean, expected)
+
+
+def test_the_teacher_starts_as_the_student_never_learns_by_gradient_and_follows_slowly() -> None:
+    recipe = small_recipe()
+    before = {name: value.clone() for name, value in recipe.teacher.state_dict().items()}
+    assert all(torch.equal(before[name], value) for name, value in recipe.student.state_dict().items())
+    loss, _ = recipe.loss(batch(), Place(step=0, epoch=0))
+    loss.backward()
+    assert all(parameter.grad is None for parameter in recipe.teacher.parameters())
+    with torch.no_grad():
+        for parameter in recipe.student.parameters():
+            parameter += 1.0
+    recipe.after_update(Place(step=0, epoch=0))
+    for name, value in recipe.teacher.state_dict().items():
+        torch.testing.assert_close(value, before[name] + 0.1)
+
+
+def test_the_teacher_drops_no_path_while_the_student_does() -> None:
+    recipe = small_recipe(drop_path=0.9)
+    recipe.network.train()
+    view = [torch.randn(2, 8, 3, 32, 32)]
+    assert torch.equal(recipe.teacher(view)[0], recipe.teacher(view)[0])
+    assert not torch.equal(recipe.student(view)[0], recipe.student(view)[0])
+
+
+def test_prototypes_are_frozen_in_the_first_epoch_only() -> None:
+    recipe = small_recipe()
+    for epoch, frozen in ((0, True), (1, False)):
+        recipe.loss(batch(), Place(step=epoch, epoch=epoch))[0].backward()
+        recipe.before_update(Place(step=epoch, epoch=epoch))
+        assert (recipe.student.head.prototypes.grad is None) == frozen
+
+
+@pytest.mark.parametrize("num_parts", [2, 4])
+def test_parts_of_a_batch_get_the_views_of_the_whole_batch(num_parts: int) -> None:
+    recipe, whole = small_recipe(), batch(4)
+    together = recipe.views(whole, Place(step=7, epoch=0, seed=5))
+    size = 4 // num_parts
+    for part in range(num_parts):
+        rows = slice(part * size, (part + 1) * size)
+        place = Place(step=7, epoch=0, part=part, num_parts=num_parts, seed=5)
+        own = recipe.views(Batch(*(column[rows] for column in whole)), place)
+        for ours, theirs in zip(own, together, strict=True):
+            torch.testing.assert_close(ours, theirs[:, rows])
+
+
+def test_other_steps_and_other_seeds_draw_other_views() -> None:
+    recipe, images = small_recipe(), batch()
+    first = recipe.views(images, Place(step=1, epoch=0, seed=0))[0]
+    assert torch.equal(first, recipe.views(images, Place(step=1, epoch=0, seed=0))[0])
+    assert not torch.equal(first, recipe.views(images, Place(step=2, epoch=0, seed=0))[0])
+    assert not torch.equal(first, recipe.views(images, Place(step=1, epoch=0, seed=1))[0])
+
+
+def test_figures_tell_uniform_targets_one_output_and_equal_features_apart() -> None:
+    outputs = 16
+    uniform = torch.full((2, 8, outputs), 1 / outputs)
+    one = torch.zeros(2, 8, outputs)
+    one[..., 3] = 1.0
+    own = F.one_hot(torch.arange(16) % outputs, outputs).float().view(2, 8, outputs)
+    features: Tensor = torch.randn(2, 8, 64)
+    assert describe(uniform, features)["teacher_entropy"].item() == pytest.approx(math.log(outputs))
+    assert describe(one, features)["teacher_entropy"].item() == pytest.approx(0.0, abs=1e-6)
+    assert describe(one, features)["batch_entropy"].item() == pytest.approx(0.0, abs=1e-6)
+    assert describe(own, features)["batch_entropy"].item() == pytest.approx(math.log(outputs))
+    assert describe(own, features)["feature_spread"].item() > 0.9
+    assert describe(own, torch.ones(2, 8, 64))["feature_spread"].item() < 1e-3
+
+
+def test_a_backbone_with_other_pixel_statistics_gets_them() -> None:
+    backbone = create_model("timm/vit_tiny_patch16_224")
+    pixels = torch.rand(2, 3, 4, 4)
+    mean, std = (torch.tensor(part)[:, None, None] for part in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    ours, theirs = (torch.tensor(part)[:, None, None] for part in (backbone.pixel_mean, backbone.pixel_std))
+    torch.testing.assert_close(to_pixels_of(backbone, (pixels - mean) / std), (pixels - ours) / theirs)
+
+
+def test_impossible_temperatures_and_momenta_are_refused() -> None:
+    with pytest.raises(ValueError, match="teacher_temperature is 0"):
+        DinoConfig(teacher_temperature=0)
+    with pytest.raises(ValueError, match="centre_momentum is 2"):
+        DinoConfig(centre_momentum=2)
+
+
+def test_a_network_knows_which_of_its_parameters_do_not_decay() -> None:
+    network: DinoNetwork = small_recipe().student
+    names = network.no_weight_decay()
+    assert "backbone.embed.positions.table" in names and "head.prototypes" not in names

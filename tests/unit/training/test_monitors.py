@@ -1,0 +1,84 @@
+"""Live scores: which images they use, and that they are the scores they say."""
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from mixlab.backbones.zoo import create_model
+from mixlab.data.crops import normalise
+from mixlab.data.images import parse_source
+from mixlab.training.config import KnnConfig
+from mixlab.training.dino import DinoConfig
+from mixlab.training.distributed import World
+from mixlab.training.knn import knn_accuracy
+from mixlab.training.monitors import LiveScores, split_source
+from mixlab.training.supervised import SupervisedConfig
+
+WORLD = World(torch.device("cpu"))
+DATA = "shapes:size=32,n=60"
+
+
+def backbone():
+    torch.manual_seed(0)
+    return create_model("vit_tiny", dim=32, depth=1, patch=8, image=32, head_dim=16)
+
+
+def scores(data: str, **settings: int) -> LiveScores:
+    config = KnnConfig(**{"bank": 40, "queries": 30, **settings})
+    return LiveScores(data, parse_source(data), config, image=32, world=WORLD, precise=nullcontext)
+
+
+def test_the_live_score_is_knn_on_the_two_splits_of_the_data() -> None:
+    recipe = DinoConfig(num_prototypes=8, hidden=8, bottleneck=4).build(
+        backbone(), num_classes=0, epochs=1, steps_per_epoch=1
+    )
+    ((name, value),) = list(scores(DATA, bank=60, queries=60)(recipe))
+    train, val = parse_source(DATA), parse_source(DATA, split="val")
+    with torch.no_grad():
+        features = [
+            recipe.teacher.backbone(normalise(torch.stack([source.load(i) for i in range(60)])))
+            for source in (train, val)
+        ]
+    expected = knn_accuracy(features[0], train.labels(), features[1], val.labels(), num_classes=10)
+    assert (name, value) == ("knn_accuracy", pytest.approx(expected))
+
+
+def test_classifiers_also_get_their_accuracy_and_go_back_to_training_mode() -> None:
+    recipe = SupervisedConfig(size=32).build(backbone(), num_classes=10, epochs=1, steps_per_epoch=1)
+    recipe.network.train()
+    found = dict(scores(DATA)(recipe))
+    assert set(found) == {"knn_accuracy", "accuracy"} and all(0 <= value <= 1 for value in found.values())
+    assert recipe.network.training
+
+
+def save_images(folder: Path, classes: list[str], each: int) -> None:
+    for number, name in enumerate(classes):
+        (folder / name).mkdir(parents=True)
+        for index in range(each):
+            Image.new("RGB", (40, 32), (60 * number, 10 * index, 0)).save(folder / name / f"{index}.png")
+
+
+def test_a_folder_without_a_held_out_part_is_cut_so_that_no_query_is_in_the_bank(tmp_path: Path) -> None:
+    save_images(tmp_path, ["cat", "dog"], 10)
+    bank, queries = split_source(str(tmp_path), parse_source(str(tmp_path)))
+    in_bank, in_queries = ({part.name(i) for i in range(len(part))} for part in (bank, queries))
+    assert len(in_bank) == 16 and len(in_queries) == 4 and not in_bank & in_queries
+
+
+def test_a_folder_with_a_held_out_part_uses_it(tmp_path: Path) -> None:
+    save_images(tmp_path / "train", ["cat", "dog"], 5)
+    save_images(tmp_path / "val", ["cat", "dog"], 2)
+    bank, queries = split_source(str(tmp_path), parse_source(str(tmp_path)))
+    assert (len(bank), len(queries)) == (10, 4)
+
+
+def test_scores_are_due_every_few_epochs_and_at_the_end_and_never_without_labels(tmp_path: Path) -> None:
+    every_three = scores(DATA, every_epochs=3)
+    assert [epoch for epoch in range(1, 9) if every_three.due(epoch, 8)] == [3, 6, 8]
+    assert not scores(DATA, every_epochs=0).due(8, 8)
+    for index in range(30):
+        Image.new("RGB", (32, 32), (index, 0, 0)).save(tmp_path / f"{index}.png")
+    assert not scores(str(tmp_path)).due(8, 8)

@@ -1,0 +1,56 @@
+"""Every recipe can be built, and says what the papers say."""
+
+import pytest
+import torch
+
+from mixlab.backbones.zoo import create_model, list_models
+from mixlab.recipes import RECIPES
+from mixlab.training.dino import DinoConfig
+from mixlab.training.optim import parameter_groups
+from mixlab.training.supervised import SupervisedConfig
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_builds_its_network_and_its_groups(name: str) -> None:
+    config = RECIPES[name]()
+    with torch.device("meta"):
+        backbone = create_model(config.model.name, **config.model.fields)
+        recipe = config.method.build(backbone, num_classes=10, epochs=config.epochs, steps_per_epoch=3)
+    groups = parameter_groups(recipe.network, recipe.no_weight_decay())
+    assert all(group["params"] for group in groups)
+
+
+@pytest.mark.parametrize("family", ["vit", "linearvit", "dinovim", "dinomambareg"])
+@pytest.mark.parametrize("size", ["tiny", "small", "base"])
+def test_dino_recipes_have_the_hyper_parameters_of_the_paper(family: str, size: str) -> None:
+    config = RECIPES[f"dino_{family}_{size}"]()
+    method = config.method
+    assert isinstance(method, DinoConfig)
+    assert config.optim.lr * config.batch / config.optim.lr_batch == 5e-4 * 1024 / 256
+    assert (config.epochs, config.optim.warmup_epochs, config.optim.min_lr) == (100, 10, 1e-6)
+    assert (config.optim.weight_decay, config.optim.weight_decay_end) == (0.04, 0.4)
+    assert (method.num_prototypes, method.hidden, method.bottleneck) == (65_536, 2048, 256)
+    assert method.student_temperature == 0.1
+    assert (method.teacher_temperature_start, method.teacher_temperature) == (0.04, 0.07)
+    assert (method.teacher_warmup_epochs, method.teacher_momentum, method.centre_momentum) == (30, 0.996, 0.9)
+    assert (method.global_size, method.local_size, method.num_local) == (224, 96, 8)
+    assert (method.global_scale, method.local_scale) == ((0.4, 1.0), (0.05, 0.4))
+    assert config.optim.clip == (0.3 if family in ("vit", "linearvit") and size == "base" else 3.0)
+    assert config.model.fields["drop_path"] == 0.1 and config.precision == "bf16"
+
+
+@pytest.mark.parametrize(("size", "rate"), [("femto", 0.025), ("tiny", 0.2), ("small", 0.4), ("base", 0.6)])
+def test_mambaout_recipes_have_the_hyper_parameters_of_table_5(size: str, rate: float) -> None:
+    config = RECIPES[f"supervised_mambaout_{size}"]()
+    method = config.method
+    assert isinstance(method, SupervisedConfig)
+    assert (config.optim.lr, config.optim.lr_batch, config.batch) == (4e-3, 4096, 4096)
+    assert (config.epochs, config.optim.warmup_epochs, config.optim.weight_decay) == (300, 20, 0.05)
+    assert (method.rand_augment, method.rand_augment_deviation) == (9.0, 0.5)
+    assert (method.mixup, method.cutmix, method.switch) == (0.8, 1.0, 0.5)
+    assert (method.erasing, method.smoothing, config.model.fields["drop_path_rate"]) == (0.25, 0.1, rate)
+
+
+def test_every_backbone_of_the_zoo_has_a_recipe() -> None:
+    trained = {RECIPES[name]().model.name for name in RECIPES}
+    assert set(list_models()) <= trained

@@ -1,0 +1,88 @@
+"""Settings from the command line and from config.json: typed, and never guessed."""
+
+import json
+import re
+
+import pytest
+
+from mixlab.recipes import RECIPES, find_recipe
+from mixlab.training.dino import DinoConfig
+from mixlab.training.settings import differences, from_json, override, setting_names, to_json
+
+
+def recipe():
+    return RECIPES["dino_dinovim_tiny64"]()
+
+
+def test_settings_take_the_type_of_their_field() -> None:
+    config = override(
+        recipe(),
+        ["optim.lr=1e-3", "epochs=7", "method.local_scale=0.1,0.5", "compile=yes", "optim.clip=none", "data.workers=2"],
+    )
+    assert isinstance(config.method, DinoConfig)
+    assert (config.optim.lr, config.epochs, config.compile, config.optim.clip) == (1e-3, 7, True, None)
+    assert (config.method.local_scale, config.data.workers) == ((0.1, 0.5), 2)
+
+
+def test_any_field_of_the_backbone_can_be_set() -> None:
+    config = override(recipe(), ["model.dim=96", "model.state=8", "model.two_way=false"])
+    assert config.model.fields["dim"] == 96 and config.model.fields["state"] == 8
+    assert config.model.fields["two_way"] is False
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("optim.learning_rate=1", "unknown setting 'optim.learning_rate'"),
+        ("optim.rl=1", "did you mean optim.lr"),
+        ("lr=1", "did you mean optim.lr"),
+        ("momentum=1", "did you mean"),
+        ("optim=1", "unknown setting 'optim'"),
+        ("optim.lr.x=1", "unknown setting"),
+        ("optim.lr", "has no value"),
+        ("epochs=seven", "epochs is 'seven'; expected int"),
+        ("epochs=1.5", "epochs is 1.5; expected int"),
+        ("compile=perhaps", "compile is 'perhaps'; expected bool"),
+        ("precision=fp8", "choose one of bf16, fp32, fp64"),
+        ("method.global_scale=0.4", "expected 2 values"),
+        ("model.dmi=64", "did you mean 'dim'"),
+        ("model.dim=wide", "expected int"),
+        ("epochs=0", "epochs is 0; give at least 1"),
+        ("optim.warmup_epochs=99", "99 warm-up epochs do not fit"),
+    ],
+)
+def test_a_wrong_setting_is_answered_with_the_rule_or_the_nearest_name(setting: str, says: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(says)):
+        override(recipe(), [setting])
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_survives_json(name: str) -> None:
+    config = RECIPES[name]()
+    assert from_json(json.loads(json.dumps(to_json(config)))) == config
+
+
+def test_json_with_an_unknown_field_is_refused_with_the_nearest() -> None:
+    values = to_json(recipe())
+    values["optim"]["beta"] = 1
+    with pytest.raises(ValueError, match="did you mean betas"):
+        from_json(values)
+
+
+def test_differences_name_every_setting_that_changed_and_both_values() -> None:
+    changed = override(recipe(), ["optim.lr=0.5", "method.num_local=2"])
+    before = recipe()
+    assert differences(to_json(before), to_json(changed)) == {
+        "optim.lr": (before.optim.lr, 0.5),
+        "method.num_local": (before.method.num_local, 2),  # type: ignore[attr-defined]
+    }
+
+
+def test_every_setting_has_a_dotted_name() -> None:
+    names = setting_names(recipe())
+    assert {"epochs", "optim.lr", "method.num_prototypes", "data.size", "checkpoint.keep"} <= set(names)
+
+
+def test_an_unknown_recipe_is_answered_with_the_nearest() -> None:
+    with pytest.raises(ValueError, match="did you mean dino_dinovim_tiny"):
+        find_recipe("dino_dinovm_tiny")

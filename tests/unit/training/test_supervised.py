@@ -1,0 +1,167 @@
+"""The regularisers of supervised training, each against its definition, PIL or a law of large numbers."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image, ImageEnhance, ImageOps
+
+from mixlab.backbones.zoo import create_model
+from mixlab.data.loader import Batch
+from mixlab.training.label_mixing import Blend, draw_beta, draw_blend, draw_erasures, erase, soft_targets
+from mixlab.training.rand_augment import CHANGES, COLOURS, _change, draw_changes, rand_augment
+from mixlab.training.recipe import Place
+from mixlab.training.supervised import SupervisedConfig, SupervisedRecipe
+
+
+def picture(size: int = 96) -> torch.Tensor:
+    """Smooth colours with some noise, uint8 (3, S, S)."""
+    generator = torch.Generator().manual_seed(0)
+    small = torch.rand(1, 3, 5, 5, generator=generator)
+    big = F.interpolate(small, (size, size), mode="bilinear")[0] + 0.1 * torch.rand(3, size, size, generator=generator)
+    return (big.clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+def changed(name: str, strength: float) -> np.ndarray:
+    out = _change(name, picture()[None].float() / 255, torch.tensor([strength]))
+    return (out[0] * 255).numpy()
+
+
+def pil(image: Image.Image) -> np.ndarray:
+    return np.asarray(image).transpose(2, 0, 1).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "strength", "oracle"),
+    [
+        ("auto_contrast", 0.5, ImageOps.autocontrast),
+        ("equalise", 0.5, ImageOps.equalize),
+        ("invert", 0.5, ImageOps.invert),
+        ("posterise", 0.5, lambda image: ImageOps.posterize(image, 2)),
+        ("solarise", -0.5, lambda image: ImageOps.solarize(image, 128)),
+        ("saturation", 0.6, lambda image: ImageEnhance.Color(image).enhance(1 + 0.9 * 0.6)),
+        ("contrast", -0.6, lambda image: ImageEnhance.Contrast(image).enhance(1 - 0.9 * 0.6)),
+        ("brightness", 0.4, lambda image: ImageEnhance.Brightness(image).enhance(1 + 0.9 * 0.4)),
+        ("sharpness", 0.8, lambda image: ImageEnhance.Sharpness(image).enhance(1 + 0.9 * 0.8)),
+        ("rotate", 1.0, lambda image: image.rotate(30, Image.Resampling.BILINEAR, fillcolor=(128, 128, 128))),
+    ],
+)
+def test_changes_look_like_pils(name: str, strength: float, oracle) -> None:
+    image = Image.fromarray(picture().permute(1, 2, 0).numpy())
+    expected = pil(oracle(image))
+    difference = np.abs(changed(name, strength) - expected)
+    assert np.median(difference) <= 2.0 and difference.mean() < 6.0, (name, difference.mean())
+    assert np.abs(pil(image) - expected).mean() > 2 * difference.mean(), "the oracle should change the image more"
+
+
+def test_rand_augment_changes_each_image_as_if_it_were_alone() -> None:
+    images = torch.rand(16, 3, 24, 24)
+    chosen, strengths = draw_changes(
+        16, torch.Generator().manual_seed(1), magnitude=9, deviation=0.5, part=0, num_parts=1
+    )
+    together = rand_augment(images, chosen, strengths)
+    for row in range(16):
+        alone = rand_augment(images[row : row + 1], chosen[:, row : row + 1], strengths[:, row : row + 1])
+        torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-4, atol=1e-5)
+    untouched = (chosen < 0).all(0)
+    assert untouched.any() and torch.equal(together[untouched], images[untouched])
+    assert together.min() >= -1e-5 and together.max() <= 1 + 1e-5
+
+
+def test_changes_are_drawn_evenly_and_half_of_the_time() -> None:
+    chosen, strengths = draw_changes(
+        20_000, torch.Generator().manual_seed(2), magnitude=9, deviation=0.5, part=0, num_parts=1
+    )
+    assert (chosen >= 0).float().mean().item() == pytest.approx(0.5, abs=0.01)
+    counts = torch.bincount(chosen[chosen >= 0], minlength=len(CHANGES)).float()
+    assert (counts / counts.mean() - 1).abs().max() < 0.15
+    assert strengths.abs().mean().item() == pytest.approx(0.9, abs=0.02) and strengths.mean().abs() < 0.02
+    assert len(COLOURS) == 10 and len(CHANGES) == 15
+
+
+def test_parts_draw_the_rows_of_the_whole() -> None:
+    def draw(num: int, part: int, parts: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(3)
+        return draw_changes(num, generator, magnitude=9, deviation=0.5, part=part, num_parts=parts)[0]
+
+    assert torch.equal(torch.cat([draw(4, 0, 2), draw(4, 1, 2)], dim=1), draw(8, 0, 1))
+
+
+def test_mixup_and_cutmix_share_images_and_labels_in_the_same_proportion() -> None:
+    images, labels = torch.rand(4, 3, 16, 16), torch.tensor([0, 1, 2, 3])
+    targets = soft_targets(labels, num_classes=4, smoothing=0.0)
+    mixed = Blend(0.3)
+    torch.testing.assert_close(mixed.images(images)[0], 0.3 * images[0] + 0.7 * images[3])
+    torch.testing.assert_close(mixed.targets(targets)[0], torch.tensor([0.3, 0.0, 0.0, 0.7]))
+    cut = Blend(1 - 24 / 256, (2, 3, 4, 6)).images(images)
+    assert torch.equal(cut[1, :, 2:6, 3:9], images[2, :, 2:6, 3:9])
+    assert (cut[1] != images[1]).any(0).sum() == 24
+
+
+def test_a_cut_keeps_the_share_that_its_label_says() -> None:
+    generator = torch.Generator().manual_seed(4)
+    images = torch.stack([torch.zeros(3, 32, 32), torch.ones(3, 32, 32)])
+    for _ in range(50):
+        blend = draw_blend(generator, side=32, mixup=0.0, cutmix=1.0, switch=0.5)
+        assert blend.images(images)[0].mean().item() == pytest.approx(1 - blend.keep, abs=1e-6)
+
+
+def test_mixup_and_cutmix_take_turns_and_either_can_be_off() -> None:
+    generator = torch.Generator().manual_seed(5)
+    cuts = sum(draw_blend(generator, side=8, mixup=0.8, cutmix=1.0, switch=0.5).box is not None for _ in range(1000))
+    assert 430 < cuts < 570
+    assert all(draw_blend(generator, side=8, mixup=0.8, cutmix=0.0, switch=0.5).box is None for _ in range(20))
+    assert draw_blend(generator, side=8, mixup=0.0, cutmix=0.0, switch=0.5) == Blend(1.0)
+
+
+def test_beta_has_the_right_mean_and_spread() -> None:
+    generator = torch.Generator().manual_seed(6)
+    draws = np.array([draw_beta(0.8, generator) for _ in range(4000)])
+    assert draws.mean() == pytest.approx(0.5, abs=0.02)
+    assert draws.var() == pytest.approx(1 / (4 * (2 * 0.8 + 1)), rel=0.05)
+
+
+def test_smoothed_labels_sum_to_one_and_agree_with_torch() -> None:
+    labels, logits = torch.tensor([2, 0]), torch.randn(2, 5)
+    targets = soft_targets(labels, num_classes=5, smoothing=0.1)
+    ours = -(targets * logits.log_softmax(-1)).sum(-1).mean()
+    torch.testing.assert_close(ours, F.cross_entropy(logits, labels, label_smoothing=0.1))
+
+
+def test_erasing_fills_only_its_boxes_in_about_the_asked_share_of_images() -> None:
+    boxes = draw_erasures(2000, torch.Generator().manual_seed(7), side=32, probability=0.25)
+    assert sum(box is not None for box in boxes) / 2000 == pytest.approx(0.25, abs=0.04)
+    images = torch.full((2000, 3, 32, 32), 5.0)
+    erased = erase(images, boxes)
+    for row, box in enumerate(boxes[:100]):
+        touched = (erased[row] != 5.0).any(0)
+        assert touched.sum() == (0 if box is None else box[2] * box[3])
+    areas = [box[2] * box[3] / 1024 for box in boxes if box is not None]
+    assert min(areas) > 0.01 and max(areas) < 0.36
+
+
+@pytest.mark.parametrize("name", ["vit_tiny", "mambaout_femto"])
+def test_a_recipe_exports_the_trained_backbone_and_its_classifier(name: str) -> None:
+    fields = {"dim": 32, "depth": 2, "patch": 8, "image": 32, "head_dim": 16} if name == "vit_tiny" else {
+        "depths": [1, 1, 1, 1], "dims": [8, 16, 16, 24]}  # fmt: skip
+    recipe = SupervisedRecipe(SupervisedConfig(size=32), create_model(name, **fields), num_classes=5)
+    images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
+    batch = Batch(images, torch.arange(4), torch.arange(4), torch.full((4, 2), 32))
+    loss, figures = recipe.loss(batch, Place(step=0, epoch=0))
+    loss.backward()
+    assert set(figures) == {"train_accuracy"}
+    assert all(p.grad is not None for p in recipe.network.parameters() if p.requires_grad)
+    with torch.no_grad():
+        for parameter in recipe.network.parameters():
+            parameter += 0.01
+    head = recipe.exported_head()
+    assert head and all("head" in key for key in head)
+    shared = {key.removeprefix("backbone."): value for key, value in recipe.network.state_dict().items()}
+    for key, value in recipe.exported().state_dict().items():
+        assert torch.equal(value, shared[key.removeprefix("model.")]), key
+
+
+def test_data_without_labels_is_refused_with_a_way_out() -> None:
+    backbone = create_model("vit_tiny", dim=32, depth=1, patch=8, image=32, head_dim=16)
+    with pytest.raises(ValueError, match="pretrain without labels"):
+        SupervisedConfig().build(backbone, num_classes=0, epochs=1, steps_per_epoch=1)

@@ -1,0 +1,116 @@
+"""One step: accumulation, activation checkpointing and compilation change nothing but the cost."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mixlab.backbones.zoo import create_model
+from mixlab.data.loader import Batch
+from mixlab.recipes import RECIPES
+from mixlab.training.acceleration import TensorDropPath, compile_recipe, keep_few_activations
+from mixlab.training.config import TrainConfig
+from mixlab.training.distributed import World
+from mixlab.training.recipe import Recipe
+from mixlab.training.seeding import seed_all, seed_for
+from mixlab.training.settings import override
+from mixlab.training.update import Update
+
+WORLD = World(torch.device("cpu"))
+SETTINGS = ["precision=fp64", "batch=8", "model.dim=32", "model.depth=2", "model.image=32", "method.num_prototypes=16",
+            "method.hidden=16", "method.bottleneck=8", "method.num_local=2", "method.global_size=32",
+            "method.local_size=16", "optim.warmup_epochs=0"]  # fmt: skip
+
+
+def config(name: str, *settings: str) -> TrainConfig:
+    return override(RECIPES[name](), [*SETTINGS, *settings])
+
+
+def images(num: int = 8) -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (num, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    return Batch(pixels, torch.arange(num) % 4, torch.arange(num), torch.full((num, 2), 32))
+
+
+def train_three_steps(setup: TrainConfig, passes: list[Batch], prepare=None) -> tuple[Recipe, dict[str, torch.Tensor]]:
+    seed_all(0)
+    backbone = create_model(setup.model.name, **setup.model.fields)
+    if prepare == "activations":
+        keep_few_activations(backbone)
+    recipe = setup.method.build(backbone, num_classes=4, epochs=2, steps_per_epoch=2)
+    if prepare == "compile":
+        compile_recipe(recipe, backend="aot_eager")
+    for module in recipe.modules().values():
+        module.double()
+    update = Update(recipe, replace(setup, epochs=2), steps_per_epoch=2, world=WORLD)
+    for step in range(3):
+        figures = update(passes, step)
+    return recipe, figures
+
+
+def assert_same_weights(ours: Recipe, theirs: Recipe, tolerance: float = 1e-9) -> None:
+    for prefix, module in theirs.modules().items():
+        state = ours.modules()[prefix].state_dict()
+        for name, value in module.state_dict().items():
+            assert (state[name] - value).abs().max() < tolerance if value.numel() else True, (prefix, name)
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_a_batch_in_several_passes_is_the_batch_in_one(parts: int) -> None:
+    setup, whole = config("dino_vit_tiny64"), images()
+    pieces = [Batch(*columns) for columns in zip(*(column.chunk(parts) for column in whole), strict=True)]
+    once, figures = train_three_steps(setup, [whole])
+    often, same = train_three_steps(setup, pieces)
+    assert_same_weights(often, once)
+    assert same["loss"].item() == pytest.approx(figures["loss"].item(), abs=1e-9)
+
+
+@pytest.mark.parametrize("name", ["dino_vit_tiny64", "dino_dinovim_tiny64"])
+def test_making_activations_twice_changes_no_weight(name: str) -> None:
+    setup = config(name, "model.drop_path=0.3")
+    plain, _ = train_three_steps(setup, [images()])
+    twice, _ = train_three_steps(setup, [images()], "activations")
+    assert_same_weights(twice, plain)
+
+
+def test_compiled_layers_change_no_weight() -> None:
+    setup = config("dino_vit_tiny64")
+    plain, _ = train_three_steps(setup, [images()])
+    compiled, _ = train_three_steps(setup, [images()], "compile")
+    assert_same_weights(compiled, plain)
+
+
+def test_drop_path_with_a_tensor_rate_keeps_the_mean_and_drops_whole_images() -> None:
+    torch.manual_seed(0)
+    drop = TensorDropPath(0.3).train()
+    out = drop(torch.ones(20_000, 2, 3))
+    assert out.mean().item() == pytest.approx(1.0, abs=0.02)
+    kept = out[:, 0, 0] > 0
+    assert kept.float().mean().item() == pytest.approx(0.7, abs=0.02)
+    assert (out == out[:, :1, :1]).all()
+    assert torch.equal(drop.eval()(out), out)
+
+
+def test_figures_are_scalars_without_gradients_and_hold_the_loss_and_the_norm() -> None:
+    _, figures = train_three_steps(config("dino_vit_tiny64"), [images()])
+    assert {"loss", "grad_norm", "teacher_entropy", "batch_entropy", "feature_spread", "centre_drift"} == set(figures)
+    assert all(value.ndim == 0 and not value.requires_grad for value in figures.values())
+
+
+def test_learning_rate_and_weight_decay_follow_the_step() -> None:
+    setup = override(config("dino_vit_tiny64"), ["optim.lr=0.1", "optim.lr_batch=4", "optim.weight_decay_end=0.4"])
+    recipe, _ = train_three_steps(setup, [images()])
+    update = Update(recipe, replace(setup, epochs=2), steps_per_epoch=2, world=WORLD)
+    assert update.lr(0) == pytest.approx(0.1 * 8 / 4)
+    assert update.lr(4) == pytest.approx(setup.optim.min_lr)
+    assert (update.weight_decay(0), update.weight_decay(4)) == pytest.approx((0.04, 0.4))
+
+
+def test_seeds_differ_for_other_numbers_and_repeat_for_the_same() -> None:
+    seeds = {seed_for(seed, step, part) for seed in range(5) for step in range(20) for part in range(4)}
+    assert len(seeds) == 400
+    assert seed_for(1, 2, 3) == seed_for(1, 2, 3)
+    seed_all(1, 2)
+    first = torch.rand(3)
+    seed_all(1, 2)
+    assert torch.equal(first, torch.rand(3))
