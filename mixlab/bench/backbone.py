@@ -7,6 +7,7 @@ import multiprocessing
 import resource
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import timm
@@ -106,10 +107,18 @@ def measure_one(name: str, height: int, width: int, repeats: int) -> tuple[float
     model = mixlab.create_model(name).eval()
     model(torch.randn(1, 3, 64, 64))  # so that libraries have taken what they keep
     images = torch.randn(1, 3, height, width)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_resident_mib()
     model(images)
-    mib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    mib = peak_resident_mib() - before
     return best_time(model, images, repeats), mib
+
+
+def peak_resident_mib() -> float:
+    """The most memory this process has held. Linux keeps it per program; getrusage also counts what forked it."""
+    status = Path("/proc/self/status")
+    if status.is_file():
+        return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM")) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def best_time(run: Callable[[Tensor], Tensor], images: Tensor, repeats: int) -> float:

@@ -2,7 +2,8 @@
 
 config.json      everything needed to repeat the run, and what it ran on
 metrics.jsonl    one line per logged step
-checkpoints/     training state (issue of the training loop)
+checkpoints/     training state, from which a run goes on
+weights.safetensors   the exported backbone, once there is one
 results/         NAME.json beside NAME.npz for arrays
 figures/         pictures made from the results
 """

@@ -1,4 +1,4 @@
-"""Counted, not typed in: parameters and multiply-accumulates against the published figures (FACTS in the papers)."""
+"""Counted, not typed in: parameters and multiply-accumulates against the figures that the papers publish."""
 
 import pytest
 
