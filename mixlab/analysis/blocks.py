@@ -44,13 +44,13 @@ def default_chunk(length: int) -> int:
     return 256 if length >= 512 else max(length // 2, 1)
 
 
-def in_float64(mixing: Mixing) -> Mixing:
-    """The same mixing in float64 on the CPU, where LAPACK is: exact for the tensors that the model computed."""
+def in_float64(mixing: Mixing, device: torch.device | str = "cpu") -> Mixing:
+    """The same mixing in float64: exact for the tensors that the model computed."""
     if not is_dataclass(mixing):
         raise TypeError(f"{type(mixing).__name__} is no dataclass of tensors; look at a mixing of mixlab.mixers")
     values = {field.name: getattr(mixing, field.name) for field in fields(mixing)}
     tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-    return replace(mixing, **{name: tensor.detach().to("cpu", torch.float64) for name, tensor in tensors.items()})
+    return replace(mixing, **{name: tensor.detach().to(device, torch.float64) for name, tensor in tensors.items()})
 
 
 def visible_sides(mixing: Mixing, head: int) -> tuple[bool, bool]:

@@ -32,18 +32,19 @@ def distance_profile(matrix: Tensor, grid: Grid, patch_columns: list[int]) -> Di
     if len(patch_columns) != grid[0] * grid[1]:
         raise ValueError(f"{len(patch_columns)} patches cannot fill a grid of {grid[0]} x {grid[1]}")
     weight = matrix.double().abs()
-    sequence = _binned(_scaled_rows(weight), _sequence_distances(length), length)
+    device = str(matrix.device)
+    sequence = _binned(_scaled_rows(weight), _sequence_distances(length, device), length)
     if patch_columns != list(range(length)):
         chosen = torch.tensor(patch_columns, device=matrix.device)
         weight = weight[chosen[:, None], chosen]
-    rows, distances = _scaled_rows(weight), _grid_distances(grid)
+    rows, distances = _scaled_rows(weight), _grid_distances(grid, device)
     rounded = distances.round().long()
     others = _scaled_rows(weight.clone().fill_diagonal_(0))
     far = torch.where(distances > max(grid) / 2, rows, 0)
     return DistanceProfile(
-        sequence=sequence,
-        grid=_binned(rows, rounded, int(rounded.max()) + 1),
-        mean_sequence_distance=float(sequence @ torch.arange(length, dtype=sequence.dtype)),
+        sequence=sequence.cpu(),
+        grid=_binned(rows, rounded, int(rounded.max()) + 1).cpu(),
+        mean_sequence_distance=float(sequence @ torch.arange(length, dtype=sequence.dtype, device=device)),
         mean_grid_distance=float((rows * distances).sum() / _num_live(rows)),
         distance_to_others=float((others * distances).sum() / _num_live(others)),
         self_share=float(rows.diagonal().sum() / _num_live(rows)),
@@ -80,13 +81,13 @@ def _binned(rows: Tensor, distances: Tensor, num_bins: int) -> Tensor:
 
 
 @lru_cache(maxsize=2)
-def _sequence_distances(length: int) -> Tensor:
-    tokens = torch.arange(length)
+def _sequence_distances(length: int, device: str) -> Tensor:
+    tokens = torch.arange(length, device=device)
     return (tokens[:, None] - tokens).abs()
 
 
 @lru_cache(maxsize=2)
-def _grid_distances(grid: Grid) -> Tensor:
-    rows, columns = torch.meshgrid(torch.arange(grid[0]), torch.arange(grid[1]), indexing="ij")
+def _grid_distances(grid: Grid, device: str) -> Tensor:
+    rows, columns = torch.meshgrid(*(torch.arange(side, device=device) for side in grid), indexing="ij")
     places = torch.stack([rows.flatten(), columns.flatten()], dim=-1).double()
     return torch.cdist(places, places, compute_mode="donot_use_mm_for_euclid_dist")  # (h w, h w)

@@ -2,7 +2,8 @@
 
 A matrix is cut into a grid of C x C blocks. Blocks on the diagonal mix within a chunk, blocks off it between chunks.
 Where C does not divide the length the last chunk is shorter; its blocks are in the table, marked ragged, and left out
-of averages. All runs in float64 on the CPU, one image, layer and head at a time. `blocks.py` has the bounds and proof.
+of averages. All runs in float64, one image, layer and head at a time: matrices where the backbone is, singular values
+on the CPU, where LAPACK is. `blocks.py` has the bounds and proof.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -162,15 +163,17 @@ def choose_heads(num_heads: int, heads: Sequence[int] | None, max_heads: int) ->
 def _layer_ranks(
     mixing: Mixing, heads: list[int], grid: Grid, patches: list[int], settings: RankSettings, workers: HeadWorkers
 ) -> tuple[list[Span], list[HeadRanks]]:
-    mixing = in_float64(mixing)
-    if isinstance(mixing, SSDMixing) and not settings.skip:
-        mixing = replace(mixing, skip=torch.zeros_like(mixing.skip))
+    there = in_float64(mixing, mixing.values.device)
+    if isinstance(there, SSDMixing) and not settings.skip:
+        there = replace(there, skip=torch.zeros_like(there.skip))
+    mixing = in_float64(there)
     length = mixing.values.shape[2]
     spans = chunk_spans(length, default_chunk(length) if settings.chunk is None else settings.chunk)
     products = _product_ranks(mixing, spans, settings) if isinstance(mixing, SSDMixing) else {}
 
     def work(head: int) -> HeadRanks:
-        return _head_ranks(mixing, head, spans, grid, patches, products, settings)
+        matrix = there.matrix(slice(head, head + 1))[0, 0]  # (L, L)
+        return _head_ranks(mixing, head, matrix, spans, grid, patches, products, settings)
 
     return spans, workers.run(work, heads, length)
 
@@ -190,13 +193,13 @@ def _stacked(ranks: list[HeadRanks]) -> dict[str, Any]:
 def _head_ranks(
     mixing: Mixing,
     head: int,
+    matrix: Tensor,
     spans: list[Span],
     grid: Grid,
     patches: list[int],
     products: dict[tuple[int, int, int], float],
     settings: RankSettings,
 ) -> HeadRanks:
-    matrix = mixing.matrix(slice(head, head + 1))[0, 0]  # (L, L)
     diagonal = [(index, index) for index in range(len(spans))]
     off_diagonal = off_diagonal_pairs(len(spans), visible_sides(mixing, head))
     thin = thin_blocks(mixing, head, spans) if settings.method == "factors" else None
@@ -208,13 +211,14 @@ def _head_ranks(
     scan = _scan_figures(mixing, head, spans, off_diagonal, products, settings) if isinstance(mixing, SSDMixing) else {}
     rows: list[list[float]] = []
     spectra: dict[str, list[Tensor]] = {"diagonal": [], "off_diagonal": []}
-    for (row, column), singular in zip(diagonal + off_diagonal, singular_values, strict=True):
-        on_diagonal, shape = row == column, (len(spans[row]), len(spans[column]))
-        ragged = min(shape) < len(spans[0])
-        figures = _measures(singular, shape, settings)
+    pairs = diagonal + off_diagonal
+    shapes = [(len(spans[row]), len(spans[column])) for row, column in pairs]
+    figures = _measures_by_shape(singular_values, shapes, settings)
+    for (row, column), shape, singular, measured in zip(pairs, shapes, singular_values, figures, strict=True):
+        on_diagonal, ragged = row == column, min(shape) < len(spans[0])
         bound = rank_bound(mixing, spans[row], spans[column])
         extra = scan.get((row, column), [-1.0] * len(SCAN_COLUMNS))
-        rows.append([head, on_diagonal, row, column, *shape, ragged, bound, *figures.values(), *extra])
+        rows.append([head, on_diagonal, row, column, *shape, ragged, bound, *measured, *extra])
         if not ragged and singular[0] > 0:
             unit = torch.zeros(len(spans[0]), dtype=torch.float64)
             unit[: len(singular)] = singular / singular[0]  # thin factors give the first N; the rest is zero
@@ -223,7 +227,7 @@ def _head_ranks(
     return HeadRanks(
         blocks=rows,
         spectra={kind: torch.stack(found).mean(0) if found else none[0] for kind, found in spectra.items()},
-        whole=_measures(torch.linalg.svdvals(matrix), tuple(matrix.shape), settings) if settings.whole else {},
+        whole=_whole(matrix, settings) if settings.whole else {},
         distance=distance_profile(matrix, grid, patches),
     )
 
@@ -249,19 +253,36 @@ def _scan_figures(
     }
 
 
-def _measures(singular: Tensor, shape: tuple[int, ...], settings: RankSettings) -> dict[str, float]:
-    figures = rank_measures(
+def _measures(singular: Tensor, shape: tuple[int, ...], settings: RankSettings) -> dict[str, Tensor]:
+    return rank_measures(
         singular,
         (shape[0], shape[1]),
         tolerance=settings.tolerance,
         practical=settings.practical,
         energy=settings.energy,
     )
-    return {name: float(value) for name, value in figures.items()}
+
+
+def _whole(matrix: Tensor, settings: RankSettings) -> dict[str, float]:
+    measured = _measures(torch.linalg.svdvals(matrix.cpu()), tuple(matrix.shape), settings)
+    return {name: float(value) for name, value in measured.items()}
+
+
+def _measures_by_shape(
+    singular_values: list[Tensor], shapes: list[tuple[int, int]], settings: RankSettings
+) -> list[list[float]]:
+    """MEASURES of each block; blocks of one shape together, since thousands of calls on small tensors cost more."""
+    found: list[list[float]] = [[]] * len(shapes)
+    for kind in {(shape, len(values)) for shape, values in zip(shapes, singular_values, strict=True)}:
+        same = [i for i, shape in enumerate(shapes) if (shape, len(singular_values[i])) == kind]
+        measured = _measures(torch.stack([singular_values[i] for i in same]), kind[0], settings)
+        for index, row in zip(same, torch.stack(list(measured.values()), dim=-1).tolist(), strict=True):
+            found[index] = row
+    return found
 
 
 def _plain_singular_values(matrix: Tensor, pairs: list[tuple[int, int]], spans: list[Span]) -> list[Tensor]:
-    return [torch.linalg.svdvals(matrix[spans[row].slice, spans[column].slice]) for row, column in pairs]
+    return [torch.linalg.svdvals(matrix[spans[row].slice, spans[column].slice].cpu()) for row, column in pairs]
 
 
 def _product_ranks(mixing: SSDMixing, spans: list[Span], settings: RankSettings) -> dict[tuple[int, int, int], float]:
@@ -271,7 +292,8 @@ def _product_ranks(mixing: SSDMixing, spans: list[Span], settings: RankSettings)
     for group in range(mixing.q.shape[2]):
         factors = [[side[0, span.slice, group] for span in spans] for side in (mixing.q, mixing.k)]
         thin = ThinBlocks(factors[0], factors[1], torch.zeros(len(spans), len(spans), dtype=torch.float64))
-        for (row, column), singular in zip(pairs, thin.singular_values(pairs), strict=True):
-            shape = (len(spans[row]), len(spans[column]))
-            ranks[group, row, column] = _measures(singular, shape, settings)["numerical"]
+        shapes = [(len(spans[row]), len(spans[column])) for row, column in pairs]
+        measured = _measures_by_shape(thin.singular_values(pairs), shapes, settings)
+        for (row, column), figures in zip(pairs, measured, strict=True):
+            ranks[group, row, column] = figures[MEASURES.index("numerical")]
     return ranks

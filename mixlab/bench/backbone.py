@@ -17,23 +17,22 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import mixlab
 
+Row = dict[str, Any]
 GROWTH_SIZES = ((512, 512), (512, 1024), (1024, 1024))  # 1,024, 2,048 and 4,096 patches of 16 px
 
 
-def run_cpu(*, batch: int = 8, repeats: int = 5, width: str = "small") -> dict[str, Any]:
+def run_cpu(*, batch: int = 8, repeats: int = 3, width: str = "small") -> tuple[list[Row], list[Row]]:
     """The two CPU tables: FLOP/s beside timm's ViT at 224 px, and growth in time and memory."""
-    return {
-        "threads": torch.get_num_threads(),
-        "forward": forward_table(batch=batch, repeats=repeats, width=width),
-        "growth": [row for name in (f"dinovim_{width}", f"vit_{width}") for row in growth_rows(name, repeats=repeats)],
-    }
+    names = (f"dinovim_{width}", f"vit_{width}")
+    growth = [row for name in names for row in growth_rows(name, repeats=repeats)]
+    return forward_table(batch=batch, repeats=repeats, width=width), growth
 
 
-def run_gpu(*, names: tuple[str, ...] = ("dinovim_base", "vit_base")) -> dict[str, Any]:
+def run_gpu(*, names: tuple[str, ...] = ("dinovim_base", "vit_base", "linearvit_base")) -> list[Row]:
     """Forward with backward in bf16 at the sizes of DINO's crops; timm's ViT-B is the peer in the same run."""
     from mixlab.bench.gpu_time import graph_ms, wall_ms
 
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for batch, side in ((128, 224), (512, 96)):
         images = torch.randn(batch, 3, side, side, device="cuda")
         for name in (*names, "timm vit_base_patch16_224"):
@@ -52,7 +51,7 @@ def run_gpu(*, names: tuple[str, ...] = ("dinovim_base", "vit_base")) -> dict[st
     vit = {(row["px"], row["model"]): row for row in rows}
     for row in rows:
         row["memory_over_vit"] = row["peak_GiB"] / vit[row["px"], "vit_base"]["peak_GiB"]
-    return {"rows": rows}
+    return rows
 
 
 def training_pass(model: nn.Module, images: Tensor) -> Callable[[], None]:
@@ -69,7 +68,7 @@ def training_pass(model: nn.Module, images: Tensor) -> Callable[[], None]:
 
 
 @torch.no_grad()
-def forward_table(*, batch: int, repeats: int, width: str) -> list[dict[str, Any]]:
+def forward_table(*, batch: int, repeats: int, width: str) -> list[Row]:
     """Forward passes at 224 px; `share` is the FLOP/s reached over those of timm's ViT of that size."""
     peer = f"vit_{width}_patch16_224"
     models: dict[str, nn.Module] = {
@@ -77,7 +76,7 @@ def forward_table(*, batch: int, repeats: int, width: str) -> list[dict[str, Any
         **{name: mixlab.create_model(name) for name in (f"vit_{width}", f"linearvit_{width}", f"dinovim_{width}")},
     }
     images = torch.randn(batch, 3, 224, 224)
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for name, model in models.items():
         seconds = best_time(model.eval(), images, repeats)
         flops = count_flops(model, images[:1]) * batch
@@ -86,9 +85,9 @@ def forward_table(*, batch: int, repeats: int, width: str) -> list[dict[str, Any
     return [{**row, "share": row["gflops_per_s"] / reached} for row in rows]
 
 
-def growth_rows(name: str, *, repeats: int) -> list[dict[str, Any]]:
+def growth_rows(name: str, *, repeats: int) -> list[Row]:
     """Time and extra memory of one image as the tokens double; each size in a process of its own."""
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     context = multiprocessing.get_context("spawn")
     for height, width in GROWTH_SIZES:
         with context.Pool(1) as pool:

@@ -1,7 +1,6 @@
 """A whole DINO step (crops apart or included), ours beside facebookresearch/dino's, in one run on one machine.
 
-`python -m mixlab.bench.dino` on a GPU; `--tiny` runs everything in miniature on a CPU.
-The peer is measured where its sources lie in `--peer` (a clone of facebookresearch/dino); otherwise it is left out.
+The peer is measured where its sources are given (a clone of facebookresearch/dino); otherwise it is left out.
 """
 
 from __future__ import annotations
@@ -17,14 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import tyro
 from torch import Tensor
 
 from mixlab.backbones.zoo import create_model
-from mixlab.commands.output import console, emit, table
 from mixlab.data.loader import Batch
 from mixlab.recipes import RECIPES
-from mixlab.run import provenance
 from mixlab.training.acceleration import compile_recipe
 from mixlab.training.config import TrainConfig
 from mixlab.training.dino import DinoConfig, DinoRecipe
@@ -58,18 +54,18 @@ def measure(
     steps: int = 20,
     compile: bool = False,
     tiny: bool = False,
-    peer: Path = Path(".peers/dino"),
+    peer: Path | None = None,
 ) -> list[Row]:
     """One row per network: with views ready, and with the crops made in the step; then the peer."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.type == "cpu" and not tiny:
-        raise ValueError("the full step needs a GPU; --tiny runs a miniature of it on the CPU")
     configs = {name: _config(name, batch=batch, tiny=tiny) for name in models}
     rows = []
     for name, config in configs.items():
         for crops in (False, True):
             rows.append(_guarded("mixlab", name, crops, partial(_ours, config, device, steps, crops, compile)))
             _free(device)
+    if peer is None:
+        return rows
     size = "tiny" if tiny else "base"
     run_peer = partial(_peer, peer, _config("vit_base", batch=batch, tiny=tiny), size, device, steps)
     rows.append(_guarded("facebookresearch/dino", f"vit_{size}", False, run_peer))
@@ -190,32 +186,3 @@ def _wait(device: torch.device) -> None:
 def _free(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def main(
-    *,
-    models: tuple[str, ...] = ("dinovim_base", "vit_base"),
-    batch: int = 64,
-    steps: int = 20,
-    compile: bool = False,
-    tiny: bool = False,
-    peer: Path = Path(".peers/dino"),
-    json: str | None = None,
-) -> dict[str, Any]:
-    """Measure whole DINO steps and print them beside published figures."""
-    rows = measure(models=models, batch=batch, steps=steps, compile=compile, tiny=tiny, peer=peer)
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "the CPU"
-    sizes = "in miniature" if tiny else f"batch {batch}, 2 x 224 + 8 x 96 px, 65,536 outputs, bf16"
-    columns = ["system", "model", "views", "images/s", "ms/step", "peak GiB", "note"]
-    keys = ["system", "model", "views", "images_per_s", "ms_per_step", "peak_GiB", "note"]
-    table(f"DINO step on {device}, {sizes}", columns, [[row[key] for key in keys] for row in rows])
-    if not tiny:
-        published = [[row[key] for key in ("system", "model", "images_per_s", "peak_GiB")] for row in PUBLISHED]
-        title = "Published measurement, one H200, the same step (EXPERIMENTS.md)"
-        table(title, ["system", "model", "images/s", "peak GiB"], published)
-    console.print(f"images/s: the median of {ROUNDS} rounds of {steps} steps", highlight=False)
-    return emit({"rows": rows, "published": PUBLISHED, "provenance": provenance(device=device)}, json)
-
-
-if __name__ == "__main__":
-    tyro.cli(main)

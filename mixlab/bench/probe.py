@@ -1,17 +1,14 @@
 """Linear probes: what a whole grid of heads costs beside one head, and how fast it trains on cached features.
 
-`python -m mixlab.bench.probe`, or with `--quick` in seconds on a CPU. One head of the grid is checked against
-torch.optim.SGD on the same device first.
+One head of the grid is checked against torch.optim.SGD on the same device first.
 """
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-import tyro
 
 import mixlab
 from mixlab.bench.knn import synchronise
@@ -27,6 +24,7 @@ from mixlab.training.distributed import World
 
 BLOCKS = (1, 2, 3, 4)
 NUM_CLASSES = 1000
+Row = dict[str, Any]
 
 
 def measure_augmented(
@@ -39,7 +37,7 @@ def measure_augmented(
     device: torch.device,
     seed: int = 0,
     repeats: int = 3,
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """One step from uint8 images to trained heads, for a single head and for the whole grid, one after the other."""
     world = World(device)
     torch.manual_seed(seed)
@@ -48,7 +46,7 @@ def measure_augmented(
     labels = torch.randint(num_classes, (batch,), device=device)
     found = Batch(pixels, labels, torch.arange(batch), torch.full((batch, 2), 2 * image))
     crops, precise = ProbeCrops(image, seed=seed), run_precision("auto", device)
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for name, inputs, lrs, decays in (
         ("one head", (HeadInput(4, "cls"),), LRS[:1], WEIGHT_DECAYS[:1]),
         ("grid", head_inputs(backbone, BLOCKS, STRATEGIES), LRS, WEIGHT_DECAYS),
@@ -74,7 +72,7 @@ def measure_augmented(
 
 def measure_cached(
     *, dim: int, batch: int, num_classes: int, num_images: int, steps: int, device: torch.device, seed: int = 0
-) -> dict[str, Any]:
+) -> Row:
     """Images per second of the whole grid on features in half precision, shuffled rows and all."""
     inputs = tuple(HeadInput(blocks, strategy) for blocks in BLOCKS for strategy in STRATEGIES)
     plan = FeaturePlan(inputs, "branch", tuple((pool, (dim,) * max(BLOCKS)) for pool in ("cls", "mean", "max")))
@@ -140,29 +138,20 @@ def best_time(run: Callable[[int], object], steps: int, device: torch.device, re
     return min(times)
 
 
-def main(*, quick: bool = False, device: str | None = None, model: str = "dinovim_small", batch: int = 256) -> None:
-    """Print the figures; `quick` measures a small case."""
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    with torch.cuda.device(where) if where.type == "cuda" else nullcontext():
-        print(f"grid against torch.optim.SGD on {where}: {check(where):.1e}")
-        if quick:
-            rows = measure_augmented(model="dinovim_tiny", image=32, batch=8, num_classes=10, steps=1, device=where)
-            cached = measure_cached(dim=32, batch=64, num_classes=10, num_images=512, steps=3, device=where)
-        else:
-            rows = measure_augmented(
-                model=model, image=224, batch=batch, num_classes=NUM_CLASSES, steps=20, device=where
-            )
-            cached = measure_cached(
-                dim=512, batch=1024, num_classes=NUM_CLASSES, num_images=100_000, steps=20, device=where
-            )
-    for row in rows:
-        print(
-            "  ".join(
-                f"{name} {value:,.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in row.items()
-            )
-        )
-    print("cached:", "  ".join(f"{name} {value:,.4g}" for name, value in cached.items()))
+def measure_full() -> tuple[list[Row], list[Row]]:
+    """dinovim_small at 224 px and 1,000 classes on the GPU: from images, and on cached features."""
+    device = torch.device("cuda")
+    check(device)
+    rows = measure_augmented(
+        model="dinovim_small", image=224, batch=256, num_classes=NUM_CLASSES, steps=20, device=device
+    )
+    cached = measure_cached(dim=512, batch=1024, num_classes=NUM_CLASSES, num_images=100_000, steps=20, device=device)
+    return rows, [cached]
 
 
-if __name__ == "__main__":
-    tyro.cli(main)
+def measure_small() -> tuple[list[Row], list[Row]]:
+    """The same in miniature on the CPU."""
+    device = torch.device("cpu")
+    check(device)
+    rows = measure_augmented(model="dinovim_tiny", image=32, batch=8, num_classes=10, steps=1, device=device)
+    return rows, [measure_cached(dim=32, batch=64, num_classes=10, num_images=512, steps=3, device=device)]

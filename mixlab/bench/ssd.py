@@ -18,14 +18,13 @@ PEER_CHUNKS = (64, 128, 256)  # mamba_ssm is measured at each and shown at its b
 Row = dict[str, Any]
 
 
-def run_gpu(cases: tuple[tuple[int, int], ...] = CASES) -> dict[str, Any]:
+def run_gpu(cases: tuple[tuple[int, int], ...] = CASES) -> list[Row]:
     """Forward, and forward with backward, of both directions; ratios are over mamba_ssm where it is installed."""
     bandwidth, rate = copy_bandwidth(), matrix_rate()
-    rows = [row for batch, length in cases for row in _case(batch, length, bandwidth, rate)]
-    return {"copy_TB_per_s": bandwidth / 1e12, "matrix_TFLOP_per_s": rate / 1e12, "rows": rows}
+    return [row for batch, length in cases for row in _case(batch, length, bandwidth, rate)]
 
 
-def run_cpu(lengths: tuple[int, ...] = (38, 198, 1024, 4096), *, repeats: int = 5) -> dict[str, Any]:
+def run_cpu(lengths: tuple[int, ...] = (38, 198, 1024, 4096), *, repeats: int = 5) -> list[Row]:
     """Milliseconds of the plain scan for several chunks; the length itself is the matrix form."""
     rows = []
     for length in lengths:
@@ -39,7 +38,7 @@ def run_cpu(lengths: tuple[int, ...] = (38, 198, 1024, 4096), *, repeats: int = 
                 times.append(time.perf_counter() - start)
             taken = chunk == chunk_length(length)
             rows.append({"tokens": length, "chunk": chunk, "ms": min(times) * 1e3, "taken": "yes" if taken else ""})
-    return {"rows": rows}
+    return rows
 
 
 def scan_inputs(batch: int, length: int, *, dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:

@@ -1,6 +1,7 @@
 """`mixlab bench`: speed, side by side with peers in one run."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -10,76 +11,131 @@ from mixlab.commands.output import console, emit, table
 from mixlab.ops.backend import backend_name
 from mixlab.run import provenance
 
+What = Literal["ssd", "attention", "backbone", "crops", "dino", "feed", "probe", "knn", "dense", "auc"]
+Tables = dict[str, list[dict[str, Any]]]  # title: rows
+
 
 def bench(
-    what: Annotated[Literal["ssd", "backbone", "auc", "crops"], tyro.conf.Positional],
+    what: Annotated[What, tyro.conf.Positional],
     *,
     quick: bool = False,
+    peer: Path | None = None,
     json: str | None = None,
 ) -> dict[str, Any]:
     """Measure speed beside peers; read the ratios.
 
     Args:
-        what: ssd (the scan alone), backbone (whole passes, growth with tokens), auc (Binary-AUC against loops of
-            others), crops (DINO's ten crops against torchvision).
+        what: ssd (the scan alone), attention (linear attention alone), backbone (whole passes, growth with tokens),
+            crops (DINO's ten crops against torchvision), dino (whole DINO steps), feed (the share of a DINO run spent
+            waiting for JPEG files), probe (a grid of linear probes against one), knn (a bank of ImageNet's size),
+            dense (speed and memory against input size), auc (Binary-AUC against loops of others).
         quick: fewer repeats and smaller sizes.
+        peer: for dino, a clone of facebookresearch/dino, to be measured in the same run.
         json: also write the tables as JSON to this file, or to stdout for "-".
     """
     console.print(f"Operations run on {backend_name()}, {torch.get_num_threads()} threads.")
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    result = BENCHMARKS[what](quick)
-    return emit({"benchmark": what, **result, "provenance": provenance(device=device)}, json)
+    tables = _dino(quick, peer) if what == "dino" else BENCHMARKS[what](quick)
+    for title, rows in tables.items():
+        table(title, [key.replace("_", " ") for key in rows[0]], [list(row.values()) for row in rows])
+    return emit({"benchmark": what, "tables": tables, "provenance": provenance(device=device)}, json)
 
 
-def _ssd(quick: bool) -> dict[str, Any]:
+def _ssd(quick: bool) -> Tables:
     from mixlab.bench import ssd
 
-    if torch.cuda.is_available():
-        result = ssd.run_gpu(ssd.CASES[:2] if quick else ssd.CASES)
-        show("The two-way scan, bf16: GPU kernel time and wall time; x: times faster than mamba_ssm", result["rows"])
-    else:
-        result = ssd.run_cpu((38, 198), repeats=2) if quick else ssd.run_cpu()
-        show("The two-way scan in plain torch, one image", result["rows"])
-    return result
+    if not torch.cuda.is_available():
+        rows = ssd.run_cpu((38, 198), repeats=2) if quick else ssd.run_cpu()
+        return {"The two-way scan in plain torch, one image": rows}
+    title = "The two-way scan, bf16: GPU kernel time and wall time; x: times faster than mamba_ssm"
+    return {title: ssd.run_gpu(ssd.CASES[:2] if quick else ssd.CASES)}
 
 
-def _backbone(quick: bool) -> dict[str, Any]:
+def _attention(quick: bool) -> Tables:
+    from mixlab.bench import linear_attention
+
+    need_gpu("attention")
+    title = "Linear attention with its softmaxes, bf16: GPU kernel time; x: times faster than plain torch"
+    return {title: linear_attention.run_gpu(linear_attention.CASES[:1] if quick else linear_attention.CASES)}
+
+
+def _backbone(quick: bool) -> Tables:
     from mixlab.bench import backbone
 
     if torch.cuda.is_available():
-        result = backbone.run_gpu()
-        show("Forward and backward, bf16", result["rows"])
-        return result
-    result = backbone.run_cpu(repeats=2, batch=2, width="tiny") if quick else backbone.run_cpu()
-    show("Forward at 224 px", result["forward"])
-    show("Growth with the number of tokens, one image", result["growth"])
-    return result
+        return {"Forward and backward, bf16": backbone.run_gpu()}
+    forward, growth = backbone.run_cpu(repeats=2, batch=2, width="tiny") if quick else backbone.run_cpu()
+    return {"Forward at 224 px": forward, "Growth with the number of tokens, one image": growth}
 
 
-def _auc(quick: bool) -> dict[str, Any]:
-    from mixlab.bench.auc import measure
-
-    rows = measure(num_images=200) if quick else measure()
-    show("Binary-AUC, one call against loops over the images", rows)
-    return {"rows": rows}
-
-
-def _crops(quick: bool) -> dict[str, Any]:
+def _crops(quick: bool) -> Tables:
     from mixlab.bench.crops import measure
 
-    rows = measure(num_images=4, rounds=1) if quick else measure()
-    show("DINO's ten crops per image", rows)
-    return {"rows": rows}
+    return {"DINO's ten crops per image": measure(num_images=4, rounds=1) if quick else measure()}
 
 
-def show(title: str, rows: list[dict[str, Any]]) -> None:
-    """Rows of one table, columns from the keys."""
-    table(title, [key.replace("_", " ") for key in rows[0]], [list(row.values()) for row in rows])
+def _dino(quick: bool, peer: Path | None) -> Tables:
+    from mixlab.bench import dino
+
+    if not quick:
+        need_gpu("dino")
+    rows = dino.measure(tiny=quick, steps=1 if quick else 20, peer=peer)
+    title = "A DINO step" + (" in miniature" if quick else ", batch 64, 2 x 224 + 8 x 96 px, 65,536 outputs, bf16")
+    return {title: rows} if quick else {title: rows, "The same, measured elsewhere": dino.PUBLISHED}
 
 
-BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
+def _feed(quick: bool) -> Tables:
+    from mixlab.bench.feed import measure
+
+    if not quick:
+        need_gpu("feed")
+    rows = measure(recipe="dino_dinovim_tiny64", batch=4, steps=3) if quick else measure()
+    return {"A DINO run on JPEG files of 500 x 375 px": rows}
+
+
+def _probe(quick: bool) -> Tables:
+    from mixlab.bench import probe
+
+    if not quick:
+        need_gpu("probe")
+    rows, cached = probe.measure_small() if quick else probe.measure_full()
+    return {"A step of linear probes, from images": rows, "The whole grid on cached features": cached}
+
+
+def _knn(quick: bool) -> Tables:
+    from mixlab.bench.knn import measure
+
+    rows = measure(num_bank=20_000, num_queries=500, dim=64) if quick else measure()
+    return {"Nearest neighbours of random features, all k at once": rows}
+
+
+def _dense(quick: bool) -> Tables:
+    from mixlab.bench.dense import measure
+
+    if not quick:
+        need_gpu("dense")
+    return measure(tiny=quick)
+
+
+def _auc(quick: bool) -> Tables:
+    from mixlab.bench.auc import measure
+
+    return {"Binary-AUC, one call against loops over the images": measure(num_images=200) if quick else measure()}
+
+
+def need_gpu(what: str) -> None:
+    if not torch.cuda.is_available():
+        raise RuntimeError(f"`mixlab bench {what}` needs a GPU; --quick runs a miniature on the CPU where there is one")
+
+
+BENCHMARKS: dict[str, Callable[[bool], Tables]] = {
     "ssd": _ssd,
+    "attention": _attention,
     "backbone": _backbone,
-    "auc": _auc,
     "crops": _crops,
+    "feed": _feed,
+    "probe": _probe,
+    "knn": _knn,
+    "dense": _dense,
+    "auc": _auc,
 }

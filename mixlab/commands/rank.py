@@ -52,7 +52,8 @@ def rank(
         whole: also the rank of each whole matrix, which costs O(L³).
         weights: a weight file for a single name.
         training: LABEL=KIND, how a target was trained (dino, supervised, ...), where its run does not say.
-        device: where the backbone runs: auto, cpu or cuda. Singular values are always found on the CPU in float64.
+        device: where the backbone runs: auto, cpu or cuda. Matrices are built there in float64; singular
+            values are always found on the CPU.
         run: the directory for results and figures; the target's own if it is one run, else runs/look.
         json: also write the result as JSON to this file, or to stdout for "-".
     """

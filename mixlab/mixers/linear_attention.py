@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mixlab.mixers.attention import QKVMixer
-from mixlab.mixers.mixer import ALL, MixerConfig, Mixing
-from mixlab.ops.linear_attention.op import linear_attention, linear_attention_matrix
+from mixlab.mixers.mixer import ALL, Grid, MixerConfig, Mixing
+from mixlab.ops.linear_attention.op import linear_attention, linear_attention_matrix, softmax_linear_attention
 
 FeatureMap = Literal["softmax", "softmax_features", "elu"]
 
@@ -82,6 +82,12 @@ class LinearAttention(QKVMixer):
         super().__init__(dim, config.head_dim)
         self.feature_map: FeatureMap = config.feature_map
         self.causal = config.causal
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        """Prepare, apply, merge; the default map in one fused operation between the projections."""
+        if self.feature_map != "softmax" or self.causal:
+            return super().forward(x, grid)
+        return self.out_proj(softmax_linear_attention(self.qkv(x), head_dim=self.head_dim))
 
     def mixing(self, q: Tensor, k: Tensor, v: Tensor) -> LinearMixing:
         return LinearMixing.from_features(q, k, v, feature_map=self.feature_map, causal=self.causal)

@@ -16,7 +16,7 @@ from mixlab.data.crops import MultiCrop
 from mixlab.data.loader import Batch
 from mixlab.training.config import MethodConfig
 from mixlab.training.dino_head import DinoHead, DinoNetwork
-from mixlab.training.dino_loss import dino_loss, teacher_targets
+from mixlab.training.dino_loss import crowding, dino_loss, teacher_targets
 from mixlab.training.distributed import mean_over_ranks_
 from mixlab.training.optim import move_towards_
 from mixlab.training.recipe import Place, Recipe, drop_empty, to_pixels_of
@@ -46,6 +46,7 @@ class DinoConfig(MethodConfig):
     jitter: float = 0.8  # how often colours are changed; strengths as BYOL's
     grey: float = 0.2  # how often colours are taken away
     blur_sigma: tuple[float, float] = (0.1, 2.0)  # pixels of the crop
+    spread: float = 0.0  # weight of a term that keeps features apart (KoLeo, as DINOv2): for small sets and batches
 
     def __post_init__(self) -> None:
         for name in ("student_temperature", "teacher_temperature_start", "teacher_temperature"):
@@ -133,8 +134,10 @@ class DinoRecipe(Recipe):
             teacher, features = self.teacher(views[:1])  # the global views
             targets = teacher_targets(teacher, self.centre.mean, temperature=temperature)
             self.centre.collect(teacher)
-        student, _ = self.run(views)
+        student, student_features = self.run(views)
         loss = dino_loss(student, targets, temperature=self.config.student_temperature)
+        if self.config.spread:
+            loss = loss + self.config.spread * crowding(student_features[: len(targets)])
         return loss, describe(targets, features)
 
     def views(self, batch: Batch, place: Place) -> list[Tensor]:

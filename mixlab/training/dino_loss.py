@@ -9,6 +9,7 @@ pairs v ≠ t needs no loop over pairs, because a target sums to one and the res
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -27,6 +28,21 @@ def dino_loss(student: Tensor, targets: Tensor, *, temperature: float) -> Tensor
 def teacher_targets(teacher: Tensor, centre: Tensor, *, temperature: float) -> Tensor:
     """softmax((teacher - centre) / temperature) over the outputs, at least in float32."""
     return (teacher.to(centre.dtype) - centre).div_(temperature).softmax(-1)
+
+
+def crowding(features: Tensor) -> Tensor:
+    """How close each image's feature is to its nearest other one in the batch: features (V, B, D) -> a scalar.
+
+    The mean over views and images of -log |u - nearest u|, u the features as unit vectors (KoLeo: Sablayrolles et al.
+    2019). Small sets let DINO settle on one answer for all images; this term drives them apart.
+    """
+    unit = F.normalize(features, dim=-1, eps=1e-8)
+    with torch.no_grad():
+        cosines = unit @ unit.mT  # (V, B, B)
+        cosines.diagonal(dim1=-2, dim2=-1).fill_(-torch.inf)
+        nearest = cosines.argmax(-1, keepdim=True).expand_as(unit)  # (V, B, D)
+    distance = (unit - unit.gather(1, nearest)).norm(dim=-1)
+    return -(distance + 1e-8).log().mean()
 
 
 class _CrossViewEntropy(torch.autograd.Function):

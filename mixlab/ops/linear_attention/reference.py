@@ -21,3 +21,10 @@ def linear_attention_matrix(q: Tensor, k: Tensor, *, causal: bool) -> Tensor:
     """q kᵀ or its lower triangle: (B, H, L, N) twice -> (B, H, L, L)."""
     matrix = q @ k.mT
     return matrix.tril() if causal else matrix
+
+
+def softmax_linear_attention(qkv: Tensor, *, head_dim: int) -> Tensor:
+    """Fully visible, q softmaxed over its features and k over the tokens: (B, L, 3 H P) -> (B, L, H P)."""
+    q, k, v = qkv.unflatten(-1, (3, -1, head_dim)).permute(2, 0, 3, 1, 4)  # (B, H, L, P) each
+    q, k = q.softmax(-1).to(v.dtype), k.softmax(-2).to(v.dtype)
+    return linear_attention(q, k, v, causal=False).transpose(1, 2).flatten(2)

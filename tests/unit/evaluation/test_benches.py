@@ -10,8 +10,8 @@ CPU = torch.device("cpu")
 
 
 def test_the_knn_benchmark_times_a_small_case() -> None:
-    result = knn.measure(num_bank=600, num_queries=40, dim=8, query_block=16, bank_block=256, device="cpu")
-    assert result["seconds"] > 0 and set(result["chance_top1"]) == {10, 20, 100, 200}
+    (row,) = knn.measure(num_bank=600, num_queries=40, dim=8, query_block=16, bank_block=256, device="cpu")
+    assert row["seconds"] > 0 and row["accuracy"] < 0.5
 
 
 def test_the_knn_benchmark_refuses_features_whose_neighbours_come_out_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,8 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[3]))
 from mixlab.ops.add_norm.reference import add_rms_norm
 from mixlab.ops.add_norm.triton_add_norm import add_norm_backward, add_norm_forward
+from mixlab.ops.linear_attention import triton_linear_attention
+from mixlab.ops.linear_attention.reference import softmax_linear_attention
 from mixlab.ops.mamba2.reference import mamba2_inner
 from mixlab.ops.mamba2.triton_mamba2 import mamba2_backward, mamba2_forward
 from mixlab.ops.ssd.reference import ssd_recurrence
@@ -45,6 +47,12 @@ MIXERS = {
     "mixer one way": (1, 33, 2, 16, 16),
     "mixer both ways, many tiles": (2, 70, 3, 32, 16),
     "mixer with a convolution in two segments": (2, 130, 1, 16, 16),
+}
+# name: length, heads, P
+ATTENTIONS = {
+    "linear attention of one token": (1, 2, 16),
+    "linear attention of a tile and a token": (33, 2, 32),
+    "linear attention of 70 tokens": (70, 1, 64),
 }
 
 
@@ -105,12 +113,25 @@ def add_norm_errors() -> dict[str, float]:
     return errors("stream normed dbranch dstream dweight", [out, normed, *results], [*reference, *gradients])
 
 
+def attention_errors(length: int, num_heads: int, width: int) -> dict[str, float]:
+    qkv, dout = 3 * torch.randn(2, length, 3 * num_heads * width), torch.randn(2, length, num_heads * width)
+    exact = qkv.double().requires_grad_()
+    reference = softmax_linear_attention(exact, head_dim=width)
+    (gradient,) = torch.autograd.grad(reference, exact, dout.double())
+    out, log_sums = triton_linear_attention.forward(qkv, head_dim=width)
+    dqkv = triton_linear_attention.backward(dout, qkv, log_sums, head_dim=width)
+    if length == 1:  # alone, a token is its own average: q and k have no say
+        assert dqkv[..., : 2 * num_heads * width].abs().max() < 1e-6
+    return errors("out qkv", [out, dqkv], [reference, gradient])
+
+
 def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     cases = {
         **{name: (scan_errors, sizes) for name, sizes in SCANS.items()},
         **{name: (mixer_errors, sizes) for name, sizes in MIXERS.items()},
+        **{name: (attention_errors, sizes) for name, sizes in ATTENTIONS.items()},
         "add and norm": (add_norm_errors, ()),
     }
     report: dict[str, dict[str, float] | str] = {}

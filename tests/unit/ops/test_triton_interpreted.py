@@ -31,6 +31,9 @@ CASES = [
     "mixer one way",
     "mixer both ways, many tiles",
     "mixer with a convolution in two segments",
+    "linear attention of one token",
+    "linear attention of a tile and a token",
+    "linear attention of 70 tokens",
     "add and norm",
 ]
 

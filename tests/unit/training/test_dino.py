@@ -11,6 +11,7 @@ from mixlab.backbones.zoo import create_model
 from mixlab.data.loader import Batch
 from mixlab.training.dino import Centre, DinoConfig, DinoRecipe, describe
 from mixlab.training.dino_head import DinoHead, DinoNetwork
+from mixlab.training.dino_loss import crowding
 from mixlab.training.recipe import Place, to_pixels_of
 
 CONFIG = DinoConfig(
@@ -154,3 +155,22 @@ def test_a_network_knows_which_of_its_parameters_do_not_decay() -> None:
     network: DinoNetwork = small_recipe().student
     names = network.no_weight_decay()
     assert "backbone.embed.positions.table" in names and "head.prototypes" not in names
+
+
+def test_crowding_is_the_mean_log_distance_to_the_nearest_other_image() -> None:
+    features = torch.randn(2, 5, 3, dtype=torch.float64)
+    logs = []
+    for view in F.normalize(features, dim=-1):
+        for i, one in enumerate(view):
+            logs.append(math.log(min(float((one - other).norm()) for j, other in enumerate(view) if j != i)))
+    assert crowding(features).item() == pytest.approx(-sum(logs) / 10, rel=1e-6)
+
+
+def test_crowding_of_equal_features_stays_finite_and_falls_as_they_part() -> None:
+    same = torch.ones(1, 4, 6, requires_grad=True)
+    crowding(same).backward()
+    assert same.grad is not None and same.grad.isfinite().all()
+    torch.manual_seed(0)
+    direction = torch.randn(1, 4, 6)
+    crowded = [crowding(1 + scale * direction).item() for scale in (0.01, 0.1, 1.0)]
+    assert crowded == sorted(crowded, reverse=True)
