@@ -84,12 +84,15 @@ class Isotropic(Backbone):
         wanted = chosen_layers(layers, self.num_layers)
         branch, stream, grid = self._start(images)
         for index, layer in self._first(wanted[-1] + 1):
-            mixed, stream = layer.mix(branch, stream, grid)
-            branch, stream = layer.feed(mixed, stream)
-            if index in wanted and source == "branch":
-                yield index, self.layout.split(self.final_norm.normalise(mixed), grid)
-            elif index in wanted:
-                yield index, self.layout.split(self.final_norm(branch, stream)[1], grid)
+            if source == "branch":
+                mixed, stream = layer.mix(branch, stream, grid)
+                branch, stream = layer.feed(mixed, stream)
+                chosen = self.final_norm.normalise(mixed) if index in wanted else None
+            else:  # as a whole: checkpointed, compiled and sharded layers are whole modules
+                branch, stream = layer(branch, stream, grid)
+                chosen = self.final_norm(branch, stream)[1] if index in wanted else None
+            if chosen is not None:
+                yield index, self.layout.split(chosen, grid)
 
     def mixings(self, images: Tensor, layers: Layers = None) -> Iterator[tuple[int, Mixing]]:
         wanted = chosen_layers(layers, self.num_layers)

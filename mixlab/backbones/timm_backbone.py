@@ -1,6 +1,7 @@
 """Any timm model as a backbone: MambaOut, and whatever else timm knows."""
 
 from collections.abc import Iterator
+from inspect import signature
 from typing import Any
 
 import timm
@@ -11,12 +12,14 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone, Layers, Source, check_source, chosen_layers
+from mixlab.backbones.timm_attention import attention_mixings
 from mixlab.backbones.tokens import Features, TokenLayout, check_images
 from mixlab.mixers import ConvMixing, Mixing, SoftmaxMixing
 
 
 class TimmBackbone(Backbone):
-    """Features come from every timm model with intermediates; mixings from plain ViTs and from MambaOut.
+    """Features come from every timm model with intermediates; mixings from MambaOut, and from models whose every
+    layer attends over all tokens.
 
     `forward` is timm's own pooled feature, without any hidden layer of the classifier. The summary in `features` is the
     class token where there is one, and the mean over the grid elsewhere.
@@ -31,6 +34,7 @@ class TimmBackbone(Backbone):
             raise ValueError(f"timm's {timm_name} gives no intermediate features; choose a model that does")
         _drop_hidden_head(self.model)
         self.dim = self.model.num_features
+        self.pools_itself = not _has_empty_classifier(self.model)
         self.num_layers = len(self.model.feature_info)
         self.layout = _layout(self.model)
         config = self.model.pretrained_cfg
@@ -43,7 +47,10 @@ class TimmBackbone(Backbone):
 
     def forward(self, images: Tensor) -> Tensor:
         self._check(images)
-        return self.model(images)
+        if self.pools_itself:
+            return self.model(images)
+        ((_, last),) = self.features(images)
+        return last.summary
 
     def features(self, images: Tensor, layers: Layers = 1, source: Source = "stream") -> Iterator[tuple[int, Features]]:
         check_source(source)
@@ -52,23 +59,39 @@ class TimmBackbone(Backbone):
         if source == "branch":
             yield from self._branch_features(images, wanted)
             return
-        prefix_wanted = {"return_prefix_tokens": True} if isinstance(self.model, VisionTransformer) else {}
-        intermediates = self.model.forward_intermediates(
-            images, indices=wanted, norm=True, output_fmt="NCHW", intermediates_only=True, **prefix_wanted
-        )
-        for index, maps in zip(wanted, intermediates, strict=True):
+        for index, maps in zip(wanted, self._intermediates(images, wanted), strict=True):
             maps, prefix = maps if isinstance(maps, tuple) else (maps, None)
             yield index, self._as_features(maps.permute(0, 2, 3, 1), prefix)
 
     def mixings(self, images: Tensor, layers: Layers = None) -> Iterator[tuple[int, Mixing]]:
-        """Of a ViT: the attention of each block. Of MambaOut: the convolution of the last block of each stage."""
+        """Of attention: that of each block. Of MambaOut: the convolution of the last block of each stage."""
         wanted = chosen_layers(layers, self.num_layers)
         self._check(images)
         if isinstance(self.model, MambaOut):
             yield from self._stage_mixings(images, wanted)
-            return
-        for index, block, tokens in self._attention_blocks(images, wanted):
-            yield index, _softmax_mixing(block.attn, block.norm1(tokens))
+        elif self._is_plain_vit():
+            for index, block, tokens in self._attention_blocks(images, wanted):
+                yield index, _softmax_mixing(block.attn, block.norm1(tokens))
+        else:
+            yield from self._heard_mixings(images, wanted)
+
+    def _intermediates(self, images: Tensor, wanted: list[int]) -> list[Any]:
+        """After the final norm, unless the model has none that fits every layer."""
+        options: dict[str, Any] = {"return_prefix_tokens": True} if self.layout.place != "none" else {}
+        options |= {"indices": wanted, "output_fmt": "NCHW", "intermediates_only": True}
+        try:
+            return self.model.forward_intermediates(images, norm=True, **options)
+        except AssertionError:
+            return self.model.forward_intermediates(images, norm=False, **options)
+
+    def _heard_mixings(self, images: Tensor, wanted: list[int]) -> Iterator[tuple[int, Mixing]]:
+        _, features = next(iter(self.features(images, layers=[0])))
+        num_tokens = features.grid[0] * features.grid[1] + self.layout.num_learned
+        heard = attention_mixings(self.model, images, num_tokens)
+        if len(heard) != self.num_layers:
+            raise ValueError(self._no_mixings())
+        for index in wanted:
+            yield index, heard[index]
 
     def _stage_mixings(self, images: Tensor, wanted: list[int]) -> Iterator[tuple[int, ConvMixing]]:
         maps = self.model.stem(images)
@@ -85,18 +108,25 @@ class TimmBackbone(Backbone):
 
     def _attention_blocks(self, images: Tensor, wanted: list[int]) -> Iterator[tuple[int, Any, Tensor]]:
         """Yield the wanted blocks of a ViT, each with its input tokens (B, L, D)."""
-        blocks = getattr(self.model, "blocks", ())
-        plain = all(isinstance(getattr(block, "attn", None), TimmAttention) for block in blocks)
-        if not (isinstance(self.model, VisionTransformer) and plain):
-            raise ValueError(
-                f"{self.name} has no softmax attention over all tokens to show as a matrix; mixings exist for timm's "
-                "plain vision transformers and MambaOut, branch features for the former, both for mixlab's backbones"
-            )
+        if not self._is_plain_vit():
+            raise ValueError(self._no_mixings())
         tokens = self.model.norm_pre(self.model.patch_drop(self.model._pos_embed(self.model.patch_embed(images))))
-        for index, block in enumerate(blocks[: wanted[-1] + 1]):
+        for index, block in enumerate(self.model.blocks[: wanted[-1] + 1]):
             if index in wanted:
                 yield index, block, tokens
             tokens = block(tokens)
+
+    def _is_plain_vit(self) -> bool:
+        blocks = getattr(self.model, "blocks", ())
+        plain = all(isinstance(getattr(block, "attn", None), TimmAttention) for block in blocks)
+        return isinstance(self.model, VisionTransformer) and plain
+
+    def _no_mixings(self) -> str:
+        return (
+            f"{self.name} has no softmax attention over all tokens to show as a matrix; mixings exist for timm's "
+            "models that attend over all tokens in every layer and MambaOut, branch features for plain vision "
+            "transformers, both for mixlab's backbones"
+        )
 
     def _as_features(self, patches: Tensor, prefix: Tensor | None) -> Features:
         height, width = patches.shape[1:3]
@@ -131,11 +161,19 @@ def _drop_hidden_head(model: Any) -> None:
         model.head_hidden_size = model.head.num_features = model.num_features
 
 
+def _has_empty_classifier(model: Any) -> bool:
+    """Some models build a classifier for no classes at all, and so give nothing."""
+    classifier = model.get_classifier()
+    return isinstance(classifier, nn.Linear) and classifier.out_features == 0
+
+
 def _layout(model: Any) -> TokenLayout:
-    num_prefix = getattr(model, "num_prefix_tokens", 0) if isinstance(model, VisionTransformer) else 0
+    """Prefix tokens count where timm hands them out with the intermediates."""
+    hands_out = "return_prefix_tokens" in signature(model.forward_intermediates).parameters
+    num_prefix = getattr(model, "num_prefix_tokens", 0) if hands_out else 0
     if not num_prefix:
         return TokenLayout(place="none")
-    has_class = model.cls_token is not None
+    has_class = getattr(model, "cls_token", None) is not None
     return TokenLayout(place="front", class_token=has_class, num_registers=num_prefix - has_class)
 
 

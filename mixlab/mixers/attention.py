@@ -23,22 +23,25 @@ from mixlab.mixers.mixer import (
 
 @dataclass
 class SoftmaxMixing(Mixing):
-    """softmax(q kᵀ / √P) over q, k, values (B, H, L, P); causal: each token sees itself and those before."""
+    """softmax(q kᵀ / √P + bias) over q, k, values (B, H, L, P); causal: each token sees itself and those before."""
 
     q: Tensor
     k: Tensor
     values: Tensor
     causal: bool = False
+    bias: Tensor | None = None  # (B or 1, H or 1, L, L): relative positions
 
     def matrix(self, heads: slice = ALL) -> Tensor:
         q, k = self.q[:, heads], self.k[:, heads]
         scores = q @ k.mT * q.shape[-1] ** -0.5  # (B, h, L, L)
+        if self.bias is not None:
+            scores = scores + (self.bias[:, heads] if self.bias.shape[1] > 1 else self.bias)
         if self.causal:
             scores = scores.masked_fill(~causal_mask(scores.shape[-1], scores.device), -torch.inf)
         return scores.softmax(-1)
 
     def apply(self) -> Tensor:
-        return F.scaled_dot_product_attention(self.q, self.k, self.values, is_causal=self.causal)
+        return F.scaled_dot_product_attention(self.q, self.k, self.values, self.bias, is_causal=self.causal)
 
 
 class QKVMixer(TokenMixer):

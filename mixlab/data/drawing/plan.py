@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from colorsys import hsv_to_rgb
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +15,15 @@ from .textures import TEXTURES
 
 Field = NDArray[Any]  # float32 (h, w)
 MAX_OBJECTS = 4
-MAIN_RADIUS = (0.25, 0.36)  # in units of the image's side
+MAIN_RADIUS = (0.28, 0.4)  # in units of the image's side
 OTHER_RADIUS = (0.3, 0.5)  # in units of the main object's
 PERIODS = (1.4, 2.0)  # of an object's texture, per radius
 GROUND_VIVIDNESS = 0.4  # 0 would be a grey ground
 TEXTURE_LOYALTY = 0.85  # how often an object wears the texture of its class, as things in the world tend to
+COLOUR_LOYALTY = 0.5  # how often an object has about the colour of its class
+HABITAT_LOYALTY = 0.75  # how often the main object stands on the ground that is typical of its class
+HABITAT_SHIFT = 3  # a class's ground has the texture of the class so many numbers on: never its own
+CLASS_COLOURS = tuple(hsv_to_rgb(number / len(OUTLINES), 0.75, 0.85) for number in range(len(OUTLINES)))
 MAX_STROKES = 5
 GROUND_CELLS = 6  # the ground's clouds have this many cells a side
 GRAIN_OFFSETS = 32  # the film grain is one noise table read at one of this many rows and columns
@@ -60,7 +65,7 @@ def draw_label(random: np.random.Generator) -> int:
 
 
 def draw_plan(random: np.random.Generator) -> ScenePlan:
-    """Draw a scene. Only the outlines depend on the classes, and the textures as far as they are loyal."""
+    """Draw a scene. The outline is the class; textures, colours and ground depend on it as far as they are loyal."""
     label = draw_label(random)
     num_objects = 1 + int(MAX_OBJECTS * random.random() ** 2)  # half of the scenes have one
     num_strokes = int(random.integers(2, MAX_STROKES + 1))
@@ -83,7 +88,7 @@ def draw_plan(random: np.random.Generator) -> ScenePlan:
                 aspect=0.85 + 0.3 * aspect,
                 texture=_texture(outline, texture),
                 frequency=_between(PERIODS, frequency),
-                colours=_object_colours(colours, tone),
+                colours=_object_colours(outline, colours, tone),
                 shade=(0.5 * shade_x - 0.25, 0.5 * shade_y - 0.25),
             )
         )
@@ -94,7 +99,7 @@ def draw_plan(random: np.random.Generator) -> ScenePlan:
         objects=objects,
         ground=_toned_down(random.random((3, GROUND_CELLS, GROUND_CELLS), dtype=np.float32)),
         ground_colours=ground_colours,
-        ground_texture=int(random.integers(len(TEXTURES))),
+        ground_texture=_ground_texture(label, random.random()),
         ground_frame=np.array([[shift_u, c, s], [shift_v, -s, c]], dtype=np.float32),
         strokes=[[x, y, x + 0.7 * dx - 0.35, y + 0.7 * dy - 0.35, 0.006 + 0.02 * w] for x, y, dx, dy, w in strokes],
         stroke_colours=random.random((num_strokes, 3), dtype=np.float32),
@@ -118,18 +123,27 @@ def _place(draws: list[float], radius: float, others: list[PlannedObject]) -> tu
     return best
 
 
-def _object_colours(draws: list[float], tone: list[float]) -> Field:
-    """Of three random colours the one furthest from the ground's tone, and a lighter or darker one beside it."""
-    colours = draws[0:3], draws[3:6], draws[6:9]
-    base = max(colours, key=lambda rgb: math.dist(rgb, tone))
+def _object_colours(outline: int, draws: list[float], tone: list[float]) -> Field:
+    """The class's own colour, roughly, or of two random ones that further from the ground; and a lighter or darker one."""
+    first, second, (shift, *_) = draws[0:3], draws[3:6], draws[6:9]
+    if shift < COLOUR_LOYALTY:
+        base = [part + 0.3 * (draw - 0.5) for part, draw in zip(CLASS_COLOURS[outline], first, strict=True)]
+    else:
+        base = max(first, second, key=lambda rgb: math.dist(rgb, tone))
     step = 0.35 if sum(base) < 1.5 else -0.35
-    return np.array([base, [0.75 * part + 0.25 * draws[0] + step for part in base]], dtype=np.float32)
+    return np.array([base, [0.75 * part + 0.25 * draws[3] + step for part in base]], dtype=np.float32)
 
 
 def _texture(outline: int, draw: float) -> int:
     if draw < TEXTURE_LOYALTY:
         return outline % len(TEXTURES)
     return int((draw - TEXTURE_LOYALTY) / (1 - TEXTURE_LOYALTY) * len(TEXTURES))
+
+
+def _ground_texture(label: int, draw: float) -> int:
+    if draw < HABITAT_LOYALTY:
+        return (label + HABITAT_SHIFT) % len(TEXTURES)
+    return int((draw - HABITAT_LOYALTY) / (1 - HABITAT_LOYALTY) * len(TEXTURES))
 
 
 def _toned_down(colours: Field) -> Field:
