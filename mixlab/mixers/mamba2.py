@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mixlab.mixers.mixer import ALL, Grid, MixerConfig, Mixing, TokenMixer, num_heads_of
 from mixlab.ops.gated_norm.reference import gated_norm
-from mixlab.ops.mamba2.op import mamba2_inner
+from mixlab.ops.mamba2.op import mamba2
 from mixlab.ops.mamba2.reference import scan_inputs, split_projected
 from mixlab.ops.ssd.op import ssd
 from mixlab.ops.ssd.reference import decay_matrix, per_head, ssd_matrix
@@ -131,8 +131,8 @@ class Mamba2(TokenMixer):
         return self.out_proj(torch.stack(normed).mean(0))
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        """The same as prepare, apply, merge, with everything between the projections in one fused operation."""
-        inner = mamba2_inner(
+        """The same as prepare, apply, merge, with everything behind the input projection in one fused operation."""
+        return mamba2(
             self.in_proj(x),
             self.conv_weight,
             self.conv_bias,
@@ -140,7 +140,7 @@ class Mamba2(TokenMixer):
             self.A_log,
             self.skip,
             self.norm_weight,
+            self.out_proj.weight,
             head_dim=self.config.head_dim,
             eps=self.norm_eps,
         )
-        return self.out_proj(inner)

@@ -23,7 +23,7 @@ class Symptom:
 UNIFORM = Symptom(
     "uniform targets",
     "the teacher gives every output the same probability (entropy {teacher_entropy:.2f} of at most {largest:.2f})",
-    "lower method.teacher_temperature (0.04), raise method.centre_momentum less, lower optim.lr, or use a larger batch",
+    "keep features apart (method.spread=0.1), lower method.teacher_temperature (0.04) or optim.lr",
 )
 ONE = Symptom(
     "one output",
@@ -33,7 +33,8 @@ ONE = Symptom(
 SAME = Symptom(
     "equal features",
     "the features of all images are the same (spread {feature_spread:.4f} of 1)",
-    "lower optim.lr, clip gradients (optim.clip=0.3), or raise method.teacher_momentum (0.9995 for small batches)",
+    "keep features apart (method.spread=0.1), lower optim.lr, clip gradients (optim.clip=0.3), or raise "
+    "method.teacher_momentum (0.9995 for small batches)",
 )
 CENTRE = Symptom(
     "restless centre",

@@ -12,7 +12,7 @@ from mixlab.ops.mamba2 import reference as mamba2_reference
 from mixlab.ops.ssd import op as ssd_op
 from tests.tolerances import TOLERANCES, relative_error
 
-NAMES = ("projected", "conv_weight", "conv_bias", "dt_bias", "A_log", "skip", "norm_weight")
+NAMES = ("projected", "conv_weight", "conv_bias", "dt_bias", "A_log", "skip", "norm_weight", "out_weight")
 
 
 def mixer_inputs(
@@ -41,6 +41,7 @@ def mixer_inputs(
         normal(directions, heads),
         normal(directions, heads),
         1 + normal(directions, inner) / 10,
+        normal(48, inner),
     ]
 
 
@@ -54,10 +55,10 @@ def check(inputs: list[Tensor], *, width: int = 16) -> None:
     dtype = inputs[0].dtype
     assert mamba2_op.runs_kernels(inputs[0], inputs[1], inputs[6], head_dim=width)
     generator = torch.Generator("cuda").manual_seed(1)
-    dout = torch.randn(*inputs[0].shape[:2], inputs[6].shape[1], generator=generator, device="cuda").to(dtype)
-    results = outputs_and_gradients(mamba2_op.mamba2_inner, inputs, dout, width=width)
+    dout = torch.randn(*inputs[0].shape[:2], inputs[7].shape[0], generator=generator, device="cuda").to(dtype)
+    results = outputs_and_gradients(mamba2_op.mamba2, inputs, dout, width=width)
     exact = [t.double() for t in inputs]
-    expected = outputs_and_gradients(mamba2_reference.mamba2_inner, exact, dout.double(), width=width)
+    expected = outputs_and_gradients(mamba2_reference.mamba2, exact, dout.double(), width=width)
     heads, state = inputs[3].shape[1], (inputs[1].shape[1] - inputs[6].shape[1]) // 2
     parts = [heads * width, heads * width, state, state, heads]
     for name, result in results.items():
@@ -85,15 +86,15 @@ def test_the_released_base_size_agrees(poisoned: None) -> None:
 def test_parameters_in_bfloat16_get_gradients_in_bfloat16() -> None:
     inputs = [t.bfloat16() for t in mixer_inputs(38, torch.bfloat16)]
     check(inputs)
-    dout = torch.randn(2, 38, 12 * 16, device="cuda").bfloat16()
-    results = outputs_and_gradients(mamba2_op.mamba2_inner, inputs, dout, width=16)
+    dout = torch.randn(2, 38, 48, device="cuda").bfloat16()
+    results = outputs_and_gradients(mamba2_op.mamba2, inputs, dout, width=16)
     assert {t.dtype for t in results.values()} == {torch.bfloat16}
 
 
 def test_the_same_input_gives_the_same_bits() -> None:
     inputs = mixer_inputs(198, torch.bfloat16, batch=16, heads=24, state=64, width=64)
-    dout = torch.randn(16, 198, 24 * 64, device="cuda").bfloat16()
-    first, second = (outputs_and_gradients(mamba2_op.mamba2_inner, inputs, dout, width=64) for _ in range(2))
+    dout = torch.randn(16, 198, 48, device="cuda").bfloat16()
+    first, second = (outputs_and_gradients(mamba2_op.mamba2, inputs, dout, width=64) for _ in range(2))
     for name in first:
         assert torch.equal(first[name], second[name]), name
 

@@ -17,10 +17,10 @@ Field = NDArray[Any]  # float32 (h, w)
 MAX_OBJECTS = 4
 MAIN_RADIUS = (0.28, 0.4)  # in units of the image's side
 OTHER_RADIUS = (0.3, 0.5)  # in units of the main object's
-PERIODS = (1.4, 2.0)  # of an object's texture, per radius
+PERIODS = (2.4, 3.2)  # of an object's texture, per radius
 GROUND_VIVIDNESS = 0.4  # 0 would be a grey ground
 TEXTURE_LOYALTY = 0.85  # how often an object wears the texture of its class, as things in the world tend to
-COLOUR_LOYALTY = 0.5  # how often an object has about the colour of its class
+COLOUR_LOYALTY = 0.6  # how often an object has about the colour of its class
 HABITAT_LOYALTY = 0.75  # how often the main object stands on the ground that is typical of its class
 HABITAT_SHIFT = 3  # a class's ground has the texture of the class so many numbers on: never its own
 CLASS_COLOURS = tuple(hsv_to_rgb(number / len(OUTLINES), 0.75, 0.85) for number in range(len(OUTLINES)))
@@ -94,7 +94,7 @@ def draw_plan(random: np.random.Generator) -> ScenePlan:
         )
     strokes = random.random((num_strokes, 5)).tolist()
     turn, pace, shift_u, shift_v, gain, slope_x, slope_y, row, column, strength = random.random(10).tolist()
-    c, s = ((2 + 6 * pace) * part(2 * math.pi * turn) for part in (math.cos, math.sin))
+    c, s = ((5 + 5 * pace) * part(2 * math.pi * turn) for part in (math.cos, math.sin))
     return ScenePlan(
         objects=objects,
         ground=_toned_down(random.random((3, GROUND_CELLS, GROUND_CELLS), dtype=np.float32)),

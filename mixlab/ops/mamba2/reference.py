@@ -1,7 +1,8 @@
-"""All of a Mamba-2 mixer between its two projections: convolution, scan, gate and norm, for one or two directions.
+"""A Mamba-2 mixer behind its input projection: convolution, scan, gate, norm and output, for one or two directions.
 
 Parameters are stacked over R directions: conv_weight (R, E + 2N, W), conv_bias (R, E + 2N), dt_bias, A_log and skip
-(R, heads), norm_weight (R, E), with E the inner width. Direction 0 reads from the left, direction 1 from the right.
+(R, heads), norm_weight (R, E), with E the inner width; out_weight (D, E) is shared. Direction 0 reads
+from the left, direction 1 from the right.
 """
 
 import torch
@@ -32,7 +33,7 @@ def split_projected(projected: Tensor, conv_weight: Tensor, dt_bias: Tensor) -> 
     return gate, xkq, dt
 
 
-def mamba2_inner(
+def mamba2(
     projected: Tensor,
     conv_weight: Tensor,
     conv_bias: Tensor,
@@ -40,11 +41,12 @@ def mamba2_inner(
     A_log: Tensor,
     skip: Tensor,
     norm_weight: Tensor,
+    out_weight: Tensor,
     *,
     head_dim: int,
     eps: float,
 ) -> Tensor:
-    """From the input projection (B, L, 2E + 2N + heads) to what the output projection reads (B, L, E)."""
+    """From the input projection (B, L, 2E + 2N + heads) to the mixer's output (B, L, D)."""
     gate, xkq, dt = split_projected(projected, conv_weight, dt_bias)
     A = -A_log.exp()
     outputs = []
@@ -54,4 +56,4 @@ def mamba2_inner(
         )
         y = ssd(q, k, v, steps, A[r], skip[r], num_reverse=r * A.shape[1])
         outputs.append(gated_norm(y.flatten(2), gate, norm_weight[r] / A.shape[0], eps=eps))
-    return outputs[0] if len(outputs) == 1 else outputs[0] + outputs[1]
+    return F.linear(outputs[0] if len(outputs) == 1 else outputs[0] + outputs[1], out_weight)

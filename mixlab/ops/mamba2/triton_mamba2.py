@@ -1,9 +1,10 @@
-"""The inside of a Mamba-2 mixer on the GPU: convolution, scan, gate and norm, each one pass for both directions.
+"""A Mamba-2 mixer on the GPU: convolution, scan, gate and norm, each one pass for both directions, then the output.
 
-Nothing is kept for the backward pass but the input: the convolution and the scan run again there.
+Nothing is kept for the backward pass but the input: everything up to the output projection runs again there.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mixlab.ops.gated_norm.triton_gated_norm import gated_norm_backward, gated_norm_forward
@@ -17,9 +18,9 @@ from mixlab.ops.ssd.triton_steps import make_steps, steps_backward
 
 def mamba2_forward(
     projected: Tensor, conv_weight: Tensor, conv_bias: Tensor, dt_bias: Tensor, A_log: Tensor, skip: Tensor,
-    norm_weight: Tensor, *, head_dim: int, eps: float,
+    norm_weight: Tensor, out_weight: Tensor, *, head_dim: int, eps: float,
 ) -> Tensor:  # fmt: skip
-    """From the input projection (B, L, 2E + 2N + heads) to what the output projection reads (B, L, E)."""
+    """From the input projection (B, L, 2E + 2N + heads) to the mixer's output (B, L, D)."""
     projected = projected.contiguous()
     gate, xkq, dt = split_projected(projected, conv_weight, dt_bias)
     tiles = tiling(projected.shape[1], projected.dtype)
@@ -27,15 +28,15 @@ def mamba2_forward(
     q, k, v = _scanned(xkq, conv_weight, conv_bias, A_log, head_dim)
     steps = make_steps(dt, A_log.flatten(), tiles, num_reverse=num_reverse, bias=dt_bias.flatten())
     y, _ = scan_forward(q, k, v, steps, skip.flatten(), tiles, num_reverse=num_reverse, keep_states=False)
-    return gated_norm_forward(y, gate, norm_weight, eps=eps)
+    return F.linear(gated_norm_forward(y, gate, norm_weight, eps=eps), out_weight.to(projected.dtype))
 
 
 def mamba2_backward(
     dout: Tensor, projected: Tensor, conv_weight: Tensor, conv_bias: Tensor, dt_bias: Tensor, A_log: Tensor,
-    skip: Tensor, norm_weight: Tensor, *, head_dim: int, eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    skip: Tensor, norm_weight: Tensor, out_weight: Tensor, *, head_dim: int, eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of the projection and, in float32, of the convolution (R, C, W + 1; its bias last), of A_log, skip and
-    dt_bias (3, R, heads) and of norm_weight."""
+    dt_bias (3, R, heads) and of norm_weight; of out_weight in the dtype of the projection."""
     projected = projected.contiguous()
     dprojected = torch.empty(projected.shape, dtype=projected.dtype, device=projected.device)
     gate, xkq, dt = split_projected(projected, conv_weight, dt_bias)
@@ -46,12 +47,15 @@ def mamba2_backward(
     q, k, v = _scanned(xkq, conv_weight, conv_bias, A_log, head_dim)
     steps = make_steps(dt, A, tiles, num_reverse=num_reverse, bias=bias)
     y, states = scan_forward(q, k, v, steps, skips, tiles, num_reverse=num_reverse, keep_states=True)
-    dy, dnorm_weight = gated_norm_backward(dout, y, gate, norm_weight, dgate, eps=eps)
+    inner = gated_norm_forward(y, gate, norm_weight, eps=eps)  # (B, L, E)
+    dout_weight = dout.flatten(0, 1).mT @ inner.flatten(0, 1)
+    dinner = dout @ out_weight.to(dout.dtype)
+    dy, dnorm_weight = gated_norm_backward(dinner, y, gate, norm_weight, dgate, eps=eps)
     dqk, dv, flows = scan_backward(dy, q, k, v, steps, skips, states, tiles, num_reverse=num_reverse)
     ddt_heads, sums = steps_backward(steps, flows, dt, A, tiles, num_reverse=num_reverse, bias=bias)
     ddt.copy_(ddt_heads.unflatten(2, A_log.shape).sum(2))
     dconv = short_conv_backward(dv, dqk, xkq, conv_weight, conv_bias, dxkq)
-    return dprojected, dconv, sums.unflatten(1, A_log.shape), dnorm_weight
+    return dprojected, dconv, sums.unflatten(1, A_log.shape), dnorm_weight, dout_weight
 
 
 def _scanned(xkq: Tensor, conv_weight: Tensor, conv_bias: Tensor, A_log: Tensor, head_dim: int) -> tuple[Tensor, ...]:

@@ -21,7 +21,7 @@ from mixlab.ops.add_norm.reference import add_rms_norm
 from mixlab.ops.add_norm.triton_add_norm import add_norm_backward, add_norm_forward
 from mixlab.ops.linear_attention import triton_linear_attention
 from mixlab.ops.linear_attention.reference import softmax_linear_attention
-from mixlab.ops.mamba2.reference import mamba2_inner
+from mixlab.ops.mamba2.reference import mamba2
 from mixlab.ops.mamba2.triton_mamba2 import mamba2_backward, mamba2_forward
 from mixlab.ops.ssd.reference import ssd_recurrence
 from mixlab.ops.ssd.triton_scan import ssd_backward, ssd_forward
@@ -89,16 +89,17 @@ def mixer_errors(directions: int, length: int, num_heads: int, state: int, width
         2 * torch.rand(directions, num_heads) - 1,
         torch.randn(directions, num_heads),
         torch.randn(directions, inner),
+        torch.randn(24, inner),
     )
     exact = [t.double().requires_grad_() for t in inputs]
-    reference = mamba2_inner(*exact, head_dim=width, eps=1e-5)
+    reference = mamba2(*exact, head_dim=width, eps=1e-5)
     dout = torch.randn(reference.shape)
     gradients = torch.autograd.grad(reference, exact, dout.double())
     out = mamba2_forward(*inputs, head_dim=width, eps=1e-5)
-    dprojected, dconv, sums, dnorm = mamba2_backward(dout, *inputs, head_dim=width, eps=1e-5)
+    dprojected, dconv, sums, dnorm, dout_weight = mamba2_backward(dout, *inputs, head_dim=width, eps=1e-5)
     dA_log, dskip, ddt_bias = sums
-    results = [out, dprojected, dconv[..., :4], dconv[..., 4], ddt_bias, dA_log, dskip, dnorm]
-    names = "out projected conv_weight conv_bias dt_bias A_log skip norm_weight"
+    results = [out, dprojected, dconv[..., :4], dconv[..., 4], ddt_bias, dA_log, dskip, dnorm, dout_weight]
+    names = "out projected conv_weight conv_bias dt_bias A_log skip norm_weight out_weight"
     return errors(names, results, [reference, *gradients])
 
 
