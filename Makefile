@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test check clean
+.PHONY: demo test check app docs clean
 
 demo: $(INSTALLED)
 	$(BIN)/mixlab demo
@@ -12,6 +12,12 @@ demo: $(INSTALLED)
 # One process per core, one thread each: faster than threads that wait for each other.
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+
+app: $(INSTALLED)
+	$(BIN)/mixlab app --open
+
+docs: $(INSTALLED)
+	$(BIN)/python docs/build.py --out build/site
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
@@ -24,8 +30,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "mixlab needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,onnx]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs,onnx]'
 	@touch $@
 
 clean:
-	rm -rf $(VENV) demo build *.egg-info
+	rm -rf $(VENV) demo demo-quick build *.egg-info

@@ -1,8 +1,10 @@
 """One table: command -> function. `mixlab COMMAND --help` explains each."""
 
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import tyro
@@ -10,18 +12,22 @@ import tyro
 from mixlab.commands.output import console
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("mixlab.commands.demo", "every kind of mixer on one scene, and a report"),
+    "demo": ("mixlab.commands.demo", "both papers in miniature on drawn images, and a report"),
     "models": ("mixlab.commands.models", "backbones with parameters, GMACs and mixer"),
     "advise": ("mixlab.commands.advise", "is this a long-sequence task? which mixer?"),
     "pretrain": ("mixlab.commands.pretrain", "DINO on any images; the same run again resumes"),
     "train": ("mixlab.commands.train", "supervised training; the same run again resumes"),
     "probe": ("mixlab.commands.probe", "linear probes on frozen features, the whole ablation at once"),
     "knn": ("mixlab.commands.knn", "nearest neighbours in feature space"),
+    "segment": ("mixlab.commands.segment", "semantic segmentation: UperNet on any backbone"),
+    "detect": ("mixlab.commands.detect", "detection and instance masks: Mask R-CNN, Cascade Mask R-CNN"),
     "robust": ("mixlab.commands.robust", "ImageNet-V2, Sketch, A, R, ReaL and validation"),
     "rank": ("mixlab.commands.rank", "ranks of the blocks of mixing matrices"),
     "maps": ("mixlab.commands.maps", "activation maps and principal components as pictures"),
     "auc": ("mixlab.commands.auc", "Binary-AUC of activation maps, with its baselines"),
     "claims": ("mixlab.commands.claims", "what the papers claim, what was measured, the verdict"),
+    "report": ("mixlab.commands.report", "runs as one self-contained page"),
+    "app": ("mixlab.commands.app", "a local page to look inside models, live"),
     "bench": ("mixlab.commands.bench", "speed, side by side with peers"),
     "export": ("mixlab.commands.export", "a backbone as safetensors or ONNX"),
 }
@@ -37,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         console.print(f"[red]unknown command {name!r}[/red]; mixlab knows {', '.join(COMMANDS)}")
         return 2
+    warnings.formatwarning = plain_warning
     function: Callable[..., Any] = getattr(import_module(COMMANDS[name][0]), name)
     try:
         tyro.cli(function, prog=f"mixlab {name}", args=rest)
@@ -47,6 +54,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(f"[red]error:[/red] {error}", highlight=False)
         return 1
     return 0
+
+
+def plain_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Ours without the line of code that gave them; others as Python has them."""
+    if Path(__file__).parent in Path(filename).parents:
+        return f"warning: {message}\n"
+    return f"{filename}:{lineno}: {category.__name__}: {message}\n"
 
 
 def overview() -> str:

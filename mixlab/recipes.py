@@ -5,6 +5,10 @@ dino_FAMILY_tiny112    DINO on 112 px images such as Imagenette: minutes on one 
 dino_FAMILY_tiny64     DINO on 64 px images such as `shapes`: minutes on two cores
 supervised_NAME        classification on ImageNet, MambaOut Table 5
 supervised_FAMILY_tiny64, supervised_mambaout_femto64
+segment_NAME           UperNet on ADE20K, both papers
+segment_FAMILY_tiny64, segment_mambaout_femto64
+detect_NAME            Cascade Mask R-CNN on COCO, Dino-Mamba; Mask R-CNN for mambaout_NAME, MambaOut
+detect_FAMILY_tiny64, detect_mambaout_femto64
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from mixlab.backbones.zoo import list_models
+from mixlab.evaluation.detection.recipes import detect, detect_64
+from mixlab.evaluation.segmentation.recipes import segment, segment_64
 from mixlab.run.directory import read_json
 from mixlab.training.config import (
     CheckpointConfig,
@@ -66,6 +72,7 @@ def dino_112(family: str) -> TrainConfig:
         global_size=112,
         local_size=48,
         num_local=6,
+        spread=0.1,
     )
     return replace(
         recipe,
@@ -81,21 +88,26 @@ def dino_112(family: str) -> TrainConfig:
 def dino_64(family: str) -> TrainConfig:
     """DINO on images of about 64 px, patch 8, without a GPU: minutes on two cores for `shapes`."""
     method = DinoConfig(
-        num_prototypes=512,
+        num_prototypes=64,
         hidden=256,
         bottleneck=64,
         teacher_temperature=0.04,
         teacher_warmup_epochs=0,
-        teacher_momentum=0.98,
+        teacher_momentum=0.99,
         global_size=64,
         local_size=32,
-        num_local=4,
+        num_local=2,
+        global_scale=(0.5, 1.0),
+        local_scale=(0.15, 0.5),
+        jitter=0.4,
+        blur_sigma=(0.1, 0.6),
+        spread=0.1,  # without it, 600 steps end at the same answer for every image
     )
     return TrainConfig(
         method=method,
-        model=_small_model(family, patch=8, image=64, depth=4, dim=64, head_dim=16, state=16),
-        optim=OptimConfig(lr=2e-3, min_lr=1e-5, warmup_epochs=1, weight_decay=0.04, weight_decay_end=0.1, clip=3.0),
-        **_on_cpu(epochs=10, batch=64),
+        model=model_64(family),
+        optim=OptimConfig(lr=5e-3, min_lr=1e-5, warmup_epochs=1, weight_decay=0.04, weight_decay_end=0.1, clip=3.0),
+        **_on_cpu(epochs=18, batch=64),
     )
 
 
@@ -113,16 +125,20 @@ def supervised(name: str, *, drop_path: float) -> TrainConfig:
 
 def supervised_64(family: str) -> TrainConfig:
     """Classification of images of about 64 px without a GPU."""
-    if family == "mambaout":
-        model = ModelConfig(name="mambaout_femto", fields={"depths": [1, 1, 2, 1], "dims": [24, 48, 96, 144]})
-    else:
-        model = _small_model(family, patch=8, image=64, depth=4, dim=64, head_dim=16, state=16)
     return TrainConfig(
         method=SupervisedConfig(size=64, scale=(0.35, 1.0), rand_augment=0.0, mixup=0.2, cutmix=0.0, erasing=0.0),
-        model=model,
+        model=model_64(family),
         optim=OptimConfig(lr=2e-3, lr_batch=64, warmup_epochs=1, weight_decay=0.05, weight_decay_end=0.05, clip=3.0),
         **_on_cpu(epochs=10, batch=64),
     )
+
+
+def model_64(family: str) -> ModelConfig:
+    """A backbone for images of about 64 px."""
+    if family == "mambaout":
+        return ModelConfig(name="mambaout_femto", fields={"depths": [1, 1, 2, 1], "dims": [24, 48, 96, 144]})
+    head_dim = 16 if family in ("vit", "linearvit") else 32  # a scan's matrices cost by the head
+    return _small_model(family, patch=8, image=64, depth=4, dim=64, head_dim=head_dim, state=16)
 
 
 def _small_model(family: str, **fields: Any) -> ModelConfig:
@@ -160,6 +176,12 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     },
     **{f"supervised_{family}_tiny64": partial(supervised_64, family) for family in FAMILIES},
     "supervised_mambaout_femto64": partial(supervised_64, "mambaout"),
+    **{f"segment_{name}": partial(segment, ModelConfig(name=name)) for name in list_models()},
+    **{f"segment_{family}_tiny64": partial(segment_64, model_64(family)) for family in FAMILIES},
+    "segment_mambaout_femto64": partial(segment_64, model_64("mambaout")),
+    **{f"detect_{name}": partial(detect, ModelConfig(name=name)) for name in list_models()},
+    **{f"detect_{family}_tiny64": partial(detect_64, model_64(family)) for family in FAMILIES},
+    "detect_mambaout_femto64": partial(detect_64, model_64("mambaout")),
 }
 
 

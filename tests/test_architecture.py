@@ -18,7 +18,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"run"},
     "app": {"run", "report"},
 }
-TORCHLESS = ("run", "report")
+TORCHLESS = ("run", "report", "app")
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

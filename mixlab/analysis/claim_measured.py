@@ -46,7 +46,8 @@ def orders_families(
             if not pairs:
                 have = sorted({m.family for m in found})
                 return Verdict(
-                    "not measured", f"{NOT_MEASURED}: it needs {better} and {worse}, runs have {have or 'none'}"
+                    "not measured",
+                    f"{NOT_MEASURED}: it needs {better} and {worse}, runs have {', '.join(have) or 'none'}",
                 )
             differences += pairs
         return judge(differences, scale_of(found))

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import tyro
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from mixlab.analysis import figures
 from mixlab.analysis.scores import FALSE_POSITIVE_RATES, Scorer
@@ -14,6 +15,8 @@ from mixlab.commands.looking import file_name, load_subjects, open_run, own_size
 from mixlab.commands.output import console, emit, table
 from mixlab.data.mask_formats import parse_masks
 from mixlab.run import provenance
+
+Curves = dict[str, tuple[NDArray[Any], NDArray[Any]]]
 
 
 def auc(
@@ -65,20 +68,23 @@ def auc(
         scorer = Scorer(images, twins=twins, seed=seed, progress=lambda label, count: step(count, f"scoring {label}"))
         for name in study:
             found = run_study(name, subjects, scorer, map)
+            curves = _mean_roc(subjects, scorer, map) if name == "model" else {}
             result = found.as_json(data) | {
                 "kind": "auc",
                 "image": images.size,
                 "skipped": images.skipped.reasons,
                 "unmatched": list(source.unmatched),
+                **({"roc": _roc_json(curves)} if curves else {}),
                 "provenance": provenance(seed=seed, device=device),
             }
             arrays = {file_name(label): values for label, values in found.arrays.items()}
             directory.write_result(f"auc_{name}", result, arrays)
             results[name] = result
             figures.save_figure(_chart(found), directory.figure_path(f"auc_{name}.svg"))
+            if curves:
+                families = {subject.label: subject.family for subject in subjects}
+                figures.save_figure(figures.roc(curves, families), directory.figure_path("auc_roc.svg"))
             _print(found)
-        if "model" in study:
-            figures.save_figure(_roc(subjects, scorer, map), directory.figure_path("auc_roc.svg"))
     if len(images.skipped) or source.unmatched:
         console.print(f"{images.skipped.summary()}; {len(source.unmatched)} files have no partner", highlight=False)
     console.print(f"results and figures in {directory.path}")
@@ -97,13 +103,21 @@ def _chart(found: StudyResult) -> Figure:
             return figures.scores(found.rows, title=f"Binary-AUC by {found.study}")
 
 
-def _roc(subjects: list[Subject], scorer: Scorer, map_name: str | None) -> Figure:
-    curves = {}
+def _mean_roc(subjects: list[Subject], scorer: Scorer, map_name: str | None) -> Curves:
+    """False and true positive rates of each subject, the mean over images."""
+    curves: Curves = {}
     for subject in subjects:
         rates = scorer.scores(subject, map_name).roc.mean(1)  # over heads or registers
         defined = ~rates.isnan().any(-1)
         curves[subject.label] = (FALSE_POSITIVE_RATES.numpy(), rates[defined].mean(0).numpy())
-    return figures.roc(curves, {subject.label: subject.family for subject in subjects})
+    return curves
+
+
+def _roc_json(curves: Curves) -> dict[str, Any]:
+    return {
+        "false_positive_rate": FALSE_POSITIVE_RATES.tolist(),
+        "true_positive_rate": {label: true_rate.tolist() for label, (_, true_rate) in curves.items()},
+    }
 
 
 def _print(found: StudyResult) -> None:

@@ -87,6 +87,10 @@ def maps(
         "provenance": provenance(device=device),
     }
     arrays = {f"map_{file_name(label)}": stack.numpy() for label, stack in found.items()}
+    arrays |= {"images": pixels.numpy()} | ({} if masks is None else {"masks": masks.numpy()})
+    for label, part in components.items():
+        arrays[f"pca_first_{file_name(label)}"] = part.first.float().numpy()
+        arrays[f"pca_colours_{file_name(label)}"] = (255 * part.colours).round().byte().numpy()
     directory.write_result("maps", result, arrays)
     table(f"Maps of {len(names)} images after layer {layer}", ("model", "map", "size"), rows)
     console.print(f"pictures: {', '.join(str(path) for path in paths)}")

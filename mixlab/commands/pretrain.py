@@ -16,7 +16,7 @@ from mixlab.training.stopping import Stopped
 
 Settings = Annotated[list[str], tyro.conf.UseAppendAction]
 Launcher = Literal["here", "slurm"]
-COMMANDS = {"dino": "pretrain", "supervised": "train"}
+COMMANDS = {"dino": "pretrain", "supervised": "train", "segment": "segment", "detect": "detect"}
 
 
 def pretrain(

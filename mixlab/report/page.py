@@ -1,44 +1,144 @@
-"""Run directories as one self-contained page: every figure inside, nothing fetched."""
+"""The page: what the runs hold, section by section; what is missing is left out."""
 
-import base64
-import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
+from mixlab.report import charts
+from mixlab.report.looks import matrix_pictures, picture_rows
+from mixlab.report.models import Figure, collect_models
+from mixlab.report.records import Findings, read_findings
+from mixlab.report.sections import (
+    auc_part,
+    chance_level,
+    commands_with_records,
+    ledger_part,
+    machines_of,
+    other_measurements,
+    place_of,
+    rank_part,
+    training_part,
+)
 from mixlab.run import RunDirectory
 from mixlab.run.directory import write_aside
 
-MIME = {".svg": "image/svg+xml", ".png": "image/png"}
+COLUMNS = {
+    "num_parameters": ("parameters", "count"),
+    "macs": ("MACs", "count"),
+    "images_per_s": ("images/s", ""),
+    "knn_top1": ("kNN", "%"),
+    "probe_top1": ("linear probe", "%"),
+    "binary_auc": ("Binary-AUC", ""),
+    "numerical_rank": ("numerical rank", ""),
+    "effective_rank": ("effective rank", ""),
+}
 
 
 def write_report(runs: list[RunDirectory], out: Path) -> Path:
-    """Write the page of these runs. Results that carry a title are shown; their JSON is on the page, too."""
+    """Write the page of these runs."""
+    findings = read_findings(runs) if runs else Findings([], [])
+    if not findings.records and not findings.curves:
+        named = ", ".join(str(run.path) for run in runs) or "no directory"
+        raise ValueError(
+            f"nothing to report in {named}: no results and no training curves; run `mixlab auc`, `rank`, `maps`, `knn` "
+            "or `probe` on it first, or `mixlab demo` for a whole example"
+        )
+    if not out.parent.is_dir():
+        raise FileNotFoundError(f"{out.parent} does not exist, so {out.name} cannot go there; make it, or change --out")
     environment = Environment(
         loader=PackageLoader("mixlab.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    sections = [section for run in runs for section in _sections(run)]
-    if not sections:
-        raise ValueError(f"nothing to report in {', '.join(str(run.path) for run in runs)}: no results with a title")
-    page = environment.get_template("page.html").render(sections=sections)
+    environment.filters["number"] = show_number
+    page = environment.get_template("page.html").render(**page_parts(findings))
     write_aside(out, lambda file: file.write(page.encode()))
     return out
 
 
-def _sections(run: RunDirectory) -> list[dict[str, Any]]:
-    sections = []
-    for name, result in run.results().items():
-        if "title" not in result:
-            continue
-        figures = [{**figure, "source": _embed(run.path / "figures" / figure["file"])} for figure in result["figures"]]
-        sections.append({**result, "figures": figures, "run": run.path.name, "name": name, "json": _dump(result)})
-    return sections
+def page_parts(findings: Findings) -> dict[str, Any]:
+    """Everything that the template shows."""
+    models = _drawn("auc", lambda: collect_models(findings))
+    colours = {model.label: model.colour for model in models}
+    parts: dict[str, Callable[[], Any]] = {
+        "maps": lambda: [picture_rows(record) for record in findings.of("maps")],
+        "matrices": lambda: sorted(
+            matrix_pictures(findings), key=lambda look: place_of(look["model"]["label"], colours)
+        ),
+        "auc": lambda: auc_part(findings, colours),
+        "rank": lambda: rank_part(findings, colours),
+        "claims": lambda: [ledger_part(record) for record in findings.of("claims")],
+        "training": lambda: training_part(findings, colours),
+    }
+    return {kind: _drawn(kind, draw) for kind, draw in parts.items()} | {
+        "style": Markup(_style()),  # our own file
+        "findings": findings,
+        "models": models,
+        "columns": {key: parts for key, parts in COLUMNS.items() if any(key in model.figures for model in models)},
+        "gains": [key for key in ("knn_top1", "probe_top1", "binary_auc") if any(m.gain(key) for m in models)],
+        "chance": chance_level(findings),
+        "cell": cell,
+        "signed": signed,
+        "legend": lambda labels: charts.legend(labels, colours),
+        "others": other_measurements(findings),
+        "made": commands_with_records(findings),
+        "machines": machines_of(findings),
+    }
 
 
-def _embed(path: Path) -> str:
-    return f"data:{MIME[path.suffix]};base64,{base64.b64encode(path.read_bytes()).decode()}"
+def _drawn(kind: str, draw: Callable[[], Any]) -> Any:
+    try:
+        return draw()
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ValueError(
+            f"a result of kind {kind!r} does not have the form that the report reads ({error!r}); "
+            f"it may be from another version: run `mixlab {kind}` again, or remove the file from results/"
+        ) from error
 
 
-def _dump(result: dict[str, Any]) -> str:
-    return json.dumps(result, indent=2, ensure_ascii=False)
+def cell(figure: Figure | None, unit: str) -> dict[str, Any] | None:
+    """A number as the tables show it: text, interval, and where it is from."""
+    if figure is None:
+        return None
+    scale, suffix = _unit(figure.value) if unit == "count" else (100.0, " %") if unit == "%" else (1.0, "")
+
+    def show(value: float) -> str:
+        value *= scale
+        return (
+            f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if suffix or abs(value) >= 10 else f"{value:.3f}"
+        )
+
+    text = show(figure.value) + suffix
+    interval = (
+        f"{show(figure.low)} to {show(figure.high)}" if figure.low is not None and figure.high is not None else ""
+    )
+    return {"text": text, "interval": interval, "n": figure.n, "record": figure.record}
+
+
+def _unit(value: float) -> tuple[float, str]:
+    """The power of a thousand in which a large number is short."""
+    for size, name in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if value >= size:
+            return 1 / size, name
+    return 1.0, ""
+
+
+def signed(figure: Figure, unit: str) -> str:
+    """A difference with its interval."""
+    scale, places = (100.0, 1) if unit == "%" else (1.0, 3)
+    text = f"{scale * figure.value:+.{places}f}"
+    if figure.low is not None and figure.high is not None:
+        text += f" [{scale * figure.low:+.{places}f}, {scale * figure.high:+.{places}f}]"
+    return text
+
+
+def show_number(value: Any) -> str:
+    """A number of a table; a dash where there is none."""
+    if value is None:
+        return "–"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _style() -> str:
+    return (Path(__file__).parent / "templates" / "style.css").read_text(encoding="utf-8")

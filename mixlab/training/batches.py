@@ -5,23 +5,21 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any, TypeVar
 
-from mixlab.data.loader import Batch, Loader
+from mixlab.data.batch_loader import AnyBatch, BatchLoader, SampleReader
+from mixlab.data.loader import Loader
+from mixlab.data.sample_order import SampleOrder
 from mixlab.data.source import ImageSource
 from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World
 
+B = TypeVar("B", bound=AnyBatch)
+
 
 def build_loader(source: ImageSource, config: TrainConfig, *, world: World) -> Loader:
-    """This rank's share of the data."""
-    if len(source) < config.batch:
-        parts = world.size * config.accumulate
-        possible = len(source) // parts * parts
-        raise ValueError(
-            f"{len(source)} images are fewer than one batch of {config.batch}; set batch={possible} or less"
-        )
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    workers = config.data.workers if config.data.workers is not None else max(0, cores // world.ranks_here - 1)
+    """This rank's share of the images."""
+    check_enough(len(source), config, world)
     return Loader(
         source,
         batch_size=config.part_size(world.size),
@@ -29,17 +27,46 @@ def build_loader(source: ImageSource, config: TrainConfig, *, world: World) -> L
         seed=config.seed,
         rank=world.rank,
         world_size=world.size,
-        num_workers=workers,
+        num_workers=workers(config, world),
         skip_limit=config.data.skip_limit,
         pin_memory=world.device.type == "cuda" and not config.data.resident,
         resident_on=world.device if config.data.resident else None,
     )
 
 
-def steps(loader: Loader, accumulate: int) -> Iterator[list[Batch]]:
+def build_batches(
+    reader: SampleReader[Any, B], config: TrainConfig, *, world: World, order: SampleOrder | None = None
+) -> BatchLoader[B]:
+    """This rank's share of samples of any kind; `order` where they do not simply come shuffled."""
+    check_enough(len(reader), config, world)
+    return BatchLoader(
+        reader,
+        order or SampleOrder(len(reader), config.part_size(world.size), config.seed, world.rank, world.size),
+        num_workers=workers(config, world),
+        skip_limit=config.data.skip_limit,
+        pin_memory=world.device.type == "cuda",
+    )
+
+
+def check_enough(num_images: int, config: TrainConfig, world: World) -> None:
+    if num_images < config.batch:
+        parts = world.size * config.accumulate
+        possible = num_images // parts * parts
+        raise ValueError(
+            f"{num_images} images are fewer than one batch of {config.batch}; set batch={possible} or less"
+        )
+
+
+def workers(config: TrainConfig, world: World) -> int:
+    """Processes that read images for this rank."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return config.data.workers if config.data.workers is not None else max(0, cores // world.ranks_here - 1)
+
+
+def steps(loader: BatchLoader[B], accumulate: int) -> Iterator[list[B]]:
     """The passes of each step, from the loader's position on, without end. Passes too few for a step are left out."""
     while True:
-        passes: list[Batch] = []
+        passes: list[B] = []
         for batch in loader:
             passes.append(batch)
             if len(passes) == accumulate:

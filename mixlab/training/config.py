@@ -3,23 +3,51 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from mixlab.backbones.backbone import Backbone
+from mixlab.backbones.zoo import create_model
+from mixlab.data.batch_loader import BatchLoader
+from mixlab.data.images import parse_source
 
 if TYPE_CHECKING:
+    from mixlab.training.distributed import World
+    from mixlab.training.monitors import Scores
     from mixlab.training.recipe import Recipe
 
 Precision = Literal["bf16", "fp32", "fp64"]
 Sharding = Literal["ddp", "fsdp"]
+Decay = Literal["cosine", "poly", "drops"]
+Precise = Callable[[], AbstractContextManager[None]]
+
+METHODS: dict[str, type[MethodConfig]] = {}  # every kind of method that was imported
+
+
+class Source(Protocol):
+    """Numbered samples, as far as the loop looks at them."""
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+
+    def __len__(self) -> int: ...
+
+    def name(self, index: int) -> str:
+        """What to call a sample in a log."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodConfig(ABC):
-    """What is trained for; `kind` is its name in files."""
+    """What is trained for; `kind` is its name in files. By default its samples are images, scored by kNN."""
 
     kind: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        if "kind" in cls.__dict__:
+            METHODS[cls.kind] = cls
 
     @property
     @abstractmethod
@@ -28,7 +56,23 @@ class MethodConfig(ABC):
 
     @abstractmethod
     def build(self, backbone: Backbone, *, num_classes: int, epochs: int, steps_per_epoch: int) -> Recipe:
-        """A fresh recipe around a fresh backbone."""
+        """A fresh recipe around a backbone."""
+
+    def open(self, data: str) -> Source:
+        """The samples to train on."""
+        return parse_source(data)
+
+    def loader(self, source: Any, config: TrainConfig, *, world: World) -> BatchLoader[Any]:
+        """This rank's batches of what `open` gave."""
+        from mixlab.training.batches import build_loader  # which reads this module
+
+        return build_loader(source, config, world=world)
+
+    def scores(self, data: str, source: Any, config: TrainConfig, *, world: World, precise: Precise) -> Scores:
+        """What to measure while the run goes on."""
+        from mixlab.training.monitors import LiveScores  # which reads this module
+
+        return LiveScores(data, source, config.knn, image=self.image, world=world, precise=precise)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +81,16 @@ class ModelConfig:
 
     name: str
     fields: dict[str, Any] = field(default_factory=dict)
+    weights: str | None = None  # a file of weights, or a finished run, to start from
+
+    def build(self) -> Backbone:
+        """A backbone, fresh or with the weights to start from."""
+        path = None if self.weights is None else Path(self.weights)
+        if path is not None and path.is_dir():
+            path = path / "weights.safetensors"
+        if path is not None and not path.is_file():
+            raise FileNotFoundError(f"model.weights: there is no {path}; give a file of weights, or a finished run")
+        return create_model(self.name, weights=path, **self.fields)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +103,16 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """AdamW with a linear warm-up and a cosine; the weight decay follows a cosine of its own."""
+    """AdamW with a linear warm-up, then `decay`; the weight decay follows a cosine of its own."""
 
     lr: float
     lr_batch: int = 256  # `lr` is meant for this batch and grows in proportion
     min_lr: float = 1e-6
+    decay: Decay = "cosine"  # poly: linearly to `min_lr`; drops: to a tenth after each of `drop_epochs`
+    drop_epochs: tuple[int, int] = (8, 11)  # of 12: the 1x schedule
     warmup_epochs: int = 10
+    warmup_steps: int | None = None  # instead of `warmup_epochs`
+    warmup_start: float = 0.0  # the share of `lr` at step 0
     weight_decay: float
     weight_decay_end: float
     betas: tuple[float, float] = (0.9, 0.999)
@@ -93,7 +151,8 @@ class TrainConfig:
     model: ModelConfig
     optim: OptimConfig
     data: DataConfig = field(default_factory=DataConfig)
-    epochs: int
+    epochs: int = 0
+    steps: int | None = None  # of the optimiser; where given, they count instead of `epochs`
     batch: int  # images per step over all ranks
     accumulate: int = 1  # passes that share one step, to fit a batch into memory
     seed: int = 0
@@ -107,7 +166,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         at_least_one = {
-            "epochs": self.epochs,
+            **({"epochs": self.epochs} if self.steps is None else {"steps": self.steps}),
             "batch": self.batch,
             "accumulate": self.accumulate,
             "data.size": self.data.size,
@@ -118,11 +177,15 @@ class TrainConfig:
         for name, value in at_least_one.items():
             if value < 1:
                 raise ValueError(f"{name} is {value}; give at least 1")
-        if not 0 <= self.optim.warmup_epochs <= self.epochs:
+        by_epochs = self.steps is None and self.optim.warmup_steps is None
+        if by_epochs and not 0 <= self.optim.warmup_epochs <= self.epochs:
             raise ValueError(
                 f"{self.optim.warmup_epochs} warm-up epochs do not fit into {self.epochs}; "
                 f"set optim.warmup_epochs to at most {self.epochs}"
             )
+
+    def total_steps(self, steps_per_epoch: int) -> int:
+        return self.steps if self.steps is not None else self.epochs * steps_per_epoch
 
     def part_size(self, world_size: int) -> int:
         """Images in one pass on one rank."""

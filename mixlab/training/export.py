@@ -12,7 +12,10 @@ from mixlab.training.recipe import Recipe
 
 
 def export_weights(recipe: Recipe, folder: Path, *, is_first: bool, metadata: dict[str, str]) -> None:
-    """RUN/weights.safetensors, and RUN/classifier.safetensors. Every rank takes part, the first one writes."""
+    """RUN/weights.safetensors, and RUN/classifier.safetensors or as the recipe's head is called.
+
+    Every rank takes part, the first one writes.
+    """
     backbone = recipe.exported()
     tensors = {name: whole(value) for name, value in backbone.state_dict().items()}
     head = {name: whole(value).detach().cpu().contiguous() for name, value in recipe.exported_head().items()}
@@ -23,6 +26,6 @@ def export_weights(recipe: Recipe, folder: Path, *, is_first: bool, metadata: di
     fresh.load_state_dict(tensors)
     save_weights(fresh, folder / "weights.safetensors", extra_metadata=metadata)
     if head:
-        aside = folder / ".classifier.partial"
+        aside = folder / f".{recipe.head_name}.partial"
         save_file(head, aside, metadata=metadata)
-        aside.replace(folder / "classifier.safetensors")
+        aside.replace(folder / f"{recipe.head_name}.safetensors")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,20 +14,17 @@ import torch
 
 from mixlab.backbones.timm_backbone import TimmBackbone
 from mixlab.backbones.weights import architecture_of
-from mixlab.backbones.zoo import create_model
-from mixlab.data.images import parse_source
-from mixlab.data.loader import Batch
+from mixlab.data.batch_loader import AnyBatch
 from mixlab.run import RunDirectory
 from mixlab.training import run_config
 from mixlab.training.acceleration import compile_recipe, keep_few_activations
-from mixlab.training.batches import build_loader, steps
+from mixlab.training.batches import steps
 from mixlab.training.checkpoint import Checkpoint, Checkpoints
 from mixlab.training.config import TrainConfig
 from mixlab.training.dino import DinoConfig
 from mixlab.training.distributed import World, any_rank, from_all, from_first, join_world, spread, whole
 from mixlab.training.export import export_weights
 from mixlab.training.log import FigureBuffer, Journal, NonFiniteLoss, forget_after
-from mixlab.training.monitors import LiveScores
 from mixlab.training.progress import TrainingProgress
 from mixlab.training.run_lock import RunLock
 from mixlab.training.seeding import seed_all
@@ -59,9 +57,18 @@ class Clock:
         return max(time.monotonic() - self.start, 1e-9)
 
 
-def train(config: TrainConfig, *, data: str, run: str | Path, device: str | None = None, name: str = "") -> Outcome:
+def train(
+    config: TrainConfig,
+    *,
+    data: str,
+    run: str | Path,
+    device: str | None = None,
+    name: str = "",
+    then: Callable[[Trainer], None] | None = None,
+) -> Outcome:
     """Train to the end, going on where an earlier call into the same directory stopped.
 
+    `then` is called at the end on every rank, for example to evaluate what was trained.
     Raises `Stopped` after a signal, with everything saved.
     """
     with join_world(device) as world, ExitStack() as stack:
@@ -70,22 +77,24 @@ def train(config: TrainConfig, *, data: str, run: str | Path, device: str | None
             stack.enter_context(RunLock(folder.path))
         stop = stack.enter_context(StopRequests())
         trainer = Trainer(config, data=data, folder=folder, world=world, name=name)
-        return trainer.train(stop)
+        outcome = trainer.train(stop)
+        if then is not None:
+            then(trainer)
+        return outcome
 
 
 class Trainer:
     def __init__(self, config: TrainConfig, *, data: str, folder: RunDirectory, world: World, name: str) -> None:
         self.config, self.data, self.folder, self.world, self.name = config, data, folder, world, name
-        self.source = parse_source(data)
-        self.loader = build_loader(self.source, config, world=world)
+        self.source = config.method.open(data)
+        self.loader = config.method.loader(self.source, config, world=world)
         self.steps_per_epoch = len(self.source) // config.batch
-        self.total_steps = self.steps_per_epoch * config.epochs
+        self.total_steps = config.total_steps(self.steps_per_epoch)
+        self.epochs = math.ceil(self.total_steps / self.steps_per_epoch)
         self._build_recipe()
         self.update = Update(self.recipe, config, steps_per_epoch=self.steps_per_epoch, world=world)
         self.state = TrainingState(self.recipe, self.update.optimizer)
-        self.scores = LiveScores(
-            data, self.source, config.knn, image=config.method.image, world=world, precise=self.update.precise
-        )
+        self.scores = config.method.scores(data, self.source, config, world=world, precise=self.update.precise)
         self.watch = CollapseWatch(config.method.num_prototypes) if isinstance(config.method, DinoConfig) else None
         self.checkpoints = Checkpoints(folder.path / "checkpoints", keep=config.checkpoint.keep)
         self.journal = Journal(None, config.log, settings={}, step=0)
@@ -124,17 +133,21 @@ class Trainer:
 
             if self.step % self.config.log.every_steps == 0:
                 self.report()
-            if self.step % self.steps_per_epoch == 0 and self.scores.due(self.epoch, self.config.epochs):
+            if self.ends_epoch and self.scores.due(self.epoch, self.epochs):
                 self.score()
             if self.step % self.config.checkpoint.every_steps == 0 or self.step == self.total_steps:
                 self.save(self.loader.state_dict())
 
     @property
     def epoch(self) -> int:
-        """Epochs finished."""
-        return self.step // self.steps_per_epoch
+        """Epochs finished; the last may be a short one."""
+        return self.epochs if self.step == self.total_steps else self.step // self.steps_per_epoch
 
-    def next_passes(self, batches: Iterator[list[Batch]], stop: StopRequests) -> list[Batch]:
+    @property
+    def ends_epoch(self) -> bool:
+        return self.step % self.steps_per_epoch == 0 or self.step == self.total_steps
+
+    def next_passes(self, batches: Iterator[list[AnyBatch]], stop: StopRequests) -> list[AnyBatch]:
         """The data of one step; none where a signal also ended the processes that read it."""
         before = time.monotonic()
         try:
@@ -223,14 +236,14 @@ class Trainer:
         if config.precision == "bf16":
             torch.set_float32_matmul_precision("high")
         seed_all(config.seed)
-        backbone = create_model(config.model.name, **config.model.fields)
+        backbone = config.model.build()
         if config.activation_checkpointing:
             keep_few_activations(backbone)
         self.architecture = architecture_of(backbone)
         self.recipe = config.method.build(
             backbone,
             num_classes=len(self.source.classes),
-            epochs=config.epochs,
+            epochs=self.epochs,
             steps_per_epoch=self.steps_per_epoch,
         )
         if config.compile:

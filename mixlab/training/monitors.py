@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from mixlab.data.images import ImageFolder, parse_source
 from mixlab.data.loader import Loader
 from mixlab.data.shapes import Shapes
 from mixlab.data.source import ImageSource, Subset
-from mixlab.training.config import KnnConfig
+from mixlab.training.config import KnnConfig, Precise
 from mixlab.training.distributed import World, gather_rows
 from mixlab.training.knn import knn_accuracy
 from mixlab.training.recipe import Recipe, to_pixels_of
@@ -24,10 +24,24 @@ HELD_OUT = 5  # without a split of its own, every fifth image is a query
 BATCH = 64
 
 Score = tuple[str, float]
-Precise = Callable[[], AbstractContextManager[None]]
 
 
-class LiveScores:
+class Scores(ABC):
+    """What is measured while a run goes on."""
+
+    wanted: bool
+    every_epochs: int
+
+    def due(self, epoch: int, epochs: int) -> bool:
+        """Whether to score after this many finished epochs."""
+        return self.wanted and (epoch % self.every_epochs == 0 or epoch == epochs)
+
+    @abstractmethod
+    def __call__(self, recipe: Recipe) -> Iterator[Score]:
+        """The scores by name. Modules are given back in the mode in which they came."""
+
+
+class LiveScores(Scores):
     """The exported backbone's kNN score, and a classifier's accuracy, on the data's own held-out part."""
 
     def __init__(
@@ -35,14 +49,11 @@ class LiveScores:
     ) -> None:
         self.config, self.image, self.world, self.precise = config, image, world, precise
         self.num_classes = len(source.classes)
+        self.every_epochs = config.every_epochs
         self.wanted = config.every_epochs > 0 and self.num_classes > 1
         if self.wanted:
             bank, queries = split_source(data, source)
             self.bank, self.queries = self._share(bank, config.bank), self._share(queries, config.queries)
-
-    def due(self, epoch: int, epochs: int) -> bool:
-        """Whether to score after this many finished epochs."""
-        return self.wanted and (epoch % self.config.every_epochs == 0 or epoch == epochs)
 
     def __call__(self, recipe: Recipe) -> Iterator[Score]:
         backbone = recipe.exported()

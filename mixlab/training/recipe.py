@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.data.crops import IMAGENET_MEAN, IMAGENET_STD
-from mixlab.data.loader import Batch
 from mixlab.training.seeding import seed_for
 
 
@@ -36,10 +36,14 @@ class Recipe(ABC):
     network: nn.Module  # what the optimiser changes
     run: nn.Module  # the same, perhaps wrapped for many devices: what `loss` calls
     views_per_image: int
+    head_name: str = "classifier"  # the file of `exported_head`
 
     @abstractmethod
-    def loss(self, batch: Batch, place: Place) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean loss over this part's images, and figures to log (scalars, still on the device)."""
+    def loss(self, batch: Any, place: Place) -> tuple[Tensor, dict[str, Tensor]]:
+        """The mean loss over this part's samples, and figures to log (scalars, still on the device).
+
+        `batch` is what the method's loader gives, on the device.
+        """
 
     @abstractmethod
     def exported(self) -> Backbone:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mixlab.run import RunDirectory, provenance
-from mixlab.training.settings import differences
+from mixlab.training.settings import differences, from_json, to_json
 
 # What may differ when a run goes on: none of it changes the weights by more than rounding.
 MAY_CHANGE = ("data.workers", "data.resident", "data.skip_limit", "activation_checkpointing", "sharding",
@@ -24,9 +24,8 @@ def agree(folder: RunDirectory, *, data: str, settings: dict[str, Any]) -> dict[
             f"{folder.path} was started on {stored['data']!r}, not {data!r}; "
             "give that --data, or another --run directory"
         )
-    changed = {
-        key: pair for key, pair in differences(stored["settings"], settings).items() if not key.startswith(MAY_CHANGE)
-    }
+    before = to_json(from_json(stored["settings"]))  # settings that are newer than the run have their defaults
+    changed = {key: pair for key, pair in differences(before, settings).items() if not key.startswith(MAY_CHANGE)}
     if changed:
         listed = "; ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed.items())
         raise ValueError(

@@ -12,23 +12,26 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from mixlab.backbones.config_json import config_from_json, config_to_json
 from mixlab.backbones.isotropic import IsotropicConfig
 from mixlab.backbones.zoo import ZOO, replace_fields
-from mixlab.training.config import MethodConfig, ModelConfig, TrainConfig
-from mixlab.training.dino import DinoConfig
-from mixlab.training.supervised import SupervisedConfig
+from mixlab.training import dino, supervised  # noqa: F401  METHODS knows what was imported
+from mixlab.training.config import METHODS, MethodConfig, ModelConfig, TrainConfig
 
-METHODS: dict[str, type[MethodConfig]] = {cls.kind: cls for cls in (DinoConfig, SupervisedConfig)}
 WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
 def override(config: TrainConfig, settings: Iterable[str]) -> TrainConfig:
-    """Apply settings such as `optim.lr=1e-3`, `model.dim=64` or `method.local_scale=0.1,0.4`, in order."""
+    """Apply settings such as `optim.lr=1e-3`, `model.dim=64` or `method.local_scale=0.1,0.4`; of one name, the last.
+
+    All at once, so that two that only fit together may come in any order.
+    """
+    changes: dict[str, Any] = {}
     for setting in settings:
         path, equals, text = setting.partition("=")
         if not equals:
             raise ValueError(f"setting {setting!r} has no value; write it like optim.lr=1e-3")
-        config = _set(config, path.strip().split("."), text.strip(), config, path.strip())
-    check_model(config.model)
-    return config
+        _add(changes, config, path.strip().split("."), text.strip(), config, path.strip())
+    changed: TrainConfig = _rebuilt(config, changes)
+    check_model(changed.model)
+    return changed
 
 
 def setting_names(config: Any, prefix: str = "") -> list[str]:
@@ -81,16 +84,27 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str 
     return found
 
 
-def _set(node: Any, path: list[str], text: str, root: TrainConfig, whole: str) -> Any:
+def _add(changes: dict[str, Any], node: Any, path: list[str], text: str, root: TrainConfig, whole: str) -> None:
+    """Put one setting into nested `changes` of a config's node."""
     key, *rest = path
     known = {field.name for field in fields(node)}
     if isinstance(node, ModelConfig) and key not in known and not rest:
-        return replace(node, fields={**node.fields, key: _guess(text)})
-    if key not in known or (is_dataclass(getattr(node, key)) != bool(rest)):
+        changes.setdefault("fields", dict(node.fields))[key] = _guess(text)
+    elif key not in known or (is_dataclass(getattr(node, key)) != bool(rest)):
         raise ValueError(f"unknown setting {whole!r}; {_nearest(whole, setting_names(root))}")
-    if rest:
-        return replace(node, **{key: _set(getattr(node, key), rest, text, root, whole)})
-    return replace(node, **{key: _parse(get_type_hints(type(node))[key], text, whole)})
+    elif rest:
+        _add(changes.setdefault(key, {}), getattr(node, key), rest, text, root, whole)
+    else:
+        changes[key] = _parse(get_type_hints(type(node))[key], text, whole)
+
+
+def _rebuilt(node: Any, changes: Mapping[str, Any]) -> Any:
+    """The node with all its changes, checked once."""
+    parts = {
+        key: _rebuilt(getattr(node, key), value) if is_dataclass(getattr(node, key)) else value
+        for key, value in changes.items()
+    }
+    return replace(node, **parts)
 
 
 def _nearest(name: str, known: list[str]) -> str:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from mixlab.data.loader import Batch
-from mixlab.training.config import TrainConfig
+from mixlab.data.batch_loader import AnyBatch
+from mixlab.training.config import Precise, TrainConfig
 from mixlab.training.distributed import World
 from mixlab.training.optim import build_adamw, clip_each_, gradients, parameter_groups, set_rates
 from mixlab.training.recipe import Place, Recipe
-from mixlab.training.schedules import cosine, warmup_cosine
+from mixlab.training.schedules import cosine, learning_rate
 from mixlab.training.seeding import seed_all
 
 
-def precise(config: TrainConfig, device: torch.device) -> Callable[[], AbstractContextManager[None]]:
+def precise(config: TrainConfig, device: torch.device) -> Precise:
     """The precision in which networks run: bf16 keeps weights and sums in float32."""
     if config.precision == "bf16":
         return lambda: torch.autocast(device.type, dtype=torch.bfloat16)
@@ -31,12 +31,12 @@ class Update:
     def __init__(self, recipe: Recipe, config: TrainConfig, *, steps_per_epoch: int, world: World) -> None:
         self.recipe, self.config, self.world = recipe, config, world
         self.steps_per_epoch = steps_per_epoch
-        self.total_steps = config.epochs * steps_per_epoch
+        self.total_steps = config.total_steps(steps_per_epoch)
         self.precise = precise(config, world.device)
         recipe.network.train()
         self.optimizer = build_adamw(parameter_groups(recipe.network, recipe.no_weight_decay()), config.optim)
 
-    def __call__(self, passes: Sequence[Batch], step: int) -> dict[str, Tensor]:
+    def __call__(self, passes: Sequence[AnyBatch], step: int) -> dict[str, Tensor]:
         """Train on one global batch. Returns figures that are still on the device."""
         set_rates(self.optimizer, lr=self.lr(step), weight_decay=self.weight_decay(step))
         figures = [self._forward_backward(batch, self._place(step, index, len(passes)), index == len(passes) - 1)
@@ -51,12 +51,16 @@ class Update:
 
     def lr(self, step: int) -> float:
         optim = self.config.optim
-        return warmup_cosine(
+        peak, warmup = optim.lr * self.config.batch / optim.lr_batch, optim.warmup_steps
+        return learning_rate(
             step,
-            peak=optim.lr * self.config.batch / optim.lr_batch,
+            peak=peak,
             end=optim.min_lr,
-            warmup=optim.warmup_epochs * self.steps_per_epoch,
+            start=optim.warmup_start * peak,
+            warmup=warmup if warmup is not None else optim.warmup_epochs * self.steps_per_epoch,
             total=self.total_steps,
+            decay=optim.decay,
+            drops=tuple(epoch * self.steps_per_epoch for epoch in optim.drop_epochs),
         )
 
     def weight_decay(self, step: int) -> float:
@@ -72,7 +76,7 @@ class Update:
             seed=self.config.seed,
         )
 
-    def _forward_backward(self, batch: Batch, place: Place, last: bool) -> dict[str, Tensor]:
+    def _forward_backward(self, batch: AnyBatch, place: Place, last: bool) -> dict[str, Tensor]:
         seed_all(place.seed, place.step, place.part)  # for drop path and the like
         with _gradients_stay_here(self.recipe, unless=last):
             with self.precise():

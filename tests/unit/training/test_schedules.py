@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from mixlab.training.schedules import cosine, linear_by_epoch, warmup_cosine
+from mixlab.training.schedules import cosine, learning_rate, linear_by_epoch
 
 
 def dino_table(base: float, final: float, epochs: int, per_epoch: int, warmup_epochs: int = 0) -> np.ndarray:
@@ -19,7 +19,7 @@ def dino_table(base: float, final: float, epochs: int, per_epoch: int, warmup_ep
 def test_the_learning_rate_follows_the_table_of_dino_at_every_step(epochs: int, per_epoch: int, warmup: int) -> None:
     table = dino_table(2e-3, 1e-6, epochs, per_epoch, warmup)
     ours = [
-        warmup_cosine(step, peak=2e-3, end=1e-6, warmup=warmup * per_epoch, total=epochs * per_epoch)
+        learning_rate(step, peak=2e-3, end=1e-6, warmup=warmup * per_epoch, total=epochs * per_epoch)
         for step in range(epochs * per_epoch)
     ]
     np.testing.assert_allclose(ours, table, rtol=1e-12, atol=1e-15)
@@ -43,3 +43,19 @@ def test_a_cosine_ends_where_it_should_and_stays_there() -> None:
     assert cosine(100, start=1.0, end=0.25, total=100) == pytest.approx(0.25)
     assert cosine(500, start=1.0, end=0.25, total=100) == pytest.approx(0.25)
     assert math.isclose(cosine(50, start=1.0, end=0.0, total=100), 0.5)
+
+
+def test_poly_falls_in_a_straight_line_after_the_warm_up() -> None:
+    rates = [learning_rate(s, peak=6e-5, end=0.0, start=6e-11, warmup=15, total=115, decay="poly") for s in range(116)]
+    np.testing.assert_allclose(rates[:15], np.linspace(6e-11, 6e-5, 15))
+    np.testing.assert_allclose(rates[15:], np.linspace(6e-5, 0.0, 101), atol=1e-18)
+
+
+def test_drops_leave_a_tenth_each() -> None:
+    rates = [learning_rate(s, peak=1e-4, end=0.0, warmup=2, total=12, decay="drops", drops=(8, 11)) for s in range(12)]
+    np.testing.assert_allclose(rates, [0, *[1e-4] * 7, *[1e-5] * 3, 1e-6])
+
+
+def test_an_unknown_decay_is_refused() -> None:
+    with pytest.raises(ValueError, match="choose cosine, poly or drops"):
+        learning_rate(5, peak=1.0, end=0.0, warmup=0, total=9, decay="stairs")

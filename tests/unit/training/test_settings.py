@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -70,11 +71,11 @@ def test_json_with_an_unknown_field_is_refused_with_the_nearest() -> None:
 
 
 def test_differences_name_every_setting_that_changed_and_both_values() -> None:
-    changed = override(recipe(), ["optim.lr=0.5", "method.num_local=2"])
+    changed = override(recipe(), ["optim.lr=0.5", "method.num_local=3"])
     before = recipe()
     assert differences(to_json(before), to_json(changed)) == {
         "optim.lr": (before.optim.lr, 0.5),
-        "method.num_local": (before.method.num_local, 2),  # type: ignore[attr-defined]
+        "method.num_local": (before.method.num_local, 3),  # type: ignore[attr-defined]
     }
 
 
@@ -86,3 +87,11 @@ def test_every_setting_has_a_dotted_name() -> None:
 def test_an_unknown_recipe_is_answered_with_the_nearest() -> None:
     with pytest.raises(ValueError, match="did you mean dino_dinovim_tiny"):
         find_recipe("dino_dinovm_tiny")
+
+
+def test_settings_that_only_fit_together_may_come_in_any_order() -> None:
+    both = ["epochs=3", "optim.warmup_epochs=2"]
+    small = replace(RECIPES["dino_vit_tiny64"](), epochs=1)
+    for settings in (both, both[::-1]):
+        changed = override(small, settings)
+        assert (changed.epochs, changed.optim.warmup_epochs) == (3, 2)

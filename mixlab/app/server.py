@@ -1,0 +1,257 @@
+"""The page and its interface over HTTP. Every answer is JSON or a picture; every refusal says why."""
+
+import asyncio
+import logging
+import secrets
+import threading
+from collections.abc import AsyncIterator, Iterable
+from concurrent.futures import CancelledError as FutureCancelledError
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from fastapi import FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from mixlab.app.encoding import to_json
+from mixlab.app.guard import Guard, error_response
+from mixlab.app.jobs import Answer, CancelledError, Jobs, Progress, QueueFullError, Ticket
+from mixlab.app.laboratory import Fit, Laboratory
+from mixlab.app.mask_runs import SIDE, encode_runs
+from mixlab.app.pictures import PictureStore, UnknownPictureError, to_png
+from mixlab.app.questions import AnyQuestion
+
+STATIC = Path(__file__).parent / "static"
+MEDIA_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".svg": "image/svg+xml",
+}
+MAX_BODY = 20 * 2**20
+MAX_QUESTION = 2**20
+MAX_UPLOADS = 4
+UPLOAD_S = 60
+MAX_PIXELS = 32_000_000
+MAX_WAIT_MS = 2000
+LOGGER = logging.getLogger("mixlab.app")
+
+
+def create_app(
+    laboratory: Laboratory,
+    *,
+    hosts: Iterable[str] = (),
+    workers: int = 2,
+    max_open: int = 256,
+    max_requests: int = 512,
+    picture_bytes: int = 128 * 2**20,
+) -> Guard:
+    """The page over a laboratory. `hosts` are names it answers to beside localhost and plain addresses."""
+    jobs = Jobs(workers=workers, max_open=max_open)
+    pictures = PictureStore(laboratory, max_bytes=picture_bytes)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        sweeper = asyncio.create_task(_sweep(jobs))
+        yield
+        sweeper.cancel()
+        jobs.close()
+
+    web = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    _add_errors(web)
+    _add_page(web)
+    _add_about(web, laboratory)
+    _add_pictures(web, laboratory, pictures)
+    _add_questions(web, laboratory, pictures, jobs)
+    names = frozenset({"localhost", *hosts})
+    return Guard(web, hosts=names, max_body=MAX_BODY, max_question=MAX_QUESTION, max_requests=max_requests)
+
+
+def _add_page(web: FastAPI) -> None:
+    # Read once: a name from outside is looked up in this table and never becomes a path.
+    files = {file.name: (file.read_bytes(), MEDIA_TYPES[file.suffix]) for file in STATIC.iterdir() if file.is_file()}
+
+    @web.get("/")
+    async def page() -> Response:
+        return _file("index.html")
+
+    @web.get("/static/{name}")
+    async def static(name: str) -> Response:
+        if name not in files:
+            raise HTTPException(404, f"there is no file {name!r} here")
+        return _file(name)
+
+    def _file(name: str) -> Response:
+        content, media_type = files[name]
+        return Response(content, media_type=media_type, headers={"cache-control": "no-cache"})
+
+
+def _add_about(web: FastAPI, laboratory: Laboratory) -> None:
+    about = {
+        "session": secrets.token_hex(8),  # another one after a restart
+        "models": [asdict(card) for card in laboratory.models],
+        "maps": [asdict(card) for card in laboratory.maps],
+        "samples": [{"id": s.id, "label": s.label, "has_mask": s.mask is not None} for s in laboratory.samples],
+        "limits": {"bytes": MAX_BODY, "pixels": MAX_PIXELS, "mask_side": SIDE},
+    }
+
+    @web.get("/api/about")
+    async def tell_about() -> Response:
+        return JSONResponse(about)
+
+    @web.get("/api/health")
+    async def tell_health() -> Response:
+        return JSONResponse({"session": about["session"]})
+
+
+def _add_pictures(web: FastAPI, laboratory: Laboratory, pictures: PictureStore) -> None:
+    # Bounds the memory: so many files at once, and one of them decoded.
+    places, one_at_a_time = asyncio.Semaphore(MAX_UPLOADS), threading.Lock()
+
+    @web.post("/api/pictures", status_code=201)
+    async def add_picture(request: Request) -> Response:
+        def decode(data: bytes) -> dict[str, Any]:
+            with one_at_a_time:
+                picture = pictures.add(laboratory.decode_image(data, max_pixels=MAX_PIXELS))
+            height, width = picture.pixels.shape[:2]
+            return {"id": picture.id, "width": width, "height": height}
+
+        async with places:
+            return JSONResponse(await asyncio.to_thread(decode, await _body(request)), 201)
+
+    @web.get("/api/pictures/{picture_id}")
+    async def show_picture(picture_id: str, fit: Fit = "crop", size: int = Query(512, ge=32, le=1024)) -> Response:
+        picture = pictures.find(picture_id)
+        png = await asyncio.to_thread(lambda: to_png(laboratory.square(picture.pixels, size, fit)))
+        return Response(png, media_type="image/png", headers={"cache-control": "no-store"})  # names return, next time
+
+    @web.get("/api/pictures/{picture_id}/mask")
+    async def show_mask(picture_id: str, fit: Fit = "crop") -> Response:
+        mask = pictures.find(picture_id).mask
+        if mask is None:
+            raise HTTPException(404, f"{picture_id!r} comes without a mask; draw one or upload one")
+        return JSONResponse({"mask": encode_runs(laboratory.square_mask(mask, SIDE, fit))})
+
+    @web.post("/api/pictures/{picture_id}/mask")
+    async def read_mask(picture_id: str, request: Request, fit: Fit = "crop") -> Response:
+        picture = pictures.find(picture_id)
+
+        def decode(data: bytes) -> dict[str, Any]:
+            with one_at_a_time:
+                mask = laboratory.decode_mask(data, picture, max_pixels=MAX_PIXELS)
+            return {"mask": encode_runs(laboratory.square_mask(mask, SIDE, fit))}
+
+        async with places:
+            return JSONResponse(await asyncio.to_thread(decode, await _body(request)))
+
+
+def _add_questions(web: FastAPI, laboratory: Laboratory, pictures: PictureStore, jobs: Jobs) -> None:
+    models = {card.id for card in laboratory.models}
+
+    @web.post("/api/questions")
+    async def ask(question: AnyQuestion, wait_ms: int = Query(400, ge=0, le=MAX_WAIT_MS)) -> Response:
+        if question.model not in models:
+            raise HTTPException(404, f"there is no model {question.model!r} here; choose one of {', '.join(models)}")
+        picture = pictures.find(question.picture)
+
+        def run(progress: Progress) -> Answer:
+            start = perf_counter()
+            answer = to_json(laboratory.answer(question, picture, progress))
+            return {"answer": answer, "work_ms": round(1000 * (perf_counter() - start), 1)}
+
+        ticket = jobs.submit(question.model_dump_json(), run, is_long=question.is_long)
+        return await _wait(ticket, wait_ms)
+
+    @web.get("/api/questions/{ticket_id}")
+    async def ask_again(ticket_id: str, wait_ms: int = Query(400, ge=0, le=MAX_WAIT_MS)) -> Response:
+        return await _wait(_ticket(ticket_id), wait_ms)
+
+    @web.delete("/api/questions/{ticket_id}")
+    async def cancel(ticket_id: str) -> Response:
+        jobs.leave(_ticket(ticket_id))
+        return JSONResponse({"state": "cancelled"})
+
+    def _ticket(ticket_id: str) -> Ticket:
+        ticket = jobs.find(ticket_id)
+        if ticket is None:
+            raise HTTPException(
+                404, f"nobody waits under {ticket_id!r}: it was answered, cancelled or abandoned; ask again"
+            )
+        return ticket
+
+    async def _wait(ticket: Ticket, wait_ms: int) -> Response:
+        """The answer if it comes in time; else how far the work is."""
+        future = ticket.work.future
+        if not await _is_done(future, wait_ms / 1000):
+            progress = ticket.work.progress
+            body = {"id": ticket.id, "state": "working", "share": progress.share, "note": progress.note}
+            return JSONResponse(body, 202)
+        jobs.leave(ticket)
+        try:
+            return JSONResponse({"state": "done", **future.result()})
+        except (CancelledError, FutureCancelledError):
+            return error_response(409, "this work was cancelled; ask again")
+
+
+def _add_errors(web: FastAPI) -> None:
+    def said(status: int) -> Any:
+        async def answer(_: Request, error: Exception) -> Response:
+            return error_response(status, str(error))
+
+        return answer
+
+    @web.exception_handler(HTTPException)
+    async def refused(_: Request, error: HTTPException) -> Response:
+        return error_response(error.status_code, str(error.detail))
+
+    @web.exception_handler(RequestValidationError)
+    async def malformed(_: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"] if part != "body")
+        return error_response(422, f"{place or 'the request'}: {first['msg'].removeprefix('Value error, ')}")
+
+    @web.exception_handler(QueueFullError)
+    async def full(_: Request, error: QueueFullError) -> Response:
+        return error_response(503, "too much is asked at once; try again in a second", headers={"retry-after": "1"})
+
+    @web.exception_handler(Exception)
+    async def broken(request: Request, error: Exception) -> Response:
+        LOGGER.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return error_response(500, "something went wrong on the server; its terminal says what")
+
+    web.add_exception_handler(UnknownPictureError, said(404))
+    web.add_exception_handler(ValueError, said(422))
+
+
+async def _body(request: Request) -> bytes:
+    try:
+        data = await asyncio.wait_for(request.body(), UPLOAD_S)
+    except TimeoutError as error:
+        raise HTTPException(408, f"the file did not arrive within {UPLOAD_S} s; try a smaller one") from error
+    if not data:
+        raise HTTPException(400, "nothing was sent; send the bytes of an image file")
+    return data
+
+
+async def _is_done(future: Future[Answer], timeout_s: float) -> bool:
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+    def tell(_: Future[Answer]) -> None:
+        with suppress(RuntimeError):  # the server stopped meanwhile
+            loop.call_soon_threadsafe(done.set)
+
+    future.add_done_callback(tell)
+    with suppress(TimeoutError):
+        await asyncio.wait_for(done.wait(), timeout_s)
+    return future.done()
+
+
+async def _sweep(jobs: Jobs) -> None:
+    while True:
+        await asyncio.sleep(5)
+        jobs.drop_abandoned()

@@ -1,0 +1,260 @@
+// One model: its map, the weights of the chosen patch, its principal components and its mixing matrix.
+
+import { FAMILIES, magma, viridis } from "./colours.js";
+import { drawColours, drawHeat, drawShades, markCell, markLine, short } from "./drawing.js";
+import { make, Panel } from "./panel.js";
+import { CancelledError, Channel, OfflineError, toArray } from "./server.js";
+import { layerOf } from "./state.js";
+
+const MATRIX_NAMES = { attention: "Attention matrix", linear_attention: "Attention matrix", mamba2: "Scan matrix", gated_conv: "Convolution matrix" };
+const KINDS = ["map", "row", "pca", "matrix"];
+
+export class Card {
+  // `host`: pick(x, y) chooses a patch, timed(ms) hears how long an answer took, changed() that a grid is known,
+  // lostPicture() that the server has forgotten the picture.
+  constructor(model, series, maps, host) {
+    Object.assign(this, { model, series, maps, host, answers: {}, asked: {}, grid: null });
+    this.channels = Object.fromEntries([...KINDS, "score", "sweep"].map((kind) => [kind, new Channel()]));
+    const name = model.id;
+    this.panels = {
+      map: new Panel("Activation map", { name, colours: viridis }),
+      row: new Panel("Chosen patch", { name, colours: viridis }),
+      pca: new Panel("Principal components", { name, pair: true }),
+      matrix: new Panel(MATRIX_NAMES[model.family] ?? "Mixing matrix", { name, colours: magma }),
+    };
+    this.about = make("p");
+    const heading = make("h3", { textContent: name, id: `card-${host.number}` });
+    this.element = make("article", { className: "card" }, make("header", {}, heading, this.about));
+    this.element.setAttribute("aria-labelledby", heading.id);
+    this.element.style.setProperty("--series", series.colour);
+    this.element.append(make("div", { className: "pictures" }, ...KINDS.map((kind) => this.panels[kind].figure)));
+    for (const kind of ["map", "row", "pca"]) {
+      for (const canvas of this.panels[kind].canvases) canvas.addEventListener("click", (event) => this.#pickPoint(event));
+    }
+    this.panels.matrix.canvases[0].addEventListener("click", (event) => this.#pickToken(event));
+  }
+
+  // Ask for whatever this view lacks, and draw what is there.
+  refresh(view, deepest, image) {
+    Object.assign(this, { view, image });
+    this.layer = layerOf(this.model, view.layer, deepest);
+    const { family, training, num_parameters: count, num_layers: depth, facts } = this.model;
+    const size = count >= 1e6 ? `${(count / 1e6).toFixed(1)} M` : `${Math.round(count / 1e3)} k`;
+    this.about.textContent = [FAMILIES[family] ?? family, training, `${size} parameters`, ...facts, `layer ${this.layer + 1} of ${depth}`].join(" · ");
+    const head = view.head === 0 ? null : view.head - 1;
+    this.#ask("map", { map: view.map }, this.#lacksMap(view.map));
+    this.#ask("pca", {});
+    const lacksMatrix = this.model.has_matrix ? "" : "This model mixes tokens in a way that has no matrix to show.";
+    this.#ask("matrix", { head }, lacksMatrix);
+    this.#ask("row", { head, x: view.x, y: view.y, sense: view.sense }, lacksMatrix);
+    this.draw();
+  }
+
+  // After the server was away: nothing that was asked counts.
+  forget() {
+    this.asked = {};
+    this.close();
+  }
+
+  close() {
+    Object.values(this.channels).forEach((channel) => channel.cancel());
+  }
+
+  // Binary-AUC of the map shown; `done(null)` where this model lacks the map.
+  score(runs, done) {
+    if (this.#lacksMap(this.view.map)) return done(null);
+    const question = { ...this.#base("score"), map: this.view.map, part: this.part(), mask: runs };
+    this.channels.score.ask(question, {
+      answered: (answer, ms) => (this.host.timed(ms), done(answer)),
+      failed: (error) => this.#failed(error, () => done(null)),
+    });
+  }
+
+  sweep(runs, { progress, done }) {
+    if (this.#lacksMap(this.view.map)) return done(null);
+    const question = { ...this.#base("sweep"), layer: 0, map: this.view.map, part: this.part(), mask: runs };
+    this.channels.sweep.ask(question, { answered: done, failed: () => done(null), progress });
+  }
+
+  // Which head, register or direction of the map is shown: none for the mean.
+  part() {
+    const map = this.view.map === "default" ? this.model.default_map : this.view.map;
+    const parts = this.maps.find((card) => card.id === map)?.parts;
+    const number = parts === "head" ? this.view.head : parts ? this.view.part : 0;
+    return number === 0 ? null : number - 1;
+  }
+
+  draw() {
+    for (const kind of KINDS) if (this.answers[kind] && this.panels[kind].isReady) this[`draw_${kind}`](this.answers[kind]);
+  }
+
+  draw_map(answer) {
+    const { shape, values } = answer.values;
+    const [count, height, width] = shape;
+    const cells = height * width;
+    const part = this.part();
+    const index = part === null ? null : Math.min(part, count - 1);
+    const one = index === null ? mean(values, count, cells) : values.subarray(index * cells, (index + 1) * cells);
+    const [low, high] = range(one);
+    const panel = this.panels.map;
+    drawHeat(panel.canvases[0], { shape: [height, width], values: one }, { colours: viridis, low, high, image: this.view.overlay ? this.image : null });
+    const here = this.#mark(panel.canvases[0], [height, width]);
+    const parts = this.maps.find((map) => map.id === answer.map).parts;
+    const which = !parts ? "" : index === null ? `, mean of ${count} ${parts}s` : `, ${parts} ${index + 1} of ${count}`;
+    const caption = `${answer.map.replaceAll("_", " ")}${which}; here ${short(one[here])}`;
+    panel.show({ caption, low: short(low), high: short(high), labels: [`Activation map of ${this.model.id}: ${caption}`] });
+  }
+
+  draw_row(answer) {
+    const { shape, values } = answer.values;
+    const sizes = values.map(Math.abs);
+    const [row, column] = answer.cell;
+    const own = row * shape[1] + column;
+    const panel = this.panels.row;
+    const overlay = this.view.overlay ? this.image : null;
+    const top = sizes.reduce((a, b) => Math.max(a, b), 0);
+    let [low, high] = range(sizes, own);
+    let shown = sizes;
+    if (this.view.scale === "log") {
+      const bottom = Math.max(low, top * 1e-4) || 1e-30; // as the matrix is drawn: at most 4 powers of ten
+      shown = sizes.map((size) => Math.log(Math.max(size, bottom)));
+      [low, high] = [Math.log(bottom), Math.log(top || 1)];
+    }
+    drawHeat(panel.canvases[0], { shape, values: shown }, { colours: viridis, low, high, image: overlay });
+    markCell(panel.canvases[0], row, column, shape);
+    panel.title.textContent = this.view.sense === "row" ? "Whom the patch listens to" : "Who listens to the patch";
+    const extra = answer.share_of_extra > 0.0005 ? `, extra tokens ${percent(answer.share_of_extra)}` : "";
+    const caption = `${answer.head_name}; itself ${percent(answer.share_of_self)}${extra}`;
+    const ends = (this.view.scale === "log" ? [Math.exp(low), Math.exp(high)] : [low, high]).map(short);
+    panel.show({ caption, low: ends[0], high: ends[1], labels: [`${panel.title.textContent}, ${this.model.id}: ${caption}`] });
+  }
+
+  draw_pca(answer) {
+    const panel = this.panels.pca;
+    const [low, high] = range(answer.first.values);
+    drawHeat(panel.canvases[0], answer.first, { colours: viridis, low, high });
+    drawColours(panel.canvases[1], answer.colours, answer.foreground.values);
+    panel.canvases.forEach((canvas) => this.#mark(canvas, answer.first.shape));
+    const [first, ...rest] = answer.explained;
+    const caption = `first: ${percent(first)} of the variance; 2 to 4 in colour: ${percent(rest.reduce((a, b) => a + b, 0))}`;
+    panel.show({ caption, labels: [`First principal component, ${this.model.id}`, `Components 2 to 4 on the foreground, ${this.model.id}`] });
+  }
+
+  draw_matrix(answer) {
+    const panel = this.panels.matrix;
+    drawShades(panel.canvases[0], answer.shades, magma);
+    const [row, column] = this.#cell(answer.grid);
+    const token = answer.patch_tokens[row * answer.grid[1] + column];
+    markLine(panel.canvases[0], (token + 0.5) / answer.num_tokens, this.view.sense);
+    const caption = `${answer.head_name}, ${answer.num_tokens} tokens; rows listen to columns`;
+    panel.show({
+      caption, low: short(answer.low), high: short(answer.high),
+      labels: [`${panel.title.textContent} of ${this.model.id}: ${caption}, token ${token + 1} marked`],
+    });
+  }
+
+  #base(kind) {
+    return { kind, picture: this.view.image, fit: this.view.fit, model: this.model.id, layer: this.layer };
+  }
+
+  #ask(kind, more, lacking = "") {
+    const panel = this.panels[kind];
+    if (lacking) {
+      panel.isReady = false;
+      this.asked[kind] = null;
+      return panel.explain(lacking);
+    }
+    const question = { ...this.#base(kind), ...more };
+    const text = JSON.stringify(question);
+    if (this.asked[kind] === text) return;
+    this.asked[kind] = text;
+    this.channels[kind].ask(question, {
+      answered: (answer, ms) => {
+        if (this.asked[kind] === null) return; // the view changed to one without this picture
+        this.host.timed(ms);
+        this.answers[kind] = decoded(answer);
+        panel.isReady = true;
+        if (kind === "pca") this.#learnGrid(this.answers.pca.first.shape);
+        this[`draw_${kind}`](this.answers[kind]);
+      },
+      failed: (error) => this.#failed(error, (message) => {
+        panel.isReady = false;
+        panel.explain(message, { label: "Try again", run: () => ((this.asked[kind] = null), this.#ask(kind, more)) });
+      }),
+      progress: (share, note) => panel.wait(share, note, () => this.channels[kind].cancel()),
+    });
+  }
+
+  #failed(error, explain) {
+    if (error instanceof OfflineError) return;
+    if (error.status === 404) return this.host.lostPicture(error.message);
+    explain(error instanceof CancelledError ? "Cancelled." : capital(error.message));
+  }
+
+  #lacksMap(map) {
+    if (map === "default" || this.model.maps.includes(map)) return "";
+    return `This map needs ${this.maps.find((card) => card.id === map)?.needs ?? "what this model lacks"}.`;
+  }
+
+  #learnGrid(grid) {
+    if (String(this.grid) === String(grid)) return;
+    this.grid = grid;
+    this.host.changed();
+  }
+
+  #cell([height, width]) {
+    return [Math.min(Math.floor(this.view.y * height), height - 1), Math.min(Math.floor(this.view.x * width), width - 1)];
+  }
+
+  // Frame the chosen patch; its place among the cells.
+  #mark(canvas, shape) {
+    const [row, column] = this.#cell(shape);
+    markCell(canvas, row, column, shape);
+    return row * shape[1] + column;
+  }
+
+  #pickPoint(event) {
+    const box = event.currentTarget.getBoundingClientRect();
+    this.host.pick((event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height);
+  }
+
+  #pickToken(event) {
+    const answer = this.answers.matrix;
+    if (!answer) return;
+    const box = event.currentTarget.getBoundingClientRect();
+    const share = this.view.sense === "row" ? (event.clientY - box.top) / box.height : (event.clientX - box.left) / box.width;
+    const patch = answer.patch_tokens.indexOf(Math.floor(share * answer.num_tokens));
+    const [height, width] = answer.grid;
+    if (patch >= 0) this.host.pick(((patch % width) + 0.5) / width, (Math.floor(patch / width) + 0.5) / height);
+  }
+}
+
+// Answers with their arrays unpacked.
+function decoded(answer) {
+  return Object.fromEntries(Object.entries(answer).map(([key, value]) => [key, value?.data === undefined ? value : toArray(value)]));
+}
+
+function mean(values, count, cells) {
+  if (count === 1) return values;
+  const sums = new Float32Array(cells);
+  values.forEach((value, index) => (sums[index % cells] += value / count));
+  return sums;
+}
+
+// The least and the greatest, perhaps with one left out.
+function range(values, without = -1) {
+  let [low, high] = [Infinity, -Infinity];
+  values.forEach((value, index) => {
+    if (index !== without) [low, high] = [Math.min(low, value), Math.max(high, value)];
+  });
+  return [low, high];
+}
+
+function percent(share) {
+  const value = 100 * share;
+  return `${value >= 10 || value === 0 ? Math.round(value) : value.toPrecision(2)} %`;
+}
+
+function capital(text) {
+  return text.charAt(0).toUpperCase() + text.slice(1);
+}

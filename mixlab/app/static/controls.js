@@ -1,0 +1,123 @@
+// The column of choices: built from what the server offers, kept in step with the view.
+
+import { element } from "./messages.js";
+import { make } from "./panel.js";
+
+export const MAX_MODELS = 4;
+const OWN_MAP = "cosine of the summary to each patch; of the mean patch where a model has no class token or registers";
+
+// `host`: change(view changes), showSample(id), changeFit(fit).
+export function buildControls(about, host) {
+  element("samples").append(...about.samples.map((sample, index) => {
+    const input = make("input", { type: "radio", name: "sample", value: sample.id });
+    input.addEventListener("change", () => host.showSample(sample.id));
+    const picture = make("img", { src: `/api/pictures/${sample.id}?size=96`, alt: `Sample ${index + 1}`, width: 96, height: 96 });
+    return make("label", { title: sample.label }, input, picture);
+  }));
+  element("models").append(...about.models.map((model) => {
+    const input = make("input", { type: "checkbox", value: model.id });
+    input.addEventListener("change", () => host.change({ models: chosen(about) }));
+    const more = model.architecture === model.id ? model.training : `${model.architecture}, ${model.training}`;
+    return make("label", {}, input, make("span", { className: "name", textContent: model.id }), make("small", { textContent: more }));
+  }));
+  const options = about.maps.map((map) => make("option", { value: map.id, textContent: map.id.replaceAll("_", " ") }));
+  element("map").append(make("option", { value: "default", textContent: "each model's own" }), ...options);
+  for (const id of ["map", "sense", "scale"]) listen(id, (node) => host.change({ [id]: node.value }));
+  for (const id of ["layer", "head", "part"]) listen(id, (node) => host.change({ [id]: Number(node.value) }));
+  listen("overlay", (node) => host.change({ overlay: node.checked }));
+  listen("fit", (node) => host.changeFit(node.value));
+}
+
+export function listen(id, run, event = "input") {
+  element(id).addEventListener(event, (happened) => run(happened.target));
+}
+
+// Pointer, brush and mask buttons act on the stage.
+export function buildTools(stage) {
+  const useTool = (tool) => {
+    stage.tool = tool;
+    stage.canvas.style.touchAction = tool === "pick" ? "manipulation" : "none"; // a finger scrolls, or draws
+    element("stage-help").textContent = tool === "pick"
+      ? "Click, or use the arrow keys, to choose a patch."
+      : `Drag to ${tool}; with the keyboard, arrows move and Enter ${tool === "draw" ? "fills" : "clears"} the patch.`;
+  };
+  const useBrush = (size) => {
+    stage.brush = size / 200;
+    element("brush-text").textContent = `${size / 2} % of the side`;
+  };
+  listen("tools", (node) => useTool(node.value));
+  listen("brush", (node) => useBrush(Number(node.value)));
+  useTool(document.querySelector("#tools input:checked").value);
+  useBrush(Number(element("brush").value));
+}
+
+// Show a view. Returns it with what these models lack brought within bounds.
+export function syncControls(about, view, models) {
+  for (const id of ["fit", "map", "sense", "scale"]) element(id).value = view[id];
+  element("overlay").checked = view.overlay;
+  document.querySelectorAll("#samples input").forEach((input) => (input.checked = input.value === view.image));
+  document.querySelectorAll("#models input").forEach((input) => {
+    input.checked = view.models.includes(input.value);
+    input.disabled = input.checked ? models.length <= Math.min(2, about.models.length) : models.length >= MAX_MODELS;
+  });
+  element("model-count").textContent = `${models.length} chosen, 2 to 4`;
+  const map = about.maps.find((card) => card.id === view.map);
+  element("map-about").textContent = map?.about ?? OWN_MAP;
+  element("mask-sample").disabled = !about.samples.find((sample) => sample.id === view.image)?.has_mask;
+
+  const deepest = Math.max(...models.map((model) => model.num_layers));
+  const layer = Math.min(view.layer, deepest);
+  setRange("layer", 1, deepest, layer, `${layer} of ${deepest}`);
+  // A convolution has a head per channel: far more than others, so others set the range.
+  const withHeads = models.filter((model) => model.family !== "gated_conv" && model.num_heads);
+  const mostHeads = Math.max(0, ...(withHeads.length ? withHeads : models).map((model) => model.num_heads));
+  const head = Math.min(view.head, mostHeads);
+  setRange("head", 0, mostHeads, head, head ? `${head} of up to ${mostHeads}` : "mean");
+  const counts = { direction: 2, register: Math.max(1, ...models.map((model) => model.num_registers)) };
+  const mostParts = counts[map?.parts] ?? 0;
+  const part = Math.min(view.part, mostParts);
+  element("part-name").textContent = map?.parts === "direction" ? "Direction" : "Register";
+  setRange("part", 0, mostParts, part, !mostParts ? "for maps of registers" : part ? `${part} of ${mostParts}` : "mean");
+  return { ...view, layer, head };
+}
+
+export function setTheme(theme) {
+  localStorage.setItem("theme", theme);
+  element("theme").value = theme;
+  const isDark = theme === "dark" || (theme === "auto" && matchMedia("(prefers-color-scheme: dark)").matches);
+  document.documentElement.dataset.theme = isDark ? "dark" : "light";
+}
+
+// On a phone only the first group starts open: the image should be near.
+export function foldControls() {
+  if (!matchMedia("(max-width: 860px)").matches) return;
+  [...document.querySelectorAll(".controls details")].slice(1).forEach((group) => (group.open = false));
+}
+
+// Files may be dropped anywhere.
+export function acceptDrops(useFile) {
+  let depth = 0;
+  const over = (change) => document.body.classList.toggle("dragging", (depth = Math.max(0, depth + change)) > 0);
+  addEventListener("dragenter", () => over(1));
+  addEventListener("dragleave", () => over(-1));
+  addEventListener("dragover", (event) => event.preventDefault());
+  addEventListener("drop", (event) => {
+    event.preventDefault();
+    over(-depth);
+    useFile(event.dataTransfer.files[0]);
+  });
+}
+
+function chosen(about) {
+  const checked = new Set([...document.querySelectorAll("#models input:checked")].map((input) => input.value));
+  return about.models.map((model) => model.id).filter((id) => checked.has(id));
+}
+
+function setRange(id, min, max, value, text) {
+  const input = element(id);
+  Object.assign(input, { min, max: Math.max(max, min + 1), disabled: max <= min });
+  input.value = value;
+  input.setAttribute("aria-valuetext", text);
+  input.closest(".field").classList.toggle("off", max <= min);
+  element(`${id}-text`).textContent = text;
+}

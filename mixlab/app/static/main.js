@@ -1,0 +1,314 @@
+// The page: one view, and everything on the page follows it.
+
+import { Card } from "./card.js";
+import { seriesOf } from "./colours.js";
+import { acceptDrops, buildControls, buildTools, foldControls, listen, MAX_MODELS, setTheme, syncControls } from "./controls.js";
+import { saveFigure } from "./figure.js";
+import { Mask } from "./mask.js";
+import { element, tell, tellPatch, tellSoon, tellTime, warn } from "./messages.js";
+import { Scores } from "./scores.js";
+import { awaited, call, OfflineError, onConnection } from "./server.js";
+import { Stage } from "./stage.js";
+import { readAddress, writeAddress } from "./state.js";
+
+const MAX_MASK_TEXT = 6000; // characters of an address
+
+let about; // what the server offers
+let view; // what is looked at
+let mask, stage, scores;
+let cards = [];
+let numCards = 0;
+let upload = null; // {id, bytes}: kept, so that a restarted server can have it again
+let imageAsked = "";
+
+setTheme(localStorage.getItem("theme") ?? "auto");
+listen("theme", (node) => setTheme(node.value));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setTheme(element("theme").value));
+onConnection({ lost, back, busy: (isBusy) => element("cards").setAttribute("aria-busy", isBusy) });
+start();
+
+async function start() {
+  try {
+    about = (await call("/api/about")).body;
+  } catch (error) {
+    return refused(error, `${error.message}.`); // if it is away, `back` starts again
+  }
+  mask = new Mask(about.limits.mask_side);
+  view = readAddress(location.hash);
+  stage = new Stage(element("stage"), mask, { pick, drawn });
+  scores = new Scores(mask);
+  buildControls(about, { change, showSample: showPicture, changeFit });
+  buildTools(stage);
+  acceptDrops(useFile);
+  listen("file", (node) => useFile(node.files[0]).then(() => (node.value = "")), "change");
+  listen("mask-file", (node) => useMaskFile(node.files[0]).then(() => (node.value = "")), "change");
+  listen("mask-sample", takeSampleMask, "click");
+  listen("mask-clear", clearMask, "click");
+  listen("share", share, "click");
+  listen("download", () => saveFigure(element("stage"), cards), "click");
+  addEventListener("hashchange", followAddress);
+  foldControls();
+  await followAddress();
+}
+
+// ---- the view
+
+async function followAddress() {
+  view = readAddress(location.hash);
+  mask.clear();
+  checkView();
+  await readMask();
+  refresh();
+}
+
+// Bring a view from an address into what this server offers.
+function checkView() {
+  const known = about.models.map((model) => model.id);
+  const models = [...new Set(view.models)].filter((id) => known.includes(id)).slice(0, MAX_MODELS);
+  const wanted = Math.min(models.length ? Math.max(2, models.length) : 3, known.length);
+  view.models = [...models, ...known.filter((id) => !models.includes(id))].slice(0, wanted);
+  if (view.map !== "default" && !about.maps.some((map) => map.id === view.map)) view.map = "default";
+  if (!view.image) view.image = about.samples[0].id;
+  if (view.layer < 1) view.layer = deepestOf(chosenModels());
+}
+
+function chosenModels() {
+  return view.models.map((id) => about.models.find((model) => model.id === id));
+}
+
+function deepestOf(models) {
+  return Math.max(...models.map((model) => model.num_layers));
+}
+
+// Questions already answered are not asked again.
+function refresh() {
+  const models = chosenModels();
+  view = syncControls(about, view, models);
+  syncCards(models);
+  loadImage();
+  Object.assign(stage, { x: view.x, y: view.y, grid: finestGrid() });
+  stage.draw();
+  cards.forEach((card) => card.refresh(view, deepestOf(models), stage.image));
+  tellPatch(stage.cell(), stage.grid);
+  keepAddressSoon();
+  scores.ask(cards, view);
+}
+
+function change(changes) {
+  view = { ...view, ...changes };
+  refresh();
+}
+
+function pick(x, y) {
+  const [height, width] = stage.grid;
+  const centre = (share, count) => (Math.min(Math.floor(share * count), count - 1) + 0.5) / count;
+  change({ x: centre(x, width), y: centre(y, height) });
+  const [row, column] = stage.cell();
+  tellSoon(`Patch in row ${row + 1}, column ${column + 1}.`);
+}
+
+function finestGrid() {
+  const grids = cards.flatMap((card) => (card.grid ? [card.grid] : []));
+  return grids.length ? grids.reduce((a, b) => (b[0] * b[1] > a[0] * a[1] ? b : a)) : stage.grid;
+}
+
+function syncCards(models) {
+  const series = seriesOf(models);
+  const wanted = models.map((model, index) => `${model.id} ${series[index].name} ${series[index].dash}`);
+  if (wanted.join() === cards.map((card) => card.key).join()) return;
+  const kept = new Map(cards.map((card) => [card.key, card]));
+  cards = models.map((model, index) => {
+    const host = { number: numCards++, pick, timed: tellTime, changed: refresh, lostPicture };
+    const card = kept.get(wanted[index]) ?? new Card(model, series[index], about.maps, host);
+    kept.delete(wanted[index]);
+    return Object.assign(card, { key: wanted[index] });
+  });
+  kept.forEach((card) => card.close());
+  element("cards").style.setProperty("--columns", cards.length);
+  element("cards").replaceChildren(...cards.map((card) => card.element));
+}
+
+// Browsers allow few changes of the address a second; while something is dragged, the last one counts.
+let addressTimer;
+function keepAddressSoon() {
+  clearTimeout(addressTimer);
+  addressTimer = setTimeout(keepAddress, 250);
+}
+
+function keepAddress() {
+  clearTimeout(addressTimer);
+  history.replaceState(null, "", writeAddress(view));
+}
+
+async function share() {
+  keepAddress();
+  try {
+    await navigator.clipboard.writeText(location.href);
+    tell(upload?.id === view.image ? "Link copied. Your image is in it while this server runs." : "Link copied.");
+  } catch {
+    tell("The link is in the address bar.");
+  }
+}
+
+// ---- the image
+
+function loadImage() {
+  const path = `/api/pictures/${encodeURIComponent(view.image)}?fit=${view.fit}&size=768`;
+  if (imageAsked === path) return;
+  imageAsked = path;
+  awaited(showImage(path));
+}
+
+async function showImage(path) {
+  try {
+    const response = await fetch(path);
+    if (!response.ok) return lostPicture((await response.json()).error.message);
+    const image = await createImageBitmap(await response.blob());
+    if (imageAsked !== path) return;
+    stage.image = image;
+    const index = about.samples.findIndex((sample) => sample.id === view.image);
+    element("stage").setAttribute("aria-label", index < 0 ? "Image: your image" : `Image: sample ${index + 1}`);
+    refresh();
+  } catch {
+    imageAsked = ""; // the server is away, as the questions of the cards will find out
+  }
+}
+
+async function useFile(file) {
+  if (!file) return;
+  const limit = about.limits.bytes / 2 ** 20;
+  const size = Math.ceil(file.size / 2 ** 20);
+  if (size > limit) return warn(`${file.name} has ${size} MB, the limit is ${limit} MB; scale it down first.`);
+  tell(`Sending ${file.name}…`);
+  try {
+    const bytes = await file.arrayBuffer();
+    const { body } = await call("/api/pictures", { method: "POST", body: bytes });
+    upload = { id: body.id, bytes };
+    warn("");
+    showPicture(body.id);
+    tell(`${file.name}, ${body.width} × ${body.height} pixels.`);
+  } catch (error) {
+    tell("");
+    refused(error, `${file.name} was not taken: ${error.message}.`);
+  }
+}
+
+function showPicture(id) {
+  mask.clear();
+  change({ image: id, mask: "" });
+}
+
+// The server has forgotten an upload: give it again if we still have it.
+let isRestoring = false;
+async function lostPicture(message) {
+  if (isRestoring) return;
+  isRestoring = true;
+  try {
+    if (upload?.id === view.image) {
+      await call("/api/pictures", { method: "POST", body: upload.bytes });
+      askAnew();
+    } else {
+      warn(`${message}.`);
+      if (view.image !== about.samples[0].id) showPicture(about.samples[0].id);
+    }
+  } catch (error) {
+    refused(error, `${error.message}.`);
+  } finally {
+    isRestoring = false;
+  }
+}
+
+// ---- the mask
+
+async function readMask() {
+  if (view.mask === "sample") return takeSampleMask();
+  if (!view.mask) return;
+  try {
+    await mask.setText(view.mask);
+  } catch {
+    view.mask = "";
+    warn("The mask in this link cannot be read; it was left out.");
+  }
+}
+
+async function takeSampleMask() {
+  try {
+    const { body } = await call(`/api/pictures/${encodeURIComponent(view.image)}/mask?fit=${view.fit}`);
+    mask.setRuns(body.mask);
+    change({ mask: "sample" });
+    tell("The sample's mask.");
+  } catch (error) {
+    view.mask = "";
+    refused(error, `${error.message}.`);
+  }
+}
+
+async function useMaskFile(file) {
+  if (!file) return;
+  try {
+    const path = `/api/pictures/${encodeURIComponent(view.image)}/mask?fit=${view.fit}`;
+    mask.setRuns((await call(path, { method: "POST", body: await file.arrayBuffer() })).body.mask);
+    warn("");
+    drawn(true);
+    tell(`Mask from ${file.name}.`);
+  } catch (error) {
+    refused(error, `${file.name} was not taken as a mask: ${error.message}.`);
+  }
+}
+
+function clearMask() {
+  mask.clear();
+  drawn(true);
+  tell("No mask.");
+}
+
+// The mask changed; in the middle of a stroke only the scores follow.
+async function drawn(isDone) {
+  if (!isDone) return scores.ask(cards, view);
+  const text = mask.isEmpty ? "" : await mask.toText();
+  if (text.length > MAX_MASK_TEXT) tell("This mask is too fine for a link; the rest of the view is in it.");
+  change({ mask: text.length > MAX_MASK_TEXT ? "" : text });
+}
+
+async function changeFit(fit) {
+  const wasSample = view.mask === "sample";
+  mask.clear();
+  change({ fit, mask: "" });
+  if (wasSample) await takeSampleMask();
+}
+
+// ---- a server that comes and goes
+
+function refused(error, text) {
+  if (!(error instanceof OfflineError)) warn(text); // of that, `lost` has told
+}
+
+function lost() {
+  warn("The server does not answer. This page goes on as soon as it is back.");
+}
+
+async function back(session) {
+  warn("");
+  tell("The server is back.");
+  if (!about) return start();
+  try {
+    if (session !== about.session) {
+      const offered = (await call("/api/about")).body;
+      const names = ({ models, samples }) => JSON.stringify([models, samples]);
+      if (names(offered) !== names(about)) return location.reload(); // it shows other things now
+      about.session = session;
+      if (upload) await call("/api/pictures", { method: "POST", body: upload.bytes });
+    }
+    askAnew();
+  } catch {
+    // away again: the next time it is back
+  }
+}
+
+function askAnew() {
+  imageAsked = "";
+  scores.forget();
+  cards.forEach((card) => card.forget());
+  document.querySelectorAll("#samples img").forEach((image) => image.naturalWidth || (image.src = image.src));
+  refresh();
+}

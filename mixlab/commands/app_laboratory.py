@@ -1,0 +1,132 @@
+"""The laboratory behind `mixlab app`: real models answer, in torch."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+
+from mixlab.analysis.maps import MAPS, FeatureMap, default_map
+from mixlab.analysis.subjects import Subject
+from mixlab.app.jobs import Progress
+from mixlab.app.laboratory import Fit, MapCard, MaskValues, ModelCard, Picture, Pixels
+from mixlab.app.questions import MapQuestion, MatrixQuestion, PcaQuestion, Question, RowQuestion, ScoreQuestion
+from mixlab.commands.app_look import Look
+from mixlab.commands.app_pictures import decode_mask, decode_picture, square_mask, square_picture
+from mixlab.commands.app_traces import Sight, Traces
+from mixlab.commands.looking import own_size
+from mixlab.mixers import Mixing, SSDMixing
+
+PARTS: dict[str, Literal["head", "register", "direction"]] = {
+    "mixing_rows": "head",
+    "direction_rows": "direction",
+    "register_cosine": "register",
+    "register_dot": "register",
+    "register_rows": "register",
+}
+_ROWS = "a mixing matrix, and a class token or registers whose rows it shows"
+NEEDS = {
+    "register_cosine": "registers",
+    "register_dot": "registers",
+    "mixing_rows": _ROWS,
+    "mixing_mean": _ROWS,
+    "register_rows": _ROWS,
+    "direction_rows": "a scan, which has directions",
+}
+
+
+class LiveLaboratory:
+    """Looks inside subjects on demand."""
+
+    def __init__(
+        self,
+        subjects: Sequence[Subject],
+        samples: Sequence[Picture],
+        *,
+        cache_bytes: int,
+        facts: Mapping[str, tuple[str, ...]] | None = None,
+    ) -> None:
+        said = facts or {}
+        self._subjects = {subject.label: subject for subject in subjects}
+        self._traces = Traces(cache_bytes)
+        self.models: Sequence[ModelCard] = [describe(subject, said.get(subject.label, ())) for subject in subjects]
+        self.maps: Sequence[MapCard] = [
+            MapCard(name, kind.about.partition(", (B")[0], PARTS.get(name, ""), NEEDS.get(name, "nothing"))
+            for name, kind in MAPS.items()
+        ]
+        self.samples = samples
+        self._cards = {card.id: card for card in self.models}
+
+    def decode_image(self, data: bytes, *, max_pixels: int) -> Pixels:
+        return decode_picture(data, max_pixels=max_pixels)
+
+    def decode_mask(self, data: bytes, picture: Picture, *, max_pixels: int) -> MaskValues:
+        return decode_mask(data, picture, max_pixels=max_pixels)
+
+    def square(self, pixels: Pixels, size: int, fit: Fit) -> Pixels:
+        return square_picture(pixels, size, fit)
+
+    def square_mask(self, mask: MaskValues, size: int, fit: Fit) -> MaskValues:
+        return square_mask(mask, size, fit)
+
+    @torch.inference_mode()
+    def answer(self, question: Question, picture: Picture, progress: Progress) -> dict[str, Any]:
+        card = self._cards[question.model]
+        sight = Sight(self._subjects[question.model], picture, question.fit, card.image)
+        look = Look(self._traces, sight, card, layer=question.layer, progress=progress)
+        match question:
+            case MapQuestion():
+                return look.map(question.map)
+            case PcaQuestion():
+                return look.pca()
+            case MatrixQuestion():
+                return look.matrix(question.head)
+            case RowQuestion():
+                return look.row(question)
+            case ScoreQuestion():
+                return look.score(question)
+            case _:
+                return look.sweep(question)
+
+
+def describe(subject: Subject, facts: tuple[str, ...] = ()) -> ModelCard:
+    """What visitors are told of a model; its first layer is run once, to see how it mixes."""
+    backbone, size = subject.backbone, own_size(subject.backbone)
+    mixing = first_mixing(subject, size)
+    return ModelCard(
+        id=subject.label,
+        architecture=backbone.name,
+        family=subject.family,
+        training=subject.training,
+        num_layers=backbone.num_layers,
+        num_registers=subject.num_registers,
+        num_heads=mixing.num_heads if mixing else 0,
+        num_parameters=subject.num_parameters,
+        image=size,
+        has_matrix=mixing is not None,
+        default_map=default_map(backbone),
+        maps=tuple(name for name in MAPS if _has_map(name, subject, mixing)),
+        facts=facts,
+    )
+
+
+@torch.inference_mode()
+def first_mixing(subject: Subject, size: int) -> Mixing | None:
+    """The mixing of the first layer, or None where timm's model has no matrix to show."""
+    backbone = subject.backbone
+    if backbone.channels != 3:
+        raise ValueError(f"{subject.label} takes {backbone.channels} channels; the page shows RGB pictures only")
+    parameter = next(backbone.parameters())
+    blank = torch.zeros(1, 3, size, size, device=parameter.device, dtype=parameter.dtype)
+    try:
+        return next(backbone.mixings(blank, layers=[0]))[1]
+    except ValueError:
+        return None
+
+
+def _has_map(name: str, subject: Subject, mixing: Mixing | None) -> bool:
+    if name in ("register_cosine", "register_dot"):
+        return subject.num_registers > 0
+    if isinstance(MAPS[name], FeatureMap):
+        return True
+    has_rows = mixing is not None and bool(subject.backbone.layout.summary_rows(1024))
+    return has_rows and (name != "direction_rows" or isinstance(mixing, SSDMixing))

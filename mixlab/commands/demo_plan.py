@@ -1,0 +1,236 @@
+"""What `mixlab demo` does: commands that anyone could type, what each is for, and what must come before it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from mixlab.recipes import find_recipe
+
+
+@dataclass(frozen=True)
+class DemoModel:
+    """One of the five: its label is also the name of its run."""
+
+    label: str
+    recipe: str
+    about: str
+    strategies: tuple[str, ...] = ("cls", "mean", "max")  # features that probes read
+
+    @property
+    def command(self) -> Literal["pretrain", "train"]:
+        return "train" if find_recipe(self.recipe).method.kind == "supervised" else "pretrain"
+
+
+# The dearest first, so that two cores end at about the same time.
+MODELS = (
+    DemoModel("mambareg", "dino_dinomambareg_tiny64", "a Mamba-2 scan in both directions, with twelve registers"),
+    DemoModel("gatedconv", "supervised_gatedconv_tiny64", "a Mamba block without its scan", ("mean", "max")),
+    DemoModel("dinovim", "dino_dinovim_tiny64", "a Mamba-2 scan in both directions"),
+    DemoModel("vit", "dino_vit_tiny64", "softmax attention"),
+    DemoModel("linearvit", "dino_linearvit_tiny64", "linear attention"),
+)
+SHOWN_ORDER = ("vit", "linearvit", "dinovim", "mambareg", "gatedconv")
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much work; the recipes say everything else."""
+
+    num_images: int  # drawn scenes to learn from without labels, and as many others to be judged on
+    dino_epochs: int
+    num_labelled: int  # drawn scenes to learn from with labels, which costs less
+    supervised_epochs: int
+    probe_epochs: int
+    num_scored: int  # images with masks for Binary-AUC
+    num_ranked: int
+    num_pictures: int
+
+
+FULL = Effort(
+    num_images=768,
+    dino_epochs=5,
+    num_labelled=2048,
+    supervised_epochs=16,
+    probe_epochs=30,
+    num_scored=150,
+    num_ranked=2,
+    num_pictures=5,
+)
+QUICK = Effort(
+    num_images=128,
+    dino_epochs=1,
+    num_labelled=128,
+    supervised_epochs=4,
+    probe_epochs=10,
+    num_scored=32,
+    num_ranked=1,
+    num_pictures=3,
+)
+RANK_IMAGE, RANK_CHUNK = 128, 64  # 256 patches: blocks of 64 are then larger than the state of 16
+PROBE = ("--mode", "cached", "--blocks", "1", "4", "--lrs", "0.01", "0.1", "--weight-decays", "0", "--batch", "128")
+HERE = ("--workers", "0", "--device", "cpu")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One stage. `arguments` is a command line of mixlab, or of one of the demo's own jobs (`demo_jobs`)."""
+
+    name: str
+    title: str
+    why: str
+    arguments: tuple[str, ...]
+    result: Path  # there once the step is done
+    needs: tuple[str, ...] = ()
+    trains: Path | None = None  # the run whose metrics show how far it is
+    alone: bool = False  # measures time
+
+    def as_json(self) -> dict[str, Any]:
+        return {"arguments": list(self.arguments)}
+
+
+def plan(run: Path, effort: Effort, *, seed: int, models: tuple[DemoModel, ...] = MODELS) -> list[Step]:
+    """All steps, each after those it needs."""
+    judged = [step for model in models for step in _judge(run, model, effort, seed)]
+    steps = [_train(run, model, effort, seed) for model in models] + judged
+    shown = tuple(sorted(models, key=lambda model: SHOWN_ORDER.index(model.label)))
+    steps += _look(run, shown, effort, seed)
+    measured = tuple(step.name for step in steps)
+    runs = [str(run / model.label) for model in shown]
+    speed = Step(
+        "speed",
+        "sizes and speed",
+        "parameters, multiply-accumulates and images per second, with nothing else running",
+        ("speed", *runs),
+        run / shown[-1].label / "results" / "cost.json",
+        needs=measured,
+        alone=True,
+    )
+    ledger = Step(
+        "claims",
+        "the ledger",
+        "each claim of the two papers against mathematics and against these runs",
+        ("claims", str(run), *runs, "--run", str(run)),
+        run / "results" / "claims.json",
+        needs=measured,
+    )
+    return [*steps, speed, ledger]
+
+
+def _train(run: Path, model: DemoModel, effort: Effort, seed: int) -> Step:
+    folder = run / model.label
+    dino = model.command == "pretrain"
+    epochs = effort.dino_epochs if dino else effort.supervised_epochs
+    data = f"shapes:n={effort.num_images if dino else effort.num_labelled}"
+    how = "DINO without labels: a student matches its own slow average on other crops" if dino else "with labels"
+    chosen = (f"epochs={epochs}", f"seed={seed}", "log.every_steps=2", "knn.bank=400", "knn.queries=400")
+    settings = tuple(part for setting in chosen for part in ("--set", setting))
+    return Step(
+        f"train {model.label}",
+        f"{model.label}: train",
+        f"{model.about}; {how}",
+        (model.command, model.recipe, "--data", data, "--run", str(folder), "--device", "cpu", *settings),
+        folder / "weights.safetensors",
+        trains=folder,
+    )
+
+
+def _judge(run: Path, model: DemoModel, effort: Effort, seed: int) -> Iterator[Step]:
+    """kNN and probes of a model and of its untrained twin, which tells what training brought."""
+    folder, trained = run / model.label, f"train {model.label}"
+    twin = folder / "untrained"
+    make_twin = Step(
+        f"twin {model.label}",
+        f"{model.label}: an untrained twin",
+        "the same network with fresh weights: what did training add?",
+        ("twin", str(folder), str(twin), str(seed)),
+        twin / "weights.safetensors",
+        needs=(trained,),
+    )
+    yield make_twin
+    cases = (("", folder, (trained,), ()), (" untrained", twin, (make_twin.name,), ("--training", "untrained")))
+    for note, place, needs, said in cases:
+        target = f"{place}={model.label}"
+        rest = ("--data", _data(effort), *HERE, "--seed", str(seed), *said)
+        yield Step(
+            f"knn {model.label}{note}",
+            f"{model.label}{note}: nearest neighbours",
+            "are images of one kind near each other in feature space?",
+            ("knn", target, *rest),
+            place / "results" / f"knn_{model.label}.json",
+            needs=needs,
+        )
+        heads = ("--strategies", *model.strategies, "--epochs", str(effort.probe_epochs))
+        yield Step(
+            f"probe {model.label}{note}",
+            f"{model.label}{note}: linear probes",
+            "can one linear layer read the kind off the frozen features?",
+            ("probe", target, *PROBE, *heads, *rest),
+            place / "results" / "probe.json",
+            needs=needs,
+        )
+
+
+def _look(run: Path, models: tuple[DemoModel, ...], effort: Effort, seed: int) -> Iterator[Step]:
+    runs = tuple(str(run / model.label) for model in models)
+    tokens = tuple(str(run / model.label) for model in models if "cls" in model.strategies)
+    registers = tuple(str(run / model.label) for model in models if "reg" in model.label)
+    # Figures of probes go into the correlation of Binary-AUC with them.
+    judged = tuple(f"{kind} {model.label}" for model in models for kind in ("train", "probe"))
+    masks = ("--data", f"shapes:n={effort.num_scored}", "--seed", str(seed), "--device", "cpu", "--run", str(run))
+    blocks = ("--image", str(RANK_IMAGE), "--chunk", str(RANK_CHUNK))
+    results = run / "results"
+    yield Step(
+        "auc",
+        "Binary-AUC, by model and layer",
+        "does the map of the summary token find the foreground? beside centre, luck and an untrained twin",
+        ("auc", *runs, "--study", "model", "layer", *masks),
+        results / "auc_layer.json",
+        needs=judged,
+    )
+    if tokens:
+        yield Step(
+            "auc head",
+            "Binary-AUC, by head",
+            "are some heads idle?",
+            ("auc", *tokens, "--study", "head", *masks),
+            results / "auc_head.json",
+            needs=judged,
+        )
+    if registers:
+        yield Step(
+            "auc register",
+            "Binary-AUC, by register",
+            "which registers look at objects?",
+            ("auc", *registers, "--study", "register", *masks),
+            results / "auc_register.json",
+            needs=judged,
+        )
+    yield Step(
+        "rank",
+        "ranks of the mixing matrices",
+        "how much can a far block of the matrix carry, and what does theory allow?",
+        ("rank", *runs, *blocks, "--num-images", str(effort.num_ranked), "--device", "cpu", "--run", str(run)),
+        results / f"rank_{models[-1].label}.json",
+        needs=judged,
+    )
+    yield Step(
+        "matrices",
+        "the matrices themselves",
+        "every mixing is run, and written out as a matrix: the same map",
+        ("matrices", str(run), str(RANK_IMAGE), *runs),
+        results / "matrices.json",
+        needs=judged,
+    )
+    yield Step(
+        "maps",
+        "activation maps and principal components",
+        "the same images through every model",
+        ("maps", *runs, "--num-images", str(effort.num_pictures), "--device", "cpu", "--run", str(run)),
+        results / "maps.json",
+        needs=judged,
+    )
+
+
+def _data(effort: Effort) -> str:
+    return f"shapes:n={effort.num_images}"

@@ -1,0 +1,228 @@
+"""`mixlab detect`: Mask R-CNN or Cascade Mask R-CNN on any backbone: train, judge, show."""
+
+import json as json_text
+import os
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from matplotlib.figure import Figure
+from safetensors.torch import load_file
+
+from mixlab.analysis.figures import save_figure
+from mixlab.commands.output import console, emit, table
+from mixlab.commands.pretrain import Settings
+from mixlab.commands.probe import quiet_unless_first
+from mixlab.data.unreadable import TooManyUnreadableError
+from mixlab.evaluation.dense.targets import target_model, with_model
+from mixlab.evaluation.detection.average_precision import NAMES
+from mixlab.evaluation.detection.detector import HeadKind
+from mixlab.evaluation.detection.evaluate import Found, evenly, find_objects, measure
+from mixlab.evaluation.detection.object_source import ObjectSource
+from mixlab.evaluation.detection.pictures import detection_pictures
+from mixlab.evaluation.detection.recipe import DetectionConfig, DetectionRecipe
+from mixlab.evaluation.detection.recipes import detect as on_coco
+from mixlab.evaluation.detection.recipes import detect_64 as on_shapes
+from mixlab.evaluation.detection.sources import parse_objects
+from mixlab.recipes import RECIPES, find_recipe
+from mixlab.run import RunDirectory, provenance
+from mixlab.run.directory import write_aside
+from mixlab.training.batches import workers
+from mixlab.training.config import TrainConfig
+from mixlab.training.distributed import World, join_world
+from mixlab.training.loop import Trainer, train
+from mixlab.training.settings import from_json, override
+from mixlab.training.stopping import Stopped
+from mixlab.training.update import precise
+
+NUM_PICTURES = 6
+
+
+def detect(
+    target: Annotated[str, tyro.conf.Positional],
+    *,
+    data: str,
+    run: Path | None = None,
+    head: HeadKind | None = None,
+    recipe: str | None = None,
+    set: Settings = [],  # noqa: B006  tyro reads the default, nobody changes it
+    frozen: bool = False,
+    weights: str | None = None,
+    num_val: int | None = None,
+    evaluate_only: bool = False,
+    device: str | None = None,
+    json: str | None = None,
+) -> dict[str, Any]:
+    """Train a detector on a backbone and judge it. The same --run again goes on where it stopped; torchrun works as is.
+
+    SIGTERM and Ctrl-C save and stop, with exit code 143 or 130.
+
+    Args:
+        target: a run (its backbone), a name of the zoo, timm/NAME, or a recipe such as detect_mambaout_femto64 for its
+            own backbone from scratch.
+        data: shapes, a COCO folder (instances*.json beside its images, or in annotations/), or an instances file.
+        run: the directory of this run; with --evaluate-only the target itself without it.
+        head: mask (Mask R-CNN) or cascade (Cascade Mask R-CNN); without it what the recipe says.
+        recipe: another recipe than the papers' for COCO (for shapes: a small one), or the config.json of a run.
+        set: a setting such as epochs=12, seed=1 or method.short=480,800; may be given many times.
+        frozen: train the neck and the heads alone.
+        weights: a weight file for a name.
+        num_val: judge by at most so many images, evenly spread.
+        evaluate_only: the target is a finished detection run; judge it on this data and train nothing.
+        device: cpu or cuda; a GPU where there is one.
+        json: also write the result as JSON to this file, or to stdout for "-".
+    """
+    if evaluate_only:
+        return emit(_judge(Path(target), data, run, num_val, device), json)
+    if run is None:
+        raise ValueError("a run needs a directory; give --run DIR")
+    settings = [*set, *([f"method.head={head}"] if head else []), *(["method.frozen=true"] if frozen else [])]
+    config = choose_config(target, data=data, recipe=recipe, settings=settings, weights=weights)
+    result: dict[str, Any] = {}
+
+    def then(trainer: Trainer) -> None:
+        now = trainer.recipe
+        assert isinstance(now, DetectionRecipe)
+        result.update(judge(now, config, data=data, world=trainer.world, folder=trainer.folder, num_val=num_val))
+
+    try:
+        train(config, data=data, run=run, device=device, name=recipe or target, then=then)
+    except Stopped as stopped:
+        console.print(f"{stopped}; run the same command again to go on")
+        raise SystemExit(stopped.exit_code) from stopped
+    except TooManyUnreadableError as error:
+        raise RuntimeError(f"{error} (data.skip_limit)") from error
+    return emit(result, json if os.environ.get("RANK", "0") == "0" else None)
+
+
+def choose_config(
+    target: str, *, data: str, recipe: str | None, settings: list[str], weights: str | None
+) -> TrainConfig:
+    """The recipe, its model replaced by the target, and the settings on top."""
+    if target in RECIPES and not Path(target).is_dir():
+        if recipe is not None:
+            raise ValueError(f"{target} is a recipe itself; leave out --recipe {recipe}, or name a model")
+        config = find_recipe(target)
+        config = replace(config, model=replace(config.model, weights=weights))
+    else:
+        model = target_model(target, weights=weights)
+        if recipe is not None:
+            config = with_model(find_recipe(recipe), model)
+        else:
+            config = (on_shapes if data.partition(":")[0] == "shapes" else on_coco)(model)
+    if not isinstance(config.method, DetectionConfig):
+        raise ValueError(f"{recipe or target} is a {config.method.kind} recipe, not one for detection")
+    return override(config, settings)
+
+
+def judge(
+    recipe: DetectionRecipe,
+    config: TrainConfig,
+    *,
+    data: str,
+    world: World,
+    folder: RunDirectory,
+    num_val: int | None,
+) -> dict[str, Any]:
+    """Average precision on the held-out part, COCO's results file and pictures. Empty but on rank 0."""
+    method, source = config.method, evenly(parse_objects(data, split="val"), num_val)
+    assert isinstance(method, DetectionConfig)
+    if len(source.classes) != recipe.num_classes:
+        raise ValueError(
+            f"{data!r} has {len(source.classes)} classes, this network was trained for {recipe.num_classes}; "
+            "judge it on the categories that it knows"
+        )
+    with quiet_unless_first(world)("judging", -(-len(source) // world.size)) as step:
+        found = find_objects(
+            recipe.network,
+            source,
+            method.resizing(),
+            batch=config.part_size(world.size),
+            world=world,
+            precise=precise(config, world.device),
+            workers=workers(config, world),
+            progress=step,
+        )
+    if world.is_first:
+        content = json_text.dumps(found.results).encode()
+        write_aside(folder.path / "detections.json", lambda file: file.write(content))
+    scores = measure(source, found, world=world)
+    if not world.is_first:
+        return {}
+    result = {
+        "task": "detection",
+        "head": method.head,
+        "data": data,
+        "split": "val",
+        "n": scores.num_images,
+        "num_objects": scores.num_objects,
+        "num_detections": len(found.results),
+        **scores.figures,
+        "classes": scores.classes,
+        "model": config.model.name,
+        "weights": config.model.weights,
+        "frozen": method.frozen,
+        "steps": config.steps,
+        "epochs": config.epochs,
+        "seed": config.seed,
+        "skipped": found.unreadable,
+        "provenance": provenance(seed=config.seed, device=str(world.device)),
+    }
+    folder.write_result("detection", result)
+    if chosen := _shown(source, found):
+        save_figure(_pictures(source, found, chosen), folder.figure_path("detection.png"))
+    _print(result)
+    console.print(
+        f"results in {folder.path}, COCO's results file in {folder.path / 'detections.json'}", highlight=False
+    )
+    return result
+
+
+def _judge(target: Path, data: str, run: Path | None, num_val: int | None, device: str | None) -> dict[str, Any]:
+    """A finished run on any data with its categories."""
+    stored = RunDirectory.open(target).read_config()
+    if stored.get("settings", {}).get("method", {}).get("kind") != DetectionConfig.kind:
+        raise ValueError(f"{target} is no detection run; train one first, without --evaluate-only")
+    for file in ("weights.safetensors", "detector.safetensors"):
+        if not (target / file).is_file():
+            raise FileNotFoundError(f"{target} has no {file}; finish the run first")
+    config = from_json(stored["settings"])
+    config = replace(config, model=replace(config.model, weights=str(target)))
+    with join_world(device) as world:
+        recipe = config.method.build(
+            config.model.build(), num_classes=len(stored["classes"]), epochs=1, steps_per_epoch=1
+        )
+        assert isinstance(recipe, DetectionRecipe)
+        recipe.load_head(load_file(target / "detector.safetensors"))
+        recipe.network.to(world.device)
+        folder = RunDirectory.create(run or target)
+        return judge(recipe, config, data=data, world=world, folder=folder, num_val=num_val)
+
+
+def _shown(source: ObjectSource, found: Found) -> list[int]:
+    """The first few images with objects that could be read."""
+    full = (index for index in range(len(source)) if source.num_objects(index))
+    return list(islice((index for index in full if not found.lacks(source.name(index))), NUM_PICTURES))
+
+
+def _pictures(source: ObjectSource, found: Found, chosen: list[int]) -> Figure:
+    ids = [source.image_id(index) for index in chosen]
+    truth = source.truth(chosen)["annotations"]
+    return detection_pictures(
+        [source.image(index) for index in chosen],
+        [[entry for entry in truth if entry["image_id"] == number] for number in ids],
+        [[entry for entry in found.results if entry["image_id"] == number] for number in ids],
+        dict(zip(source.category_ids, source.classes, strict=True)),
+    )
+
+
+def _print(result: dict[str, Any]) -> None:
+    rows = [(kind, *(_percent(result[kind][name]) for name in NAMES)) for kind in ("boxes", "masks")]
+    table(f"{'Cascade ' if result['head'] == 'cascade' else ''}Mask R-CNN with {result['model']} on {result['data']}, "
+          f"n = {result['n']} images, {result['num_objects']} objects", ("%", *NAMES), rows)  # fmt: skip
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else round(100 * value, 2)

@@ -1,0 +1,52 @@
+"""`mixlab report`: run directories as one page."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from mixlab.commands.output import console, emit
+from mixlab.report import find_runs, write_report
+from mixlab.run import RunDirectory
+
+
+def report(
+    runs: Annotated[list[Path], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...")],
+    *,
+    out: Path = Path("report.html"),
+    measure: bool = True,
+    json: str | None = None,
+) -> dict[str, Any]:
+    """Write one self-contained page about runs: figures, tables, the ledger, and every record behind them.
+
+    Args:
+        runs: run directories; runs below a run belong to it.
+        out: the page to write.
+        measure: count and time backbones of runs that do not say yet how large and fast they are (results/cost.json).
+        json: also write a summary as JSON to this file, or to stdout for "-".
+    """
+    if not runs:
+        raise ValueError("no run given; name the directory of a run, such as demo")
+    page = make_report(runs, out, measure=measure)
+    size = page.stat().st_size
+    console.print(f"{page}, {size / 1e6:.1f} MB: open it in any browser", highlight=False)
+    return emit({"page": str(page), "bytes": size, "runs": [str(run) for run in runs]}, json)
+
+
+def make_report(runs: list[Path], out: Path, *, measure: bool = True) -> Path:
+    """The page of these runs and of the runs below them."""
+    found = find_runs([RunDirectory.open(run).path for run in runs])
+    if measure:
+        for run in found:
+            _measure(run.path)
+    return write_report(found, out)
+
+
+def _measure(run: Path) -> None:
+    if run.name == "untrained" or not (run / "weights.safetensors").is_file():
+        return
+    if (run / "config.json").is_file() and not (run / "results" / "cost.json").is_file():
+        from mixlab.commands.demo_jobs import write_costs
+
+        console.print(f"measuring {run}", highlight=False)
+        write_costs(run)

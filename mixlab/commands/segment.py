@@ -1,0 +1,227 @@
+"""`mixlab segment`: UperNet on any backbone: train, judge, show."""
+
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import tyro
+from safetensors.torch import load_file
+
+from mixlab.analysis.figures import save_figure
+from mixlab.analysis.subjects import Subject
+from mixlab.commands.output import console, emit, table
+from mixlab.commands.pretrain import Settings
+from mixlab.commands.probe import quiet_unless_first
+from mixlab.data.unreadable import TooManyUnreadableError
+from mixlab.evaluation.dense.targets import target_model, training_of, with_model
+from mixlab.evaluation.segmentation.data import FirstLabels, LabelMaps, parse_labels
+from mixlab.evaluation.segmentation.evaluate import evaluate
+from mixlab.evaluation.segmentation.inference import Mode, Predictor
+from mixlab.evaluation.segmentation.pictures import prediction_pictures
+from mixlab.evaluation.segmentation.recipe import SegmentConfig, SegmentRecipe
+from mixlab.evaluation.segmentation.recipes import segment as on_ade20k
+from mixlab.evaluation.segmentation.recipes import segment_64 as on_shapes
+from mixlab.recipes import RECIPES, find_recipe
+from mixlab.run import RunDirectory, provenance
+from mixlab.training.batches import workers
+from mixlab.training.config import TrainConfig
+from mixlab.training.distributed import World, join_world
+from mixlab.training.loop import Trainer, train
+from mixlab.training.settings import from_json, override
+from mixlab.training.stopping import Stopped
+from mixlab.training.update import precise
+
+NUM_PICTURES = 6
+
+
+def segment(
+    target: Annotated[str, tyro.conf.Positional],
+    *,
+    data: str,
+    run: Path | None = None,
+    recipe: str | None = None,
+    set: Settings = [],  # noqa: B006  tyro reads the default, nobody changes it
+    frozen: bool = False,
+    weights: str | None = None,
+    inference: Mode = "single",
+    num_val: int | None = None,
+    evaluate_only: bool = False,
+    device: str | None = None,
+    json: str | None = None,
+) -> dict[str, Any]:
+    """Train UperNet on a backbone and judge it. The same --run again goes on where it stopped; torchrun works as is.
+
+    SIGTERM and Ctrl-C save and stop, with exit code 143 or 130.
+
+    Args:
+        target: a run (its backbone), a name of the zoo, timm/NAME, or a recipe such as segment_dinovim_tiny64 for its
+            own backbone from scratch.
+        data: shapes, or a folder: ADE20K's, PASCAL VOC's, or images/ beside annotations/ or labels/.
+        run: the directory of this run; with --evaluate-only the target itself without it.
+        recipe: another recipe than the papers' for ADE20K (for shapes: a small one), or the config.json of a run.
+        set: a setting such as steps=2000 or method.crop=256; may be given many times.
+        frozen: train the neck and the head alone.
+        weights: a weight file for a name.
+        inference: single, multi (six scales and their mirror images) or slide (windows of the training's size).
+        num_val: judge by at most so many images, evenly spread.
+        evaluate_only: the target is a finished segmentation run; judge it on this data and train nothing.
+        device: cpu or cuda; a GPU where there is one.
+        json: also write the result as JSON to this file, or to stdout for "-".
+    """
+    if evaluate_only:
+        return emit(_judge(Path(target), data, run, inference, num_val, device), json)
+    if run is None:
+        raise ValueError("a run needs a directory; give --run DIR")
+    config = choose_config(target, data=data, recipe=recipe, settings=set, frozen=frozen, weights=weights)
+    result: dict[str, Any] = {}
+
+    def then(trainer: Trainer) -> None:
+        recipe_now = trainer.recipe
+        assert isinstance(recipe_now, SegmentRecipe)
+        found = judge(
+            recipe_now, config, data=data, world=trainer.world, folder=trainer.folder, mode=inference, num_val=num_val
+        )
+        result.update(found)
+
+    try:
+        train(config, data=data, run=run, device=device, name=recipe or target, then=then)
+    except Stopped as stopped:
+        console.print(f"{stopped}; run the same command again to go on")
+        raise SystemExit(stopped.exit_code) from stopped
+    except TooManyUnreadableError as error:
+        raise RuntimeError(f"{error} (data.skip_limit)") from error
+    return emit(result, json if os.environ.get("RANK", "0") == "0" else None)
+
+
+def choose_config(
+    target: str, *, data: str, recipe: str | None, settings: list[str], frozen: bool, weights: str | None
+) -> TrainConfig:
+    """The recipe, its model replaced by the target, and the settings on top."""
+    if target in RECIPES and not Path(target).is_dir():
+        if recipe is not None:
+            raise ValueError(f"{target} is a recipe itself; leave out --recipe {recipe}, or name a model")
+        config = find_recipe(target)
+        config = replace(config, model=replace(config.model, weights=weights))
+    else:
+        model = target_model(target, weights=weights)
+        if recipe is not None:
+            config = with_model(find_recipe(recipe), model)
+        else:
+            config = (on_shapes if data.partition(":")[0] == "shapes" else on_ade20k)(model)
+    if not isinstance(config.method, SegmentConfig):
+        raise ValueError(f"{recipe or target} is a {config.method.kind} recipe, not one for segmentation")
+    return override(config, [*settings, *(["method.frozen=true"] if frozen else [])])
+
+
+def judge(
+    recipe: SegmentRecipe,
+    config: TrainConfig,
+    *,
+    data: str,
+    world: World,
+    folder: RunDirectory,
+    mode: Mode,
+    num_val: int | None,
+) -> dict[str, Any]:
+    """Scores on the held-out part into results/segmentation[_MODE], pictures into figures/. Empty but on rank 0."""
+    method, source = config.method, parse_labels(data, split="val")
+    assert isinstance(method, SegmentConfig)
+    if len(source.classes) != recipe.num_classes:
+        raise ValueError(
+            f"{data!r} has {len(source.classes)} classes, this network was trained for {recipe.num_classes}; "
+            "judge it on the label set that it knows"
+        )
+    if num_val is not None:
+        source = FirstLabels(source, num_val)
+    recipe.network.eval()
+    predictor = Predictor(recipe.network, method.inference(mode), precise=precise(config, world.device))
+    with quiet_unless_first(world)(f"judging ({mode})", -(-len(source) // world.size)) as step:
+        scores, skipped = evaluate(predictor, source, world=world, workers=workers(config, world), step=step)
+    if not world.is_first:
+        return {}
+    about = Subject(
+        label=folder.path.name, backbone=recipe.backbone, training=training_of(config.model), seed=config.seed
+    ).describe()
+    num_judged = len(source) - len(skipped)
+    low, high = scores.miou_interval or (None, None)
+    record = {
+        **about,
+        "metric": "miou",
+        "value": scores.miou,
+        "low": low,
+        "high": high,
+        "n": num_judged,
+        "data": data,
+        "frozen": method.frozen,
+    }
+    result = {
+        "task": "segmentation",
+        "data": data,
+        "split": "val",
+        "n": num_judged,
+        **scores.as_json(source.classes),
+        "inference": {"mode": mode, **predictor.inference.as_json()},
+        "model": config.model.name,
+        "subject": about,
+        "weights": config.model.weights,
+        "frozen": method.frozen,
+        "steps": config.steps,
+        "seed": config.seed,
+        "skipped": skipped,
+        "measurements": [] if math.isnan(scores.miou) else [record],
+        "provenance": provenance(seed=config.seed, device=str(world.device)),
+    }
+    name = "segmentation" if mode == "single" else f"segmentation_{mode}"
+    folder.write_result(name, result, {"confusion": scores.matrix})
+    figure = prediction_pictures(*_examples(predictor, source, world), source.classes)
+    save_figure(figure, folder.figure_path(f"{name}.png"))
+    _print(result)
+    console.print(f"results in {folder.path}", highlight=False)
+    return result
+
+
+def _judge(
+    target: Path, data: str, run: Path | None, mode: Mode, num_val: int | None, device: str | None
+) -> dict[str, Any]:
+    """A finished run on any data with its label set."""
+    stored = RunDirectory.open(target).read_config()
+    if stored.get("settings", {}).get("method", {}).get("kind") != SegmentConfig.kind:
+        raise ValueError(f"{target} is no segmentation run; train one first, without --evaluate-only")
+    for file in ("weights.safetensors", "segmenter.safetensors"):
+        if not (target / file).is_file():
+            raise FileNotFoundError(f"{target} has no {file}; finish the run first")
+    config = from_json(stored["settings"])
+    with join_world(device) as world:
+        backbone = replace(config.model, weights=str(target)).build()
+        recipe = config.method.build(backbone, num_classes=len(stored["classes"]), epochs=1, steps_per_epoch=1)
+        assert isinstance(recipe, SegmentRecipe)
+        recipe.load_head(load_file(target / "segmenter.safetensors"))
+        recipe.network.to(world.device)
+        folder = RunDirectory.create(run or target)
+        return judge(recipe, config, data=data, world=world, folder=folder, mode=mode, num_val=num_val)
+
+
+def _examples(predictor: Predictor, source: LabelMaps, world: World) -> tuple[list[Any], list[torch.Tensor]]:
+    chosen = FirstLabels(source, NUM_PICTURES)
+    pairs = [chosen.load(index) for index in range(len(chosen))]
+    return pairs, [predictor(pair.image[None].to(world.device))[0].cpu() for pair in pairs]
+
+
+def _print(result: dict[str, Any]) -> None:
+    rows = [
+        (entry["name"], _percent(entry["iou"]), _percent(entry["accuracy"]), entry["pixels"])
+        for entry in sorted(result["classes"], key=lambda entry: -entry["pixels"])[:20]
+    ]
+    table(f"Segmentation of {result['data']} by {result['model']}, n = {result['n']}",
+          ("class", "IoU %", "accuracy %", "pixels"), rows)  # fmt: skip
+    overall = ", ".join(f"{name} {_percent(result[name.lower()])}" for name in ("mIoU", "mAcc", "aAcc"))
+    ends = [str(_percent(end)) for end in result["miou_interval"] or ()]
+    sure = f"; mIoU 95 %: {' to '.join(ends)}" if ends else ""
+    console.print(f"{overall} (%, {result['inference']['mode']}{sure})", highlight=False)
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else round(100 * value, 2)

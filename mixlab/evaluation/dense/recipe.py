@@ -1,0 +1,87 @@
+"""What segmentation and detection share as recipes of the training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from mixlab.backbones.backbone import Backbone
+from mixlab.evaluation.dense.pyramid import Pyramid
+from mixlab.training.config import MethodConfig
+from mixlab.training.distributed import whole
+from mixlab.training.monitors import Score, Scores
+from mixlab.training.recipe import Recipe, drop_empty
+
+BACKBONE = "pyramid.backbone."
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseConfig(MethodConfig):
+    """A task on maps: the backbone below a pyramid and a head."""
+
+    frozen: bool = False  # train the pyramid and the head alone
+    taps: tuple[int, int, int, int] | None = None  # layers of a plain backbone; None: evenly over its depth
+    score_every_epochs: int = 0  # on the held-out part, while the run goes on; 0: at the end alone
+
+
+class DenseNetwork(nn.Module):
+    """A head on a pyramid; `forward` is left to the task."""
+
+    pyramid: Pyramid
+
+
+class DenseRecipe(Recipe):
+    """Exports the backbone as any run does, and all that stands on it as the head."""
+
+    views_per_image = 1
+    network: DenseNetwork
+
+    def __init__(self, network: DenseNetwork) -> None:
+        self.network = network
+        drop_empty(network)
+        self.run = network
+
+    @property
+    def backbone(self) -> Backbone:
+        return self.network.pyramid.backbone
+
+    def modules(self) -> dict[str, nn.Module]:
+        return {"network": self.network}
+
+    def exported(self) -> Backbone:
+        return self.backbone
+
+    def exported_head(self) -> dict[str, Tensor]:
+        state = self.network.state_dict()
+        return {name: whole(value) for name, value in state.items() if not name.startswith(BACKBONE)}
+
+    def load_head(self, head: dict[str, Tensor]) -> None:
+        """Put back what `exported_head` gave."""
+        backbone = {f"{BACKBONE}{name}": value for name, value in self.backbone.state_dict().items()}
+        self.network.load_state_dict({**backbone, **head})
+
+    def no_weight_decay(self) -> set[str]:
+        return {f"{BACKBONE}{name}" for name in self.backbone.no_weight_decay()}
+
+    def shard(self, shard: Callable[[nn.Module], None]) -> None:
+        """Not here: ranks judge images of different sizes, and shards would wait for passes that only one makes."""
+        raise ValueError("sharding=fsdp is for pretraining; dense tasks run on many devices with sharding=ddp")
+
+
+class DenseScores(Scores):
+    """Scores by any function of the network, which it gets in evaluation mode and without gradients."""
+
+    def __init__(self, every_epochs: int, measure: Callable[[nn.Module], Iterator[Score]]) -> None:
+        self.every_epochs, self.measure = every_epochs, measure
+        self.wanted = every_epochs > 0
+
+    def __call__(self, recipe: Recipe) -> Iterator[Score]:
+        mode = recipe.network.training
+        recipe.network.eval()
+        with torch.no_grad():
+            found = list(self.measure(recipe.network))
+        recipe.network.train(mode)
+        yield from found

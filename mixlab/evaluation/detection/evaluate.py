@@ -1,0 +1,122 @@
+"""A detector's answers on a source, over all ranks, and what they are worth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import numpy as np
+import torch
+
+from mixlab.data.batch_loader import BatchLoader
+from mixlab.data.sample_order import SampleOrder
+from mixlab.evaluation.detection.average_precision import Kind, average_precision
+from mixlab.evaluation.detection.coco_results import to_results
+from mixlab.evaluation.detection.detector import Detector
+from mixlab.evaluation.detection.object_source import ObjectSource, ObjectSubset
+from mixlab.evaluation.detection.scenes import Resizing, SceneReader, to_input
+from mixlab.training.config import Precise
+from mixlab.training.distributed import World, from_all, from_first
+
+
+@dataclass(frozen=True)
+class Found:
+    """COCO results of all ranks, by image; what could not be read, and why."""
+
+    results: list[dict[str, Any]]
+    unreadable: dict[str, str]  # paths and reasons
+
+    def lacks(self, file_name: str) -> bool:
+        """Whether this image could not be read."""
+        return any(path == file_name or path.endswith(f"/{file_name}") for path in self.unreadable)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """COCO's figures for boxes and masks; None where there was nothing to find."""
+
+    figures: dict[str, dict[str, float | None]]
+    classes: dict[str, dict[str, float | None]]
+    num_images: int
+    num_objects: int
+
+
+@torch.no_grad()
+def find_objects(
+    detector: Detector,
+    source: ObjectSource,
+    resizing: Resizing,
+    *,
+    batch: int,
+    world: World,
+    precise: Precise,
+    workers: int = 0,
+    progress: Callable[[int], None] = lambda number: None,
+) -> Found:
+    """Detect on every image of a source, shared out over the ranks; every rank gets all answers."""
+    was_training = detector.training
+    detector.eval()
+    own = ObjectSubset(source, by_orientation(source)[world.rank :: world.size])
+    results: list[dict[str, Any]] = []
+    reasons: dict[str, str] = {}
+    if len(own):
+        loader = BatchLoader(
+            SceneReader(own, resizing, augment=False),
+            SampleOrder(len(own), min(batch, len(own)), shuffle=False, drop_last=False),
+            num_workers=workers,
+            unreadable="drop",
+            skip_limit=1.0,
+        )
+        for scenes in loader:
+            scenes = scenes.to(world.device)
+            with precise():
+                found = detector.detect(to_input(scenes, detector.pyramid.backbone), scenes.shapes())
+            sizes = zip(scenes.shapes(), scenes.own_sizes.tolist(), strict=True)
+            for index, one, (seen, size) in zip(scenes.indexes.tolist(), found, sizes, strict=True):
+                results += to_results(
+                    one, image_id=own.image_id(index), category_ids=own.category_ids, seen=seen, own=tuple(size)
+                )
+            progress(len(scenes.indexes))
+        reasons = loader.skipped.reasons
+    detector.train(was_training)
+    everyone = from_all((results, reasons))
+    together = [entry for part, _ in everyone for entry in part]
+    return Found(
+        sorted(together, key=lambda entry: (entry["image_id"], -entry["score"])),
+        {path: reason for _, part in everyone for path, reason in part.items()},
+    )
+
+
+def measure(source: ObjectSource, found: Found, *, world: World) -> Precision:
+    """Average precision on the images that could be read; computed once, known on every rank."""
+    return from_first(_measure(source, found) if world.is_first else None)  # type: ignore[return-value]
+
+
+def _measure(source: ObjectSource, found: Found) -> Precision:
+    truth = source.truth()
+    unread = {image["id"] for image in truth["images"] if found.lacks(image["file_name"])}
+    truth["images"] = [image for image in truth["images"] if image["id"] not in unread]
+    truth["annotations"] = [entry for entry in truth["annotations"] if entry["image_id"] not in unread]
+    pairs = {kind: average_precision(truth, found.results, kind) for kind in get_args(Kind)}
+    return Precision(
+        figures={kind: pair[0] for kind, pair in pairs.items()},
+        classes={kind: pair[1] for kind, pair in pairs.items()},
+        num_images=len(truth["images"]),
+        num_objects=sum(not entry["iscrowd"] for entry in truth["annotations"]),
+    )
+
+
+def by_orientation(source: ObjectSource) -> list[int]:
+    """All numbers, wide images first, so that batches need little padding."""
+    sizes = [source.size(index) for index in range(len(source))]
+    return sorted(range(len(source)), key=lambda index: sizes[index][0] > sizes[index][1])
+
+
+def evenly(source: ObjectSource, most: int | None) -> ObjectSource:
+    """At most so many images, spread evenly over the source."""
+    if most is None or most >= len(source):
+        return source
+    if most < 1:
+        raise ValueError(f"{most} images are none; give at least 1")
+    return ObjectSubset(source, np.linspace(0, len(source), most, endpoint=False, dtype=np.int64).tolist())

@@ -1,0 +1,117 @@
+"""How good label maps are: one confusion matrix over the whole set, exact, over any number of processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torchmetrics import Metric
+
+from mixlab.evaluation.segmentation.data import IGNORE
+
+NUM_RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class SegmentationScores:
+    """Shares in [0, 1]; NaN for a class that the set does not have."""
+
+    matrix: NDArray[np.int64]  # (K, K): pixels by (truth, prediction)
+    iou: NDArray[np.float64]  # (K,): NaN where neither truth nor prediction has the class
+    accuracy: NDArray[np.float64]  # (K,): NaN where the truth has no such pixel
+    pixels: NDArray[np.int64]  # (K,): of the truth
+    miou: float
+    macc: float
+    aacc: float
+    miou_interval: tuple[float, float] | None  # 95 %, over images
+
+    def as_json(self, classes: tuple[str, ...]) -> dict[str, Any]:
+        rows = zip(classes, self.iou, self.accuracy, self.pixels, strict=True)
+        return {
+            "miou": _number(self.miou),
+            "miou_interval": self.miou_interval,
+            "macc": _number(self.macc),
+            "aacc": _number(self.aacc),
+            "classes": [
+                {"name": name, "iou": _number(iou), "accuracy": _number(accuracy), "pixels": int(pixels)}
+                for name, iou, accuracy, pixels in rows
+            ],
+        }
+
+
+class ConfusionMatrix(Metric):
+    """Counts of pixels by (truth, prediction); pixels whose truth is `ignore` are left out.
+
+    Images may be counted in several groups, from which `interval` tells how sure the scores are.
+    """
+
+    full_state_update = False
+    matrices: Tensor  # int64 (G, K, K)
+
+    def __init__(self, num_classes: int, *, num_groups: int = 1, ignore: int = IGNORE) -> None:
+        super().__init__()
+        self.num_classes, self.ignore = num_classes, ignore
+        empty = torch.zeros(num_groups, num_classes, num_classes, dtype=torch.int64)
+        self.add_state("matrices", empty, dist_reduce_fx="sum")
+
+    def update(self, predicted: Tensor, truth: Tensor, *, group: int = 0) -> None:
+        """Class numbers of the same shape."""
+        if predicted.shape != truth.shape:
+            raise ValueError(f"predictions {tuple(predicted.shape)} and truth {tuple(truth.shape)} differ in shape")
+        counted = truth != self.ignore
+        true, said = truth[counted].long(), predicted[counted].long()
+        pairs = true * self.num_classes + said
+        for what, values in (("truth", true), ("a prediction", said)):
+            if len(values) and not 0 <= int(values.min()) <= int(values.max()) < self.num_classes:
+                raise ValueError(
+                    f"{what} holds classes from {int(values.min())} to {int(values.max())}; there are 0 to "
+                    f"{self.num_classes - 1}, and {self.ignore} for what is not counted"
+                )
+        counts = torch.bincount(pairs, minlength=self.num_classes**2)
+        self.matrices[group] += counts.reshape(self.num_classes, self.num_classes)
+
+    def compute(self) -> Tensor:
+        """The counts of all processes, (G, K, K)."""
+        return self.matrices
+
+
+def scores_of(matrices: NDArray[np.int64]) -> SegmentationScores:
+    """The usual scores of counts (G, K, K) by (truth, prediction), over all groups."""
+    matrix = matrices.sum(axis=0)
+    right, true, said = np.diag(matrix), matrix.sum(axis=1), matrix.sum(axis=0)
+    iou, accuracy = _share(right, true + said - right), _share(right, true)
+    overall = float(right.sum() / matrix.sum()) if matrix.any() else float("nan")
+    return SegmentationScores(matrix, iou, accuracy, true, _mean(iou), _mean(accuracy), overall, interval(matrices))
+
+
+def interval(matrices: NDArray[np.int64], *, seed: int = 0) -> tuple[float, float] | None:
+    """The 95 % interval of the mIoU, by drawing groups of counts (G, K, K) with replacement; None of fewer than two."""
+    matrices = matrices[matrices.any(axis=(1, 2))]
+    num_groups = len(matrices)
+    if num_groups < 2:
+        return None
+    random = np.random.default_rng(seed)
+    draws = random.multinomial(num_groups, np.full(num_groups, 1 / num_groups), size=NUM_RESAMPLES)  # (R, G)
+    right = draws @ matrices.diagonal(axis1=1, axis2=2)  # (R, K)
+    union = draws @ (matrices.sum(axis=1) + matrices.sum(axis=2)) - right
+    shares = np.divide(right, union, out=np.full(right.shape, np.nan), where=union > 0)
+    low, high = np.quantile([_mean(row) for row in shares], (0.025, 0.975))
+    return float(low), float(high)
+
+
+def _share(part: NDArray[np.int64], whole: NDArray[np.int64]) -> NDArray[np.float64]:
+    return np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0)
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    """Of what is a number."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")
+
+
+def _number(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)

@@ -1,0 +1,130 @@
+"""Segmentation as a recipe of the training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mixlab.backbones.backbone import Backbone
+from mixlab.data.batch_loader import BatchLoader
+from mixlab.data.crops import normalise
+from mixlab.evaluation.dense.pyramid import Pyramid
+from mixlab.evaluation.dense.recipe import DenseConfig, DenseRecipe, DenseScores
+from mixlab.evaluation.segmentation.data import IGNORE, FirstLabels, LabelMaps, parse_labels
+from mixlab.evaluation.segmentation.evaluate import evaluate
+from mixlab.evaluation.segmentation.inference import Inference, Mode, Predictor
+from mixlab.evaluation.segmentation.samples import CropBatch, CropReader
+from mixlab.evaluation.segmentation.transforms import CropRule, change_colours, draw_colours
+from mixlab.evaluation.segmentation.upernet import Norm, UperNet, resize
+from mixlab.training.batches import build_batches
+from mixlab.training.config import Precise, TrainConfig
+from mixlab.training.distributed import World
+from mixlab.training.monitors import Score
+from mixlab.training.recipe import Place, to_pixels_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentConfig(DenseConfig):
+    """UperNet as MMSegmentation trains it on ADE20K, which both papers use."""
+
+    kind: ClassVar[str] = "segment"
+    crop: int = 512
+    short_side: int = 512
+    long_side: int = 2048
+    scale: tuple[float, float] = (0.5, 2.0)
+    most_of_one_class: float = 0.75
+    colours: bool = True  # photometric changes
+    channels: int = 512
+    auxiliary_channels: int = 256
+    auxiliary_weight: float = 0.4
+    dropout: float = 0.1
+    norm: Norm = "batch"
+    score_images: int = 200  # of the live score, at most
+
+    def __post_init__(self) -> None:
+        for name in ("crop", "short_side", "long_side", "channels", "auxiliary_channels", "score_images"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"method.{name} is {getattr(self, name)}; give at least 1")
+        if not 0 < self.scale[0] <= self.scale[1]:
+            raise ValueError(f"method.scale {self.scale} is no range of factors; give for example 0.5,2.0")
+
+    @property
+    def image(self) -> int:
+        return self.crop
+
+    def open(self, data: str) -> LabelMaps:
+        return parse_labels(data)
+
+    def loader(self, source: LabelMaps, config: TrainConfig, *, world: World) -> BatchLoader[CropBatch]:
+        rule = CropRule(
+            crop=self.crop,
+            short_side=self.short_side,
+            long_side=self.long_side,
+            scale=self.scale,
+            most_of_one_class=self.most_of_one_class,
+        )
+        return build_batches(CropReader(source, rule, seed=config.seed), config, world=world)
+
+    def build(self, backbone: Backbone, *, num_classes: int, epochs: int, steps_per_epoch: int) -> SegmentRecipe:
+        return SegmentRecipe(self, backbone, num_classes=num_classes)
+
+    def scores(
+        self, data: str, source: LabelMaps, config: TrainConfig, *, world: World, precise: Precise
+    ) -> DenseScores:
+        def measure(network: nn.Module) -> Iterator[Score]:
+            assert isinstance(network, UperNet)
+            held_out = FirstLabels(parse_labels(data, split="val"), self.score_images)
+            predictor = Predictor(network, self.inference("single"), precise=precise)
+            found, _ = evaluate(predictor, held_out, world=world)
+            yield from (("miou", found.miou), ("macc", found.macc), ("aacc", found.aacc))
+
+        return DenseScores(self.score_every_epochs, measure)
+
+    def inference(self, mode: Mode) -> Inference:
+        """How trained networks look at images."""
+        return Inference.of(mode, short_side=self.short_side, long_side=self.long_side, crop=self.crop)
+
+
+class SegmentRecipe(DenseRecipe):
+    head_name = "segmenter"
+    network: UperNet
+
+    def __init__(self, config: SegmentConfig, backbone: Backbone, *, num_classes: int) -> None:
+        self.config, self.num_classes = config, num_classes
+        super().__init__(
+            UperNet(
+                Pyramid(backbone, taps=config.taps, frozen=config.frozen),
+                num_classes=num_classes,
+                channels=config.channels,
+                auxiliary_channels=config.auxiliary_channels,
+                dropout=config.dropout,
+                norm=config.norm,
+            )
+        )
+
+    def loss(self, batch: CropBatch, place: Place) -> tuple[Tensor, dict[str, Tensor]]:
+        """Cross-entropy summed over counted pixels and divided by all, so that parts of a batch weigh the same."""
+        masks = batch.masks.long()
+        logits, auxiliary = (resize(part, masks.shape[-2:]) for part in self.run(self.pixels(batch, place)))
+        loss, auxiliary_loss = (
+            F.cross_entropy(part, masks, ignore_index=IGNORE, reduction="sum") / masks.numel()
+            for part in (logits, auxiliary)
+        )
+        counted = masks != IGNORE
+        hits = ((logits.argmax(dim=1) == masks) & counted).sum() / counted.sum().clamp(min=1)
+        total = loss + self.config.auxiliary_weight * auxiliary_loss
+        return total, {"auxiliary_loss": auxiliary_loss.detach(), "pixel_accuracy": hits.detach()}
+
+    def pixels(self, batch: CropBatch, place: Place) -> Tensor:
+        """Images as the backbone takes them, with this part's share of the colour changes."""
+        dtype = next(self.network.parameters()).dtype
+        images = batch.images.float() / 255
+        if self.config.colours:
+            num = len(images)
+            drawn = draw_colours(num * place.num_parts, place.generator())[place.part * num : (place.part + 1) * num]
+            images = change_colours(images, drawn.to(images.device, non_blocking=True))
+        return to_pixels_of(self.backbone, normalise(images).to(dtype))

@@ -1,0 +1,193 @@
+"""The sections of the page that charts and tables fill, each from the records of its kind."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from markupsafe import Markup
+
+from mixlab.report import charts
+from mixlab.report.models import Figure
+from mixlab.report.pictures import file_picture
+from mixlab.report.records import Findings, Record
+
+RANK_MEASURES = ("numerical", "practical", "effective", "stable", "energy")
+STUDY_ORDER = {"model": 0, "size": 1, "training": 2, "registers": 3, "layer": 4, "register": 5, "head": 6}
+VERDICTS = ("supported", "contradicted", "not resolved at this scale", "not measured")
+SHOWN_ELSEWHERE = {
+    "knn_top1", "probe_top1", "binary_auc", "binary_auc_raw", "centre_matched_auc", "centre_prior", "untrained",
+    "above_centre_prior", "above_untrained", "best_head_over_worst", "off_diagonal_rank", "diagonal_rank", "mask_rank",
+    "rank_bound_holds", "images_per_s", "middle_registers_over_outer", "register_auc_follows_probe",
+    "auc_follows_probe",
+}  # fmt: skip
+
+
+def chance_level(findings: Findings) -> float | None:
+    records = [record for kind in ("knn", "probe") for record in findings.of(kind)]
+    counts = {record.content["num_classes"] for record in records if record.content.get("num_classes")}
+    return 1 / counts.pop() if len(counts) == 1 else None
+
+
+def auc_part(findings: Findings, colours: charts.Colours) -> dict[str, Any] | None:
+    figures: list[dict[str, Any]] = []
+    comparisons: list[dict[str, Any]] = []
+    labels: dict[str, None] = {}
+    for record in sorted(findings.of("auc"), key=lambda record: STUDY_ORDER.get(record.content["study"], 9)):
+        rows, study = (
+            sorted(record.content["rows"], key=lambda row: place_of(row["label"], colours)),
+            record.content["study"],
+        )
+        labels |= dict.fromkeys(row["label"] for row in rows)
+        figures += [
+            {
+                "name": f"auc {title}",
+                "title": title,
+                "svg": svg,
+                "file": file,
+                "record": record,
+                "n": rows[0]["auc"]["n"],
+            }
+            for title, svg, file in _auc_charts(record, rows, colours)
+        ]
+        comparisons += [{"study": study, "record": record, **one} for one in record.content["comparisons"]]
+    return {"figures": figures, "comparisons": comparisons, "labels": list(labels)} if figures else None
+
+
+def _auc_charts(
+    record: Record, rows: list[dict[str, Any]], colours: charts.Colours
+) -> Iterator[tuple[str, Markup | None, str | None]]:
+    """Title, chart, or a picture where the run has only that."""
+    study = record.content["study"]
+    if study == "layer":
+        yield "By layer", charts.auc_along(rows, "layer", colours, "layer"), None
+    elif study == "register":
+        yield "By register", charts.auc_along(rows, "index", colours, "register, in the order of the sequence"), None
+    elif study == "head":
+        for label in dict.fromkeys(row["label"] for row in rows):
+            own = [row for row in rows if row["label"] == label]
+            yield f"Heads of {label}", charts.head_grid(label, own), None
+    else:
+        yield f"By {study}", charts.auc_dots(rows, colours), None
+        file = record.run.path / "figures" / "auc_roc.svg"
+        if "roc" in record.content:
+            yield "Mean ROC", charts.roc_curves(record.content["roc"], colours), None
+        elif study == "model" and file.is_file():
+            yield "Mean ROC", None, file_picture(file)
+
+
+def place_of(label: str, colours: charts.Colours) -> int:
+    """The place of a model in the table."""
+    return list(colours).index(label) if label in colours else len(colours)
+
+
+def rank_part(findings: Findings, colours: charts.Colours) -> dict[str, Any] | None:
+    found = {record.content["subject"]["label"]: record for record in findings.of("rank")}
+    if not found:
+        return None
+    records = {label: found[label] for label in sorted(found, key=lambda label: place_of(label, colours))}
+    spectra = {label: record.arrays().get("off_diagonal_spectrum") for label, record in records.items()}
+    known = {label: values for label, values in spectra.items() if values is not None}
+    shown = {
+        f"{measure.capitalize()} rank": charts.rank_lines(records, measure, colours)
+        for measure in ("numerical", "effective")
+    }
+    if known:
+        shown["Spectra"] = charts.spectrum_lines(known, colours)
+    if all("grid_profile" in record.arrays() for record in records.values()):
+        shown["Where the weight lies"] = charts.distance_lines(records, colours)
+    rows = [_rank_row(label, record) for label, record in records.items()]
+    return {"charts": shown, "labels": list(records), "rows": rows, "measures": RANK_MEASURES}
+
+
+def _rank_row(label: str, record: Record) -> dict[str, Any]:
+    overall = record.content["overall"]
+    off = overall["off_diagonal"]
+    return {
+        "label": label,
+        "record": record,
+        "chunk": record.content["chunk"],
+        "tokens": record.content["num_tokens"],
+        "bound": off["bound"]["max"],
+        "figures": [off[name] for name in RANK_MEASURES],
+        "mask": overall["scan"]["mask"]["max"] if "scan" in overall else None,
+        "holds": overall["bound_holds"],
+        "self_share": overall["distance"]["self_share"],
+        "reach": overall["distance"]["distance_to_others"],
+    }
+
+
+def training_part(findings: Findings, colours: charts.Colours) -> dict[str, Any] | None:
+    if not findings.curves:
+        return None
+    ordered = sorted(findings.curves, key=lambda curve: place_of(curve.label, colours))
+    dino = [curve for curve in ordered if _method(curve.config) != "supervised"]
+    supervised = [curve for curve in ordered if _method(curve.config) == "supervised"]
+    wanted = {
+        "Loss of DINO": (dino, "loss", "loss"),
+        "Loss with labels": (supervised, "loss", "loss"),
+        "Nearest neighbours, live": (ordered, "knn_accuracy", "kNN accuracy"),
+        "Entropy of the teacher": (dino, "teacher_entropy", "nats"),
+    }
+    drawn = {title: charts.training_lines(*what, title=title, colours=colours) for title, what in wanted.items()}
+    shown = {title: svg for title, svg in drawn.items() if svg is not None}
+    steps = {curve.label: curve.rows[-1].get("step") for curve in ordered}
+    configs = {curve.label: curve.config for curve in ordered}
+    return {"charts": shown, "labels": list(steps), "steps": steps, "configs": configs}
+
+
+def _method(config: dict[str, Any]) -> str:
+    return str(config.get("settings", {}).get("method", {}).get("kind", ""))
+
+
+def ledger_part(record: Record) -> dict[str, Any]:
+    claims = record.content["claims"]
+    counts = Counter(claim["status"] for claim in claims)
+    return {"record": record, "claims": claims, "counts": {name: counts[name] for name in VERDICTS if counts[name]}}
+
+
+def other_measurements(findings: Findings) -> list[dict[str, Any]]:
+    """Measurements that no section above shows: robustness, segmentation, detection and what is still to come."""
+    return [
+        {"record": record, "figure": Figure(m["value"], m.get("low"), m.get("high"), m.get("n"), record), **m}
+        for record, m in findings.measurements()
+        if m["metric"] not in SHOWN_ELSEWHERE
+    ]
+
+
+def commands_with_records(findings: Findings) -> list[dict[str, Any]]:
+    """Commands with the records that they left."""
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for record in findings.records:
+        origin = record.content.get("provenance")
+        if origin:
+            key = (origin["command"], origin["seed"], _sample_size(record), record.run.path)
+            row = rows.setdefault(key, {"records": [], "n": _sample_size(record), **origin})
+            row["records"].append(record)
+    return list(rows.values())
+
+
+def machines_of(findings: Findings) -> list[str]:
+    """What the records were made on, and when, each combination once."""
+    found: dict[str, list[str]] = {}
+    for record in findings.records:
+        origin = record.content.get("provenance")
+        if origin:
+            machine, versions = origin["machine"], origin["versions"]
+            place = (
+                f"{machine['processor']} ({machine['device']}), torch {versions['torch']}, mixlab {versions['mixlab']}"
+            )
+            commit = f" at {origin['commit']}" if origin.get("commit") else ""
+            found.setdefault(place + commit, []).append(origin["date"][:10])
+    return [f"{place}, {' to '.join(sorted({min(dates), max(dates)}))}" for place, dates in found.items()]
+
+
+def _sample_size(record: Record) -> int | None:
+    content = record.content
+    if content.get("rows"):
+        return content["rows"][0].get("auc", {}).get("n")
+    if "num_images" in content:
+        return content["num_images"]
+    if isinstance(content.get("images"), list):
+        return len(content["images"])
+    sizes = [m.get("n") for m in content.get("measurements", [])]
+    return sizes[0] if sizes else None

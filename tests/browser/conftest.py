@@ -1,0 +1,90 @@
+"""A real Chromium on the real page. Without a browser these tests are skipped, and say so."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit
+
+import pytest
+import torch
+
+from mixlab.commands.app_laboratory import LiveLaboratory
+from tests.unit.app.live_page import serve, tiny_laboratory
+
+if TYPE_CHECKING:  # fixtures import it when used: without playwright this file must still load
+    from tests.browser.visiting import Browser, BrowserContext, OpenPage, Page
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.fixture(scope="module")  # playwright allows one at a time
+def browser() -> Iterator["Browser"]:
+    from tests.browser.visiting import sync_playwright
+
+    if CHROMIUM is None:
+        pytest.skip("no chromium, chromium-browser or google-chrome on the PATH: install one to test the page")
+    torch.set_num_threads(1)
+    options = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="session")
+def laboratory() -> LiveLaboratory:
+    return tiny_laboratory()
+
+
+@pytest.fixture(scope="session")
+def address(laboratory: LiveLaboratory) -> Iterator[str]:
+    with serve(laboratory) as found:
+        yield found
+
+
+@pytest.fixture
+def open_page(browser: "Browser", address: str) -> Iterator["OpenPage"]:
+    """Open the page at a view. Afterwards: no script errors, nothing asked of anyone but the server.
+
+    `refusals` are what a test provokes, as the browser logs it: each is an error in its console.
+    """
+    from tests.browser.visiting import settle
+
+    contexts: list[BrowserContext] = []
+    errors: list[str] = []
+    outside: list[str] = []
+    provoked: list[str] = []
+
+    def open_at(
+        view: str = "",
+        *,
+        at: str | None = None,
+        refusals: tuple[str, ...] = (),
+        width: int = 1280,
+        theme: Literal["light", "dark"] = "light",
+    ) -> "Page":
+        provoked.extend(refusals)
+        host = at or address
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(15_000)
+        page.on("console", lambda message: message.type in ("error", "warning") and errors.append(message.text))
+        page.on("pageerror", lambda error: errors.append(f"uncaught: {error}"))
+        page.on("request", lambda asked: _is_outside(asked.url, host) and outside.append(asked.url))
+        page.goto(f"http://{host}/{view}")
+        settle(page)
+        return page
+
+    yield open_at
+    for context in contexts:
+        context.close()
+    unexpected = [text for text in errors if not any(words in text for words in provoked)]
+    assert not unexpected, unexpected
+    assert not outside, outside
+
+
+def _is_outside(url: str, host: str) -> bool:
+    parts = urlsplit(url)
+    return parts.scheme in ("http", "https", "ws", "wss") and parts.netloc != host

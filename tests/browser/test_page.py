@@ -1,0 +1,375 @@
+"""The page as a visitor uses it: every control, and what it shows for it."""
+
+import base64
+import io
+import re
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mixlab.analysis.maps import activation_map
+from mixlab.analysis.subjects import normalise
+from mixlab.commands.app_laboratory import LiveLaboratory
+from tests.browser.visiting import OpenPage, Page, expect, settle
+from tests.unit.app.live_page import request, tiny_subjects
+from tests.unit.app.test_app_server import png_header
+
+TWO = "#model=vit_tiny&model=dinomambareg_tiny"
+
+
+def canvas(page: Page, model: str, figure: int, place: int = 0) -> str:
+    """A selector: figures are 0 map, 1 patch, 2 principal components, 3 matrix."""
+    number = page.locator(".card h3").all_inner_texts().index(model)
+    return f".card:nth-child({number + 1}) figure:nth-child({figure + 1}) .frame canvas >> nth={place}"
+
+
+def label(page: Page, model: str, figure: int) -> str:
+    return page.locator(canvas(page, model, figure)).get_attribute("aria-label") or ""
+
+
+def pixels(page: Page, selector: str) -> np.ndarray:
+    """What a canvas shows, (height, width, 3)."""
+    url = page.locator(selector).evaluate("(canvas) => canvas.toDataURL()")
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).convert("RGB"))
+
+
+def drag(page: Page, *points: tuple[float, float]) -> None:
+    """Drag over the image; points are shares of its sides."""
+    page.locator("#stage").scroll_into_view_if_needed()
+    box = page.locator("#stage").bounding_box()
+    assert box is not None
+    places = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in points]
+    page.mouse.move(*places[0])
+    page.mouse.down()
+    for place in places[1:]:
+        page.mouse.move(*place, steps=4)
+    page.mouse.up()
+
+
+def slide(page: Page, control: str, value: int) -> None:
+    page.locator(control).fill(str(value))
+    settle(page)
+
+
+def test_the_colours_of_a_map_are_the_values_of_the_model(open_page: OpenPage, laboratory: LiveLaboratory) -> None:
+    page = open_page(f"{TWO}&x=0.02&y=0.02&overlay=0")
+    page.wait_for_function("() => document.querySelectorAll('.card').length === 2")
+    backbone = tiny_subjects()[0].backbone
+    square = laboratory.square(laboratory.samples[0].pixels, 64, "crop")
+    with torch.no_grad():
+        images = normalise(torch.from_numpy(square).permute(2, 0, 1)[None], backbone)
+        values = activation_map(backbone, images, "cosine", 2)[0].numpy()
+    shares = (values - values.min()) / (values.max() - values.min())
+    expected = mpl.colormaps["viridis"](shares)[..., :3] * 255
+    shown = pixels(page, canvas(page, "vit_tiny", 0))
+    centres = shown[24::48, 24::48].astype(float)  # 8 x 8 cells on 384 pixels
+    assert np.abs(centres - expected).max() < 6
+
+
+def test_a_click_on_the_image_a_map_or_the_matrix_chooses_the_patch(open_page: OpenPage) -> None:
+    page = open_page(TWO)
+    drag(page, (0.9, 0.1))
+    expect(page.locator("#patch-text")).to_have_text("Patch in row 1, column 8 of 8 × 8.")
+    settle(page)
+    before = pixels(page, canvas(page, "vit_tiny", 1))
+    page.locator(canvas(page, "dinomambareg_tiny", 0)).click(position={"x": 10, "y": 200})
+    expect(page.locator("#patch-text")).to_contain_text("column 1 of")
+    settle(page)
+    assert (pixels(page, canvas(page, "vit_tiny", 1)) != before).any()
+    matrix = page.locator(canvas(page, "vit_tiny", 3))
+    size = matrix.bounding_box()["width"]  # type: ignore[index]
+    matrix.click(position={"x": 5, "y": size * (1 + 19.5) / 65})  # token 20 is patch 19, after the class token
+    expect(page.locator("#patch-text")).to_have_text("Patch in row 3, column 4 of 8 × 8.")
+
+
+def test_arrow_keys_move_the_patch_and_stop_at_the_edge(open_page: OpenPage) -> None:
+    page = open_page(f"{TWO}&x=0.5&y=0.05")
+    page.locator("#stage").focus()
+    for key in ("ArrowUp", "ArrowRight", "ArrowDown", "ArrowDown", "ArrowLeft", "ArrowLeft"):
+        page.keyboard.press(key)
+    expect(page.locator("#patch-text")).to_have_text("Patch in row 3, column 4 of 8 × 8.")
+    expect(page.locator("#status")).to_have_text("Patch in row 3, column 4.")
+    for _ in range(9):
+        page.keyboard.press("ArrowLeft")
+    expect(page.locator("#patch-text")).to_contain_text("column 1 of")
+
+
+def test_sliders_go_over_layers_heads_and_registers(open_page: OpenPage) -> None:
+    page = open_page("#model=vit_tiny&model=dinovim_tiny&model=dinomambareg_tiny&map=register_cosine")
+    expect(page.locator("#layer-text")).to_have_text("5 of 5")
+    slide(page, "#layer", 3)
+    expect(page.locator(".card header p").first).to_contain_text("layer 2 of 3")  # half the depth
+    expect(page.locator(".card header p").nth(1)).to_contain_text("layer 3 of 5")
+    slide(page, "#head", 2)
+    page.wait_for_function("() => document.body.textContent.includes('head 2 of 2, 65 tokens')")
+    slide(page, "#part", 3)
+    assert "register 3 of 4" in label(page, "dinomambareg_tiny", 0)
+    assert "This map needs registers" in label(page, "vit_tiny", 0)
+    page.select_option("#map", "direction_rows")
+    settle(page)
+    slide(page, "#part", 2)
+    assert "direction 2 of 2" in label(page, "dinovim_tiny", 0)
+    expect(page.locator("#part-name")).to_have_text("Direction")
+
+
+def test_every_kind_of_map_is_shown_or_explained(open_page: OpenPage, laboratory: LiveLaboratory) -> None:
+    page = open_page("#model=dinomambareg_tiny&model=gatedconv_tiny")
+    cards = {card.id: card for card in laboratory.models}
+    for name in [card.id for card in laboratory.maps]:
+        page.select_option("#map", name)
+        for model in ("dinomambareg_tiny", "gatedconv_tiny"):
+            words = f"{name.replace('_', ' ')}" if name in cards[model].maps else "This map needs"
+            expect(page.locator(canvas(page, model, 0))).to_have_attribute("aria-label", re.compile(re.escape(words)))
+
+
+def test_row_or_column_scale_overlay_and_fit_change_the_pictures(open_page: OpenPage) -> None:
+    page = open_page(TWO)
+    for control, value in (("#sense", "column"), ("#scale", "log"), ("#fit", "squash")):
+        before = pixels(page, canvas(page, "vit_tiny", 1))
+        page.select_option(control, value)
+        if control != "#fit":  # samples are square: nothing to see there
+            settle(page)
+            assert (pixels(page, canvas(page, "vit_tiny", 1)) != before).any(), control
+    assert "Who listens to the patch" in label(page, "vit_tiny", 1)
+    before = pixels(page, canvas(page, "vit_tiny", 0))
+    page.uncheck("#overlay")
+    settle(page)
+    assert (pixels(page, canvas(page, "vit_tiny", 0)) != before).any()
+    expect(page).to_have_url(re.compile("fit=squash.*overlay=0"))
+
+
+def test_two_to_four_models_can_be_chosen(open_page: OpenPage) -> None:
+    page = open_page(TWO)
+    boxes = page.locator("#models input")
+    expect(boxes.nth(0)).to_be_disabled()  # one of two
+    boxes.nth(1).check()
+    boxes.nth(3).check()
+    expect(page.locator(".card")).to_have_count(4)
+    expect(boxes.nth(4)).to_be_disabled()
+    boxes.nth(0).uncheck()
+    expect(page.locator(".card h3")).to_have_text(["dinovim_tiny", "dinomambareg_tiny", "gatedconv_tiny"])
+    settle(page)
+
+
+def test_a_mask_drawn_is_scored_as_it_is_drawn_and_erased_again(open_page: OpenPage) -> None:
+    page = open_page(TWO)
+    cell = page.locator("#score-table tbody tr td strong").first
+    expect(page.locator("#sweep")).to_be_disabled()
+    page.get_by_text("Draw", exact=True).click()
+    drag(page, (0.5, 0.5))  # one dab on the corner of four patches
+    expect(page.locator("#score-hint")).to_contain_text("no patch is at least half covered")
+    page.locator("#mask-clear").click()
+    slide(page, "#brush", 20)
+    drag(page, (0.2, 0.2), (0.4, 0.2), (0.4, 0.4))
+    page.wait_for_function("() => location.hash.includes('mask=')")
+    settle(page)
+    first = cell.inner_text()
+    assert 0.5 <= float(first) <= 1
+    expect(page.locator("#roc svg")).to_have_attribute("aria-label", re.compile(re.escape(first)))
+    drag(page, (0.8, 0.6), (0.8, 0.9))
+    expect(cell).not_to_have_text(first)
+    page.get_by_text("Erase", exact=True).click()
+    drag(page, (0.8, 0.5), (0.8, 1.0))
+    expect(cell).to_have_text(first)
+    page.locator("#mask-clear").click()
+    expect(page.locator("#score-table tbody")).not_to_contain_text("0.")
+    expect(page).not_to_have_url(re.compile("mask="))
+
+
+def test_a_mask_can_be_drawn_with_the_keyboard(open_page: OpenPage, address: str) -> None:
+    page = open_page(f"{TWO}&x=0.05&y=0.05")
+    page.locator("#tools input[value=draw]").focus()
+    page.keyboard.press("Space")
+    page.locator("#stage").focus()
+    for key in ("Enter", "ArrowRight", "Enter", "ArrowDown", "Space"):
+        page.keyboard.press(key)
+    mask = np.zeros((256, 256), dtype=int)
+    mask[:32, :64] = mask[32:64, 32:64] = 1
+    runs = [[int(mask.flat[0]), 0]]
+    for value in mask.flatten().tolist():
+        if value != runs[-1][0]:
+            runs.append([value, 0])
+        runs[-1][1] += 1
+    asked = {"kind": "score", "picture": "sample-1", "model": "vit_tiny", "layer": 2, "mask": runs}
+    expected = request(address, "POST", "/api/questions", asked).body["answer"]["auc"]
+    expect(page.locator("#score-table tbody tr td strong").first).to_have_text(f"{expected:.3f}")
+
+
+def test_the_sample_has_its_mask_and_every_layer_can_be_scored(open_page: OpenPage) -> None:
+    page = open_page("#model=vit_tiny&model=dinovim_tiny&image=sample-2")
+    page.locator("#mask-sample").click()
+    expect(page.locator("#score-table tbody tr")).to_have_count(3)  # and the blob in the centre
+    page.locator("#sweep").click()
+    expect(page.locator("#layers circle")).to_have_count(3 + 5)
+    last = page.locator("#score-table tbody tr td strong").first.inner_text()
+    said = page.locator("#layers svg").get_attribute("aria-label") or ""
+    assert said.split("vit_tiny: ")[1].split(";")[0].split(", ")[-1] == f"{float(last):.2f}"
+    slide(page, "#layer", 1)
+    expect(page.locator("#layers circle")).to_have_count(3 + 5)  # the curve is about all layers, whichever is shown
+    page.select_option("#map", "norm")
+    expect(page.locator("#layers circle")).to_have_count(0)  # and about this map only
+
+
+def test_an_upload_is_shown_with_its_own_mask(open_page: OpenPage, tmp_path: Path) -> None:
+    picture, mask = np.zeros((90, 120, 3), dtype=np.uint8), np.zeros((90, 120), dtype=np.uint8)
+    picture[:, 60:] = (250, 20, 20)
+    mask[:, 60:] = 255
+    Image.fromarray(picture).save(tmp_path / "half.png")
+    Image.fromarray(mask).save(tmp_path / "mask.png")
+    page = open_page(TWO)
+    page.set_input_files("#file", tmp_path / "half.png")
+    expect(page.locator("#status")).to_have_text("half.png, 120 × 90 pixels.")
+    expect(page.locator("#mask-sample")).to_be_disabled()
+    settle(page)
+    shown = pixels(page, "#stage")
+    np.testing.assert_allclose(shown[700, 700], (250, 20, 20), atol=3)
+    np.testing.assert_allclose(shown[700, 60], (0, 0, 0), atol=3)
+    page.set_input_files("#mask-file", tmp_path / "mask.png")
+    expect(page.locator("#status")).to_have_text("Mask from mask.png.")
+    expect(page.locator("#score-table tbody tr").last).to_contain_text("0.500")  # the blob is the same on both sides
+    expect(page).to_have_url(re.compile("image=upload-"))
+
+
+def test_an_image_can_be_dropped_on_the_page(open_page: OpenPage) -> None:
+    page = open_page(TWO)
+    buffer = io.BytesIO()
+    Image.new("RGB", (32, 32), (10, 200, 30)).save(buffer, format="PNG")
+    page.evaluate(
+        """(bytes) => {
+          const transfer = new DataTransfer();
+          transfer.items.add(new File([new Uint8Array(bytes)], "dropped.png", { type: "image/png" }));
+          const details = { dataTransfer: transfer, bubbles: true, cancelable: true };
+          for (const kind of ["dragenter", "dragover", "drop"]) {
+            document.body.dispatchEvent(new DragEvent(kind, details));
+          }
+        }""",
+        list(buffer.getvalue()),
+    )
+    expect(page.locator("#status")).to_have_text("dropped.png, 32 × 32 pixels.")
+    assert page.locator("body.dragging").count() == 0
+
+
+@pytest.mark.parametrize("kind", ["broken", "bomb", "text", "huge"])
+def test_a_file_that_is_no_good_is_refused_in_words_and_the_page_goes_on(
+    open_page: OpenPage, tmp_path: Path, kind: str
+) -> None:
+    file = tmp_path / "picture.png"
+    words = {"broken": "cannot be decoded", "bomb": "100 million pixels", "text": "not an image", "huge": "21 MB"}[kind]
+    if kind == "broken":
+        Image.effect_noise((200, 200), 90).save(file)
+        file.write_bytes(file.read_bytes()[:9000])
+    else:
+        file.write_bytes({"bomb": png_header(10_000, 10_000), "text": b"hello", "huge": bytes(21 * 2**20)}[kind])
+    page = open_page(TWO, refusals=("status of 422",))
+    page.set_input_files("#file", file)
+    expect(page.locator("#banner")).to_contain_text(words)
+    page.locator("#samples label").nth(2).click()
+    expect(page.locator("#stage")).to_have_attribute("aria-label", "Image: sample 3")
+    settle(page)
+
+
+def test_a_mask_of_another_shape_is_refused_in_words(open_page: OpenPage, tmp_path: Path) -> None:
+    Image.new("L", (64, 20)).save(tmp_path / "mask.png")
+    page = open_page(TWO, refusals=("status of 422",))
+    page.set_input_files("#mask-file", tmp_path / "mask.png")
+    expect(page.locator("#banner")).to_contain_text("another shape")
+
+
+def test_a_link_is_the_view_mask_and_all(open_page: OpenPage) -> None:
+    page = open_page("#model=vit_tiny&model=gatedconv_tiny&image=sample-3&map=norm&layer=2&head=1&x=0.1&y=0.9")
+    page.get_by_text("Draw", exact=True).click()
+    drag(page, (0.3, 0.3), (0.6, 0.5))
+    expect(page.locator("#score-table tbody tr")).to_have_count(3)
+    page.wait_for_function("() => location.hash.includes('mask=')")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.locator("#share").click()
+    expect(page.locator("#status")).to_have_text("Link copied.")
+    link = page.evaluate("() => navigator.clipboard.readText()")
+    assert link == page.url
+    settle(page)
+    other = open_page(link[link.index("#") :])
+    for selector in ("#score-table", "#patch-text", "#layer-text", "#head-text", "#cards"):
+        expect(other.locator(selector)).to_have_text(page.locator(selector).inner_text(), use_inner_text=True)
+    np.testing.assert_array_equal(pixels(other, "#stage"), pixels(page, "#stage"))
+
+
+def test_a_link_that_makes_no_sense_still_opens_a_page(open_page: OpenPage) -> None:
+    page = open_page(
+        "#model=nobody&image=upload-gone&map=dream&layer=-3&head=x&x=7&mask=%25&fit=no", refusals=("status of 404",)
+    )
+    expect(page.locator("#banner")).not_to_be_empty()
+    expect(page.locator("#samples input").first).to_be_checked()
+    settle(page)
+    expect(page.locator(".card")).to_have_count(3)
+
+
+def test_pictures_can_be_downloaded_one_by_one_and_together(open_page: OpenPage, tmp_path: Path) -> None:
+    page = open_page(TWO)
+    with page.expect_download() as one:
+        page.get_by_label("Download: Activation map, vit_tiny").click()
+    assert one.value.suggested_filename == "vit-tiny-activation-map.png"
+    one.value.save_as(tmp_path / "one.png")
+    shown = pixels(page, canvas(page, "vit_tiny", 0))
+    np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / "one.png").convert("RGB")), shown)
+    with page.expect_download() as whole:
+        page.locator("#download").click()
+    whole.value.save_as(tmp_path / "whole.png")
+    figure = np.asarray(Image.open(tmp_path / "whole.png").convert("RGB"))
+    assert figure.shape[1] > 900
+    assert len({bytes(colour) for colour in figure[::9, ::9].reshape(-1, 3)}) > 200
+
+
+def test_both_themes_are_readable_and_remembered(open_page: OpenPage) -> None:
+    page = open_page(TWO, theme="dark")
+    ground = "() => getComputedStyle(document.body).backgroundColor"
+    assert page.evaluate(ground) == "rgb(13, 17, 23)"
+    page.select_option("#theme", "light")
+    assert page.evaluate(ground) == "rgb(255, 255, 255)"
+    page.reload()
+    assert page.evaluate(ground) == "rgb(255, 255, 255)"
+
+
+@pytest.mark.parametrize("width", [360, 768, 1280])
+def test_nothing_is_cut_off_at_any_width(open_page: OpenPage, width: int) -> None:
+    page = open_page(
+        "#model=vit_tiny&model=dinovim_tiny&model=dinomambareg_tiny&model=gatedconv_tiny&mask=sample", width=width
+    )
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= width
+    for box in page.locator("canvas, .card h3, button").evaluate_all(
+        "(nodes) => nodes.map((n) => n.getBoundingClientRect()).filter((b) => b.width).map((b) => [b.left, b.right])"
+    ):
+        assert box[0] >= -0.5
+        assert box[1] <= width + 0.5
+
+
+def test_everything_that_can_be_used_has_a_name(open_page: OpenPage) -> None:
+    page = open_page(TWO)
+    unnamed = page.evaluate(
+        """() => [...document.querySelectorAll("input, select, button, canvas, img, svg, progress")].filter((node) => {
+          if (node.getAttribute("aria-hidden") || node.closest("[hidden]")) return false;
+          const label = node.getAttribute("aria-label") ?? node.alt ?? "";
+          const around = node.labels?.[0]?.textContent.trim() || node.labels?.[0]?.querySelector("img")?.alt || "";
+          return !(label || around || node.textContent.trim()) && node.getAttribute("alt") === null;
+        }).map((node) => node.outerHTML.slice(0, 120))"""
+    )
+    assert unnamed == []
+
+
+def test_two_visitors_at_once_see_their_own_views(open_page: OpenPage) -> None:
+    first = open_page("#model=vit_tiny&model=dinovim_tiny&image=sample-1&layer=1")
+    second = open_page("#model=vit_tiny&model=dinovim_tiny&image=sample-4&layer=5")
+    for _ in range(3):
+        slide(first, "#layer", 4)
+        slide(second, "#layer", 2)
+        slide(first, "#layer", 1)
+        slide(second, "#layer", 5)
+    expect(first.locator(".card header p").nth(1)).to_contain_text("layer 1 of 5")
+    expect(second.locator(".card header p").nth(1)).to_contain_text("layer 5 of 5")
+    alone = open_page("#model=vit_tiny&model=dinovim_tiny&image=sample-4&layer=5")
+    for figure in range(4):
+        selector = canvas(second, "dinovim_tiny", figure)
+        np.testing.assert_array_equal(pixels(second, selector), pixels(alone, selector))

@@ -1,0 +1,140 @@
+"""Long work and lost servers: the page says what happens, and goes on."""
+
+import io
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from PIL import Image
+
+from tests.browser.slow_server import slow_laboratory
+from tests.browser.visiting import OpenPage, expect, settle
+from tests.unit.app.live_page import request, serve
+
+ROOT = Path(__file__).parents[2]
+VIEW = "#model=vit_tiny&model=dinovim_tiny&mask=sample"
+
+
+@contextmanager
+def loaded_server(port: int) -> Iterator[subprocess.Popen[str]]:
+    """A process with everything loaded, that serves once a line is written to it."""
+    command = [sys.executable, str(Path(__file__).with_name("slow_server.py")), str(port)]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=_environment()
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def begin(process: subprocess.Popen[str], port: int) -> None:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.stdin.write("serve\n")
+    process.stdin.flush()
+    for _ in range(400):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.025)
+    raise AssertionError("the server did not start")
+
+
+def test_long_work_shows_its_progress_and_can_be_cancelled(open_page: OpenPage) -> None:
+    with serve(slow_laboratory()) as address:
+        page = open_page(VIEW, at=address)
+        page.locator("#sweep").click()
+        expect(page.locator("#sweep-progress")).to_be_visible()
+        page.wait_for_function("() => document.getElementById('sweep-bar').value > 0.01")
+        matrix = page.locator(".card figure:nth-child(4) figcaption").first
+        page.locator("#head").fill("2")  # the rest of the page stays live meanwhile
+        expect(matrix).to_contain_text("head 2 of 2")
+        expect(page.locator("#sweep-progress")).to_be_visible()
+        page.locator("#layer").fill("2")
+        expect(page.locator(".card header p").nth(1)).to_contain_text("layer 2 of 5")
+        page.locator("#sweep-cancel").click()
+        expect(page.locator("#sweep-progress")).to_be_hidden()
+        expect(page.locator("#sweep")).to_be_visible()
+        assert page.locator("#layers circle").count() == 0
+        settle(page)
+        page.close()
+
+
+def test_a_picture_that_takes_long_says_so_and_can_be_cancelled_and_asked_for_again(open_page: OpenPage) -> None:
+    with serve(slow_laboratory()) as address:
+        page = open_page("#model=vit_tiny&model=dinovim_tiny&layer=5", at=address)
+        page.locator("#layer").fill("1")
+        panel = page.locator(".card").first.locator("figure").nth(2)
+        expect(panel.locator(".note")).to_contain_text("thinking")
+        panel.get_by_role("button", name="Cancel").click()
+        expect(panel.locator(".note")).to_contain_text("Cancelled.")
+        panel.get_by_role("button", name="Try again").click()
+        expect(panel.locator("figcaption")).to_contain_text("of the variance")
+        settle(page)
+        expect(panel.locator(".note")).to_be_hidden()
+        page.close()
+
+
+def test_an_answer_that_the_server_gave_up_on_is_asked_for_again(open_page: OpenPage) -> None:
+    with serve(slow_laboratory()) as address:
+        page = open_page(
+            "#model=vit_tiny&model=dinovim_tiny&layer=5", at=address, refusals=("status of 404", "status of 409")
+        )
+        asked: list[str] = []
+        page.on("request", lambda request: "/api/questions/" in request.url and asked.append(request.url))
+        page.locator("#layer").fill("1")
+        panel = page.locator(".card").first.locator("figure").nth(2)
+        expect(panel.locator(".note")).to_contain_text("thinking")
+        for url in set(asked):  # as if nobody had asked for too long
+            request(address, "DELETE", url.partition(address)[2])
+        expect(panel.locator("figcaption")).to_contain_text("of the variance")
+        settle(page)
+        expect(page.locator("#banner")).to_be_hidden()
+        page.close()
+
+
+def test_a_server_killed_in_mid_request_is_announced_and_the_page_recovers(open_page: OpenPage, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with loaded_server(port) as first, loaded_server(port) as second:
+        begin(first, port)
+        page = open_page(
+            VIEW, at=f"127.0.0.1:{port}", refusals=("ERR_CONNECTION", "ERR_EMPTY_RESPONSE", "status of 404")
+        )
+        buffer = io.BytesIO()
+        Image.linear_gradient("L").convert("RGB").save(buffer, format="PNG")
+        file = tmp_path / "gradient.png"
+        file.write_bytes(buffer.getvalue())
+        page.set_input_files("#file", file)
+        expect(page.locator("#status")).to_contain_text("gradient.png")
+        settle(page)
+        page.get_by_text("Draw", exact=True).click()
+        page.locator("#brush").fill("40")
+        page.locator("#stage").click()
+        page.locator("#sweep").click()
+        page.wait_for_function("() => document.getElementById('sweep-bar').value > 0")
+        first.kill()
+        expect(page.locator("#banner")).to_contain_text("The server does not answer")
+        page.locator("#layer").fill("1")
+        begin(second, port)
+        expect(page.locator("#banner")).to_be_hidden()
+        expect(page.locator("#status")).to_have_text("The server is back.")
+        expect(page.locator(".card header p").nth(1)).to_contain_text("layer 1 of 5")
+        page.wait_for_function("() => document.querySelectorAll('#cards figure.empty').length === 0")
+        settle(page)
+        expect(page.locator("#stage")).to_have_attribute("aria-label", "Image: your image")  # sent again by the page
+        expect(page.locator("#score-table tbody tr")).to_have_count(3)  # scored again, the blob in the centre beside
+        expect(page.locator("#sweep")).to_be_visible()

@@ -1,0 +1,152 @@
+"""The report and the documentation in a real browser: both themes, a desk, a phone and paper."""
+
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "tests" / "unit" / "report"), str(ROOT / "docs")]
+playwright_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'mixlab[dev]'")
+
+from example_run import make_example  # noqa: E402
+
+from mixlab.report import find_runs, write_report  # noqa: E402
+
+SCREENS = {"desk": (1280, 900), "tablet": (820, 1100), "phone": (360, 740)}
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with playwright_api.sync_playwright() as playwright:
+        try:
+            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        except playwright_api.Error as error:
+            pytest.skip(f"no Chromium here: {str(error).splitlines()[0]}")
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "lab"
+    make_example(folder)
+    return write_report(find_runs([folder]), folder / "report.html")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("site")
+    import_module("build").build(folder)
+    return folder
+
+
+class Visit:
+    """A page in one theme on one screen, with everything that it asked for or complained about."""
+
+    def __init__(self, browser: Any, file: Path, *, theme: str, screen: str) -> None:
+        width, height = SCREENS[screen]
+        self.context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme)
+        self.page = self.context.new_page()
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.goto(file.as_uri())
+
+    def __enter__(self) -> "Visit":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.context.close()
+
+    def assert_sound(self) -> None:
+        assert not self.complaints
+        assert all(url.startswith(("file:", "data:")) for url in self.requests)
+        width = self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert width <= 0, f"the page is {width} px wider than the screen"
+        broken = self.page.evaluate("[...document.images].filter(i => !i.naturalWidth || !i.alt).map(i => i.outerHTML)")
+        assert not broken, "a picture is empty or has no description"
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_report_is_sound_in_both_themes_on_every_screen(
+    chromium: Any, report: Path, theme: str, screen: str
+) -> None:
+    with Visit(chromium, report, theme=theme, screen=screen) as visit:
+        visit.assert_sound()
+        # No part of a chart is cut off: text stays inside the page.
+        outside = visit.page.evaluate(
+            """[...document.querySelectorAll('svg text, figcaption, td, th, h2, p')].filter(part => {
+                 const box = part.getBoundingClientRect();
+                 return box.width > 0 && (box.left < -1 || box.right > innerWidth + 1) && !part.closest('.scroll');
+               }).map(part => part.textContent)"""
+        )
+        assert not outside
+
+
+def lightness(colour: str) -> float:
+    """Relative luminance of `rgb(r, g, b)`, as WCAG has it."""
+    channels = [int(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_lines_and_text_stand_out_from_the_ground(chromium: Any, report: Path, theme: str) -> None:
+    with Visit(chromium, report, theme=theme, screen="desk") as visit:
+        style = "(selector, key) => getComputedStyle(document.querySelector(selector))[key]"
+        ground = lightness(visit.page.evaluate(f"({style})('body', 'backgroundColor')"))
+        assert (ground < 0.1) == (theme == "dark")
+
+        def contrast(colour: str) -> float:
+            low, high = sorted((lightness(colour), ground))
+            return (high + 0.05) / (low + 0.05)
+
+        assert contrast(visit.page.evaluate(f"({style})('svg.chart text', 'fill')")) >= 7
+        names = [f"--c{index}" for index in range(7)] + ["--soft", "--good", "--bad", "--open", "--link"]
+        for name in names:
+            colour = visit.page.evaluate(
+                """name => { const probe = document.body.appendChild(document.createElement('i'));
+                   probe.style.color = `var(${name})`; return getComputedStyle(probe).color; }""",
+                name,
+            )
+            wanted = 3.0 if name.startswith("--c") else 4.5  # WCAG: graphics, text
+            assert contrast(colour) >= wanted, f"{name} is too pale on the {theme} ground"
+
+
+def test_a_number_leads_to_its_record_and_opens_it(chromium: Any, report: Path) -> None:
+    with Visit(chromium, report, theme="light", screen="desk") as visit:
+        link = visit.page.locator("#models td a", has_text="50.0 %").first
+        record = link.get_attribute("href").removeprefix("#")
+        assert not visit.page.locator(f"#{record}").is_visible()
+        link.click()
+        assert visit.page.locator(f"#{record}").is_visible(), "the record stays folded"
+        assert '"num_classes": 10' in visit.page.locator(f"#{record}").inner_text()
+
+
+def test_on_paper_the_report_is_black_on_white_and_leaves_out_the_records(chromium: Any, report: Path) -> None:
+    with Visit(chromium, report, theme="dark", screen="desk") as visit:
+        visit.page.emulate_media(media="print", color_scheme="dark")
+        assert visit.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        assert visit.page.evaluate("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
+        assert not visit.page.locator("#records").is_visible() and visit.page.locator("#models").is_visible()
+        visit.page.set_viewport_size({"width": 700, "height": 1000})  # the text of an A4 page
+        wide = visit.page.evaluate("[...document.querySelectorAll('table')].filter(t => t.offsetWidth > 700).length")
+        assert wide == 0, "a table is cut off on paper"
+        assert visit.page.pdf(format="A4").startswith(b"%PDF")
+
+
+@pytest.mark.parametrize("screen", ["desk", "phone"])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_documentation_is_sound_in_both_themes(chromium: Any, site: Path, theme: str, screen: str) -> None:
+    for file in sorted(site.glob("*.html")):
+        with Visit(chromium, file, theme=theme, screen=screen) as visit:
+            visit.assert_sound()
+            assert visit.page.locator("h1").count() == 1

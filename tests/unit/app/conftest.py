@@ -1,0 +1,25 @@
+"""One server for all tests that leave it as they found it."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from mixlab.commands.app_laboratory import LiveLaboratory
+from tests.unit.app.live_page import serve, tiny_laboratory
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def laboratory() -> LiveLaboratory:
+    return tiny_laboratory()
+
+
+@pytest.fixture(scope="session")
+def address(laboratory: LiveLaboratory) -> Iterator[str]:
+    with serve(laboratory) as found:
+        yield found

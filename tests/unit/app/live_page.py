@@ -1,0 +1,101 @@
+"""A real server over tiny real models, for tests that ask it questions."""
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import uvicorn
+
+from mixlab.analysis.subjects import Subject
+from mixlab.app import create_app
+from mixlab.app.laboratory import Laboratory
+from mixlab.backbones.zoo import create_model
+from mixlab.commands.app_laboratory import LiveLaboratory
+from mixlab.commands.app_pictures import read_samples
+
+STACK = {"dim": 32, "depth": 3, "patch": 8, "image": 64}
+MODELS: dict[str, dict[str, Any]] = {
+    "vit_tiny": {**STACK, "head_dim": 16},
+    "dinovim_tiny": {**STACK, "depth": 5, "head_dim": 16, "state": 8},
+    "dinomambareg_tiny": {**STACK, "head_dim": 16, "state": 8, "num_registers": 4},
+    "gatedconv_tiny": STACK,
+    "linearvit_tiny": {**STACK, "head_dim": 16},
+}
+
+
+class Reply(NamedTuple):
+    status: int
+    body: Any  # parsed where it is JSON, else bytes
+    headers: dict[str, str]
+
+
+def tiny_subjects() -> list[Subject]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return [Subject(label=name, backbone=create_model(name, **MODELS[name]).eval()) for name in MODELS]
+
+
+def tiny_laboratory(cache_bytes: int = 64 * 2**20) -> LiveLaboratory:
+    return LiveLaboratory(tiny_subjects(), read_samples("shapes:size=128,n=4", 4), cache_bytes=cache_bytes)
+
+
+@contextmanager
+def serve(
+    laboratory: Laboratory,
+    *,
+    workers: int = 2,
+    max_open: int = 256,
+    max_requests: int = 512,
+    picture_bytes: int = 128 * 2**20,
+) -> Iterator[str]:
+    """Serve in a thread on a free port; yields host:port."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+    application = create_app(
+        laboratory, workers=workers, max_open=max_open, max_requests=max_requests, picture_bytes=picture_bytes
+    )
+    server = uvicorn.Server(uvicorn.Config(application, log_level="critical", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+def request(
+    address: str,
+    method: str,
+    path: str,
+    body: bytes | dict[str, Any] | Iterator[bytes] | None = None,
+    headers: dict[str, str] | None = None,
+) -> Reply:
+    connection = http.client.HTTPConnection(address, timeout=60)
+    sent = headers or {}
+    if isinstance(body, dict):
+        body, sent = json.dumps(body).encode(), {"content-type": "application/json", **sent}
+    try:
+        connection.request(method, path, body, sent)
+        response = connection.getresponse()
+        content = response.read()
+        found = {name.lower(): value for name, value in response.getheaders()}
+        is_json = found.get("content-type", "").startswith("application/json")
+        return Reply(response.status, json.loads(content) if is_json else content, found)
+    finally:
+        connection.close()
+
+
+def ask(address: str, question: dict[str, Any]) -> Reply:
+    """Ask until answered, as the page does."""
+    reply = request(address, "POST", "/api/questions", question)
+    while reply.status == 202:
+        reply = request(address, "GET", f"/api/questions/{reply.body['id']}?wait_ms=2000")
+    return reply

@@ -1,0 +1,104 @@
+"""The command behind the page: which models it offers, and where it serves."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from mixlab.backbones.weights import save_weights
+from mixlab.backbones.zoo import create_model
+from mixlab.commands.app import bind, build_laboratory
+from mixlab.run import RunDirectory
+from tests.unit.app.live_page import MODELS, request
+
+DATA = "shapes:size=64,n=2"
+
+
+def make_run(path: Path) -> Path:
+    run = RunDirectory.create(path)
+    run.write_config({"data": "shapes", "settings": {"method": {"kind": "dino"}}})
+    run.write_result("knn_x", {"measurements": [{"metric": "knn_top1", "value": 0.4321, "n": 10}]})
+    save_weights(create_model("vit_tiny", **MODELS["vit_tiny"]), path / "weights.safetensors")
+    return path
+
+
+def test_without_targets_every_kind_of_mixer_is_offered_untrained() -> None:
+    laboratory = build_laboratory([], data=DATA)
+    assert {card.family for card in laboratory.models} == {"attention", "linear_attention", "mamba2", "gated_conv"}
+    assert {card.training for card in laboratory.models} == {"untrained"}
+
+
+def test_a_run_is_named_by_its_folder_with_its_training_and_its_figures(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "my_run")
+    [card, other] = build_laboratory([str(run), f"{run}=second"], data=DATA).models
+    assert (card.id, card.training, card.architecture) == ("my_run", "dino", "vit_tiny")
+    assert card.facts == ("data shapes", "kNN 43.2 %")
+    assert other.id == "second"
+
+
+def test_timm_models_come_with_weights_and_show_what_they_have(tmp_path: Path) -> None:
+    weights = tmp_path / "resnet.safetensors"
+    save_weights(create_model("timm/resnet10t"), weights)
+    laboratory = build_laboratory(["timm/resnet10t"], weights=[f"timm/resnet10t={weights}"], data=DATA)
+    [card] = laboratory.models
+    assert card.training == "trained"
+    assert not card.has_matrix
+    assert "mixing_rows" not in card.maps
+    assert "pooled_cosine" in card.maps
+
+
+@pytest.mark.parametrize(
+    ("targets", "weights", "words"),
+    [
+        (["vit_tinny"], [], "vit_tiny"),
+        (["vit_tiny"], ["vit_tiny"], "NAME=FILE"),
+        (["vit_tiny"], ["dinovim_tiny=x.pth"], "not among the targets"),
+        (["mambaout_femto", "mambaout_femto"], [], "share a label"),
+    ],
+)
+def test_wrong_targets_are_refused_with_a_way_out(targets: list[str], weights: list[str], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        build_laboratory(targets, weights=weights, data=DATA)
+
+
+def test_a_taken_port_is_named_with_a_way_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="try --port 0"):
+        bind("127.0.0.1", taken.getsockname()[1])
+    with pytest.raises(ValueError, match="0 to 65535"):
+        bind("127.0.0.1", 70_000)
+
+
+def test_the_command_says_where_the_page_is_serves_it_and_ends_with_ctrl_c(tmp_path: Path) -> None:
+    told = tmp_path / "page.json"
+    code = f"from mixlab.commands.app import app; app(port=0, data={DATA!r}, json={str(told)!r})"
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    try:
+        for _ in range(600):
+            if told.is_file():
+                break
+            time.sleep(0.1)
+        url = json.loads(told.read_text())["url"]
+        assert url.startswith("http://localhost:")
+        address = url.removeprefix("http://").rstrip("/")
+        assert b"mixlab" in request(address, "GET", "/").body
+        assert len(request(address, "GET", "/api/about").body["models"]) == 5
+        process.send_signal(signal.SIGINT)
+        _, printed = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    assert url in printed
+    assert "Traceback" not in printed
+
+
+def test_samples_of_a_plain_folder_come_without_masks(tmp_path: Path) -> None:
+    Image.new("RGB", (50, 30), "red").save(tmp_path / "a.png")
+    [sample] = build_laboratory(["mambaout_femto"], data=str(tmp_path)).samples
+    assert sample.mask is None
+    assert sample.pixels.shape == (30, 50, 3)

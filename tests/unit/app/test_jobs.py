@@ -1,0 +1,92 @@
+"""The queue: shared work, cancelling, limits."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from mixlab.app.jobs import Answer, CancelledError, Jobs, Progress, QueueFullError
+
+
+@pytest.fixture
+def jobs() -> Iterator[Jobs]:
+    made = Jobs(workers=1, max_open=3, patience_s=30)
+    yield made
+    made.close()
+
+
+class Slow:
+    """Work that goes on until released or cancelled, and counts its starts."""
+
+    def __init__(self) -> None:
+        self.started, self.release, self.starts = threading.Event(), threading.Event(), 0
+
+    def __call__(self, progress: Progress) -> Answer:
+        self.starts += 1
+        self.started.set()
+        while not self.release.is_set():
+            progress(1, 4, "working")
+            time.sleep(0.005)
+        return {"value": 42}
+
+
+def test_two_who_ask_the_same_share_one_work(jobs: Jobs) -> None:
+    slow = Slow()
+    first, second = jobs.submit("key", slow), jobs.submit("key", slow)
+    slow.release.set()
+    assert first.work.future.result(5) == second.work.future.result(5) == {"value": 42}
+    assert slow.starts == 1
+
+
+def test_work_goes_on_while_anybody_waits_and_stops_when_the_last_leaves(jobs: Jobs) -> None:
+    slow = Slow()
+    first, second = jobs.submit("key", slow), jobs.submit("key", slow)
+    assert slow.started.wait(5)
+    jobs.leave(first)
+    time.sleep(0.05)
+    assert not first.work.future.done()
+    assert second.work.progress.share == 0.25
+    jobs.leave(second)
+    with pytest.raises(CancelledError):
+        second.work.future.result(5)
+    assert jobs.num_open == 0
+
+
+def test_who_asks_again_after_cancelling_gets_a_fresh_answer(jobs: Jobs) -> None:
+    slow = Slow()
+    jobs.leave(jobs.submit("key", slow))
+    again = Slow()
+    again.release.set()
+    assert jobs.submit("key", again).work.future.result(5) == {"value": 42}
+
+
+def test_a_full_queue_refuses_new_work_but_not_shared_work(jobs: Jobs) -> None:
+    slow = Slow()
+    for key in "abc":
+        jobs.submit(key, slow)
+    with pytest.raises(QueueFullError):
+        jobs.submit("d", slow)
+    jobs.submit("a", slow)
+    slow.release.set()
+
+
+def test_quick_work_does_not_wait_behind_long_work(jobs: Jobs) -> None:
+    slow, quick = Slow(), Slow()
+    quick.release.set()
+    jobs.submit("long", slow, is_long=True)
+    assert slow.started.wait(5)
+    assert jobs.submit("quick", quick).work.future.result(5) == {"value": 42}
+    slow.release.set()
+
+
+def test_work_that_nobody_asked_about_for_a_while_is_stopped() -> None:
+    jobs, slow = Jobs(patience_s=0.05), Slow()
+    ticket = jobs.submit("key", slow)
+    assert slow.started.wait(5)
+    time.sleep(0.1)
+    jobs.drop_abandoned()
+    assert jobs.find(ticket.id) is None
+    with pytest.raises(CancelledError):
+        ticket.work.future.result(5)
+    jobs.close()

@@ -1,0 +1,221 @@
+"""The seam of dense tasks: kinds of method, what a loader may give, where weights come from, how long a run is."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mixlab.backbones.weights import save_weights
+from mixlab.backbones.zoo import create_model
+from mixlab.data.batch_loader import BatchLoader, SampleReader
+from mixlab.data.sample_order import SampleOrder
+from mixlab.data.unreadable import UnreadableImage
+from mixlab.evaluation.dense.recipe import DenseConfig, DenseNetwork, DenseScores
+from mixlab.evaluation.dense.targets import target_model, with_model
+from mixlab.evaluation.segmentation.recipe import SegmentConfig
+from mixlab.recipes import RECIPES
+from mixlab.run import RunDirectory
+from mixlab.training.config import METHODS, ModelConfig
+from mixlab.training.loop import train
+from mixlab.training.run_config import agree
+from mixlab.training.settings import from_json, override, to_json
+
+TINY = {"dim": 16, "depth": 4, "patch": 4, "image": 32}
+
+
+class Words(NamedTuple):
+    text: list[str]
+    indexes: Tensor
+
+    def to(self, device: torch.device | str) -> "Words":
+        return self
+
+
+class WordReader(SampleReader[tuple[str, int], Words]):
+    """Samples that are no images: the loader must not care."""
+
+    def __init__(self, num: int, bad: tuple[int, ...] = ()) -> None:
+        self.num, self.bad = num, bad
+
+    def __len__(self) -> int:
+        return self.num
+
+    def read(self, index: int, epoch: int) -> tuple[str, int]:
+        if index in self.bad:
+            raise UnreadableImage(f"word {index}", "cannot be spelt")
+        return f"{epoch}:{index}", index
+
+    def collate(self, samples: list[tuple[str, int]]) -> Words:
+        return Words([text for text, _ in samples], torch.tensor([index for _, index in samples], dtype=torch.int64))
+
+
+@dataclass(frozen=True)
+class Backwards(SampleOrder):
+    def permutation(self, epoch: int):
+        return np.arange(self.num_images)[::-1].copy()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_loader_gives_samples_of_any_kind_and_tells_them_their_epoch(num_workers: int) -> None:
+    loader = BatchLoader(WordReader(7), SampleOrder(7, 3, seed=1), num_workers=num_workers)
+    for epoch in range(2):
+        found = [batch.text for batch in loader]
+        expected = [[f"{epoch}:{i}" for i in part] for part in SampleOrder(7, 3, seed=1).batches(epoch)]
+        assert found == expected
+
+
+def test_a_loader_takes_an_order_of_its_own_and_goes_on_in_it() -> None:
+    first = BatchLoader(WordReader(8), Backwards(8, 2))
+    batches = iter(first)
+    head = [next(batches).indexes.tolist() for _ in range(2)]
+    second = BatchLoader(WordReader(8), Backwards(8, 2))
+    second.load_state_dict(first.state_dict())
+    assert head + [batch.indexes.tolist() for batch in second] == [[7, 6], [5, 4], [3, 2], [1, 0]]
+
+
+def test_what_cannot_be_read_is_replaced_by_the_next_or_left_out() -> None:
+    with pytest.warns(UserWarning, match="word 2: cannot be spelt"):
+        full = BatchLoader(WordReader(6, bad=(2,)), SampleOrder(6, 3, shuffle=False), skip_limit=0.5)
+        assert [batch.indexes.tolist() for batch in full] == [[0, 1, 3], [3, 4, 5]]
+    with pytest.warns(UserWarning, match="cannot be spelt"):
+        order = SampleOrder(6, 3, shuffle=False)
+        short = BatchLoader(WordReader(6, bad=(0, 1, 2)), order, unreadable="drop", skip_limit=0.5)
+        assert [batch.indexes.tolist() for batch in short] == [[3, 4, 5]]
+
+
+def test_a_kind_of_method_is_known_to_config_files_once_it_is_defined() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Weighing(DenseConfig):
+        kind: ClassVar[str] = "weighing"
+        grams: float = 1.5
+        image = 8
+
+        def build(self, backbone, *, num_classes: int, epochs: int, steps_per_epoch: int):
+            raise NotImplementedError
+
+    try:
+        config = RECIPES["segment_vit_tiny64"]()
+        values = to_json(config)
+        values["method"] = {"kind": "weighing", "grams": 2.0, "taps": [0, 1, 2, 3]}
+        read = from_json(values)
+        assert isinstance(read.method, Weighing) and read.method.grams == 2.0 and read.method.taps == (0, 1, 2, 3)
+        assert to_json(read)["method"]["kind"] == "weighing"
+        assert override(read, ["method.taps=0,0,1,1"]).method.taps == (0, 0, 1, 1)
+    finally:
+        del METHODS["weighing"]
+    with pytest.raises(ValueError, match="'weighing'; choose one of"):
+        from_json(values)
+
+
+def test_steps_count_instead_of_epochs_where_given() -> None:
+    config = RECIPES["segment_vit_tiny64"]()
+    assert (config.epochs, config.total_steps(10)) == (0, config.steps)
+    by_epochs = override(config, ["epochs=3", "steps=none"])
+    assert by_epochs.total_steps(10) == 30
+    with pytest.raises(ValueError, match="steps is 0; give at least 1"):
+        override(config, ["steps=0"])
+    with pytest.raises(ValueError, match="epochs is 0; give at least 1"):
+        override(config, ["steps=none"])
+
+
+def test_a_run_of_steps_stops_within_an_epoch_and_scores_there(tmp_path: Path) -> None:
+    settings = ["steps=5", "batch=4", "model.dim=16", "model.image=32", "method.crop=16", "method.short_side=16",
+                "method.channels=16", "method.score_every_epochs=1", "method.score_images=4",
+                "log.every_steps=1"]  # fmt: skip
+    config = override(RECIPES["segment_gatedconv_tiny64"](), settings)
+    outcome = train(config, data="shapes:n=12,size=16", run=tmp_path / "run", device="cpu")
+    assert outcome.step == 5 and "miou" in outcome.figures  # 3 steps an epoch: scored after 0, 3 and 5
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert sum('"miou"' in line for line in lines) == 3
+
+
+def test_a_model_starts_from_a_file_or_from_a_finished_run(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    trained = create_model("gatedconv_tiny", **TINY)
+    run = tmp_path / "run"
+    run.mkdir()
+    save_weights(trained, run / "weights.safetensors")
+    for weights in (run, run / "weights.safetensors"):
+        model = ModelConfig(name="gatedconv_tiny", fields=TINY, weights=str(weights)).build()
+        assert all(
+            torch.equal(a, b) for a, b in zip(model.state_dict().values(), trained.state_dict().values(), strict=True)
+        )
+    fresh = ModelConfig(name="gatedconv_tiny", fields=TINY).build()
+    assert not torch.equal(fresh.embed.project.weight, trained.embed.project.weight)
+    with pytest.raises(FileNotFoundError, match=r"model.weights: there is no .*weights.safetensors"):
+        ModelConfig(name="gatedconv_tiny", weights=str(tmp_path)).build()
+
+
+def test_a_target_that_is_no_finished_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(FileNotFoundError, match="no finished training run"):
+        target_model(str(tmp_path))
+    with pytest.raises(ValueError, match="has weights of its own"):
+        target_model(str(tmp_path), weights="file.pth")
+
+
+def test_a_recipe_keeps_its_fields_for_the_model_of_its_name_only() -> None:
+    config = RECIPES["segment_dinovim_tiny64"]()
+    same = with_model(config, ModelConfig(name="dinovim_tiny", fields={"depth": 9}))
+    assert same.model.fields == {**config.model.fields, "depth": 9}
+    assert with_model(config, ModelConfig(name="vit_small")).model == ModelConfig(name="vit_small")
+
+
+def test_the_head_goes_out_and_comes_back_without_the_backbone() -> None:
+    def build():
+        return SegmentConfig(crop=32, channels=16, auxiliary_channels=8, norm="group").build(
+            create_model("gatedconv_tiny", **TINY), num_classes=4, epochs=1, steps_per_epoch=1
+        )
+
+    first, second = build(), build()
+    head = first.exported_head()
+    assert head and not any("backbone" in name for name in head)
+    own = {name: value.clone() for name, value in second.backbone.state_dict().items()}
+    second.load_head(head)
+    assert all(torch.equal(own[name], value) for name, value in second.backbone.state_dict().items())
+    assert all(torch.equal(head[name], second.network.state_dict()[name]) for name in head)
+
+
+def test_shards_are_refused_with_a_way_out() -> None:
+    recipe = SegmentConfig(channels=16).build(
+        create_model("gatedconv_tiny", **TINY), num_classes=4, epochs=1, steps_per_epoch=1
+    )
+    with pytest.raises(ValueError, match="sharding=ddp"):
+        recipe.shard(lambda module: None)
+
+
+def test_scores_see_the_network_in_evaluation_mode_and_give_it_back_as_it_was() -> None:
+    recipe = SegmentConfig(channels=16, frozen=True).build(
+        create_model("gatedconv_tiny", **TINY), num_classes=4, epochs=1, steps_per_epoch=1
+    )
+    recipe.network.train()
+    seen: list[bool] = []
+
+    def measure(network: nn.Module):
+        seen.extend([network.training, torch.is_grad_enabled()])
+        yield "half", 0.5
+
+    scores = DenseScores(2, measure)
+    assert list(scores(recipe)) == [("half", 0.5)] and seen == [False, False]
+    assert isinstance(recipe.network, DenseNetwork) and recipe.network.training
+    assert not recipe.backbone.training  # frozen
+    assert [epoch for epoch in range(1, 6) if scores.due(epoch, 5)] == [2, 4, 5]
+    assert not DenseScores(0, measure).due(5, 5)
+
+
+def test_a_run_that_is_older_than_a_setting_goes_on_with_its_default(tmp_path: Path) -> None:
+    now = to_json(RECIPES["supervised_vit_tiny64"]())
+    before = json.loads(json.dumps(now))
+    for key in ("decay", "drop_epochs", "warmup_steps", "warmup_start"):
+        del before["optim"][key]
+    del before["steps"], before["model"]["weights"]
+    folder = RunDirectory.create(tmp_path)
+    folder.write_config({"data": "shapes", "settings": before})
+    assert agree(folder, data="shapes", settings=now)["settings"] == before
+    with pytest.raises(ValueError, match="optim.decay was 'cosine', is 'poly'"):
+        agree(folder, data="shapes", settings={**now, "optim": {**now["optim"], "decay": "poly"}})

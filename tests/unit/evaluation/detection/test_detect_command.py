@@ -1,0 +1,214 @@
+"""`mixlab detect` from data to figures: trained, stopped, resumed, shared by processes, judged again."""
+
+import json
+import multiprocessing
+import os
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+from coco_folder import draw_coco
+from safetensors.torch import load_file
+from test_average_precision import by_pycocotools
+
+from mixlab.commands.detect import choose_config, detect
+from mixlab.evaluation.detection.average_precision import NAMES
+from mixlab.evaluation.detection.sources import parse_objects
+from mixlab.run import RunDirectory
+
+SHARED = Path(__file__).parents[5] / "shared" / "data" / "coco"
+DATA = "shapes:n=24,size=32"
+LAST = 6
+SMALL = [f"steps={LAST}", "batch=4", "model.depths=[1,1,1,1]", "model.dims=[8,8,16,16]", "method.short=32,32",
+         "method.channels=16", "method.hidden=16", "method.mask_convs=1", "log.every_steps=2",
+         "checkpoint.every_steps=1", "checkpoint.keep=99", "model.drop_path_rate=0.1"]  # fmt: skip
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["mixlab.commands.detect"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def run(folder: Path, *extra: str, head: str = "cascade", data: str = DATA) -> dict:
+    return detect(
+        "detect_mambaout_femto64", data=data, run=folder, head=head, set=[*SMALL, *extra], device="cpu", num_val=8
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("detect") / "run"
+    run(folder)
+    return folder
+
+
+def test_a_run_leaves_figures_a_results_file_and_pictures(finished):
+    result = RunDirectory.open(finished).results()["detection"]
+    assert (result["head"], result["n"], result["seed"], result["steps"]) == ("cascade", 8, 0, LAST)
+    assert set(result["boxes"]) == set(result["masks"]) == set(NAMES)
+    assert result["provenance"]["versions"]["mixlab"]
+    assert (finished / "figures" / "detection.png").stat().st_size > 10_000
+    assert load_file(finished / "detector.safetensors").keys().isdisjoint(load_file(finished / "weights.safetensors"))
+
+
+def test_figures_are_those_of_pycocotools_on_the_results_file(finished):
+    found = json.loads((finished / "detections.json").read_text())
+    images = {entry["image_id"] for entry in found}
+    source = parse_objects(DATA, split="val")
+    truth = source.truth()
+    judged = {3 * number + 1 for number in range(8)}  # 8 of 24, evenly
+    assert images <= judged and found
+    truth["images"] = [image for image in truth["images"] if image["id"] in judged]
+    truth["annotations"] = [entry for entry in truth["annotations"] if entry["image_id"] in judged]
+    result = RunDirectory.open(finished).results()["detection"]
+    for kind in ("boxes", "masks"):
+        ours = [-1 if result[kind][name] is None else result[kind][name] for name in NAMES]
+        assert ours == pytest.approx(by_pycocotools(truth, found, kind), abs=1e-9)
+
+
+def test_a_stopped_run_goes_on_to_the_same_bits(finished, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    (folder / "weights.safetensors").unlink()
+    for file in (folder / "checkpoints").iterdir():
+        if int(file.stem.removeprefix("step-")) > 2:
+            file.unlink()
+    run(folder)
+    for file in (f"checkpoints/step-{LAST:08d}.safetensors", "weights.safetensors", "detector.safetensors"):
+        ours, theirs = load_file(folder / file), load_file(finished / file)
+        assert not [name for name in theirs if not torch.equal(ours[name], theirs[name])]
+    assert (folder / "detections.json").read_text() == (finished / "detections.json").read_text()
+
+
+def test_the_score_can_be_followed_while_a_run_goes_on(tmp_path):
+    run(tmp_path, "method.score_every_epochs=1", "method.score_images=8", head="mask")
+    rows = [row for row in RunDirectory.open(tmp_path).read_metrics() if "boxes_AP50" in row]
+    assert [row["step"] for row in rows] == [0, LAST]
+    final = RunDirectory.open(tmp_path).results()["detection"]
+    assert rows[-1]["masks_AP"] == pytest.approx(final["masks"]["AP"])  # the same 8 images
+
+
+def test_a_finished_run_is_judged_again_without_training(finished, tmp_path):
+    before = RunDirectory.open(finished).results()["detection"]
+    again = detect(str(finished), data=DATA, run=tmp_path, evaluate_only=True, num_val=8, device="cpu")
+    assert (again["boxes"], again["masks"]) == (before["boxes"], before["masks"])
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def child(judged: str, trained: str, rank: int, ports: list[int]) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
+                   "LOCAL_WORLD_SIZE": "2"}  # fmt: skip
+    os.environ["MASTER_PORT"] = str(ports[0])
+    run(Path(judged))
+    os.environ["MASTER_PORT"] = str(ports[1])
+    settings = ["steps=2", "batch=4", "method.short=32,32", "method.channels=16", "model.dim=32", "log.every_steps=1"]
+    detect("detect_dinovim_tiny64", data=DATA, run=Path(trained), head="cascade", set=settings, num_val=3, device="cpu")
+
+
+def free_ports(number: int) -> list[int]:
+    listeners = [socket.socket() for _ in range(number)]
+    for listener in listeners:
+        listener.bind(("127.0.0.1", 0))
+    ports = [int(listener.getsockname()[1]) for listener in listeners]
+    for listener in listeners:
+        listener.close()
+    return ports
+
+
+def test_two_processes_train_and_find_what_one_finds(finished, tmp_path):
+    """From the same weights they find the same; in training, each rank draws its own regions."""
+    judged, trained = tmp_path / "judged", tmp_path / "trained"
+    shutil.copytree(finished, judged)
+    (judged / "detections.json").unlink()
+    ports = free_ports(2)
+    processes = [CONTEXT.Process(target=child, args=(str(judged), str(trained), rank, ports)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0, 0]
+    ours, theirs = (json.loads((place / "detections.json").read_text()) for place in (judged, finished))
+    assert [(entry["image_id"], entry["category_id"]) for entry in ours] == [
+        (entry["image_id"], entry["category_id"]) for entry in theirs
+    ]
+    assert [entry["score"] for entry in ours] == pytest.approx([entry["score"] for entry in theirs], abs=1e-4)
+    rows = list(RunDirectory.open(trained).read_metrics())
+    assert rows[-1]["step"] == 2 and "detection" in RunDirectory.open(trained).results()
+
+
+def test_a_frozen_backbone_leaves_the_run_as_it_came(finished, tmp_path):
+    result = detect(str(finished), data=DATA, run=tmp_path / "run", head="mask", frozen=True, num_val=4, device="cpu",
+                    recipe="detect_mambaout_femto64", set=[s for s in SMALL if not s.startswith("model.")])  # fmt: skip
+    assert result["frozen"] and result["weights"] == str(finished)
+    ours, theirs = (load_file(place / "weights.safetensors") for place in (tmp_path / "run", finished))
+    assert not [name for name in theirs if not torch.equal(ours[name], theirs[name])]
+
+
+def test_coco_folders_with_every_kind_of_image_train(tmp_path):
+    draw_coco(tmp_path / "data")
+    result = run(tmp_path / "run", "batch=2", "steps=3", data=str(tmp_path / "data"))
+    assert result["n"] == 1 and set(result["classes"]["boxes"]) == {"cat", "kite", "brush"}
+
+
+def test_unreadable_images_are_named_and_left_out_of_the_figures(tmp_path):
+    draw_coco(tmp_path / "data", name="annotations/instances_train.json", images="train")
+    draw_coco(tmp_path / "data", name="annotations/instances_val.json", images="val")
+    (tmp_path / "data" / "val" / "0.png").write_bytes(b"not an image")
+    result = run(tmp_path / "run", "batch=2", "steps=2", data=str(tmp_path / "data"))
+    assert result["n"] == 4 and result["num_objects"] == 4
+    assert [Path(path).name for path in result["skipped"]] == ["0.png"]
+
+
+def test_activations_can_be_made_twice_instead_of_kept(tmp_path):
+    settings = ["steps=2", "batch=2", "method.short=32,32", "method.channels=16", "method.hidden=16",
+                "checkpoint.every_steps=2", "model.dim=32", "model.depth=4", "precision=fp64"]  # fmt: skip
+    weights = []
+    for number, extra in enumerate(["activation_checkpointing=false", "activation_checkpointing=true"]):
+        folder = tmp_path / str(number)
+        detect("detect_dinovim_tiny64", data="shapes:n=4,size=32", run=folder, set=[*settings, extra], num_val=1,
+               device="cpu")  # fmt: skip
+        weights.append(load_file(folder / "checkpoints" / "step-00000002.safetensors"))
+    apart = [
+        float((weights[0][name] - weights[1][name]).abs().max()) for name in weights[0] if weights[0][name].numel()
+    ]
+    assert max(apart) < 1e-9
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="needs the COCO sample")
+def test_real_photographs_train_and_are_judged(tmp_path):
+    result = run(tmp_path / "run", "steps=2", "batch=2", "method.short=64,96", "method.long=160", data=str(SHARED))
+    assert result["n"] == 8 and len(result["classes"]["masks"]) == 80
+    assert result["boxes"]["AP"] is not None
+
+
+def test_wrong_calls_get_an_answer(finished, tmp_path):
+    with pytest.raises(ValueError, match="give --run DIR"):
+        detect("vit_tiny", data=DATA)
+    with pytest.raises(ValueError, match="supervised recipe, not one for detection"):
+        detect("supervised_vit_tiny64", data=DATA, run=tmp_path / "a")
+    with pytest.raises(ValueError, match="is a recipe itself"):
+        detect("detect_vit_tiny64", data=DATA, run=tmp_path / "b", recipe="detect_vit_tiny64")
+    with pytest.raises(ValueError, match="3 classes, this network was trained for 10"):
+        draw_coco(tmp_path / "data")
+        detect(str(finished), data=str(tmp_path / "data"), run=tmp_path / "c", evaluate_only=True, device="cpu")
+    with pytest.raises(ValueError, match="24 images are fewer than one batch of 64"):
+        run(tmp_path / "d", "batch=64")
+    with pytest.raises(ValueError, match="short sides 64 to 32"):
+        run(tmp_path / "e", "method.short=64,32")
+    with pytest.raises(ValueError, match="other settings"):
+        run(finished, "method.hidden=8")
+
+
+def test_shapes_get_a_small_recipe_and_photographs_the_published_one():
+    small = choose_config("vit_tiny", data="shapes:n=4", recipe=None, settings=[], weights=None)
+    large = choose_config("vit_tiny", data="somewhere", recipe=None, settings=["method.head=mask"], weights=None)
+    assert (small.method.short[1], large.method.short[1]) == (64, 800)
+    assert large.method.head == "mask"

@@ -1,0 +1,130 @@
+"""The scores against a plain confusion matrix, on random and on awkward label maps."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from sklearn.metrics import confusion_matrix
+
+from mixlab.evaluation.segmentation.metrics import ConfusionMatrix, interval, scores_of
+
+IGNORE = 255
+
+
+def plain_scores(pairs: list[tuple[np.ndarray, np.ndarray]], num_classes: int) -> dict[str, object]:
+    """Class by class, pixel sets compared as sets."""
+    predicted = np.concatenate([said.ravel() for said, _ in pairs])
+    truth = np.concatenate([true.ravel() for _, true in pairs])
+    predicted, truth = predicted[truth != IGNORE], truth[truth != IGNORE]
+    iou, accuracy = {}, {}
+    for number in range(num_classes):
+        said, true = set(np.flatnonzero(predicted == number)), set(np.flatnonzero(truth == number))
+        if said | true:
+            iou[number] = len(said & true) / len(said | true)
+        if true:
+            accuracy[number] = len(said & true) / len(true)
+    return {
+        "iou": iou,
+        "accuracy": accuracy,
+        "miou": sum(iou.values()) / len(iou) if iou else float("nan"),
+        "macc": sum(accuracy.values()) / len(accuracy) if accuracy else float("nan"),
+        "aacc": float((predicted == truth).mean()) if len(truth) else float("nan"),
+    }
+
+
+def assert_equal(pairs: list[tuple[np.ndarray, np.ndarray]], num_classes: int) -> None:
+    metric = ConfusionMatrix(num_classes)
+    for said, true in pairs:
+        metric.update(torch.from_numpy(said), torch.from_numpy(true))
+    found, expected = scores_of(metric.compute().numpy()), plain_scores(pairs, num_classes)
+    for name in ("miou", "macc", "aacc"):
+        np.testing.assert_allclose(getattr(found, name), expected[name], rtol=1e-12)
+    for name in ("iou", "accuracy"):
+        values = getattr(found, name)
+        assert {i: v for i, v in enumerate(values.tolist()) if not np.isnan(v)} == pytest.approx(expected[name])
+
+
+@given(data=st.data(), num_classes=st.integers(2, 6))
+@settings(max_examples=60, deadline=None)
+def test_scores_equal_sets_of_pixels_on_random_maps(data, num_classes: int) -> None:
+    pairs = []
+    for _ in range(data.draw(st.integers(1, 3))):
+        shape = data.draw(st.tuples(st.integers(1, 5), st.integers(1, 5)))
+        said = data.draw(arrays(np.uint8, shape, elements=st.integers(0, num_classes - 1)))
+        true = data.draw(arrays(np.uint8, shape, elements=st.sampled_from([*range(num_classes), IGNORE])))
+        pairs.append((said, true))
+    assert_equal(pairs, num_classes)
+
+
+ZEROS, ONES = np.zeros((3, 4), dtype=np.uint8), np.ones((3, 4), dtype=np.uint8)
+NOTHING = np.full((3, 4), IGNORE, dtype=np.uint8)
+AWKWARD = {
+    "nothing is counted": [(ZEROS, NOTHING)],
+    "nothing is counted in one image": [(ZEROS, NOTHING), (ZEROS, ZEROS)],
+    "all wrong": [(ZEROS, ONES)],
+    "a class that only the prediction has": [(np.full((3, 4), 2, dtype=np.uint8), ZEROS)],
+    "a class that only one image has": [(ZEROS, ZEROS), (ONES, ONES), (ZEROS, ONES)],
+    "one pixel": [(ZEROS[:1, :1], ONES[:1, :1])],
+}
+
+
+@pytest.mark.parametrize("case", AWKWARD)
+def test_scores_equal_sets_of_pixels_on_awkward_maps(case: str) -> None:
+    assert_equal(AWKWARD[case], 3)
+
+
+def test_the_matrix_is_that_of_scikit_learn_with_as_many_classes_as_fit() -> None:
+    random = np.random.default_rng(0)
+    said, true = (random.integers(0, 255, (90, 70)).astype(np.uint8) for _ in range(2))
+    metric = ConfusionMatrix(255)
+    metric.update(torch.from_numpy(said), torch.from_numpy(true))
+    np.testing.assert_array_equal(metric.compute()[0], confusion_matrix(true.ravel(), said.ravel(), labels=range(255)))
+
+
+def test_the_scores_are_of_the_set_and_not_the_mean_over_images() -> None:
+    large, small = np.zeros((1, 9), dtype=np.uint8), np.zeros((1, 1), dtype=np.uint8)
+    metric = ConfusionMatrix(2)
+    metric.update(torch.from_numpy(large), torch.from_numpy(large))
+    metric.update(torch.from_numpy(small + 1), torch.from_numpy(small))
+    assert scores_of(metric.compute().numpy()).aacc == pytest.approx(0.9)
+
+
+def test_a_class_that_is_not_there_is_no_number_in_the_result() -> None:
+    metric = ConfusionMatrix(3)
+    metric.update(torch.zeros(2, 2), torch.zeros(2, 2))
+    rows = scores_of(metric.compute().numpy()).as_json(("a", "b", "c"))["classes"]
+    assert [row["iou"] for row in rows] == [1.0, None, None]
+
+
+@pytest.mark.parametrize(
+    ("said", "true", "says"),
+    [
+        (torch.tensor([3]), torch.tensor([0]), "a prediction holds classes from 3 to 3; there are 0 to 2"),
+        (torch.tensor([0]), torch.tensor([7]), "truth holds classes from 7 to 7"),
+        (torch.zeros(2, 2), torch.zeros(2, 3), "differ in shape"),
+    ],
+)
+def test_classes_that_do_not_exist_are_refused(said, true, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        ConfusionMatrix(3).update(said, true)
+
+
+def test_the_interval_is_that_of_drawing_images_with_replacement() -> None:
+    """Against a plain loop over draws, with the same number of images and other random numbers."""
+    random = np.random.default_rng(3)
+    truth = random.integers(0, 3, (40, 50))
+    said = np.where(random.random((40, 50)) < random.uniform(0.3, 1.0, (40, 1)), truth, random.integers(0, 3, (40, 50)))
+    metric = ConfusionMatrix(3, num_groups=40)
+    for image in range(40):
+        metric.update(torch.from_numpy(said[image]), torch.from_numpy(truth[image]), group=image)
+    counts = metric.compute().numpy()
+    drawn = []
+    for _ in range(1500):
+        chosen = random.integers(0, 40, 40)
+        drawn.append(plain_scores([(said[chosen], truth[chosen])], 3)["miou"])
+    low, high = interval(counts)
+    assert scores_of(counts).miou == pytest.approx(plain_scores([(said, truth)], 3)["miou"])
+    np.testing.assert_allclose([low, high], np.quantile(drawn, [0.025, 0.975]), atol=0.012)
+    assert interval(counts[:1]) is None

@@ -1,0 +1,226 @@
+"""`mixlab segment` from end to end: it trains, stops, goes on, judges, and says what is wrong."""
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from mixlab.commands.segment import choose_config, segment
+from mixlab.recipes import RECIPES
+from mixlab.training.loop import train
+from mixlab.training.settings import override
+
+DATA = "shapes:n=48,size=32"
+SMALL = ["steps=8", "batch=8", "model.dim=16", "model.depth=4", "model.image=32", "model.patch=4",
+         "method.crop=32", "method.short_side=32", "method.channels=16", "method.auxiliary_channels=8",
+         "optim.warmup_steps=2", "log.every_steps=2", "checkpoint.every_steps=1", "checkpoint.keep=99"]  # fmt: skip
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["mixlab.commands.segment"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def call(folder: Path, *extra: str, target: str = "segment_gatedconv_tiny64", **options) -> dict:
+    return segment(target, data=DATA, run=folder, set=[*SMALL, *extra], num_val=10, device="cpu", **options)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("segment") / "run"
+    call(folder)
+    return folder
+
+
+def assert_same_end(folder: Path, other: Path, step: int = 8) -> None:
+    for file in (f"checkpoints/step-{step:08d}.safetensors", "weights.safetensors", "segmenter.safetensors"):
+        ours, theirs = load_file(folder / file), load_file(other / file)
+        assert ours.keys() == theirs.keys()
+        assert not [name for name in ours if not torch.equal(ours[name], theirs[name])]
+
+
+def test_a_finished_run_holds_scores_pictures_and_all_that_rebuilds_it(finished: Path) -> None:
+    result = json.loads((finished / "results" / "segmentation.json").read_text())
+    assert result["n"] == 10 and result["seed"] == 0 and len(result["classes"]) == 11
+    with np.load(finished / "results" / "segmentation.npz", allow_pickle=False) as stored:
+        matrix = stored["confusion"]
+    assert matrix.sum() == 10 * 32 * 32
+    assert result["aacc"] == pytest.approx(np.trace(matrix) / matrix.sum())
+    assert result["provenance"]["versions"]["torch"]
+    (record,) = result["measurements"]
+    assert (record["metric"], record["value"], record["n"]) == ("miou", result["miou"], 10)
+    assert (record["family"], record["training"], record["seed"]) == ("gated_conv", "untrained", 0)
+    assert (finished / "figures" / "segmentation.png").stat().st_size > 1000
+    assert (finished / "segmenter.safetensors").is_file() and (finished / "weights.safetensors").is_file()
+
+
+@pytest.mark.parametrize("step", [1, 6, 8])
+def test_a_run_resumed_at_any_step_ends_with_the_same_bits(step: int, finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    for file in (folder / "checkpoints").iterdir():
+        if int(file.stem.removeprefix("step-")) > step:
+            file.unlink()
+    call(folder)
+    assert_same_end(folder, finished)
+
+
+def child(folder: str, extra: list[str], rank: int = 0, size: int = 1, port: int = 0) -> None:
+    torch.set_num_threads(1)
+    if size > 1:
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank)}
+        os.environ |= {"LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+    call(Path(folder), *extra)
+
+
+def test_a_killed_run_goes_on_to_the_same_bits(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = CONTEXT.Process(target=child, args=(str(folder), []))
+    process.start()
+    end = time.monotonic() + 60
+    while not list((folder / "checkpoints").glob("step-*2.json")):
+        assert time.monotonic() < end and process.is_alive()
+        time.sleep(0.002)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join(60)
+    assert not (folder / "weights.safetensors").is_file()
+    call(folder)
+    assert_same_end(folder, finished)
+
+
+def test_two_processes_give_the_weights_and_the_scores_of_one(tmp_path: Path) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = int(listener.getsockname()[1])
+    extra = ["precision=fp64", "method.dropout=0", "steps=4"]
+    call(tmp_path / "one", *extra)
+    both = [*extra, "method.score_every_epochs=1", "method.score_images=4"]
+    processes = [CONTEXT.Process(target=child, args=(str(tmp_path / "two"), both, rank, 2, port)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0, 0]
+    ours, theirs = (load_file(tmp_path / name / "checkpoints" / "step-00000004.safetensors") for name in ("one", "two"))
+    assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours if ours[name].numel()) < 1e-9
+    one, two = (json.loads((tmp_path / name / "results" / "segmentation.json").read_text()) for name in ("one", "two"))
+    assert one["classes"] == two["classes"] and one["n"] == two["n"]
+
+
+def test_passes_that_share_a_step_give_the_same_weights(tmp_path: Path) -> None:
+    extra = ["precision=fp64", "method.dropout=0", "steps=3"]
+    for name, more in (("one", []), ("four", ["accumulate=4"])):
+        call(tmp_path / name, *extra, *more)
+    ours, theirs = (load_file(tmp_path / name / "weights.safetensors") for name in ("one", "four"))
+    assert max(float((ours[key] - theirs[key]).abs().max()) for key in ours if ours[key].numel()) < 1e-9
+
+
+def test_the_backbone_of_a_run_is_what_training_starts_from_and_frozen_it_stays(finished: Path, tmp_path: Path) -> None:
+    result = call(tmp_path / "run", "steps=2", target=str(finished), recipe="segment_gatedconv_tiny64", frozen=True)
+    before, after = load_file(finished / "weights.safetensors"), load_file(tmp_path / "run" / "weights.safetensors")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    head = [load_file(folder / "segmenter.safetensors") for folder in (finished, tmp_path / "run")]
+    assert not torch.equal(head[0]["head.fuse.0.weight"], head[1]["head.fuse.0.weight"])
+    assert result["frozen"] is True and result["weights"] == str(finished)
+    assert result["subject"]["training"] == "segment"  # what the backbone had learnt before
+    moved = call(tmp_path / "tuned", "steps=2", target=str(finished), recipe="segment_gatedconv_tiny64")
+    tuned = load_file(tmp_path / "tuned" / "weights.safetensors")
+    assert moved["frozen"] is False and not torch.equal(tuned["embed.project.weight"], before["embed.project.weight"])
+
+
+def test_judging_a_finished_run_again_gives_the_scores_of_its_training(finished: Path, tmp_path: Path) -> None:
+    again = segment(str(finished), data=DATA, run=tmp_path / "again", num_val=10, evaluate_only=True, device="cpu")
+    first = json.loads((finished / "results" / "segmentation.json").read_text())
+    assert again["classes"] == first["classes"]
+    for mode in ("multi", "slide"):
+        segment(str(finished), data=DATA, run=tmp_path / "again", num_val=3, evaluate_only=True, inference=mode,
+                device="cpu")  # fmt: skip
+    assert {file.stem for file in (tmp_path / "again" / "results").glob("*.json")} == {
+        "segmentation", "segmentation_multi", "segmentation_slide"}  # fmt: skip
+
+
+def test_training_lowers_the_loss_with_every_mixer(tmp_path: Path) -> None:
+    for family in ("dinovim", "mambaout"):
+        name = "segment_mambaout_femto64" if family == "mambaout" else f"segment_{family}_tiny64"
+        settings = ["steps=40", "batch=8", "method.crop=32", "method.short_side=32", "method.channels=16",
+                    "optim.warmup_steps=2", "log.every_steps=8", "optim.lr=1e-2"]  # fmt: skip
+        config = override(RECIPES[name](), settings)
+        outcome = train(config, data="shapes:n=8,size=32", run=tmp_path / family, device="cpu", name=name)
+        lines = [json.loads(line) for line in (tmp_path / family / "metrics.jsonl").read_text().splitlines()]
+        assert outcome.step == 40 and lines[-1]["loss"] < 0.85 * lines[0]["loss"]
+
+
+def test_live_scores_are_those_of_the_held_out_part(tmp_path: Path) -> None:
+    call(tmp_path / "run", "steps=6", "method.score_every_epochs=1", "method.score_images=10")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    result = json.loads((tmp_path / "run" / "results" / "segmentation.json").read_text())
+    scored = [line for line in lines if "miou" in line]
+    assert len(scored) == 2  # before the first step and after the only epoch
+    assert scored[-1]["miou"] == pytest.approx(result["miou"]) and scored[-1]["aacc"] == pytest.approx(result["aacc"])
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "says"),
+    [
+        ("dino_vit_tiny64", {}, "is a dino recipe, not one for segmentation"),
+        ("segment_vit_tiny64", {"recipe": "segment_vit_tiny"}, "is a recipe itself"),
+        ("vit_tiny", {"weights": "nowhere.pth"}, "there is no nowhere.pth"),
+        ("vit_tinny", {}, "unknown model 'vit_tinny'"),
+        ("segment_vit_tiny64", {"settings": ["method.crop=0"]}, "method.crop is 0; give at least 1"),
+        ("segment_vit_tiny64", {"settings": ["method.scale=2,1"]}, "no range of factors"),
+        ("segment_vit_tiny64", {"settings": ["method.norm=layer"]}, "choose one of batch, group"),
+    ],
+)
+def test_a_wrong_call_is_answered(target: str, options: dict, says: str) -> None:
+    with pytest.raises((ValueError, OSError), match=says):
+        choice = {"recipe": None, "settings": [], "frozen": False, "weights": None, **options}
+        choose_config(target, data=DATA, **choice).model.build()
+
+
+def test_runs_of_another_kind_or_with_other_classes_are_not_judged(finished: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="give --run DIR"):
+        segment("segment_vit_tiny64", data=DATA)
+    with pytest.raises(FileNotFoundError, match="is not a run directory"):
+        segment(str(tmp_path), data=DATA, evaluate_only=True)
+    images, labels = tmp_path / "set" / "images", tmp_path / "set" / "labels"
+    for folder, values in ((images, np.zeros((8, 8, 3), np.uint8)), (labels, np.zeros((8, 8), np.uint8))):
+        folder.mkdir(parents=True)
+        Image.fromarray(values).save(folder / "a.png")
+    (tmp_path / "set" / "classes.txt").write_text("a\nb\n")
+    with pytest.raises(ValueError, match="has 2 classes, this network was trained for 11"):
+        segment(str(finished), data=str(tmp_path / "set"), evaluate_only=True, device="cpu")
+
+
+def test_papers_recipes_say_what_the_papers_say() -> None:
+    for name, lr in (("segment_dinovim_base", 6e-5), ("segment_vit_base", 6e-5), ("segment_mambaout_tiny", 1e-4)):
+        config = RECIPES[name]()
+        assert (config.steps, config.batch, config.method.crop) == (160_000, 16, 512)
+        assert config.optim.lr * config.batch / config.optim.lr_batch == lr
+        assert (config.optim.decay, config.optim.warmup_steps, config.optim.warmup_start) == ("poly", 1500, 1e-6)
+        assert (config.optim.weight_decay, config.optim.betas) == (0.05, (0.9, 0.999))
+
+
+SHARED = Path(__file__).parents[5] / "shared" / "data"
+
+
+@pytest.mark.skipif(not (SHARED / "semantic").is_dir(), reason="needs the photographs of shared/data")
+def test_photographs_of_any_shape_are_trained_on_and_judged(tmp_path: Path) -> None:
+    settings = [*SMALL, "steps=2", "method.crop=64", "method.short_side=64", "method.long_side=256"]
+    result = segment("segment_gatedconv_tiny64", data=str(SHARED / "semantic"), run=tmp_path, set=settings,
+                     num_val=4, device="cpu", inference="slide")  # fmt: skip
+    assert result["n"] == 4 and len(result["classes"]) == 129 and 0 <= result["aacc"] <= 1

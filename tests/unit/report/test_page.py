@@ -1,0 +1,181 @@
+"""The page of a run: whole, self-contained, safe, and every number beside its record."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from example_run import make_example, subject, write_scores
+
+from mixlab.analysis.rank_summary import TABLE_COLUMNS
+from mixlab.report import find_runs, write_report
+from mixlab.report.looks import BLOCK_COLUMNS
+from mixlab.run import RunDirectory
+
+
+class Page(HTMLParser):
+    """What is on a page: elements by tag with their attributes, and all text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def of(self, *tags: str) -> list[dict[str, str | None]]:
+        return [attributes for tag, attributes in self.elements if tag in tags]
+
+
+def report(folder: Path) -> Page:
+    out = write_report(find_runs([folder]), folder / "page.html")
+    return Page(out.read_text(encoding="utf-8"))
+
+
+def test_a_page_fetches_nothing_and_names_every_picture(tmp_path: Path) -> None:
+    make_example(tmp_path / "run")
+    page = report(tmp_path / "run")
+    addresses = [value for _, attrs in page.elements for key, value in attrs.items() if key in ("src", "href")]
+    assert addresses and all(address and address.startswith(("data:", "#")) for address in addresses)
+    assert all(image["alt"] for image in page.of("img")) and len(page.of("img")) >= 2 * (2 + 2 + 1 + 4)
+    charts = [svg for svg in page.of("svg") if svg.get("class") == "chart"]
+    assert len(charts) >= 12 and all(svg["aria-label"] for svg in charts)
+    assert not page.of("script", "iframe", "object")
+
+
+def test_every_link_leads_to_a_record_or_a_section_of_the_page(tmp_path: Path) -> None:
+    make_example(tmp_path / "run")
+    page = report(tmp_path / "run")
+    places = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(places) == len(set(places)), "two elements share an id"
+    targets = {str(link["href"]).removeprefix("#") for link in page.of("a")}
+    assert targets <= set(places)
+    results = sorted(file.relative_to(tmp_path).as_posix() for file in (tmp_path / "run").rglob("results/*.json"))
+    assert len(results) == 2 * 3 + 3 + 2 + 3
+    assert all(file in page.text for file in results), "a record is missing on the page"
+
+
+def test_numbers_stand_with_their_intervals_and_gains_over_the_twin(tmp_path: Path) -> None:
+    make_example(tmp_path / "run")
+    text = re.sub(r"\s+", " ", report(tmp_path / "run").text)
+    assert "50.0 %" in text and "45.0 to 55.0" in text  # the trained model's own
+    assert "+30.0 [+22.9, +37.1]" in text  # 0.5 - 0.2, halves 0.05 and 0.05 added in quadrature: 0.0707
+    assert "+0.100 [+0.080, +0.120]" in text  # Binary-AUC over the twin, paired over images, as the result says
+    assert "2.5 M" in text and "kNN and probes by chance: 10.0 %" in text
+    assert "1 supported" in text and "1 not measured" in text
+
+
+def test_the_page_says_which_models_learnt_and_which_did_not(tmp_path: Path) -> None:
+    run = make_example(tmp_path / "run")
+    trained = RunDirectory(run.path / "vim")
+    result = trained.results()["knn_vim"]
+    result["measurements"][0] |= {"value": 0.22, "low": 0.17, "high": 0.27}  # 0.2 is the twin's
+    trained.write_result("knn_vim", result)
+    text = re.sub(r"\s+", " ", report(run.path).text)
+    assert "tell vit from its untrained twin. Not so vim:" in text
+    assert "Verdicts that rest on vim" in text
+
+
+def test_what_files_say_is_never_markup(tmp_path: Path) -> None:
+    evil = "<img src=x onerror=alert(1)>"
+    run = make_example(tmp_path / "run")
+    for result in run.results():
+        content = json.loads((run.path / "results" / f"{result}.json").read_text(encoding="utf-8"))
+        content["data"] = content["note"] = evil
+        for row in content.get("claims", []):
+            row["statement"] = row["measured"] = evil
+        for gap in content.get("comparisons", []):
+            gap["better"] = evil
+        run.write_result(result, content, None if result not in ("maps", "matrices") else run.arrays(result))
+    page = report(run.path)
+    assert not [image for image in page.of("img") if not str(image["src"]).startswith("data:")]
+    assert all(not key.startswith("on") for _, attributes in page.elements for key in attributes)
+    assert evil in page.text
+
+
+def test_labels_with_markup_are_shown_as_they_are(tmp_path: Path) -> None:
+    labels = ("<b>vit</b>", 'a"b')
+    run = RunDirectory.create(tmp_path / "run")
+    run.write_config({})
+    write_scores(run, [subject(labels[0], "attention"), subject(labels[1], "mamba2")])
+    page = report(run.path)
+    assert labels[0] in page.text and not page.of("b")
+    assert any(labels[0] in str(svg["aria-label"]) for svg in page.of("svg") if svg.get("class") == "chart")
+
+
+def test_parts_that_are_missing_are_left_out(tmp_path: Path) -> None:
+    make_example(tmp_path / "run")
+    whole = report(tmp_path / "run")
+    for name, section in (("claims", "ledger"), ("maps", "maps")):
+        (tmp_path / "run" / "results" / f"{name}.json").unlink()
+        places = {attributes.get("id") for attributes in report(tmp_path / "run").of("section")}
+        assert section not in places and section in {attributes.get("id") for attributes in whole.of("section")}
+
+
+def test_a_run_that_only_trained_shows_its_curves(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run")
+    run.write_config({"settings": {"method": {"kind": "dino"}}})
+    for step in range(5):
+        run.append_metrics({"step": step, "loss": 3.0 - step})
+    page = report(run.path)
+    assert [attributes["id"] for attributes in page.of("section")] == ["training", "made", "records"]
+    assert any("Loss of DINO" in str(svg.get("aria-label")) for svg in page.of("svg"))
+
+
+def test_drawn_figures_stand_in_where_arrays_are_missing(tmp_path: Path) -> None:
+    run = make_example(tmp_path / "run")
+    content = run.results()["maps"] | {"figures": ["maps.png", "../../secret.png", "no.png"]}
+    (run.path / "results" / "maps.npz").unlink()
+    run.write_result("maps", content)
+    run.figure_path("maps.png").write_bytes(b"a picture")
+    (tmp_path / "secret.png").write_bytes(b"a secret")
+    sources = [image["src"] for image in report(run.path).of("img")]
+    assert sources == ["data:image/png;base64,YSBwaWN0dXJl"]  # base64 of "a picture"; nothing outside of figures/
+
+
+def test_a_run_without_results_says_what_to_do(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path)
+    run.write_config({})
+    with pytest.raises(ValueError, match="nothing to report.*mixlab auc"):
+        write_report([run], tmp_path / "page.html")
+
+
+def test_a_result_of_another_form_is_named(tmp_path: Path) -> None:
+    run = make_example(tmp_path / "run")
+    run.write_result("auc_model", {"kind": "auc", "study": "model", "comparisons": [], "rows": [{"label": "vit"}]})
+    with pytest.raises(ValueError, match=r"kind 'auc' does not have the form.*run `mixlab auc` again"):
+        report(run.path)
+
+
+def test_a_page_for_a_folder_that_is_not_there_says_so(tmp_path: Path) -> None:
+    run = make_example(tmp_path / "run")
+    with pytest.raises(FileNotFoundError, match=r"nowhere does not exist.*--out"):
+        write_report([run], tmp_path / "nowhere" / "page.html")
+
+
+def test_runs_below_a_run_belong_to_it_and_working_folders_do_not(tmp_path: Path) -> None:
+    make_example(tmp_path / "run")
+    (tmp_path / "run" / "checkpoints" / "results").mkdir(parents=True)
+    found = [
+        run.path.relative_to(tmp_path).as_posix() for run in find_runs([tmp_path / "run", tmp_path / "run" / "vit"])
+    ]
+    assert found == ["run", "run/vim", "run/vim/untrained", "run/vit", "run/vit/untrained"]
+
+
+def test_the_report_reads_the_columns_that_the_rank_analysis_writes() -> None:
+    assert BLOCK_COLUMNS == TABLE_COLUMNS
+
+
+def test_ranks_are_written_where_their_blocks_stand(tmp_path: Path) -> None:
+    make_example(tmp_path / "run")
+    out = write_report(find_runs([tmp_path / "run"]), tmp_path / "page.html").read_text(encoding="utf-8")
+    numbers = re.findall(r'<text class="on-picture" x="([\d.]+)" y="([\d.]+)"[^>]*>([\d.]+)</text>', out)
+    # Effective rank 1.5 + row + 10 column, in quarters of a square of 300.
+    expected = {("75.0", "81.0", "1.5"), ("225.0", "81.0", "12"), ("75.0", "231.0", "2.5"), ("225.0", "231.0", "12")}
+    assert {(x, y, text) for x, y, text in numbers} == expected

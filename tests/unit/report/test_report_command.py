@@ -1,0 +1,75 @@
+"""`mixlab report` from run directories to a page."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import tyro
+from example_run import make_example
+
+import mixlab
+from mixlab.analysis.cost import count_macs, on_meta
+from mixlab.commands.report import report
+from mixlab.run import RunDirectory
+
+FIELDS = {"dim": 64, "depth": 2, "image": 32, "patch": 8, "head_dim": 16}
+
+
+def make_trained(folder: Path) -> Path:
+    torch.manual_seed(0)
+    run = RunDirectory.create(folder)
+    run.write_config({"seed": 0, "settings": {"method": {"kind": "dino"}}})
+    mixlab.save_weights(mixlab.create_model("vit_tiny", **FIELDS), folder / "weights.safetensors")
+    return folder
+
+
+def test_a_run_that_does_not_say_how_large_it_is_gets_measured(tmp_path: Path) -> None:
+    run = make_trained(tmp_path / "mine")
+    page = tmp_path / "page.html"
+    tyro.cli(report, args=[str(run), "--out", str(page), "--json", str(tmp_path / "summary.json")])
+    cost = RunDirectory.open(run).results()["cost"]
+    assert cost["macs"] == count_macs(on_meta("vit_tiny", **FIELDS), 32)
+    assert cost["num_parameters"] == sum(p.numel() for p in mixlab.create_model("vit_tiny", **FIELDS).parameters())
+    (speed,) = cost["measurements"]
+    assert speed["low"] <= speed["value"] <= speed["high"] and speed["n"] >= 10
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["bytes"] == page.stat().st_size and "mine/results/cost.json" in page.read_text(encoding="utf-8")
+    before = (run / "results" / "cost.json").stat().st_mtime_ns
+    report([run], out=page)
+    assert (run / "results" / "cost.json").stat().st_mtime_ns == before, "what is known was measured again"
+
+
+def test_nothing_is_measured_unless_asked(tmp_path: Path) -> None:
+    run = make_trained(tmp_path / "mine")
+    with pytest.raises(ValueError, match="nothing to report"):
+        report([run], out=tmp_path / "page.html", measure=False)
+    assert not (run / "results").exists()
+
+
+def test_several_runs_share_one_page(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        make_example(tmp_path / name)
+    report([tmp_path / "one", tmp_path / "two"], out=tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "one/results/auc_model.json" in page and "two/vit/results/knn_vit.json" in page
+
+
+def test_two_values_of_one_thing_are_not_mixed_up_in_silence(tmp_path: Path) -> None:
+    for name, value in (("one", 0.5), ("two", 0.9)):
+        run = RunDirectory(make_example(tmp_path / name).path / "vit")
+        result = run.results()["knn_vit"]
+        result["measurements"][0]["value"] = value
+        run.write_result("knn_vit", result)
+    report([tmp_path / "one", tmp_path / "two"], out=tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page.count("stands in two records with different values") == 1
+    note = page.split("stands in two records")[1].split("</p>")[0]
+    assert note.index("two/vit/results/knn_vit.json") < note.index("one/vit/results/knn_vit.json")
+
+
+def test_what_is_no_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"empty is not a run directory"):
+        report([tmp_path / "empty"], out=tmp_path / "page.html")
+    with pytest.raises(ValueError, match="no run given"):
+        report([], out=tmp_path / "page.html")
