@@ -124,7 +124,7 @@ def _place(draws: list[float], radius: float, others: list[PlannedObject]) -> tu
 
 
 def _object_colours(outline: int, draws: list[float], tone: list[float]) -> Field:
-    """The class's own colour, roughly, or of two random ones the further from the ground; then a lighter or darker one."""
+    """About the class's own colour, or of two random ones the further from the ground; then a lighter or darker one."""
     first, second, (shift, *_) = draws[0:3], draws[3:6], draws[6:9]
     if shift < COLOUR_LOYALTY:
         base = [part + 0.3 * (draw - 0.5) for part, draw in zip(CLASS_COLOURS[outline], first, strict=True)]

@@ -41,6 +41,7 @@ class DetectionConfig(DenseConfig):
     channels: int = 256  # of the FPN and the heads
     hidden: int = 1024  # of the box head
     mask_convs: int = 4
+    agnostic_boxes: bool = False  # one box for all classes; in a cascade always
     agnostic_masks: bool = False
     anchor_scale: float = 8.0  # sides of anchors in strides
     finest: float = 56.0  # pixels; regions below twice that are cut from the finest map
@@ -72,7 +73,7 @@ class DetectionConfig(DenseConfig):
             num_classes=num_classes,
             channels=self.channels,
             hidden=self.hidden,
-            agnostic_boxes=self.head == "cascade",
+            agnostic_boxes=self.agnostic_boxes or self.head == "cascade",
             agnostic_masks=self.agnostic_masks,
             mask_convs=self.mask_convs,
             finest=self.finest,

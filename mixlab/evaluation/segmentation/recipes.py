@@ -61,7 +61,7 @@ def segment_64(model: ModelConfig) -> TrainConfig:
             clip=3.0,
         ),
         data=DataConfig(size=64, workers=0),
-        steps=600,
+        steps=400,
         batch=32,
         precision="fp32",
         checkpoint=CheckpointConfig(every_steps=100, keep=2),

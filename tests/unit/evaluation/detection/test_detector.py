@@ -79,6 +79,14 @@ def test_the_stages_are_the_published_ones():
         RegionHeads(RegionConfig(num_classes=3), CASCADE)
 
 
+def test_boxes_of_a_cascade_are_for_all_classes_and_others_by_choice():
+    kinds = {("mask", False): 10, ("mask", True): 1, ("cascade", False): 1}
+    for (head, agnostic), boxes in kinds.items():
+        regions = DetectionConfig(head=head, agnostic_boxes=agnostic, channels=8, hidden=8).detector(10).regions
+        stages = RegionHeads(regions, CASCADE if head == "cascade" else SINGLE).stages
+        assert {stage.boxes.num_boxes for stage in stages} == {boxes}
+
+
 def test_later_stages_count_less():
     torch.manual_seed(0)
     detector = tiny("cascade")
