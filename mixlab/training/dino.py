@@ -17,7 +17,7 @@ from mixlab.data.loader import Batch
 from mixlab.training.config import MethodConfig
 from mixlab.training.dino_head import DinoHead, DinoNetwork
 from mixlab.training.dino_loss import crowding, dino_loss, teacher_targets
-from mixlab.training.distributed import mean_over_ranks_
+from mixlab.training.distributed import mean_over_ranks_, rows_of_all
 from mixlab.training.optim import move_towards_
 from mixlab.training.recipe import Place, Recipe, drop_empty, to_pixels_of
 from mixlab.training.schedules import cosine, linear_by_epoch
@@ -46,7 +46,7 @@ class DinoConfig(MethodConfig):
     jitter: float = 0.8  # how often colours are changed; strengths as BYOL's
     grey: float = 0.2  # how often colours are taken away
     blur_sigma: tuple[float, float] = (0.1, 2.0)  # pixels of the crop
-    spread: float = 0.0  # weight of a term that keeps features apart (KoLeo, as DINOv2): for small sets and batches
+    spread: float = 0.0  # weight of KoLeo, which keeps the features of a pass apart: for small sets and batches
 
     def __post_init__(self) -> None:
         for name in ("student_temperature", "teacher_temperature_start", "teacher_temperature"):
@@ -137,7 +137,8 @@ class DinoRecipe(Recipe):
         student, student_features = self.run(views)
         loss = dino_loss(student, targets, temperature=self.config.student_temperature)
         if self.config.spread:
-            loss = loss + self.config.spread * crowding(student_features[: len(targets)])
+            seen = rows_of_all(student_features[: len(targets)].transpose(0, 1)).transpose(0, 1)
+            loss = loss + self.config.spread * crowding(seen)
         return loss, describe(targets, features)
 
     def views(self, batch: Batch, place: Place) -> list[Tensor]:

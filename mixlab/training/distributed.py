@@ -129,6 +129,25 @@ def gather_rows(tensor: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
+def rows_of_all(tensor: Tensor) -> Tensor:
+    """`gather_rows` that gradients flow back through. Ranks' gradients are averaged later, so each gives its sum."""
+    return tensor if not dist.is_initialized() else _RowsOfAll.apply(tensor)
+
+
+class _RowsOfAll(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        ctx.num_rows = len(tensor)
+        return gather_rows(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        total = gradients[0].contiguous()
+        dist.all_reduce(total)
+        start = dist.get_rank() * ctx.num_rows
+        return total[start : start + ctx.num_rows]
+
+
 def whole(tensor: Tensor) -> Tensor:
     """A sharded tensor put together, on every rank; others as they are."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -51,7 +51,7 @@ def segment_64(model: ModelConfig) -> TrainConfig:
         ),
         model=model,
         optim=OptimConfig(
-            lr=3e-3,
+            lr=1e-3,
             lr_batch=32,
             min_lr=1e-5,
             decay="poly",
@@ -61,7 +61,7 @@ def segment_64(model: ModelConfig) -> TrainConfig:
             clip=3.0,
         ),
         data=DataConfig(size=64, workers=0),
-        steps=400,
+        steps=500,
         batch=32,
         precision="fp32",
         checkpoint=CheckpointConfig(every_steps=100, keep=2),
