@@ -1,5 +1,6 @@
 """The door: who may ask, how much they may send, and what every answer says about safety."""
 
+import asyncio
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -7,6 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+DRAIN_S = 1.0
 SECURITY_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -44,6 +46,8 @@ class Guard:
 
         refusal = self._refusal(scope)
         if refusal is not None:
+            if refusal.status_code == 413:
+                await drain(receive)
             await refusal(scope, receive, send_safely)
             return
         self.num_requests += 1
@@ -93,10 +97,22 @@ class Guard:
             message = await receive()
             received += len(message.get("body", b""))
             if received > limit:
+                if message.get("more_body"):
+                    await drain(receive)
                 raise HTTPException(413, too_much(limit))
             return message
 
         return receive_some
+
+
+async def drain(receive: Receive) -> None:
+    """Read on for a moment and forget it: a client whose sending is cut off may never see why."""
+    try:
+        async with asyncio.timeout(DRAIN_S):
+            while (await receive()).get("more_body"):
+                pass
+    except TimeoutError:
+        return
 
 
 def too_much(limit: int) -> str:
