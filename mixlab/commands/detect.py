@@ -1,22 +1,20 @@
 """`mixlab detect`: Mask R-CNN or Cascade Mask R-CNN on any backbone: train, judge, show."""
 
 import json as json_text
-import os
-from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 from matplotlib.figure import Figure
-from safetensors.torch import load_file
 
 from mixlab.analysis.figures import save_figure
+from mixlab.commands import dense_task
+from mixlab.commands.dense_task import finished_run, train_and_judge
 from mixlab.commands.output import console, emit, table
 from mixlab.commands.pretrain import Settings
 from mixlab.commands.probe import quiet_unless_first
-from mixlab.data.unreadable import TooManyUnreadableError
-from mixlab.evaluation.dense.targets import target_model, with_model
 from mixlab.evaluation.detection.average_precision import NAMES
 from mixlab.evaluation.detection.detector import HeadKind
 from mixlab.evaluation.detection.evaluate import Found, evenly, find_objects, measure
@@ -26,15 +24,12 @@ from mixlab.evaluation.detection.recipe import DetectionConfig, DetectionRecipe
 from mixlab.evaluation.detection.recipes import detect as on_coco
 from mixlab.evaluation.detection.recipes import detect_64 as on_shapes
 from mixlab.evaluation.detection.sources import parse_objects
-from mixlab.recipes import RECIPES, find_recipe
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import write_aside
 from mixlab.training.batches import workers
 from mixlab.training.config import TrainConfig
-from mixlab.training.distributed import World, join_world
-from mixlab.training.loop import Trainer, train
-from mixlab.training.settings import from_json, override
-from mixlab.training.stopping import Stopped
+from mixlab.training.distributed import World
+from mixlab.training.loop import Trainer
 from mixlab.training.update import precise
 
 NUM_PICTURES = 6
@@ -76,45 +71,19 @@ def detect(
     """
     if evaluate_only:
         return emit(_judge(Path(target), data, run, num_val, device), json)
-    if run is None:
-        raise ValueError("a run needs a directory; give --run DIR")
-    settings = [*set, *([f"method.head={head}"] if head else []), *(["method.frozen=true"] if frozen else [])]
-    config = choose_config(target, data=data, recipe=recipe, settings=settings, weights=weights)
-    result: dict[str, Any] = {}
+    settings = [*set, *([f"method.head={head}"] if head else [])]
+    config = choose_config(target, data=data, recipe=recipe, settings=settings, frozen=frozen, weights=weights)
 
-    def then(trainer: Trainer) -> None:
+    def judged(trainer: Trainer) -> dict[str, Any]:
         now = trainer.recipe
         assert isinstance(now, DetectionRecipe)
-        result.update(judge(now, config, data=data, world=trainer.world, folder=trainer.folder, num_val=num_val))
+        return judge(now, config, data=data, world=trainer.world, folder=trainer.folder, num_val=num_val)
 
-    try:
-        train(config, data=data, run=run, device=device, name=recipe or target, then=then)
-    except Stopped as stopped:
-        console.print(f"{stopped}; run the same command again to go on")
-        raise SystemExit(stopped.exit_code) from stopped
-    except TooManyUnreadableError as error:
-        raise RuntimeError(f"{error} (data.skip_limit)") from error
-    return emit(result, json if os.environ.get("RANK", "0") == "0" else None)
+    name = recipe or target
+    return train_and_judge(config, data=data, run=run, device=device, name=name, judge=judged, json=json)
 
 
-def choose_config(
-    target: str, *, data: str, recipe: str | None, settings: list[str], weights: str | None
-) -> TrainConfig:
-    """The recipe, its model replaced by the target, and the settings on top."""
-    if target in RECIPES and not Path(target).is_dir():
-        if recipe is not None:
-            raise ValueError(f"{target} is a recipe itself; leave out --recipe {recipe}, or name a model")
-        config = find_recipe(target)
-        config = replace(config, model=replace(config.model, weights=weights))
-    else:
-        model = target_model(target, weights=weights)
-        if recipe is not None:
-            config = with_model(find_recipe(recipe), model)
-        else:
-            config = (on_shapes if data.partition(":")[0] == "shapes" else on_coco)(model)
-    if not isinstance(config.method, DetectionConfig):
-        raise ValueError(f"{recipe or target} is a {config.method.kind} recipe, not one for detection")
-    return override(config, settings)
+choose_config = partial(dense_task.choose_config, method=DetectionConfig, on_shapes=on_shapes, published=on_coco)
 
 
 def judge(
@@ -182,21 +151,8 @@ def judge(
 
 def _judge(target: Path, data: str, run: Path | None, num_val: int | None, device: str | None) -> dict[str, Any]:
     """A finished run on any data with its categories."""
-    stored = RunDirectory.open(target).read_config()
-    if stored.get("settings", {}).get("method", {}).get("kind") != DetectionConfig.kind:
-        raise ValueError(f"{target} is no detection run; train one first, without --evaluate-only")
-    for file in ("weights.safetensors", "detector.safetensors"):
-        if not (target / file).is_file():
-            raise FileNotFoundError(f"{target} has no {file}; finish the run first")
-    config = from_json(stored["settings"])
-    config = replace(config, model=replace(config.model, weights=str(target)))
-    with join_world(device) as world:
-        recipe = config.method.build(
-            config.model.build(), num_classes=len(stored["classes"]), epochs=1, steps_per_epoch=1
-        )
+    with finished_run(target, method=DetectionConfig, recipe=DetectionRecipe, device=device) as (recipe, config, world):
         assert isinstance(recipe, DetectionRecipe)
-        recipe.load_head(load_file(target / "detector.safetensors"))
-        recipe.network.to(world.device)
         folder = RunDirectory.create(run or target)
         return judge(recipe, config, data=data, world=world, folder=folder, num_val=num_val)
 

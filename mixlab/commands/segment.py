@@ -1,22 +1,21 @@
 """`mixlab segment`: UperNet on any backbone: train, judge, show."""
 
 import math
-import os
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import tyro
-from safetensors.torch import load_file
 
 from mixlab.analysis.figures import save_figure
 from mixlab.analysis.subjects import Subject
+from mixlab.commands import dense_task
+from mixlab.commands.dense_task import finished_run, train_and_judge
 from mixlab.commands.output import console, emit, table
 from mixlab.commands.pretrain import Settings
 from mixlab.commands.probe import quiet_unless_first
-from mixlab.data.unreadable import TooManyUnreadableError
-from mixlab.evaluation.dense.targets import target_model, training_of, with_model
+from mixlab.evaluation.dense.targets import training_of
 from mixlab.evaluation.segmentation.data import FirstLabels, LabelMaps, parse_labels
 from mixlab.evaluation.segmentation.evaluate import evaluate
 from mixlab.evaluation.segmentation.inference import Mode, Predictor
@@ -24,14 +23,11 @@ from mixlab.evaluation.segmentation.pictures import prediction_pictures
 from mixlab.evaluation.segmentation.recipe import SegmentConfig, SegmentRecipe
 from mixlab.evaluation.segmentation.recipes import segment as on_ade20k
 from mixlab.evaluation.segmentation.recipes import segment_64 as on_shapes
-from mixlab.recipes import RECIPES, find_recipe
 from mixlab.run import RunDirectory, provenance
 from mixlab.training.batches import workers
 from mixlab.training.config import TrainConfig
-from mixlab.training.distributed import World, join_world
-from mixlab.training.loop import Trainer, train
-from mixlab.training.settings import from_json, override
-from mixlab.training.stopping import Stopped
+from mixlab.training.distributed import World
+from mixlab.training.loop import Trainer
 from mixlab.training.update import precise
 
 NUM_PICTURES = 6
@@ -73,47 +69,18 @@ def segment(
     """
     if evaluate_only:
         return emit(_judge(Path(target), data, run, inference, num_val, device), json)
-    if run is None:
-        raise ValueError("a run needs a directory; give --run DIR")
     config = choose_config(target, data=data, recipe=recipe, settings=set, frozen=frozen, weights=weights)
-    result: dict[str, Any] = {}
 
-    def then(trainer: Trainer) -> None:
-        recipe_now = trainer.recipe
-        assert isinstance(recipe_now, SegmentRecipe)
-        found = judge(
-            recipe_now, config, data=data, world=trainer.world, folder=trainer.folder, mode=inference, num_val=num_val
-        )
-        result.update(found)
+    def judged(trainer: Trainer) -> dict[str, Any]:
+        now, world, folder = trainer.recipe, trainer.world, trainer.folder
+        assert isinstance(now, SegmentRecipe)
+        return judge(now, config, data=data, world=world, folder=folder, mode=inference, num_val=num_val)
 
-    try:
-        train(config, data=data, run=run, device=device, name=recipe or target, then=then)
-    except Stopped as stopped:
-        console.print(f"{stopped}; run the same command again to go on")
-        raise SystemExit(stopped.exit_code) from stopped
-    except TooManyUnreadableError as error:
-        raise RuntimeError(f"{error} (data.skip_limit)") from error
-    return emit(result, json if os.environ.get("RANK", "0") == "0" else None)
+    name = recipe or target
+    return train_and_judge(config, data=data, run=run, device=device, name=name, judge=judged, json=json)
 
 
-def choose_config(
-    target: str, *, data: str, recipe: str | None, settings: list[str], frozen: bool, weights: str | None
-) -> TrainConfig:
-    """The recipe, its model replaced by the target, and the settings on top."""
-    if target in RECIPES and not Path(target).is_dir():
-        if recipe is not None:
-            raise ValueError(f"{target} is a recipe itself; leave out --recipe {recipe}, or name a model")
-        config = find_recipe(target)
-        config = replace(config, model=replace(config.model, weights=weights))
-    else:
-        model = target_model(target, weights=weights)
-        if recipe is not None:
-            config = with_model(find_recipe(recipe), model)
-        else:
-            config = (on_shapes if data.partition(":")[0] == "shapes" else on_ade20k)(model)
-    if not isinstance(config.method, SegmentConfig):
-        raise ValueError(f"{recipe or target} is a {config.method.kind} recipe, not one for segmentation")
-    return override(config, [*settings, *(["method.frozen=true"] if frozen else [])])
+choose_config = partial(dense_task.choose_config, method=SegmentConfig, on_shapes=on_shapes, published=on_ade20k)
 
 
 def judge(
@@ -187,19 +154,8 @@ def _judge(
     target: Path, data: str, run: Path | None, mode: Mode, num_val: int | None, device: str | None
 ) -> dict[str, Any]:
     """A finished run on any data with its label set."""
-    stored = RunDirectory.open(target).read_config()
-    if stored.get("settings", {}).get("method", {}).get("kind") != SegmentConfig.kind:
-        raise ValueError(f"{target} is no segmentation run; train one first, without --evaluate-only")
-    for file in ("weights.safetensors", "segmenter.safetensors"):
-        if not (target / file).is_file():
-            raise FileNotFoundError(f"{target} has no {file}; finish the run first")
-    config = from_json(stored["settings"])
-    with join_world(device) as world:
-        backbone = replace(config.model, weights=str(target)).build()
-        recipe = config.method.build(backbone, num_classes=len(stored["classes"]), epochs=1, steps_per_epoch=1)
+    with finished_run(target, method=SegmentConfig, recipe=SegmentRecipe, device=device) as (recipe, config, world):
         assert isinstance(recipe, SegmentRecipe)
-        recipe.load_head(load_file(target / "segmenter.safetensors"))
-        recipe.network.to(world.device)
         folder = RunDirectory.create(run or target)
         return judge(recipe, config, data=data, world=world, folder=folder, mode=mode, num_val=num_val)
 

@@ -192,7 +192,7 @@ def test_real_photographs_train_and_are_judged(tmp_path):
 def test_wrong_calls_get_an_answer(finished, tmp_path):
     with pytest.raises(ValueError, match="give --run DIR"):
         detect("vit_tiny", data=DATA)
-    with pytest.raises(ValueError, match="supervised recipe, not one for detection"):
+    with pytest.raises(ValueError, match="supervised recipe, not one for `mixlab detect`"):
         detect("supervised_vit_tiny64", data=DATA, run=tmp_path / "a")
     with pytest.raises(ValueError, match="is a recipe itself"):
         detect("detect_vit_tiny64", data=DATA, run=tmp_path / "b", recipe="detect_vit_tiny64")

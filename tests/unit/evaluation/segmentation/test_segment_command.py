@@ -177,7 +177,7 @@ def test_live_scores_are_those_of_the_held_out_part(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "options", "says"),
     [
-        ("dino_vit_tiny64", {}, "is a dino recipe, not one for segmentation"),
+        ("dino_vit_tiny64", {}, "is a dino recipe, not one for `mixlab segment`"),
         ("segment_vit_tiny64", {"recipe": "segment_vit_tiny"}, "is a recipe itself"),
         ("vit_tiny", {"weights": "nowhere.pth"}, "there is no nowhere.pth"),
         ("vit_tinny", {}, "unknown model 'vit_tinny'"),

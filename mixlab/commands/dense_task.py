@@ -1,0 +1,97 @@
+"""What `mixlab segment` and `mixlab detect` share: choosing a config, training and judging, finished runs."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+
+from mixlab.commands.output import console, emit
+from mixlab.data.unreadable import TooManyUnreadableError
+from mixlab.evaluation.dense.recipe import DenseConfig, DenseRecipe
+from mixlab.evaluation.dense.targets import target_model, with_model
+from mixlab.recipes import RECIPES, find_recipe
+from mixlab.run import RunDirectory
+from mixlab.training.config import ModelConfig, TrainConfig
+from mixlab.training.distributed import World, join_world
+from mixlab.training.loop import Trainer, train
+from mixlab.training.settings import from_json, override
+from mixlab.training.stopping import Stopped
+
+
+def choose_config(
+    target: str,
+    *,
+    data: str,
+    recipe: str | None,
+    settings: list[str],
+    frozen: bool = False,
+    weights: str | None,
+    method: type[DenseConfig],
+    on_shapes: Callable[[ModelConfig], TrainConfig],
+    published: Callable[[ModelConfig], TrainConfig],
+) -> TrainConfig:
+    """The recipe, its model replaced by the target, and the settings on top."""
+    if target in RECIPES and not Path(target).is_dir():
+        if recipe is not None:
+            raise ValueError(f"{target} is a recipe itself; leave out --recipe {recipe}, or name a model")
+        config = find_recipe(target)
+        config = replace(config, model=replace(config.model, weights=weights))
+    else:
+        model = target_model(target, weights=weights)
+        if recipe is not None:
+            config = with_model(find_recipe(recipe), model)
+        else:
+            config = (on_shapes if data.partition(":")[0] == "shapes" else published)(model)
+    if not isinstance(config.method, method):
+        raise ValueError(f"{recipe or target} is a {config.method.kind} recipe, not one for `mixlab {method.kind}`")
+    return override(config, [*settings, *(["method.frozen=true"] if frozen else [])])
+
+
+def train_and_judge(
+    config: TrainConfig,
+    *,
+    data: str,
+    run: Path | None,
+    device: str | None,
+    name: str,
+    judge: Callable[[Trainer], dict[str, Any]],
+    json: str | None,
+) -> dict[str, Any]:
+    """Train to the end, then judge on every rank; the first writes the result."""
+    if run is None:
+        raise ValueError("a run needs a directory; give --run DIR")
+    result: dict[str, Any] = {}
+    try:
+        train(config, data=data, run=run, device=device, name=name, then=lambda trainer: result.update(judge(trainer)))
+    except Stopped as stopped:
+        console.print(f"{stopped}; run the same command again to go on")
+        raise SystemExit(stopped.exit_code) from stopped
+    except TooManyUnreadableError as error:
+        raise RuntimeError(f"{error} (data.skip_limit)") from error
+    return emit(result, json if os.environ.get("RANK", "0") == "0" else None)
+
+
+@contextmanager
+def finished_run(
+    target: Path, *, method: type[DenseConfig], recipe: type[DenseRecipe], device: str | None
+) -> Iterator[tuple[DenseRecipe, TrainConfig, World]]:
+    """The network of a finished run, its config, and the world to judge it in."""
+    stored = RunDirectory.open(target).read_config()
+    if stored.get("settings", {}).get("method", {}).get("kind") != method.kind:
+        raise ValueError(f"{target} is no run of `mixlab {method.kind}`; train one first, without --evaluate-only")
+    head = f"{recipe.head_name}.safetensors"
+    for file in ("weights.safetensors", head):
+        if not (target / file).is_file():
+            raise FileNotFoundError(f"{target} has no {file}; finish the run first")
+    config = from_json(stored["settings"])
+    with join_world(device) as world:
+        backbone = replace(config.model, weights=str(target)).build()
+        built = config.method.build(backbone, num_classes=len(stored["classes"]), epochs=1, steps_per_epoch=1)
+        assert isinstance(built, recipe)
+        built.load_head(load_file(target / head))
+        built.network.to(world.device)
+        yield built, config, world
