@@ -3,12 +3,12 @@ the runs at hand. No verdict is written by hand.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from mixlab.analysis import claim_measured as measured
 from mixlab.analysis import claim_theorems as theorems
-from mixlab.analysis.evidence import Evidence, Verdict
+from mixlab.analysis.evidence import Evidence, Trained, Verdict
 
 DINO_MAMBA, MAMBAOUT = "RNN as Linear Transformer", "MambaOut"
 
@@ -157,6 +157,18 @@ class Entry:
 
 
 def draw_up(evidence: Evidence, claims: Iterable[Claim] = CLAIMS) -> Iterator[Entry]:
-    """Yield the verdict on each claim."""
+    """Yield the verdict on each claim; what only runs that learnt nothing say is no verdict."""
+    unlearnt = evidence.unlearnt()
+    learnt = evidence.without(unlearnt)
     for claim in claims:
-        yield Entry(claim, claim.check(evidence))
+        verdict = claim.check(evidence)
+        if claim.kind == "measured" and verdict.status in ("supported", "contradicted"):
+            firm = claim.check(learnt)
+            verdict = firm if firm.status == verdict.status else _withheld(verdict, unlearnt)
+        yield Entry(claim, verdict)
+
+
+def _withheld(verdict: Verdict, unlearnt: set[Trained]) -> Verdict:
+    names = ", ".join(sorted(f"{found.model} ({found.training})" for found in unlearnt))
+    text = f"{verdict.measured}; but features of {names} are not told apart from those of their untrained twins"
+    return replace(verdict, status="not resolved at this scale", measured=text)

@@ -124,6 +124,33 @@ class Evidence:
     def select(self, *metrics: str, keep: Callable[[Measurement], bool] = lambda m: True) -> list[Measurement]:
         return [m for m in self.measurements if m.metric in metrics and keep(m)]
 
+    def unlearnt(self) -> set["Trained"]:
+        """Trained models whose features no accuracy tells apart from those of their untrained twins."""
+        accuracies = [m for m in self.select("knn_top1", "probe_top1") if m["blocks"] is None and m["register"] is None]
+        twins = [m for m in accuracies if m.training == "untrained"]
+        better: dict[Trained, list[bool]] = {}
+        for group in grouped(m for m in accuracies if m.training != "untrained"):
+            lead = group[0]
+            twin = [t for t in twins if _same_network(t, lead)]
+            if twin:
+                better.setdefault(Trained.of(lead), []).append(difference(group, twin).low > 0)
+        return {model for model, gains in better.items() if not any(gains)}
+
+    def without(self, models: set["Trained"]) -> "Evidence":
+        return Evidence(m for m in self.measurements if Trained.of(m) not in models)
+
+
+class Trained(NamedTuple):
+    """A model of one size, trained in one way."""
+
+    model: str
+    num_parameters: int
+    training: str
+
+    @classmethod
+    def of(cls, m: Measurement) -> "Trained":
+        return cls(m.model, m.num_parameters, m.training)
+
 
 Group = list[Measurement]
 
@@ -206,6 +233,10 @@ def _comparable(a: Measurement, b: Measurement) -> bool:
     """Same metric, data and training; of ranks, also blocks of about one size (C may follow the number of tokens)."""
     chunks = sorted((a["chunk"] or 1, b["chunk"] or 1))
     return (a.metric, a.data, a.training) == (b.metric, b.data, b.training) and chunks[1] <= 1.1 * chunks[0]
+
+
+def _same_network(a: Measurement, b: Measurement) -> bool:
+    return (a.metric, a.data, a.model, a.num_parameters) == (b.metric, b.data, b.model, b.num_parameters)
 
 
 def _size_ratio(a: Measurement, b: Measurement) -> float:

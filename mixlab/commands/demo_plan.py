@@ -110,7 +110,7 @@ def plan(run: Path, effort: Effort, *, seed: int, models: tuple[DemoModel, ...] 
         "claims",
         "the ledger",
         "each claim of the two papers against mathematics and against these runs",
-        ("claims", str(run), *runs, "--run", str(run)),
+        ("claims", str(run), *runs, *(f"{folder}/untrained" for folder in runs), "--run", str(run)),
         run / "results" / "claims.json",
         needs=measured,
     )

@@ -267,3 +267,19 @@ def test_results_of_rank_and_studies_reach_the_ledger() -> None:
         "not resolved at this scale",
     }
     assert {statuses[number] for number in (8, 11, 14, 15, 16, 17, 21, 22, 23)} == {"not measured"}
+
+
+def test_runs_that_learnt_nothing_give_no_verdict_on_learning() -> None:
+    scores = [measured("binary_auc", family, 0.8 - 0.1 * place, map="cosine") for place, family in enumerate(RANKED)]
+    sure = {"low": 0.29, "high": 0.31}
+    twins = [measured("knn_top1", family, 0.3, training="untrained", **sure) for family in RANKED]
+    same = [measured("knn_top1", family, 0.3, **sure) for family in RANKED]
+    better = [measured("knn_top1", family, 0.6, low=0.59, high=0.61) for family in RANKED]
+    (claim,) = [claim for claim in CLAIMS if claim.number == 7]
+    alone, unlearnt, learnt = (
+        next(draw_up(Evidence([*scores, *other]), [claim])).verdict
+        for other in ([], [*twins, *same], [*twins, *better])
+    )
+    assert alone.status == learnt.status != "not resolved at this scale"
+    assert unlearnt.status == "not resolved at this scale"
+    assert "untrained twins" in unlearnt.measured

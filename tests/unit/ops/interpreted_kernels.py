@@ -21,6 +21,7 @@ from mixlab.ops.add_norm.reference import add_rms_norm
 from mixlab.ops.add_norm.triton_add_norm import add_norm_backward, add_norm_forward
 from mixlab.ops.linear_attention import triton_linear_attention
 from mixlab.ops.linear_attention.reference import softmax_linear_attention
+from mixlab.ops.mamba2 import op as mamba2_op
 from mixlab.ops.mamba2.reference import mamba2
 from mixlab.ops.mamba2.triton_mamba2 import mamba2_backward, mamba2_forward
 from mixlab.ops.ssd.reference import ssd_recurrence
@@ -78,10 +79,13 @@ def scan_errors(length: int, groups: int, num_heads: int, num_reverse: int, stat
     return errors("y q k v dt A skip", results, [reference, *gradients])
 
 
-def mixer_errors(directions: int, length: int, num_heads: int, state: int, width: int) -> dict[str, float]:
+NAMES = "projected conv_weight conv_bias dt_bias A_log skip norm_weight out_weight"
+
+
+def mixer_inputs(directions: int, length: int, num_heads: int, state: int, width: int) -> tuple[Tensor, ...]:
     inner = num_heads * width
     channels = inner + 2 * state
-    inputs = (
+    return (
         torch.randn(2, length, inner + channels + num_heads),
         torch.randn(directions, channels, 4) / 2,
         torch.randn(directions, channels) / 10,
@@ -91,6 +95,10 @@ def mixer_errors(directions: int, length: int, num_heads: int, state: int, width
         torch.randn(directions, inner),
         torch.randn(24, inner),
     )
+
+
+def mixer_errors(directions: int, length: int, num_heads: int, state: int, width: int) -> dict[str, float]:
+    inputs = mixer_inputs(directions, length, num_heads, state, width)
     exact = [t.double().requires_grad_() for t in inputs]
     reference = mamba2(*exact, head_dim=width, eps=1e-5)
     dout = torch.randn(reference.shape)
@@ -99,8 +107,26 @@ def mixer_errors(directions: int, length: int, num_heads: int, state: int, width
     dprojected, dconv, sums, dnorm, dout_weight = mamba2_backward(dout, *inputs, head_dim=width, eps=1e-5)
     dA_log, dskip, ddt_bias = sums
     results = [out, dprojected, dconv[..., :4], dconv[..., 4], ddt_bias, dA_log, dskip, dnorm, dout_weight]
-    names = "out projected conv_weight conv_bias dt_bias A_log skip norm_weight out_weight"
-    return errors(names, results, [reference, *gradients])
+    return errors("out " + NAMES, results, [reference, *gradients])
+
+
+def operator_errors() -> dict[str, float]:
+    """The custom operators of the mixer with a CPU kernel: torch's own check, and gradients through autograd."""
+    mamba2_op._mixer.register_kernel("cpu", mamba2_op._forward)
+    mamba2_op._mixer_backward.register_kernel("cpu", mamba2_op._backward)
+    inputs = [t.requires_grad_() for t in mixer_inputs(2, 5, 2, 16, 16)]
+    torch.library.opcheck(mamba2_op._mixer, (*inputs, 16, 1e-5))
+    exact = [t.detach().double().requires_grad_() for t in inputs]
+    reference = mamba2(*exact, head_dim=16, eps=1e-5)
+    dout = torch.randn(reference.shape)
+    gradients = torch.autograd.grad(reference, exact, dout.double())
+    found: dict[str, float] = {}
+    for name, run in (("operator", mamba2_op._mixer), ("eager", mamba2_op._Eager.apply)):
+        out = run(*inputs, 16, 1e-5)
+        results = torch.autograd.grad(out, inputs, dout)
+        found |= {f"{name}_{key}": value for key, value in errors(
+            "out " + NAMES, [out, *results], [reference, *gradients]).items()}  # fmt: skip
+    return found
 
 
 def add_norm_errors() -> dict[str, float]:
@@ -133,6 +159,7 @@ def main() -> None:
         **{name: (scan_errors, sizes) for name, sizes in SCANS.items()},
         **{name: (mixer_errors, sizes) for name, sizes in MIXERS.items()},
         **{name: (attention_errors, sizes) for name, sizes in ATTENTIONS.items()},
+        "operators of the mixer": (operator_errors, ()),
         "add and norm": (add_norm_errors, ()),
     }
     report: dict[str, dict[str, float] | str] = {}

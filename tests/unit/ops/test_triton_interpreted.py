@@ -34,6 +34,7 @@ CASES = [
     "linear attention of one token",
     "linear attention of a tile and a token",
     "linear attention of 70 tokens",
+    "operators of the mixer",
     "add and norm",
 ]
 
