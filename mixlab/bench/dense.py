@@ -9,22 +9,16 @@ import gc
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
-import tyro
 
-from mixlab.analysis.figures import save_figure
-from mixlab.bench.dense_scaling import REFERENCE, Row, crossings, scaling_figure
+from mixlab.bench.dense_scaling import REFERENCE, Row, crossings
 from mixlab.bench.gpu_time import wall_ms
-from mixlab.commands.output import table
 from mixlab.evaluation.detection.recipes import detect, detect_64
 from mixlab.evaluation.detection.scenes import SceneBatch
 from mixlab.evaluation.segmentation.recipes import segment, segment_64
 from mixlab.evaluation.segmentation.samples import CropBatch
-from mixlab.run import provenance
-from mixlab.run.directory import write_json
 from mixlab.training.acceleration import keep_few_activations
 from mixlab.training.config import ModelConfig, TrainConfig
 from mixlab.training.distributed import World
@@ -225,34 +219,3 @@ def random_scenes(batch: int, height: int, width: int) -> SceneBatch:
         own_sizes=sizes,
         indexes=torch.arange(batch),
     )
-
-
-def main(
-    *,
-    tiny: bool = False,
-    device: str | None = None,
-    checkpointing: bool = False,
-    json: Path | None = None,
-    figure: Path | None = None,
-) -> None:
-    """Measure, print, and write what is asked for.
-
-    Args:
-        tiny: a miniature that runs anywhere in seconds.
-        device: cpu or cuda; a GPU where there is one.
-        checkpointing: forget activations inside layers and make them again.
-        json: write the tables to this file.
-        figure: draw speed and memory against input size into this file (.svg, .png).
-    """
-    tables = measure(tiny=tiny, device=device, checkpointing=checkpointing)
-    for title, rows in tables.items():
-        table(title, [key.replace("_", " ") for key in rows[0]], [list(row.values()) for row in rows])
-    if json is not None:
-        name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-        write_json(json, {"benchmark": "dense", "tables": tables, "provenance": provenance(device=name)})
-    if figure is not None:
-        save_figure(scaling_figure(next(iter(tables.values()))), figure)
-
-
-if __name__ == "__main__":
-    tyro.cli(main)

@@ -20,6 +20,7 @@ def bench(
     *,
     quick: bool = False,
     peer: Path | None = None,
+    figure: Path | None = None,
     json: str | None = None,
 ) -> dict[str, Any]:
     """Measure speed beside peers; read the ratios.
@@ -31,6 +32,7 @@ def bench(
             dense (speed and memory against input size), auc (Binary-AUC against loops of others).
         quick: fewer repeats and smaller sizes.
         peer: for dino, a clone of facebookresearch/dino, to be measured in the same run.
+        figure: for dense, draw speed and memory against input size into this file (.svg or .png).
         json: also write the tables as JSON to this file, or to stdout for "-".
     """
     console.print(f"Operations run on {backend_name()}, {torch.get_num_threads()} threads.")
@@ -38,6 +40,11 @@ def bench(
     tables = _dino(quick, peer) if what == "dino" else BENCHMARKS[what](quick)
     for title, rows in tables.items():
         table(title, [key.replace("_", " ") for key in rows[0]], [list(row.values()) for row in rows])
+    if what == "dense" and figure is not None:
+        from mixlab.analysis.figures import save_figure
+        from mixlab.bench.dense_scaling import scaling_figure
+
+        save_figure(scaling_figure(next(iter(tables.values()))), figure)
     return emit({"benchmark": what, "tables": tables, "provenance": provenance(device=device)}, json)
 
 

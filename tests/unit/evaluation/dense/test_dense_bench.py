@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from mixlab.bench.dense import Bench, main, tiny_plan
+from mixlab.bench.dense import Bench, tiny_plan
 from mixlab.bench.dense_scaling import crossings
+from mixlab.commands.bench import bench
 
 
 def test_the_miniature_measures_every_model_in_every_table_and_draws_them(tmp_path: Path) -> None:
-    main(tiny=True, device="cpu", json=tmp_path / "dense.json", figure=tmp_path / "dense.svg")
+    bench("dense", quick=True, json=str(tmp_path / "dense.json"), figure=tmp_path / "dense.svg")
     tables = list(json.loads((tmp_path / "dense.json").read_text())["tables"].items())
     assert [len(rows) for _, rows in tables] == [8, 3, 4, 4]
     for title, rows in tables:
