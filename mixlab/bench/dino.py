@@ -59,10 +59,12 @@ def measure(
     """One row per network: with views ready, and with the crops made in the step; then the peer."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     configs = {name: _config(name, batch=batch, tiny=tiny) for name in models}
+    ways = [(False, False), (True, False)] + [(True, True)] * (device.type == "cuda")  # crops made, a CUDA graph
     rows = []
     for name, config in configs.items():
-        for crops in (False, True):
-            rows.append(_guarded("mixlab", name, crops, partial(_ours, config, device, steps, crops, compile)))
+        for crops, graph in ways:
+            run = partial(_ours, replace(config, graph=graph), device, steps, crops, compile)
+            rows.append(_guarded(f"mixlab{', as a CUDA graph' if graph else ''}", name, crops, run))
             _free(device)
     if peer is None:
         return rows

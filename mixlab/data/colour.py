@@ -10,13 +10,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-_LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as PIL's mode L
+LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as PIL's mode L
+SOLARISE_FROM = 128 / 255  # PIL's threshold
 
 
 def to_grey(x: Tensor) -> Tensor:
     """Luminance, (n, S, S)."""
     red, green, blue = x.unbind(1)
-    return (red * _LUMA[0]).add_(green, alpha=_LUMA[1]).add_(blue, alpha=_LUMA[2])
+    return (red * LUMA[0]).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2])
 
 
 def change_brightness(x: Tensor, factor: Tensor) -> Tensor:
@@ -25,7 +26,7 @@ def change_brightness(x: Tensor, factor: Tensor) -> Tensor:
 
 def change_contrast(x: Tensor, factor: Tensor) -> Tensor:
     red, green, blue = x.mean(dim=(2, 3)).unbind(1)
-    middle = (red * _LUMA[0] + green * _LUMA[1] + blue * _LUMA[2])[:, None, None, None]
+    middle = (red * LUMA[0] + green * LUMA[1] + blue * LUMA[2])[:, None, None, None]
     return torch.addcmul((1 - factor) * middle, x, factor, out=x).clamp_(0, 1)
 
 
@@ -62,5 +63,5 @@ JITTER: tuple[Callable[..., Tensor], ...] = (
 
 
 def solarise(x: Tensor) -> Tensor:
-    """Invert what is bright: PIL's threshold is 128 of 255."""
-    return torch.where(x >= 128 / 255, 1 - x, x)
+    """Invert what is bright."""
+    return torch.where(x >= SOLARISE_FROM, 1 - x, x)

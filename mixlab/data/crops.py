@@ -5,6 +5,7 @@ The same code runs on the CPU and on a GPU, and never waits for the device: all 
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -18,6 +19,7 @@ from .resample import blur, resize_boxes, whole_boxes
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+HAS_TRITON = importlib.util.find_spec("triton") is not None
 _GAIN = 1 / torch.tensor(IMAGENET_STD)[:, None, None]
 _SHIFT = -torch.tensor(IMAGENET_MEAN)[:, None, None] * _GAIN
 
@@ -52,6 +54,8 @@ def make_crops(images: Tensor, parameters: CropParameters, *, size: int) -> Tens
     """Cut, colour and normalise n crops of uint8 images (B, 3, S, S): float32 (n, 3, size, size)."""
     _check(images)
     box = whole_boxes(parameters.box, images.shape[-1])
+    if images.device.type == "cuda" and HAS_TRITON:
+        return _make_on_gpu(images, parameters, box, size)
     if images.device.type != "cpu":
         crops = _colour(resize_boxes(images, parameters.image, box, parameters.flip, size), parameters)
         return _normalise(crops, out=crops)
@@ -100,6 +104,20 @@ def _colour(x: Tensor, parameters: CropParameters) -> Tensor:
     _change(x, blurred, partial(blur, sigma=parameters.sigma[blurred]))
     _change(x, parameters.solarise.nonzero()[:, 0], solarise)
     return x
+
+
+def _make_on_gpu(images: Tensor, parameters: CropParameters, box: Tensor, size: int) -> Tensor:
+    """The same in few launches."""
+    from . import triton_crops as kernels
+
+    x = kernels.resize_boxes(images, parameters.image, box, parameters.flip, size)
+    chosen = torch.stack([parameters.jitter, parameters.grey, parameters.solarise, *parameters.order.T]).int()
+    jitter, grey, solarised, *order = _to_device(chosen, x)
+    factors = _to_device(parameters.factors.float(), x)
+    kernels.jitter_and_grey_(x, jitter, torch.stack(order, dim=1), factors, grey)
+    kernels.blur_(x, torch.where(parameters.blur, parameters.sigma, 0.0))
+    gain, shift = _to_device(torch.stack([_GAIN, _SHIFT]).flatten(1), x)
+    return kernels.solarise_and_normalise_(x, solarised, gain, shift)
 
 
 def _change(x: Tensor, rows: Tensor, change: Callable[[Tensor], Tensor]) -> None:

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_CUBIC = -0.5  # the kernel of PIL, and of torch where it antialiases
-_CUBIC_REACH = 2.0
-_BLUR_REACH = 3.0  # in sigmas; what is left out weighs 0.3 %
+CUBIC = -0.5  # the kernel of PIL, and of torch where it antialiases
+CUBIC_REACH = 2.0
+BLUR_REACH = 3.0  # in sigmas; what is left out weighs 0.3 %
 _BLOCK = 32  # columns that the blur makes at a time
 
 
@@ -51,8 +51,7 @@ def _resize_one_by_one(images: Tensor, image: Tensor, box: Tensor, flip: Tensor,
 
 def _resize_batched(images: Tensor, image: Tensor, box: Tensor, flip: Tensor, size: int) -> Tensor:
     side, device = images.shape[-1], images.device
-    step = float(box[:, 2:].max()) / size
-    taps = min(side, math.ceil(2 * _CUBIC_REACH * max(step, 1.0)) + 1)
+    taps = num_taps(box, size=size, side=side)
     box, flip, image = (part.to(device, non_blocking=True) for part in (box.float(), flip, image))
     first, weight = _cubic_taps(box[:, 0], box[:, 2], torch.zeros_like(flip), size=size, side=side, taps=taps)
     start = (image[:, None] * 3 + torch.arange(3, device=device)) * side  # where each plane begins in the table
@@ -64,10 +63,16 @@ def _resize_batched(images: Tensor, image: Tensor, box: Tensor, flip: Tensor, si
     return out.div_(255).clamp_(0, 1)
 
 
+def num_taps(box: Tensor, *, size: int, side: int) -> int:
+    """Pixels that the widest kernel of these boxes reaches."""
+    step = float(box[:, 2:].max()) / size
+    return min(side, math.ceil(2 * CUBIC_REACH * max(step, 1.0)) + 1)
+
+
 def blur(images: Tensor, sigma: Tensor) -> Tensor:
     """Gaussian blur of (n, 3, S, S) with one width per image, in pixels and on the host; the border is repeated."""
     number, channels, side, _ = images.shape
-    reach = math.ceil(_BLUR_REACH * float(sigma.max()))
+    reach = math.ceil(BLUR_REACH * float(sigma.max()))
     away = torch.arange(-reach, reach + 1, dtype=sigma.dtype)
     weight = torch.exp(-0.5 * (away / sigma[:, None]) ** 2)
     weight = (weight / weight.sum(1, keepdim=True)).to(images.device, images.dtype, non_blocking=True)  # (n, taps)
@@ -105,7 +110,7 @@ def _cubic_taps(
     out = torch.where(flip[:, None], size - 1 - out, out)
     centre = start[:, None] + (out + 0.5) * step  # (n, size)
     stretch = step.clamp(min=1.0)  # antialiasing: the kernel grows when the image shrinks
-    first = (centre - _CUBIC_REACH * stretch).floor().clamp(0, side - taps).long()
+    first = (centre - CUBIC_REACH * stretch).floor().clamp(0, side - taps).long()
     pixel = (first[:, :, None] + torch.arange(taps, device=start.device)).to(start.dtype)
     weight = _cubic((pixel + 0.5 - centre[:, :, None]) / stretch[:, :, None])
     weight = weight * ((pixel >= start[:, None, None]) & (pixel < (start + length)[:, None, None]))
@@ -114,6 +119,6 @@ def _cubic_taps(
 
 def _cubic(x: Tensor) -> Tensor:
     x = x.abs()
-    near = ((_CUBIC + 2) * x - (_CUBIC + 3)) * x * x + 1
-    far = (((x - 5) * x + 8) * x - 4) * _CUBIC
-    return torch.where(x < 1, near, torch.where(x < _CUBIC_REACH, far, 0.0))
+    near = ((CUBIC + 2) * x - (CUBIC + 3)) * x * x + 1
+    far = (((x - 5) * x + 8) * x - 4) * CUBIC
+    return torch.where(x < 1, near, torch.where(x < CUBIC_REACH, far, 0.0))

@@ -158,6 +158,7 @@ class TrainConfig:
     seed: int = 0
     precision: Precision = "bf16"
     compile: bool = False
+    graph: bool = False  # a pass as one CUDA graph, on one GPU: for small networks, which launching holds up
     activation_checkpointing: bool = False
     sharding: Sharding = "ddp"
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

@@ -81,9 +81,10 @@ class Centre(nn.Module):
         super().__init__()
         self.register_buffer("mean", torch.zeros(num_prototypes))
         self.register_buffer("pending", torch.zeros(num_prototypes), persistent=False)
-        self.num_pending = 0
+        self.register_buffer("num_pending", torch.zeros(()), persistent=False)
         self.mean: Tensor
         self.pending: Tensor
+        self.num_pending: Tensor
 
     @torch.no_grad()
     def collect(self, teacher: Tensor) -> None:
@@ -98,11 +99,13 @@ class Centre(nn.Module):
         change = (self.pending - self.mean).mul_(1 - momentum)
         self.mean += change
         self.pending.zero_()
-        self.num_pending = 0
+        self.num_pending.zero_()
         return change.square_().mean().sqrt_()
 
 
 class DinoRecipe(Recipe):
+    static = True
+
     def __init__(self, config: DinoConfig, backbone: Backbone, *, total_steps: int) -> None:
         self.config, self.total_steps = config, total_steps
         self.crops = config.crops()
@@ -122,14 +125,19 @@ class DinoRecipe(Recipe):
     def modules(self) -> dict[str, nn.Module]:
         return {"network": self.student, "teacher": self.teacher, "centre": self.centre}
 
-    def loss(self, batch: Batch, place: Place) -> tuple[Tensor, dict[str, Tensor]]:
-        views = self.views(batch, place)
+    def prepare(self, batch: Batch, place: Place) -> tuple[Tensor, ...]:
+        """The teacher's temperature, then the views of each size."""
         temperature = linear_by_epoch(
             place.epoch,
             start=self.config.teacher_temperature_start,
             end=self.config.teacher_temperature,
             epochs=self.config.teacher_warmup_epochs,
         )
+        mean = self.centre.mean
+        return torch.full((), temperature, dtype=mean.dtype, device=mean.device), *self.views(batch, place)
+
+    def loss(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
+        temperature, *views = inputs
         with torch.no_grad():
             teacher, features = self.teacher(views[:1])  # the global views
             targets = teacher_targets(teacher, self.centre.mean, temperature=temperature)

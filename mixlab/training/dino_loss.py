@@ -25,7 +25,7 @@ def dino_loss(student: Tensor, targets: Tensor, *, temperature: float) -> Tensor
     return loss
 
 
-def teacher_targets(teacher: Tensor, centre: Tensor, *, temperature: float) -> Tensor:
+def teacher_targets(teacher: Tensor, centre: Tensor, *, temperature: float | Tensor) -> Tensor:
     """softmax((teacher - centre) / temperature) over the outputs, at least in float32."""
     return (teacher.to(centre.dtype) - centre).div_(temperature).softmax(-1)
 

@@ -36,14 +36,17 @@ class Recipe(ABC):
     network: nn.Module  # what the optimiser changes
     run: nn.Module  # the same, perhaps wrapped for many devices: what `loss` calls
     views_per_image: int
+    static: bool = False  # `loss` sees tensors of the same shapes at every step and decides nothing by their values
     head_name: str = "classifier"  # the file of `exported_head`
 
-    @abstractmethod
-    def loss(self, batch: Any, place: Place) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean loss over this part's samples, and figures to log (scalars, still on the device).
+    def prepare(self, batch: Any, place: Place) -> Any:
+        """What `loss` needs of a batch, which the method's loader gave and which is on the device: all choices are made
+        here, on the host. A static recipe returns a tuple of tensors."""
+        return batch
 
-        `batch` is what the method's loader gives, on the device.
-        """
+    @abstractmethod
+    def loss(self, inputs: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """The mean loss over this part's samples, and figures to log (scalars, still on the device)."""
 
     @abstractmethod
     def exported(self) -> Backbone:

@@ -65,6 +65,7 @@ class Classifier(nn.Module):
 
 class SupervisedRecipe(Recipe):
     views_per_image = 1
+    static = True
 
     def __init__(self, config: SupervisedConfig, backbone: Backbone, *, num_classes: int) -> None:
         self.config, self.num_classes, self.backbone = config, num_classes, backbone
@@ -80,14 +81,14 @@ class SupervisedRecipe(Recipe):
     def modules(self) -> dict[str, nn.Module]:
         return {"network": self.network}
 
-    def loss(self, batch: Batch, place: Place) -> tuple[Tensor, dict[str, Tensor]]:
-        images, targets = self.augment(batch, place)
+    def loss(self, inputs: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        images, targets = inputs
         logits = self.run(images).float() if images.dtype != torch.float64 else self.run(images)
         loss = -(targets * logits.log_softmax(-1)).sum(-1).mean()
         hits = (logits.argmax(-1) == targets.argmax(-1)).float().mean()
         return loss, {"train_accuracy": hits.detach()}
 
-    def augment(self, batch: Batch, place: Place) -> tuple[Tensor, Tensor]:
+    def prepare(self, batch: Batch, place: Place) -> tuple[Tensor, Tensor]:
         """Crop, change, erase and blend this part's images: (B, 3, S, S) and soft labels (B, K)."""
         config, generator = self.config, place.generator()
         drawn = self.crops.draw(batch.sizes, generator, rank=place.part, world_size=place.num_parts)

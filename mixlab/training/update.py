@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from mixlab.data.batch_loader import AnyBatch
+from mixlab.training.captured import CapturedPass, can_capture, run_pass
 from mixlab.training.config import Precise, TrainConfig
 from mixlab.training.distributed import World
 from mixlab.training.optim import build_adamw, clip_each_, gradients, parameter_groups, set_rates
@@ -35,6 +36,7 @@ class Update:
         self.precise = precise(config, world.device)
         recipe.network.train()
         self.optimizer = build_adamw(parameter_groups(recipe.network, recipe.no_weight_decay()), config.optim)
+        self.captured = CapturedPass(recipe, self.precise) if can_capture(recipe, config, world) else None
 
     def __call__(self, passes: Sequence[AnyBatch], step: int) -> dict[str, Tensor]:
         """Train on one global batch. Returns figures that are still on the device."""
@@ -46,7 +48,9 @@ class Update:
         norm = clip_each_(gradients(self.recipe.network.parameters()), self.config.optim.clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        mean = {name: torch.stack([part[name] for part in figures]).mean() for name in figures[0]}
+        mean = figures[0]
+        if len(figures) > 1:
+            mean = {name: torch.stack([part[name] for part in figures]).mean() for name in mean}
         return {**mean, "grad_norm": norm, **self.recipe.after_update(place)}
 
     def lr(self, step: int) -> float:
@@ -78,11 +82,11 @@ class Update:
 
     def _forward_backward(self, batch: AnyBatch, place: Place, last: bool) -> dict[str, Tensor]:
         seed_all(place.seed, place.step, place.part)  # for drop path and the like
+        inputs = self.recipe.prepare(batch.to(self.world.device), place)
+        if self.captured is not None:
+            return self.captured(inputs)
         with _gradients_stay_here(self.recipe, unless=last):
-            with self.precise():
-                loss, figures = self.recipe.loss(batch.to(self.world.device), place)
-            (loss / (place.num_parts // self.world.size)).backward()
-        return {"loss": loss.detach(), **figures}
+            return run_pass(self.recipe, inputs, self.precise, weight=self.world.size / place.num_parts)
 
 
 def _gradients_stay_here(recipe: Recipe, *, unless: bool) -> AbstractContextManager[None]:

@@ -25,7 +25,6 @@ from mixlab.training.batches import build_batches
 from mixlab.training.config import Precise, TrainConfig
 from mixlab.training.distributed import World
 from mixlab.training.monitors import Score
-from mixlab.training.recipe import Place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +140,7 @@ class DetectionRecipe(DenseRecipe):
         pyramid = Pyramid(backbone, taps=config.taps, frozen=config.frozen)
         super().__init__(Detector(pyramid, config.detector(num_classes)))
 
-    def loss(self, batch: SceneBatch, place: Place) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, batch: SceneBatch) -> tuple[Tensor, dict[str, Tensor]]:
         losses: dict[str, Tensor] = self.run(to_input(batch, self.backbone), batch.shapes(), batch.objects())
         total = torch.stack(list(losses.values())).sum()
         return total, {name: value.detach() for name, value in losses.items()}

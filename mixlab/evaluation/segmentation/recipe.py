@@ -91,6 +91,7 @@ class SegmentConfig(DenseConfig):
 
 class SegmentRecipe(DenseRecipe):
     head_name = "segmenter"
+    static = True
     network: UperNet
 
     def __init__(self, config: SegmentConfig, backbone: Backbone, *, num_classes: int) -> None:
@@ -106,10 +107,13 @@ class SegmentRecipe(DenseRecipe):
             )
         )
 
-    def loss(self, batch: CropBatch, place: Place) -> tuple[Tensor, dict[str, Tensor]]:
+    def prepare(self, batch: CropBatch, place: Place) -> tuple[Tensor, Tensor]:
+        return self.pixels(batch, place), batch.masks.long()
+
+    def loss(self, inputs: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy summed over counted pixels and divided by all, so that parts of a batch weigh the same."""
-        masks = batch.masks.long()
-        logits, auxiliary = (resize(part, masks.shape[-2:]) for part in self.run(self.pixels(batch, place)))
+        pixels, masks = inputs
+        logits, auxiliary = (resize(part, masks.shape[-2:]) for part in self.run(pixels))
         loss, auxiliary_loss = (
             F.cross_entropy(part, masks, ignore_index=IGNORE, reduction="sum") / masks.numel()
             for part in (logits, auxiliary)

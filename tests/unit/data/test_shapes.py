@@ -3,6 +3,7 @@
 import hashlib
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ import torch
 
 from mixlab.data import SHAPE_CLASSES, Shapes
 from mixlab.data.drawing.outlines import OUTLINES
-from mixlab.data.drawing.paint import _REACH
+from mixlab.data.drawing.paint import _REACH, paint
+from mixlab.data.drawing.plan import Light, draw_plan
 
 
 def digest(source: Shapes, indexes: list[int]) -> str:
@@ -79,6 +81,31 @@ def test_a_scene_is_the_same_at_any_size():
         assert (a.boxes * 2 - b.boxes).abs().max() <= 3
 
 
+def test_light_changes_pixels_but_no_mask_and_differs_from_scene_to_scene():
+    white = Light(colours=np.array([[1.0] * 3, [1.0] * 3, [0.0] * 3], dtype=np.float32), border=(0.5, 1.0, 0.0))
+    lit, unlit = [], []
+    for index in range(60):
+        plan = draw_plan(Shapes()._stream(index))
+        (image, covers), (plain, plain_covers) = paint(plan, 32), paint(replace(plan, light=white), 32)
+        for (window, cover), (plain_window, plain_cover) in zip(covers, plain_covers, strict=True):
+            assert window == plain_window and np.array_equal(cover, plain_cover)
+        lit.append(image.mean(axis=(1, 2)))
+        unlit.append(plain.mean(axis=(1, 2)))
+    assert np.std(lit, axis=0).min() > 1.25 * np.std(unlit, axis=0).max()
+
+
+def test_two_lamps_and_haze_light_a_scene_as_their_numbers_say():
+    plan = draw_plan(Shapes()._stream(0))
+    plan = replace(plan, objects=[], strokes=[], stroke_colours=plan.stroke_colours[:0], grain=(0, 0, 0.0))
+    colours = np.array([[1.0, 0.5, 0.5], [0.25, 0.5, 0.0], [0.1, 0.0, 0.3]], dtype=np.float32)
+    sharp = replace(plan, light=Light(colours=colours, border=(0.5, 1000.0, 0.0)))  # the second lamp on the right
+    white = Light(colours=np.array([[1.0] * 3, [1.0] * 3, [0.0] * 3], dtype=np.float32), border=(0.5, 1.0, 0.0))
+    plain = paint(replace(plan, light=white), 16)[0] / 255
+    gain = np.where(np.arange(16) < 8, colours[0][:, None], colours[1][:, None])[:, None, :]
+    expected = np.clip(plain * gain + colours[2][:, None, None], 0, 1)
+    assert np.abs(paint(sharp, 16)[0] / 255 - expected).max() < 1 / 255
+
+
 def test_the_main_object_is_the_largest_planned_one_and_all_classes_occur():
     source = Shapes(size=64, num_images=400)
     labels = source.labels()
@@ -121,6 +148,22 @@ def test_a_linear_model_on_pixels_is_poor():
 
     model = RidgeClassifier(alpha=100.0).fit(*pixels("train", 1000))
     assert model.score(*pixels("val", 400)) < 0.35
+
+
+def test_nearest_neighbours_in_pixels_are_poor():
+    """Light dominates distances between pixels: features have to look past it."""
+
+    def pixels(split: str, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        source = Shapes(size=32, num_images=number, split=split)
+        return torch.stack([source.load(i) for i in range(number)]).float(), source.labels()
+
+    (bank, labels), (queries, truth) = pixels("train", 2000), pixels("val", 600)
+    for pool in (1, 4, 32):  # pixels, means of them, the mean colour
+        a, b = (torch.nn.functional.avg_pool2d(x, pool).flatten(1) for x in (bank, queries))
+        centred = [torch.nn.functional.normalize(x - a.mean(0), dim=1) for x in (a, b)]
+        for distance in (torch.cdist(b, a), -centred[1] @ centred[0].T):
+            votes = torch.nn.functional.one_hot(labels[distance.topk(20, largest=False).indices], 10).sum(1)
+            assert float((votes.argmax(1) == truth).float().mean()) < 0.25, f"means of {pool} x {pool} px"
 
 
 @pytest.mark.parametrize(

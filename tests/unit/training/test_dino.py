@@ -73,7 +73,7 @@ def test_the_teacher_starts_as_the_student_never_learns_by_gradient_and_follows_
     recipe = small_recipe()
     before = {name: value.clone() for name, value in recipe.teacher.state_dict().items()}
     assert all(torch.equal(before[name], value) for name, value in recipe.student.state_dict().items())
-    loss, _ = recipe.loss(batch(), Place(step=0, epoch=0))
+    loss, _ = recipe.loss(recipe.prepare(batch(), Place(step=0, epoch=0)))
     loss.backward()
     assert all(parameter.grad is None for parameter in recipe.teacher.parameters())
     with torch.no_grad():
@@ -95,7 +95,7 @@ def test_the_teacher_drops_no_path_while_the_student_does() -> None:
 def test_prototypes_are_frozen_in_the_first_epoch_only() -> None:
     recipe = small_recipe()
     for epoch, frozen in ((0, True), (1, False)):
-        recipe.loss(batch(), Place(step=epoch, epoch=epoch))[0].backward()
+        recipe.loss(recipe.prepare(batch(), Place(step=epoch, epoch=epoch)))[0].backward()
         recipe.before_update(Place(step=epoch, epoch=epoch))
         assert (recipe.student.head.prototypes.grad is None) == frozen
 

@@ -1,0 +1,236 @@
+"""Crops on a GPU in six launches, where plain torch needs hundreds: small networks would wait for them.
+
+`resample.py` and `colour.py` say what each part means. Resizing and blurring go over rows, then over columns, with one
+program per row of the result. Colours stay with one program per crop, which goes over its pixels once per change and
+once more for the mean that contrast needs; the same threads see the same pixels every time, so nothing waits.
+"""
+
+# mypy: disallow-untyped-defs=False
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .colour import LUMA, SOLARISE_FROM
+from .resample import BLUR_REACH, CUBIC, CUBIC_REACH, num_taps
+
+BLOCK = 1024  # pixels of a crop at a time
+
+_RED, _GREEN, _BLUE = (tl.constexpr(part) for part in LUMA)
+_THRESHOLD = tl.constexpr(SOLARISE_FROM)
+_CUBIC = tl.constexpr(CUBIC)
+_CUBIC_REACH = tl.constexpr(CUBIC_REACH)
+
+
+def resize_boxes(images: Tensor, image: Tensor, box: Tensor, flip: Tensor, size: int) -> Tensor:
+    """`resample.resize_boxes` for images on a GPU; the choices live on the host."""
+    side, number = images.shape[-1], len(box)
+    taps = num_taps(box, size=size, side=side)
+    where = torch.cat([box, image[:, None], flip[:, None]], dim=1).int().to(images.device, non_blocking=True)  # (n, 6)
+    rows = torch.empty(number, 3, size, side, device=images.device)
+    out = torch.empty(number, 3, size, size, device=images.device)
+    grid, images = (number * 3, size), images.contiguous()
+    _resize_rows[grid](images, where, rows, side, size, taps, BLOCK=triton.next_power_of_2(side), num_warps=1)
+    _resize_columns[grid](rows, where, out, side, size, taps, BLOCK=triton.next_power_of_2(size), num_warps=1)
+    return out
+
+
+def blur_(x: Tensor, sigma: Tensor) -> Tensor:
+    """Blur crops (n, 3, S, S) in place by widths (n,) that live on the host; 0 leaves a crop as it is."""
+    if not bool((sigma > 0).any()):
+        return x
+    reach, side = math.ceil(BLUR_REACH * float(sigma.max())), x.shape[-1]
+    there = sigma.float().to(x.device, non_blocking=True)
+    rows, grid, block = torch.empty_like(x), (len(x) * 3, side), triton.next_power_of_2(side)
+    _blur[grid](x, there, rows, side, reach, DOWN=True, BLOCK=block, num_warps=1)
+    _blur[grid](rows, there, x, side, reach, DOWN=False, BLOCK=block, num_warps=1)
+    return x
+
+
+def jitter_and_grey_(x: Tensor, jitter: Tensor, order: Tensor, factors: Tensor, grey: Tensor) -> Tensor:
+    """Change crops (n, 3, S, S) in place: jitter (n,) and grey (n,) as int32, order (n, 4) int32, factors (n, 4)."""
+    _jitter_and_grey[(len(x),)](x, jitter, order, factors, grey, x.shape[2] * x.shape[3], BLOCK=BLOCK)
+    return x
+
+
+def solarise_and_normalise_(x: Tensor, solarise: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
+    """Invert what is bright in the chosen crops, solarise (n,) as int32; then x gain + shift by channel, in place."""
+    num_pixels = x.shape[2] * x.shape[3]
+    grid = (len(x) * 3, triton.cdiv(num_pixels, BLOCK))
+    _solarise_and_normalise[grid](x, solarise, gain, shift, num_pixels, BLOCK=BLOCK)
+    return x
+
+
+@triton.jit
+def _cubic_weight(pixel, centre, stretch, start, length):
+    """The weight of a pixel for an output at `centre`; pixels outside the box do not count."""
+    away = tl.abs((pixel + 0.5 - centre) / stretch)
+    near = ((_CUBIC + 2) * away - (_CUBIC + 3)) * away * away + 1
+    far = (((away - 5) * away + 8) * away - 4) * _CUBIC
+    weight = tl.where(away < 1, near, tl.where(away < _CUBIC_REACH, far, 0.0))
+    return tl.where((pixel >= start) & (pixel < start + length), weight, 0.0)
+
+
+@triton.jit
+def _resize_rows(images, where, rows, side, size, taps, BLOCK: tl.constexpr):
+    plane = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(1)
+    crop = where + plane // 3 * 6
+    start = tl.load(crop).to(tl.float32)
+    length = tl.load(crop + 2).to(tl.float32)
+    source = images + (tl.load(crop + 4).to(tl.int64) * 3 + plane % 3) * side * side
+    step = length / size
+    stretch = tl.maximum(step, 1.0)
+    centre = start + (row + 0.5) * step
+    first = tl.minimum(tl.maximum(tl.floor(centre - _CUBIC_REACH * stretch), 0.0), side - taps + 0.0)
+    column = tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    weights = 0.0
+    for tap in range(taps):
+        weight = _cubic_weight(first + tap, centre, stretch, start, length)
+        at = source + (first.to(tl.int32) + tap) * side + column
+        total += weight * tl.load(at, mask=column < side, other=0).to(tl.float32)
+        weights += weight
+    tl.store(rows + (plane * size + row) * side + column, total / weights, mask=column < side)
+
+
+@triton.jit
+def _resize_columns(rows, where, out, side, size, taps, BLOCK: tl.constexpr):
+    plane = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(1)
+    crop = where + plane // 3 * 6
+    start = tl.load(crop + 1).to(tl.float32)
+    length = tl.load(crop + 3).to(tl.float32)
+    step = length / size
+    stretch = tl.maximum(step, 1.0)
+    column = tl.arange(0, BLOCK)
+    place = tl.where(tl.load(crop + 5) != 0, size - 1 - column, column)
+    centre = start + (place + 0.5) * step
+    first = tl.minimum(tl.maximum(tl.floor(centre - _CUBIC_REACH * stretch), 0.0), side - taps + 0.0)
+    source = rows + (plane * size + row) * side + first.to(tl.int32)
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    weights = tl.zeros([BLOCK], dtype=tl.float32)
+    for tap in range(taps):
+        weight = _cubic_weight(first + tap, centre, stretch, start, length)
+        total += weight * tl.load(source + tap, mask=column < size, other=0.0)
+        weights += weight
+    value = _unit(total / tl.where(column < size, weights, 1.0) / 255)
+    tl.store(out + (plane * size + row) * size + column, value, mask=column < size)
+
+
+@triton.jit
+def _blur(x, sigma, out, side, reach, DOWN: tl.constexpr, BLOCK: tl.constexpr):
+    """Over rows (DOWN) or over columns of one plane; the border is repeated."""
+    plane = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(1)
+    width = tl.load(sigma + plane // 3)
+    if width > 0:
+        column = tl.arange(0, BLOCK)
+        total = tl.zeros([BLOCK], dtype=tl.float32)
+        weights = 0.0
+        source = x + plane * side * side
+        for tap in range(2 * reach + 1):
+            away = tap - reach
+            weight = tl.exp(-0.5 * (away / width) * (away / width))
+            if DOWN:
+                at = source + tl.minimum(tl.maximum(row + away, 0), side - 1) * side + column
+            else:
+                at = source + row * side + tl.minimum(tl.maximum(column + away, 0), side - 1)
+            total += weight * tl.load(at, mask=column < side, other=0.0)
+            weights += weight
+        tl.store(out + (plane * side + row) * side + column, total / weights, mask=column < side)
+
+
+@triton.jit
+def _luma(red, green, blue):
+    return red * _RED + green * _GREEN + blue * _BLUE
+
+
+@triton.jit
+def _unit(x):
+    return tl.minimum(tl.maximum(x, 0.0), 1.0)
+
+
+@triton.jit
+def _turn(red, green, blue, factor):
+    """Turn the hue by a share of the circle; see `colour.shift_hue`."""
+    high = tl.maximum(tl.maximum(red, green), blue)
+    low = tl.minimum(tl.minimum(red, green), blue)
+    span = high - low
+    is_red = high == red
+    is_green = high == green
+    difference = tl.where(is_red, green - blue, tl.where(is_green, blue - red, red - green))
+    hue = difference / tl.maximum(span, 1e-8) + tl.where(is_red, 0.0, tl.where(is_green, 2.0, 4.0)) + 6 * factor
+    hue -= 6 * tl.floor(hue / 6)
+    red = low + span * _unit(tl.abs(hue - 3) - 1)
+    green = low + span * _unit(2 - tl.abs(hue - 2))
+    blue = low + span * _unit(2 - tl.abs(hue - 4))
+    return red, green, blue
+
+
+@triton.jit
+def _jitter_and_grey(x, jitter, order, factors, grey, num_pixels, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    plane = x + row * 3 * num_pixels
+    lane = tl.arange(0, BLOCK)
+    if tl.load(jitter + row) != 0:
+        for step in range(4):
+            kind = tl.load(order + row * 4 + step)
+            factor = tl.load(factors + row * 4 + kind)
+            middle = 0.0
+            if kind == 1:
+                total = tl.zeros([BLOCK], dtype=tl.float32)
+                for first in range(0, num_pixels, BLOCK):
+                    at = plane + first + lane
+                    inside = first + lane < num_pixels
+                    red = tl.load(at, mask=inside, other=0.0)
+                    green = tl.load(at + num_pixels, mask=inside, other=0.0)
+                    blue = tl.load(at + 2 * num_pixels, mask=inside, other=0.0)
+                    total += _luma(red, green, blue)
+                middle = tl.sum(total, 0) / num_pixels
+            for first in range(0, num_pixels, BLOCK):
+                at = plane + first + lane
+                inside = first + lane < num_pixels
+                red = tl.load(at, mask=inside, other=0.0)
+                green = tl.load(at + num_pixels, mask=inside, other=0.0)
+                blue = tl.load(at + 2 * num_pixels, mask=inside, other=0.0)
+                if kind == 3:
+                    red, green, blue = _turn(red, green, blue, factor)
+                else:
+                    # Brightness goes towards black, contrast towards the mean, saturation towards grey.
+                    target = tl.where(kind == 1, middle, tl.where(kind == 2, _luma(red, green, blue), 0.0))
+                    red = _unit(target + (red - target) * factor)
+                    green = _unit(target + (green - target) * factor)
+                    blue = _unit(target + (blue - target) * factor)
+                tl.store(at, red, mask=inside)
+                tl.store(at + num_pixels, green, mask=inside)
+                tl.store(at + 2 * num_pixels, blue, mask=inside)
+    if tl.load(grey + row) != 0:
+        for first in range(0, num_pixels, BLOCK):
+            at = plane + first + lane
+            inside = first + lane < num_pixels
+            red = tl.load(at, mask=inside, other=0.0)
+            green = tl.load(at + num_pixels, mask=inside, other=0.0)
+            blue = tl.load(at + 2 * num_pixels, mask=inside, other=0.0)
+            level = _luma(red, green, blue)
+            tl.store(at, level, mask=inside)
+            tl.store(at + num_pixels, level, mask=inside)
+            tl.store(at + 2 * num_pixels, level, mask=inside)
+
+
+@triton.jit
+def _solarise_and_normalise(x, solarise, gain, shift, num_pixels, BLOCK: tl.constexpr):
+    plane = tl.program_id(0).to(tl.int64)
+    lane = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = lane < num_pixels
+    at = x + plane * num_pixels + lane
+    value = tl.load(at, mask=inside, other=0.0)
+    if tl.load(solarise + plane // 3) != 0:
+        value = tl.where(value >= _THRESHOLD, 1 - value, value)
+    channel = plane % 3
+    tl.store(at, value * tl.load(gain + channel) + tl.load(shift + channel), mask=inside)

@@ -1,0 +1,56 @@
+"""A pass as one CUDA graph trains as a plain one does."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mixlab.data.loader import Batch
+from mixlab.recipes import find_recipe
+from mixlab.training.config import ModelConfig, TrainConfig
+from mixlab.training.distributed import World
+from mixlab.training.update import Update
+
+STEPS = 8
+
+
+def train(config: TrainConfig, *, graph: bool) -> tuple[list[float], dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    config = replace(config, graph=graph, batch=16, precision="bf16", epochs=4)
+    recipe = config.method.build(config.model.build(), num_classes=5, epochs=4, steps_per_epoch=4)
+    for module in recipe.modules().values():
+        module.to("cuda")
+    update = Update(recipe, config, steps_per_epoch=4, world=World(torch.device("cuda")))
+    assert (update.captured is not None) == graph
+    generator = torch.Generator().manual_seed(1)
+    losses = []
+    for step in range(STEPS):
+        images = torch.randint(0, 256, (16, 3, 64, 64), dtype=torch.uint8, generator=generator)
+        labels = torch.randint(0, 5, (16,), generator=generator)
+        figures = update([Batch(images, labels, torch.arange(16), torch.full((16, 2), 64))], step)
+        losses.append(figures["loss"].item())
+    return losses, {name: value for module in recipe.modules().values() for name, value in module.state_dict().items()}
+
+
+@pytest.mark.parametrize("name", ["dino_vit_tiny64", "dino_dinovim_tiny64", "supervised_gatedconv_tiny64"])
+def test_a_captured_pass_trains_as_a_plain_one(name: str) -> None:
+    recipe = find_recipe(name)
+    model = ModelConfig(name=recipe.model.name, fields={**recipe.model.fields, "drop_path": 0.2})
+    recipe = replace(recipe, model=model)
+    plain, weights = train(recipe, graph=False)
+    captured, same = train(recipe, graph=True)
+    assert captured == pytest.approx(plain, rel=1e-3)
+    moved = sum((weights[key].float() - same[key].float()).norm() ** 2 for key in weights) ** 0.5
+    size = sum(value.float().norm() ** 2 for value in weights.values()) ** 0.5
+    assert moved < 1e-3 * size
+    assert len(set(captured)) == STEPS
+
+
+def test_random_choices_of_a_captured_pass_follow_the_seed_of_the_step() -> None:
+    recipe = find_recipe("supervised_vit_tiny64")
+    model = ModelConfig(name=recipe.model.name, fields={**recipe.model.fields, "drop_path": 0.5})
+    one, _ = train(replace(recipe, model=model), graph=True)
+    again, _ = train(replace(recipe, model=model), graph=True)
+    other, _ = train(replace(recipe, model=model, seed=1), graph=True)
+    assert one == again
+    assert one != other

@@ -1,0 +1,38 @@
+"""Run the crop kernels under Triton's interpreter, on the CPU, and print how far they are from plain torch, as JSON.
+
+Run by test_triton_crops.py, as a program of its own.
+"""
+
+import json
+import sys
+
+import torch
+
+from mixlab.data import crops
+from mixlab.data.crop_parameters import CropKind, draw_parameters
+from mixlab.data.resample import _resize_batched, whole_boxes
+
+
+def largest_difference(side: int, size: int) -> float:
+    generator = torch.Generator().manual_seed(side)
+    kind = CropKind(
+        size=size, scale=(0.1, 1.0), num_views=2, jitter=0.8, grey=0.3, solarise=0.3, blur=0.5, sigma=(0.1, 1.5)
+    )
+    drawn = draw_parameters(kind, torch.tensor([[side, side]] * 4), generator)
+    images = torch.randint(0, 256, (4, 3, side, side), dtype=torch.uint8, generator=generator)
+    images[0] = images[0, :1]  # a grey picture has no hue
+    images[1] = 0
+    box = whole_boxes(drawn.box, side)
+    box[0] = torch.tensor([0, 0, side, side])
+    plain = plain_crops(images, drawn, box, size)
+    return float((crops._make_on_gpu(images, drawn, box, size) - plain).abs().max())
+
+
+def plain_crops(images: torch.Tensor, drawn: crops.CropParameters, box: torch.Tensor, size: int) -> torch.Tensor:
+    x = crops._colour(_resize_batched(images, drawn.image, box, drawn.flip, size), drawn)
+    return crops._normalise(x, out=torch.empty_like(x))
+
+
+if __name__ == "__main__":
+    cases = [(18, 10), (9, 17)]
+    json.dump({f"{side} to {size}": largest_difference(side, size) for side, size in cases}, sys.stdout)
