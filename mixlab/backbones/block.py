@@ -8,7 +8,7 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 
 from mixlab.mixers import Grid, MixerConfig, Mixing
-from mixlab.ops.add_norm.op import add_rms_norm
+from mixlab.ops.add_norm.op import add_norm
 
 NormKind = Literal["rms", "layer"]
 
@@ -18,17 +18,13 @@ class AddNorm(nn.Module):
 
     def __init__(self, dim: int, kind: NormKind) -> None:
         super().__init__()
-        self.kind = kind
         self.eps = {"rms": 1e-5, "layer": 1e-6}[kind]
         self.weight = nn.Parameter(torch.ones(dim))
         self.bias = nn.Parameter(torch.zeros(dim)) if kind == "layer" else None
 
     def forward(self, branch: Tensor, stream: Tensor) -> tuple[Tensor, Tensor]:
         """(B, L, D) twice -> the new stream, and its norm in the dtype of the branch."""
-        if self.kind == "rms":
-            return add_rms_norm(branch, stream, self.weight, eps=self.eps)
-        stream = stream + branch
-        return stream, F.layer_norm(stream, stream.shape[-1:], self.weight, self.bias, self.eps).to(branch.dtype)
+        return add_norm(branch, stream, self.weight, self.bias, eps=self.eps)
 
     def normalise(self, tokens: Tensor) -> Tensor:
         """The norm alone."""

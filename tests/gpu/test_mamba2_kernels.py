@@ -100,14 +100,19 @@ def test_the_same_input_gives_the_same_bits() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("width", [48, 768])
-def test_add_and_norm_give_the_reference_and_every_gradient(width: int, dtype: torch.dtype, poisoned: None) -> None:
+@pytest.mark.parametrize("width", [48, 128, 768])
+@pytest.mark.parametrize("centred", [False, True], ids=["RMSNorm", "LayerNorm"])
+def test_add_and_norm_give_the_reference_and_every_gradient(
+    centred: bool, width: int, dtype: torch.dtype, poisoned: None
+) -> None:
     branch = torch.randn(3, 5, width, device="cuda").to(dtype)
     stream, weight = torch.randn(3, 5, width, device="cuda"), torch.randn(width, device="cuda")
-    leaves = [t.requires_grad_() for t in (branch, stream, weight)]
+    bias = [torch.randn(width, device="cuda")] * centred
+    leaves = [t.requires_grad_() for t in (branch, stream, weight, *bias)]
     exact = [t.detach().double().requires_grad_() for t in leaves]
-    results = add_norm_op.add_rms_norm(*leaves, eps=1e-5)
-    expected = add_norm_reference.add_rms_norm(*exact, eps=1e-5)
+    no_bias = [None] * (not centred)
+    results = add_norm_op.add_norm(*leaves, *no_bias, eps=1e-5)
+    expected = add_norm_reference.add_norm(*exact, *no_bias, eps=1e-5)
     doutputs = [torch.randn_like(t) for t in results]
     gradients = torch.autograd.grad(results, leaves, doutputs)
     expected_gradients = torch.autograd.grad(expected, exact, [t.double() for t in doutputs])

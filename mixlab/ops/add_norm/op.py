@@ -14,12 +14,17 @@ DTYPES = (torch.float32, torch.bfloat16)
 MAX_WIDTH = 8192  # a row must fit into the registers of one program
 
 
-def add_rms_norm(branch: Tensor, stream: Tensor, weight: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
-    """(B, L, D) twice and (D,) -> the new stream, in the stream's dtype, and its RMSNorm in the dtype of the branch."""
+def add_norm(
+    branch: Tensor, stream: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float
+) -> tuple[Tensor, Tensor]:
+    """(B, L, D) twice and (D,) -> the new stream, in the stream's dtype, and its norm in the dtype of the branch.
+
+    LayerNorm where there is a bias, RMSNorm where there is none.
+    """
     if not runs_kernels(branch, stream):
-        return reference.add_rms_norm(branch, stream, weight, eps=eps)
+        return reference.add_norm(branch, stream, weight, bias, eps=eps)
     run = _add_norm if torch.compiler.is_compiling() or type(branch) is not Tensor else _Eager.apply
-    return run(branch, stream, weight, eps)
+    return run(branch, stream, weight, bias, eps)
 
 
 def runs_kernels(branch: Tensor, stream: Tensor) -> bool:
@@ -28,26 +33,32 @@ def runs_kernels(branch: Tensor, stream: Tensor) -> bool:
     return branch.is_cuda and HAS_TRITON and same and branch.dtype in DTYPES and stream.dtype == torch.float32
 
 
-def _forward(branch: Tensor, stream: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def _forward(branch: Tensor, stream: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     from mixlab.ops.add_norm.triton_add_norm import add_norm_forward  # here: without a GPU there may be no Triton
 
-    return add_norm_forward(branch, stream, weight, eps=eps)
+    return add_norm_forward(branch, stream, weight, bias, eps=eps)
 
 
 _add_norm = torch.library.custom_op("mixlab::add_norm", _forward, mutates_args=(), device_types="cuda")
 
 
 @_add_norm.register_fake
-def _(branch: Tensor, stream: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def _(branch: Tensor, stream: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     return branch.new_empty(branch.shape, dtype=torch.float32), branch.new_empty(branch.shape)
 
 
 def _backward(
-    dout: Tensor | None, dnormed: Tensor | None, out: Tensor, weight: Tensor, branch_dtype: torch.dtype, eps: float
+    dout: Tensor | None,
+    dnormed: Tensor | None,
+    out: Tensor,
+    weight: Tensor,
+    branch_dtype: torch.dtype,
+    centred: bool,
+    eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     from mixlab.ops.add_norm.triton_add_norm import add_norm_backward
 
-    return add_norm_backward(dout, dnormed, out, weight, branch_dtype, eps=eps)
+    return add_norm_backward(dout, dnormed, out, weight, branch_dtype, centred=centred, eps=eps)
 
 
 _add_norm_backward = torch.library.custom_op(
@@ -57,16 +68,23 @@ _add_norm_backward = torch.library.custom_op(
 
 @_add_norm_backward.register_fake
 def _(
-    dout: Tensor | None, dnormed: Tensor | None, out: Tensor, weight: Tensor, branch_dtype: torch.dtype, eps: float
+    dout: Tensor | None,
+    dnormed: Tensor | None,
+    out: Tensor,
+    weight: Tensor,
+    branch_dtype: torch.dtype,
+    centred: bool,
+    eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     dbranch = out.new_empty(out.shape, dtype=branch_dtype)
-    return dbranch, out.new_empty(out.shape), weight.new_empty(weight.shape, dtype=torch.float32)
+    dvectors = weight.new_empty((1 + centred, *weight.shape), dtype=torch.float32)
+    return dbranch, out.new_empty(out.shape), dvectors
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    branch, _, weight, ctx.eps = inputs
+    branch, _, weight, bias, ctx.eps = inputs
     ctx.save_for_backward(output[0], weight)
-    ctx.branch_dtype = branch.dtype
+    ctx.branch_dtype, ctx.centred = branch.dtype, bias is not None
     ctx.set_materialize_grads(False)
 
 
@@ -74,10 +92,11 @@ def _gradients(
     ctx: Any, dout: Tensor | None, dnormed: Tensor | None, backward: Callable[..., Any] = _add_norm_backward
 ) -> tuple[Tensor | None, ...]:
     if dout is None and dnormed is None:
-        return None, None, None, None
+        return None, None, None, None, None
     out, weight = ctx.saved_tensors
-    dbranch, dstream, dweight = backward(dout, dnormed, out, weight, ctx.branch_dtype, ctx.eps)
-    return dbranch, dstream, dweight.to(weight.dtype), None
+    dbranch, dstream, dvectors = backward(dout, dnormed, out, weight, ctx.branch_dtype, ctx.centred, ctx.eps)
+    dweight, *dbias = dvectors.to(weight.dtype)
+    return dbranch, dstream, dweight, dbias[0] if dbias else None, None
 
 
 _add_norm.register_autograd(_gradients, setup_context=_keep)

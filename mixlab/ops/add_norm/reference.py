@@ -4,7 +4,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def add_rms_norm(branch: Tensor, stream: Tensor, weight: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
-    """(B, L, D) twice and (D,) -> the new stream, in the stream's dtype, and its RMSNorm in the dtype of the branch."""
+def add_norm(
+    branch: Tensor, stream: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float
+) -> tuple[Tensor, Tensor]:
+    """(B, L, D) twice and (D,) -> the new stream, in the stream's dtype, and its norm in the dtype of the branch.
+
+    LayerNorm where there is a bias, RMSNorm where there is none.
+    """
     stream = stream + branch
-    return stream, F.rms_norm(stream, weight.shape, weight.to(stream.dtype), eps).to(branch.dtype)
+    weight = weight.to(stream.dtype)
+    if bias is None:
+        return stream, F.rms_norm(stream, weight.shape, weight, eps).to(branch.dtype)
+    return stream, F.layer_norm(stream, weight.shape, weight, bias.to(stream.dtype), eps).to(branch.dtype)

@@ -1,4 +1,7 @@
-"""Add and RMS-normalise in one pass, and back in one pass; a program takes whole rows of D numbers."""
+"""Add and normalise in one pass, and back in one pass; a program takes whole rows of D numbers.
+
+CENTRED: LayerNorm, which takes the mean off first and adds a bias; else RMSNorm.
+"""
 
 # mypy: disallow-untyped-defs=False
 
@@ -11,27 +14,35 @@ from torch import Tensor
 
 
 @triton.jit
-def _add_norm_forward_kernel(branch_ptr, stream_ptr, weight_ptr, out_ptr, normed_ptr, D, eps, BLOCK: tl.constexpr):
+def _add_norm_forward_kernel(
+    branch_ptr, stream_ptr, weight_ptr, bias_ptr, out_ptr, normed_ptr, D, eps,
+    CENTRED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * D
     d = tl.arange(0, BLOCK)
     inside = d < D
     branch = tl.load(branch_ptr + row + d, mask=inside, other=0.0).to(tl.float32)
     stream = tl.load(stream_ptr + row + d, mask=inside, other=0.0).to(tl.float32) + branch
     weight = tl.load(weight_ptr + d, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(stream * stream, 0) / D + eps)
     tl.store(out_ptr + row + d, stream, mask=inside)
-    tl.store(normed_ptr + row + d, (stream * scale * weight).to(normed_ptr.dtype.element_ty), mask=inside)
+    if CENTRED:
+        stream = tl.where(inside, stream - tl.sum(stream, 0) / D, 0.0)
+    normed = stream * tl.rsqrt(tl.sum(stream * stream, 0) / D + eps) * weight
+    if CENTRED:
+        normed += tl.load(bias_ptr + d, mask=inside, other=0.0).to(tl.float32)
+    tl.store(normed_ptr + row + d, normed.to(normed_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _add_norm_backward_kernel(
-    dout_ptr, dnormed_ptr, stream_ptr, weight_ptr, dbranch_ptr, dstream_ptr, dweight_ptr, num_rows, D, eps,
-    BLOCK: tl.constexpr,
+    dout_ptr, dnormed_ptr, stream_ptr, weight_ptr, dbranch_ptr, dstream_ptr, dvectors_ptr, num_rows, D, eps,
+    CENTRED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     d = tl.arange(0, BLOCK)
     inside = d < D
     weight = tl.load(weight_ptr + d, mask=inside, other=0.0).to(tl.float32)
     dweight = tl.zeros((BLOCK,), tl.float32)
+    dbias = tl.zeros((BLOCK,), tl.float32)
     first = tl.program_id(0)
     row = first.to(tl.int64) * D
     next_stream = tl.load(stream_ptr + row + d, mask=inside, other=0.0)
@@ -46,17 +57,27 @@ def _add_norm_backward_kernel(
         next_stream = tl.load(stream_ptr + following + d, mask=inside, other=0.0)
         next_dnormed = tl.load(dnormed_ptr + following + d, mask=inside, other=0.0)
         next_dout = tl.load(dout_ptr + following + d, mask=inside, other=0.0)
+        if CENTRED:
+            stream = tl.where(inside, stream - tl.sum(stream, 0) / D, 0.0)
         scale = tl.rsqrt(tl.sum(stream * stream, 0) / D + eps)
         unit = stream * scale
         dweight += dnormed * unit
         dunit = dnormed * weight
-        dstream = dout + scale * (dunit - unit * (tl.sum(dunit * unit, 0) / D))
+        along = dunit - unit * (tl.sum(dunit * unit, 0) / D)
+        if CENTRED:
+            dbias += dnormed
+            along -= tl.sum(dunit, 0) / D
+        dstream = dout + scale * along
         tl.store(dstream_ptr + row + d, dstream, mask=inside)
         tl.store(dbranch_ptr + row + d, dstream.to(dbranch_ptr.dtype.element_ty), mask=inside)
-    tl.store(dweight_ptr + tl.program_id(0) * D + d, dweight, mask=inside)
+    tl.store(dvectors_ptr + tl.program_id(0) * D + d, dweight, mask=inside)
+    if CENTRED:
+        tl.store(dvectors_ptr + (tl.num_programs(0) + tl.program_id(0)) * D + d, dbias, mask=inside)
 
 
-def add_norm_forward(branch: Tensor, stream: Tensor, weight: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
+def add_norm_forward(
+    branch: Tensor, stream: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float
+) -> tuple[Tensor, Tensor]:
     """The sum in float32 and its norm in the dtype of the branch, both dense."""
     branch, stream = branch.contiguous(), stream.contiguous()
     width = branch.shape[-1]
@@ -64,15 +85,23 @@ def add_norm_forward(branch: Tensor, stream: Tensor, weight: Tensor, *, eps: flo
     normed = torch.empty(branch.shape, dtype=branch.dtype, device=branch.device)
     num_rows = branch.numel() // width
     _add_norm_forward_kernel[(num_rows,)](
-        branch, stream, weight, out, normed, width, eps, BLOCK=row_block(width), num_warps=row_warps(width)
-    )
+        branch, stream, weight, weight if bias is None else bias, out, normed, width, eps,
+        CENTRED=bias is not None, BLOCK=row_block(width), num_warps=row_warps(width),
+    )  # fmt: skip
     return out, normed
 
 
 def add_norm_backward(
-    dout: Tensor | None, dnormed: Tensor | None, out: Tensor, weight: Tensor, branch_dtype: torch.dtype, *, eps: float
+    dout: Tensor | None,
+    dnormed: Tensor | None,
+    out: Tensor,
+    weight: Tensor,
+    branch_dtype: torch.dtype,
+    *,
+    centred: bool,
+    eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the branch, of the stream (float32) and of the weight (float32), from those of both outputs."""
+    """Gradients of the branch, of the stream, and of weight and bias, (1 or 2, D), the latter in float32."""
     dout = torch.zeros_like(out) if dout is None else dout.contiguous()
     dnormed = torch.zeros_like(out) if dnormed is None else dnormed.contiguous()
     width = out.shape[-1]
@@ -80,12 +109,12 @@ def add_norm_backward(
     num_programs = row_programs(num_rows)
     dstream = torch.empty(out.shape, dtype=torch.float32, device=out.device)
     dbranch = torch.empty(out.shape, dtype=branch_dtype, device=out.device)
-    dweight = torch.empty(num_programs, width, dtype=torch.float32, device=out.device)
+    dvectors = torch.empty(1 + centred, num_programs, width, dtype=torch.float32, device=out.device)
     _add_norm_backward_kernel[(num_programs,)](
-        dout, dnormed, out, weight, dbranch, dstream, dweight, num_rows, width, eps,
-        BLOCK=row_block(width), num_warps=row_warps(width),
+        dout, dnormed, out, weight, dbranch, dstream, dvectors, num_rows, width, eps,
+        CENTRED=centred, BLOCK=row_block(width), num_warps=row_warps(width),
     )  # fmt: skip
-    return dbranch, dstream, dweight.sum(0)
+    return dbranch, dstream, dvectors.sum(1)
 
 
 def row_block(width: int) -> int:

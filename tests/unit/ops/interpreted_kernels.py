@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
-from mixlab.ops.add_norm.reference import add_rms_norm
+from mixlab.ops.add_norm.reference import add_norm
 from mixlab.ops.add_norm.triton_add_norm import add_norm_backward, add_norm_forward
 from mixlab.ops.linear_attention import triton_linear_attention
 from mixlab.ops.linear_attention.reference import softmax_linear_attention
@@ -129,15 +129,18 @@ def operator_errors() -> dict[str, float]:
     return found
 
 
-def add_norm_errors() -> dict[str, float]:
-    branch, stream, dout, dnormed = torch.randn(4, 2, 3, 48)
-    weight = torch.randn(48)
-    exact = [t.double().requires_grad_() for t in (branch, stream, weight)]
-    reference = add_rms_norm(*exact, eps=1e-5)
+def add_norm_errors(centred: bool) -> dict[str, float]:
+    branch, stream, dout, dnormed = torch.randn(4, 2, 3, 41)
+    weight, bias = torch.randn(2, 41)
+    given = (branch, stream, weight, bias)[: 3 + centred]
+    exact = [t.double().requires_grad_() for t in given]
+    reference = add_norm(*exact[:3], exact[3] if centred else None, eps=1e-5)
     gradients = torch.autograd.grad(reference, exact, [dout.double(), dnormed.double()])
-    out, normed = add_norm_forward(branch, stream, weight, eps=1e-5)
-    results = add_norm_backward(dout, dnormed, out, weight, torch.float32, eps=1e-5)
-    return errors("stream normed dbranch dstream dweight", [out, normed, *results], [*reference, *gradients])
+    out, normed = add_norm_forward(branch, stream, weight, bias if centred else None, eps=1e-5)
+    dbranch, dstream, dvectors = add_norm_backward(dout, dnormed, out, weight, torch.float32, centred=centred, eps=1e-5)
+    results = [out, normed, dbranch, dstream, *dvectors]
+    names = "stream normed dbranch dstream dweight" + " dbias" * centred
+    return errors(names, results, [*reference, *gradients])
 
 
 def attention_errors(length: int, num_heads: int, width: int) -> dict[str, float]:
@@ -160,7 +163,8 @@ def main() -> None:
         **{name: (mixer_errors, sizes) for name, sizes in MIXERS.items()},
         **{name: (attention_errors, sizes) for name, sizes in ATTENTIONS.items()},
         "operators of the mixer": (operator_errors, ()),
-        "add and norm": (add_norm_errors, ()),
+        "add and RMSNorm": (add_norm_errors, (False,)),
+        "add and LayerNorm": (add_norm_errors, (True,)),
     }
     report: dict[str, dict[str, float] | str] = {}
     for name, (measure, sizes) in cases.items():

@@ -1,8 +1,9 @@
 """The pieces around the scan against loops written out by hand."""
 
+import pytest
 import torch
 
-from mixlab.ops.add_norm.reference import add_rms_norm
+from mixlab.ops.add_norm.reference import add_norm
 from mixlab.ops.gated_norm.reference import gated_norm
 from mixlab.ops.linear_attention.reference import linear_attention
 from mixlab.ops.short_conv.reference import short_conv
@@ -28,13 +29,16 @@ def test_gated_norm_is_the_gate_then_the_norm() -> None:
     torch.testing.assert_close(gated_norm(y, gate, weight, eps=1e-5), expected)
 
 
-def test_the_stream_stays_float32_beside_a_bfloat16_branch() -> None:
+@pytest.mark.parametrize("centred", [False, True], ids=["RMSNorm", "LayerNorm"])
+def test_the_stream_stays_float32_beside_a_bfloat16_branch(centred: bool) -> None:
     branch, stream, weight = torch.randn(2, 5, 8).bfloat16(), torch.randn(2, 5, 8), torch.randn(8)
-    added, normed = add_rms_norm(branch, stream, weight, eps=1e-5)
+    bias = torch.randn(8) if centred else None
+    added, normed = add_norm(branch, stream, weight, bias, eps=1e-5)
     total = stream + branch.float()
     torch.testing.assert_close(added, total)
     assert normed.dtype == torch.bfloat16
-    expected = total / (total.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight
+    rest = total - total.mean(-1, keepdim=True) if centred else total
+    expected = rest / (rest.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight + (0 if bias is None else bias)
     torch.testing.assert_close(normed.float(), expected, rtol=1e-2, atol=1e-2)
 
 

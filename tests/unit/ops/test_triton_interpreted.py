@@ -35,7 +35,8 @@ CASES = [
     "linear attention of a tile and a token",
     "linear attention of 70 tokens",
     "operators of the mixer",
-    "add and norm",
+    "add and RMSNorm",
+    "add and LayerNorm",
 ]
 
 
