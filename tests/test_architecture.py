@@ -59,4 +59,5 @@ def test_no_file_is_named_for_nothing() -> None:
 def test_only_the_ops_know_of_triton() -> None:
     for file in FILES:
         if any(module.split(".")[0] == "triton" for module in imported_modules(file)):
-            assert part_of(file) in ("ops", "bench"), f"{file.name} imports triton; kernels live in ops"
+            known = part_of(file) in ("ops", "bench") or file.name == "triton_crops.py"  # data knows no ops
+            assert known, f"{file.name} imports triton; kernels live in ops, those of crops in data"

@@ -36,6 +36,7 @@ METRICS = {
     "mask_ap": "COCO AP of masks",
 }
 
+ON_TOP = ("head", "frozen")  # of a dense task: which detector; the backbone fixed or fine-tuned
 # Student's t, 97.5 %, for 1 to 30 degrees of freedom; beyond, the normal 1.96 is within 4 %.
 _T = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
@@ -162,10 +163,12 @@ def _identity(measurement: Measurement) -> str:
 
 
 def grouped(measurements: Iterable[Measurement], *where: str) -> list[Group]:
-    """Measurements that repeat one thing: same metric, model, size, training and data; `where` tells further apart."""
+    """Measurements that repeat one thing: same metric, model, size, training and data, and what stands on the model;
+    `where` tells further apart."""
 
     def key(m: Measurement) -> str:
-        return str((m.metric, m.data, m.training, m.family, m.model, m.num_parameters, [m[name] for name in where]))
+        about = (m.metric, m.data, m.training, m.family, m.model, m.num_parameters)
+        return str((about, [m[name] for name in (*ON_TOP, *where)]))
 
     return [list(group) for _, group in groupby(sorted(measurements, key=key), key=key)]
 
@@ -230,9 +233,11 @@ def _name(group: Group) -> str:
 
 
 def _comparable(a: Measurement, b: Measurement) -> bool:
-    """Same metric, data and training; of ranks, also blocks of about one size (C may follow the number of tokens)."""
+    """Same metric, data and training; of ranks, also blocks of about one size (C may follow the number of tokens); of
+    dense tasks, the same on top."""
     chunks = sorted((a["chunk"] or 1, b["chunk"] or 1))
-    return (a.metric, a.data, a.training) == (b.metric, b.data, b.training) and chunks[1] <= 1.1 * chunks[0]
+    same_task = (a.metric, a.data, a.training) == (b.metric, b.data, b.training)
+    return same_task and all(a[name] == b[name] for name in ON_TOP) and chunks[1] <= 1.1 * chunks[0]
 
 
 def _same_network(a: Measurement, b: Measurement) -> bool:

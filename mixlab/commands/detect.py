@@ -10,14 +10,16 @@ import tyro
 from matplotlib.figure import Figure
 
 from mixlab.analysis.figures import save_figure
+from mixlab.analysis.subjects import Subject
 from mixlab.commands import dense_task
 from mixlab.commands.dense_task import finished_run, train_and_judge
 from mixlab.commands.output import console, emit, table
 from mixlab.commands.pretrain import Settings
 from mixlab.commands.probe import quiet_unless_first
+from mixlab.evaluation.dense.targets import training_of
 from mixlab.evaluation.detection.average_precision import NAMES
 from mixlab.evaluation.detection.detector import HeadKind
-from mixlab.evaluation.detection.evaluate import Found, evenly, find_objects, measure
+from mixlab.evaluation.detection.evaluate import Found, Precision, evenly, find_objects, measure
 from mixlab.evaluation.detection.object_source import ObjectSource
 from mixlab.evaluation.detection.pictures import detection_pictures
 from mixlab.evaluation.detection.recipe import DetectionConfig, DetectionRecipe
@@ -120,6 +122,9 @@ def judge(
     scores = measure(source, found, world=world)
     if not world.is_first:
         return {}
+    about = Subject(
+        label=folder.path.name, backbone=recipe.backbone, training=training_of(config.model), seed=config.seed
+    ).describe()
     result = {
         "task": "detection",
         "head": method.head,
@@ -131,12 +136,14 @@ def judge(
         **scores.figures,
         "classes": scores.classes,
         "model": config.model.name,
+        "subject": about,
         "weights": config.model.weights,
         "frozen": method.frozen,
         "steps": config.steps,
         "epochs": config.epochs,
         "seed": config.seed,
         "skipped": found.unreadable,
+        "measurements": _records(scores, {**about, "data": data, "frozen": method.frozen, "head": method.head}),
         "provenance": provenance(seed=config.seed, device=str(world.device)),
     }
     folder.write_result("detection", result)
@@ -147,6 +154,16 @@ def judge(
         f"results in {folder.path}, COCO's results file in {folder.path / 'detections.json'}", highlight=False
     )
     return result
+
+
+def _records(scores: Precision, about: dict[str, Any]) -> list[dict[str, Any]]:
+    """For the ledger. An AP is no mean over images, so it has no interval: only seeds tell two of them apart."""
+    values = {metric: scores.figures[kind]["AP"] for metric, kind in (("box_ap", "boxes"), ("mask_ap", "masks"))}
+    return [
+        {**about, "metric": metric, "value": value, "low": None, "high": None, "n": scores.num_images}
+        for metric, value in values.items()
+        if value is not None
+    ]
 
 
 def _judge(target: Path, data: str, run: Path | None, num_val: int | None, device: str | None) -> dict[str, Any]:

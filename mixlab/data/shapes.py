@@ -1,9 +1,10 @@
 """The embedded set: drawn scenes of textured shapes on cluttered ground, with every kind of label.
 
 A scene has one to four objects. The largest, the main object, gives the class by its outline. As things in the world
-do, it mostly wears the texture of its class, stands on a ground that is typical of it, and more often than not has its
-colour; place, scale, rotation and light are drawn independently of it. Places lean towards the border, so that a map
-that only knows where the centre is does poorly.
+do, it mostly wears the texture and the colour of its class, stands on a ground that is typical of it and is among its
+own; place, scale, rotation and light are drawn independently of it. Light falls in patches, as under trees, and the
+camera sets exposure and white balance: distances between pixels mostly tell lights apart, and mean colours nothing.
+Places lean towards the border, so that a map that only knows where the centre is does poorly.
 A scene depends on (seed, split, index) alone, and is the same at any size.
 """
 

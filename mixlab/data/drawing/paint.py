@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .outlines import OUTLINES
-from .plan import GRAIN_OFFSETS, GROUND_CELLS, PlannedObject, ScenePlan
+from .plan import GRAIN_OFFSETS, PlannedObject, ScenePlan
 from .textures import TEXTURES, clip_unit, noise_table
 
 Field = NDArray[Any]  # float32 (h, w)
@@ -25,8 +25,8 @@ def paint(plan: ScenePlan, size: int) -> tuple[NDArray[np.uint8], list[tuple[Win
     for stroke, colour in zip(plan.strokes, plan.stroke_colours, strict=True):
         _paint_stroke(canvas, at, stroke, colour)
     covers = [_paint_object(canvas, at, item) for item in reversed(plan.objects)]  # the main object comes last: on top
-    gain, slope_x, slope_y = plan.light
-    canvas *= (gain + slope_y * (at - 0.5))[:, None] + slope_x * (at - 0.5)
+    canvas *= _spread(plan.light, at)
+    canvas *= (plan.metered / canvas.mean(axis=(1, 2)))[:, None, None]
     row, column, strength = plan.grain
     grain = noise_table(size + GRAIN_OFFSETS)[row : row + size, column : column + size]
     canvas += strength * (grain - 0.5)
@@ -38,9 +38,7 @@ def paint(plan: ScenePlan, size: int) -> tuple[NDArray[np.uint8], list[tuple[Win
 
 def _paint_ground(plan: ScenePlan, at: Field) -> Field:
     """Soft clouds under a texture, (3, S, S)."""
-    cells = np.abs(at[:, None] * (GROUND_CELLS - 1) - np.arange(GROUND_CELLS, dtype=np.float32))
-    cells = np.maximum(1 - cells, 0)  # (S, cells): linear interpolation as a matrix
-    canvas = cells @ plan.ground @ cells.T
+    canvas = _spread(plan.ground, at)
     (u0, ux, uy), (v0, vx, vy) = plan.ground_frame
     pattern = TEXTURES[plan.ground_texture](u0 + ux * at + (uy * at)[:, None], v0 + vx * at + (vy * at)[:, None])
     first, second = plan.ground_colours[:, :, None, None]
@@ -80,6 +78,14 @@ def _paint_object(canvas: Field, at: Field, item: PlannedObject) -> tuple[Window
     surface *= cover
     part += surface
     return (rows, columns), cover
+
+
+def _spread(cells: Field, at: Field) -> Field:
+    """Cells (3, n, n) over the whole image, (3, S, S): linear interpolation as a matrix."""
+    num_cells = cells.shape[-1]
+    weights = np.abs(at[:, None] * (num_cells - 1) - np.arange(num_cells, dtype=np.float32))
+    weights = np.maximum(1 - weights, 0)  # (S, n)
+    return weights @ cells @ weights.T
 
 
 def _window(first: float, last: float, margin: float, size: int) -> slice:

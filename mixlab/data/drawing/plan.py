@@ -11,22 +11,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .outlines import OUTLINES
-from .textures import TEXTURES
 
 Field = NDArray[Any]  # float32 (h, w)
 MAX_OBJECTS = 4
-MAIN_RADIUS = (0.28, 0.4)  # in units of the image's side
-OTHER_RADIUS = (0.3, 0.5)  # in units of the main object's
+MAIN_RADIUS = (0.24, 0.34)  # in units of the image's side
+OTHER_RADIUS = (0.4, 0.7)  # in units of the main object's
 PERIODS = (2.4, 3.2)  # of an object's texture, per radius
-GROUND_VIVIDNESS = 0.4  # 0 would be a grey ground
-TEXTURE_LOYALTY = 0.85  # how often an object wears the texture of its class, as things in the world tend to
-COLOUR_LOYALTY = 0.6  # how often an object has about the colour of its class
-HABITAT_LOYALTY = 0.75  # how often the main object stands on the ground that is typical of its class
+GROUND_VIVIDNESS = 0.15  # 0 would be a grey ground
+GROUND_STEP = 0.5  # by how much the second colour of the ground is lighter or darker than the first
+COMPANY_LOYALTY = 0.8  # how often another object is of the main object's class
+TEXTURE_LOYALTY = 0.95  # how often an object wears the texture of its class, as things in the world tend to
+COLOUR_LOYALTY = 0.8  # how often an object has about the colour of its class
+HABITAT_LOYALTY = 0.9  # how often the main object stands on the ground that is typical of its class
 HABITAT_SHIFT = 3  # a class's ground has the texture of the class so many numbers on: never its own
 CLASS_COLOURS = tuple(hsv_to_rgb(number / len(OUTLINES), 0.75, 0.85) for number in range(len(OUTLINES)))
 MAX_STROKES = 5
 GROUND_CELLS = 6  # the ground's clouds have this many cells a side
 GRAIN_OFFSETS = 32  # the film grain is one noise table read at one of this many rows and columns
+LIGHT_CELLS = 4  # light comes in patches, as under trees: so many a side
+LIGHT_POWER = (-2.5, 0.8)  # of each patch, in stops
+LIGHT_CAST = 0.4  # how far the colour of each patch may stray from white
+METERED = (0.33, 0.43)  # the camera sets exposure and white balance so that each channel's mean is about this
 _NUM_TRIES = 10  # places tried for each object
 
 
@@ -55,7 +60,8 @@ class ScenePlan:
     ground_frame: Field  # (2, 3): (u, v) = offset + x + y
     strokes: list[list[float]]  # x0, y0, x1, y1, half the width
     stroke_colours: Field  # (K, 3)
-    light: tuple[float, float, float]  # gain, slope along x, slope along y
+    light: Field  # (3, cells, cells)
+    metered: Field  # (3,): the mean of each channel
     grain: tuple[int, int, float]  # row, column, strength
 
 
@@ -69,13 +75,15 @@ def draw_plan(random: np.random.Generator) -> ScenePlan:
     label = draw_label(random)
     num_objects = 1 + int(MAX_OBJECTS * random.random() ** 2)  # half of the scenes have one
     num_strokes = int(random.integers(2, MAX_STROKES + 1))
-    ground_colours = _toned_down(random.random((2, 3), dtype=np.float32))
-    tone = ground_colours.mean(axis=0).tolist()
+    first, second = _toned_down(random.random((2, 3), dtype=np.float32)).tolist()
+    step = GROUND_STEP if sum(first) < 1.5 else -GROUND_STEP
+    second = [part + step for part in second]
+    tone = [(a + b) / 2 for a, b in zip(first, second, strict=True)]
     main_radius = _between(MAIN_RADIUS, random.random())
     objects: list[PlannedObject] = []
     for number, draws in enumerate(random.random((num_objects, 17 + 2 * _NUM_TRIES)).tolist()):
         kind, scale, angle, aspect, texture, frequency, shade_x, shade_y, *colours = draws[:17]
-        outline = label if number == 0 else int(kind * len(OUTLINES))
+        outline = label if number == 0 else _loyal(label, COMPANY_LOYALTY, kind)
         radius = main_radius if number == 0 else main_radius * _between(OTHER_RADIUS, scale)
         x, y = _place(draws[17:], radius, objects)
         objects.append(
@@ -86,24 +94,25 @@ def draw_plan(random: np.random.Generator) -> ScenePlan:
                 radius=radius,
                 angle=angle * 2 * math.pi,
                 aspect=0.85 + 0.3 * aspect,
-                texture=_texture(outline, texture),
+                texture=_loyal(outline, TEXTURE_LOYALTY, texture),
                 frequency=_between(PERIODS, frequency),
                 colours=_object_colours(outline, colours, tone),
                 shade=(0.5 * shade_x - 0.25, 0.5 * shade_y - 0.25),
             )
         )
     strokes = random.random((num_strokes, 5)).tolist()
-    turn, pace, shift_u, shift_v, gain, slope_x, slope_y, row, column, strength = random.random(10).tolist()
+    turn, pace, shift_u, shift_v, row, column, strength = random.random(7).tolist()
     c, s = ((5 + 5 * pace) * part(2 * math.pi * turn) for part in (math.cos, math.sin))
     return ScenePlan(
         objects=objects,
         ground=_toned_down(random.random((3, GROUND_CELLS, GROUND_CELLS), dtype=np.float32)),
-        ground_colours=ground_colours,
-        ground_texture=_ground_texture(label, random.random()),
+        ground_colours=np.array([first, second], dtype=np.float32),
+        ground_texture=_loyal((label + HABITAT_SHIFT) % len(OUTLINES), HABITAT_LOYALTY, random.random()),
         ground_frame=np.array([[shift_u, c, s], [shift_v, -s, c]], dtype=np.float32),
         strokes=[[x, y, x + 0.7 * dx - 0.35, y + 0.7 * dy - 0.35, 0.006 + 0.02 * w] for x, y, dx, dy, w in strokes],
         stroke_colours=random.random((num_strokes, 3), dtype=np.float32),
-        light=(0.75 + 0.5 * gain, 0.6 * slope_x - 0.3, 0.6 * slope_y - 0.3),
+        metered=METERED[0] + (METERED[1] - METERED[0]) * random.random(3, dtype=np.float32),
+        light=_light(random.random((4, LIGHT_CELLS, LIGHT_CELLS), dtype=np.float32)),
         grain=(int(row * GRAIN_OFFSETS), int(column * GRAIN_OFFSETS), 0.04 + 0.08 * strength),
     )
 
@@ -134,16 +143,15 @@ def _object_colours(outline: int, draws: list[float], tone: list[float]) -> Fiel
     return np.array([base, [0.75 * part + 0.25 * draws[3] + step for part in base]], dtype=np.float32)
 
 
-def _texture(outline: int, draw: float) -> int:
-    if draw < TEXTURE_LOYALTY:
-        return outline % len(TEXTURES)
-    return int((draw - TEXTURE_LOYALTY) / (1 - TEXTURE_LOYALTY) * len(TEXTURES))
+def _light(draws: Field) -> Field:
+    """Patches of light (3, cells, cells) from draws (4, cells, cells): of its power and of its colour."""
+    low, high = LIGHT_POWER
+    return np.exp2(low + (high - low) * draws[0]) * (1 + LIGHT_CAST * (2 * draws[1:] - 1))
 
 
-def _ground_texture(label: int, draw: float) -> int:
-    if draw < HABITAT_LOYALTY:
-        return (label + HABITAT_SHIFT) % len(TEXTURES)
-    return int((draw - HABITAT_LOYALTY) / (1 - HABITAT_LOYALTY) * len(TEXTURES))
+def _loyal(own: int, loyalty: float, draw: float) -> int:
+    """One of the ten classes, or of the ten textures: `own` as often as `loyalty` says, else any."""
+    return own if draw < loyalty else int((draw - loyalty) / (1 - loyalty) * len(OUTLINES))
 
 
 def _toned_down(colours: Field) -> Field:

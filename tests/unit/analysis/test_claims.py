@@ -128,6 +128,13 @@ def test_only_models_of_one_training_data_and_size_are_paired() -> None:
     assert pair[1][0].num_parameters == 11_000_000
 
 
+def test_detectors_of_two_kinds_are_neither_pooled_nor_paired() -> None:
+    ours = [measured("box_ap", "mamba2", value, head=head) for head, value in (("mask", 0.3), ("cascade", 0.4))]
+    assert sorted(len(group) for group in grouped(ours)) == [1, 1]
+    theirs = grouped([measured("box_ap", "gated_conv", 0.2, head="mask")])
+    assert [(a[0].value, b[0].value) for a, b in matched_pairs(grouped(ours), theirs)] == [(0.3, 0.2)]
+
+
 def test_the_same_figure_out_of_two_studies_counts_once() -> None:
     twice = [measured("binary_auc", "attention", 0.8, study=study, label="a") for study in ("model", "size")]
     assert len(Evidence(twice).measurements) == 1

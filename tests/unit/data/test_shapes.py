@@ -12,7 +12,7 @@ import torch
 from mixlab.data import SHAPE_CLASSES, Shapes
 from mixlab.data.drawing.outlines import OUTLINES
 from mixlab.data.drawing.paint import _REACH, paint
-from mixlab.data.drawing.plan import Light, draw_plan
+from mixlab.data.drawing.plan import draw_plan
 
 
 def digest(source: Shapes, indexes: list[int]) -> str:
@@ -81,29 +81,39 @@ def test_a_scene_is_the_same_at_any_size():
         assert (a.boxes * 2 - b.boxes).abs().max() <= 3
 
 
-def test_light_changes_pixels_but_no_mask_and_differs_from_scene_to_scene():
-    white = Light(colours=np.array([[1.0] * 3, [1.0] * 3, [0.0] * 3], dtype=np.float32), border=(0.5, 1.0, 0.0))
+def test_light_changes_pixels_but_no_mask_and_differs_within_and_between_scenes():
     lit, unlit = [], []
     for index in range(60):
         plan = draw_plan(Shapes()._stream(index))
-        (image, covers), (plain, plain_covers) = paint(plan, 32), paint(replace(plan, light=white), 32)
+        (image, covers), (plain, plain_covers) = paint(plan, 32), paint(replace(plan, light=np.ones((3, 2, 2))), 32)
         for (window, cover), (plain_window, plain_cover) in zip(covers, plain_covers, strict=True):
             assert window == plain_window and np.array_equal(cover, plain_cover)
-        lit.append(image.mean(axis=(1, 2)))
-        unlit.append(plain.mean(axis=(1, 2)))
-    assert np.std(lit, axis=0).min() > 1.25 * np.std(unlit, axis=0).max()
+        for found, part in ((lit, image), (unlit, plain)):
+            found.append(np.log2(part.reshape(3, 4, 8, 4, 8).mean(axis=(2, 4)) + 1))  # brightness of parts, in stops
+    for axis in (0, (2, 3)):  # from scene to scene, from part to part
+        assert np.std(lit, axis=axis).mean() > 1.5 * np.std(unlit, axis=axis).mean()
 
 
-def test_two_lamps_and_haze_light_a_scene_as_their_numbers_say():
-    plan = draw_plan(Shapes()._stream(0))
-    plan = replace(plan, objects=[], strokes=[], stroke_colours=plan.stroke_colours[:0], grain=(0, 0, 0.0))
-    colours = np.array([[1.0, 0.5, 0.5], [0.25, 0.5, 0.0], [0.1, 0.0, 0.3]], dtype=np.float32)
-    sharp = replace(plan, light=Light(colours=colours, border=(0.5, 1000.0, 0.0)))  # the second lamp on the right
-    white = Light(colours=np.array([[1.0] * 3, [1.0] * 3, [0.0] * 3], dtype=np.float32), border=(0.5, 1.0, 0.0))
-    plain = paint(replace(plan, light=white), 16)[0] / 255
-    gain = np.where(np.arange(16) < 8, colours[0][:, None], colours[1][:, None])[:, None, :]
-    expected = np.clip(plain * gain + colours[2][:, None, None], 0, 1)
-    assert np.abs(paint(sharp, 16)[0] / 255 - expected).max() < 1 / 255
+def test_patches_of_light_brighten_and_colour_a_scene_as_their_numbers_say():
+    plan = replace(draw_plan(Shapes()._stream(0)), grain=(0, 0, 0.0), metered=np.full(3, 0.15))
+    light = np.array([[[1.0, 0.2]] * 2, [[0.5, 0.5]] * 2, [[0.3, 1.0]] * 2], dtype=np.float32)  # along x alone
+    plain, image = (paint(replace(plan, light=cells), 64)[0] / 255 for cells in (np.ones((3, 2, 2)), light))
+    assert max(plain.max(), image.max()) < 1  # nothing is clipped
+    assert image.mean(axis=(1, 2)) == pytest.approx(plan.metered, abs=0.002)
+    along = (np.arange(64) + 0.5) / 64
+    gain = np.stack([1 - 0.8 * along, 0.5 + 0 * along, 0.3 + 0.7 * along])
+    expected = plain * gain[:, None, :]
+    expected *= 0.15 / expected.mean(axis=(1, 2), keepdims=True)
+    assert np.abs(image - expected).max() < 2.5 / 255  # both were rounded
+
+
+def test_the_mean_colour_of_a_scene_says_nothing_of_its_class():
+    source = Shapes(size=32, num_images=2000)
+    means = np.stack([source.load(index).numpy().mean(axis=(1, 2)) for index in range(2000)])
+    labels = source.labels().numpy()
+    of_classes = np.stack([means[labels == kind].mean(axis=0) for kind in range(10)])
+    assert means.std(axis=0).min() > 4  # of 255
+    assert of_classes.std(axis=0).max() < 0.25 * means.std(axis=0).min()
 
 
 def test_the_main_object_is_the_largest_planned_one_and_all_classes_occur():
