@@ -66,6 +66,6 @@ def scaling_figure(rows: Sequence[Row]) -> Figure:
         ax.set_ylim(bottom=0)
     if not any(row["peak_GiB"] for row in rows):
         memory.text(0.5, 0.5, "measured on a GPU alone", ha="center", transform=memory.transAxes)
-    speed.set_title("Forward and backward")
-    speed.legend()
+    figure.suptitle("Forward and backward", x=0.01, ha="left")
+    figure.legend(*speed.get_legend_handles_labels(), loc="outside upper right", ncols=4)
     return figure

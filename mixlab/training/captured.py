@@ -38,7 +38,12 @@ class CapturedPass:
         if self.calls <= WARM_UP:
             return run_pass(self.recipe, inputs, self.precise)
         if self.calls == WARM_UP + 1:
-            self._capture(inputs)
+            try:
+                self._capture(inputs)
+            except RuntimeError as error:
+                raise RuntimeError(
+                    f"this network cannot be captured as a CUDA graph ({error}); set graph=false"
+                ) from error
         for ours, given in zip(self.inputs, inputs, strict=True):
             ours.copy_(given)
         self.graph.replay()

@@ -1,0 +1,13 @@
+"""Draw the figure of long_sequences.md again from its figures: `python docs/draw_scaling.py`."""
+
+import json
+from pathlib import Path
+
+from mixlab.analysis.figures import save_figure
+from mixlab.bench.dense_scaling import scaling_figure
+
+HERE = Path(__file__).parent
+
+if __name__ == "__main__":
+    measured = json.loads((HERE / "studies" / "long_sequences.json").read_text(encoding="utf-8"))
+    save_figure(scaling_figure(measured["backbones"]), HERE / "gallery" / "long-sequences.png")
