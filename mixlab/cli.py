@@ -13,6 +13,7 @@ from mixlab.commands.output import console
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("mixlab.commands.demo", "both papers in miniature on drawn images, and a report"),
+    "study": ("mixlab.commands.study", "both papers on anyone's photographs, in parts of minutes on one GPU"),
     "models": ("mixlab.commands.models", "backbones with parameters, GMACs and mixer"),
     "advise": ("mixlab.commands.advise", "is this a long-sequence task? which mixer?"),
     "pretrain": ("mixlab.commands.pretrain", "DINO on any images; the same run again resumes"),

@@ -1,7 +1,8 @@
 """Full configurations as functions: `RECIPES["dino_dinovim_base"]()`. The papers' own, and small ones.
 
 dino_NAME              DINO on ImageNet, Dino-Mamba §5.1
-dino_FAMILY_tiny112    DINO on 112 px images such as Imagenette: minutes on one GPU
+dino_FAMILY_mini, supervised_FAMILY_mini, segment_FAMILY_mini
+                       photographs of about 112 px such as Imagenette: a minute on one GPU (`mixlab study miniature`)
 dino_FAMILY_tiny64     DINO on 64 px images such as `shapes`: minutes on two cores
 supervised_NAME        classification on ImageNet, MambaOut Table 5
 supervised_FAMILY_tiny64, supervised_mambaout_femto64
@@ -14,7 +15,6 @@ detect_FAMILY_tiny64, detect_mambaout_femto64
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any
 from mixlab.backbones.zoo import list_models
 from mixlab.evaluation.detection.recipes import detect, detect_64
 from mixlab.evaluation.segmentation.recipes import segment, segment_64
+from mixlab.miniature import dino_mini, segment_mini, small_model, supervised_mini
 from mixlab.run.directory import read_json
 from mixlab.training.config import (
     CheckpointConfig,
@@ -57,31 +58,6 @@ def dino(name: str) -> TrainConfig:
         ),
         epochs=100,
         batch=1024,
-    )
-
-
-def dino_112(family: str) -> TrainConfig:
-    """DINO on images of about 112 px, patch 8: minutes on one GPU for ten thousand images."""
-    recipe = dino(f"{family}_tiny")
-    method = DinoConfig(
-        num_prototypes=4096,
-        hidden=1024,
-        bottleneck=128,
-        teacher_warmup_epochs=10,
-        teacher_momentum=0.992,
-        global_size=112,
-        local_size=48,
-        num_local=6,
-        spread=0.1,
-    )
-    return replace(
-        recipe,
-        method=method,
-        model=_small_model(family, patch=8, image=112, depth=12, drop_path=0.05),
-        optim=replace(recipe.optim, warmup_epochs=5),
-        data=DataConfig(size=128, resident=True),
-        batch=256,
-        checkpoint=CheckpointConfig(every_steps=200),
     )
 
 
@@ -138,15 +114,7 @@ def model_64(family: str) -> ModelConfig:
     if family == "mambaout":
         return ModelConfig(name="mambaout_femto", fields={"depths": [1, 1, 2, 1], "dims": [24, 48, 96, 144]})
     head_dim = 16 if family in ("vit", "linearvit") else 32  # a scan's matrices cost by the head
-    return _small_model(family, patch=8, image=64, depth=4, dim=64, head_dim=head_dim, state=16)
-
-
-def _small_model(family: str, **fields: Any) -> ModelConfig:
-    """A family's tiny backbone with other sizes; fields that its mixer does not have are left out."""
-    missing = {"vit": {"state"}, "linearvit": {"state"}, "gatedconv": {"state", "head_dim"}}.get(family, set())
-    positions = {"position_image": fields["image"]} if family == "dinomambareg" else {}
-    kept = {key: value for key, value in fields.items() if key not in missing}
-    return ModelConfig(name=f"{family}_tiny", fields={**kept, **positions})
+    return small_model(family, patch=8, image=64, depth=4, dim=64, head_dim=head_dim, state=16)
 
 
 def _on_cpu(*, epochs: int, batch: int) -> dict[str, Any]:
@@ -163,7 +131,9 @@ def _on_cpu(*, epochs: int, batch: int) -> dict[str, Any]:
 
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
     **{f"dino_{name}": partial(dino, name) for family in FAMILIES for name in list_models(f"{family}_*")},
-    **{f"dino_{family}_tiny112": partial(dino_112, family) for family in FAMILIES},
+    **{f"dino_{family}_mini": partial(dino_mini, family) for family in FAMILIES},
+    **{f"supervised_{family}_mini": partial(supervised_mini, family) for family in FAMILIES},
+    **{f"segment_{family}_mini": partial(segment_mini, family) for family in FAMILIES},
     **{f"dino_{family}_tiny64": partial(dino_64, family) for family in FAMILIES},
     **{
         f"supervised_mambaout_{size}": partial(supervised, f"mambaout_{size}", drop_path=rate)

@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from mixlab.commands.demo_plan import FULL, MODELS, QUICK, DemoModel, Effort, plan
-from mixlab.commands.demo_run import num_cores, run_steps
 from mixlab.commands.output import console, emit
 from mixlab.commands.report import make_report
+from mixlab.commands.steps import num_cores, run_steps, wait_for_workers, worker_pool
 from mixlab.run import RunDirectory, provenance
 from mixlab.training.run_lock import RunLock
-
-PATIENCE_S = 30.0  # how long to wait for the workers of a demo that was killed: they write a checkpoint first
 
 
 def demo(*, run: Path | None = None, quick: bool = False, seed: int = 0, json: str | None = None) -> dict[str, Any]:
@@ -40,13 +38,14 @@ def run_demo(
     steps = plan(folder, effort, seed=seed, models=models)
     with RunLock(directory.path):
         _agree(directory, effort, seed)
-        _wait_for_workers([folder / model.label for model in models])
+        wait_for_workers([folder / model.label for model in models])
         console.print(
             f"Five ways to move information between tokens, each learnt and looked into: {len(steps)} steps, "
             f"{workers} at a time, in {folder}. Stop whenever you like; the same command goes on.",
             highlight=False,
         )
-        run_steps(steps, folder, workers=workers)
+        with worker_pool(workers) as pool:
+            run_steps(steps, folder, pool, workers=workers, command="demo")
         page = make_report([folder], folder / "report.html")
     seconds = time.monotonic() - start
     console.print(f"\nAll in {seconds:.0f} s. The report: open [bold]{page}[/bold]", highlight=False, soft_wrap=True)
@@ -66,16 +65,3 @@ def _agree(directory: RunDirectory, effort: Effort, seed: int) -> None:
             )
         return
     directory.write_config({"demo": settings, **provenance(seed=seed)})
-
-
-def _wait_for_workers(runs: list[Path]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    for run in runs:
-        while run.is_dir():
-            try:
-                with RunLock(run):
-                    break
-            except RuntimeError:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(0.5)

@@ -20,10 +20,17 @@ NUM_HEADS = 3
 TIMED_BATCH, TIMED_SECONDS = 16, 0.6
 
 
-def write_twin(run: Path, out: Path, seed: int) -> None:
+def write_twin(run: str, out: str, seed: str) -> None:
     """The backbone of a run with fresh weights, as a run of its own."""
-    out.mkdir(parents=True, exist_ok=True)
-    save_weights(untrained_twin(model_from_file(run / "weights.safetensors"), seed), out / "weights.safetensors")
+    folder = RunDirectory.create(out)
+    folder.write_config({"seed": int(seed), "twin_of": Path(run).name})
+    twin = untrained_twin(model_from_file(Path(run) / "weights.safetensors"), int(seed))
+    save_weights(twin, folder.path / "weights.safetensors")
+
+
+def write_all_costs(*runs: str) -> None:
+    for run in runs:
+        write_costs(Path(run))
 
 
 def write_costs(run: Path) -> dict[str, Any]:
@@ -55,8 +62,9 @@ def write_costs(run: Path) -> dict[str, Any]:
     return result
 
 
-def write_matrices(run: Path, image: int, targets: list[str]) -> dict[str, Any]:
+def write_matrices(run: str, side: str, *targets: str) -> dict[str, Any]:
     """The last layer's matrices of one image, as grey levels, and how far running differs from looking."""
+    image = int(side)
     pixels, _, names = read_images("shapes", size=image, num_images=1)
     found: list[dict[str, Any]] = []
     arrays: dict[str, NDArray[np.uint8]] = {}

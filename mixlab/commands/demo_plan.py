@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from mixlab.commands.steps import Step
 from mixlab.recipes import find_recipe
 
 
@@ -70,23 +71,6 @@ QUICK = Effort(
 RANK_IMAGE, RANK_CHUNK = 128, 64  # 256 patches: blocks of 64 are then larger than the state of 16
 PROBE = ("--mode", "cached", "--blocks", "1", "4", "--lrs", "0.01", "0.1", "--weight-decays", "0", "--batch", "128")
 HERE = ("--workers", "0", "--device", "cpu")
-
-
-@dataclass(frozen=True)
-class Step:
-    """One stage. `arguments` is a command line of mixlab, or of one of the demo's own jobs (`demo_jobs`)."""
-
-    name: str
-    title: str
-    why: str
-    arguments: tuple[str, ...]
-    result: Path  # there once the step is done
-    needs: tuple[str, ...] = ()
-    trains: Path | None = None  # the run whose metrics show how far it is
-    alone: bool = False  # measures time
-
-    def as_json(self) -> dict[str, Any]:
-        return {"arguments": list(self.arguments)}
 
 
 def plan(run: Path, effort: Effort, *, seed: int, models: tuple[DemoModel, ...] = MODELS) -> list[Step]:

@@ -1,6 +1,7 @@
 """`mixlab pretrain`: a backbone by DINO, without labels."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,7 +10,7 @@ import tyro
 from mixlab.commands.output import console, emit
 from mixlab.data.unreadable import TooManyUnreadableError
 from mixlab.recipes import find_recipe
-from mixlab.training.loop import train
+from mixlab.training.loop import Trainer, train
 from mixlab.training.settings import override
 from mixlab.training.slurm import SlurmConfig, TrainingJob, submit
 from mixlab.training.stopping import Stopped
@@ -60,8 +61,9 @@ def launch(
     launcher: Launcher,
     slurm: SlurmConfig,
     json: str | None,
+    then: Callable[[Trainer], None] | None = None,
 ) -> dict[str, Any]:
-    """What `pretrain` and `train` share."""
+    """What `pretrain` and `train` share; `then` looks at what was trained."""
     config = override(find_recipe(recipe), settings)
     if config.method.kind != kind:
         command = COMMANDS[config.method.kind]
@@ -71,7 +73,7 @@ def launch(
         console.print(f"job {number} was sent; its output goes to {run / 'slurm'}")
         return emit({"job": number, "run": str(run)}, json)
     try:
-        outcome = train(config, data=data, run=run, device=device, name=recipe)
+        outcome = train(config, data=data, run=run, device=device, name=recipe, then=then)
     except Stopped as stopped:
         console.print(f"{stopped}; run the same command again to go on")
         raise SystemExit(stopped.exit_code) from stopped

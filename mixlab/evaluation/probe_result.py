@@ -70,12 +70,21 @@ def row_of(head: Head, correct: Tensor, setting: paper.Setting, *, diverged: boo
 def measurements(
     about: dict[str, Any], data: str, best: dict[str, Any], tables: dict[str, list[dict[str, Any]]]
 ) -> list[dict[str, Any]]:
-    """Records for the ledger: the best head, and the cells of the ablation with `blocks` and `strategy`."""
+    """Records for the ledger: the best head, and the cells of the ablation with `blocks`, `strategy`, `register`."""
 
     def record(row: dict[str, Any], where: dict[str, Any]) -> dict[str, Any]:
         figure = {"metric": "probe_top1", "value": row["top1"], "low": row["low"], "high": row["high"], "n": row["n"]}
         return {**about, **figure, "data": data, **where}
 
     cells = {(row["blocks"], row["strategy"]): row for name in ("blocks", "strategy") for row in tables[name]}
-    ablation = [record(row, {"blocks": blocks, "strategy": strategy}) for (blocks, strategy), row in cells.items()]
+    ablation = [
+        record(row, {"blocks": blocks, "strategy": strategy} | _register(strategy))
+        for (blocks, strategy), row in cells.items()
+    ]
     return [record(best, {}), *(ablation if len(ablation) > 1 else [])]
+
+
+def _register(strategy: str) -> dict[str, int]:
+    """Which register a head reads, if it reads one alone."""
+    kind, _, index = strategy.partition("_")
+    return {"register": int(index)} if kind == "register" else {}

@@ -9,7 +9,7 @@ from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
 from mixlab.report.pictures import MAGMA, level_picture, shrink
-from mixlab.report.plot import DASHES, NUM_COLOURS, Plot, Scale, figure_svg, mark
+from mixlab.report.plot import NUM_COLOURS, Plot, Scale, dashes, figure_svg, mark
 from mixlab.report.records import Curve, Record
 
 Colours = Mapping[str, int]
@@ -237,6 +237,25 @@ def training_lines(curves: Sequence[Curve], name: str, ylabel: str, *, title: st
     return plot.svg()
 
 
+def scaling_lines(rows: Sequence[dict[str, Any]], value: str, ylabel: str, *, title: str, colours: Colours) -> Markup:
+    """Images per second, or memory, of each model against tokens, both in powers of ten."""
+    points = {
+        label: [(row["tokens"], row[value]) for row in rows if row["label"] == label]
+        for label in dict.fromkeys(row["label"] for row in rows)
+    }
+    plot = Plot(
+        Scale.around([float(row["tokens"]) for row in rows], log=True),
+        Scale.around([float(row[value]) for row in rows], log=True),
+        "tokens",
+        ylabel,
+        title,
+        "; ".join(f"{label}: {part[-1][1]:.3g} at {part[-1][0]} tokens" for label, part in points.items()),
+    )
+    for label, part in points.items():
+        plot.line([x for x, _ in part], [y for _, y in part], colours.get(label, 6), name=label)
+    return plot.svg()
+
+
 def legend(labels: Sequence[str], colours: Colours) -> Markup:
     """Names with their colours and marks, as text that flows."""
     items = []
@@ -244,7 +263,7 @@ def legend(labels: Sequence[str], colours: Colours) -> Markup:
         colour = colours.get(label, 6)
         sample = (
             f'<svg viewBox="0 0 34 12" aria-hidden="true"><line class="line s{colour % NUM_COLOURS}" x1="1" x2="33" '
-            f'y1="6" y2="6" stroke-dasharray="{DASHES[colour % len(DASHES)]}"/>{mark(17, 6, colour, name=label)}</svg>'
+            f'y1="6" y2="6" stroke-dasharray="{dashes(colour)}"/>{mark(17, 6, colour, name=label)}</svg>'
         )
         items.append(f"<li>{sample}{escape(label)}</li>")
     return Markup(f'<ul class="legend">{"".join(items)}</ul>')  # labels are escaped

@@ -1,9 +1,11 @@
 """The models of a report, one row each: what was measured of them, and what training brought over an untrained twin."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from mixlab.report.plot import NUM_COLOURS
 from mixlab.report.records import Findings, Record
 
 UNTRAINED = "untrained"
@@ -14,6 +16,7 @@ FAMILIES = {
     "gated_conv": "gated convolution",
 }
 FAMILY_COLOURS = {"attention": 0, "mamba2": 1, "linear_attention": 2, "gated_conv": 4}
+WHOLE_MODELS = ("model", "training", "size", "registers")  # studies of Binary-AUC with one score for each model
 SPARE_COLOURS = (3, 5, 6, 0, 1, 2, 4)
 
 
@@ -56,6 +59,7 @@ class Model:
     figures: dict[str, Figure] = field(default_factory=dict)
     untrained: dict[str, Figure] = field(default_factory=dict)
     passed_over: list[tuple[str, Record, Record]] = field(default_factory=list)  # metric, not shown, shown
+    members: tuple[str, ...] = ()  # labels of the seeds that it is the mean of
 
     @property
     def mixer(self) -> str:
@@ -96,12 +100,13 @@ def collect_models(findings: Findings) -> list[Model]:
                 _note(model, model.untrained, record, found)
     _add_costs(models, findings)
     _add_twins_of_maps(list(models.values()), findings)
+    return in_order(models.values())
+
+
+def in_order(models: Iterable[Model]) -> list[Model]:
+    """Family by family, each by label."""
     order = list(FAMILIES)
-    chosen = sorted(
-        models.values(), key=lambda m: (order.index(m.family) if m.family in order else len(order), m.label)
-    )
-    _colour(chosen)
-    return chosen
+    return sorted(models, key=lambda m: (order.index(m.family) if m.family in order else len(order), m.label))
 
 
 def _note(model: Model, figures: dict[str, Figure], record: Record, found: dict[str, Any]) -> None:
@@ -110,6 +115,8 @@ def _note(model: Model, figures: dict[str, Figure], record: Record, found: dict[
         return
     figure = Figure(found["value"], found.get("low"), found.get("high"), found.get("n"), record, found.get("data", ""))
     known = figures.get(metric)
+    if known is not None and found.get("study") in WHOLE_MODELS[1:]:
+        return  # the same score once more
     if metric == "probe_top1" and found.get("mode") == "cached" and known is not None:
         return  # the augmented probe, which the paper uses, goes first
     if known is not None and known.record is not record and known.value != figure.value:
@@ -123,12 +130,12 @@ def _column(found: dict[str, Any]) -> str | None:
     if metric == "probe_top1":
         return None if found.get("blocks") is not None or found.get("register") is not None else metric
     if metric in ("binary_auc", "above_untrained", "above_centre_prior"):
-        if found.get("study") != "model" or found.get("index") is not None:
+        if found.get("study") not in WHOLE_MODELS or found.get("index") is not None:
             return None
         return "above_untrained_binary_auc" if metric == "above_untrained" else metric
     if metric == "off_diagonal_rank":
         return f"{found.get('definition')}_rank" if found.get("definition") in ("numerical", "effective") else None
-    return metric if metric in ("knn_top1", "top1", "images_per_s") else None
+    return metric if metric in ("knn_top1", "top1", "miou", "images_per_s") else None
 
 
 def _add_costs(models: dict[tuple[Any, ...], Model], findings: Findings) -> None:
@@ -142,21 +149,32 @@ def _add_costs(models: dict[tuple[Any, ...], Model], findings: Findings) -> None
 
 
 def _add_twins_of_maps(models: list[Model], findings: Findings) -> None:
-    for record in findings.of("auc", study="model"):
+    for record in (record for study in WHOLE_MODELS for record in findings.of("auc", study=study)):
         for row in record.content["rows"]:
             for model in models:
                 if (model.label, model.name) == (row["label"], row["model"]) and row.get("untrained"):
                     part = row["untrained"]
                     twin = Figure(part["mean"], part["low"], part["high"], part["n"], record, record.content["data"])
-                    model.untrained["binary_auc"] = twin
+                    model.untrained.setdefault("binary_auc", twin)
 
 
-def _colour(models: list[Model]) -> None:
-    """One colour per label: the first of a family has the family's own."""
+def colour(models: list[Model]) -> dict[str, int]:
+    """One colour per label: the first of a family has the family's own, vit-large that of vit with other dashes."""
+    labels = {model.label for model in models}
     chosen: dict[str, int] = {}
+    variants: list[Model] = []
     for model in models:
-        if model.label not in chosen:
+        if any(model.label.startswith(f"{label}-") for label in labels):
+            variants.append(model)
+        elif model.label not in chosen:
             own = FAMILY_COLOURS.get(model.family)
             free = [index for index in SPARE_COLOURS if index not in chosen.values()] or list(SPARE_COLOURS)
             chosen[model.label] = own if own is not None and own not in chosen.values() else free[0]
+    for model in variants:
+        parent = max((label for label in chosen if model.label.startswith(f"{label}-")), key=len, default=None)
+        taken = len([label for label in chosen if parent is not None and label.startswith(f"{parent}-")])
+        base = chosen[parent] % NUM_COLOURS if parent is not None else SPARE_COLOURS[0]
+        chosen.setdefault(model.label, base + NUM_COLOURS * (taken + 1))
+    for model in models:
         model.colour = chosen[model.label]
+    return chosen | {member: model.colour for model in models for member in model.members}

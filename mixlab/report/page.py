@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from mixlab.report import charts
 from mixlab.report.looks import matrix_pictures, picture_rows
-from mixlab.report.models import Figure, collect_models
+from mixlab.report.models import Figure, collect_models, colour, in_order
 from mixlab.report.records import Findings, read_findings
 from mixlab.report.sections import (
     auc_part,
@@ -22,6 +22,8 @@ from mixlab.report.sections import (
     rank_part,
     training_part,
 )
+from mixlab.report.seeds import merge_models
+from mixlab.report.study import scaling_part, study_part
 from mixlab.run import RunDirectory
 from mixlab.run.directory import write_aside
 
@@ -29,9 +31,11 @@ COLUMNS = {
     "num_parameters": ("parameters", "count"),
     "macs": ("MACs", "count"),
     "images_per_s": ("images/s", ""),
+    "top1": ("with labels", "%"),
     "knn_top1": ("kNN", "%"),
     "probe_top1": ("linear probe", "%"),
     "binary_auc": ("Binary-AUC", ""),
+    "miou": ("mIoU", "%"),
     "numerical_rank": ("numerical rank", ""),
     "effective_rank": ("effective rank", ""),
 }
@@ -59,8 +63,8 @@ def write_report(runs: list[RunDirectory], out: Path) -> Path:
 
 def page_parts(findings: Findings) -> dict[str, Any]:
     """Everything that the template shows."""
-    models = _drawn("auc", lambda: collect_models(findings))
-    colours = {model.label: model.colour for model in models}
+    models = _drawn("auc", lambda: in_order(merge_models(collect_models(findings))))
+    colours = colour(models)
     parts: dict[str, Callable[[], Any]] = {
         "maps": lambda: [picture_rows(record) for record in findings.of("maps")],
         "matrices": lambda: sorted(
@@ -70,6 +74,8 @@ def page_parts(findings: Findings) -> dict[str, Any]:
         "rank": lambda: rank_part(findings, colours),
         "claims": lambda: [ledger_part(record) for record in findings.of("claims")],
         "training": lambda: training_part(findings, colours),
+        "study": lambda: study_part(findings),
+        "scaling": lambda: [scaling_part(record, colours) for record in findings.of("scaling")],
     }
     return {kind: _drawn(kind, draw) for kind, draw in parts.items()} | {
         "style": Markup(_style()),  # our own file

@@ -108,7 +108,7 @@ class Plot:
                 runs[-1].append(f"{self.px(x)},{self.py(y)}")
             elif runs[-1]:
                 runs.append([])
-        dash = DASHES[colour % len(DASHES)]
+        dash = dashes(colour)
         for run in filter(None, runs):
             self.parts.append(
                 f'<polyline class="line s{colour % NUM_COLOURS}" stroke-dasharray="{dash}" points="{" ".join(run)}">'
@@ -172,6 +172,11 @@ class Plot:
             )
         axes.append(_text((self.left + right) / 2, self.height - 8, self.xlabel, "middle", "name"))
         return figure_svg(self.width, self.height, [*axes, *self.parts], title=self.title, about=self.about)
+
+
+def dashes(colour: int) -> str:
+    """Each colour has its own; beyond the last, colours come again with others."""
+    return DASHES[(colour + colour // NUM_COLOURS) % len(DASHES)]
 
 
 def figure_svg(width: float, height: float, parts: Sequence[str], *, title: str, about: str) -> Markup:

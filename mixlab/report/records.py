@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mixlab.run import RunDirectory
 
-NOT_RUNS = ("checkpoints", "results", "figures", "features", "tensorboard", "logs", "steps")
+NOT_RUNS = ("checkpoints", "results", "figures", "features", "tensorboard", "logs", "steps", "tuning", "data", "labels")
 DEPTH = 2  # runs below a run, and runs below those
 LONG = 60  # lists of objects longer than this are cut on the page; the file has them all
 

@@ -10,6 +10,7 @@ from mixlab.report import charts
 from mixlab.report.models import Figure
 from mixlab.report.pictures import file_picture
 from mixlab.report.records import Findings, Record
+from mixlab.report.seeds import base_label, merge_curves, merge_roc, merge_rows
 
 RANK_MEASURES = ("numerical", "practical", "effective", "stable", "energy")
 STUDY_ORDER = {"model": 0, "size": 1, "training": 2, "registers": 3, "layer": 4, "register": 5, "head": 6}
@@ -18,7 +19,7 @@ SHOWN_ELSEWHERE = {
     "knn_top1", "probe_top1", "binary_auc", "binary_auc_raw", "centre_matched_auc", "centre_prior", "untrained",
     "above_centre_prior", "above_untrained", "best_head_over_worst", "off_diagonal_rank", "diagonal_rank", "mask_rank",
     "rank_bound_holds", "images_per_s", "middle_registers_over_outer", "register_auc_follows_probe",
-    "auc_follows_probe",
+    "auc_follows_probe", "top1", "miou", "forward_images_per_s", "training_images_per_s",
 }  # fmt: skip
 
 
@@ -29,28 +30,43 @@ def chance_level(findings: Findings) -> float | None:
 
 
 def auc_part(findings: Findings, colours: charts.Colours) -> dict[str, Any] | None:
+    """One chart of each study on the same images, whichever records it is spread over; seeds as one."""
     figures: list[dict[str, Any]] = []
     comparisons: list[dict[str, Any]] = []
     labels: dict[str, None] = {}
+    studies: dict[tuple[Any, ...], list[Record]] = {}
     for record in sorted(findings.of("auc"), key=lambda record: STUDY_ORDER.get(record.content["study"], 9)):
-        rows, study = (
-            sorted(record.content["rows"], key=lambda row: place_of(row["label"], colours)),
-            record.content["study"],
-        )
-        labels |= dict.fromkeys(row["label"] for row in rows)
+        study = record.content["study"]
+        studies.setdefault((study, record.content.get("data"), record.content.get("image")), []).append(record)
+        comparisons += [{"study": study, "record": record, **one} for one in record.content["comparisons"]]
+    for records in studies.values():
+        every = [row for record in records for row in record.content["rows"]]
+        study = records[0].content["study"]
+        shown = _first_seeds(every) if study == "head" else merge_rows(every)
+        rows = sorted(shown, key=lambda row: place_of(row["label"], colours))
+        labels |= dict.fromkeys(row["label"] for row in rows if base_label(row["label"]) not in labels)
+        seeds = len({row["seed"] for row in every if row.get("seed") is not None}) if len(rows) < len(every) else 1
         figures += [
             {
                 "name": f"auc {title}",
                 "title": title,
                 "svg": svg,
                 "file": file,
-                "record": record,
+                "record": records[0],
                 "n": rows[0]["auc"]["n"],
+                "seeds": seeds if study != "head" else 1,
             }
-            for title, svg, file in _auc_charts(record, rows, colours)
+            for title, svg, file in _auc_charts(records[0], rows, colours)
         ]
-        comparisons += [{"study": study, "record": record, **one} for one in record.content["comparisons"]]
     return {"figures": figures, "comparisons": comparisons, "labels": list(labels)} if figures else None
+
+
+def _first_seeds(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Heads of another seed are other heads: one run of each label."""
+    first: dict[str, str] = {}
+    for row in rows:
+        first.setdefault(base_label(row["label"]), row["label"])
+    return list({(r["label"], r["layer"], r["index"]): r for r in rows if r["label"] in first.values()}.values())
 
 
 def _auc_charts(
@@ -70,7 +86,9 @@ def _auc_charts(
         yield f"By {study}", charts.auc_dots(rows, colours), None
         file = record.run.path / "figures" / "auc_roc.svg"
         if "roc" in record.content:
-            yield "Mean ROC", charts.roc_curves(record.content["roc"], colours), None
+            roc = record.content["roc"]
+            roc = {**roc, "true_positive_rate": merge_roc(roc["true_positive_rate"])}
+            yield "Mean ROC", charts.roc_curves(roc, colours), None
         elif study == "model" and file.is_file():
             yield "Mean ROC", None, file_picture(file)
 
@@ -84,7 +102,11 @@ def rank_part(findings: Findings, colours: charts.Colours) -> dict[str, Any] | N
     found = {record.content["subject"]["label"]: record for record in findings.of("rank")}
     if not found:
         return None
-    records = {label: found[label] for label in sorted(found, key=lambda label: place_of(label, colours))}
+    ordered = {label: found[label] for label in sorted(found, key=lambda label: (place_of(label, colours), label))}
+    first: dict[str, str] = {}
+    for label in ordered:
+        first.setdefault(base_label(label), label)
+    records = {label: ordered[label] for label in first.values()}  # charts show one seed, the table all
     spectra = {label: record.arrays().get("off_diagonal_spectrum") for label, record in records.items()}
     known = {label: values for label, values in spectra.items() if values is not None}
     shown = {
@@ -95,7 +117,7 @@ def rank_part(findings: Findings, colours: charts.Colours) -> dict[str, Any] | N
         shown["Spectra"] = charts.spectrum_lines(known, colours)
     if all("grid_profile" in record.arrays() for record in records.values()):
         shown["Where the weight lies"] = charts.distance_lines(records, colours)
-    rows = [_rank_row(label, record) for label, record in records.items()]
+    rows = [_rank_row(label, record) for label, record in ordered.items()]
     return {"charts": shown, "labels": list(records), "rows": rows, "measures": RANK_MEASURES}
 
 
@@ -119,12 +141,13 @@ def _rank_row(label: str, record: Record) -> dict[str, Any]:
 def training_part(findings: Findings, colours: charts.Colours) -> dict[str, Any] | None:
     if not findings.curves:
         return None
-    ordered = sorted(findings.curves, key=lambda curve: place_of(curve.label, colours))
-    dino = [curve for curve in ordered if _method(curve.config) != "supervised"]
-    supervised = [curve for curve in ordered if _method(curve.config) == "supervised"]
+    ordered = sorted(merge_curves(findings.curves), key=lambda curve: place_of(curve.label, colours))
+    supervised, segment = ([c for c in ordered if _method(c.config) == kind] for kind in ("supervised", "segment"))
+    dino = [curve for curve in ordered if curve not in supervised and curve not in segment]
     wanted = {
         "Loss of DINO": (dino, "loss", "loss"),
         "Loss with labels": (supervised, "loss", "loss"),
+        "Loss of segmentation": (segment, "loss", "loss"),
         "Nearest neighbours, live": (ordered, "knn_accuracy", "kNN accuracy"),
         "Entropy of the teacher": (dino, "teacher_entropy", "nats"),
     }

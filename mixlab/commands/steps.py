@@ -1,4 +1,4 @@
-"""Runs the steps of the demo in a few processes, shows how far they are, and knows which are done."""
+"""Steps of a long command: command lines with what each needs, run in a few processes, each marked when done."""
 
 import contextlib
 import os
@@ -6,22 +6,49 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from mixlab.commands.demo_plan import Step
 from mixlab.commands.output import console
 from mixlab.run import RunDirectory
 from mixlab.run.directory import read_json, write_json
+from mixlab.training.run_lock import RunLock
 
 POLL_S = 0.3
 WATCH_S = 0.5
+PATIENCE_S = 30.0  # how long to wait for the workers of a command that was killed: they write a checkpoint first
+OWN_JOBS = {  # what has no command of its own: a function of text arguments
+    "twin": ("mixlab.commands.demo_jobs", "write_twin"),
+    "matrices": ("mixlab.commands.demo_jobs", "write_matrices"),
+    "speed": ("mixlab.commands.demo_jobs", "write_all_costs"),
+    "split": ("mixlab.commands.study_folders", "hold_out"),
+    "labels": ("mixlab.commands.study_folders", "write_labels"),
+    "choose": ("mixlab.commands.study_jobs", "choose_rates"),
+    "scaling": ("mixlab.commands.study_jobs", "write_scaling"),
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One stage. `arguments` is a command line of mixlab, or of one of OWN_JOBS."""
+
+    name: str
+    title: str
+    why: str
+    arguments: tuple[str, ...]
+    result: Path  # there once the step is done
+    here: tuple[str, ...] = ()  # more arguments that depend on the machine alone: a step is done whatever they were
+    needs: tuple[str, ...] = ()
+    trains: Path | None = None  # the run whose metrics show how far it is
+    alone: bool = False  # measures time
 
 
 @dataclass
@@ -31,18 +58,37 @@ class _Running:
     started: float
 
 
-def run_steps(steps: Sequence[Step], folder: Path, *, workers: int) -> None:
-    """Run what is not done yet, each step after those it needs, up to `workers` at a time."""
+@contextlib.contextmanager
+def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that run steps. None is left behind: one in the middle of training writes a checkpoint first."""
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_prepare, initargs=(os.getpid(),))
+    try:
+        yield pool
+    except BaseException:
+        for process in list((pool._processes or {}).values()):
+            process.terminate()
+        pool.shutdown(wait=True, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+def run_steps(steps: Sequence[Step], folder: Path, pool: ProcessPoolExecutor, *, workers: int, command: str) -> None:
+    """Run what is not done yet in the pool of so many workers, each step after those it needs.
+
+    `command` is what own jobs name as their origin.
+    """
     done = {step.name for step in steps if is_done(step, folder)}
+    if len(done) == len(steps):
+        console.print(f"all {len(steps)} steps are done already")
+        return
     if done:
         console.print(f"{len(done)} of {len(steps)} steps are done already")
     left = [step for step in steps if step.name not in done]
     name, note = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
     columns = (SpinnerColumn(), name, BarColumn(bar_width=24), note, TimeElapsedColumn())
-    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_prepare, initargs=(os.getpid(),))
     running: dict[Future[int], _Running] = {}
     told: set[str] = set()
-    with Progress(*columns, console=console, transient=True) as progress, _shut_down(pool):
+    with Progress(*columns, console=console, transient=True) as progress:
         while left or running:
             for step in list(left):
                 if len(running) >= workers or any(part.step.alone for part in running.values()):
@@ -54,7 +100,7 @@ def run_steps(steps: Sequence[Step], folder: Path, *, workers: int) -> None:
                     told.add(step.why)
                     console.print(f"[bold]{step.title}[/bold]: [dim]{step.why}[/dim]", highlight=False)
                 threads = num_threads(1 if step.alone else workers)
-                future = pool.submit(run_step, step.arguments, _log(folder, step), threads)
+                future = pool.submit(run_step, (*step.arguments, *step.here), _log(folder, step), threads, command)
                 task = progress.add_task(step.title, total=_total(step), note="")
                 running[future] = _Running(step, task, time.monotonic())
             finished, _ = wait(running, timeout=POLL_S, return_when=FIRST_COMPLETED)
@@ -69,11 +115,17 @@ def run_steps(steps: Sequence[Step], folder: Path, *, workers: int) -> None:
 
 def is_done(step: Step, folder: Path) -> bool:
     """Whether its result is there, made by the same command line."""
-    mark = _mark(folder, step)
-    return step.result.exists() and mark.is_file() and read_json(mark)["arguments"] == list(step.arguments)
+    mark = mark_of(step, folder)
+    return step.result.exists() and mark.get("arguments") == _told(step, folder)
 
 
-def run_step(arguments: Sequence[str], log: Path, threads: int) -> int:
+def mark_of(step: Step, folder: Path) -> dict[str, Any]:
+    """What was noted when the step was done: its command line, seconds and date; nothing before."""
+    place = _mark(folder, step)
+    return read_json(place) if place.is_file() else {}
+
+
+def run_step(arguments: Sequence[str], log: Path, threads: int, command: str) -> int:
     """One step in a worker, its output in a log file. Returns its exit code."""
     import torch
 
@@ -82,9 +134,23 @@ def run_step(arguments: Sequence[str], log: Path, threads: int) -> int:
     with log.open("a", encoding="utf-8") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
         print(f"$ mixlab {' '.join(arguments)}", flush=True)
         try:
-            return _own_job(arguments) if arguments[0] in ("twin", "matrices", "speed") else _command(arguments)
+            return _own_job(arguments, command) if arguments[0] in OWN_JOBS else _command(arguments)
         except SystemExit as stopped:
             return int(stopped.code or 0)
+
+
+def wait_for_workers(runs: Iterable[Path]) -> None:
+    """Until those of a command that was killed have let go of their runs."""
+    until = time.monotonic() + PATIENCE_S
+    for run in runs:
+        while run.is_dir():
+            try:
+                with RunLock(run):
+                    break
+            except RuntimeError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.5)
 
 
 def num_cores() -> int:
@@ -103,18 +169,10 @@ def _command(arguments: Sequence[str]) -> int:
     return main(arguments)
 
 
-def _own_job(arguments: Sequence[str]) -> int:
-    from mixlab.commands import demo_jobs
-
-    sys.argv = ["mixlab", "demo"]
-    match list(arguments):
-        case ["twin", run, out, seed]:
-            demo_jobs.write_twin(Path(run), Path(out), int(seed))
-        case ["matrices", run, image, *targets]:
-            demo_jobs.write_matrices(Path(run), int(image), targets)
-        case ["speed", *runs]:
-            for run in runs:
-                demo_jobs.write_costs(Path(run))
+def _own_job(arguments: Sequence[str], command: str) -> int:
+    sys.argv = ["mixlab", *command.split()]
+    module, name = OWN_JOBS[arguments[0]]
+    getattr(import_module(module), name)(*arguments[1:])
     return 0
 
 
@@ -125,8 +183,11 @@ def _finish(part: _Running, code: int, folder: Path) -> None:
     if code or not step.result.exists():
         log = _log(folder, step)
         last = [line for line in log.read_text(encoding="utf-8").splitlines() if line.strip()][-3:]
-        raise RuntimeError(f"{step.title} failed: {' '.join(last)} (all of it: {log}). Run the demo again to go on")
-    write_json(_mark(folder, step), {"arguments": list(step.arguments), "seconds": round(seconds, 1)})
+        raise RuntimeError(
+            f"{step.title} failed: {' '.join(last)} (all of it: {log}). Run the same command again to go on"
+        )
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    write_json(_mark(folder, step), {"arguments": _told(step, folder), "seconds": round(seconds, 1), "date": now})
     console.print(f"  [green]done[/green] {step.title}, {seconds:.1f} s", highlight=False)
 
 
@@ -151,9 +212,9 @@ def _total(step: Step) -> float | None:
 
 
 def _prepare(parent: int) -> None:
-    """In each worker: stop, and save, when the demo itself is gone."""
+    """In each worker: stop, and save, when the command itself is gone."""
     os.environ["COLUMNS"] = "140"
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the demo, which ends its workers by SIGTERM
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the command, which ends its workers by SIGTERM
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -165,17 +226,9 @@ def _prepare(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-@contextlib.contextmanager
-def _shut_down(pool: ProcessPoolExecutor) -> Iterator[None]:
-    """Leave no worker behind: one in the middle of training writes a checkpoint first."""
-    try:
-        yield
-    except BaseException:
-        for process in list((pool._processes or {}).values()):
-            process.terminate()
-        pool.shutdown(wait=True, cancel_futures=True)
-        raise
-    pool.shutdown()
+def _told(step: Step, folder: Path) -> list[str]:
+    """The command line, the same wherever the folder is."""
+    return [text.replace(str(folder), "RUN") for text in step.arguments]
 
 
 def _log(folder: Path, step: Step) -> Path:

@@ -1,0 +1,79 @@
+"""`mixlab study`: the papers' comparisons on anyone's photographs, in parts that can be run one by one."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from mixlab.commands.output import console, emit
+from mixlab.commands.study_miniature import run_miniature
+from mixlab.commands.study_parts import PARTS
+from mixlab.commands.study_plan import FULL, QUICK
+from mixlab.commands.study_publish import publish_study
+
+STUDIES: dict[str, Callable[..., dict[str, Any]]] = {"miniature": run_miniature}
+
+
+def study(
+    name: Annotated[str, tyro.conf.Positional],
+    *,
+    run: Path,
+    data: Path | None = None,
+    masks: str | None = None,
+    part: tuple[str, ...] = (),
+    seeds: int = 3,
+    at_once: int | None = None,
+    quick: bool = False,
+    device: str | None = None,
+    publish: Path | None = None,
+    json: str | None = None,
+) -> dict[str, Any]:
+    """Run a whole study, or parts of it. What is done already is left alone; a killed study goes on.
+
+    miniature: five families under DINO and with labels, each learning rate tuned alike; kNN, probes, Binary-AUC, sizes,
+    registers, causal mixing, segmentation, cost, ranks, the ledger and a report. Planned for one H200, ten thousand
+    images of 112 px and 700 masks, in minutes: tune 4, dino 10, supervised 6, sizes 5, mambaout 6, registers 2, cost 1,
+    ranks 2, ledger 1.
+
+    Args:
+        name: of the study: miniature.
+        run: the directory for all runs, results and the report.
+        data: a folder of images: train/ and val/ with one sub-folder per class, or those sub-folders alone (every fifth
+            image is then held out). Without classes, whatever needs labels is left out.
+        masks: images with foreground masks, as `mixlab auc --data` takes them.
+        part: one or more of tune, dino, supervised, sizes, mambaout, registers, cost, ranks, ledger; all without it.
+        seeds: how many training runs of each family are compared.
+        at_once: processes side by side; half the cores (at most 8) on a GPU, which small models leave idle.
+        quick: a few steps of tiny models, which teach nothing, through the same parts.
+        device: cuda or cpu; a GPU where there is one.
+        publish: also copy what the report needs, without weights and photographs, to this folder, with its report;
+            alone with --run, nothing is run.
+        json: also write a summary as JSON to this file, or to stdout for "-".
+    """
+    if name not in STUDIES:
+        raise ValueError(f"there is no study {name!r}; choose {', '.join(STUDIES)}")
+    unknown = [one for one in part if one not in PARTS]
+    if unknown:
+        raise ValueError(f"{name} has no part {', '.join(unknown)}; choose from {', '.join(PARTS)}")
+    if seeds < 1 or (at_once is not None and at_once < 1):
+        raise ValueError(f"--seeds {seeds} and --at-once {at_once} must be at least 1")
+    start, summary = time.monotonic(), {"run": str(run)}
+    if data is not None and masks is not None:
+        summary |= STUDIES[name](
+            data=data,
+            masks=masks,
+            run=run,
+            parts=part or tuple(PARTS),
+            seeds=tuple(range(seeds)),
+            effort=QUICK if quick else FULL,
+            at_once=at_once,
+            device=device,
+        )
+    elif publish is None or data is not None or masks is not None:
+        raise ValueError("a study needs images and masks: give --data FOLDER and --masks FOLDER (or --publish alone)")
+    if publish is not None:
+        summary["published"] = str(publish_study(run, publish))
+    console.print(f"all in {(time.monotonic() - start) / 60:.1f} minutes", highlight=False)
+    return emit(summary, json)

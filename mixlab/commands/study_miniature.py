@@ -1,0 +1,188 @@
+"""Runs the parts of the miniature study in order, and writes down what each took."""
+
+import shlex
+import shutil
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mixlab.commands.output import console
+from mixlab.commands.report import make_report
+from mixlab.commands.steps import Step, is_done, mark_of, num_cores, run_steps, wait_for_workers, worker_pool
+from mixlab.commands.study_folders import hold_out
+from mixlab.commands.study_parts import PARTS, Part
+from mixlab.commands.study_plan import FAMILIES, QUICK, Effort, Family, Setting
+from mixlab.data.images import ImageFolder, parse_source
+from mixlab.data.mask_formats import parse_masks
+from mixlab.run import RunDirectory, provenance
+from mixlab.run.directory import read_json, write_json
+from mixlab.training.run_lock import RunLock
+
+COMMAND = "study miniature"
+MOST_AT_ONCE = 8
+NEEDLESS = ("checkpoints", "features", "probe", "tensorboard")  # of runs that are judged
+
+
+def run_miniature(
+    *,
+    data: Path,
+    masks: str,
+    run: Path,
+    parts: tuple[str, ...],
+    seeds: tuple[int, ...],
+    effort: Effort,
+    at_once: int | None,
+    device: str | None,
+    families: tuple[Family, ...] = FAMILIES,
+) -> dict[str, Any]:
+    """All steps of the parts that are not done yet, each part with its minutes; the report after the ledger."""
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    most = min(MOST_AT_ONCE, num_cores() // 2) if device == "cuda" else min(num_cores(), len(families))
+    at_once = at_once or max(1, most)
+    sizes = check_sources(data, masks)
+    directory = RunDirectory.create(run)
+    took: dict[str, float] = {}
+    page: Path | None = None
+    with RunLock(directory.path):
+        _agree(directory, {"study": "miniature", "data": str(data), "masks": masks, "quick": effort == QUICK})
+        wait_for_workers([*run.glob("*-s[0-9]*"), *run.glob("tuning/*-*")])
+        setting = Setting(
+            run=run,
+            data=_with_splits(data, run) if sizes["num_classes"] else str(data),
+            masks=masks,
+            labelled=bool(sizes["num_classes"]),
+            seeds=seeds,
+            device=device,
+            workers=max(0, num_cores() // at_once - 1) if device == "cuda" else 0,
+            effort=effort,
+            families=families,
+            rates=_tuned(directory),
+        )
+        with worker_pool(at_once) as pool:
+            for name in (name for name in PARTS if name in parts):
+                if PARTS[name].labels and not setting.labelled:
+                    console.print(f"{name} is left out: it needs labels, and {data} has none", style="yellow")
+                    continue
+                took[name] = _run_part(name, setting, pool, at_once)
+                if name == "tune":
+                    setting = replace(setting, rates=_tuned(directory))
+                _write_summary(directory, setting, sizes)
+        if "ledger" in parts:
+            page = make_report([run], run / "report.html", measure=False)
+            console.print(f"the report: open {page}", highlight=False, soft_wrap=True)
+    return {"parts": took, "report": None if page is None else str(page)}
+
+
+def check_sources(data: Path, masks: str) -> dict[str, int]:
+    """Numbers of images and classes, before anything is trained."""
+    if not data.is_dir():
+        raise FileNotFoundError(f"--data {data} is not an existing folder; give a folder of images")
+    source = parse_source(str(data), split="train")
+    num_masks = len(parse_masks(masks))
+    classes = source.classes if len(source.classes) > 1 else ()
+    if not classes:
+        console.print(f"{data} has no class folders: kNN, probes and training with labels are left out", style="yellow")
+    return {"num_images": len(source), "num_classes": len(classes), "num_masks": num_masks}
+
+
+def _run_part(name: str, setting: Setting, pool: ProcessPoolExecutor, at_once: int) -> float:
+    """The minutes that it took."""
+    part = PARTS[name]
+    _check_needs(name, part, setting)
+    if name == "ledger":
+        (setting.run / "results" / "claims.json").unlink(missing_ok=True)  # new results, a new ledger
+    steps = list(part.steps(setting))
+    console.rule(f"{name}: {part.question}")
+    console.print(f"{len(steps)} steps, about {part.minutes:g} minutes on one H200", highlight=False)
+    start = time.monotonic()
+    try:
+        run_steps(steps, setting.run, pool, workers=at_once, command=COMMAND)
+    finally:
+        minutes = (time.monotonic() - start) / 60
+        _add_minutes(setting.run, name, minutes)
+    for place in {step.trains for step in steps if step.trains is not None}:
+        for folder in NEEDLESS:
+            for here in (place, place / "untrained"):
+                shutil.rmtree(here / folder, ignore_errors=True)
+    console.print(f"[bold]{name}: {minutes:.1f} minutes[/bold], {len(steps)} steps", highlight=False)
+    return minutes
+
+
+def _check_needs(name: str, part: Part, setting: Setting) -> None:
+    for need in part.needs:
+        missing = [step for step in PARTS[need].steps(setting) if step.trains and not is_done(step, setting.run)]
+        if missing:
+            named = ", ".join(step.title for step in missing[:3])
+            raise ValueError(
+                f"part {name} needs part {need}, of which {len(missing)} trainings are not done ({named}, ...); "
+                f"run it first: --part {need}, with the same --seeds"
+            )
+
+
+def _with_splits(data: Path, run: Path) -> str:
+    """The folder itself where it has a held-out part, else links to it with every fifth image held out."""
+    train, val = (parse_source(str(data), split=part) for part in ("train", "val"))
+    if isinstance(train, ImageFolder) and isinstance(val, ImageFolder) and train.root != val.root:
+        return str(data)
+    if not (run / "data" / "split.json").is_file():
+        console.print(f"{data} has no val/: every fifth image of a class is held out", style="yellow")
+        hold_out(str(data), str(run / "data"))
+    return str(run / "data")
+
+
+def _agree(directory: RunDirectory, settings: dict[str, Any]) -> None:
+    """A study goes on as it began, or says why not."""
+    if (directory.path / "config.json").is_file():
+        stored = directory.read_config()
+        changed = [key for key, value in settings.items() if stored.get(key) != value]
+        if changed:
+            was = ", ".join(f"{key} was {stored.get(key)!r}, is {settings[key]!r}" for key in changed)
+            raise ValueError(f"{directory.path} holds another study ({was}); give another --run, or the same settings")
+        return
+    directory.write_config({**settings, **provenance()})
+
+
+def _tuned(directory: RunDirectory) -> dict[str, dict[str, float]]:
+    place = directory.path / "results" / "tuning.json"
+    chosen: dict[str, dict[str, float]] = read_json(place)["chosen"] if place.is_file() else {}
+    return chosen
+
+
+def _add_minutes(run: Path, name: str, minutes: float) -> None:
+    place = run / "steps" / "parts.json"
+    known = read_json(place) if place.is_file() else {}
+    write_json(place, known | {name: round(known.get(name, 0.0) + minutes, 2)})
+
+
+def _write_summary(directory: RunDirectory, setting: Setting, sizes: dict[str, int]) -> None:
+    """results/study.json: what was done so far, step by step, and how long it took."""
+    minutes = read_json(directory.path / "steps" / "parts.json")
+    parts = {name: list(PARTS[name].steps(setting)) for name in PARTS if name in minutes}
+    result = {
+        "kind": "study",
+        "study": "miniature",
+        "data": {"name": Path(directory.read_config()["data"]).name, **sizes},
+        "masks": Path(setting.masks).name,
+        "seeds": list(setting.seeds),
+        "tuned": bool(setting.rates),
+        "learning_rates": setting.rates,
+        "minutes": minutes,
+        "total_minutes": round(sum(minutes.values()), 2),
+        "steps": {name: [_told(step, setting) for step in steps] for name, steps in parts.items()},
+        "provenance": provenance(device=_device_name(setting.device)),
+    }
+    directory.write_result("study", result)
+
+
+def _told(step: Step, setting: Setting) -> dict[str, Any]:
+    mark = mark_of(step, setting.run)
+    command = shlex.join(("mixlab", *mark.get("arguments", ())))
+    return {"step": step.name, "command": command, "seconds": mark.get("seconds"), "date": mark.get("date")}
+
+
+def _device_name(device: str) -> str:
+    return torch.cuda.get_device_name() if device.startswith("cuda") else device

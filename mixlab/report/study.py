@@ -1,0 +1,50 @@
+"""The sections of a study: on what and how long, the learning rates tried, and cost against tokens."""
+
+from typing import Any
+
+from mixlab.report import charts
+from mixlab.report.records import Findings, Record
+
+
+def study_part(findings: Findings) -> list[dict[str, Any]]:
+    """Each study with its minutes, and its tuning where it has one."""
+    tunings = {record.run.path: record for record in findings.of("tuning")}
+    return [
+        {
+            "record": record,
+            "content": record.content,
+            "num_steps": sum(len(steps) for steps in record.content["steps"].values()),
+            "tuning": _tuning(tunings[record.run.path]) if record.run.path in tunings else None,
+        }
+        for record in findings.of("study")
+    ]
+
+
+def scaling_part(record: Record, colours: charts.Colours) -> dict[str, Any]:
+    rows = [
+        {**row, "rate": row["images_per_s"]["value"]}
+        for row in sorted(record.content["rows"], key=lambda row: row["tokens"])
+    ]
+    shown = {}
+    for kind, title in (("forward", "Forward"), ("training", "Forward and backward")):
+        own = [row for row in rows if row["pass"] == kind]
+        name = f"{title}: images per second"
+        shown[name] = charts.scaling_lines(own, "rate", "images/s", title=name, colours=colours)
+        if all(row["peak_gib"] for row in own):
+            name = f"{title}: GiB per image"
+            own = [{**row, "share": row["peak_gib"] / row["batch"]} for row in own]
+            shown[name] = charts.scaling_lines(own, "share", "GiB / image", title=name, colours=colours)
+    return {"record": record, "charts": shown, "labels": list(dict.fromkeys(row["label"] for row in rows))}
+
+
+def _tuning(record: Record) -> dict[str, Any]:
+    """A table: a row per training and family, a column per learning rate."""
+    trials, chosen = record.content["trials"], record.content["chosen"]
+    rates = sorted({trial["lr"] for trial in trials})
+    rows = []
+    for training, families in chosen.items():
+        for family, best in sorted(families.items()):
+            own = {t["lr"]: t for t in trials if (t["training"], t["family"]) == (training, family)}
+            rows.append({"training": training, "family": family, "best": best, "cells": [own.get(r) for r in rates]})
+    epochs = {trial["training"]: trial["epochs"] for trial in trials}
+    return {"record": record, "rates": rates, "rows": rows, "epochs": epochs, "n": trials[0]["n"]}

@@ -1,0 +1,42 @@
+"""`mixlab train` measures its classifier on images that it has not seen, and only there."""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from study_folders_drawn import draw_folders
+
+from mixlab.backbones.weights import model_from_file
+from mixlab.cli import main
+from mixlab.data.decode import decode, fit_image, to_tensor
+from mixlab.run.directory import read_json
+
+QUICK = ("--set", "epochs=1", "--set", "batch=16", "--set", "knn.every_epochs=0", "--device", "cpu")
+
+
+def train(data: Path, run: Path) -> None:
+    assert main(["train", "supervised_vit_tiny64", "--data", str(data), "--run", str(run), *QUICK]) == 0
+
+
+def test_the_accuracy_is_that_of_the_exported_classifier(tmp_path: Path) -> None:
+    photos, _ = draw_folders(tmp_path)
+    train(photos, tmp_path / "run")
+    found = read_json(tmp_path / "run" / "results" / "accuracy.json")
+    backbone = model_from_file(tmp_path / "run" / "weights.safetensors").eval()
+    head = load_file(tmp_path / "run" / "classifier.safetensors")
+    classes = sorted(path.name for path in (photos / "val").iterdir() if path.is_dir())
+    correct = 0
+    mean, std = (torch.tensor(part)[:, None, None] for part in (backbone.pixel_mean, backbone.pixel_std))
+    for place in (photos / "val").rglob("*.png"):
+        image = to_tensor(fit_image(decode(place), size=73, fit="crop"))[:, 4:68, 4:68]  # 64 of 64 / 0.875
+        with torch.no_grad():
+            logits = head["head.weight"] @ backbone(((image / 255 - mean) / std)[None])[0] + head["head.bias"]
+        correct += classes[int(logits.argmax())] == place.parent.name
+    assert found["score"]["correct"] == correct
+    assert found["measurements"][0]["n"] == len(list((photos / "val").rglob("*.png")))
+
+
+def test_without_a_held_out_part_nothing_is_claimed(tmp_path: Path) -> None:
+    photos, _ = draw_folders(tmp_path)
+    train(photos / "train", tmp_path / "run")
+    assert not (tmp_path / "run" / "results" / "accuracy.json").exists()
