@@ -7,37 +7,41 @@ from torch import Tensor, nn
 
 from mixlab.training.config import Precise, TrainConfig
 from mixlab.training.distributed import World
+from mixlab.training.optim import gradients
 from mixlab.training.recipe import Recipe
 
-WARM_UP = 3  # plain passes first: kernels compile, libraries take their memory
+WARM_UP = 3  # plain steps first: kernels compile, libraries take their memory
 
 
 def can_capture(recipe: Recipe, config: TrainConfig, world: World) -> bool:
-    """One GPU, one pass a step, and inputs of one shape."""
-    alone = world.device.type == "cuda" and world.size == 1 and config.accumulate == 1
+    """One GPU, and inputs of one shape."""
+    alone = world.device.type == "cuda" and world.size == 1
     return config.graph and alone and recipe.static and not (config.compile or config.activation_checkpointing)
 
 
 class CapturedPass:
-    """Runs a recipe's pass and leaves gradients on the parameters; replays a capture from the fourth call on.
+    """Runs a recipe's passes and leaves gradients on the parameters; from the fourth step on it replays a capture.
 
     Random numbers follow the seed set before the call, as they do in a plain pass.
     """
 
     def __init__(self, recipe: Recipe, precise: Precise) -> None:
         self.recipe, self.precise = recipe, precise
-        self.calls = 0
+        self.steps = 0
         self.graph = torch.cuda.CUDAGraph()
         self.inputs: tuple[Tensor, ...] = ()
-        self.gradients: list[tuple[nn.Parameter, Tensor]] = []
+        self.parameters: list[nn.Parameter] = []
+        self.gradients: list[Tensor] = []  # of the last pass: every replay writes them again
+        self.sums: list[Tensor] = []  # over the passes of a step
         self.names: tuple[str, ...] = ()
         self.figures = torch.empty(0)
 
-    def __call__(self, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
-        self.calls += 1
-        if self.calls <= WARM_UP:
-            return run_pass(self.recipe, inputs, self.precise)
-        if self.calls == WARM_UP + 1:
+    def __call__(self, inputs: tuple[Tensor, ...], *, index: int = 0, num_passes: int = 1) -> dict[str, Tensor]:
+        """Pass `index` of a step's; the step's gradient is the mean over its passes."""
+        self.steps += index == 0
+        if self.steps <= WARM_UP:
+            return run_pass(self.recipe, inputs, self.precise, weight=1 / num_passes)
+        if not self.inputs:
             try:
                 self._capture(inputs)
             except RuntimeError as error:
@@ -47,20 +51,30 @@ class CapturedPass:
         for ours, given in zip(self.inputs, inputs, strict=True):
             ours.copy_(given)
         self.graph.replay()
-        for parameter, gradient in self.gradients:
+        for parameter, gradient in zip(self.parameters, self._mean(index, num_passes), strict=True):
             parameter.grad = gradient
         return dict(zip(self.names, self.figures.clone().unbind(), strict=True))
+
+    def _mean(self, index: int, num_passes: int) -> list[Tensor]:
+        if num_passes == 1:
+            return self.gradients
+        if index == 0:
+            self.sums = list(torch._foreach_mul(self.gradients, 1 / num_passes))
+        else:
+            torch._foreach_add_(self.sums, self.gradients, alpha=1 / num_passes)
+        return self.sums
 
     def _capture(self, inputs: tuple[Tensor, ...]) -> None:
         self.inputs = tuple(torch.empty_like(part) for part in inputs)
         self.recipe.network.zero_grad(set_to_none=True)
         torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # the capture takes memory of its own
         with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):  # other threads may pin memory meanwhile
             figures = run_pass(self.recipe, self.inputs, self.precise)
             self.figures = torch.stack([value.float() for value in figures.values()])
         self.names = tuple(figures)
-        trained = self.recipe.network.parameters()
-        self.gradients = [(parameter, parameter.grad) for parameter in trained if parameter.grad is not None]
+        self.parameters = [part for part in self.recipe.network.parameters() if part.grad is not None]
+        self.gradients = gradients(self.parameters)
 
 
 def run_pass(recipe: Recipe, inputs: object, precise: Precise, *, weight: float = 1.0) -> dict[str, Tensor]:

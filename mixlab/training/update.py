@@ -41,8 +41,7 @@ class Update:
     def __call__(self, passes: Sequence[AnyBatch], step: int) -> dict[str, Tensor]:
         """Train on one global batch. Returns figures that are still on the device."""
         set_rates(self.optimizer, lr=self.lr(step), weight_decay=self.weight_decay(step))
-        figures = [self._forward_backward(batch, self._place(step, index, len(passes)), index == len(passes) - 1)
-                   for index, batch in enumerate(passes)]  # fmt: skip
+        figures = [self._forward_backward(batch, step, index, len(passes)) for index, batch in enumerate(passes)]
         place = self._place(step, 0, len(passes))
         self.recipe.before_update(place)
         norm = clip_each_(gradients(self.recipe.network.parameters()), self.config.optim.clip)
@@ -80,13 +79,14 @@ class Update:
             seed=self.config.seed,
         )
 
-    def _forward_backward(self, batch: AnyBatch, place: Place, last: bool) -> dict[str, Tensor]:
+    def _forward_backward(self, batch: AnyBatch, step: int, index: int, num_passes: int) -> dict[str, Tensor]:
+        place = self._place(step, index, num_passes)
         seed_all(place.seed, place.step, place.part)  # for drop path and the like
         inputs = self.recipe.prepare(batch.to(self.world.device), place)
         if self.captured is not None:
-            return self.captured(inputs)
-        with _gradients_stay_here(self.recipe, unless=last):
-            return run_pass(self.recipe, inputs, self.precise, weight=self.world.size / place.num_parts)
+            return self.captured(inputs, index=index, num_passes=num_passes)
+        with _gradients_stay_here(self.recipe, unless=index == num_passes - 1):
+            return run_pass(self.recipe, inputs, self.precise, weight=1 / num_passes)
 
 
 def _gradients_stay_here(recipe: Recipe, *, unless: bool) -> AbstractContextManager[None]:
