@@ -23,7 +23,7 @@ from typing import Any
 from mixlab.backbones.zoo import list_models
 from mixlab.evaluation.detection.recipes import detect, detect_64
 from mixlab.evaluation.segmentation.recipes import segment, segment_64
-from mixlab.miniature import dino_mini, segment_mini, small_model, supervised_mini
+from mixlab.miniature_recipes import dino_mini, segment_mini, small_model, supervised_mini
 from mixlab.run.directory import read_json
 from mixlab.training.config import (
     CheckpointConfig,

@@ -16,8 +16,8 @@ from mixlab.analysis.subjects import Subject
 from mixlab.app import create_app
 from mixlab.app.run_facts import run_facts
 from mixlab.backbones.zoo import create_model
-from mixlab.commands.app_laboratory import LiveLaboratory
-from mixlab.commands.app_pictures import read_samples
+from mixlab.commands.laboratory.laboratory import LiveLaboratory
+from mixlab.commands.laboratory.pictures import read_samples
 from mixlab.commands.looking import choose_device, load_subjects
 from mixlab.commands.output import console, emit
 from mixlab.run import RunDirectory

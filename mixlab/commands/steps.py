@@ -29,10 +29,10 @@ OWN_JOBS = {  # what has no command of its own: a function of text arguments
     "twin": ("mixlab.commands.demo_jobs", "write_twin"),
     "matrices": ("mixlab.commands.demo_jobs", "write_matrices"),
     "speed": ("mixlab.commands.demo_jobs", "write_all_costs"),
-    "split": ("mixlab.commands.study_folders", "hold_out"),
-    "labels": ("mixlab.commands.study_folders", "write_labels"),
-    "choose": ("mixlab.commands.study_jobs", "choose_rates"),
-    "scaling": ("mixlab.commands.study_jobs", "write_scaling"),
+    "split": ("mixlab.commands.miniature.folders", "hold_out"),
+    "labels": ("mixlab.commands.miniature.folders", "write_labels"),
+    "choose": ("mixlab.commands.miniature.jobs", "choose_rates"),
+    "scaling": ("mixlab.commands.miniature.jobs", "write_scaling"),
 }
 
 

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import tyro
 
+from mixlab.commands.miniature.parts import PARTS
+from mixlab.commands.miniature.plan import FULL, QUICK
+from mixlab.commands.miniature.publish import publish_study
+from mixlab.commands.miniature.run import run_miniature
 from mixlab.commands.output import console, emit
-from mixlab.commands.study_miniature import run_miniature
-from mixlab.commands.study_parts import PARTS
-from mixlab.commands.study_plan import FULL, QUICK
-from mixlab.commands.study_publish import publish_study
 
 STUDIES: dict[str, Callable[..., dict[str, Any]]] = {"miniature": run_miniature}
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 import torch
 
-from mixlab.commands.app_laboratory import LiveLaboratory
+from mixlab.commands.laboratory.laboratory import LiveLaboratory
 from tests.unit.app.live_page import serve, tiny_laboratory
 
 if TYPE_CHECKING:  # fixtures import it when used: without playwright this file must still load

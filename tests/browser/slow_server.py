@@ -11,7 +11,7 @@ from mixlab.app import create_app
 from mixlab.app.jobs import Progress
 from mixlab.app.laboratory import Picture
 from mixlab.app.questions import Question
-from mixlab.commands.app_laboratory import LiveLaboratory
+from mixlab.commands.laboratory.laboratory import LiveLaboratory
 from tests.unit.app.live_page import tiny_laboratory
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from mixlab.analysis.maps import activation_map
 from mixlab.analysis.subjects import normalise
-from mixlab.commands.app_laboratory import LiveLaboratory
+from mixlab.commands.laboratory.laboratory import LiveLaboratory
 from tests.browser.visiting import OpenPage, Page, expect, settle
 from tests.unit.app.live_page import request, tiny_subjects
 from tests.unit.app.test_app_server import png_header

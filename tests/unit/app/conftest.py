@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from mixlab.commands.app_laboratory import LiveLaboratory
+from mixlab.commands.laboratory.laboratory import LiveLaboratory
 from tests.unit.app.live_page import serve, tiny_laboratory
 
 

@@ -16,8 +16,8 @@ from mixlab.analysis.subjects import Subject
 from mixlab.app import create_app
 from mixlab.app.laboratory import Laboratory
 from mixlab.backbones.zoo import create_model
-from mixlab.commands.app_laboratory import LiveLaboratory
-from mixlab.commands.app_pictures import read_samples
+from mixlab.commands.laboratory.laboratory import LiveLaboratory
+from mixlab.commands.laboratory.pictures import read_samples
 
 STACK = {"dim": 32, "depth": 3, "patch": 8, "image": 64}
 MODELS: dict[str, dict[str, Any]] = {

@@ -13,7 +13,7 @@ from mixlab.analysis.maps import MAPS
 from mixlab.analysis.subjects import Subject, normalise
 from mixlab.app.mask_runs import encode_runs
 from mixlab.backbones.backbone import Backbone
-from mixlab.commands.app_laboratory import LiveLaboratory
+from mixlab.commands.laboratory.laboratory import LiveLaboratory
 from mixlab.mixers import Mixing
 from tests.unit.app.live_page import MODELS, ask, tiny_subjects
 

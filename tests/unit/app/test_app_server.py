@@ -15,7 +15,7 @@ from PIL import Image
 from mixlab.app.jobs import Progress
 from mixlab.app.laboratory import Picture
 from mixlab.app.questions import Question
-from mixlab.commands.app_laboratory import LiveLaboratory
+from mixlab.commands.laboratory.laboratory import LiveLaboratory
 from tests.unit.app.live_page import ask, request, serve, tiny_laboratory
 
 MAP = {"kind": "map", "picture": "sample-1", "model": "vit_tiny", "layer": 0}

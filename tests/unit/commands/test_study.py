@@ -16,10 +16,10 @@ from PIL import Image
 from study_folders_drawn import NUM_MASKS, draw_folders
 
 from mixlab.cli import main
-from mixlab.commands.study_folders import hold_out, write_labels
-from mixlab.commands.study_miniature import run_miniature
-from mixlab.commands.study_plan import FAMILIES, QUICK
-from mixlab.commands.study_publish import publish_study
+from mixlab.commands.miniature.folders import hold_out, write_labels
+from mixlab.commands.miniature.plan import FAMILIES, QUICK
+from mixlab.commands.miniature.publish import publish_study
+from mixlab.commands.miniature.run import run_miniature
 from mixlab.evaluation.segmentation.data import parse_labels
 from mixlab.run import RunDirectory
 from mixlab.run.directory import read_json

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from test_demo import parse
 
+from mixlab.commands.miniature.parts import PARTS
+from mixlab.commands.miniature.plan import FAMILIES, FULL, QUICK, Effort, Setting
 from mixlab.commands.steps import OWN_JOBS, Step, is_done, mark_of
-from mixlab.commands.study_parts import PARTS
-from mixlab.commands.study_plan import FAMILIES, FULL, QUICK, Effort, Setting
 from mixlab.recipes import find_recipe
 from mixlab.run.directory import write_json
 

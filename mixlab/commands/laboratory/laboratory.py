@@ -10,9 +10,9 @@ from mixlab.analysis.subjects import Subject
 from mixlab.app.jobs import Progress
 from mixlab.app.laboratory import Fit, MapCard, MaskValues, ModelCard, Picture, Pixels
 from mixlab.app.questions import MapQuestion, MatrixQuestion, PcaQuestion, Question, RowQuestion, ScoreQuestion
-from mixlab.commands.app_look import Look
-from mixlab.commands.app_pictures import decode_mask, decode_picture, square_mask, square_picture
-from mixlab.commands.app_traces import Sight, Traces
+from mixlab.commands.laboratory.look import Look
+from mixlab.commands.laboratory.pictures import decode_mask, decode_picture, square_mask, square_picture
+from mixlab.commands.laboratory.traces import Sight, Traces
 from mixlab.commands.looking import own_size
 from mixlab.mixers import Mixing, SSDMixing
 

@@ -18,7 +18,7 @@ from mixlab.app.laboratory import ModelCard
 from mixlab.app.mask_runs import decode_runs
 from mixlab.app.questions import MaskedQuestion, RowQuestion
 from mixlab.backbones.tokens import Features
-from mixlab.commands.app_traces import Sight, Traces
+from mixlab.commands.laboratory.traces import Sight, Traces
 from mixlab.mixers import Mixing, SSDMixing
 
 MATRIX_SIDE = 256  # cells a side of a drawn matrix

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
+from mixlab.commands.miniature.plan import Setting, Training, Variant, judge, score, train
 from mixlab.commands.steps import Step
-from mixlab.commands.study_plan import Setting, Training, Variant, judge, score, train
-from mixlab.miniature import DEPTHS
+from mixlab.miniature_recipes import DEPTHS
 
 TUNING_SEED = 100  # none of those that are compared
 SEGMENTED = ("dinovim", "gatedconv", "vit", "linearvit")

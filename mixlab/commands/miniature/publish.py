@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mixlab.commands.miniature.parts import finished_runs
 from mixlab.commands.output import console
 from mixlab.commands.report import make_report
-from mixlab.commands.study_parts import finished_runs
 from mixlab.run import RunDirectory
 
 MOST_ROWS = 60  # of a training curve

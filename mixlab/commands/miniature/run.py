@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
+from mixlab.commands.miniature.folders import hold_out
+from mixlab.commands.miniature.parts import PARTS, Part
+from mixlab.commands.miniature.plan import FAMILIES, QUICK, Effort, Family, Setting
 from mixlab.commands.output import console
 from mixlab.commands.report import make_report
 from mixlab.commands.steps import Step, is_done, mark_of, num_cores, run_steps, wait_for_workers, worker_pool
-from mixlab.commands.study_folders import hold_out
-from mixlab.commands.study_parts import PARTS, Part
-from mixlab.commands.study_plan import FAMILIES, QUICK, Effort, Family, Setting
 from mixlab.data.images import ImageFolder, parse_source
 from mixlab.data.mask_formats import parse_masks
 from mixlab.run import RunDirectory, provenance

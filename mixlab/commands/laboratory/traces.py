@@ -12,7 +12,7 @@ from mixlab.app.byte_cache import ByteCache
 from mixlab.app.jobs import Progress
 from mixlab.app.laboratory import Fit, Picture
 from mixlab.backbones.tokens import Features
-from mixlab.commands.app_pictures import square_picture
+from mixlab.commands.laboratory.pictures import square_picture
 from mixlab.mixers import ConvMixing, Mixing
 
 MAX_TOKENS = 4096  # a matrix of so many is 64 MB
