@@ -19,6 +19,7 @@ def export(
     format: Literal["safetensors", "onnx"] = "safetensors",
     weights: str | None = None,
     image: str = "224",
+    half: bool = False,
     json: str | None = None,
 ) -> dict[str, Any]:
     """Write a backbone to one file.
@@ -28,12 +29,15 @@ def export(
         out: the file to write.
         format: safetensors (ours, with the architecture inside) or onnx (needs the extra `mixlab[onnx]`).
         weights: a weight file for a name; without it the backbone is untrained.
+        half: matrices in 16 bits, for safetensors: half the size.
         image: height x width that an ONNX file takes, such as 224 or 160x256; any batch size.
         json: also write a summary as JSON to this file, or to stdout for "-".
     """
+    if half and format == "onnx":
+        raise ValueError("--half is for safetensors; an ONNX file keeps 32 bits")
     model = load_target(target, weights=weights).model
     if format == "safetensors":
-        save_weights(model, out)
+        save_weights(model, out, half=half)
     else:
         height, _, width = image.partition("x")
         export_onnx(model, out, height=int(height), width=int(width or height))

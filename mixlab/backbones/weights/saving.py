@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.weights.architecture import (
@@ -21,8 +22,13 @@ from mixlab.backbones.weights.loading import load_stored
 from mixlab.backbones.weights.reading import StoredWeights, WeightsError, read_metadata, read_weights
 
 
-def save_weights(model: Backbone, path: str | Path, *, extra_metadata: Mapping[str, str] | None = None) -> None:
-    """Write safetensors with the architecture in the metadata. The file appears whole or not at all."""
+def save_weights(
+    model: Backbone, path: str | Path, *, extra_metadata: Mapping[str, str] | None = None, half: bool = False
+) -> None:
+    """Write safetensors with the architecture in the metadata. The file appears whole or not at all.
+
+    `half` keeps matrices in 16 bits: half the size, and features that differ in the fourth digit.
+    """
     path = Path(path)
     if path.is_dir():
         raise WeightsError(f"{path} is a folder; give a file, such as {path / 'model.safetensors'}")
@@ -35,6 +41,8 @@ def save_weights(model: Backbone, path: str | Path, *, extra_metadata: Mapping[s
         key: value.detach().cpu().clone(memory_format=torch.contiguous_format)
         for key, value in model.state_dict().items()
     }
+    if half:
+        tensors = {key: _in_16_bits(key, value) for key, value in tensors.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -66,6 +74,16 @@ def model_from_file(path: str | Path) -> Backbone:
         raise WeightsError(f"{path} describes a model that cannot be built: {error}") from error
     load_stored(model, stored)
     return model
+
+
+def _in_16_bits(key: str, tensor: Tensor) -> Tensor:
+    """Matrices alone: vectors are few, and some of them, such as a scan's decay, are steep."""
+    if tensor.ndim < 2 or not tensor.is_floating_point():
+        return tensor
+    small = tensor.half()
+    if not torch.isfinite(small).all():
+        raise WeightsError(f"{key} reaches {tensor.abs().max():.3g}, beyond 16 bits; store the weights as they are")
+    return small
 
 
 def _check_plan(architecture: Architecture, stored: StoredWeights) -> None:

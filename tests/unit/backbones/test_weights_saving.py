@@ -51,6 +51,28 @@ def test_a_model_comes_back_from_its_file_alone(name, tmp_path):
     ]
 
 
+@pytest.mark.parametrize("name", SMALL)
+@torch.no_grad()
+def test_sixteen_bits_halve_a_file_and_hardly_change_features(name, tmp_path):
+    model = create_model(name, **SMALL[name]).eval()
+    for kind, half in (("whole", False), ("half", True)):
+        save_weights(model, tmp_path / kind, half=half)
+    again = model_from_file(tmp_path / "half").eval()
+    assert {value.dtype for value in again.state_dict().values() if value.is_floating_point()} == {torch.float32}
+    assert (tmp_path / "half").stat().st_size < 0.62 * (tmp_path / "whole").stat().st_size
+    before, after = model(images()), again(images())
+    assert 0 < (after - before).norm() < 5e-3 * before.norm()
+
+
+def test_weights_beyond_sixteen_bits_are_named(tmp_path):
+    model = create_model("vit_tiny", **SMALL["vit_tiny"])
+    with torch.no_grad():
+        model.layers[0].mixer.get_parameter("qkv.weight")[0, 0] = 1e6
+    with pytest.raises(WeightsError, match=r"qkv.weight reaches 1e\+06, beyond 16 bits"):
+        save_weights(model, tmp_path / "w", half=True)
+    assert not (tmp_path / "w").exists()
+
+
 @pytest.mark.parametrize("name", ["dinovim_tiny", "mambaout_femto"])
 def test_our_files_load_into_a_model_by_name_and_are_recognised(name, tmp_path):
     model = create_model(name, **SMALL[name])
