@@ -1,6 +1,7 @@
 """The models of a report, one row each: what was measured of them, and what training brought over an untrained twin."""
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,7 @@ FAMILIES = {
 FAMILY_COLOURS = {"attention": 0, "mamba2": 1, "linear_attention": 2, "gated_conv": 4}
 WHOLE_MODELS = ("model", "training", "size", "registers")  # studies of Binary-AUC with one score for each model
 SPARE_COLOURS = (3, 5, 6, 0, 1, 2, 4)
+SEED = re.compile(r"-s\d+$")  # of a label such as vit-s0
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,11 @@ def collect_models(findings: Findings) -> list[Model]:
     return in_order(models.values())
 
 
+def base_label(label: str) -> str:
+    """A label without its seed."""
+    return SEED.sub("", label)
+
+
 def in_order(models: Iterable[Model]) -> list[Model]:
     """Family by family, each by label."""
     order = list(FAMILIES)
@@ -160,21 +167,22 @@ def _add_twins_of_maps(models: list[Model], findings: Findings) -> None:
 
 def colour(models: list[Model]) -> dict[str, int]:
     """One colour per label: the first of a family has the family's own, vit-large that of vit with other dashes."""
-    labels = {model.label for model in models}
+    names = {model.label: base_label(model.label) for model in models}
+    parents = {
+        label: max((other for other in names.values() if name.startswith(f"{other}-")), key=len, default=None)
+        for label, name in names.items()
+    }
     chosen: dict[str, int] = {}
-    variants: list[Model] = []
-    for model in models:
-        if any(model.label.startswith(f"{label}-") for label in labels):
-            variants.append(model)
-        elif model.label not in chosen:
-            own = FAMILY_COLOURS.get(model.family)
-            free = [index for index in SPARE_COLOURS if index not in chosen.values()] or list(SPARE_COLOURS)
-            chosen[model.label] = own if own is not None and own not in chosen.values() else free[0]
-    for model in variants:
-        parent = max((label for label in chosen if model.label.startswith(f"{label}-")), key=len, default=None)
-        taken = len([label for label in chosen if parent is not None and label.startswith(f"{parent}-")])
-        base = chosen[parent] % NUM_COLOURS if parent is not None else SPARE_COLOURS[0]
-        chosen.setdefault(model.label, base + NUM_COLOURS * (taken + 1))
+    for model in (model for model in models if parents[model.label] is None):
+        own = FAMILY_COLOURS.get(model.family)
+        free = [index for index in SPARE_COLOURS if index not in chosen.values()] or list(SPARE_COLOURS)
+        chosen.setdefault(model.label, own if own is not None and own not in chosen.values() else free[0])
+    of_name = {names[label]: number for label, number in chosen.items()}
+    taken = dict.fromkeys(of_name, 0)
+    for model in (model for model in models if parents[model.label] is not None and model.label not in chosen):
+        root = next(name for name in of_name if names[model.label].startswith(f"{name}-"))
+        taken[root] += 1
+        chosen[model.label] = of_name[root] % NUM_COLOURS + NUM_COLOURS * taken[root]
     for model in models:
         model.colour = chosen[model.label]
-    return chosen | {member: model.colour for model in models for member in model.members}
+    return chosen | of_name | {member: model.colour for model in models for member in model.members}

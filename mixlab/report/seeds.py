@@ -1,23 +1,16 @@
 """Runs that differ in their seed alone, as one: means, with 95 % intervals over seeds (Student's t)."""
 
 import math
-import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from mixlab.report.models import Figure, Model
+from mixlab.report.models import Figure, Model, base_label
 from mixlab.report.records import Curve
 
-SEED = re.compile(r"-s\d+$")  # of a label such as vit-s0
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # 97.5 %, for 1 to 9 degrees of freedom
 NORMAL = 1.96
 T = TypeVar("T")
-
-
-def base_label(label: str) -> str:
-    """A label without its seed."""
-    return SEED.sub("", label)
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float | None, float | None]:
