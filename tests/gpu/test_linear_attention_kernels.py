@@ -44,6 +44,18 @@ def test_the_kernels_give_the_reference_and_the_gradient(length: int, dtype: tor
     check(random_qkv(16, length, 4, 64, dtype), width=64)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("batch", "length"), [(1, 600), (2, 4097)])
+def test_few_images_with_many_tokens_are_cut_into_spans(
+    batch: int, length: int, dtype: torch.dtype, poisoned: None
+) -> None:
+    from mixlab.ops.linear_attention.triton_linear_attention import _spans  # there is no Triton on every machine
+
+    tile = 32 if dtype == torch.float32 else 64
+    assert _spans(batch * 4, length, tile, None)[0] > 1
+    check(random_qkv(batch, length, 4, 64, dtype), width=64)
+
+
 @pytest.mark.parametrize("width", [16, 32])
 def test_all_widths_of_heads_agree(width: int, poisoned: None) -> None:
     for dtype in (torch.float32, torch.bfloat16):

@@ -17,7 +17,6 @@ from mixlab.ops.ssd.tiling import kernels_take
 __all__ = ["linear_attention", "linear_attention_matrix", "softmax_linear_attention"]
 
 MAX_WIDTH = 64  # of a head: two square states of it must fit into the registers of one program
-MIN_PROGRAMS = 48  # images x heads: with fewer, most of the GPU would wait while a few programs walk the tokens
 
 
 def softmax_linear_attention(qkv: Tensor, *, head_dim: int) -> Tensor:
@@ -31,11 +30,8 @@ def softmax_linear_attention(qkv: Tensor, *, head_dim: int) -> Tensor:
 
 def runs_kernels(qkv: Tensor, *, head_dim: int) -> bool:
     """The one dispatch: whether this attention runs on the kernels."""
-    batch, length, width = qkv.shape
-    enough = batch * (width // (3 * head_dim)) >= MIN_PROGRAMS
-    return (
-        qkv.is_cuda and enough and head_dim <= MAX_WIDTH and kernels_take(batch, length, head_dim, head_dim, qkv.dtype)
-    )
+    batch, length, _ = qkv.shape
+    return qkv.is_cuda and head_dim <= MAX_WIDTH and kernels_take(batch, length, head_dim, head_dim, qkv.dtype)
 
 
 def _forward(qkv: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:

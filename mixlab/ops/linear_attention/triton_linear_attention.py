@@ -3,6 +3,9 @@
 With Q the softmax of q over features and K that of k over tokens, the output is Q S with S = Kᵀ v, one P x P state.
 Backward, from dout: dS = Qᵀ dout, dQ = dout Sᵀ, dK = v dSᵀ, dv = K dS. The softmax over tokens needs, per feature, the
 sum over tokens of dK K: that is the sum over P of dS S, so one walk gathers S and dS, and a second writes gradients.
+
+Few images with many tokens leave most of a GPU idle that way. Then the tokens are cut into spans: a program for each
+gathers its part of the states, torch adds them up, and a program for each writes its part.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -15,6 +18,9 @@ from torch import Tensor
 from mixlab.ops.ssd.triton_steps import dot_precision
 
 TILE = 64  # tokens at a time
+MANY_PROGRAMS = 64  # images x heads: with fewer, most of the GPU would wait while a few programs walk the tokens
+FULL_GPU = 264  # programs: two for every multiprocessor of a large GPU
+MIN_TILES = 4  # of a span
 
 
 @triton.jit
@@ -24,17 +30,14 @@ def _softmax_over_features(q):
 
 
 @triton.jit
-def _forward_kernel(
-    qkv_ptr, out_ptr, log_sum_ptr, L, D, P: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr
-):  # fmt: skip
-    head, image = tl.program_id(0), tl.program_id(1).to(tl.int64)
+def _gather(qkv_ptr, first, last, L, D, P: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr):
+    """Over tokens from first to last: each key feature's maximum m, the sum of exp(k - m), and exp(k - m)ᵀ v."""
     feature = tl.arange(0, P)
     token = tl.arange(0, T)
-    qkv_ptr += image * L * 3 * D + head * P
     largest = tl.full((P,), float("-inf"), tl.float32)
     total = tl.zeros((P,), tl.float32)
     state = tl.zeros((P, P), tl.float32)
-    for start in range(0, L, T):
+    for start in range(first, last, T):
         inside = (start + token < L)[:, None]
         place = qkv_ptr + (start + token)[:, None] * (3 * D) + feature[None, :]
         k = tl.load(place + D, mask=inside, other=float("-inf")).to(tl.float32)
@@ -45,15 +48,59 @@ def _forward_kernel(
         total = total * shrink + tl.sum(e, 0)
         state = tl.dot(tl.trans(e.to(v.dtype)), v, state * shrink[:, None], input_precision=PRECISION)
         largest = new_largest
-    tl.store(log_sum_ptr + image * D + head * P + feature, largest + tl.log(total))
-    state = (state / total[:, None]).to(out_ptr.dtype.element_ty)
-    for start in range(0, L, T):
+    return largest, total, state
+
+
+@triton.jit
+def _write(qkv_ptr, out_ptr, state, first, last, L, D, P: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr):
+    feature = tl.arange(0, P)
+    token = tl.arange(0, T)
+    state = state.to(out_ptr.dtype.element_ty)
+    for start in range(first, last, T):
         inside = (start + token < L)[:, None]
         row = (start + token)[:, None]
         q = tl.load(qkv_ptr + row * (3 * D) + feature[None, :], mask=inside, other=0.0).to(tl.float32)
         out = tl.dot(_softmax_over_features(q).to(state.dtype), state, input_precision=PRECISION)
-        to = out_ptr + (image * L + row) * D + head * P + feature[None, :]
-        tl.store(to, out.to(out_ptr.dtype.element_ty), mask=inside)
+        tl.store(out_ptr + row * D + feature[None, :], out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _forward_kernel(
+    qkv_ptr, out_ptr, log_sum_ptr, L, D, P: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    head, image = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    qkv_ptr += image * L * 3 * D + head * P
+    largest, total, state = _gather(qkv_ptr, 0, L, L, D, P, T, PRECISION)
+    tl.store(log_sum_ptr + image * D + head * P + tl.arange(0, P), largest + tl.log(total))
+    _write(qkv_ptr, out_ptr + image * L * D + head * P, state / total[:, None], 0, L, L, D, P, T, PRECISION)
+
+
+@triton.jit
+def _gather_span_kernel(
+    qkv_ptr, log_sum_ptr, state_ptr, L, D, span, P: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """Of one span: the log of each key feature's sum, (S, B, D), and the state by that sum, (S, B, H, P, P)."""
+    head, image, number = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    first = number.to(tl.int32) * span
+    qkv_ptr += image * L * 3 * D + head * P
+    largest, total, state = _gather(qkv_ptr, first, tl.minimum(first + span, L), L, D, P, T, PRECISION)
+    feature = tl.arange(0, P)
+    row = number * tl.num_programs(1) + image
+    tl.store(log_sum_ptr + row * D + head * P + feature, largest + tl.log(total))
+    place = state_ptr + (row * D + head * P + feature[:, None]) * P + feature[None, :]
+    tl.store(place, state / total[:, None])
+
+
+@triton.jit
+def _write_span_kernel(
+    qkv_ptr, state_ptr, out_ptr, L, D, span, P: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    head, image, first = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2) * span
+    feature = tl.arange(0, P)
+    state = tl.load(state_ptr + (image * D + head * P + feature[:, None]) * P + feature[None, :])
+    qkv_ptr += image * L * 3 * D + head * P
+    out_ptr += image * L * D + head * P
+    _write(qkv_ptr, out_ptr, state, first, tl.minimum(first + span, L), L, D, P, T, PRECISION)
 
 
 @triton.jit
@@ -71,25 +118,29 @@ def _load_tile(qkv_ptr, dout_ptr, log_sum, start, L, D, P: tl.constexpr, T: tl.c
 
 
 @triton.jit
-def _backward_kernel(
-    dout_ptr, qkv_ptr, log_sum_ptr, dqkv_ptr, L, D, P: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr
+def _gather_both(
+    qkv_ptr, dout_ptr, log_sum, first, last, L, D, P: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    head, image = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    feature = tl.arange(0, P)
-    qkv_ptr += image * L * 3 * D + head * P
-    dqkv_ptr += image * L * 3 * D + head * P
-    dout_ptr += image * L * D + head * P
-    log_sum = tl.load(log_sum_ptr + image * D + head * P + feature)
+    """The state and its gradient over tokens from first to last."""
     state = tl.zeros((P, P), tl.float32)
     dstate = tl.zeros((P, P), tl.float32)
-    for start in range(0, L, T):
+    for start in range(first, last, T):
         q, k, v, dout = _load_tile(qkv_ptr, dout_ptr, log_sum, start, L, D, P, T)
         state = tl.dot(tl.trans(k.to(v.dtype)), v, state, input_precision=PRECISION)
         dstate = tl.dot(tl.trans(q.to(v.dtype)), dout, dstate, input_precision=PRECISION)
+    return state, dstate
+
+
+@triton.jit
+def _write_gradients(
+    qkv_ptr, dout_ptr, log_sum, dqkv_ptr, state, dstate, first, last, L, D,
+    P: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    feature = tl.arange(0, P)
     shared = tl.sum(state * dstate, 1)  # (P,): per feature of k, the sum over tokens of dK K
     kind = dqkv_ptr.dtype.element_ty
     state_t, dstate_cast = tl.trans(state.to(kind)), dstate.to(kind)
-    for start in range(0, L, T):
+    for start in range(first, last, T):
         q, k, v, dout = _load_tile(qkv_ptr, dout_ptr, log_sum, start, L, D, P, T)
         dq = tl.dot(dout, state_t, input_precision=PRECISION)
         dq = q * (dq - tl.sum(dq * q, 1)[:, None])
@@ -102,28 +153,103 @@ def _backward_kernel(
         tl.store(place + 2 * D, dv.to(kind), mask=row < L)
 
 
-def forward(qkv: Tensor, *, head_dim: int) -> tuple[Tensor, Tensor]:
+@triton.jit
+def _backward_kernel(
+    dout_ptr, qkv_ptr, log_sum_ptr, dqkv_ptr, L, D, P: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    head, image = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    qkv_ptr += image * L * 3 * D + head * P
+    dqkv_ptr += image * L * 3 * D + head * P
+    dout_ptr += image * L * D + head * P
+    log_sum = tl.load(log_sum_ptr + image * D + head * P + tl.arange(0, P))
+    state, dstate = _gather_both(qkv_ptr, dout_ptr, log_sum, 0, L, L, D, P, T, PRECISION)
+    _write_gradients(qkv_ptr, dout_ptr, log_sum, dqkv_ptr, state, dstate, 0, L, L, D, P, T, PRECISION)
+
+
+@triton.jit
+def _gather_both_span_kernel(
+    dout_ptr, qkv_ptr, log_sum_ptr, states_ptr, L, D, span, P: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """Of one span: its part of the state and of its gradient, (S, 2, B, H, P, P)."""
+    head, image, number = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    first = number.to(tl.int32) * span
+    feature = tl.arange(0, P)
+    log_sum = tl.load(log_sum_ptr + image * D + head * P + feature)
+    state, dstate = _gather_both(
+        qkv_ptr + image * L * 3 * D + head * P, dout_ptr + image * L * D + head * P, log_sum,
+        first, tl.minimum(first + span, L), L, D, P, T, PRECISION,
+    )  # fmt: skip
+    batch = tl.num_programs(1)
+    place = states_ptr + ((2 * number * batch + image) * D + head * P + feature[:, None]) * P + feature[None, :]
+    tl.store(place, state)
+    tl.store(place + batch * D * P, dstate)
+
+
+@triton.jit
+def _write_gradients_span_kernel(
+    dout_ptr, qkv_ptr, log_sum_ptr, states_ptr, dqkv_ptr, L, D, span,
+    P: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    head, image, first = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2) * span
+    feature = tl.arange(0, P)
+    log_sum = tl.load(log_sum_ptr + image * D + head * P + feature)
+    place = states_ptr + (image * D + head * P + feature[:, None]) * P + feature[None, :]
+    state, dstate = tl.load(place), tl.load(place + tl.num_programs(1).to(tl.int64) * D * P)
+    qkv_ptr += image * L * 3 * D + head * P
+    dqkv_ptr += image * L * 3 * D + head * P
+    dout_ptr += image * L * D + head * P
+    last = tl.minimum(first + span, L)
+    _write_gradients(qkv_ptr, dout_ptr, log_sum, dqkv_ptr, state, dstate, first, last, L, D, P, T, PRECISION)
+
+
+def forward(qkv: Tensor, *, head_dim: int, num_spans: int | None = None) -> tuple[Tensor, Tensor]:
     """(B, L, 3 H P) -> (B, L, H P), and the log of each key feature's sum over tokens, float32 (B, H P)."""
     qkv = qkv.contiguous()
     batch, length, width = qkv.shape
-    inner = width // 3
+    inner, heads = width // 3, width // 3 // head_dim
     out = torch.empty(batch, length, inner, dtype=qkv.dtype, device=qkv.device)
-    log_sums = torch.empty(batch, inner, dtype=torch.float32, device=qkv.device)
-    _forward_kernel[(inner // head_dim, batch)](
-        qkv, out, log_sums, length, inner, **_sizes(qkv, head_dim)
-    )  # fmt: skip
+    sizes = _sizes(qkv, head_dim)
+    spans, span = _spans(batch * heads, length, int(sizes["T"]), num_spans)
+    if spans == 1:
+        log_sums = torch.empty(batch, inner, dtype=torch.float32, device=qkv.device)
+        _forward_kernel[(heads, batch)](qkv, out, log_sums, length, inner, **sizes)
+        return out, log_sums
+    parts = torch.empty(spans, batch, inner, dtype=torch.float32, device=qkv.device)
+    states = torch.empty(spans, batch, inner, head_dim, dtype=torch.float32, device=qkv.device)
+    _gather_span_kernel[(heads, batch, spans)](qkv, parts, states, length, inner, span, **sizes)
+    log_sums = parts.logsumexp(0)
+    state = (states * (parts - log_sums).exp_()[..., None]).sum(0)
+    _write_span_kernel[(heads, batch, spans)](qkv, state, out, length, inner, span, **sizes)
     return out, log_sums
 
 
-def backward(dout: Tensor, qkv: Tensor, log_sums: Tensor, *, head_dim: int) -> Tensor:
+def backward(dout: Tensor, qkv: Tensor, log_sums: Tensor, *, head_dim: int, num_spans: int | None = None) -> Tensor:
     """The gradient of qkv (B, L, 3 H P)."""
-    qkv = qkv.contiguous()
+    qkv, dout = qkv.contiguous(), dout.contiguous()
     batch, length, width = qkv.shape
+    inner, heads = width // 3, width // 3 // head_dim
     dqkv = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
-    _backward_kernel[(width // 3 // head_dim, batch)](
-        dout.contiguous(), qkv, log_sums, dqkv, length, width // 3, **_sizes(qkv, head_dim)
+    sizes = _sizes(qkv, head_dim)
+    spans, span = _spans(batch * heads, length, int(sizes["T"]), num_spans)
+    if spans == 1:
+        _backward_kernel[(heads, batch)](dout, qkv, log_sums, dqkv, length, inner, **sizes)
+        return dqkv
+    parts = torch.empty(spans, 2, batch, inner, head_dim, dtype=torch.float32, device=qkv.device)
+    _gather_both_span_kernel[(heads, batch, spans)](dout, qkv, log_sums, parts, length, inner, span, **sizes)
+    states = parts.sum(0)
+    _write_gradients_span_kernel[(heads, batch, spans)](
+        dout, qkv, log_sums, states, dqkv, length, inner, span, **sizes
     )  # fmt: skip
     return dqkv
+
+
+def _spans(num_programs: int, length: int, tile: int, wanted: int | None) -> tuple[int, int]:
+    """How many spans, and the tokens of each: whole tiles, and one span where programs are many or tokens few."""
+    tiles = -(-length // tile)
+    if wanted is None:
+        wanted = 1 if num_programs >= MANY_PROGRAMS else min(-(-FULL_GPU // num_programs), tiles // MIN_TILES)
+    per_span = -(-tiles // max(1, wanted))
+    return -(-tiles // per_span), per_span * tile
 
 
 def _sizes(qkv: Tensor, head_dim: int) -> dict[str, int | str]:

@@ -54,6 +54,8 @@ ATTENTIONS = {
     "linear attention of one token": (1, 2, 16),
     "linear attention of a tile and a token": (33, 2, 32),
     "linear attention of 70 tokens": (70, 1, 64),
+    "linear attention in three spans": (70, 2, 16, 3),
+    "linear attention in two spans, one short": (129, 1, 16, 2),
 }
 
 
@@ -143,13 +145,13 @@ def add_norm_errors(centred: bool) -> dict[str, float]:
     return errors(names, results, [*reference, *gradients])
 
 
-def attention_errors(length: int, num_heads: int, width: int) -> dict[str, float]:
+def attention_errors(length: int, num_heads: int, width: int, num_spans: int | None = None) -> dict[str, float]:
     qkv, dout = 3 * torch.randn(2, length, 3 * num_heads * width), torch.randn(2, length, num_heads * width)
     exact = qkv.double().requires_grad_()
     reference = softmax_linear_attention(exact, head_dim=width)
     (gradient,) = torch.autograd.grad(reference, exact, dout.double())
-    out, log_sums = triton_linear_attention.forward(qkv, head_dim=width)
-    dqkv = triton_linear_attention.backward(dout, qkv, log_sums, head_dim=width)
+    out, log_sums = triton_linear_attention.forward(qkv, head_dim=width, num_spans=num_spans)
+    dqkv = triton_linear_attention.backward(dout, qkv, log_sums, head_dim=width, num_spans=num_spans)
     if length == 1:  # alone, a token is its own average: q and k have no say
         assert dqkv[..., : 2 * num_heads * width].abs().max() < 1e-6
     return errors("out qkv", [out, dqkv], [reference, gradient])

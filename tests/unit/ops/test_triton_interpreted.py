@@ -34,6 +34,8 @@ CASES = [
     "linear attention of one token",
     "linear attention of a tile and a token",
     "linear attention of 70 tokens",
+    "linear attention in three spans",
+    "linear attention in two spans, one short",
     "operators of the mixer",
     "add and RMSNorm",
     "add and LayerNorm",
