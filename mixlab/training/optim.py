@@ -1,6 +1,7 @@
 """The optimiser: which parameters decay, AdamW in few launches, clipping without asking the device."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import torch
@@ -14,29 +15,40 @@ from mixlab.training.config import OptimConfig
 CLIP_EPS = 1e-6  # DINO
 
 
-def parameter_groups(network: nn.Module, no_decay: set[str]) -> list[dict[str, Any]]:
-    """Two groups of trained parameters with their names: decayed, then not. Vectors never decay."""
+def parameter_groups(
+    network: nn.Module, no_decay: set[str], shares: Mapping[str, float] | None = None
+) -> list[dict[str, Any]]:
+    """Groups of trained parameters with their names: decayed, then not. Vectors never decay.
+
+    `shares` names beginnings of names whose parameters learn at that share of the learning rate.
+    """
     trained = [(name, parameter) for name, parameter in network.named_parameters() if parameter.requires_grad]
     if unknown := no_decay - {name for name, _ in network.named_parameters()}:
         raise ValueError(f"{', '.join(sorted(unknown))}: no such parameters; no_weight_decay() names what is not there")
-    still = [name in no_decay or parameter.ndim < 2 for name, parameter in trained]
+
+    def kind(name: str, parameter: nn.Parameter) -> tuple[float, bool]:
+        share = next((share for start, share in (shares or {}).items() if name.startswith(start)), 1.0)
+        return share, not (name in no_decay or parameter.ndim < 2)
+
+    kinds = [kind(name, parameter) for name, parameter in trained]
     groups = []
-    for decay in (True, False):
-        chosen = [pair for pair, fixed in zip(trained, still, strict=True) if fixed != decay]
-        groups.append({"params": [p for _, p in chosen], "names": [name for name, _ in chosen], "decay": decay})
+    for share, decay in product(sorted({1.0, *(share for share, _ in kinds)}, reverse=True), (True, False)):
+        chosen = [pair for pair, own in zip(trained, kinds, strict=True) if own == (share, decay)]
+        about = {"names": [name for name, _ in chosen], "decay": decay, "share": share}
+        groups.append({"params": [parameter for _, parameter in chosen], **about})
     return groups
 
 
 def build_adamw(groups: list[dict[str, Any]], config: OptimConfig) -> AdamW:
     """AdamW over `parameter_groups`; its rates are set at every step."""
-    device = groups[0]["params"][0].device
+    device = next(parameter.device for group in groups for parameter in group["params"])
     fused = device.type == "cuda"
     return AdamW(groups, lr=0.0, betas=config.betas, weight_decay=0.0, fused=fused, foreach=None if fused else True)
 
 
 def set_rates(optimizer: AdamW, *, lr: float, weight_decay: float) -> None:
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group["share"]
         group["weight_decay"] = weight_decay if group["decay"] else 0.0
 
 

@@ -68,6 +68,10 @@ class Recipe(ABC):
         """Names of parameters of `network` that do not decay, beside vectors."""
         return set()
 
+    def lr_shares(self) -> dict[str, float]:
+        """Beginnings of names of parameters of `network` that learn at a share of the learning rate."""
+        return {}
+
     def shard(self, shard: Callable[[nn.Module], None]) -> None:
         """Share the parameters of every large module out over the ranks."""
         for module in self.modules().values():

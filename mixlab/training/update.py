@@ -35,7 +35,8 @@ class Update:
         self.total_steps = config.total_steps(steps_per_epoch)
         self.precise = precise(config, world.device)
         recipe.network.train()
-        self.optimizer = build_adamw(parameter_groups(recipe.network, recipe.no_weight_decay()), config.optim)
+        groups = parameter_groups(recipe.network, recipe.no_weight_decay(), recipe.lr_shares())
+        self.optimizer = build_adamw(groups, config.optim)
         self.captured = CapturedPass(recipe, self.precise) if can_capture(recipe, config, world) else None
 
     def __call__(self, passes: Sequence[AnyBatch], step: int) -> dict[str, Tensor]:

@@ -23,6 +23,7 @@ class DenseConfig(MethodConfig):
     """A task on maps: the backbone below a pyramid and a head."""
 
     frozen: bool = False  # train the pyramid and the head alone
+    backbone_lr: float = 1.0  # the backbone's share of the learning rate: below 1 it keeps what it knows for longer
     taps: tuple[int, int, int, int] | None = None  # layers of a plain backbone; None: evenly over its depth
     score_every_epochs: int = 0  # on the held-out part, while the run goes on; 0: at the end alone
 
@@ -39,8 +40,10 @@ class DenseRecipe(Recipe):
     views_per_image = 1
     network: DenseNetwork
 
-    def __init__(self, network: DenseNetwork) -> None:
-        self.network = network
+    def __init__(self, network: DenseNetwork, *, backbone_lr: float) -> None:
+        if backbone_lr <= 0:
+            raise ValueError(f"method.backbone_lr is {backbone_lr}; give a share above 0, or method.frozen=true")
+        self.network, self.backbone_lr = network, backbone_lr
         drop_empty(network)
         self.run = network
 
@@ -65,6 +68,9 @@ class DenseRecipe(Recipe):
 
     def no_weight_decay(self) -> set[str]:
         return {f"{BACKBONE}{name}" for name in self.backbone.no_weight_decay()}
+
+    def lr_shares(self) -> dict[str, float]:
+        return {} if self.backbone_lr == 1 else {BACKBONE: self.backbone_lr}
 
     def shard(self, shard: Callable[[nn.Module], None]) -> None:
         """Not here: ranks judge images of different sizes, and shards would wait for passes that only one makes."""

@@ -138,7 +138,7 @@ class DetectionRecipe(DenseRecipe):
     def __init__(self, config: DetectionConfig, backbone: Backbone, *, num_classes: int) -> None:
         self.config, self.num_classes = config, num_classes
         pyramid = Pyramid(backbone, taps=config.taps, frozen=config.frozen)
-        super().__init__(Detector(pyramid, config.detector(num_classes)))
+        super().__init__(Detector(pyramid, config.detector(num_classes)), backbone_lr=config.backbone_lr)
 
     def loss(self, batch: SceneBatch) -> tuple[Tensor, dict[str, Tensor]]:
         losses: dict[str, Tensor] = self.run(to_input(batch, self.backbone), batch.shapes(), batch.objects())

@@ -104,7 +104,8 @@ class SegmentRecipe(DenseRecipe):
                 auxiliary_channels=config.auxiliary_channels,
                 dropout=config.dropout,
                 norm=config.norm,
-            )
+            ),
+            backbone_lr=config.backbone_lr,
         )
 
     def prepare(self, batch: CropBatch, place: Place) -> tuple[Tensor, Tensor]:

@@ -51,7 +51,7 @@ def segment_64(model: ModelConfig) -> TrainConfig:
         ),
         model=model,
         optim=OptimConfig(
-            lr=1e-3,
+            lr=3e-3,
             lr_batch=32,
             min_lr=1e-5,
             decay="poly",

@@ -76,3 +76,18 @@ def test_weight_decay_reaches_only_the_decayed_group() -> None:
     optimizer.step()
     torch.testing.assert_close(layer.weight.detach(), before["weight"] * (1 - 0.5 * 0.1))
     torch.testing.assert_close(layer.bias.detach(), before["bias"])
+
+
+def test_a_share_of_the_learning_rate_reaches_only_the_parameters_it_names() -> None:
+    network = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    groups = parameter_groups(network, set(), {"0.": 0.25})
+    assert sorted(name for group in groups for name in group["names"]) == sorted(before)
+    optimizer = build_adamw(groups, OptimConfig(lr=1.0, weight_decay=0.0, weight_decay_end=0.0))
+    set_rates(optimizer, lr=0.5, weight_decay=0.0)
+    for parameter in network.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()  # AdamW's first step is the learning rate, whatever the gradient
+    for name, value in network.state_dict().items():
+        expected = before[name] - 0.5 * (0.25 if name.startswith("0.") else 1.0)
+        torch.testing.assert_close(value, expected)

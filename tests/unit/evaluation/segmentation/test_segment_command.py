@@ -143,6 +143,24 @@ def test_the_backbone_of_a_run_is_what_training_starts_from_and_frozen_it_stays(
     assert moved["frozen"] is False and not torch.equal(tuned["embed.project.weight"], before["embed.project.weight"])
 
 
+def test_a_backbone_at_a_small_share_of_the_learning_rate_moves_less(finished: Path, tmp_path: Path) -> None:
+    start = load_file(finished / "weights.safetensors")["embed.project.weight"]
+    moved = {}
+    for share in (1.0, 0.1):
+        run = tmp_path / str(share)
+        call(run, "steps=2", f"method.backbone_lr={share}", target=str(finished), recipe="segment_gatedconv_tiny64")
+        moved[share] = (load_file(run / "weights.safetensors")["embed.project.weight"] - start).norm()
+    assert 0 < moved[0.1] < 0.2 * moved[1.0]
+    with pytest.raises(ValueError, match=r"backbone_lr is 0.0; give a share above 0, or method.frozen=true"):
+        call(
+            tmp_path / "zero",
+            "steps=2",
+            "method.backbone_lr=0",
+            target=str(finished),
+            recipe="segment_gatedconv_tiny64",
+        )
+
+
 def test_judging_a_finished_run_again_gives_the_scores_of_its_training(finished: Path, tmp_path: Path) -> None:
     again = segment(str(finished), data=DATA, run=tmp_path / "again", num_val=10, evaluate_only=True, device="cpu")
     first = json.loads((finished / "results" / "segmentation.json").read_text())
