@@ -223,7 +223,7 @@ def ledger(setting: Setting) -> Iterator[Step]:
 
 
 PARTS: dict[str, Part] = {
-    "tune": Part("which learning rate suits each family?", tune, 4, labels=True),
+    "tune": Part("which learning rate suits each family?", tune, 3, labels=True),
     "dino": Part("what do five mixers learn without labels?", dino, 10),
     "supervised": Part("and with labels?", supervised, 6, needs=("dino",), labels=True),
     "sizes": Part("do larger models score higher?", sizes, 5, needs=("dino",)),
