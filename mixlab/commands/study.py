@@ -34,7 +34,7 @@ def study(
 
     miniature: five families under DINO and with labels, each learning rate tuned alike; kNN, probes, Binary-AUC, sizes,
     registers, causal mixing, segmentation, cost, ranks, the ledger and a report. Planned for one H200, ten thousand
-    images of 112 px and 700 masks, about, in minutes: tune 3, dino 10, supervised 6, sizes 5, mambaout 6, registers 2, cost 1,
+    images of 112 px and 700 masks, in minutes: tune 3, dino 10, supervised 6, sizes 5, mambaout 6, registers 2, cost 1,
     ranks 2, ledger 1.
 
     Args:
