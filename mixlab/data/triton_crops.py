@@ -174,6 +174,21 @@ def _turn(red, green, blue, factor):
 
 
 @triton.jit
+def _load_pixels(at, num_pixels, inside):
+    red = tl.load(at, mask=inside, other=0.0)
+    green = tl.load(at + num_pixels, mask=inside, other=0.0)
+    blue = tl.load(at + 2 * num_pixels, mask=inside, other=0.0)
+    return red, green, blue
+
+
+@triton.jit
+def _store_pixels(at, num_pixels, red, green, blue, inside):
+    tl.store(at, red, mask=inside)
+    tl.store(at + num_pixels, green, mask=inside)
+    tl.store(at + 2 * num_pixels, blue, mask=inside)
+
+
+@triton.jit
 def _jitter_and_grey(x, jitter, order, factors, grey, num_pixels, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     plane = x + row * 3 * num_pixels
@@ -188,17 +203,13 @@ def _jitter_and_grey(x, jitter, order, factors, grey, num_pixels, BLOCK: tl.cons
                 for first in range(0, num_pixels, BLOCK):
                     at = plane + first + lane
                     inside = first + lane < num_pixels
-                    red = tl.load(at, mask=inside, other=0.0)
-                    green = tl.load(at + num_pixels, mask=inside, other=0.0)
-                    blue = tl.load(at + 2 * num_pixels, mask=inside, other=0.0)
+                    red, green, blue = _load_pixels(at, num_pixels, inside)
                     total += _luma(red, green, blue)
                 middle = tl.sum(total, 0) / num_pixels
             for first in range(0, num_pixels, BLOCK):
                 at = plane + first + lane
                 inside = first + lane < num_pixels
-                red = tl.load(at, mask=inside, other=0.0)
-                green = tl.load(at + num_pixels, mask=inside, other=0.0)
-                blue = tl.load(at + 2 * num_pixels, mask=inside, other=0.0)
+                red, green, blue = _load_pixels(at, num_pixels, inside)
                 if kind == 3:
                     red, green, blue = _turn(red, green, blue, factor)
                 else:
@@ -207,20 +218,14 @@ def _jitter_and_grey(x, jitter, order, factors, grey, num_pixels, BLOCK: tl.cons
                     red = _unit(target + (red - target) * factor)
                     green = _unit(target + (green - target) * factor)
                     blue = _unit(target + (blue - target) * factor)
-                tl.store(at, red, mask=inside)
-                tl.store(at + num_pixels, green, mask=inside)
-                tl.store(at + 2 * num_pixels, blue, mask=inside)
+                _store_pixels(at, num_pixels, red, green, blue, inside)
     if tl.load(grey + row) != 0:
         for first in range(0, num_pixels, BLOCK):
             at = plane + first + lane
             inside = first + lane < num_pixels
-            red = tl.load(at, mask=inside, other=0.0)
-            green = tl.load(at + num_pixels, mask=inside, other=0.0)
-            blue = tl.load(at + 2 * num_pixels, mask=inside, other=0.0)
+            red, green, blue = _load_pixels(at, num_pixels, inside)
             level = _luma(red, green, blue)
-            tl.store(at, level, mask=inside)
-            tl.store(at + num_pixels, level, mask=inside)
-            tl.store(at + 2 * num_pixels, level, mask=inside)
+            _store_pixels(at, num_pixels, level, level, level, inside)
 
 
 @triton.jit
