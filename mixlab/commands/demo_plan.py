@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from mixlab.commands.judging import judge_run
 from mixlab.commands.steps import Step
 from mixlab.recipes import find_recipe
 
@@ -75,7 +76,7 @@ HERE = ("--workers", "0", "--device", "cpu")
 
 def plan(run: Path, effort: Effort, *, seed: int, models: tuple[DemoModel, ...] = MODELS) -> list[Step]:
     """All steps, each after those it needs."""
-    judged = [step for model in models for step in _judge(run, model, effort, seed)]
+    judged = [step for model in models for step in _judged(run, model, effort, seed)]
     steps = [_train(run, model, effort, seed) for model in models] + judged
     shown = tuple(sorted(models, key=lambda model: SHOWN_ORDER.index(model.label)))
     steps += _look(run, shown, effort, seed)
@@ -119,40 +120,11 @@ def _train(run: Path, model: DemoModel, effort: Effort, seed: int) -> Step:
     )
 
 
-def _judge(run: Path, model: DemoModel, effort: Effort, seed: int) -> Iterator[Step]:
-    """kNN and probes of a model and of its untrained twin, which tells what training brought."""
-    folder, trained = run / model.label, f"train {model.label}"
-    twin = folder / "untrained"
-    make_twin = Step(
-        f"twin {model.label}",
-        f"{model.label}: an untrained twin",
-        "the same network with fresh weights: what did training add?",
-        ("twin", str(folder), str(twin), str(seed)),
-        twin / "weights.safetensors",
-        needs=(trained,),
+def _judged(run: Path, model: DemoModel, effort: Effort, seed: int) -> Iterator[Step]:
+    heads = (*PROBE, "--strategies", *model.strategies, "--epochs", str(effort.probe_epochs))
+    return judge_run(
+        run / model.label, model.label, data=f"shapes:n={effort.num_images}", seed=seed, heads=heads, here=HERE
     )
-    yield make_twin
-    cases = (("", folder, (trained,), ()), (" untrained", twin, (make_twin.name,), ("--training", "untrained")))
-    for note, place, needs, said in cases:
-        target = f"{place}={model.label}"
-        rest = ("--data", _data(effort), *HERE, "--seed", str(seed), *said)
-        yield Step(
-            f"knn {model.label}{note}",
-            f"{model.label}{note}: nearest neighbours",
-            "are images of one kind near each other in feature space?",
-            ("knn", target, *rest),
-            place / "results" / f"knn_{model.label}.json",
-            needs=needs,
-        )
-        heads = ("--strategies", *model.strategies, "--epochs", str(effort.probe_epochs))
-        yield Step(
-            f"probe {model.label}{note}",
-            f"{model.label}{note}: linear probes",
-            "can one linear layer read the kind off the frozen features?",
-            ("probe", target, *PROBE, *heads, *rest),
-            place / "results" / "probe.json",
-            needs=needs,
-        )
 
 
 def _look(run: Path, models: tuple[DemoModel, ...], effort: Effort, seed: int) -> Iterator[Step]:
@@ -214,7 +186,3 @@ def _look(run: Path, models: tuple[DemoModel, ...], effort: Effort, seed: int) -
         results / "maps.json",
         needs=judged,
     )
-
-
-def _data(effort: Effort) -> str:
-    return f"shapes:n={effort.num_images}"

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from mixlab.commands.judging import judge_run
 from mixlab.commands.steps import Step
 
 Training = Literal["dino", "supervised"]
@@ -171,47 +172,13 @@ def train(
 
 
 def judge(setting: Setting, variant: Variant, seed: int, *, twin: bool, probe: bool = True) -> Iterator[Step]:
-    """kNN and a linear probe of a run, and of its untrained twin, which tells what training brought."""
-    if not setting.labelled:
-        return
-    run = variant.run(setting, seed)
-    label = run.name
-    cases: list[tuple[str, Path, str, tuple[str, ...]]] = [("", run, f"train {label}", ())]
-    if twin:
-        place = run / "untrained"
-        made = Step(
-            f"twin {label}",
-            f"{label}: an untrained twin",
-            "the same network with fresh weights: what did training add?",
-            ("twin", str(run), str(place), str(seed)),
-            place / "weights.safetensors",
-            needs=(f"train {label}",),
+    """kNN and a linear probe of a run, and of its untrained twin, where there are labels."""
+    if setting.labelled:
+        run, strategies = variant.run(setting, seed), variant.strategies or variant.family.strategies
+        heads = (*PROBE, "--strategies", *strategies, "--epochs", str(setting.effort.probe_epochs))
+        yield from judge_run(
+            run, run.name, data=setting.data, seed=seed, heads=heads if probe else None, here=setting.here, twin=twin
         )
-        yield made
-        cases.append((" untrained", place, made.name, ("--training", "untrained")))
-    strategies = variant.strategies or variant.family.strategies
-    for note, place, needs, said in cases:
-        rest = (f"{place}={label}", "--data", setting.data, "--seed", str(seed), *said)
-        yield Step(
-            f"knn {label}{note}",
-            f"{label}{note}: nearest neighbours",
-            "are held-out images of one class near each other in feature space?",
-            ("knn", *rest),
-            place / "results" / f"knn_{label}.json",
-            here=setting.here,
-            needs=(needs,),
-        )
-        if probe:
-            heads = ("--strategies", *strategies, "--epochs", str(setting.effort.probe_epochs))
-            yield Step(
-                f"probe {label}{note}",
-                f"{label}{note}: linear probes",
-                "can one linear layer read the class off the frozen features?",
-                ("probe", *rest, *PROBE, *heads),
-                place / "results" / "probe.json",
-                here=setting.here,
-                needs=(needs,),
-            )
 
 
 def score(
