@@ -46,5 +46,5 @@ def _tuning(record: Record) -> dict[str, Any]:
         for family, best in sorted(families.items()):
             own = {t["lr"]: t for t in trials if (t["training"], t["family"]) == (training, family)}
             rows.append({"training": training, "family": family, "best": best, "cells": [own.get(r) for r in rates]})
-    epochs = {trial["training"]: trial["epochs"] for trial in trials}
-    return {"record": record, "rates": rates, "rows": rows, "epochs": epochs, "n": trials[0]["n"]}
+    steps = {trial["training"]: trial["steps"] for trial in trials}
+    return {"record": record, "rates": rates, "rows": rows, "steps": steps, "n": trials[0]["n"]}

@@ -72,11 +72,10 @@ def test_large_scores_stay_finite_and_exact() -> None:
     check(random_qkv(16, 198, 4, 64, torch.float32, scale=30.0), width=64)
 
 
-@pytest.mark.parametrize(("batch", "heads", "width"), [(1, 3, 64), (64, 3, 128)], ids=["few programs", "wide heads"])
-def test_what_does_not_fit_the_kernels_runs_on_plain_torch(batch: int, heads: int, width: int) -> None:
-    qkv = random_qkv(batch, 100, heads, width, torch.bfloat16)
-    assert not op.runs_kernels(qkv, head_dim=width)
-    assert op.softmax_linear_attention(qkv, head_dim=width).isfinite().all()
+def test_heads_too_wide_for_the_kernels_run_on_plain_torch() -> None:
+    qkv = random_qkv(64, 100, 3, 128, torch.bfloat16)
+    assert not op.runs_kernels(qkv, head_dim=128)
+    assert op.softmax_linear_attention(qkv, head_dim=128).isfinite().all()
 
 
 def test_the_operators_pass_torchs_own_check() -> None:

@@ -32,7 +32,7 @@ def choose_rates(run: str, *trials: str) -> dict[str, Any]:
                 "training": training,
                 "family": family,
                 "lr": float(rate),
-                "epochs": config["settings"]["epochs"],
+                "steps": config["settings"]["steps"],
                 "seed": config["seed"],
                 "command": config["command"],
                 **{key: found[key] for key in ("metric", "value", "low", "high", "n")},

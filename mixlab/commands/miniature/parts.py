@@ -46,8 +46,8 @@ def tune(setting: Setting) -> Iterator[Step]:
     for training, family, rate in product(TRAININGS, setting.families, effort.tuned_rates):
         variant = Variant(family, training)
         run = place / f"{training}-{family.label}-{rate:g}"
-        epochs = effort.tuning_epochs[training]
-        short = (f"epochs={epochs}", f"optim.warmup_epochs={min(2, epochs - 1)}")
+        steps = effort.tuning_steps[training]
+        short = (f"steps={steps}", f"optim.warmup_steps={steps // 5}")
         made = train(
             setting,
             variant,
@@ -114,7 +114,7 @@ def supervised(setting: Setting) -> Iterator[Step]:
 
 
 def sizes(setting: Setting) -> Iterator[Step]:
-    """Twice the width: do scores grow?"""
+    """Wider networks: do scores grow?"""
     width = (f"model.dim={setting.effort.large_dim}",)
     variants = [Variant(family, name="large", settings=width) for family in setting.families]
     yield from _trained_and_judged(setting, variants, setting.variant_seeds, twin=True)

@@ -57,8 +57,8 @@ class Effort:
     dino: tuple[str, ...] = ()
     segment: tuple[str, ...] = ()
     tuned_rates: tuple[float, ...] = (1e-3, 2e-3, 4e-3)  # for a batch of 256
-    tuning_epochs: dict[Training, int] = field(default_factory=lambda: {"dino": 8, "supervised": 6})
-    large_dim: int = 256
+    tuning_steps: dict[Training, int] = field(default_factory=lambda: {"dino": 600, "supervised": 450})
+    large_dim: int = 192
     num_variant_seeds: int = 1  # of sizes and registers
     probe_epochs: int = 50
     auc_image: int = 112
@@ -72,12 +72,12 @@ class Effort:
 
 FULL = Effort()
 QUICK = Effort(
-    training=("model.dim=32", "model.depth=4", "epochs=1", "batch=16", "optim.warmup_epochs=0", "log.every_steps=1"),
+    training=("model.dim=32", "model.depth=4", "steps=4", "batch=16", "optim.warmup_steps=0", "log.every_steps=1"),
     dino=("method.num_prototypes=64", "method.num_local=1"),
     segment=("steps=2", "batch=2", "method.crop=64", "method.short_side=64", "method.channels=8",
              "method.auxiliary_channels=8", "optim.warmup_steps=1"),
     tuned_rates=(5e-4, 1e-3),
-    tuning_epochs={"dino": 1, "supervised": 1},
+    tuning_steps={"dino": 2, "supervised": 2},
     large_dim=64,
     probe_epochs=2,
     auc_image=64,
