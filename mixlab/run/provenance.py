@@ -1,5 +1,6 @@
 """Where a figure comes from: every result carries its command, seed, versions and machine."""
 
+import os
 import platform
 import shlex
 import subprocess
@@ -41,10 +42,10 @@ def _version(name: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit of a source checkout, with a mark if it was changed; nothing for an installed package."""
+    """The commit of a source checkout, with a mark if it was changed; elsewhere what MIXLAB_COMMIT says, or nothing."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
-        return None
+        return os.environ.get("MIXLAB_COMMIT")  # of a container, or of a copy on a cluster
     try:
         commit = subprocess.run(
             ["git", "describe", "--always", "--dirty"], cwd=root, capture_output=True, text=True, check=True

@@ -1,11 +1,16 @@
 """Run directories: what is written is read back, and half a file is never seen."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import mixlab
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import write_aside
 
@@ -57,3 +62,13 @@ def test_provenance_can_be_stored(tmp_path: Path) -> None:
     assert stored["seed"] == 3
     assert stored["versions"]["torch"]
     assert stored["machine"]["processor"]
+
+
+def test_a_copy_without_git_names_the_commit_it_is_told(tmp_path: Path) -> None:
+    package = Path(mixlab.__file__).parent
+    shutil.copytree(package / "run", tmp_path / "mixlab" / "run", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "mixlab" / "__init__.py").touch()
+    asked = "from mixlab.run.provenance import provenance; print(provenance()['commit'])"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "MIXLAB_COMMIT": "abc1234"}
+    told = subprocess.run([sys.executable, "-c", asked], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert told.stdout.strip() == "abc1234", told.stderr
