@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from mixlab.commands.miniature.plan import Setting, Training, Variant, judge, score, train
+from mixlab.commands.miniature.plan import Setting, Training, Variant, judge, score, sets, train
 from mixlab.commands.steps import Step
 from mixlab.miniature_recipes import DEPTHS
 
@@ -141,20 +141,18 @@ def mambaout(setting: Setting) -> Iterator[Step]:
         labels / "classes.txt",
     )
     yield made
-    precision = ("precision=fp32",) if setting.device == "cpu" else ()
     for family, seed in product(setting.having(*SEGMENTED), setting.seeds):
         place = setting.run / f"{family.label}-segment-s{seed}"
-        settings = (*setting.effort.segment, f"seed={seed}", *precision)
         yield Step(
             f"segment {place.name}",
             f"{place.name}: UperNet",
             "fine-tuned on twelve times as many tokens: figure from ground",
             (
                 "segment", str(Variant(family).run(setting, seed)), "--recipe", family.recipe("segment"),
-                "--data", str(labels), "--run", str(place), *(p for s in settings for p in ("--set", s)),
+                "--data", str(labels), "--run", str(place), *sets(*setting.effort.segment, f"seed={seed}"),
             ),
             place / "results" / "segmentation.json",
-            here=("--device", setting.device, "--set", f"data.workers={setting.workers}"),
+            here=setting.trains_here,
             needs=(made.name,),
             trains=place,
         )  # fmt: skip

@@ -110,6 +110,11 @@ class Setting:
         return ("--workers", str(self.workers), "--device", self.device)
 
     @property
+    def trains_here(self) -> tuple[str, ...]:
+        precise = ("precision=fp32",) if self.device == "cpu" else ()
+        return ("--device", self.device, *sets(f"data.workers={self.workers}", *precise))
+
+    @property
     def variant_seeds(self) -> tuple[int, ...]:
         return self.seeds[: self.effort.num_variant_seeds]
 
@@ -157,7 +162,6 @@ def train(
     rate = rate or setting.rates.get(training, {}).get(family.label)
     chosen = [*effort.training, *(effort.dino if training == "dino" else ()), f"seed={seed}"]
     chosen += [f"optim.lr={rate:g}"] if rate else []
-    chosen += ["precision=fp32"] if setting.device == "cpu" else []
     arguments = (COMMANDS[training], family.recipe(training), "--data", data or setting.data, "--run", str(place))
     return Step(
         f"train {place.name}",
@@ -165,7 +169,7 @@ def train(
         "DINO without labels" if training == "dino" else "with labels",
         (*arguments, *sets(*chosen, *variant.settings, *settings)),
         place / "weights.safetensors",
-        here=("--device", setting.device, *sets(f"data.workers={setting.workers}")),
+        here=setting.trains_here,
         needs=needs,
         trains=place,
     )

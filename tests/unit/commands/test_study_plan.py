@@ -105,3 +105,10 @@ def test_a_step_is_done_on_whatever_machine_it_ran_but_not_by_another_command_li
     write_json(tmp_path / "steps" / "a.json", {"arguments": ["knn", "RUN/vit", "--seed", "0"], "seconds": 1.0})
     assert is_done(replace(step, here=("--device", "cpu")), tmp_path)
     assert not is_done(replace(step, arguments=("knn", f"{tmp_path}/vit", "--seed", "1")), tmp_path)
+
+
+def test_what_was_trained_on_a_gpu_is_done_on_a_cpu_too() -> None:
+    there, here = (steps_of(replace(SETTING, device=device)) for device in ("cuda", "cpu"))
+    for part in there:
+        assert [step.arguments for step in there[part]] == [step.arguments for step in here[part]]
+    assert any("precision=fp32" in step.here for step in here["dino"])
