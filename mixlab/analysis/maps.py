@@ -8,6 +8,7 @@ registers, softmax, linear and Mamba alike: families are compared by one and the
 `mixing_rows`, the register study `register_cosine`. Backbones without such a token take `pooled_cosine`.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -148,6 +149,19 @@ def default_map(backbone: Backbone) -> str:
     """The map that stands for the paper's on this backbone; the head of this file says why."""
     has_token = bool(backbone.layout.summary_rows(1024))
     return "cosine" if has_token else "pooled_cosine"
+
+
+@torch.no_grad()
+def single_maps(backbone: Backbone, images: Tensor) -> list[str]:
+    """The kinds of map that this backbone has and that are one picture per image, tried on a few images."""
+    found: list[str] = []
+    for name, kind in MAPS.items():
+        if name == "cosine" and default_map(backbone) == "pooled_cosine":
+            continue  # its summary is the mean patch
+        with contextlib.suppress(ValueError):  # no token whose row could be read, no matrix, no registers
+            if kind(backbone, images).ndim == 3:
+                found.append(name)
+    return found
 
 
 def activation_map(backbone: Backbone, images: Tensor, name: str | None = None, layer: int = -1) -> Tensor:

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mixlab.analysis.bootstrap import bootstrap_difference
+from mixlab.analysis.maps import single_maps
 from mixlab.analysis.scores import MapScores, Scorer, as_array, as_dict, either_sign, score_row
-from mixlab.analysis.subjects import UNTRAINED, Subject
+from mixlab.analysis.subjects import UNTRAINED, Subject, normalise
 from mixlab.backbones.backbone import Layers
 
 
@@ -32,8 +33,9 @@ class StudyResult:
     arrays: dict[str, NDArray[np.float64]] = field(default_factory=dict)
 
     def as_json(self, data: str) -> dict[str, Any]:
-        """The result on `data`, with the flat measurements that the ledger reads."""
-        records = [record for row in self.rows for record in _row_records(row)] + self.findings
+        """The result on `data`, with flat measurements for the ledger, whose claims are about one kind of map."""
+        rows = self.rows if self.study != "map" else []
+        records = [record for row in rows for record in _row_records(row)] + self.findings
         defined = [record for record in records if record["value"] is not None]
         return {
             "study": self.study,
@@ -149,6 +151,20 @@ def by_layer(subjects: Sequence[Subject], scorer: Scorer, map_name: str | None =
     return result
 
 
+def by_map(subjects: Sequence[Subject], scorer: Scorer, map_name: str | None = None) -> StudyResult:
+    """Every kind of map with one picture per image, after the last layer: does the choice decide the score?"""
+    if map_name is not None:
+        raise ValueError(f"the study by map scores every kind; leave --map {map_name} out")
+    result = StudyResult("map", [])
+    for subject in subjects:
+        first = next(iter(scorer.images)).images[:1]
+        for name in single_maps(subject.backbone, normalise(first, subject.backbone)):
+            scored = _scored("map", [subject], scorer, name)
+            result.rows += scored.rows
+            result.arrays[f"{subject.label}.{name}"] = scored.arrays[subject.label]
+    return result
+
+
 STUDIES: dict[str, Callable[..., StudyResult]] = {
     "model": by_model,
     "size": by_size,
@@ -157,6 +173,7 @@ STUDIES: dict[str, Callable[..., StudyResult]] = {
     "registers": by_registers,
     "register": by_register_position,
     "layer": by_layer,
+    "map": by_map,
 }
 
 

@@ -42,7 +42,7 @@ def auc(
         targets: runs, names of the zoo, or timm/NAME; TARGET=LABEL gives it another name in tables.
         data: shapes, a folder with images and masks, a COCO JSON file, or FORMAT:PLACE (masks, imagenet-s, voc, pets,
             coco, ade).
-        study: one or more of model, size, training, head, registers, register, layer.
+        study: one or more of model, size, training, head, registers, register, layer, map (every kind).
         map: which map (see `mixlab maps --help`); without it each study's own.
         image: the side of the images in pixels; without it, what the first backbone was made for.
         num_images: at most so many images.
@@ -99,6 +99,9 @@ def _chart(found: StudyResult) -> Figure:
             return figures.scores_along(found.rows, "index")
         case "head":
             return figures.scores_by_head(found.rows)
+        case "map":
+            named = [{**row, "label": f"{row['label']}, {row['map']}"} for row in found.rows]
+            return figures.scores(named, title="Binary-AUC by kind of map")
         case _:
             return figures.scores(found.rows, title=f"Binary-AUC by {found.study}")
 

@@ -46,6 +46,36 @@ def auc_dots(rows: Sequence[dict[str, Any]], colours: Colours) -> Markup:
     return plot.svg()
 
 
+def auc_by_map(rows: Sequence[dict[str, Any]], colours: Colours) -> Markup:
+    """Binary-AUC of each kind of map, models side by side with their untrained twins; a tick is the centre prior."""
+    rows = [row for row in rows if row["auc"]["mean"] is not None]
+    kinds = list(dict.fromkeys(row["map"] for row in rows))
+    labels = list(dict.fromkeys(row["label"] for row in rows))
+    twins = [row["untrained"]["mean"] for row in rows if row.get("untrained")]
+    ends = [row[name]["mean"] for row in rows for name in ("auc", "centre_prior")]
+    best = max(rows, key=lambda row: row["auc"]["mean"])
+    plot = Plot(
+        Scale.around([0.5, *(value for value in [*ends, *twins] if value is not None)]),
+        Scale(-0.6, len(kinds) - 0.4),
+        "mean of max(AUC, 1 − AUC)",
+        "",
+        "Binary-AUC by kind of map",
+        f"Highest: {best['map']} of {best['label']}, {best['auc']['mean']:.3f}.",
+        height=64 + 12 * len(labels) * len(kinds),
+        rows=kinds,
+    )
+    plot.rule(x=0.5)
+    for row in rows:
+        place = kinds.index(row["map"]) + 0.7 * ((labels.index(row["label"]) + 0.5) / len(labels) - 0.5)
+        colour, name, prior = colours.get(row["label"], 6), f"{row['label']}, {row['map']}", row["centre_prior"]["mean"]
+        plot.tick(prior, place, name=f"centre prior: {prior:.3f}")
+        if row.get("untrained") and row["untrained"]["mean"] is not None:
+            twin = row["untrained"]["mean"]
+            plot.dot(twin, place, colour, name=f"{name}, untrained: {twin:.3f}", hollow=True)
+        plot.dot(row["auc"]["mean"], place, colour, name=f"{name}: {row['auc']['mean']:.3f}, n = {row['auc']['n']}")
+    return plot.svg()
+
+
 def roc_curves(roc: Mapping[str, Any], colours: Colours) -> Markup:
     """Mean ROC curves; the diagonal is chance."""
     curves = roc["true_positive_rate"]

@@ -13,7 +13,7 @@ from mixlab.report.records import Findings, Record
 from mixlab.report.seeds import base_label, merge_curves, merge_roc, merge_rows
 
 RANK_MEASURES = ("numerical", "practical", "effective", "stable", "energy")
-STUDY_ORDER = {"model": 0, "size": 1, "training": 2, "registers": 3, "layer": 4, "register": 5, "head": 6}
+STUDY_ORDER = {"model": 0, "size": 1, "training": 2, "registers": 3, "map": 4, "layer": 5, "register": 6, "head": 7}
 VERDICTS = ("supported", "contradicted", "not resolved at this scale", "not measured")
 SHOWN_ELSEWHERE = {
     "knn_top1", "probe_top1", "binary_auc", "binary_auc_raw", "centre_matched_auc", "centre_prior", "untrained",
@@ -78,6 +78,8 @@ def _auc_charts(
         yield "By layer", charts.auc_along(rows, "layer", colours, "layer"), None
     elif study == "register":
         yield "By register", charts.auc_along(rows, "index", colours, "register, in the order of the sequence"), None
+    elif study == "map":
+        yield "By kind of map", charts.auc_by_map(rows, colours), None
     elif study == "head":
         for label in dict.fromkeys(row["label"] for row in rows):
             own = [row for row in rows if row["label"] == label]

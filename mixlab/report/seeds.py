@@ -34,12 +34,11 @@ def merge_models(models: Iterable[Model]) -> list[Model]:
 
 def merge_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of Binary-AUC, one for all seeds; a row that two records share counts once."""
-    once = {(row["label"], row["layer"], row["index"]): row for row in rows}
+    once = {(row["label"], row["map"], row["layer"], row["index"]): row for row in rows}
 
     def key(row: dict[str, Any]) -> Hashable:
-        return tuple(row.get(name) for name in ("model", "training", "num_parameters", "layer", "index")), base_label(
-            row["label"]
-        )
+        same = ("model", "training", "num_parameters", "map", "layer", "index")
+        return tuple(row.get(name) for name in same), base_label(row["label"])
 
     return [_merged_row(group) for group in _groups(once.values(), key)]
 

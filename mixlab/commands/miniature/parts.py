@@ -92,7 +92,8 @@ def dino(setting: Setting) -> Iterator[Step]:
         run = Variant(family).run(setting, seed)
         wanted = {"register": "registers" in family.strategies, "head": "cls" in family.strategies, "layer": True}
         studies = tuple(study for study, there in wanted.items() if there)
-        yield score(setting, [run], studies, into=run, needs=_judged(setting, [run]))
+        for asked in (studies, ("map",)):
+            yield score(setting, [run], asked, into=run, needs=_judged(setting, [run]))
     first = [Variant(family).run(setting, setting.seeds[0]) for family in setting.families]
     yield Step(
         "maps",

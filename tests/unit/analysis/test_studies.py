@@ -163,7 +163,23 @@ def test_a_study_without_its_pairs_says_what_it_needs() -> None:
         run_study("model", [subject("a"), subject("a")], Scorer(shapes(4)))
 
 
-@pytest.mark.parametrize("name", sorted(set(STUDIES) - {"size", "training", "registers"}))
+def test_the_study_by_map_scores_every_kind_that_is_one_picture_as_the_kind_alone() -> None:
+    vit, conv = subject("vit"), subject("conv", "gatedconv_tiny")
+    scorer = Scorer(shapes(6))
+    result = run_study("map", [vit, conv], scorer)
+    kinds = {label: [row["map"] for row in result.rows if row["label"] == label] for label in ("vit", "conv")}
+    assert kinds["vit"] == ["cosine", "dot", "pooled_cosine", "norm", "pca", "mixing_mean"]
+    assert kinds["conv"] == ["dot", "pooled_cosine", "norm", "pca"]
+    for row in result.rows:
+        alone = run_study("model", [{"vit": vit, "conv": conv}[row["label"]]], scorer, row["map"])
+        assert (row["auc"], row["untrained"]) == (alone.rows[0]["auc"], alone.rows[0]["untrained"])
+    assert result.arrays["vit.norm"].shape == (6, 1, 1)
+    assert not result.as_json("shapes")["measurements"], "claims are about one kind of map"
+    with pytest.raises(ValueError, match="scores every kind; leave --map norm out"):
+        run_study("map", [vit], scorer, "norm")
+
+
+@pytest.mark.parametrize("name", sorted(set(STUDIES) - {"size", "training", "registers", "map"}))
 def test_results_are_json_with_measurements_for_the_ledger(name: str) -> None:
     one = subject("reg", "dinomambareg_tiny", num_registers=3)
     result = run_study(name, [one], Scorer(shapes(6))).as_json("shapes")

@@ -67,6 +67,11 @@ def write_scores(run: RunDirectory, subjects: list[dict[str, Any]]) -> None:
     rows = {
         "model": [_row(about, LAYERS - 1, None, 0.7) for about in subjects],
         "layer": [_row(about, layer, None, 0.4 + 0.1 * layer) for about in subjects for layer in range(LAYERS)],
+        "map": [
+            _row(about, LAYERS - 1, None, 0.6 + 0.1 * place) | {"map": kind}
+            for about in subjects
+            for place, kind in enumerate(("cosine", "norm"))
+        ],
         "head": [_row(about, 2, head, 0.4 + 0.2 * head) for about in subjects for head in range(HEADS)],
     }
     for study, of in rows.items():

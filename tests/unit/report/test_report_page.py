@@ -57,7 +57,7 @@ def test_every_link_leads_to_a_record_or_a_section_of_the_page(tmp_path: Path) -
     targets = {str(link["href"]).removeprefix("#") for link in page.of("a")}
     assert targets <= set(places)
     results = sorted(file.relative_to(tmp_path).as_posix() for file in (tmp_path / "run").rglob("results/*.json"))
-    assert len(results) == 2 * 3 + 3 + 2 + 3
+    assert len(results) == 2 * 3 + 4 + 2 + 3
     assert all(file in page.text for file in results), "a record is missing on the page"
 
 

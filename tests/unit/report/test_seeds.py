@@ -43,7 +43,8 @@ def test_seeds_and_variants_share_the_hue_of_their_family() -> None:
 def test_a_row_that_two_records_share_counts_once() -> None:
     def row(label: str, mean: float) -> dict[str, object]:
         figure = {"mean": mean, "low": 0.0, "high": 1.0, "n": 9}
-        return {"label": label, "model": "m", "training": "dino", "num_parameters": 1, "layer": 0, "index": None,
+        return {"label": label, "model": "m", "training": "dino", "num_parameters": 1, "map": "cosine", "layer": 0,
+                "index": None,
                 "auc": figure}  # fmt: skip
 
     (merged,) = merge_rows([row("vit-s0", 0.4), row("vit-s0", 0.4), row("vit-s1", 0.8)])
