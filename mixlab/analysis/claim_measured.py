@@ -7,6 +7,7 @@ and their sizes are within a factor of 2.5, as the papers' own pairs are.
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from mixlab.analysis.evidence import (
@@ -20,6 +21,8 @@ from mixlab.analysis.evidence import (
     grouped,
     judge,
     matched_pairs,
+    mutual_pairs,
+    own_difference,
     scale_of,
 )
 from mixlab.analysis.studies import correlate
@@ -42,7 +45,7 @@ def orders_families(
         differences = []
         for better, worse in pairwise(families):
             groups = [grouped([m for m in found if m.family == family]) for family in (better, worse)]
-            pairs = [difference(a, b) for a, b in matched_pairs(*groups)]
+            pairs = [_named(difference(a, b), a, metrics) for a, b in mutual_pairs(*groups)]
             if not pairs:
                 have = sorted({m.family for m in found})
                 return Verdict(
@@ -53,6 +56,11 @@ def orders_families(
         return judge(differences, scale_of(found))
 
     return check
+
+
+def _named(gap: Difference, group: Group, metrics: Sequence[str]) -> Difference:
+    """With the metric, where there are several."""
+    return gap._replace(what=f"{group[0].metric}, {gap.what}") if len(metrics) > 1 else gap
 
 
 def _headline(m: Measurement) -> bool:
@@ -117,7 +125,7 @@ def heads_are_unequal(evidence: Evidence) -> Verdict:
     gaps = evidence.select("best_head_over_worst", keep=lambda m: m.training != "untrained")
     heads = evidence.select("binary_auc_raw", keep=lambda m: m["map"] == "mixing_rows" and m.training != "untrained")
     lazy = sum(m.low is not None and m.high is not None and m.low <= 0.5 <= m.high for m in heads)
-    verdict = judge([_as_difference(m) for m in gaps], scale_of(gaps))
+    verdict = judge([own_difference(group) for group in grouped(gaps, "layer")], scale_of(gaps))
     return _with_text(verdict, f"{verdict.measured}; {lazy} of {len(heads)} heads are not told apart from chance")
 
 
@@ -133,43 +141,45 @@ def central_registers_score_highest(evidence: Evidence) -> Verdict:
     found = evidence.select(
         "middle_registers_over_outer", "register_auc_follows_probe", keep=lambda m: m.training != "untrained"
     )
-    return judge([_as_difference(m) for m in found], scale_of(found))
+    return judge([own_difference(group) for group in grouped(found)], scale_of(found))
 
 
 def score_rises_with_depth(evidence: Evidence) -> Verdict:
     """Claim 13: the first layers surely below 0.5 (raw AUC), and the score surely rising with depth."""
     found = evidence.select("binary_auc_raw", keep=lambda m: _default_map(m) and m.training != "untrained")
-    differences, notes = [], []
-    for group in grouped((m for m in found if m["layer"] is not None), "label"):
-        ordered = sorted(group, key=lambda m: m["layer"])
+    changes, correlations = Group(), list[float]()
+    for run in grouped((m for m in found if m["layer"] is not None), "label"):
+        ordered = sorted(run, key=lambda m: m["layer"])
         if len(ordered) < 4:
             continue
         quarter = len(ordered) // 4
-        early = _averaged(ordered[:quarter])[0]
-        below = difference([_constant(0.5, early)], [early])._replace(what=f"{early.model}: 0.5 over its first layers")
-        rise = difference(_averaged(ordered[-quarter:]), [early])._replace(
-            what=f"{early.model}: last over first layers"
-        )
-        differences += [below, rise]
-        spearman = correlate([m["layer"] for m in ordered], [m.value for m in ordered])["spearman"]
-        notes.append(f"rank correlation with depth {spearman:+.2f}" if spearman is not None else "no change with depth")
-    verdict = judge(differences, scale_of(found))
-    return _with_text(verdict, "; ".join([verdict.measured, *notes]))
+        first, last = _averaged(ordered[:quarter]), _averaged(ordered[-quarter:])
+        chance = replace(first, value=0.5, low=0.5, high=0.5)
+        for name, a, b in (("0.5 over its first layers", chance, first), ("last over first layers", last, first)):
+            gap = difference([a], [b])
+            changes.append(replace(first, metric=name, value=gap.mean, low=gap.low, high=gap.high))
+        correlations.append(correlate([m["layer"] for m in ordered], [m.value for m in ordered])["spearman"] or 0.0)
+    verdict = judge([own_difference(group) for group in grouped(changes)], scale_of(found))
+    if not correlations:
+        return verdict
+    mean = sum(correlations) / len(correlations)
+    span = f"{min(correlations):+.2f} to {max(correlations):+.2f}"
+    return _with_text(verdict, f"{verdict.measured}; rank correlation with depth {mean:+.2f} on average ({span})")
 
 
 def probe_ablations(evidence: Evidence) -> Verdict:
     """Claim 18: more blocks probe better (1 to 4), and the class token alone beats mean and max pooling."""
-    found = evidence.select("probe_top1", keep=lambda m: m["blocks"] is not None and m["strategy"] is not None)
+    found = evidence.select(
+        "probe_top1",
+        keep=lambda m: m.training == SELF_SUPERVISED and m["blocks"] is not None and m["strategy"] is not None,
+    )
     differences = []
-    for group in grouped(found, "label"):
-        of = {(m["blocks"], m["strategy"]): m for m in group}
-        pairs = [((4, "cls"), (1, "cls")), ((4, "cls"), (4, "mean")), ((4, "cls"), (4, "max"))]
-        for a, b in pairs:
-            if a in of and b in of:
-                gap = difference([of[a]], [of[b]])
-                differences.append(
-                    gap._replace(what=f"{group[0].model}: {a[0]} blocks, {a[1]} over {b[0]} blocks, {b[1]}")
-                )
+    for group in grouped(found):
+        for a, b in (((4, "cls"), (1, "cls")), ((4, "cls"), (4, "mean")), ((4, "cls"), (4, "max"))):
+            first, second = ([m for m in group if (m["blocks"], m["strategy"]) == cell] for cell in (a, b))
+            if first and second:
+                what = f"{group[0].model}: {a[0]} blocks, {a[1]} over {b[0]} blocks, {b[1]}"
+                differences.append(difference(first, second)._replace(what=what))
     return judge(differences, scale_of(found))
 
 
@@ -178,28 +188,21 @@ def causal_mixing_costs(evidence: Evidence) -> Verdict:
     accuracies = ("top1", "probe_top1", "knn_top1")
     found = evidence.select(*accuracies, keep=lambda m: m.family == "attention" and _headline(m))
     seen, causal = (grouped(m for m in found if bool(m["causal"]) == wanted) for wanted in (False, True))
-    return judge([difference(a, b) for a, b in matched_pairs(seen, causal)], scale_of(found))
+    differences = []
+    for hidden, visible in matched_pairs(causal, seen):  # nearest in size: with or without a class token, as it is
+        lead = hidden[0]
+        what = f"{lead.metric} of {lead.model} ({lead.training}): fully visible over causal"
+        differences.append(difference(visible, hidden)._replace(what=what))
+    return judge(differences, scale_of(found))
 
 
-def _as_difference(m: Measurement) -> Difference:
-    """A measurement that is itself a difference, paired over images, or a correlation."""
-    low, high = (-math.inf if m.low is None else m.low), (math.inf if m.high is None else m.high)
-    layer = "" if m["layer"] is None else f", layer {m['layer']}"
-    return Difference(f"{m.model}{layer}: {m.metric.replace('_', ' ')}", m.value, low, high, m.n)
-
-
-def _averaged(group: Group) -> Group:
-    """One measurement, the mean of several on the same images: its interval as wide as theirs are on average."""
+def _averaged(group: Group) -> Measurement:
+    """The mean of several on the same images: its interval as wide as theirs are on average."""
     value = sum(m.value for m in group) / len(group)
-    known = [m for m in group if m.low is not None and m.high is not None]
-    half = sum((m.high or 0) - (m.low or 0) for m in known) / (2 * len(known)) if len(known) == len(group) else None
-    lead = group[0]
-    low, high = (None, None) if half is None else (value - half, value + half)
-    return [Measurement(lead.metric, value, lead.n, low, high, lead.model, lead.family, lead.training)]
-
-
-def _constant(value: float, like: Measurement) -> Measurement:
-    return Measurement(like.metric, value, like.n, value, value, str(value))
+    known = [(m.high - m.low) / 2 for m in group if m.low is not None and m.high is not None]
+    half = sum(known) / len(known) if len(known) == len(group) else math.inf
+    about = {key: kept for key, kept in group[0].where.items() if key != "layer"}
+    return replace(group[0], value=value, low=value - half, high=value + half, where=about)
 
 
 def _with_text(verdict: Verdict, text: str) -> Verdict:

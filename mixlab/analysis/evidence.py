@@ -6,10 +6,12 @@ A result file of a run may carry `measurements`, a list of records. Each has `me
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
+
+from mixlab.student import mean_interval, student, variance
 
 Status = Literal["supported", "contradicted", "not resolved at this scale", "not measured"]
 
@@ -37,11 +39,6 @@ METRICS = {
 }
 
 ON_TOP = ("head", "frozen")  # of a dense task: which detector; the backbone fixed or fine-tuned
-# Student's t, 97.5 %, for 1 to 30 degrees of freedom; beyond, the normal 1.96 is within 4 %.
-_T = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
 _SIZE_RATIO = 2.5  # models of different families are held against each other up to this ratio of parameters
 
 
@@ -173,14 +170,22 @@ def grouped(measurements: Iterable[Measurement], *where: str) -> list[Group]:
     return [list(group) for _, group in groupby(sorted(measurements, key=key), key=key)]
 
 
-def matched_pairs(first: Sequence[Group], second: Sequence[Group]) -> Iterator[tuple[Group, Group]]:
+def matched_pairs(first: Sequence[Group], second: Sequence[Group]) -> list[tuple[Group, Group]]:
     """Each group of the first kind with the one of the second nearest in size: same metric, data and training."""
+    pairs = []
     for group in first:
         lead = group[0]
         rivals = [other for other in second if _comparable(lead, other[0])]
         nearest = min(rivals, key=lambda other: _size_ratio(lead, other[0]), default=None)
         if nearest is not None and _size_ratio(lead, nearest[0]) <= _SIZE_RATIO:
-            yield group, nearest
+            pairs.append((group, nearest))
+    return pairs
+
+
+def mutual_pairs(first: Sequence[Group], second: Sequence[Group]) -> list[tuple[Group, Group]]:
+    """The same from either side: no group of the second kind is left out, and no pair stands twice."""
+    pairs = matched_pairs(first, second)
+    return pairs + [(a, b) for b, a in matched_pairs(second, first) if not any(a is x and b is y for x, y in pairs)]
 
 
 def difference(first: Group, second: Group) -> Difference:
@@ -189,15 +194,31 @@ def difference(first: Group, second: Group) -> Difference:
     """
     means = [sum(m.value for m in group) / len(group) for group in (first, second)]
     if min(len(first), len(second)) >= 2:
-        errors = [_variance(group) / len(group) for group in (first, second)]
+        errors = [variance([m.value for m in group]) / len(group) for group in (first, second)]
         total = sum(errors)
         freedom = total**2 / max(sum(e**2 / (len(g) - 1) for e, g in zip(errors, (first, second), strict=True)), 1e-300)
-        half = _student(freedom) * math.sqrt(total)
+        half = student(freedom) * math.sqrt(total)
     else:
         half = math.hypot(*(_half_width(group) for group in (first, second)))
     gap = means[0] - means[1]
     n = min(sum(m.n for m in group) for group in (first, second))
     return Difference(f"{_name(first)} over {_name(second)}", gap, gap - half, gap + half, n)
+
+
+def own_difference(group: Group) -> Difference:
+    """Measurements that are themselves differences (paired over images) or correlations: over seeds (Student's t) where
+    there are two or more, else the one with its interval over images.
+    """
+    lead = group[0]
+    if len(group) > 1:
+        mean, low, high = mean_interval([m.value for m in group])
+    else:
+        mean, low, high = lead.value, lead.low, lead.high
+    layer = "" if lead["layer"] is None else f", layer {lead['layer']}"
+    low, high = (-math.inf if low is None else low), (math.inf if high is None else high)
+    return Difference(
+        f"{_name(group)}{layer}: {lead.metric.replace('_', ' ')}", mean, low, high, sum(m.n for m in group)
+    )
 
 
 def judge(differences: Sequence[Difference], scale: str) -> Verdict:
@@ -249,20 +270,10 @@ def _size_ratio(a: Measurement, b: Measurement) -> float:
     return sizes[1] / sizes[0]
 
 
-def _variance(group: Group) -> float:
-    mean = sum(m.value for m in group) / len(group)
-    return sum((m.value - mean) ** 2 for m in group) / (len(group) - 1)
-
-
 def _half_width(group: Group) -> float:
     """Half the interval of a mean over images; unknown intervals are infinitely wide."""
     widths = [(m.high - m.low) / 2 if m.low is not None and m.high is not None else math.inf for m in group]
     return math.sqrt(sum(width**2 for width in widths)) / len(widths)
-
-
-def _student(freedom: float) -> float:
-    index = int(freedom) - 1
-    return _T[max(index, 0)] if index < len(_T) else 1.96
 
 
 def _finite(value: float) -> float | None:

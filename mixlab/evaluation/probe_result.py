@@ -68,18 +68,19 @@ def row_of(head: Head, correct: Tensor, setting: paper.Setting, *, diverged: boo
 
 
 def measurements(
-    about: dict[str, Any], data: str, best: dict[str, Any], tables: dict[str, list[dict[str, Any]]]
+    about: dict[str, Any], data: str, best: dict[str, Any], heads: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Records for the ledger: the best head, and the cells of the ablation with `blocks`, `strategy`, `register`."""
+    """Records for the ledger: the best head of all, and the best of each `blocks`, `strategy` and `register`."""
 
     def record(row: dict[str, Any], where: dict[str, Any]) -> dict[str, Any]:
         figure = {"metric": "probe_top1", "value": row["top1"], "low": row["low"], "high": row["high"], "n": row["n"]}
         return {**about, **figure, "data": data, **where}
 
-    cells = {(row["blocks"], row["strategy"]): row for name in ("blocks", "strategy") for row in tables[name]}
+    sound = sorted((row for row in heads if not row["diverged"]), key=lambda row: float(row["top1"]))
+    cells = {(row["blocks"], row["strategy"]): row for row in sound}  # the best comes last
     ablation = [
         record(row, {"blocks": blocks, "strategy": strategy} | _register(strategy))
-        for (blocks, strategy), row in cells.items()
+        for (blocks, strategy), row in sorted(cells.items())
     ]
     return [record(best, {}), *(ablation if len(ablation) > 1 else [])]
 

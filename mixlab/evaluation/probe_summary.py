@@ -47,21 +47,22 @@ def summarise_probe(
         width = outcome.plan.width_of(head.input)
         best |= {"width": width, "paper": paper.best_probe_figure(setting, width=width) or best["paper"]}
         tables = ablations(outcome.heads, outcome.correct, outcome.finite, setting, seed=settings.seed)
+        heads = [
+            row_of(each, right, setting, diverged=not bool(fine), seed=settings.seed)
+            for each, right, fine in zip(outcome.heads, outcome.correct, outcome.finite, strict=True)
+        ]
         modes[kind] = {
             "best": best,
             "chosen_elsewhere": chosen_elsewhere(outcome.correct, outcome.finite, seed=settings.seed),
             "tables": tables,
-            "heads": [
-                row_of(each, right, setting, diverged=not bool(fine), seed=settings.seed)
-                for each, right, fine in zip(outcome.heads, outcome.correct, outcome.finite, strict=True)
-            ],
+            "heads": heads,
             "num_train": outcome.num_train,
             "batch": outcome.batch,
             "unreadable": outcome.unreadable,
         }
         arrays[f"{kind}_correct_bits"] = np.packbits(outcome.correct.numpy(), axis=1)
         arrays[f"{kind}_images"] = outcome.val_numbers.numpy()
-        records += measurements({**about, "mode": kind}, data, best, tables) if not records else []
+        records += measurements({**about, "mode": kind}, data, best, heads) if not records else []
     settings, _ = next(iter(outcomes.values()))
     result = {
         "kind": "probe",

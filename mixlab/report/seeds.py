@@ -1,26 +1,15 @@
 """Runs that differ in their seed alone, as one: means, with 95 % intervals over seeds (Student's t)."""
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from mixlab.report.models import Figure, Model, base_label
 from mixlab.report.records import Curve
+from mixlab.student import mean_interval
 
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # 97.5 %, for 1 to 9 degrees of freedom
-NORMAL = 1.96
 T = TypeVar("T")
-
-
-def mean_interval(values: Sequence[float]) -> tuple[float, float | None, float | None]:
-    """The mean and its interval; none for one value."""
-    mean = sum(values) / len(values)
-    if len(values) < 2:
-        return mean, None, None
-    error = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values))
-    half = error * (STUDENT[len(values) - 2] if len(values) <= len(STUDENT) + 1 else NORMAL)
-    return mean, mean - half, mean + half
 
 
 def merge_models(models: Iterable[Model]) -> list[Model]:

@@ -17,6 +17,8 @@ from mixlab.analysis.evidence import (
     grouped,
     judge,
     matched_pairs,
+    mutual_pairs,
+    own_difference,
     scale_of,
 )
 from mixlab.analysis.rank import RankSettings, measure_ranks
@@ -105,6 +107,27 @@ def test_differences_of_single_runs_use_their_intervals_over_images() -> None:
     assert (
         judge([difference([measured("miou", "attention", 0.9)], [unknown])], "").status == "not resolved at this scale"
     )
+
+
+def test_differences_of_their_own_are_students_over_seeds() -> None:
+    gaps = [0.1, 0.2, 0.6]
+    seeds = [measured("best_head_over_worst", "attention", gap, layer=3, seed=seed) for seed, gap in enumerate(gaps)]
+    found = own_difference(seeds)
+    half = 4.303 * np.std(gaps, ddof=1) / np.sqrt(3)  # t, 97.5 %, two degrees of freedom
+    assert (found.mean, found.low, found.high) == pytest.approx((0.3, 0.3 - half, 0.3 + half), abs=1e-6)
+    assert found.what == "vit_tiny (dino) x3, layer 3: best head over worst" and found.n == 300
+    alone = own_difference(seeds[:1])
+    assert (alone.low, alone.high) == (seeds[0].low, seeds[0].high)
+    assert status(10, *seeds) == "not resolved at this scale" and status(10, seeds[2]) == "supported"
+
+
+def test_no_rival_of_a_family_is_left_out() -> None:
+    vit = grouped([measured("probe_top1", "attention", 0.8)])
+    mambas = grouped([measured("probe_top1", "mamba2", 0.7, model=name) for name in ("dinovim_tiny", "mambareg_tiny")])
+    assert [(a[0].model, b[0].model) for a, b in mutual_pairs(vit, mambas)] == [
+        ("vit_tiny", "dinovim_tiny"), ("vit_tiny", "mambareg_tiny")
+    ]  # fmt: skip
+    assert len(mutual_pairs(mambas, vit)) == 2
 
 
 def test_judgement_needs_every_difference_to_be_sure() -> None:
@@ -231,6 +254,27 @@ def test_probes_causality_and_the_gated_cnn() -> None:
     assert status(22, conv, scan) == "supported"
     dense = [measured("miou", f, v) for f, v in (("gated_conv", 0.5), ("mamba2", 0.4))]
     assert status(23, *dense) == "contradicted"
+
+
+def test_ablations_are_judged_over_seeds_and_causality_at_one_size() -> None:
+    cells = {(1, "cls"): 0.6, (4, "cls"): 0.8}
+    seeds = [
+        measured("probe_top1", "mamba2", value + 0.01 * seed, blocks=b, strategy=s, seed=seed, label=f"vim-s{seed}")
+        for (b, s), value in cells.items()
+        for seed in range(3)
+    ]
+    claim = next(claim for claim in CLAIMS if claim.number == 18)
+    verdict = claim.check(Evidence(seeds))
+    assert verdict.status == "supported" and verdict.measured.count(";") == 0, "one comparison, not one per seed"
+    twins = [
+        measured("probe_top1", "mamba2", v, blocks=4, strategy=s, training="untrained")
+        for s, v in (("cls", 0.1), ("mean", 0.9))
+    ]
+    assert claim.check(Evidence([*seeds, *twins])).status == "supported"
+    pooled, with_token = (
+        measured("top1", "attention", v, num_parameters=n) for v, n in ((0.8, 6_000_000), (0.1, 6_100_000))
+    )
+    assert status(21, pooled, with_token, measured("top1", "attention", 0.7, causal=True)) == "supported"
 
 
 def test_cells_of_an_ablation_are_not_taken_for_a_models_accuracy() -> None:

@@ -40,8 +40,12 @@ def test_the_whole_ablation_comes_from_one_command(tmp_path: Path, capsys: pytes
     counts = np.unpackbits(bits, axis=1)[:, :60].sum(1)
     assert counts.tolist() == [head["correct"] for head in result["modes"]["cached"]["heads"]]
     records = result["measurements"]
-    assert [record["metric"] for record in records] == ["probe_top1"] * (1 + 4 + 4)
+    assert [record["metric"] for record in records] == ["probe_top1"] * (1 + 4 * 5)
     assert "blocks" not in records[0] and records[0]["training"] == "dino"
+    heads = result["modes"]["augmented"]["heads"]
+    for record in records[1:]:  # each cell at its best learning rate and weight decay
+        cell = [head["top1"] for head in heads if all(head[key] == record[key] for key in ("blocks", "strategy"))]
+        assert record["value"] == max(cell) and len(cell) == 4 * 4
     assert (vim / "probe" / "augmented" / "best_head.safetensors").is_file()
 
 

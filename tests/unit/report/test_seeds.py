@@ -5,8 +5,9 @@ import pytest
 
 from mixlab.report.models import Figure, Model, colour
 from mixlab.report.records import Curve, Record
-from mixlab.report.seeds import mean_interval, merge_curves, merge_models, merge_roc, merge_rows
+from mixlab.report.seeds import merge_curves, merge_models, merge_roc, merge_rows
 from mixlab.run import RunDirectory
+from mixlab.student import mean_interval
 
 RECORD = Record(RunDirectory("nowhere"), "knn", "knn.json", {})
 
