@@ -54,7 +54,7 @@ def _copy(source: RunDirectory, target: RunDirectory, names: list[tuple[str, str
         target.write_config(_cleaned(source.read_config(), names))
     rows = list(source.read_metrics())
     for row in rows[:: max(1, len(rows) // MOST_ROWS)]:
-        target.append_metrics(_rounded(row))
+        target.append_metrics(_cleaned(row, names))
     for name, result in source.results().items():
         cleaned = _cleaned(result, names)
         arrays: Arrays = {}
@@ -85,7 +85,7 @@ def _published_arrays(result: dict[str, Any], stored: Arrays) -> tuple[Arrays, d
 
 
 def _cleaned(value: Any, names: list[tuple[str, str]]) -> Any:
-    """Without places on this machine and names of photographs."""
+    """Without places on this machine, names of photographs, and digits that mean nothing."""
     if isinstance(value, dict):
         return {
             key: len(part) if key in FILES_NAMED and isinstance(part, list | dict) else _cleaned(part, names)
@@ -97,11 +97,11 @@ def _cleaned(value: Any, names: list[tuple[str, str]]) -> Any:
         for place, name in names:
             value = value.replace(place, name)
         return OTHER_PLACES.sub("", value)
-    return value
+    return _six_digits(value) if isinstance(value, float) else value
 
 
-def _rounded(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in row.items()}
+def _six_digits(value: float) -> float:
+    return float(f"{value:.6g}")
 
 
 def _digits(value: float, digits: int) -> float | None:

@@ -1,8 +1,11 @@
 """Runs the parts of the miniature study in order, and writes down what each took."""
 
+import contextlib
 import shlex
 import shutil
+import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +26,7 @@ from mixlab.run.directory import read_json, write_json
 from mixlab.training.run_lock import RunLock
 
 COMMAND = "study miniature"
+NOTE_S = 2.0
 MOST_AT_ONCE = 8
 NEEDLESS = ("checkpoints", "features", "probe", "tensorboard")  # of runs that are judged
 
@@ -99,11 +103,9 @@ def _run_part(name: str, setting: Setting, pool: ProcessPoolExecutor, at_once: i
     console.rule(f"{name}: {part.question}")
     console.print(f"{len(steps)} steps, about {part.minutes:g} minutes on one H200", highlight=False)
     start = time.monotonic()
-    try:
+    with _minutes_noted(setting.run, name):
         run_steps(steps, setting.run, pool, workers=at_once, command=COMMAND)
-    finally:
-        minutes = (time.monotonic() - start) / 60
-        _add_minutes(setting.run, name, minutes)
+    minutes = (time.monotonic() - start) / 60
     for place in {step.trains for step in steps if step.trains is not None}:
         for folder in NEEDLESS:
             for here in (place, place / "untrained"):
@@ -152,10 +154,30 @@ def _tuned(directory: RunDirectory) -> dict[str, dict[str, float]]:
     return chosen
 
 
-def _add_minutes(run: Path, name: str, minutes: float) -> None:
+@contextlib.contextmanager
+def _minutes_noted(run: Path, name: str) -> Iterator[None]:
+    """Adds up the minutes of a part as they pass: what a killed study has used is known as well."""
     place = run / "steps" / "parts.json"
+    place.parent.mkdir(exist_ok=True)
     known = read_json(place) if place.is_file() else {}
-    write_json(place, known | {name: round(known.get(name, 0.0) + minutes, 2)})
+    start, over = time.monotonic(), threading.Event()
+
+    def note() -> None:
+        minutes = known.get(name, 0.0) + (time.monotonic() - start) / 60
+        write_json(place, known | {name: round(minutes, 2)})
+
+    def watch() -> None:
+        while not over.wait(NOTE_S):
+            note()
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+        note()
 
 
 def _write_summary(directory: RunDirectory, setting: Setting, sizes: dict[str, int]) -> None:
