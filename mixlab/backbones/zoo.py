@@ -9,6 +9,7 @@ from typing import Any
 
 import timm
 
+from mixlab.backbones import shipped
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.isotropic import Isotropic, IsotropicConfig
 from mixlab.backbones.timm_backbone import TimmBackbone
@@ -72,8 +73,12 @@ def create_model(
 ) -> Backbone:
     """A backbone by its name, with any field of its config replaced: `create_model("dinovim_tiny", dim=64, depth=3)`.
 
-    `weights` is a file of ours, or of any released form that `load_weights` knows.
+    `weights` is a file of ours, or of any released form that `load_weights` knows. `shipped/NAME` has its own.
     """
+    if name.startswith(shipped.PREFIX):
+        if weights is not None or fields:
+            raise ValueError(f"{name} comes with its weights and its shape; leave out weights and fields")
+        return shipped.load_shipped(name)
     if name.startswith("timm/"):
         model: Backbone = TimmBackbone(name.removeprefix("timm/"), fields)
     else:

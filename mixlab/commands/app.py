@@ -15,6 +15,7 @@ import uvicorn
 from mixlab.analysis.subjects import Subject
 from mixlab.app import create_app
 from mixlab.app.run_facts import run_facts
+from mixlab.backbones import shipped
 from mixlab.backbones.zoo import create_model
 from mixlab.commands.laboratory.laboratory import LiveLaboratory
 from mixlab.commands.laboratory.pictures import read_samples
@@ -22,14 +23,13 @@ from mixlab.commands.looking import choose_device, load_subjects
 from mixlab.commands.output import console, emit
 from mixlab.run import RunDirectory
 
-STACK = {"dim": 128, "depth": 6, "patch": 8, "image": 128}
-# Shown where no target is given: one of each kind, small enough to answer at once on a CPU.
-SMALL_MODELS: dict[str, dict[str, Any]] = {
-    "vit_tiny": {**STACK, "head_dim": 32},
-    "linearvit_tiny": {**STACK, "head_dim": 32},
-    "dinovim_tiny": {**STACK, "head_dim": 32, "state": 32},
-    "dinomambareg_tiny": {**STACK, "head_dim": 32, "state": 32},
-    "gatedconv_tiny": STACK,
+DATA = ("photo", "shapes:size=256,n=7")
+# Shown where no target is given, at one size: what comes with the package, and an untrained one of the other kinds.
+SMALL_IMAGE = 128
+STACK = {"dim": 128, "patch": 8, "head_dim": 32, "image": SMALL_IMAGE}
+UNTRAINED_MODELS: dict[str, dict[str, Any]] = {
+    "linearvit_tiny": {**STACK, "depth": 6},
+    "dinovim_tiny": {**STACK, "depth": 12, "state": 32},
 }
 
 
@@ -37,8 +37,9 @@ def app(
     targets: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[TARGET ...]")] = (),
     *,
     weights: tuple[str, ...] = (),
-    data: str = "shapes:size=256,n=8",
+    data: tuple[str, ...] = DATA,
     num_samples: int = 8,
+    image: int | None = None,
     host: str = "127.0.0.1",
     port: int = 8765,
     device: str = "auto",
@@ -50,11 +51,12 @@ def app(
     """Serve a page on this machine: maps, principal components and mixing matrices of models, side by side.
 
     Args:
-        targets: runs, names of the zoo, or timm/NAME, each with =LABEL after it if you like; without any, small
-            untrained models of every kind.
+        targets: runs, names of the zoo, shipped/NAME, or timm/NAME, each with =LABEL after it if you like; without any,
+            the trained networks that come with mixlab, and an untrained one of each other kind.
         weights: weight files for names among the targets, as NAME=FILE.
-        data: samples to offer: shapes, a folder of images, or a set with masks.
-        num_samples: how many samples to offer.
+        data: samples to offer: shapes, folders of images, image files, sets with masks, or photo.
+        num_samples: how many samples to offer of each.
+        image: the side at which models see pictures, in pixels; without it, what each was made for.
         host: the address to serve on; 127.0.0.1 is reached from this machine only.
         port: the port to serve on; 0 takes a free one.
         device: auto, cpu or cuda.
@@ -64,7 +66,14 @@ def app(
         json: also write the address and the models as JSON to this file, or to stdout for "-".
     """
     laboratory = build_laboratory(
-        targets, weights=weights, data=data, num_samples=num_samples, device=device, cache_mb=cache_mb, seed=seed
+        targets,
+        weights=weights,
+        data=data,
+        num_samples=num_samples,
+        image=image,
+        device=device,
+        cache_mb=cache_mb,
+        seed=seed,
     )
     listener = bind(host, port)
     name = "localhost" if host == "127.0.0.1" else f"[{host}]" if ":" in host else host
@@ -90,15 +99,16 @@ def build_laboratory(
     targets: Sequence[str],
     *,
     weights: Sequence[str] = (),
-    data: str = "shapes:size=256,n=8",
+    data: Sequence[str] = DATA,
     num_samples: int = 8,
+    image: int | None = None,
     device: str = "auto",
     cache_mb: int = 512,
     seed: int = 0,
 ) -> LiveLaboratory:
     """The models and samples of a page."""
-    for name, number in (("num_samples", num_samples), ("cache_mb", cache_mb)):
-        if number < 1:
+    for name, number in (("num_samples", num_samples), ("cache_mb", cache_mb), ("image", image)):
+        if number is not None and number < 1:
             raise ValueError(f"{name.replace('_', '-')} is {number}; give at least 1")
     files = dict(_name_and_file(text) for text in weights)
     unknown = sorted(set(files) - {text.partition("=")[0] for text in targets})
@@ -109,7 +119,9 @@ def build_laboratory(
         subjects = _named_subjects(targets, files, device) if targets else _small_subjects(device)
     places = {_label(text): Path(text.partition("=")[0]) for text in targets}
     facts = {label: run_facts(RunDirectory(place)) for label, place in places.items() if place.is_dir()}
-    return LiveLaboratory(subjects, read_samples(data, num_samples), cache_bytes=cache_mb * 2**20, facts=facts)
+    image = image if image or targets else SMALL_IMAGE
+    samples = read_samples(data, num_samples)
+    return LiveLaboratory(subjects, samples, cache_bytes=cache_mb * 2**20, facts=facts, image=image)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -137,10 +149,11 @@ def _named_subjects(targets: Sequence[str], files: dict[str, str], device: str) 
 
 def _small_subjects(device: str) -> list[Subject]:
     where = choose_device(device)
-    return [
+    untrained = [
         Subject(label=name, backbone=create_model(name, **settings).eval().to(where))
-        for name, settings in SMALL_MODELS.items()
+        for name, settings in UNTRAINED_MODELS.items()
     ]
+    return [*load_subjects(shipped.NAMES, device=device), *untrained]
 
 
 def _label(text: str) -> str:

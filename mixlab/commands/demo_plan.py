@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from mixlab.backbones import shipped
 from mixlab.commands.judging import judge_run
 from mixlab.commands.steps import Step
 from mixlab.recipes import find_recipe
@@ -69,6 +70,7 @@ QUICK = Effort(
     num_ranked=1,
     num_pictures=3,
 )
+PHOTO_IMAGE = 192
 RANK_IMAGE, RANK_CHUNK = 128, 64  # 256 patches: blocks of 64 are then larger than the state of 16
 PROBE = ("--mode", "cached", "--blocks", "1", "4", "--lrs", "0.01", "0.1", "--weight-decays", "0", "--batch", "128")
 HERE = ("--workers", "0", "--device", "cpu")
@@ -178,6 +180,16 @@ def _look(run: Path, models: tuple[DemoModel, ...], effort: Effort, seed: int) -
         results / "matrices.json",
         needs=judged,
     )
+    yield Step(
+        "photo",
+        "a photograph through trained networks",
+        "what comes with mixlab has learnt from photographs for longer than a demo can",
+        (
+            "maps", *shipped.NAMES, "--data", "photo", "--num-images", "1", "--image", str(PHOTO_IMAGE),
+            "--device", "cpu", "--run", str(run / "photo"),
+        ),
+        run / "photo" / "results" / "maps.json",
+    )  # fmt: skip
     yield Step(
         "maps",
         "activation maps and principal components",

@@ -30,7 +30,7 @@ def load_subjects(
 ) -> list[Subject]:
     """Every TARGET as a subject. A run's config says how it was trained, unless `training` does (LABEL=KIND)."""
     if not targets:
-        raise ValueError("no target given; name a run, a model of the zoo (`mixlab models`) or timm/NAME")
+        raise ValueError("no target given; name a run, a model of the zoo (`mixlab models`), shipped/NAME or timm/NAME")
     if weights and len(targets) > 1:
         raise ValueError(f"--weights {weights} goes with one target, got {len(targets)}; look at them one by one")
     said = dict(_pair(text) for text in training)
@@ -129,7 +129,7 @@ def _subject(text: str, target: Target, said: dict[str, str], device: torch.devi
     return Subject(
         label=target.label,
         backbone=target.model.to(device),
-        training=said.get(target.label) or _training_of(config, target.weights),
+        training=said.get(target.label) or target.training or _training_of(config, target.weights),
         seed=seed if isinstance(seed, int) else None,
         probe_accuracy=max((record["value"] for record in probes if record.get("register") is None), default=None),
         register_accuracies=tuple(by_register[index] for index in sorted(by_register)),

@@ -1,9 +1,10 @@
-"""TARGET on the command line: a run directory, a name of the zoo, or `timm/<name>`; optionally `=LABEL` after it."""
+"""TARGET on the command line: a run, a name of the zoo, `shipped/NAME` or `timm/NAME`; optionally `=LABEL` after it."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mixlab.backbones import shipped
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.weights import model_from_file
 from mixlab.backbones.zoo import create_model
@@ -17,6 +18,7 @@ class Target:
     label: str
     model: Backbone
     weights: str | None  # where the weights come from; None: untrained
+    training: str | None = None  # how they were learnt, where that is known
 
 
 def load_target(text: str, *, weights: str | None = None, image: int | None = None) -> Target:
@@ -32,5 +34,8 @@ def load_target(text: str, *, weights: str | None = None, image: int | None = No
                 f"{name} has no exported weights (weights.safetensors); finish or export the run first"
             )
         return Target(label or Path(name).name, model_from_file(exported).eval(), str(exported))
+    if name in shipped.NAMES and weights is None:
+        own = label or name.removeprefix(shipped.PREFIX)
+        return Target(own, shipped.load_shipped(name).eval(), name, training=shipped.TRAINING)
     fields: dict[str, Any] = {} if image is None or name.startswith(("timm/", "mambaout")) else {"image": image}
     return Target(label or name, create_model(name, weights=weights, **fields).eval(), weights)

@@ -17,11 +17,12 @@ _SPLIT_FOLDERS = {"train": ("train", "training"), "val": ("val", "validation", "
 
 
 class ImageFolder(ImageSource):
-    """All images below a folder. Its sub-folders are the classes, unless images lie in the folder itself."""
+    """All images below a folder, or one image file. Sub-folders are classes, unless images lie in the folder itself."""
 
     def __init__(self, root: str | Path, *, cache: str | Path | None = None) -> None:
-        self.root = Path(root)
-        self.paths = list_images(self.root, cache=cache)
+        root = Path(root)
+        self.root = root if root.is_dir() else root.parent
+        self.paths = list_images(root, cache=cache) if root.is_dir() else [root.name]
         if not self.paths:
             raise FileNotFoundError(f"{self.root} holds no images; known suffixes are {' '.join(sorted(SUFFIXES))}")
         first_levels = [path.split("/", 1)[0] if "/" in path else None for path in self.paths]
@@ -50,7 +51,8 @@ class ImageFolder(ImageSource):
 
 
 def parse_source(name: str, *, split: str = "train", cache: str | Path | None = None) -> ImageSource:
-    """A source from what people type: `shapes[:size=64,n=2000,seed=0]`, a folder, or `wds:PATTERN`.
+    """A source from what people type: `shapes[:size=64,n=2000,seed=0]`, a folder, an image file, `wds:PATTERN`, or
+    `photo`, which comes with matplotlib.
 
     A folder with a sub-folder for the split (train; val, validation, valid, test) means that sub-folder.
     """
@@ -62,10 +64,20 @@ def parse_source(name: str, *, split: str = "train", cache: str | Path | None = 
         return Shapes(size=size, num_images=num, seed=seed, split=split)
     if name.startswith("wds:"):
         return TarShards(name.removeprefix("wds:"), cache=cache)
-    folder = Path(name).expanduser()
+    folder = sample_photo() if name == "photo" else Path(name).expanduser()
+    if folder.is_file() and folder.suffix.lower() in SUFFIXES:
+        return ImageFolder(folder)
     if not folder.is_dir():
         raise FileNotFoundError(
-            f"{name!r} is no data source: not 'shapes', not 'wds:PATTERN' and not an existing folder; check the path"
+            f"{name!r} is no data source: not 'shapes', not 'wds:PATTERN', not an existing folder and no image file; "
+            "check the path"
         )
     inside = (folder / part for part in _SPLIT_FOLDERS[split])
     return ImageFolder(next((part for part in inside if part.is_dir()), folder), cache=cache)
+
+
+def sample_photo() -> Path:
+    """A portrait of Grace Hopper in the public domain, which every installation of matplotlib has."""
+    from matplotlib import get_data_path  # takes a moment, and is rarely asked for
+
+    return Path(get_data_path()) / "sample_data" / "grace_hopper.jpg"

@@ -44,11 +44,15 @@ class LiveLaboratory:
         *,
         cache_bytes: int,
         facts: Mapping[str, tuple[str, ...]] | None = None,
+        image: int | None = None,
     ) -> None:
+        """`image`: the side at which all models see pictures, in pixels; without it, what each was made for."""
         said = facts or {}
         self._subjects = {subject.label: subject for subject in subjects}
         self._traces = Traces(cache_bytes)
-        self.models: Sequence[ModelCard] = [describe(subject, said.get(subject.label, ())) for subject in subjects]
+        self.models: Sequence[ModelCard] = [
+            describe(subject, said.get(subject.label, ()), image) for subject in subjects
+        ]
         self.maps: Sequence[MapCard] = [
             MapCard(name, kind.about.partition(", (B")[0], PARTS.get(name, ""), NEEDS.get(name, "nothing"))
             for name, kind in MAPS.items()
@@ -88,9 +92,9 @@ class LiveLaboratory:
                 return look.sweep(question)
 
 
-def describe(subject: Subject, facts: tuple[str, ...] = ()) -> ModelCard:
+def describe(subject: Subject, facts: tuple[str, ...] = (), image: int | None = None) -> ModelCard:
     """What visitors are told of a model; its first layer is run once, to see how it mixes."""
-    backbone, size = subject.backbone, own_size(subject.backbone)
+    backbone, size = subject.backbone, image or own_size(subject.backbone)
     mixing = first_mixing(subject, size)
     return ModelCard(
         id=subject.label,

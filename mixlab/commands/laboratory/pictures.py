@@ -2,7 +2,9 @@
 
 import io
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 from PIL import Image
@@ -52,8 +54,13 @@ def square_mask(mask: MaskValues, size: int, fit: Fit) -> MaskValues:
     return np.array(image.resize((size, size), Image.Resampling.NEAREST, box=fit_box(image.size, fit)))
 
 
-def read_samples(data: str, count: int) -> list[Picture]:
-    """The first pictures of a source, with masks where it has masks."""
+def read_samples(data: Sequence[str], count: int) -> list[Picture]:
+    """The first pictures of each source, with masks where it has masks."""
+    found = [picture for source in data for picture in _read_source(source, count)]
+    return [replace(picture, id=f"sample-{number}") for number, picture in enumerate(found, 1)]
+
+
+def _read_source(data: str, count: int) -> list[Picture]:
     try:
         masked = parse_masks(data)
     except (ValueError, OSError):
@@ -65,11 +72,11 @@ def read_samples(data: str, count: int) -> list[Picture]:
         items = [masked.load(index) for index in range(min(count, len(masked)))]
         images = [(item.image, item.mask.numpy(), item.name) for item in items]
     samples = []
-    for index, (image, mask, name) in enumerate(images):
+    for image, mask, name in images:
         pixels = _shrunk(Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()))
         size = (pixels.shape[1], pixels.shape[0])
         fitted = None if mask is None else np.array(Image.fromarray(mask).resize(size, Image.Resampling.NEAREST))
-        samples.append(Picture(f"sample-{index + 1}", name, pixels, fitted))
+        samples.append(Picture("", name, pixels, fitted))
     return samples
 
 

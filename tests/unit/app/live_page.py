@@ -42,7 +42,7 @@ def tiny_subjects() -> list[Subject]:
 
 
 def tiny_laboratory(cache_bytes: int = 64 * 2**20) -> LiveLaboratory:
-    return LiveLaboratory(tiny_subjects(), read_samples("shapes:size=128,n=4", 4), cache_bytes=cache_bytes)
+    return LiveLaboratory(tiny_subjects(), read_samples(["shapes:size=128,n=4"], 4), cache_bytes=cache_bytes)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from mixlab.commands.app import bind, build_laboratory
 from mixlab.run import RunDirectory
 from tests.unit.app.live_page import MODELS, request
 
-DATA = "shapes:size=64,n=2"
+DATA = ("shapes:size=64,n=2",)
 
 
 def make_run(path: Path) -> Path:
@@ -28,10 +28,24 @@ def make_run(path: Path) -> Path:
     return path
 
 
-def test_without_targets_every_kind_of_mixer_is_offered_untrained() -> None:
-    laboratory = build_laboratory([], data=DATA)
+def test_without_targets_every_kind_of_mixer_is_offered_trained_where_weights_come_along() -> None:
+    laboratory = build_laboratory([], num_samples=2)
     assert {card.family for card in laboratory.models} == {"attention", "linear_attention", "mamba2", "gated_conv"}
-    assert {card.training for card in laboratory.models} == {"untrained"}
+    trained = {card.id: card.training for card in laboratory.models}
+    assert trained == {
+        "vit": "dino", "mambareg": "dino", "gatedconv": "dino", "linearvit_tiny": "untrained",
+        "dinovim_tiny": "untrained",
+    }  # fmt: skip
+    assert {card.image for card in laboratory.models} == {128}
+    assert [(sample.id, sample.label, sample.mask is None) for sample in laboratory.samples[:2]] == [
+        ("sample-1", "grace_hopper.jpg", True), ("sample-2", laboratory.samples[1].label, False),
+    ]  # fmt: skip
+
+
+def test_all_models_see_pictures_at_the_size_that_is_asked_for() -> None:
+    cards = build_laboratory(["shipped/vit", "shipped/vit=again"], data=DATA, image=96).models
+    assert [(card.id, card.image) for card in cards] == [("vit", 96), ("again", 96)]
+    assert build_laboratory(["shipped/vit"], data=DATA).models[0].image == 64
 
 
 def test_a_run_is_named_by_its_folder_with_its_training_and_its_figures(tmp_path: Path) -> None:
@@ -99,6 +113,6 @@ def test_the_command_says_where_the_page_is_serves_it_and_ends_with_ctrl_c(tmp_p
 
 def test_samples_of_a_plain_folder_come_without_masks(tmp_path: Path) -> None:
     Image.new("RGB", (50, 30), "red").save(tmp_path / "a.png")
-    [sample] = build_laboratory(["mambaout_femto"], data=str(tmp_path)).samples
+    [sample] = build_laboratory(["mambaout_femto"], data=[str(tmp_path)]).samples
     assert sample.mask is None
     assert sample.pixels.shape == (30, 50, 3)

@@ -1,0 +1,51 @@
+"""Networks that come with the package: small, sound, and and not untrained."""
+
+from importlib.resources import files
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import mixlab
+from mixlab.analysis.subjects import normalise, untrained_twin
+from mixlab.backbones.shipped import NAMES
+from mixlab.commands.targets import load_target
+from mixlab.data.images import parse_source
+
+NUM_SCENES = 64
+
+
+def test_all_of_them_are_small_and_come_as_targets_with_their_training() -> None:
+    folder = files("mixlab") / "shipped"
+    names = {
+        f"shipped/{file.name.removesuffix('.safetensors')}": file for file in folder.iterdir() if ".safe" in file.name
+    }
+    assert set(names) == set(NAMES)
+    assert sum(len(file.read_bytes()) for file in names.values()) < 10e6
+    for name in NAMES:
+        target = load_target(name)
+        assert (target.label, target.training) == (name.removeprefix("shipped/"), "dino")
+    assert load_target("shipped/vit=mine").label == "mine"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_they_know_a_scene_again_that_is_mirrored_shifted_and_relit(name: str) -> None:
+    source = parse_source(f"shapes:n={NUM_SCENES},size=96")
+    scenes = torch.stack([source.load(index) for index in range(NUM_SCENES)]).float()
+    light = 0.85 + 0.3 * torch.rand(NUM_SCENES, 3, 1, 1, generator=torch.Generator().manual_seed(0))
+    views = scenes[..., :64, :64], scenes[..., 8:72, 8:72].flip(-1) * light
+
+    @torch.no_grad()
+    def known_again(model: mixlab.Backbone) -> float:
+        seen, again = (F.normalize(model(normalise(view.clamp(0, 255).byte(), model)), dim=-1) for view in views)
+        return float(((seen @ again.T).argmax(1) == torch.arange(NUM_SCENES)).float().mean())
+
+    model = mixlab.create_model(name).eval()
+    assert known_again(model) > 0.5 > 2 * known_again(untrained_twin(model, 0).eval())
+
+
+def test_wrong_names_and_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match="choose shipped/vit"):
+        mixlab.create_model("shipped/vim")
+    with pytest.raises(ValueError, match="comes with its weights"):
+        mixlab.create_model("shipped/vit", depth=3)
