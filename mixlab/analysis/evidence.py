@@ -189,11 +189,16 @@ def mutual_pairs(first: Sequence[Group], second: Sequence[Group]) -> list[tuple[
 
 
 def difference(first: Group, second: Group) -> Difference:
-    """First less second. Over seeds (Welch's t) where both sides have two or more, else from the intervals over images,
-    as if those were independent, which is cautious for models scored on the same images.
+    """First less second. Over seeds (Welch's t) where both sides have two or more; where one has, its spread stands for
+    that of the other too; else from the intervals over images, as if those were independent, which is cautious for
+    models scored on the same images.
     """
     means = [sum(m.value for m in group) / len(group) for group in (first, second)]
-    if min(len(first), len(second)) >= 2:
+    fewer, more = sorted((first, second), key=len)
+    if len(fewer) == 1 < len(more):
+        spread = variance([m.value for m in more])
+        half = student(len(more) - 1) * math.sqrt(spread * (1 + 1 / len(more)))
+    elif len(fewer) > 1:
         errors = [variance([m.value for m in group]) / len(group) for group in (first, second)]
         total = sum(errors)
         freedom = total**2 / max(sum(e**2 / (len(g) - 1) for e, g in zip(errors, (first, second), strict=True)), 1e-300)

@@ -59,7 +59,8 @@ class Scorer:
             return None
         key = (f"{subject.label}, untrained", map_name, str(layers))
         if key not in self._known:
-            self._of(key[0], untrained_twin(subject.backbone, self.seed), map_name, layers)
+            seed = self.seed if subject.seed is None else subject.seed  # seeds of a study have twins of their own
+            self._of(key[0], untrained_twin(subject.backbone, seed), map_name, layers)
         return self._known[key]
 
     def _of(self, label: str, backbone: Backbone, map_name: str | None, layers: Layers) -> MapScores:

@@ -6,7 +6,7 @@ the centre-matched score beside it), comparisons (paired over images, with inter
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, groupby
+from itertools import combinations, groupby, pairwise, product
 from typing import Any
 
 import numpy as np
@@ -61,14 +61,18 @@ def by_model(subjects: Sequence[Subject], scorer: Scorer, map_name: str | None =
 
 
 def by_size(subjects: Sequence[Subject], scorer: Scorer, map_name: str | None = None) -> StudyResult:
-    """Figure 4a: in a family trained one way, each size against the next smaller, the largest against the smallest."""
+    """Figure 4a: in a family trained one way, each size against the next smaller, the largest against the smallest; of
+    several seeds, each against its own.
+    """
     result = _scored("size", subjects, scorer, map_name)
     for group in _grouped(subjects, lambda s: (s.family, s.training, s.num_registers > 0)):
-        ordered = sorted(group, key=lambda subject: subject.num_parameters)
-        pairs = [(ordered[i], ordered[i + 1]) for i in range(len(ordered) - 1)]
-        if len(ordered) > 2:
-            pairs.append((ordered[0], ordered[-1]))
-        result.comparisons += [_compare(scorer, map_name, larger, smaller) for smaller, larger in pairs]
+        sizes = sorted({subject.num_parameters for subject in group})
+        pairs = list(pairwise(sizes)) + ([(sizes[0], sizes[-1])] if len(sizes) > 2 else [])
+        for (small, large), a, b in product(pairs, group, group):
+            if (a.num_parameters, b.num_parameters) == (large, small) and (
+                a.seed == b.seed or None in (a.seed, b.seed)
+            ):
+                result.comparisons.append(_compare(scorer, map_name, a, b))
     _require(result, "two sizes of one family, trained the same way")
     return result
 

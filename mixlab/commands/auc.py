@@ -51,7 +51,7 @@ def auc(
         weights: a weight file for a single name.
         training: LABEL=KIND, how a target was trained (dino, supervised, dinov2, ...), where its run does not say.
         device: auto, cpu or cuda.
-        seed: of the untrained twins.
+        seed: of the untrained twins of what has no seed of its own.
         run: the directory for results and figures; the target's own if it is one run, else runs/look.
         json: also write the result as JSON to this file, or to stdout for "-".
     """

@@ -115,13 +115,12 @@ def supervised(setting: Setting) -> Iterator[Step]:
 
 
 def sizes(setting: Setting) -> Iterator[Step]:
-    """Wider networks: do scores grow?"""
-    width = (f"model.dim={setting.effort.large_dim}",)
-    variants = [Variant(family, name="large", settings=width) for family in setting.families]
-    yield from _trained_and_judged(setting, variants, setting.variant_seeds, twin=True)
-    large = [variant.run(setting, seed) for variant, seed in product(variants, setting.variant_seeds)]
-    small = [Variant(family).run(setting, setting.seeds[0]) for family in setting.families]
-    yield score(setting, [*small, *large], ("size",), needs=_judged(setting, large))
+    """Half the width, a quarter of the parameters: do scores fall?"""
+    width = (f"model.dim={setting.effort.narrow_dim}",)
+    variants = [Variant(family, name="narrow", settings=width) for family in setting.families]
+    yield from _trained_and_judged(setting, variants, setting.seeds, twin=True)
+    narrow = [variant.run(setting, seed) for variant, seed in product(variants, setting.seeds)]
+    yield score(setting, [*_runs(setting, "dino"), *narrow], ("size",), needs=_judged(setting, narrow))
 
 
 def mambaout(setting: Setting) -> Iterator[Step]:

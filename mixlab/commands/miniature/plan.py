@@ -58,8 +58,8 @@ class Effort:
     segment: tuple[str, ...] = ()
     tuned_rates: tuple[float, ...] = (1e-3, 2e-3, 4e-3)  # for a batch of 256
     tuning_steps: dict[Training, int] = field(default_factory=lambda: {"dino": 600, "supervised": 450})
-    large_dim: int = 192
-    num_variant_seeds: int = 1  # of sizes and registers
+    narrow_dim: int = 64
+    num_variant_seeds: int = 1  # of registers
     probe_epochs: int = 50
     auc_image: int = 112
     num_scored: int = 1000  # images with masks, at most
@@ -78,7 +78,7 @@ QUICK = Effort(
              "method.auxiliary_channels=8", "optim.warmup_steps=1"),
     tuned_rates=(5e-4, 1e-3),
     tuning_steps={"dino": 2, "supervised": 2},
-    large_dim=64,
+    narrow_dim=16,
     probe_epochs=2,
     auc_image=64,
     num_scored=8,
@@ -128,7 +128,7 @@ class Variant:
 
     family: Family
     training: Training = "dino"
-    name: str = ""  # beside the family's: large, causal, ...
+    name: str = ""  # beside the family's: narrow, causal, ...
     settings: tuple[str, ...] = ()
     strategies: tuple[str, ...] | None = None
 

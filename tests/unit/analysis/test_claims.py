@@ -109,6 +109,15 @@ def test_differences_of_single_runs_use_their_intervals_over_images() -> None:
     )
 
 
+def test_the_spread_of_seeds_stands_for_a_single_run_too() -> None:
+    values = [0.5, 0.6, 0.7]
+    seeds = [measured("binary_auc", "attention", value, seed=seed) for seed, value in enumerate(values)]
+    alone = [measured("binary_auc", "attention", 0.9)]
+    half = 4.303 * np.std(values, ddof=1) * np.sqrt(1 + 1 / 3)  # far wider than 0.01, the interval over images
+    for gap, sign in ((difference(alone, seeds), 1), (difference(seeds, alone), -1)):
+        assert (gap.mean, gap.high - gap.mean) == pytest.approx((sign * 0.3, half), abs=1e-6)
+
+
 def test_differences_of_their_own_are_students_over_seeds() -> None:
     gaps = [0.1, 0.2, 0.6]
     seeds = [measured("best_head_over_worst", "attention", gap, layer=3, seed=seed) for seed, gap in enumerate(gaps)]

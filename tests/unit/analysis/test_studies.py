@@ -26,6 +26,11 @@ def tiny(name: str, seed: int = 0, **fields: object) -> mixlab.Backbone:
     return mixlab.create_model(name, dim=64, depth=4, image=64, patch=8, **size, **fields).eval()
 
 
+def tiny_large(seed: int) -> mixlab.Backbone:
+    torch.manual_seed(seed)
+    return mixlab.create_model("vit_tiny", dim=128, depth=4, image=64, patch=8, head_dim=16).eval()
+
+
 def shapes(num: int = 12, batch: int = 5) -> MaskedImages:
     return MaskedImages(parse_masks(f"shapes:n={num}"), size=64, batch=batch)
 
@@ -73,7 +78,7 @@ def test_rows_carry_the_centre_prior_and_the_untrained_twin() -> None:
     first, second = result.rows
     assert first["untrained"]["mean"] is not None
     assert "untrained" not in second
-    twin = untrained_twin(one.backbone)
+    twin = untrained_twin(one.backbone, seed=5)
     twin_scores = Scorer(shapes()).scores(Subject(label="twin", backbone=twin))
     assert first["untrained"]["mean"] == pytest.approx(float(either_sign(twin_scores.raw).nanmean()))
     gap = first["above_untrained"]["mean"]
@@ -152,6 +157,24 @@ def test_by_size_training_and_registers_find_their_pairs() -> None:
         }.items()
     }
     assert pairs == {"size": [("large", "small")], "training": [("small", "taught")], "registers": [("reg", "vim")]}
+
+
+def test_sizes_of_several_seeds_are_compared_seed_by_seed() -> None:
+    small = [subject(f"small-s{seed}", seed=seed) for seed in (0, 1)]
+    large = [Subject(label=f"large-s{seed}", backbone=tiny_large(seed), training="dino", seed=seed) for seed in (0, 1)]
+    found = run_study("size", [*small, *large], Scorer(shapes(4), twins=False)).comparisons
+    assert [(one["better"], one["worse"]) for one in found] == [("large-s0", "small-s0"), ("large-s1", "small-s1")]
+
+
+def test_twins_have_the_seed_of_their_run() -> None:
+    one, other = (
+        Subject(label=f"vit-s{seed}", backbone=tiny("vit_tiny"), training="dino", seed=seed) for seed in (0, 1)
+    )
+    scorer = Scorer(shapes(4), seed=5)
+    first, second = (scorer.twin_scores(each) for each in (one, other))
+    assert first is not None and second is not None and not torch.equal(first.raw, second.raw)
+    alone = Scorer(shapes(4)).scores(Subject(label="twin", backbone=untrained_twin(one.backbone, 1)))
+    torch.testing.assert_close(second.raw, alone.raw)
 
 
 def test_a_study_without_its_pairs_says_what_it_needs() -> None:
