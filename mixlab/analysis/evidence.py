@@ -38,6 +38,7 @@ METRICS = {
     "mask_ap": "COCO AP of masks",
 }
 
+CORRELATIONS = ("auc_follows_probe", "register_auc_follows_probe")
 ON_TOP = ("head", "frozen")  # of a dense task: which detector; the backbone fixed or fine-tuned
 _SIZE_RATIO = 2.5  # models of different families are held against each other up to this ratio of parameters
 
@@ -220,6 +221,8 @@ def own_difference(group: Group) -> Difference:
     else:
         mean, low, high = lead.value, lead.low, lead.high
     layer = "" if lead["layer"] is None else f", layer {lead['layer']}"
+    if lead.metric in CORRELATIONS and low is not None and high is not None:
+        low, high = max(low, -1.0), min(high, 1.0)
     low, high = (-math.inf if low is None else low), (math.inf if high is None else high)
     return Difference(
         f"{_name(group)}{layer}: {lead.metric.replace('_', ' ')}", mean, low, high, sum(m.n for m in group)

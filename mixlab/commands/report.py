@@ -21,7 +21,7 @@ def report(
 
     Args:
         runs: run directories; runs below a run belong to it.
-        out: the page to write.
+        out: the page to write; as .md its tables alone.
         measure: count and time backbones of runs that do not say yet how large and fast they are (results/cost.json).
         json: also write a summary as JSON to this file, or to stdout for "-".
     """

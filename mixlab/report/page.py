@@ -1,5 +1,6 @@
 """The page: what the runs hold, section by section; what is missing is left out."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ COLUMNS = {
 
 
 def write_report(runs: list[RunDirectory], out: Path) -> Path:
-    """Write the page of these runs."""
+    """Write the page of these runs; as .md its tables alone."""
     findings = read_findings(runs) if runs else Findings([], [])
     if not findings.records and not findings.curves:
         named = ", ".join(str(run.path) for run in runs) or "no directory"
@@ -52,13 +53,31 @@ def write_report(runs: list[RunDirectory], out: Path) -> Path:
         )
     if not out.parent.is_dir():
         raise FileNotFoundError(f"{out.parent} does not exist, so {out.name} cannot go there; make it, or change --out")
+    text = _in_markdown(findings) if out.suffix == ".md" else _as_page(findings)
+    write_aside(out, lambda file: file.write(text.encode()))
+    return out
+
+
+def _as_page(findings: Findings) -> str:
+    environment = _templates(autoescape=True)
+    return environment.get_template("page.html").render(**page_parts(findings))
+
+
+def _in_markdown(findings: Findings) -> str:
+    """The tables alone, for readers of a repository."""
+    environment = _templates(autoescape=False)
+    environment.filters["plain"] = lambda text: re.sub(r"([\\`*_|<>\[\]])", r"\\\1", str(text))
+    parts = page_parts(findings)
+    text = environment.get_template("summary.md").render(**parts)
+    return re.sub(r"\n{3,}", "\n\n", text.strip()) + "\n"
+
+
+def _templates(*, autoescape: bool) -> Environment:
     environment = Environment(
-        loader=PackageLoader("mixlab.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=PackageLoader("mixlab.report"), autoescape=autoescape, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters["number"] = show_number
-    page = environment.get_template("page.html").render(**page_parts(findings))
-    write_aside(out, lambda file: file.write(page.encode()))
-    return out
+    return environment
 
 
 def page_parts(findings: Findings) -> dict[str, Any]:

@@ -34,7 +34,12 @@ def scaling_part(record: Record, colours: charts.Colours) -> dict[str, Any]:
             name = f"{title}: GiB per image"
             own = [{**row, "share": row["peak_gib"] / row["batch"]} for row in own]
             shown[name] = charts.scaling_lines(own, "share", "GiB / image", title=name, colours=colours)
-    return {"record": record, "charts": shown, "labels": list(dict.fromkeys(row["label"] for row in rows))}
+    table: dict[int, dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        if row["pass"] == "training":
+            table.setdefault(row["tokens"], {})[row["label"]] = row
+    labels = list(dict.fromkeys(row["label"] for row in rows))
+    return {"record": record, "charts": shown, "labels": labels, "table": table}
 
 
 def _tuning(record: Record) -> dict[str, Any]:

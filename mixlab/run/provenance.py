@@ -17,10 +17,24 @@ def provenance(*, seed: int | None = None, device: str = "cpu") -> dict[str, Any
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "seed": seed,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {"device": device, "processor": processor_name(), "system": platform.platform(terse=True)},
+        "machine": {
+            "device": device_name(device),
+            "processor": processor_name(),
+            "system": platform.platform(terse=True),
+        },
         "versions": {name: _version(name) for name in ("mixlab", "torch", "timm", "numpy")},
         "commit": _commit(),
     }
+
+
+def device_name(device: str) -> str:
+    """A GPU by its own name: "cuda" and "auto" say little to a reader."""
+    torch = sys.modules.get("torch")  # where a figure came from a GPU, it is loaded
+    if torch is None or not device.startswith(("cuda", "auto")):
+        return device
+    if not torch.cuda.is_available():
+        return "cpu"
+    return str(torch.cuda.get_device_name(None if device == "auto" else device))
 
 
 def processor_name() -> str:

@@ -67,7 +67,7 @@ class Effort:
     rank_chunk: int = 256
     depth: int | None = None  # of every family, where not the recipe's
     scaling: tuple[int, ...] = (64, 112, 224, 448)  # px
-    scaling_tokens: int = 65536  # of a batch
+    scaling_tokens: int = 262144  # of a batch: enough that launching kernels does not count
 
 
 FULL = Effort()

@@ -20,7 +20,9 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def publish_study(run: Path, out: Path) -> Path:
-    """Copy config.json, thinned metrics.jsonl and results/*.json of a study and its runs to OUT, with a report."""
+    """Copy config.json, thinned metrics.jsonl and results/*.json of a study and its runs to OUT, with a report
+    and its tables as README.md.
+    """
     directory = RunDirectory.open(run)
     config = directory.read_config()
     if "study" not in config:
@@ -34,6 +36,7 @@ def publish_study(run: Path, out: Path) -> Path:
     for place in finished_runs(run):
         _copy(RunDirectory(place), RunDirectory.create(out / place.relative_to(run)), names)
     page = make_report([out], out / "report.html", measure=False)
+    make_report([out], out / "README.md", measure=False)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     console.print(f"published in {out}: {size / 1e6:.1f} MB", highlight=False)
     return page

@@ -127,6 +127,8 @@ def test_differences_of_their_own_are_students_over_seeds() -> None:
     assert found.what == "vit_tiny (dino) x3, layer 3: best head over worst" and found.n == 300
     alone = own_difference(seeds[:1])
     assert (alone.low, alone.high) == (seeds[0].low, seeds[0].high)
+    wide = [measured("register_auc_follows_probe", "mamba2", value, seed=seed) for seed, value in enumerate((0.4, 0.9))]
+    assert own_difference(wide)[2:4] == (-1.0, 1.0), "no correlation lies beyond"
     assert status(10, *seeds) == "not resolved at this scale" and status(10, seeds[2]) == "supported"
 
 

@@ -113,7 +113,7 @@ def test_the_published_form_is_small_names_no_place_and_makes_the_same_report(st
     out = tmp_path / "published"
     page = publish_study(studied / "run", out).read_text(encoding="utf-8")
     kinds = {file.suffix for file in out.rglob("*") if file.is_file()}
-    assert kinds <= {".json", ".jsonl", ".html", ".npz"}, "weights or pictures were published"
+    assert kinds <= {".json", ".jsonl", ".html", ".md", ".npz"}, "weights or pictures were published"
     assert [file.name for file in out.rglob("*.npz")] == ["maps.npz"], "arrays that no figure needs were published"
     for file in out.rglob("*"):
         if file.is_file() and file.suffix != ".npz":
@@ -121,7 +121,7 @@ def test_the_published_form_is_small_names_no_place_and_makes_the_same_report(st
     sections = re.findall(r'<section id="(\w+)"', page)
     own = re.findall(r'<section id="(\w+)"', (studied / "run" / "report.html").read_text(encoding="utf-8"))
     assert sections == own and "study" in sections and "ledger" in sections
-    assert "2 seeds" in page
+    assert "2 seeds" in page and "## The ledger" in (out / "README.md").read_text(encoding="utf-8")
     assert read_json(out / "results" / "maps.json")["data"].startswith("shapes"), "photographs were published"
 
 

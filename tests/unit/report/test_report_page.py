@@ -3,6 +3,7 @@
 import json
 import re
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -179,3 +180,17 @@ def test_ranks_are_written_where_their_blocks_stand(tmp_path: Path) -> None:
     # Effective rank 1.5 + row + 10 column, in quarters of a square of 300.
     expected = {("75.0", "81.0", "1.5"), ("225.0", "81.0", "12"), ("75.0", "231.0", "2.5"), ("225.0", "231.0", "12")}
     assert {(x, y, text) for x, y, text in numbers} == expected
+
+
+def test_the_tables_alone_are_written_as_markdown_with_the_same_numbers(tmp_path: Path) -> None:
+    run = make_example(tmp_path / "run")
+    claims = run.results()["claims"]
+    claims["claims"][0]["measured"] = "a | b; <script>"
+    run.write_result("claims", claims)
+    lines = write_report(find_runs([run.path]), tmp_path / "x.md").read_text(encoding="utf-8").splitlines()
+    assert any(line.startswith("| vit | 1 | softmax attention | dino |") and "50.0 % (45.0" in line for line in lines)
+    assert any("+30.0 [+22.9, +37.1], more" in line for line in lines)
+    assert any("a \\| b;<br>\\<script\\>" in line for line in lines), "what files say is neither markup nor a cell"
+    tables = [line for line in lines if line.startswith("|")]
+    assert all(line.endswith("|") for line in tables)
+    assert not [line for line, after in pairwise(lines) if not line and not after], "no two empty lines"
