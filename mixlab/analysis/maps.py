@@ -170,6 +170,15 @@ def activation_map(backbone: Backbone, images: Tensor, name: str | None = None, 
 
 
 def find_map(name: str) -> FeatureMap | MixingMap:
-    if name not in MAPS:
-        raise ValueError(f"there is no map {name!r}; choose one of {', '.join(MAPS)}")
-    return MAPS[name]
+    """A map of the table; or several that are read from features, as `cosine+pca`, stacked (B, K, h, w) in one pass."""
+    names = name.split("+")
+    for part in names:
+        if part not in MAPS:
+            raise ValueError(f"there is no map {part!r}; choose one of {', '.join(MAPS)}")
+    kinds = [MAPS[part] for part in names]
+    if len(kinds) == 1:
+        return kinds[0]
+    readers = [kind.read for kind in kinds if isinstance(kind, FeatureMap)]
+    if len(readers) < len(kinds):
+        raise ValueError(f"{name!r} holds maps of a mixing matrix; only maps of features go together")
+    return FeatureMap(f"{', '.join(names)}, (B, {len(names)}, h, w)", lambda f: torch.stack([r(f) for r in readers], 1))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mixlab.analysis.bootstrap import bootstrap_difference
-from mixlab.analysis.maps import single_maps
+from mixlab.analysis.maps import MAPS, FeatureMap, single_maps
 from mixlab.analysis.scores import MapScores, Scorer, as_array, as_dict, either_sign, score_row
 from mixlab.analysis.subjects import UNTRAINED, Subject, normalise
 from mixlab.backbones.backbone import Layers
@@ -162,10 +162,13 @@ def by_map(subjects: Sequence[Subject], scorer: Scorer, map_name: str | None = N
     result = StudyResult("map", [])
     for subject in subjects:
         first = next(iter(scorer.images)).images[:1]
-        for name in single_maps(subject.backbone, normalise(first, subject.backbone)):
-            scored = _scored("map", [subject], scorer, name)
-            result.rows += scored.rows
-            result.arrays[f"{subject.label}.{name}"] = scored.arrays[subject.label]
+        names = single_maps(subject.backbone, normalise(first, subject.backbone))
+        of_features = [name for name in names if isinstance(MAPS[name], FeatureMap)]
+        for kinds in (of_features, *([name] for name in names if name not in of_features)):
+            scored = _scored("map", [subject], scorer, "+".join(kinds))
+            for place, (name, row) in enumerate(zip(kinds, scored.rows, strict=True)):
+                result.rows.append(row | {"map": name, "index": None})
+                result.arrays[f"{subject.label}.{name}"] = scored.arrays[subject.label][..., place : place + 1]
     return result
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import mixlab
-from mixlab.analysis.maps import MAPS, MixingMap, activation_map, default_map
+from mixlab.analysis.maps import MAPS, MixingMap, activation_map, default_map, find_map
 from mixlab.analysis.pca import pca_maps
 
 IMAGES = torch.randn(2, 3, 64, 48, generator=torch.Generator().manual_seed(1))  # 8 x 6 patches
@@ -160,3 +160,14 @@ def test_every_map_explains_itself_and_keeps_no_gradient() -> None:
         assert kind.about
         assert not kind(model, IMAGES).requires_grad, name
     assert any(isinstance(kind, MixingMap) for kind in MAPS.values())
+
+
+def test_several_maps_of_features_come_out_of_one_pass() -> None:
+    model = tiny("vit_tiny")
+    stacked = find_map("cosine+norm+pca")(model, IMAGES)
+    for place, name in enumerate(("cosine", "norm", "pca")):
+        torch.testing.assert_close(stacked[:, place], MAPS[name](model, IMAGES), check_dtype=False)
+    with pytest.raises(ValueError, match="no map 'cos'; choose one of"):
+        find_map("cos+norm")
+    with pytest.raises(ValueError, match="only maps of features go together"):
+        find_map("cosine+mixing_mean")
