@@ -33,9 +33,9 @@ def study(
     """Run a whole study, or parts of it. What is done already is left alone; a killed study goes on.
 
     miniature: five families under DINO and with labels, each learning rate tuned alike; kNN, probes, Binary-AUC, sizes,
-    registers, causal mixing, segmentation, cost, ranks, the ledger and a report. Planned for one H200, ten thousand
-    images of 112 px and 700 masks, in minutes: tune 3, dino 10, supervised 6, sizes 5, mambaout 6, registers 2, cost 1,
-    ranks 2, ledger 1.
+    registers, causal mixing, segmentation, cost, ranks, the ledger and a report. About half an hour on one H200,
+    whatever the number of images, in parts of at most ten minutes: tune 2.5, dino 9, supervised 3, sizes 5, mambaout 3,
+    registers 2.5, cost 1, ranks 2, ledger 1.
 
     Args:
         name: of the study: miniature.
@@ -45,7 +45,7 @@ def study(
         masks: images with foreground masks, as `mixlab auc --data` takes them.
         part: one or more of tune, dino, supervised, sizes, mambaout, registers, cost, ranks, ledger; all without it.
         seeds: how many training runs of each family are compared.
-        at_once: processes side by side; half the cores (at most 8) on a GPU, which small models leave idle.
+        at_once: processes side by side; two thirds of the cores (at most 10) on a GPU, which small models leave idle.
         quick: a few steps of tiny models, which teach nothing, through the same parts.
         device: cuda or cpu; a GPU where there is one.
         publish: also copy what the report needs, without weights and photographs, to this folder, with its report;

@@ -16,6 +16,7 @@ import torch
 from mixlab.commands.miniature.folders import hold_out
 from mixlab.commands.miniature.parts import PARTS, Part
 from mixlab.commands.miniature.plan import FAMILIES, QUICK, Effort, Family, Setting
+from mixlab.commands.miniature.sharing import shared_gpu
 from mixlab.commands.output import console
 from mixlab.commands.report import make_report
 from mixlab.commands.steps import Step, is_done, mark_of, num_cores, run_steps, wait_for_workers, worker_pool
@@ -27,7 +28,7 @@ from mixlab.training.run_lock import RunLock
 
 COMMAND = "study miniature"
 NOTE_S = 2.0
-MOST_AT_ONCE = 8
+MOST_AT_ONCE = 10
 NEEDLESS = ("checkpoints", "features", "probe", "tensorboard")  # of runs that are judged
 
 
@@ -45,7 +46,7 @@ def run_miniature(
 ) -> dict[str, Any]:
     """All steps of the parts that are not done yet, each part with its minutes; the report after the ledger."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    most = min(MOST_AT_ONCE, num_cores() // 2) if device == "cuda" else min(num_cores(), len(families))
+    most = min(MOST_AT_ONCE, num_cores() * 2 // 3) if device == "cuda" else min(num_cores(), len(families))
     at_once = at_once or max(1, most)
     sizes = check_sources(data, masks)
     directory = RunDirectory.create(run)
@@ -66,7 +67,8 @@ def run_miniature(
             families=families,
             rates=_tuned(directory),
         )
-        with worker_pool(at_once) as pool:
+        sharing = shared_gpu() if device == "cuda" and at_once > 1 else contextlib.nullcontext()
+        with sharing, worker_pool(at_once) as pool:
             for name in (name for name in PARTS if name in parts):
                 if PARTS[name].labels and not setting.labelled:
                     console.print(f"{name} is left out: it needs labels, and {data} has none", style="yellow")
