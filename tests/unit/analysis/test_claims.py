@@ -80,8 +80,8 @@ def test_without_runs_only_theorems_have_a_verdict_and_claim_five_fails() -> Non
 def test_theorems_give_way_to_evidence_against_them() -> None:
     assert status(4, measured("rank_bound_holds", "mamba2", 0.0)) == "contradicted"
     short = {"definition": "numerical", "minimum": 200.0, "chunk": 256}
-    assert status(4, measured("off_diagonal_rank", "attention", 250.0, **short)) == "contradicted"
-    assert status(4, measured("off_diagonal_rank", "attention", 256.0, **short | {"minimum": 256.0})) == "supported"
+    assert status(4, measured("off_diagonal_rank", "attention", 230.0, **short)) == "contradicted"
+    assert status(4, measured("off_diagonal_rank", "attention", 254.0, **short)) == "supported"  # up to rounding
     assert status(5, measured("mask_rank", "mamba2", 3.0)) == "supported"
     assert status(5, measured("mask_rank", "mamba2", 1.0)) == "contradicted"
 
