@@ -21,18 +21,26 @@ def hold_out(data: str, out: str) -> None:
     source, folder = parse_source(data, split="train"), Path(out)
     if not isinstance(source, ImageFolder) or not source.classes:
         raise ValueError(f"{data} has no class folders to hold images out of; give one sub-folder per class")
-    counts = {"train": 0, "val": 0}
+    parts = held_out(source)
+    for part, paths in parts.items():
+        for path in paths:
+            link = folder / part / path
+            link.parent.mkdir(parents=True, exist_ok=True)
+            if not link.is_symlink():
+                link.symlink_to((source.root / path).resolve())
+    counts = {part: len(paths) for part, paths in parts.items()}
+    write_json(folder / "split.json", {"data": data, "held_out": f"every {HELD_OUT}th image of a class", **counts})
+
+
+def held_out(source: ImageFolder) -> dict[str, list[str]]:
+    """The paths of a source in two parts."""
+    parts: dict[str, list[str]] = {"train": [], "val": []}
     seen: dict[str, int] = {}
     for path in source.paths:
         name = path.split("/", 1)[0]
         number = seen[name] = seen.get(name, -1) + 1
-        part = "val" if number % HELD_OUT == 0 else "train"
-        link = folder / part / path
-        link.parent.mkdir(parents=True, exist_ok=True)
-        if not link.is_symlink():
-            link.symlink_to((source.root / path).resolve())
-        counts[part] += 1
-    write_json(folder / "split.json", {"data": data, "held_out": f"every {HELD_OUT}th image of a class", **counts})
+        parts["val" if number % HELD_OUT == 0 else "train"].append(path)
+    return parts
 
 
 def write_labels(masks: str, out: str) -> None:

@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from mixlab.commands.miniature.folders import hold_out
+from mixlab.commands.miniature.copies import prepare
 from mixlab.commands.miniature.parts import PARTS, Part
 from mixlab.commands.miniature.plan import FAMILIES, QUICK, Effort, Family, Setting
 from mixlab.commands.miniature.sharing import shared_gpu
 from mixlab.commands.output import console
 from mixlab.commands.report import make_report
 from mixlab.commands.steps import Step, is_done, mark_of, num_cores, run_steps, wait_for_workers, worker_pool
-from mixlab.data.images import ImageFolder, parse_source
+from mixlab.data.images import parse_source
 from mixlab.data.mask_formats import parse_masks
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import read_json, write_json
@@ -57,7 +57,7 @@ def run_miniature(
         wait_for_workers([*run.glob("*-s[0-9]*"), *run.glob("tuning/*-*")])
         setting = Setting(
             run=run,
-            data=_with_splits(data, run) if sizes["num_classes"] else str(data),
+            data=prepare(data, run / "data", workers=num_cores()),
             masks=masks,
             labelled=bool(sizes["num_classes"]),
             seeds=seeds,
@@ -67,6 +67,7 @@ def run_miniature(
             families=families,
             rates=_tuned(directory),
         )
+        sizes |= {"num_images": len(parse_source(setting.data, split="train"))}
         sharing = shared_gpu() if device == "cuda" and at_once > 1 else contextlib.nullcontext()
         with sharing, worker_pool(at_once) as pool:
             for name in (name for name in PARTS if name in parts):
@@ -125,17 +126,6 @@ def _check_needs(name: str, part: Part, setting: Setting) -> None:
                 f"part {name} needs part {need}, of which {len(missing)} trainings are not done ({named}, ...); "
                 f"run it first: --part {need}, with the same --seeds"
             )
-
-
-def _with_splits(data: Path, run: Path) -> str:
-    """The folder itself where it has a held-out part, else links to it with every fifth image held out."""
-    train, val = (parse_source(str(data), split=part) for part in ("train", "val"))
-    if isinstance(train, ImageFolder) and isinstance(val, ImageFolder) and train.root != val.root:
-        return str(data)
-    if not (run / "data" / "split.json").is_file():
-        console.print(f"{data} has no val/: every fifth image of a class is held out", style="yellow")
-        hold_out(str(data), str(run / "data"))
-    return str(run / "data")
 
 
 def _agree(directory: RunDirectory, settings: dict[str, Any]) -> None:
