@@ -53,6 +53,7 @@ FAMILIES = (
 class Effort:
     """How much work; the recipes say everything else."""
 
+    least_images: int = 160  # for training: a batch, where a fifth is set aside
     training: tuple[str, ...] = ()  # settings of every training run
     dino: tuple[str, ...] = ()
     segment: tuple[str, ...] = ()
@@ -72,6 +73,7 @@ class Effort:
 
 FULL = Effort()
 QUICK = Effort(
+    least_images=20,
     training=("model.dim=32", "model.depth=4", "steps=4", "batch=16", "optim.warmup_steps=0", "log.every_steps=1"),
     dino=("method.num_prototypes=64", "method.num_local=1"),
     segment=("steps=2", "batch=2", "method.crop=64", "method.short_side=64", "method.channels=8",

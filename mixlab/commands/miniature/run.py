@@ -68,6 +68,10 @@ def run_miniature(
             rates=_tuned(directory),
         )
         sizes |= {"num_images": len(parse_source(setting.data, split="train"))}
+        if sizes["num_images"] < effort.least_images:
+            raise ValueError(
+                f"{data} has {sizes['num_images']} images for training; the study needs {effort.least_images} or more"
+            )
         sharing = shared_gpu() if device == "cuda" and at_once > 1 else contextlib.nullcontext()
         with sharing, worker_pool(at_once) as pool:
             for name in (name for name in PARTS if name in parts):

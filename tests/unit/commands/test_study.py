@@ -170,6 +170,8 @@ def test_bad_folders_are_refused_before_anything_is_trained(tmp_path: Path, capf
     assert main(["study", "miniature", "--data", str(photos), "--masks", str(masked), "--run", str(run),
                  "--part", "sleep"]) == 1  # fmt: skip
     assert "no part sleep" in capfd.readouterr().err
+    assert main(["study", "miniature", "--data", str(photos), "--masks", str(masked), "--run", str(run)]) == 1
+    assert "images for training; the study needs 160 or more" in " ".join(capfd.readouterr().err.split())
 
 
 def test_another_study_does_not_go_into_the_same_directory(studied: Path) -> None:
