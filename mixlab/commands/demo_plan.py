@@ -180,12 +180,13 @@ def _look(run: Path, models: tuple[DemoModel, ...], effort: Effort, seed: int) -
         results / "matrices.json",
         needs=judged,
     )
+    trained = (f"{name}={name.removeprefix(shipped.PREFIX)}, shipped" for name in shipped.NAMES)
     yield Step(
         "photo",
         "a photograph through trained networks",
         "what comes with mixlab has learnt from photographs for longer than a demo can",
         (
-            "maps", *shipped.NAMES, "--data", "photo", "--num-images", "1", "--image", str(PHOTO_IMAGE),
+            "maps", *trained, "--data", "photo", "--num-images", "1", "--image", str(PHOTO_IMAGE),
             "--device", "cpu", "--run", str(run / "photo"),
         ),
         run / "photo" / "results" / "maps.json",

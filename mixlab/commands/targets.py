@@ -35,7 +35,6 @@ def load_target(text: str, *, weights: str | None = None, image: int | None = No
             )
         return Target(label or Path(name).name, model_from_file(exported).eval(), str(exported))
     if name in shipped.NAMES and weights is None:
-        own = label or name.removeprefix(shipped.PREFIX)
-        return Target(own, shipped.load_shipped(name).eval(), name, training=shipped.TRAINING)
+        return Target(label or name, shipped.load_shipped(name).eval(), name, training=shipped.TRAINING)
     fields: dict[str, Any] = {} if image is None or name.startswith(("timm/", "mambaout")) else {"image": image}
     return Target(label or name, create_model(name, weights=weights, **fields).eval(), weights)

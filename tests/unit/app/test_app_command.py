@@ -33,8 +33,8 @@ def test_without_targets_every_kind_of_mixer_is_offered_trained_where_weights_co
     assert {card.family for card in laboratory.models} == {"attention", "linear_attention", "mamba2", "gated_conv"}
     trained = {card.id: card.training for card in laboratory.models}
     assert trained == {
-        "vit": "dino", "mambareg": "dino", "gatedconv": "dino", "linearvit_tiny": "untrained",
-        "dinovim_tiny": "untrained",
+        "shipped/vit": "dino", "shipped/mambareg": "dino", "shipped/gatedconv": "dino",
+        "linearvit_tiny": "untrained", "dinovim_tiny": "untrained",
     }  # fmt: skip
     assert {card.image for card in laboratory.models} == {128}
     assert [(sample.id, sample.label, sample.mask is None) for sample in laboratory.samples[:2]] == [
@@ -44,7 +44,7 @@ def test_without_targets_every_kind_of_mixer_is_offered_trained_where_weights_co
 
 def test_all_models_see_pictures_at_the_size_that_is_asked_for() -> None:
     cards = build_laboratory(["shipped/vit", "shipped/vit=again"], data=DATA, image=96).models
-    assert [(card.id, card.image) for card in cards] == [("vit", 96), ("again", 96)]
+    assert [(card.id, card.image) for card in cards] == [("shipped/vit", 96), ("again", 96)]
     assert build_laboratory(["shipped/vit"], data=DATA).models[0].image == 64
 
 
