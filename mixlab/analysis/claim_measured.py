@@ -83,7 +83,7 @@ rank_order = orders_families(["off_diagonal_rank"], training=None, keep=lambda m
 probe_order = orders_families(["probe_top1"], keep=_headline)
 segmentation_order = orders_families(["miou"])
 detection_order = orders_families(["box_ap", "mask_ap"])
-robustness_order = orders_families(["robust_top1"])
+robustness_order = orders_families(["robust_top1", "shift_top1"])
 gated_cnn_classifies_better = orders_families(
     ["top1", "probe_top1"], families=("gated_conv", "mamba2"), training="supervised", keep=_headline
 )

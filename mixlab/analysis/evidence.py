@@ -33,6 +33,8 @@ METRICS = {
     "probe_top1": "accuracy of a linear probe; `blocks`, `strategy` and `register` where they were varied",
     "knn_top1": "accuracy of nearest neighbours",
     "robust_top1": "accuracy on a shifted set, named by `data`",
+    "shift_top1": "accuracy on images that were changed, as `data` says",
+    "shifted_top1": "its mean over the changes",
     "miou": "mean IoU of semantic segmentation",
     "box_ap": "COCO AP of boxes",
     "mask_ap": "COCO AP of masks",

@@ -1,4 +1,4 @@
-"""`mixlab robust`: a classifier on ImageNet's shifted sets, a table in the shape of the paper's Table 4."""
+"""`mixlab robust`: a classifier on ImageNet's shifted sets, as in the paper's Table 4, or on changed images."""
 
 import re
 from collections.abc import Sequence
@@ -8,10 +8,13 @@ from typing import Annotated, Any
 import torch
 import tyro
 
+from mixlab.analysis.bootstrap import bootstrap_mean
 from mixlab.analysis.subjects import Subject
 from mixlab.commands.looking import file_name, load_subjects, open_run, own_size
 from mixlab.commands.output import console, emit, table
-from mixlab.commands.probe import quiet_unless_first, training_said
+from mixlab.commands.probe import interval, percent, quiet_unless_first, training_said
+from mixlab.data.images import parse_source
+from mixlab.data.source import Subset
 from mixlab.evaluation.accuracy import accuracy
 from mixlab.evaluation.classifier import (
     Classifier,
@@ -20,8 +23,10 @@ from mixlab.evaluation.classifier import (
     timm_classifier,
     trained_classifier,
 )
+from mixlab.evaluation.labelled_data import evenly_spaced
 from mixlab.evaluation.paper import robustness_figure
 from mixlab.evaluation.robustness import SETS, SetScore, find_sets, score_set
+from mixlab.evaluation.shifts import PLAIN, score_shifts
 from mixlab.evaluation.views import CROP_SHARE, CentreView, Precision, num_workers, run_precision
 from mixlab.run import RunDirectory, provenance
 from mixlab.training.distributed import from_all, join_world
@@ -33,7 +38,8 @@ PROBES = ("probe/augmented/best_head.safetensors", "probe/cached/best_head.safet
 def robust(
     target: Annotated[str, tyro.conf.Positional],
     *,
-    data: Annotated[list[str], tyro.conf.arg(metavar="FOLDER|NAME=FOLDER ...")],
+    data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FOLDER|NAME=FOLDER ...")] = (),
+    shifts: str | None = None,
     head: Path | None = None,
     limit: int | None = None,
     shard: str = "0/1",
@@ -48,12 +54,14 @@ def robust(
     run: Path | None = None,
     json: str | None = None,
 ) -> dict[str, Any]:
-    """Score a classifier on ImageNet-V2, Sketch, A, R, ReaL and plain validation. torchrun works as is.
+    """Score a classifier on ImageNet-V2, Sketch, A, R, ReaL and plain validation, or on images that are changed on the
+    way: without colour, blurred, noisy, pale, as edges. torchrun works as is.
 
     Args:
         target: a run with a probe or a classifier, a name with --head, or timm/NAME as timm's own classifier.
         data: a folder with the sets under their released names, or NAME=FOLDER for each, NAME among val, v2-mf, v2-t07,
             v2-ti, sketch, a, r, real.
+        shifts: images of the classifier's own classes, to be changed: a folder (its val/), shapes or wds:PATTERN.
         head: a probe of `mixlab probe`, or a released probe checkpoint; without it, the run's own.
         limit: at most so many images of each set, spread evenly.
         shard: I/N, to score only every N-th image from the I-th on; when all N are in the run, they are put together.
@@ -68,8 +76,13 @@ def robust(
         run: the directory for results; the target's own if it is a run, else runs/look.
         json: also write the result as JSON to this file, or to stdout for "-".
     """
+    if not data and shifts is None:
+        raise ValueError("no images given: --data for ImageNet's sets, or --shifts for images to be changed on the way")
     part, parts = parse_shard(shard)
+    if shifts is not None and parts > 1:
+        raise ValueError(f"--shard {shard} is for the sets of --data; score --shifts in one go")
     folders = parse_sets(data)
+    changed = None if shifts is None else parse_source(shifts, split="val")
     with join_world(device) as world, torch.no_grad():
         seed_all(0)  # an untrained target is the same on every rank
         classifier, about = load_classifier(
@@ -96,9 +109,23 @@ def robust(
             for other in rest:
                 first.add(other)
             scores[name] = first
+        changes = {}
+        if changed is not None:
+            with quiet_unless_first(world)("changed images", len(changed)) as step:
+                right = score_shifts(
+                    changed if limit is None else Subset(changed, evenly_spaced(len(changed), limit)),
+                    classifier,
+                    device=world.device,
+                    precise=run_precision(precision, world.device),
+                    batch=batch,
+                    workers=num_workers(workers, world),
+                    shard=(world.rank, world.size),
+                    progress=step,
+                )
+            changes = _change_figures(from_all(right))
         if not world.is_first:
             return {}
-        result = {
+        result: dict[str, Any] = {
             "kind": "robust",
             "subject": about,
             "limit": limit,
@@ -116,8 +143,15 @@ def robust(
             scores = found
             result["counts"] = {name: vars(score) for name, score in scores.items()}
         result |= _figures(scores, about, limited=limit is not None)
+        if changes:
+            result["shifts"] = changes
+            result["measurements"] += _change_records(changes, about, str(shifts))
         directory.write_result(stem, result)
-        _print(classifier.label, result, scores)
+        if scores:
+            _print(classifier.label, result, scores)
+        if changes:
+            rows = [(name, percent(row["top1"]), interval(row), row["n"]) for name, row in changes.items()]
+            table(f"{classifier.label} on {shifts}, changed", ("images", "top-1 %", "95 %", "n"), rows)
         console.print(f"results in {directory.path}")
         return emit(result, json)
 
@@ -214,6 +248,24 @@ def _figures(scores: dict[str, SetScore], about: dict[str, Any], *, limited: boo
             value = {"value": figure.value, "low": figure.low, "high": figure.high, "n": figure.n}
             records.append({**about, "metric": "robust_top1", **value, "data": f"imagenet-{name}", "limited": limited})
     return {"sets": sets, "measurements": records}
+
+
+def _change_figures(ranks: Sequence[dict[str, torch.Tensor]]) -> dict[str, dict[str, Any]]:
+    """Accuracy on images as they are, under each change, and on average over changes (its interval: over images)."""
+    right = {name: torch.cat([rank[name] for rank in ranks]) for name in ranks[0]}
+    rows = {name: accuracy(int(hits.sum()), len(hits)).as_json() for name, hits in right.items()}
+    mean = bootstrap_mean(torch.stack([hits.double() for name, hits in right.items() if name != PLAIN]).mean(0))
+    return {**rows, "mean": {"top1": mean.mean, "low": mean.low, "high": mean.high, "n": mean.num_used}}
+
+
+def _change_records(figures: dict[str, dict[str, Any]], about: dict[str, Any], data: str) -> list[dict[str, Any]]:
+    records = []
+    for name, row in figures.items():
+        if name != PLAIN:
+            metric = "shifted_top1" if name == "mean" else "shift_top1"
+            value = {"value": row["top1"], **{key: row[key] for key in ("low", "high", "n")}}
+            records.append({**about, "metric": metric, **value, "data": f"{data}, {name}"})
+    return records
 
 
 def _print(label: str, result: dict[str, Any], scores: dict[str, SetScore]) -> None:

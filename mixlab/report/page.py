@@ -35,6 +35,7 @@ COLUMNS = {
     "top1": ("with labels", "%"),
     "knn_top1": ("kNN", "%"),
     "probe_top1": ("linear probe", "%"),
+    "shifted_top1": ("probe, changed images", "%"),
     "binary_auc": ("Binary-AUC", ""),
     "miou": ("mIoU", "%"),
     "numerical_rank": ("numerical rank", ""),

@@ -87,6 +87,8 @@ def dino(setting: Setting) -> Iterator[Step]:
     """DINO on every family and seed, with its untrained twin; accuracy, then maps."""
     yield from _trained_and_judged(setting, [Variant(family) for family in setting.families], setting.seeds, twin=True)
     runs = _runs(setting, "dino")
+    if setting.labelled:
+        yield from (_shifts(setting, run) for run in runs)
     yield score(setting, runs, ("model",), needs=_judged(setting, runs))
     for family, seed in product(setting.families, setting.seeds):
         run = Variant(family).run(setting, seed)
@@ -103,6 +105,18 @@ def dino(setting: Setting) -> Iterator[Step]:
         setting.run / "results" / "maps.json",
         here=("--device", setting.device),
         needs=tuple(f"train {run.name}" for run in first),
+    )
+
+
+def _shifts(setting: Setting, run: Path) -> Step:
+    return Step(
+        f"shifts {run.name}",
+        f"{run.name}: changed images",
+        "does the probe still know images without colour, blurred, noisy, pale, as edges?",
+        ("robust", f"{run}={run.name}", "--shifts", setting.data),
+        run / "results" / f"robust_{run.name}.json",
+        here=(*setting.here, "--batch", "256"),
+        needs=(f"probe {run.name}",),
     )
 
 
