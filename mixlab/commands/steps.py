@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module
 from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +66,21 @@ def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     try:
         yield pool
     except BaseException:
-        for process in list((pool._processes or {}).values()):
-            process.terminate()
-        pool.shutdown(wait=True, cancel_futures=True)
+        processes = list((pool._processes or {}).values())
+        pool.shutdown(wait=False, cancel_futures=True)
+        _end(processes)
         raise
     pool.shutdown()
+
+
+def _end(processes: Sequence[BaseProcess]) -> None:
+    """Training takes the first SIGTERM as a wish to save and stop; the next one ends its process."""
+    until = time.monotonic() + PATIENCE_S
+    while any(process.is_alive() for process in processes):
+        late = time.monotonic() > until
+        for process in processes:
+            process.kill() if late else process.terminate()
+        time.sleep(WATCH_S)
 
 
 def run_steps(steps: Sequence[Step], folder: Path, pool: ProcessPoolExecutor, *, workers: int, command: str) -> None:
@@ -172,7 +183,11 @@ def _command(arguments: Sequence[str]) -> int:
 def _own_job(arguments: Sequence[str], command: str) -> int:
     sys.argv = ["mixlab", *command.split()]
     module, name = OWN_JOBS[arguments[0]]
-    getattr(import_module(module), name)(*arguments[1:])
+    try:
+        getattr(import_module(module), name)(*arguments[1:])
+    except (ValueError, OSError, RuntimeError) as error:  # as commands have it
+        print(f"error: {error}", flush=True)
+        return 1
     return 0
 
 

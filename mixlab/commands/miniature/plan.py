@@ -74,13 +74,13 @@ class Effort:
 FULL = Effort()
 QUICK = Effort(
     least_images=20,
-    training=("model.dim=32", "model.depth=4", "steps=4", "batch=16", "optim.warmup_steps=0", "log.every_steps=1"),
+    training=("model.dim=64", "model.depth=4", "steps=4", "batch=16", "optim.warmup_steps=0", "log.every_steps=1"),
     dino=("method.num_prototypes=64", "method.num_local=1"),
     segment=("steps=2", "batch=2", "method.crop=64", "method.short_side=64", "method.channels=8",
              "method.auxiliary_channels=8", "optim.warmup_steps=1"),
     tuned_rates=(5e-4, 1e-3),
     tuning_steps={"dino": 2, "supervised": 2},
-    narrow_dim=16,
+    narrow_dim=32,
     probe_epochs=2,
     auc_image=64,
     num_scored=8,

@@ -51,7 +51,7 @@ def go(root: Path, parts: tuple[str, ...], *, families: Any = TWO, seeds: tuple[
 def studied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("study")
     draw_folders(root)
-    go(root, ("tune", "dino", "registers", "mambaout", "ledger"))
+    go(root, ("tune", "dino", "sizes", "registers", "mambaout", "ledger"))
     return root
 
 
