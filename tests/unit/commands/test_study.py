@@ -92,7 +92,7 @@ def test_the_ledger_finds_what_the_parts_measured(studied: Path) -> None:
 
 def test_the_summary_has_the_minutes_of_each_part_and_the_seconds_of_each_step(studied: Path) -> None:
     summary = read_json(studied / "run" / "results" / "study.json")
-    assert list(summary["minutes"]) == ["tune", "dino", "mambaout", "registers", "ledger"]
+    assert list(summary["minutes"]) == ["tune", "dino", "sizes", "mambaout", "registers", "ledger"]
     assert summary["data"]["num_classes"] == 3 and summary["data"]["num_masks"] == NUM_MASKS
     assert summary["tuned"] and str(studied) not in json.dumps(
         summary["steps"]["dino"][0]["command"].split("--data")[0]
