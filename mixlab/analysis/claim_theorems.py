@@ -95,7 +95,7 @@ def off_diagonal_bounds(evidence: Evidence) -> Verdict:
         lowest = min(m["minimum"] / m["chunk"] for m in softmax)
         text += (
             f", and softmax's numerical rank is {min(shares):.1%} to {max(shares):.1%} of C on average over blocks "
-            f"(the lowest block {lowest:.1%}; {len(softmax)} results)"
+            f"(the lowest block {lowest:.1%}, {len(softmax)} results)"
         )
     holds = _holds(held and full and not broken)
     return Verdict(holds, text, float(max(ranks["mamba2"])), n=len(softmax), scale=_scale())
