@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 CONTROL = "nvidia-cuda-mps-control"
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 PATIENCE_S = 10.0
+TRIAL_S = 60.0
 
 
 @contextlib.contextmanager
@@ -28,16 +30,26 @@ def shared_gpu() -> Iterator[bool]:
         place.mkdir(mode=0o700, exist_ok=True)
     running = _says("get_server_list", ours)  # left by a study that was killed
     started = not running and _starts(ours)
-    if running or started:
+    shared = (running or started) and _works(ours)
+    if shared:
         os.environ |= ours
     try:
-        yield running or started
+        yield shared
     finally:
-        if running or started:
+        if shared:
             for name in ours:
                 os.environ.pop(name, None)
         if started:
             _says("quit", ours)
+
+
+def _works(environment: dict[str, str]) -> bool:
+    """Whether a process reaches the GPU that way: some containers let the daemon start, and nothing else."""
+    tried = [sys.executable, "-c", "import torch; torch.zeros(1, device='cuda')"]
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(tried, env={**os.environ, **environment}, capture_output=True, timeout=TRIAL_S)
+        return done.returncode == 0
+    return False
 
 
 def _starts(environment: dict[str, str]) -> bool:

@@ -10,7 +10,7 @@ from mixlab.commands.miniature.sharing import CONTROL, PIPES, shared_gpu
 DAEMON = """#!/bin/sh
 # Answers as the control program does: commands fail until `-d` has made a daemon, `quit` ends it.
 state={folder}/daemon
-if [ "$1" = "-d" ]; then echo "$CUDA_MPS_PIPE_DIRECTORY" > $state; exit {starts}; fi
+if [ "$1" = "-d" ]; then [ {starts} = 0 ] && echo "$CUDA_MPS_PIPE_DIRECTORY" > $state; exit {starts}; fi
 read command; echo "$command" >> {folder}/said
 [ -f $state ] || exit 1
 [ "$command" = quit ] && rm $state
@@ -25,10 +25,15 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
     return tmp_path / CONTROL
 
 
-def write(control: Path, *, starts: int = 0) -> None:
+def write(control: Path, *, starts: int = 0, reaches: bool = True) -> None:
+    """What a process that tries the GPU finds is said here, too."""
+    python = control.parent / "python"
+    python.write_text(f"#!/bin/sh\nexit {0 if reaches else 1}\n")
+    python.chmod(0o755)
     control.write_text(DAEMON.format(folder=control.parent, starts=starts))
     control.chmod(0o755)
 
@@ -62,3 +67,7 @@ def test_without_it_or_where_it_fails_nothing_happens(control: Path) -> None:
     write(control, starts=1)
     with shared_gpu() as shared:
         assert not shared and PIPES not in os.environ
+    write(control, reaches=False)
+    with shared_gpu() as shared:
+        assert not shared and PIPES not in os.environ, "a GPU that cannot be reached that way"
+    assert not (control.parent / "daemon").exists(), "a daemon that is of no use was left"
