@@ -1,0 +1,56 @@
+"""The study in docs/: tables, verdicts and intervals come out of the JSON beside them."""
+
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mixlab.analysis.claims import draw_up
+from mixlab.analysis.evidence import Evidence
+from mixlab.report import find_runs, write_report
+from mixlab.run.directory import read_json
+
+STUDY = Path(__file__).parents[3] / "docs" / "studies" / "miniature"
+OTHER_REGISTERS = ("mambareg-4-", "mambareg-front-", "registers")  # a question of their own
+
+
+def test_its_tables_are_made_from_its_records(tmp_path: Path) -> None:
+    made = write_report(find_runs([STUDY]), tmp_path / "README.md").read_text(encoding="utf-8")
+    assert made == (STUDY / "README.md").read_text(encoding="utf-8"), "run `mixlab report` on it with --out README.md"
+
+
+def test_its_measured_verdicts_follow_from_its_measurements() -> None:
+    files = [file for file in STUDY.rglob("results/*.json") if file.name != "claims.json"]
+    kept = [file for file in files if not any(part.startswith(OTHER_REGISTERS) for part in file.parts)]
+    evidence = Evidence.from_results((str(file), read_json(file)) for file in kept)
+    stored = {claim["number"]: claim for claim in read_json(STUDY / "results" / "claims.json")["claims"]}
+    checked = 0
+    for entry in draw_up(evidence):
+        if entry.claim.kind == "measured":
+            assert entry.verdict.status == stored[entry.claim.number]["status"], entry.claim.statement
+            checked += 1
+    assert checked > 10
+
+
+def test_intervals_over_images_come_out_of_the_published_scores() -> None:
+    result = read_json(STUDY / "results" / "auc_model.json")
+    for row in result["rows"]:
+        raw = np.array(result["raw_auc_by_image"][row["label"]], dtype=float)
+        scores = np.maximum(raw, 1 - raw)
+        draws = np.random.default_rng(0).choice(scores, (2000, len(scores))).mean(1)
+        low, high = np.percentile(draws, [2.5, 97.5])
+        assert (low, high) == pytest.approx((row["auc"]["low"], row["auc"]["high"]), abs=2e-3)
+
+
+def test_every_family_has_three_seeds_and_learnt() -> None:
+    found = []
+    for file in sorted(STUDY.glob("*-s[0-9]/results/knn_*.json")):
+        name = file.parts[-3]
+        twin = STUDY / name / "untrained" / "results" / file.name
+        if twin.is_file():
+            figures = [read_json(place)["measurements"][0]["value"] for place in (file, twin)]
+            found.append((name.rsplit("-s", 1)[0], figures[0] / figures[1]))
+    groups = {family: [ratio for _, ratio in rows] for family, rows in groupby(found, key=lambda pair: pair[0])}
+    assert {"vit", "linearvit", "dinovim", "mambareg", "gatedconv"} <= groups.keys()
+    assert all(len(ratios) == 3 and min(ratios) > 1.5 for ratios in groups.values())
