@@ -31,10 +31,11 @@ class StudyResult:
     correlations: dict[str, Any] = field(default_factory=dict)
     findings: list[dict[str, Any]] = field(default_factory=list)  # figures of the study beyond those of its rows
     arrays: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    for_ledger: bool = True  # whether rows are measurements that claims are judged by
 
     def as_json(self, data: str) -> dict[str, Any]:
-        """The result on `data`, with flat measurements for the ledger, whose claims are about one kind of map."""
-        rows = self.rows if self.study != "map" else []
+        """The result on `data`, with the flat measurements that the ledger reads."""
+        rows = self.rows if self.for_ledger else []
         records = [record for row in rows for record in _row_records(row)] + self.findings
         defined = [record for record in records if record["value"] is not None]
         return {
@@ -159,9 +160,9 @@ def by_map(subjects: Sequence[Subject], scorer: Scorer, map_name: str | None = N
     """Every kind of map with one picture per image, after the last layer: does the choice decide the score?"""
     if map_name is not None:
         raise ValueError(f"the study by map scores every kind; leave --map {map_name} out")
-    result = StudyResult("map", [])
+    result = StudyResult("map", [], for_ledger=False)  # its claims are about the paper's map
+    first = next(iter(scorer.images)).images[:1]
     for subject in subjects:
-        first = next(iter(scorer.images)).images[:1]
         names = single_maps(subject.backbone, normalise(first, subject.backbone))
         of_features = [name for name in names if isinstance(MAPS[name], FeatureMap)]
         for kinds in (of_features, *([name] for name in names if name not in of_features)):

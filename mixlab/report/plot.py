@@ -4,12 +4,13 @@ Sizes are in units of the view box; a chart is drawn narrow, so that its text is
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from markupsafe import Markup, escape
 
 NUM_COLOURS = 7
+Colours = Mapping[str, int]  # of each label, by its number
 DASHES = ("", "6 3", "2 3", "8 3 2 3", "4 2", "1 2", "10 4")
 CHARACTER = 6.2  # average width of a character of the charts' text
 

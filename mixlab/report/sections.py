@@ -6,9 +6,10 @@ from typing import Any
 
 from markupsafe import Markup
 
-from mixlab.report import charts
+from mixlab.report import auc_charts, charts
 from mixlab.report.models import Figure
 from mixlab.report.pictures import file_picture
+from mixlab.report.plot import Colours
 from mixlab.report.records import Findings, Record
 from mixlab.report.seeds import base_label, merge_curves, merge_roc, merge_rows
 
@@ -29,7 +30,7 @@ def chance_level(findings: Findings) -> float | None:
     return 1 / counts.pop() if len(counts) == 1 else None
 
 
-def auc_part(findings: Findings, colours: charts.Colours) -> dict[str, Any] | None:
+def auc_part(findings: Findings, colours: Colours) -> dict[str, Any] | None:
     """One chart of each study on the same images, whichever records it is spread over; seeds as one."""
     figures: list[dict[str, Any]] = []
     comparisons: list[dict[str, Any]] = []
@@ -70,37 +71,41 @@ def _first_seeds(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _auc_charts(
-    record: Record, rows: list[dict[str, Any]], colours: charts.Colours
+    record: Record, rows: list[dict[str, Any]], colours: Colours
 ) -> Iterator[tuple[str, Markup | None, str | None]]:
     """Title, chart, or a picture where the run has only that."""
     study = record.content["study"]
     if study == "layer":
-        yield "By layer", charts.auc_along(rows, "layer", colours, "layer"), None
+        yield "By layer", auc_charts.lines(rows, "layer", colours, "layer"), None
     elif study == "register":
-        yield "By register", charts.auc_along(rows, "index", colours, "register, in the order of the sequence"), None
+        yield (
+            "By register",
+            auc_charts.lines(rows, "index", colours, "register, in the order of the sequence"),
+            None,
+        )
     elif study == "map":
-        yield "By kind of map", charts.auc_by_map(rows, colours), None
+        yield "By kind of map", auc_charts.by_map(rows, colours), None
     elif study == "head":
         for label in dict.fromkeys(row["label"] for row in rows):
             own = [row for row in rows if row["label"] == label]
-            yield f"Heads of {label}", charts.head_grid(label, own), None
+            yield f"Heads of {label}", auc_charts.head_grid(label, own), None
     else:
-        yield f"By {study}", charts.auc_dots(rows, colours), None
+        yield f"By {study}", auc_charts.dots(rows, colours), None
         file = record.run.path / "figures" / "auc_roc.svg"
         if "roc" in record.content:
             roc = record.content["roc"]
             roc = {**roc, "true_positive_rate": merge_roc(roc["true_positive_rate"])}
-            yield "Mean ROC", charts.roc_curves(roc, colours), None
+            yield "Mean ROC", auc_charts.roc_curves(roc, colours), None
         elif study == "model" and file.is_file():
             yield "Mean ROC", None, file_picture(file)
 
 
-def place_of(label: str, colours: charts.Colours) -> int:
+def place_of(label: str, colours: Colours) -> int:
     """The place of a model in the table."""
     return list(colours).index(label) if label in colours else len(colours)
 
 
-def rank_part(findings: Findings, colours: charts.Colours) -> dict[str, Any] | None:
+def rank_part(findings: Findings, colours: Colours) -> dict[str, Any] | None:
     found = {record.content["subject"]["label"]: record for record in findings.of("rank")}
     if not found:
         return None
@@ -140,7 +145,7 @@ def _rank_row(label: str, record: Record) -> dict[str, Any]:
     }
 
 
-def training_part(findings: Findings, colours: charts.Colours) -> dict[str, Any] | None:
+def training_part(findings: Findings, colours: Colours) -> dict[str, Any] | None:
     if not findings.curves:
         return None
     ordered = sorted(merge_curves(findings.curves), key=lambda curve: place_of(curve.label, colours))

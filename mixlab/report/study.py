@@ -3,6 +3,7 @@
 from typing import Any
 
 from mixlab.report import charts
+from mixlab.report.plot import Colours
 from mixlab.report.records import Findings, Record
 
 
@@ -20,7 +21,7 @@ def study_part(findings: Findings) -> list[dict[str, Any]]:
     ]
 
 
-def scaling_part(record: Record, colours: charts.Colours) -> dict[str, Any]:
+def scaling_part(record: Record, colours: Colours) -> dict[str, Any]:
     rows = [
         {**row, "rate": row["images_per_s"]["value"]}
         for row in sorted(record.content["rows"], key=lambda row: row["tokens"])

@@ -66,14 +66,19 @@ class RunDirectory:
                 continue
 
     def write_result(
-        self, name: str, result: dict[str, Any], arrays: dict[str, npt.NDArray[Any]] | None = None
+        self,
+        name: str,
+        result: dict[str, Any],
+        arrays: dict[str, npt.NDArray[Any]] | None = None,
+        *,
+        one_line: bool = False,
     ) -> Path:
         """Write results/NAME.json, and results/NAME.npz if there are arrays. Returns the path of the JSON."""
         folder = self.path / "results"
         folder.mkdir(parents=True, exist_ok=True)
         if arrays:
             write_aside(folder / f"{name}.npz", lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
-        write_json(folder / f"{name}.json", result)
+        write_json(folder / f"{name}.json", result, one_line=one_line)
         return folder / f"{name}.json"
 
     def results(self) -> dict[str, dict[str, Any]]:
@@ -91,8 +96,8 @@ class RunDirectory:
         return folder / name
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+def write_json(path: Path, content: dict[str, Any], *, one_line: bool = False) -> None:
+    text = json.dumps(content, indent=None if one_line else 2, ensure_ascii=False) + "\n"
     write_aside(path, lambda file: file.write(text.encode()))
 
 

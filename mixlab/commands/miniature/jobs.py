@@ -80,7 +80,7 @@ def write_scaling(run: str, sizes: str, batch_tokens: str, *rest: str) -> dict[s
         "memory": about_memory,
         "rows": rows,
         "measurements": records,
-        "provenance": provenance(device=_device_name(where)),
+        "provenance": provenance(device=str(where)),
     }
     RunDirectory.create(run).write_result("scaling", result)
     return result
@@ -125,7 +125,3 @@ def _measure(step: Callable[[], None], device: torch.device, batch: int) -> tupl
             torch.cuda.synchronize(device)
         rates.append(batch / (time.perf_counter() - start))
     return sorted(rates), torch.cuda.max_memory_allocated(device) / 2**30 if on_gpu else None
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

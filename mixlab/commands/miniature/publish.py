@@ -63,12 +63,12 @@ def _copy(source: RunDirectory, target: RunDirectory, names: list[tuple[str, str
         arrays: Arrays = {}
         if result.get("kind") == "maps":
             if str(result["data"]).startswith("shapes"):  # drawn by us; photographs are not ours to show
-                target.write_result(name, cleaned | {"images": result["images"]}, source.arrays(name))
+                target.write_result(name, cleaned | {"images": result["images"]}, source.arrays(name), one_line=True)
             continue
         if (source.path / "results" / f"{name}.npz").is_file():
             arrays, more = _published_arrays(result, source.arrays(name))
             cleaned |= more
-        target.write_result(name, cleaned, arrays)
+        target.write_result(name, cleaned, arrays, one_line=True)
 
 
 def _published_arrays(result: dict[str, Any], stored: Arrays) -> tuple[Arrays, dict[str, Any]]:

@@ -191,7 +191,7 @@ def _write_summary(directory: RunDirectory, setting: Setting, sizes: dict[str, i
         "minutes": minutes,
         "total_minutes": round(sum(minutes.values()), 2),
         "steps": {name: [_told(step, setting) for step in steps] for name, steps in parts.items()},
-        "provenance": provenance(device=_device_name(setting.device)),
+        "provenance": provenance(device=setting.device),
     }
     directory.write_result("study", result)
 
@@ -200,7 +200,3 @@ def _told(step: Step, setting: Setting) -> dict[str, Any]:
     mark = mark_of(step, setting.run)
     command = shlex.join(("mixlab", *mark.get("arguments", ())))
     return {"step": step.name, "command": command, "seconds": mark.get("seconds"), "date": mark.get("date")}
-
-
-def _device_name(device: str) -> str:
-    return torch.cuda.get_device_name() if device.startswith("cuda") else device
