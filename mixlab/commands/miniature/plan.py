@@ -57,8 +57,8 @@ class Effort:
     training: tuple[str, ...] = ()  # settings of every training run
     dino: tuple[str, ...] = ()
     segment: tuple[str, ...] = ()
-    tuned_rates: tuple[float, ...] = (1e-3, 2e-3, 4e-3)  # for a batch of 256
-    tuning_steps: dict[Training, int] = field(default_factory=lambda: {"dino": 600, "supervised": 450})
+    tuned_rates: tuple[float, ...] = (1e-3, 2e-3, 4e-3, 8e-3)  # for a batch of 256
+    tuning_steps: dict[Training, int] = field(default_factory=lambda: {"dino": 500, "supervised": 400})
     narrow_dim: int = 64
     num_variant_seeds: int = 1  # of registers
     probe_epochs: int = 50

@@ -14,7 +14,9 @@ def test_a_step_that_fails_stops_the_others_which_save(tmp_path: Path) -> None:
     run = tmp_path / "run"
     settings = tuple(part for setting in ENDLESS for part in ("--set", setting))
     training = ("pretrain", "dino_vit_tiny64", "--data", "shapes:n=64", "--run", str(run), "--device", "cpu", *settings)
-    fails = Step("twin", "twin", "of no run", ("twin", str(tmp_path / "no run"), "x", "0"), tmp_path / "never")
+    fails = Step(
+        "twin", "twin", "of no run", ("twin", str(tmp_path / "no run"), str(tmp_path / "x"), "0"), tmp_path / "never"
+    )
     with pytest.raises(RuntimeError, match="twin failed: .*there is no file"), worker_pool(2) as pool:
         pool.submit(run_step, training, tmp_path / "log.txt", 1, "test")
         until = time.monotonic() + 60
