@@ -70,15 +70,18 @@ def rank_measurements(result: dict[str, Any], about: dict[str, Any], data: str) 
 
 
 def summarise_blocks(table: NDArray[np.float64]) -> dict[str, Any]:
-    """Figures of the full blocks in a table (rows, TABLE_COLUMNS), on and off the diagonal; ragged ones are counted."""
+    """Figures of the full blocks in a table (rows, TABLE_COLUMNS), on and off the diagonal; ragged ones are counted, and
+    so are those that decay to zero: float64 knows no more of their rank.
+    """
     full = table[_column(table, "ragged") == 0]
     on_diagonal = _column(full, "on_diagonal") == 1
     summary: dict[str, Any] = {}
     for kind, rows in (("diagonal", full[on_diagonal]), ("off_diagonal", full[~on_diagonal])):
-        summary[kind] = {name: _spread(rows, name) for name in MEASURES}
-        summary[kind]["bound"] = _spread(rows, "bound")
+        known = rows[_column(rows, "numerical") > 0]
+        summary[kind] = {name: _spread(known, name) for name in MEASURES}
+        summary[kind]["bound"] = _spread(known, "bound")
         summary[kind]["num_blocks"] = len(rows)
-        summary[kind]["num_zero"] = int((_column(rows, "numerical") == 0).sum())
+        summary[kind]["num_zero"] = len(rows) - len(known)
     every = table[_column(table, "on_diagonal") == 0]
     summary["num_ragged"] = int((_column(table, "ragged") == 1).sum())
     summary["bound_holds"] = bool((_column(table, "numerical") <= _column(table, "bound")).all())
