@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import tyro
+from rich.text import Text
+from safetensors import SafetensorError
 
 from mixlab.commands.output import console
 
@@ -42,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     name, *rest = arguments
     if name not in COMMANDS:
-        console.print(f"[red]unknown command {name!r}[/red]; mixlab knows {', '.join(COMMANDS)}")
+        console.print(Text.assemble((f"unknown command {name!r}", "red"), f"; mixlab knows {', '.join(COMMANDS)}"))
         return 2
     warnings.formatwarning = plain_warning
     function: Callable[..., Any] = getattr(import_module(COMMANDS[name][0]), name)
@@ -51,8 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         console.print("stopped")
         return 1
-    except (ValueError, OSError, RuntimeError) as error:
-        console.print(f"[red]error:[/red] {error}", highlight=False)
+    except (ValueError, OSError, RuntimeError, SafetensorError) as error:
+        console.print(Text.assemble(("error:", "red"), f" {error}"))
         return 1
     return 0
 

@@ -1,6 +1,7 @@
 """Who may import whom. The arrows of ARCHITECTURE.md, walked."""
 
 import ast
+from importlib.util import resolve_name
 from pathlib import Path
 
 import pytest
@@ -18,37 +19,59 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"run"},
     "app": {"run", "report"},
 }
+FREE = {"student"}  # for all to import; they import nothing of ours
+# These may import all; the parts above may not import them.
+ANYTHING = {"__init__", "bench", "cli", "commands", "miniature_recipes", "recipes"}
 TORCHLESS = ("run", "report", "app")
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
 def imported_modules(file: Path) -> set[str]:
+    package = ".".join(file.relative_to(PACKAGE.parent).parent.parts)
     modules: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             modules |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            modules |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            source = resolve_name("." * node.level + (node.module or ""), package)
+            modules |= {f"{source}.{alias.name}" for alias in node.names}
     return modules
 
 
 def part_of(file: Path) -> str:
-    return file.relative_to(PACKAGE).parts[0]
+    return file.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def forbidden(part: str, modules: set[str]) -> set[str]:
+    """Modules of ours that this part may not import; `mixlab` itself is one, since it imports the parts."""
+    allowed = {part, *MAY_IMPORT[part], *FREE}
+    return {
+        module for module in modules if module.split(".")[0] == "mixlab" and not allowed & {*module.split(".")[1:2]}
+    }
 
 
 @pytest.mark.parametrize(
     "file", [f for f in FILES if part_of(f) in MAY_IMPORT], ids=lambda f: str(f.relative_to(PACKAGE))
 )
 def test_imports_follow_the_arrows(file: Path) -> None:
-    part = part_of(file)
-    for module in imported_modules(file):
-        top, _, rest = module.partition(".")
-        imported = rest.split(".")[0]
-        if top == "mixlab" and imported in MAY_IMPORT and imported != part:
-            allowed = ", ".join(sorted(MAY_IMPORT[part])) or "nothing of ours"
-            assert imported in MAY_IMPORT[part], f"{part} may import {allowed}, but {file.name} imports {module}"
-        if part in TORCHLESS:
-            assert top != "torch", f"{part} reads files and must work without torch, but {file.name} imports it"
+    part, modules = part_of(file), imported_modules(file)
+    allowed = ", ".join(sorted(MAY_IMPORT[part])) or "nothing of ours"
+    for module in forbidden(part, modules):
+        pytest.fail(f"{part} may import {allowed}, but {file.name} imports {module}")
+    if part in TORCHLESS and any(module.split(".")[0] == "torch" for module in modules):
+        pytest.fail(f"{part} reads files and must work without torch, but {file.name} imports it")
+
+
+@pytest.mark.parametrize("target", ["mixlab", "mixlab.analysis.rank", *(f"mixlab.{part}" for part in sorted(ANYTHING))])
+def test_the_arrows_forbid_what_is_not_named(target: str) -> None:
+    allowed = {"mixlab.student.student", "mixlab.training.loop", "mixlab.data", "torch", "mixlab_peer.commands"}
+    assert forbidden("training", {target, *allowed}) == {target}
+
+
+def test_every_file_is_in_a_part_that_has_its_arrows() -> None:
+    assert {part_of(file) for file in FILES} == {*MAY_IMPORT, *FREE, *ANYTHING}
+    for name in FREE:
+        assert not [module for module in imported_modules(PACKAGE / f"{name}.py") if module.startswith("mixlab")]
 
 
 def test_no_file_is_named_for_nothing() -> None:

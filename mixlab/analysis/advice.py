@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-HEAD_DIM = 64
-STATE = 64
+from mixlab.mixers import AttentionConfig, GatedConvConfig, LinearAttentionConfig, Mamba2Config
+
 Length = Literal["short", "near the threshold", "long"]
 
 
@@ -50,21 +50,20 @@ def advise(*, height: int, width: int, patch: int, dim: int, autoregressive: boo
 
 
 def mixer_costs(num_tokens: int, dim: int) -> list[MixerCost]:
-    """Costs of one layer of each kind at equal width."""
+    """Costs of one layer of each kind at equal width, each mixer as it is by default."""
     L, D = num_tokens, dim
+    attention, linear, mamba, gated = AttentionConfig(), LinearAttentionConfig(), Mamba2Config(), GatedConvConfig()
+    softmax, product, scan, window = (2 * mixer.mixing_macs(L, D) for mixer in (attention, linear, mamba, gated))
     transformer = 24 * D * D * L  # MambaOut, equation 6: projections and an MLP of ratio 4
-    inner = 2 * D
-    heads = max(D // HEAD_DIM, 1)
-    mamba_projections = 2 * L * D * (2 * inner + 2 * STATE + inner // HEAD_DIM + inner)
-    scan = 2 * (2 * 2 * L * STATE * inner)  # two directions; an update and a read-out of the state per token
-    gated_projections = 2 * L * D * 3 * inner
-    window = 2 * 7 * 7 * L * inner
+    heads = max(D // attention.head_dim, 1)
+    inner = mamba.expand * D
+    mamba_projections = 2 * L * D * (2 * inner + 2 * mamba.state + inner // mamba.head_dim + inner)
+    states = 2 * mamba.num_directions * inner * mamba.state
+    gated_projections = 2 * L * D * 3 * gated.expand * D
     return [
-        MixerCost("softmax attention", 4 * D * L * L, transformer + 4 * D * L * L, "quadratic", 2 * heads * L * L),
-        MixerCost(
-            "linear attention", 4 * D * L * HEAD_DIM, transformer + 4 * D * L * HEAD_DIM, "linear", 2 * D * HEAD_DIM
-        ),
-        MixerCost("Mamba-2, two-way", scan, mamba_projections + scan, "linear", 2 * 2 * inner * STATE),
+        MixerCost("softmax attention", softmax, transformer + softmax, "quadratic", 2 * heads * L * L),
+        MixerCost("linear attention", product, transformer + product, "linear", 2 * D * linear.head_dim),
+        MixerCost("Mamba-2, two-way", scan, mamba_projections + scan, "linear", states),
         MixerCost("gated convolution 7x7", window, gated_projections + window, "linear", 0),
     ]
 

@@ -1,8 +1,9 @@
 """Claims that only measurement settles: from the runs at hand to a verdict, by rules fixed beforehand.
 
-Orders are judged by differences with 95 % intervals (`evidence.difference`): supported if every interval lies above
-zero, contradicted if one lies below. Models of different families are compared where training and data are the same
-and their sizes are within a factor of 2.5, as the papers' own pairs are.
+Each is judged by what its paper measured and on the models that it compared, where runs have that. Orders are judged by
+differences whose intervals hold together (`differences.judge`): supported if every interval lies above zero,
+contradicted if one lies below. Models of different families are compared where training and data are the same and
+their sizes are within a factor of 2.5, as the papers' own pairs are.
 """
 
 import math
@@ -10,25 +11,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from mixlab.analysis.differences import Difference, difference, judge, over_images, own_difference
 from mixlab.analysis.evidence import (
     NOT_MEASURED,
-    Difference,
     Evidence,
     Group,
     Measurement,
     Verdict,
-    difference,
     grouped,
-    judge,
+    is_default_map,
+    is_final_map,
+    is_headline,
     matched_pairs,
     mutual_pairs,
-    own_difference,
     scale_of,
 )
 from mixlab.analysis.studies import correlate
 
+Check = Callable[[Evidence], Verdict]
+
 RANKING = ("attention", "mamba2", "linear_attention")  # the first paper's order, best first
 SELF_SUPERVISED = "dino"
+LAZY = 0.05  # a head surely this near to an AUC of 0.5 does nothing of use
 
 
 def orders_families(
@@ -37,7 +41,7 @@ def orders_families(
     families: Sequence[str] = RANKING,
     training: str | None = SELF_SUPERVISED,
     keep: Callable[[Measurement], bool] = lambda m: True,
-) -> Callable[[Evidence], Verdict]:
+) -> Check:
     """The claim that families rank in the given order by each of the metrics."""
 
     def check(evidence: Evidence) -> Verdict:
@@ -58,41 +62,74 @@ def orders_families(
     return check
 
 
+def first_measured(*checks: Check) -> Check:
+    """By the paper's own measure, or else by the next best that runs have."""
+
+    def check(evidence: Evidence) -> Verdict:
+        verdicts = [one(evidence) for one in checks]
+        return next((verdict for verdict in verdicts if verdict.status != "not measured"), verdicts[-1])
+
+    return check
+
+
 def _named(gap: Difference, group: Group, metrics: Sequence[str]) -> Difference:
     """With the metric, where there are several."""
     return gap._replace(what=f"{group[0].metric}, {gap.what}") if len(metrics) > 1 else gap
 
 
-def _headline(m: Measurement) -> bool:
-    """A model's own accuracy, not a cell of an ablation or a probe on one register."""
-    return m["blocks"] is None and m["register"] is None
+def _plain(m: Measurement) -> bool:
+    """Without registers, as the models of the first paper's orders are."""
+    return not m["num_registers"]
 
 
-def _default_map(m: Measurement) -> bool:
-    """A score of the paper's map of a whole model, not of a head, a register or another kind of map."""
-    return m["index"] is None and m["map"] in (None, "cosine", "pooled_cosine")
+def _paper_probe(m: Measurement) -> bool:
+    """Its Table 1 up to the heavier heads: the class token of four blocks."""
+    return _plain(m) and (m["blocks"], m["strategy"]) == (4, "cls")
 
 
-def _whole_model(m: Measurement) -> bool:
-    """Such a score after the last layer."""
-    return _default_map(m) and (m["layer"] is None or m["layer"] == m["num_layers"] - 1)
-
-
-auc_order = orders_families(["binary_auc"], keep=_whole_model)
-rank_order = orders_families(["off_diagonal_rank"], training=None, keep=lambda m: m["definition"] == "numerical")
-probe_order = orders_families(["probe_top1"], keep=_headline)
-segmentation_order = orders_families(["miou"])
-detection_order = orders_families(["box_ap", "mask_ap"])
-robustness_order = orders_families(["robust_top1", "shift_top1"])
-gated_cnn_classifies_better = orders_families(
-    ["top1", "probe_top1"], families=("gated_conv", "mamba2"), training="supervised", keep=_headline
+auc_order = orders_families(["binary_auc"], keep=lambda m: is_final_map(m) and _plain(m))
+probe_order = first_measured(
+    orders_families(["probe_top1"], keep=_paper_probe),
+    orders_families(["probe_top1"], keep=lambda m: is_headline(m) and _plain(m)),
+)
+segmentation_order = orders_families(["miou"], keep=_plain)
+detection_order = orders_families(["box_ap", "mask_ap"], keep=_plain)
+robustness_order = first_measured(
+    orders_families(["robust_top1"], keep=_plain), orders_families(["shifted_top1"], keep=_plain)
+)
+gated_cnn_classifies_better = first_measured(
+    *(
+        orders_families([metric], families=("gated_conv", "mamba2"), training="supervised", keep=is_headline)
+        for metric in ("top1", "probe_top1")
+    )
 )
 mamba_does_dense_better = orders_families(["miou", "box_ap"], families=("mamba2", "gated_conv"), training=None)
 
 
+def rank_order(evidence: Evidence) -> Verdict:
+    """Claim 6: measured ranks; and where theory lets no block of a scan exceed what linear attention's reach, no larger
+    measurement could help.
+    """
+
+    def numerical(m: Measurement) -> bool:
+        return m["definition"] == "numerical"
+
+    verdict = orders_families(["off_diagonal_rank"], training=None, keep=numerical)(evidence)
+    found = evidence.select("off_diagonal_rank", keep=numerical)
+    scans, linear = (grouped(m for m in found if m.family == family) for family in RANKING[1:])
+    capped = [
+        f"no block of {a[0].model} can exceed {a[0]['bound']:.0f}, which those of {b[0].model} reach"
+        for a, b in mutual_pairs(scans, linear)
+        if a[0]["bound"] is not None and a[0]["bound"] <= min(m.value for m in b)
+    ]
+    if not capped or verdict.status == "not measured":
+        return verdict
+    return replace(verdict, status="contradicted", measured="; ".join([verdict.measured, *capped]))
+
+
 def dino_beats_supervised(evidence: Evidence) -> Verdict:
-    """Claim 8: one architecture, two trainings."""
-    found = evidence.select("binary_auc", keep=_whole_model)
+    """Claim 8: one architecture with softmax attention or a scan, two trainings."""
+    found = evidence.select("binary_auc", keep=lambda m: is_final_map(m) and m.family in ("attention", "mamba2"))
     return judge(
         [
             difference(a, b)
@@ -106,47 +143,75 @@ def dino_beats_supervised(evidence: Evidence) -> Verdict:
 
 def bigger_scores_higher(evidence: Evidence) -> Verdict:
     """Claim 9: in each family, the largest model against the smallest; for DINOv2 the other way round."""
-    found = evidence.select("binary_auc", keep=lambda m: _whole_model(m) and m.training in (SELF_SUPERVISED, "dinov2"))
+    found = evidence.select("binary_auc", keep=lambda m: is_final_map(m) and m.training in (SELF_SUPERVISED, "dinov2"))
 
     def kind(m: Measurement) -> tuple[str, str, str, bool]:
         return (m.training, m.family, m.data, bool(m["num_registers"]))
 
-    differences = []
+    differences, trainings = [], set()
     for key in sorted({kind(m) for m in found}):
         groups = sorted(grouped(m for m in found if kind(m) == key), key=lambda group: group[0].num_parameters)
         if groups[-1][0].num_parameters > 1.2 * groups[0][0].num_parameters:
             ends = (groups[-1], groups[0]) if key[0] == SELF_SUPERVISED else (groups[0], groups[-1])
             differences.append(difference(*ends))
-    return judge(differences, scale_of(found))
+            trainings.add(key[0])
+    wanted = {SELF_SUPERVISED: "DINO", "dinov2": "DINOv2"}
+    return judge(differences, scale_of(found), [name for training, name in wanted.items() if training not in trainings])
 
 
 def heads_are_unequal(evidence: Evidence) -> Verdict:
-    """Claim 10: the best head above the worst on images that did not choose them; and how many heads are at chance."""
-    gaps = evidence.select("best_head_over_worst", keep=lambda m: m.training != "untrained")
-    heads = evidence.select("binary_auc_raw", keep=lambda m: m["map"] == "mixing_rows" and m.training != "untrained")
-    lazy = sum(m.low is not None and m.high is not None and m.low <= 0.5 <= m.high for m in heads)
-    verdict = judge([own_difference(group) for group in grouped(gaps, "layer")], scale_of(gaps))
-    return _with_text(verdict, f"{verdict.measured}; {lazy} of {len(heads)} heads are not told apart from chance")
+    """Claim 10: the best head above the worst on images that did not choose them, network by network; and heads that
+    are surely near chance. An untrained twin's heads stand beside: they are unequal too.
+    """
+
+    def of_attention(m: Measurement) -> bool:
+        return m.training != "untrained" and m.family in ("attention", "linear_attention")
+
+    gaps = evidence.select("best_head_over_worst", keep=of_attention)
+    heads = evidence.select("binary_auc_raw", keep=lambda m: of_attention(m) and m["map"] == "mixing_rows")
+    lazy = sum(m.low is not None and m.high is not None and 0.5 - LAZY < m.low <= m.high < 0.5 + LAZY for m in heads)
+    missing = () if lazy else ("a head that does nothing of use",)
+    verdict = judge([over_images(group) for group in grouped(gaps, "layer")], scale_of(gaps), missing)
+    found = f"{lazy} of {len(heads)} heads are surely within {LAZY} of chance"
+    trained, untrained = (
+        _mean_spread(evidence.select(metric, keep=lambda m: of_attention(m) and m["map"] == "mixing_rows"))
+        for metric in ("binary_auc", "untrained")
+    )
+    if trained is not None and untrained is not None:
+        found += f"; best less worst on the same images {trained:.3f}, in untrained twins {untrained:.3f}"
+    return _with_text(verdict, f"{verdict.measured}; {found}")
+
+
+def _mean_spread(heads: Group) -> float | None:
+    """The highest less the lowest value of a layer's heads, on average over layers and networks."""
+    layers = [[m.value for m in group] for group in grouped(heads, "label", "layer")]
+    return sum(max(values) - min(values) for values in layers) / len(layers) if layers else None
 
 
 def registers_help_dinov2(evidence: Evidence) -> Verdict:
     """Claim 11."""
-    found = evidence.select("binary_auc", keep=lambda m: _whole_model(m) and m.training == "dinov2")
+    found = evidence.select("binary_auc", keep=lambda m: is_final_map(m) and m.training == "dinov2")
     having, lacking = (grouped(m for m in found if bool(m["num_registers"]) == wanted) for wanted in (True, False))
     return judge([difference(a, b) for a, b in matched_pairs(having, lacking)], scale_of(found))
 
 
 def central_registers_score_highest(evidence: Evidence) -> Verdict:
-    """Claim 12: the middle third above the rest (raw scores), and scores that follow probes on single registers."""
-    found = evidence.select(
-        "middle_registers_over_outer", "register_auc_follows_probe", keep=lambda m: m.training != "untrained"
-    )
-    return judge([own_difference(group) for group in grouped(found)], scale_of(found))
+    """Claim 12: the middle third above the first and above the last (raw scores), and scores that follow probes on
+    single registers. What the place alone does stands beside: the same of untrained twins.
+    """
+    places, follows = ("middle_registers_over_first", "middle_registers_over_last"), "register_auc_follows_probe"
+    found = evidence.select(*places, follows, keep=lambda m: m.training != "untrained")
+    asked = {places[0]: "the first registers", places[1]: "the last registers", follows: "probes on single registers"}
+    missing = [name for metric, name in asked.items() if metric not in {m.metric for m in found}]
+    verdict = judge([own_difference(group) for group in grouped(found)], scale_of(found), missing)
+    twins = grouped(evidence.select(*places, keep=lambda m: m.training == "untrained"))
+    text = "".join(f"; {gap.what}: {gap.mean:+.3f}" for gap in map(own_difference, twins))
+    return _with_text(verdict, f"{verdict.measured}{text}")
 
 
 def score_rises_with_depth(evidence: Evidence) -> Verdict:
     """Claim 13: the first layers surely below 0.5 (raw AUC), and the score surely rising with depth."""
-    found = evidence.select("binary_auc_raw", keep=lambda m: _default_map(m) and m.training != "untrained")
+    found = evidence.select("binary_auc_raw", keep=lambda m: is_default_map(m) and m.training != "untrained")
     changes, correlations = Group(), list[float]()
     for run in grouped((m for m in found if m["layer"] is not None), "label"):
         ordered = sorted(run, key=lambda m: m["layer"])
@@ -157,7 +222,8 @@ def score_rises_with_depth(evidence: Evidence) -> Verdict:
         chance = replace(first, value=0.5, low=0.5, high=0.5)
         for name, a, b in (("0.5 over its first layers", chance, first), ("last over first layers", last, first)):
             gap = difference([a], [b])
-            changes.append(replace(first, metric=name, value=gap.mean, low=gap.low, high=gap.high))
+            low, high = gap.interval()
+            changes.append(replace(first, metric=name, value=gap.mean, low=low, high=high))
         correlations.append(correlate([m["layer"] for m in ordered], [m.value for m in ordered])["spearman"] or 0.0)
     verdict = judge([own_difference(group) for group in grouped(changes)], scale_of(found))
     if not correlations:
@@ -173,27 +239,35 @@ def probe_ablations(evidence: Evidence) -> Verdict:
         "probe_top1",
         keep=lambda m: m.training == SELF_SUPERVISED and m["blocks"] is not None and m["strategy"] is not None,
     )
-    differences = []
+    differences, tried = [], set()
     for group in grouped(found):
         for a, b in (((4, "cls"), (1, "cls")), ((4, "cls"), (4, "mean")), ((4, "cls"), (4, "max"))):
             first, second = ([m for m in group if (m["blocks"], m["strategy"]) == cell] for cell in (a, b))
             if first and second:
-                what = f"{group[0].model}: {a[0]} blocks, {a[1]} over {b[0]} blocks, {b[1]}"
-                differences.append(difference(first, second)._replace(what=what))
-    return judge(differences, scale_of(found))
+                gap = difference(first, second)
+                name = gap.what.split(" over ")[0]
+                what = f"{name}: {a[0]} blocks, {a[1]} over {b[0]} blocks, {b[1]}"
+                differences.append(gap._replace(what=what))
+                tried.add(b)
+    asked = {(1, "cls"): "one block", (4, "mean"): "mean pooling", (4, "max"): "max pooling"}
+    return judge(differences, scale_of(found), [name for cell, name in asked.items() if cell not in tried])
 
 
-def causal_mixing_costs(evidence: Evidence) -> Verdict:
-    """Claim 21: attention fully visible against causal, at one size."""
-    accuracies = ("top1", "probe_top1", "knn_top1")
-    found = evidence.select(*accuracies, keep=lambda m: m.family == "attention" and _headline(m))
-    seen, causal = (grouped(m for m in found if bool(m["causal"]) == wanted) for wanted in (False, True))
-    differences = []
-    for hidden, visible in matched_pairs(causal, seen):  # nearest in size: with or without a class token, as it is
-        lead = hidden[0]
-        what = f"{lead.metric} of {lead.model} ({lead.training}): fully visible over causal"
-        differences.append(difference(visible, hidden)._replace(what=what))
-    return judge(differences, scale_of(found))
+def _causal_costs(metric: str) -> Check:
+    def check(evidence: Evidence) -> Verdict:
+        found = evidence.select(metric, keep=lambda m: m.family == "attention" and is_headline(m))
+        seen, causal = (grouped(m for m in found if bool(m["causal"]) == wanted) for wanted in (False, True))
+        differences = []
+        for hidden, visible in matched_pairs(causal, seen):  # nearest in size: with or without a class token, as it is
+            lead = hidden[0]
+            what = f"{metric} of {lead.model} ({lead.training}): fully visible over causal"
+            differences.append(difference(visible, hidden)._replace(what=what))
+        return judge(differences, scale_of(found))
+
+    return check
+
+
+causal_mixing_costs = first_measured(*map(_causal_costs, ("top1", "probe_top1", "knn_top1")))
 
 
 def _averaged(group: Group) -> Measurement:
@@ -206,6 +280,4 @@ def _averaged(group: Group) -> Measurement:
 
 
 def _with_text(verdict: Verdict, text: str) -> Verdict:
-    if verdict.status == "not measured":
-        return verdict
-    return Verdict(verdict.status, text, verdict.value, verdict.low, verdict.high, verdict.n, verdict.scale)
+    return verdict if verdict.status == "not measured" else replace(verdict, measured=text)

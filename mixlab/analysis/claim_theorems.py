@@ -108,10 +108,11 @@ def mask_rank(evidence: Evidence) -> Verdict:
     ranks = _off_diagonal_ranks(mixing, mixing.mask())
     measured = evidence.select("mask_rank")
     largest = max([max(ranks), *(m.value for m in measured)])
+    beyond = f"; {largest:.0f} in runs" if largest > max(ranks) else ""
     text = (
-        f"rank {min(ranks)} to {max(ranks)} in random scans, at most {largest:.0f} over {len(measured)} rank results "
-        "of runs. With one scalar decay a step the mask is an outer product exp(S_i) exp(-S_j) off the diagonal: rank "
-        "exactly 1, so a Mamba-2 block is bounded by N, as linear attention's is by D_QK"
+        f"rank {min(ranks)} to {max(ranks)} in random scans{beyond}. With one scalar decay a step the mask is an outer "
+        "product exp(S_i) exp(-S_j) off the diagonal: rank exactly 1, so a Mamba-2 block is bounded by N, as linear "
+        "attention's is by D_QK"
     )
     return Verdict(_holds(largest > 1), text, float(largest), n=len(ranks), scale=_scale())
 

@@ -9,8 +9,10 @@ from typing import Any, Literal
 from mixlab.analysis import claim_measured as measured
 from mixlab.analysis import claim_theorems as theorems
 from mixlab.analysis.evidence import Evidence, Trained, Verdict
+from mixlab.analysis.learnt import unlearnt_features, unlearnt_maps
 
 DINO_MAMBA, MAMBAOUT = "RNN as Linear Transformer", "MambaOut"
+MAP_CLAIMS = (7, 8, 9, 11, 13)
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,11 @@ class Claim:
     statement: str
     kind: Literal["theorem", "measured"]
     check: Callable[[Evidence], Verdict]
+
+    @property
+    def about_maps(self) -> bool:
+        """Whether it compares scores of whole models' maps: those must have learnt something."""
+        return self.number in MAP_CLAIMS
 
 
 def _theorem(number: int, paper: str, place: str, statement: str, check: Callable[[Evidence], Verdict]) -> Claim:
@@ -102,7 +109,7 @@ CLAIMS: tuple[Claim, ...] = (
         measured.score_rises_with_depth,
     ),
     _measured(14, DINO_MAMBA, "Table 1", "Linear probes order ViT > Mamba > LinearViT.", measured.probe_order),
-    _measured(15, DINO_MAMBA, "Table 2", "ADE20K segmentation orders them so.", measured.segmentation_order),
+    _measured(15, DINO_MAMBA, "Table 2", "Semantic segmentation (ADE20K) orders them so.", measured.segmentation_order),
     _measured(
         16, DINO_MAMBA, "Table 3", "COCO detection and instance segmentation order them so.", measured.detection_order
     ),
@@ -158,17 +165,19 @@ class Entry:
 
 def draw_up(evidence: Evidence, claims: Iterable[Claim] = CLAIMS) -> Iterator[Entry]:
     """Yield the verdict on each claim; what only runs that learnt nothing say is no verdict."""
-    unlearnt = evidence.unlearnt()
-    learnt = evidence.without(unlearnt)
+    features, maps = unlearnt_features(evidence), unlearnt_maps(evidence)
     for claim in claims:
         verdict = claim.check(evidence)
-        if claim.kind == "measured" and verdict.status in ("supported", "contradicted"):
-            firm = claim.check(learnt)
-            verdict = firm if firm.status == verdict.status else _withheld(verdict, unlearnt)
+        unlearnt = features | maps if claim.about_maps else features
+        if claim.kind == "measured" and verdict.status not in ("not resolved at this scale", "not measured"):
+            firm = claim.check(evidence.without(unlearnt))
+            verdict = firm if firm.status == verdict.status else _withheld(verdict, unlearnt, maps)
         yield Entry(claim, verdict)
 
 
-def _withheld(verdict: Verdict, unlearnt: set[Trained]) -> Verdict:
-    names = ", ".join(sorted(f"{found.model} ({found.training})" for found in unlearnt))
-    text = f"{verdict.measured}; but features of {names} are not told apart from those of their untrained twins"
+def _withheld(verdict: Verdict, unlearnt: set[Trained], maps: set[Trained]) -> Verdict:
+    kind = "maps" if unlearnt <= maps else "features"
+    involved = {found for found in unlearnt if found.model in verdict.measured}
+    names = ", ".join(sorted({f"{found.model} ({found.training})" for found in involved}))
+    text = f"{verdict.measured}; but {kind} of {names} are no better than those of their untrained twins"
     return replace(verdict, status="not resolved at this scale", measured=text)

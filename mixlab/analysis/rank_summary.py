@@ -60,6 +60,7 @@ def rank_measurements(result: dict[str, Any], about: dict[str, Any], data: str) 
                     "definition": name,
                     "value": figure["mean"],
                     "minimum": figure["min"],
+                    "bound": overall[kind]["bound"]["max"],
                     "low": None if half is None else figure["mean"] - half,
                     "high": None if half is None else figure["mean"] + half,
                 }
@@ -70,8 +71,8 @@ def rank_measurements(result: dict[str, Any], about: dict[str, Any], data: str) 
 
 
 def summarise_blocks(table: NDArray[np.float64]) -> dict[str, Any]:
-    """Figures of the full blocks in a table (rows, TABLE_COLUMNS), on and off the diagonal; ragged ones are counted, and
-    so are those that decay to zero: float64 knows no more of their rank.
+    """Figures of the full blocks in a table (rows, TABLE_COLUMNS), on and off the diagonal. Ragged ones are counted,
+    and so are those that decay to zero: float64 knows no more of their rank.
     """
     full = table[_column(table, "ragged") == 0]
     on_diagonal = _column(full, "on_diagonal") == 1

@@ -10,7 +10,6 @@ from itertools import combinations, groupby, pairwise, product
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -126,18 +125,22 @@ def by_head(
 
 
 def by_register_position(subjects: Sequence[Subject], scorer: Scorer, map_name: str | None = None) -> StudyResult:
-    """Figure 4d: each register by its place; the middle third against the outer ones; against probes on registers."""
+    """Figure 4d: each register by its place, against probes on them; the middle third against the first and the last,
+    in the untrained twin too.
+    """
     map_name = map_name or "register_cosine"
     result = _scored("register", subjects, scorer, map_name)
     for subject in subjects:
         raw = scorer.scores(subject, map_name).raw[:, -1]  # (n, R), before normalisation, as in the paper
-        third = raw.shape[1] // 3
-        if third:
-            middle, outer = raw[:, third:-third].mean(1), torch.cat([raw[:, :third], raw[:, -third:]], 1).mean(1)
-            names = [f"{subject.label}, {part} registers" for part in ("middle", "outer")]
-            gap = as_dict(bootstrap_difference(middle, outer))
-            result.comparisons.append({"better": names[0], "worse": names[1], "difference": gap})
-            result.findings.append(subject.describe() | _record("middle_registers_over_outer", gap))
+        if raw.shape[1] >= 3:
+            for part, gap in _middle_over_ends(raw):
+                names = [f"{subject.label}, {place} registers" for place in ("middle", part)]
+                result.comparisons.append({"better": names[0], "worse": names[1], "difference": gap})
+                result.findings.append(subject.describe() | _record(f"middle_registers_over_{part}", gap))
+            twin = scorer.twin_scores(subject, map_name) if subject.training != UNTRAINED else None
+            for part, gap in _middle_over_ends(twin.raw[:, -1]) if twin is not None else ():
+                about = subject.describe() | {"training": UNTRAINED}
+                result.findings.append(about | _record(f"middle_registers_over_{part}", gap))
         if len(subject.register_accuracies) == raw.shape[1]:
             found = correlate(raw.nanmean(0).tolist(), subject.register_accuracies)
             result.correlations[subject.label] = found
@@ -246,6 +249,14 @@ def _rows(subject: Subject, scores: MapScores, twin: MapScores | None) -> Iterab
                 None if twin is None else twin.raw[:, place, index],
             )
             yield about | {"layer": layer, "index": index if scores.num_maps > 1 else None} | figures
+
+
+def _middle_over_ends(raw: Tensor) -> Iterable[tuple[str, dict[str, Any]]]:
+    """The middle third of the registers (n, R) less the first and less the last third, over images."""
+    third = raw.shape[1] // 3
+    middle = raw[:, third:-third].mean(1)
+    for part, end in (("first", raw[:, :third]), ("last", raw[:, -third:])):
+        yield part, as_dict(bootstrap_difference(middle, end.mean(1)))
 
 
 def _compare(scorer: Scorer, map_name: str | None, better: Subject, worse: Subject) -> dict[str, Any]:

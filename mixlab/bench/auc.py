@@ -2,7 +2,8 @@
 
 Two rows per system: on masks of 224 px, where every system also brings each mask to the grid of the map (area average,
 ignored pixels left out), and on cells, where that is done beforehand for all. The loops are given their quickest form:
-no validation, and one thread, since a second only gets in the way of such small tensors.
+no validation, and one thread, since a second only gets in the way of such small tensors. scikit-learn is left out where
+it is not installed.
 """
 
 import time
@@ -11,12 +12,12 @@ from collections.abc import Callable
 import numpy as np
 import torch
 import torch.nn.functional as F
-from sklearn.metrics import roc_auc_score
 from torch import Tensor
 from torchmetrics.functional.classification import binary_auroc
 
 from mixlab.analysis.binary_auc import binary_auc
 from mixlab.analysis.foreground import split_mask
+from mixlab.commands.output import console
 
 IGNORE = 255
 GRID = (14, 14)
@@ -55,15 +56,26 @@ def score_in_a_loop(maps: Tensor, masks: Tensor, auc: Callable[[Tensor, Tensor],
     return torch.tensor(scores, dtype=torch.float64)
 
 
-SYSTEMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "mixlab": lambda maps, masks: binary_auc(maps, masks, ignore=IGNORE, normalize=False),
-    "torchmetrics, loop": lambda maps, masks: score_in_a_loop(
-        maps, masks, lambda values, labels: binary_auroc(values, labels.int(), validate_args=False).item()
-    ),
-    "scikit-learn, loop": lambda maps, masks: score_in_a_loop(
+Score = Callable[[Tensor, Tensor], Tensor]
+
+
+def systems() -> dict[str, Score]:
+    """Ours first, then those that are installed."""
+    found: dict[str, Score] = {
+        "mixlab": lambda maps, masks: binary_auc(maps, masks, ignore=IGNORE, normalize=False),
+        "torchmetrics, loop": lambda maps, masks: score_in_a_loop(
+            maps, masks, lambda values, labels: binary_auroc(values, labels.int(), validate_args=False).item()
+        ),
+    }
+    try:
+        from sklearn.metrics import roc_auc_score
+    except ImportError:
+        console.print("scikit-learn is left out: it is not installed", highlight=False)
+        return found
+    found["scikit-learn, loop"] = lambda maps, masks: score_in_a_loop(
         maps, masks, lambda values, labels: float(roc_auc_score(labels.numpy(), values.numpy()))
-    ),
-}
+    )
+    return found
 
 
 def measure(*, num_images: int = NUM_IMAGES, seed: int = 0, repeats: int = 5) -> list[dict[str, object]]:
@@ -73,9 +85,10 @@ def measure(*, num_images: int = NUM_IMAGES, seed: int = 0, repeats: int = 5) ->
     foreground, background = split_mask(masks, GRID, ignore=IGNORE)
     cells = torch.where(foreground, 1, torch.where(background, 0, IGNORE)).to(torch.uint8)
     rows: list[dict[str, object]] = []
+    scorers = systems()
     for label, labels in ((f"masks of {PIXELS} px, resizing included", masks), ("cells, resizing excluded", cells)):
         ours, seconds_ours = torch.empty(0), 0.0
-        for system, score in SYSTEMS.items():
+        for system, score in scorers.items():
             torch.set_num_threads(threads if system == "mixlab" else 1)
             score(maps[:10], labels[:10])  # warm up
             times = []

@@ -19,7 +19,6 @@ from mixlab.evaluation.detection.recipes import detect, detect_64
 from mixlab.evaluation.detection.scenes import SceneBatch
 from mixlab.evaluation.segmentation.recipes import segment, segment_64
 from mixlab.evaluation.segmentation.samples import CropBatch
-from mixlab.training.acceleration import keep_few_activations
 from mixlab.training.config import ModelConfig, TrainConfig
 from mixlab.training.distributed import World
 from mixlab.training.update import Update
@@ -41,16 +40,15 @@ class Plan:
     detect_batch: int = 16
     num_classes: tuple[int, int] = (150, 80)
     repeats: int = 10
-    checkpointing: bool = False
 
 
-def full_plan(*, checkpointing: bool) -> Plan:
+def full_plan() -> Plan:
     names = ("vit_base", "linearvit_base", "dinovim_base", "mambaout_base")
     sizes = {512: 32, 1024: 8, 2048: 2}  # the same number of pixels
-    return Plan(models=tuple(ModelConfig(name=name) for name in names), sizes=sizes, checkpointing=checkpointing)
+    return Plan(models=tuple(ModelConfig(name=name) for name in names), sizes=sizes)
 
 
-def tiny_plan(*, checkpointing: bool) -> Plan:
+def tiny_plan() -> Plan:
     """The same in miniature, to see that it works."""
     small = {"dim": 16, "depth": 4, "patch": 8, "image": 32}
     fields: dict[str, dict[str, Any]] = {
@@ -69,25 +67,23 @@ def tiny_plan(*, checkpointing: bool) -> Plan:
         detect_batch=2,
         num_classes=(5, 3),
         repeats=1,
-        checkpointing=checkpointing,
     )
 
 
-def measure(*, tiny: bool = False, device: str | None = None, checkpointing: bool = False) -> Tables:
+def measure(*, tiny: bool = False, device: str | None = None) -> Tables:
     """All tables by title."""
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    plan = (tiny_plan if tiny else full_plan)(checkpointing=checkpointing)
+    plan = tiny_plan() if tiny else full_plan()
     precision = "bf16" if where.type == "cuda" else "fp32"
-    how = f"{precision}{', activations made twice' if checkpointing else ''}"
     bench = Bench(plan, where)
     backbones = bench.backbones()
     detect_px = "1333 x 800" if plan.detect is detect else " x ".join(map(str, reversed(plan.detect_size)))
     crop = plan.segment(plan.models[0]).method.image
     return {
-        f"Backbones, forward and backward, {how}": backbones,
+        f"Backbones, forward and backward, {precision}": backbones,
         "Where attention falls behind: input size in px from which on a model is ahead": crossings(backbones),
-        f"UperNet at {crop} px, training steps, {how}": bench.segmenters(),
-        f"Cascade Mask R-CNN at {detect_px}, training steps, {how}": bench.detectors(),
+        f"UperNet at {crop} px, training steps, {precision}": bench.segmenters(),
+        f"Cascade Mask R-CNN at {detect_px}, training steps, {precision}": bench.detectors(),
     }
 
 
@@ -134,8 +130,6 @@ class Bench:
 
     def _backbone(self, model: ModelConfig, px: int, batch: int) -> Row:
         backbone = model.build().to(self.device).train()
-        if self.plan.checkpointing:
-            keep_few_activations(backbone)
         images = torch.randn(batch, 3, px, px, device=self.device)
 
         def step() -> None:
@@ -166,9 +160,7 @@ class Bench:
         precision = "bf16" if self.device.type == "cuda" else "fp32"
         config = replace(config, batch=num, precision=precision)  # type: ignore[arg-type]
         backbone = config.model.build()
-        if self.plan.checkpointing:
-            keep_few_activations(backbone)
-        recipe = config.method.build(backbone, num_classes=num_classes, epochs=1, steps_per_epoch=1000)
+        recipe = config.method.build(backbone, num_classes=num_classes, total_steps=1000, steps_per_epoch=1000)
         recipe.network.to(self.device)
         update = Update(recipe, config, steps_per_epoch=1000, world=World(self.device))
         on_device = batch.to(self.device)

@@ -9,7 +9,7 @@ import importlib
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,6 @@ from torch import Tensor
 from mixlab.backbones.zoo import create_model
 from mixlab.data.loader import Batch
 from mixlab.recipes import RECIPES
-from mixlab.training.acceleration import compile_recipe
 from mixlab.training.config import TrainConfig
 from mixlab.training.dino import DinoConfig, DinoRecipe
 from mixlab.training.distributed import World
@@ -29,6 +28,7 @@ from mixlab.training.recipe import Place
 from mixlab.training.update import Update
 
 Row = dict[str, Any]
+MODELS = ("dinovim_base", "vit_base")
 ROUNDS = 3
 # One NVIDIA H200, bf16, batch 64, 2 x 224 + 8 x 96 px, 65,536 outputs; measured 2026-11-15, torch 2.11
 PUBLISHED: list[Row] = [
@@ -47,23 +47,15 @@ class ReadyViews(DinoRecipe):
         return self.ready
 
 
-def measure(
-    *,
-    models: Sequence[str] = ("dinovim_base", "vit_base"),
-    batch: int = 64,
-    steps: int = 20,
-    compile: bool = False,
-    tiny: bool = False,
-    peer: Path | None = None,
-) -> list[Row]:
+def measure(*, batch: int = 64, steps: int = 20, tiny: bool = False, peer: Path | None = None) -> list[Row]:
     """One row per network: with views ready, and with the crops made in the step; then the peer."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    configs = {name: _config(name, batch=batch, tiny=tiny) for name in models}
+    configs = {name: _config(name, batch=batch, tiny=tiny) for name in MODELS}
     ways = [(False, False), (True, False)] + [(True, True)] * (device.type == "cuda")  # crops made, a CUDA graph
     rows = []
     for name, config in configs.items():
         for crops, graph in ways:
-            run = partial(_ours, replace(config, graph=graph), device, steps, crops, compile)
+            run = partial(_ours, replace(config, graph=graph), device, steps, crops)
             rows.append(_guarded(f"mixlab{', as a CUDA graph' if graph else ''}", name, crops, run))
             _free(device)
     if peer is None:
@@ -83,14 +75,12 @@ def _config(name: str, *, batch: int, tiny: bool) -> TrainConfig:
     return replace(RECIPES[f"dino_{name}"](), batch=batch)
 
 
-def _ours(config: TrainConfig, device: torch.device, steps: int, crops: bool, compile: bool) -> Row:
+def _ours(config: TrainConfig, device: torch.device, steps: int, crops: bool) -> Row:
     assert isinstance(config.method, DinoConfig)
     torch.set_float32_matmul_precision("high")
     torch.manual_seed(0)
     backbone = create_model(config.model.name, **config.model.fields)
     recipe = (DinoRecipe if crops else ReadyViews)(config.method, backbone, total_steps=1000)
-    if compile:
-        compile_recipe(recipe)
     for module in recipe.modules().values():
         module.to(device)
     side = config.data.size

@@ -19,13 +19,8 @@ def advise(
         autoregressive: the task generates tokens one after the other (recognition does not).
         json: also write the answer as JSON to this file, or to stdout for "-".
     """
-    size = re.fullmatch(r"(\d+)(?:[x×](\d+))?", image.strip().lower())
-    if not size:
-        raise ValueError(f"image {image!r} is not a size; write it like 224 or 800x1280")
-    height = int(size[1])
-    advice = give_advice(
-        height=height, width=int(size[2] or height), patch=patch, dim=width, autoregressive=autoregressive
-    )
+    height, across = parse_size(image)
+    advice = give_advice(height=height, width=across, patch=patch, dim=width, autoregressive=autoregressive)
     rows = [
         (c.mixer, c.mixing_flops / 1e9, c.layer_flops / 1e9, c.growth, c.mixing_bytes / 2**20) for c in advice.costs
     ]
@@ -41,3 +36,11 @@ def advise(
         "answer": advice.answer,
     }
     return emit(result, json)
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """Height and width in pixels, from 800x1280, or from one number for a square."""
+    size = re.fullmatch(r"([1-9]\d*)(?:[x×]([1-9]\d*))?", text.strip().lower())
+    if not size:
+        raise ValueError(f"image {text!r} is not a size; write it like 224 or 800x1280")
+    return int(size[1]), int(size[2] or size[1])

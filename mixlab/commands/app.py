@@ -19,9 +19,10 @@ from mixlab.backbones import shipped
 from mixlab.backbones.zoo import create_model
 from mixlab.commands.laboratory.laboratory import LiveLaboratory
 from mixlab.commands.laboratory.pictures import read_samples
-from mixlab.commands.looking import choose_device, load_subjects
+from mixlab.commands.looking import load_subjects
 from mixlab.commands.output import console, emit
 from mixlab.run import RunDirectory
+from mixlab.training.machine import choose_device
 
 DATA = ("photo", "shapes:size=256,n=7")
 # Shown where no target is given, at one size: what comes with the package, and an untrained one of the other kinds.
@@ -42,7 +43,7 @@ def app(
     image: int | None = None,
     host: str = "127.0.0.1",
     port: int = 8765,
-    device: str = "auto",
+    device: str | None = "auto",
     cache_mb: int = 512,
     open: bool = False,
     seed: int = 0,
@@ -59,7 +60,7 @@ def app(
         image: the side at which models see pictures, in pixels; without it, what each was made for.
         host: the address to serve on; 127.0.0.1 is reached from this machine only.
         port: the port to serve on; 0 takes a free one.
-        device: auto, cpu or cuda.
+        device: auto (a GPU where there is one), cpu, cuda or cuda:N.
         cache_mb: memory for features and matrices.
         open: open the page in a browser.
         seed: chooses the weights of untrained models.
@@ -86,7 +87,7 @@ def app(
     )
     console.print(f"{len(laboratory.models)} models. The page: {url}   (stop with Ctrl-C)", highlight=False)
     if not _is_loopback(host):
-        console.print(f"[yellow]Anyone who reaches {host} can use this page.[/yellow]")
+        console.print(f"Anyone who reaches {host} can use this page.", style="yellow")
     result = emit({"url": url, "models": [card.id for card in laboratory.models]}, json)
     if open:
         webbrowser.open(url)
@@ -102,7 +103,7 @@ def build_laboratory(
     data: Sequence[str] = DATA,
     num_samples: int = 8,
     image: int | None = None,
-    device: str = "auto",
+    device: str | None = "auto",
     cache_mb: int = 512,
     seed: int = 0,
 ) -> LiveLaboratory:
@@ -135,7 +136,7 @@ def bind(host: str, port: int) -> socket.socket:
         raise OSError(f"cannot serve on {host}, port {port} ({error.strerror}); try --port 0 for a free one") from error
 
 
-def _named_subjects(targets: Sequence[str], files: dict[str, str], device: str) -> list[Subject]:
+def _named_subjects(targets: Sequence[str], files: dict[str, str], device: str | None) -> list[Subject]:
     subjects = [
         subject
         for text in targets
@@ -147,7 +148,7 @@ def _named_subjects(targets: Sequence[str], files: dict[str, str], device: str) 
     return subjects
 
 
-def _small_subjects(device: str) -> list[Subject]:
+def _small_subjects(device: str | None) -> list[Subject]:
     where = choose_device(device)
     untrained = [
         Subject(label=name, backbone=create_model(name, **settings).eval().to(where))

@@ -31,7 +31,7 @@ def auc(
     twins: bool = True,
     weights: str | None = None,
     training: tuple[str, ...] = (),
-    device: str = "auto",
+    device: str | None = "auto",
     seed: int = 0,
     run: Path | None = None,
     json: str | None = None,
@@ -50,7 +50,7 @@ def auc(
         twins: also score each trained model's untrained twin on the same images.
         weights: a weight file for a single name.
         training: LABEL=KIND, how a target was trained (dino, supervised, dinov2, ...), where its run does not say.
-        device: auto, cpu or cuda.
+        device: auto (a GPU where there is one), cpu, cuda or cuda:N.
         seed: of the untrained twins of what has no seed of its own.
         run: the directory for results and figures; the target's own if it is one run, else runs/look.
         json: also write the result as JSON to this file, or to stdout for "-".
@@ -75,7 +75,7 @@ def auc(
                 "skipped": images.skipped.reasons,
                 "unmatched": list(source.unmatched),
                 **({"roc": _roc_json(curves)} if curves else {}),
-                "provenance": provenance(seed=seed, device=device),
+                "provenance": provenance(seed=seed, device=str(next(subjects[0].backbone.parameters()).device)),
             }
             arrays = {file_name(label): values for label, values in found.arrays.items()}
             directory.write_result(f"auc_{name}", result, arrays)

@@ -16,6 +16,7 @@ from mixlab.run import RunDirectory, provenance
 
 COLOURS: dict[Status, str] = {
     "supported": "green",
+    "supported in part": "green",
     "contradicted": "red",
     "not resolved at this scale": "yellow",
     "not measured": "dim",
@@ -70,7 +71,7 @@ def _print(entries: list[Entry], num_measurements: int, num_runs: int) -> None:
         view.add_column(column)
     for entry in entries:
         claim, verdict = entry.claim, entry.verdict
-        scale = f"\n[dim]{verdict.scale}[/dim]" if verdict.scale else ""
+        scale = f"\n[dim]{escape(verdict.scale)}[/dim]" if verdict.scale else ""
         colour = COLOURS[verdict.status]
         place = f"[dim]{claim.paper}, {claim.place}; {claim.kind}[/dim]"
         view.add_row(
@@ -79,6 +80,6 @@ def _print(entries: list[Entry], num_measurements: int, num_runs: int) -> None:
             f"[{colour}]{verdict.status}[/{colour}]",
             escape(verdict.measured) + scale,
         )
-    console.print(view)
+    console.print(view, markup=True)
     counts = Counter(entry.verdict.status for entry in entries)
     console.print(", ".join(f"{counts[status]} {status}" for status in COLOURS if counts[status]), highlight=False)

@@ -5,11 +5,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rich.text import Text
+
 from mixlab.commands.demo_plan import FULL, MODELS, QUICK, DemoModel, Effort, plan
 from mixlab.commands.output import console, emit
 from mixlab.commands.report import make_report
-from mixlab.commands.steps import num_cores, run_steps, wait_for_workers, worker_pool
+from mixlab.commands.steps import run_steps, wait_for_workers, worker_pool
 from mixlab.run import RunDirectory, provenance
+from mixlab.training.machine import num_cores
 from mixlab.training.run_lock import RunLock
 
 
@@ -48,7 +51,7 @@ def run_demo(
             run_steps(steps, folder, pool, workers=workers, command="demo")
         page = make_report([folder], folder / "report.html")
     seconds = time.monotonic() - start
-    console.print(f"\nAll in {seconds:.0f} s. The report: open [bold]{page}[/bold]", highlight=False, soft_wrap=True)
+    console.print(Text.assemble(f"\nAll in {seconds:.0f} s. The report: open ", (str(page), "bold")), soft_wrap=True)
     runs = shlex.join(str(folder / model.label) for model in models)
     console.print(f"Look inside live: mixlab app {runs}", highlight=False, soft_wrap=True)
     return {"run": str(folder), "report": str(page), "seconds": seconds, "steps": [step.name for step in steps]}

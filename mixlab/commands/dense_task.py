@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
-
+from mixlab.backbones.weights.reading import read_weights
 from mixlab.commands.output import console, emit
 from mixlab.data.unreadable import TooManyUnreadableError
 from mixlab.evaluation.dense.recipe import DenseConfig, DenseRecipe
@@ -90,8 +89,8 @@ def finished_run(
     config = from_json(stored["settings"])
     with join_world(device) as world:
         backbone = replace(config.model, weights=str(target)).build()
-        built = config.method.build(backbone, num_classes=len(stored["classes"]), epochs=1, steps_per_epoch=1)
+        built = config.method.build(backbone, num_classes=len(stored["classes"]), total_steps=1, steps_per_epoch=1)
         assert isinstance(built, recipe)
-        built.load_head(load_file(target / head))
+        built.load_head(read_weights(target / head).entries)
         built.network.to(world.device)
         yield built, config, world

@@ -49,7 +49,7 @@ def detect(
     weights: str | None = None,
     num_val: int | None = None,
     evaluate_only: bool = False,
-    device: str | None = None,
+    device: str | None = "auto",
     json: str | None = None,
 ) -> dict[str, Any]:
     """Train a detector on a backbone and judge it. The same --run again goes on where it stopped; torchrun works as is.
@@ -68,7 +68,7 @@ def detect(
         weights: a weight file for a name.
         num_val: judge by at most so many images, evenly spread.
         evaluate_only: the target is a finished detection run; judge it on this data and train nothing.
-        device: cpu or cuda; a GPU where there is one.
+        device: auto (a GPU where there is one), cpu, cuda or cuda:N.
         json: also write the result as JSON to this file, or to stdout for "-".
     """
     if evaluate_only:

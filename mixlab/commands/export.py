@@ -8,6 +8,7 @@ import tyro
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.weights import save_weights
+from mixlab.commands.advise import parse_size
 from mixlab.commands.output import console, emit
 from mixlab.commands.targets import load_target
 
@@ -35,12 +36,12 @@ def export(
     """
     if half and format == "onnx":
         raise ValueError("--half is for safetensors; an ONNX file keeps 32 bits")
+    height, width = parse_size(image)
     model = load_target(target, weights=weights).model
     if format == "safetensors":
         save_weights(model, out, half=half)
     else:
-        height, _, width = image.partition("x")
-        export_onnx(model, out, height=int(height), width=int(width or height))
+        export_onnx(model, out, height=height, width=width)
     console.print(f"{model.name} written to {out} ({out.stat().st_size / 2**20:.1f} MiB)")
     return emit({"model": model.name, "format": format, "file": str(out), "bytes": out.stat().st_size}, json)
 

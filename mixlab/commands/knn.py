@@ -16,7 +16,14 @@ from mixlab.evaluation.feature_table import FeatureTable
 from mixlab.evaluation.knn import KS, TEMPERATURE, knn_correct
 from mixlab.evaluation.labelled_data import evenly, labelled_splits
 from mixlab.evaluation.subsets import label_subset
-from mixlab.evaluation.views import CROP_SHARE, CentreView, Precision, num_workers, run_precision
+from mixlab.evaluation.views import (
+    CROP_SHARE,
+    CentreView,
+    Precision,
+    num_workers,
+    precision_in_use,
+    run_precision,
+)
 from mixlab.run import provenance
 from mixlab.training.distributed import from_all, join_world
 from mixlab.training.run_lock import RunLock
@@ -45,7 +52,7 @@ def knn(
     workers: int | None = None,
     weights: str | None = None,
     training: str | None = None,
-    device: str | None = None,
+    device: str | None = "auto",
     seed: int = 0,
     run: Path | None = None,
     json: str | None = None,
@@ -71,7 +78,7 @@ def knn(
         workers: processes that read images; the cores shared out without it.
         weights: a weight file for a name.
         training: how the target was trained (dino, supervised, ...), where its run does not say.
-        device: cpu or cuda; a GPU where there is one.
+        device: auto (a GPU where there is one), cpu, cuda or cuda:N.
         seed: of the choice of few labels, and of an untrained target.
         run: the directory for results; the target's own if it is a run, else runs/look.
         json: also write the result as JSON to this file, or to stdout for "-".
@@ -94,7 +101,8 @@ def knn(
         plan = FeaturePlan.build(
             backbone, head_inputs(backbone, (blocks,), (strategy,)), source=chosen_source, image=size
         )
-        extraction = Extraction(plan, CentreView(size, crop_share), precision, stored="float32")
+        chosen_precision = precision_in_use(precision, world.device)
+        extraction = Extraction(plan, CentreView(size, crop_share), chosen_precision, stored="float32")
         bar = quiet_unless_first(world)
         tables: dict[str, FeatureTable] = {}
         sources = {
@@ -109,7 +117,7 @@ def knn(
                     world=world,
                     batch=batch,
                     workers=num_workers(workers, world),
-                    precise=run_precision(precision, world.device),
+                    precise=run_precision(chosen_precision, world.device),
                     progress=step,
                 )
         bank, queries = tables["train"].to(world.device), tables["val"]

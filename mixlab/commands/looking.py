@@ -1,11 +1,10 @@
 """What `rank`, `maps` and `auc` share: targets as subjects, images to look at, and where results go."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -21,12 +20,14 @@ from mixlab.data.images import parse_source
 from mixlab.data.mask_formats import parse_masks
 from mixlab.data.unreadable import SkippedImages, UnreadableImage
 from mixlab.run import RunDirectory
+from mixlab.training.machine import choose_device, make_current
 
 DEFAULT_RUN = Path("runs/look")
+T = TypeVar("T")
 
 
 def load_subjects(
-    targets: Sequence[str], *, weights: str | None = None, training: Sequence[str] = (), device: str = "auto"
+    targets: Sequence[str], *, weights: str | None = None, training: Sequence[str] = (), device: str | None = "auto"
 ) -> list[Subject]:
     """Every TARGET as a subject. A run's config says how it was trained, unless `training` does (LABEL=KIND)."""
     if not targets:
@@ -35,6 +36,7 @@ def load_subjects(
         raise ValueError(f"--weights {weights} goes with one target, got {len(targets)}; look at them one by one")
     said = dict(_pair(text) for text in training)
     where = choose_device(device)
+    make_current(where)
     subjects = [_subject(text, load_target(text, weights=weights), said, where) for text in targets]
     labels = [subject.label for subject in subjects]
     if len(set(labels)) < len(labels):
@@ -43,12 +45,6 @@ def load_subjects(
     if unknown:
         raise ValueError(f"--training names {', '.join(unknown)}, the labels are {', '.join(labels)}")
     return subjects
-
-
-def choose_device(device: str) -> torch.device:
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(device)
 
 
 def own_size(backbone: Backbone) -> int:
@@ -72,14 +68,27 @@ def read_images(
             return _plain_images(data, size, num_images, fit)
         except FileNotFoundError as error:
             raise FileNotFoundError(f"{error}. As a set with masks: {no_masks}") from error
-    skipped = SkippedImages(total=len(source), limit=1.0)
-    items = [item.fitted(size, fit) for item in islice(source.read(skipped), num_images)]
-    if not items:
+    items = read_first(data, lambda index: source.load(index).fitted(size, fit), total=len(source), most=num_images)
+    images, masks = (torch.stack([getattr(item, part) for item in items]) for part in ("image", "mask"))
+    return images, masks, [item.name for item in items]
+
+
+def read_first(data: str, load: Callable[[int], T], *, total: int, most: int) -> list[T]:
+    """What the first numbers of a source give; those that cannot be read are skipped, and named."""
+    found: list[T] = []
+    skipped = SkippedImages(total=total, limit=1.0)
+    for index in range(total):
+        if len(found) >= most:
+            break
+        try:
+            found.append(load(index))
+        except UnreadableImage as error:
+            skipped.add(error)
+    if not found:
         raise ValueError(f"{data!r} holds no image that can be read. {skipped.summary()}")
     if len(skipped):
         console.print(skipped.summary())
-    images, masks = (torch.stack([getattr(item, part) for item in items]) for part in ("image", "mask"))
-    return images, masks, [item.name for item in items]
+    return found
 
 
 def open_run(run: Path | None, targets: Sequence[str]) -> RunDirectory:
@@ -99,7 +108,7 @@ def file_name(label: str) -> str:
 def progress_bar(description: str, total: int) -> Iterator[Any]:
     """Yield a function that moves the bar on by so many steps, with an optional note."""
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -151,17 +160,9 @@ def _pair(text: str) -> tuple[str, str]:
 
 def _plain_images(data: str, size: int, num_images: int, fit: str) -> tuple[Tensor, None, list[str]]:
     source = parse_source(data, split="val")
-    images, names, skipped = [], [], SkippedImages(total=len(source), limit=1.0)
-    for index in range(len(source)):
-        try:
-            images.append(source.load_fitted(index, size, fit)[0])
-            names.append(source.name(index))
-        except UnreadableImage as error:
-            skipped.add(error)
-        if len(images) == num_images:
-            break
-    if not images:
-        raise ValueError(f"{data!r} holds no image that can be read. {skipped.summary()}")
-    if len(skipped):
-        console.print(skipped.summary())
-    return torch.stack(images), None, names
+
+    def load(index: int) -> tuple[Tensor, str]:
+        return source.load_fitted(index, size, fit)[0], source.name(index)
+
+    images, names = zip(*read_first(data, load, total=len(source), most=num_images), strict=True)
+    return torch.stack(images), None, list(names)

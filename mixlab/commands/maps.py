@@ -28,7 +28,7 @@ def maps(
     pca_fit: Literal["image", "set"] = "image",
     pca_threshold: float = 0.0,
     weights: str | None = None,
-    device: str = "auto",
+    device: str | None = "auto",
     run: Path | None = None,
     json: str | None = None,
 ) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def maps(
         pca_fit: fit principal components to each image, or to all images together.
         pca_threshold: the first component above this, in standard deviations, is foreground, for all models alike.
         weights: a weight file for a single name.
-        device: auto, cpu or cuda.
+        device: auto (a GPU where there is one), cpu, cuda or cuda:N.
         run: the directory for pictures and arrays; the target's own if it is one run, else runs/look.
         json: also write the result as JSON to this file, or to stdout for "-".
     """
@@ -84,7 +84,7 @@ def maps(
             "explained": {label: part.explained.tolist() for label, part in components.items()},
         },
         "figures": [path.name for path in paths],
-        "provenance": provenance(device=device),
+        "provenance": provenance(device=str(next(subjects[0].backbone.parameters()).device)),
     }
     arrays = {f"map_{file_name(label)}": stack.numpy() for label, stack in found.items()}
     arrays |= {"images": pixels.numpy()} | ({} if masks is None else {"masks": masks.numpy()})

@@ -11,7 +11,9 @@ from rich.table import Table
 
 from mixlab.run.directory import write_json
 
-console = Console(stderr=True)  # tables and progress go to stderr, so that `--json -` leaves stdout to the JSON
+# Tables and progress go to stderr, so that `--json -` leaves stdout to the JSON. Paths and labels are people's own:
+# brackets and colons in them mean nothing to it.
+console = Console(stderr=True, markup=False, emoji=False)
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

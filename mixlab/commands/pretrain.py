@@ -26,7 +26,7 @@ def pretrain(
     data: str,
     run: Path,
     set: Settings = [],  # noqa: B006  tyro reads the default, nobody changes it
-    device: str | None = None,
+    device: str | None = "auto",
     launcher: Launcher = "here",
     slurm: SlurmConfig = SlurmConfig(),  # noqa: B008  frozen
     json: str | None = None,
@@ -40,7 +40,7 @@ def pretrain(
         data: shapes, a folder of images, or wds:PATTERN.
         run: the directory of this run.
         set: a setting such as optim.lr=1e-3 or model.depth=12; may be given many times.
-        device: cpu or cuda; a GPU where there is one.
+        device: auto (a GPU where there is one), cpu, cuda or cuda:N.
         launcher: here, or slurm to send the run as a job (needs the extra mixlab[slurm]).
         slurm: what to ask SLURM for.
         json: also write a summary as JSON to this file, or to stdout for "-".
@@ -69,7 +69,8 @@ def launch(
         command = COMMANDS[config.method.kind]
         raise ValueError(f"{recipe} is a {config.method.kind} recipe; run it with `mixlab {command}`")
     if launcher == "slurm":
-        number = submit(TrainingJob(config, data=data, run=run.resolve(), name=recipe), slurm)
+        job = TrainingJob(config=config, data=data, run=run.resolve(), device=device, name=recipe, then=then)
+        number = submit(job, slurm)
         console.print(f"job {number} was sent; its output goes to {run / 'slurm'}")
         return emit({"job": number, "run": str(run)}, json)
     try:

@@ -67,7 +67,7 @@ def probe(
     resident: bool = False,
     weights: str | None = None,
     training: str | None = None,
-    device: str | None = None,
+    device: str | None = "auto",
     seed: int = 0,
     run: Path | None = None,
     name: str = "probe",
@@ -101,7 +101,7 @@ def probe(
         resident: hold all images in the device's memory.
         weights: a weight file for a name.
         training: how the target was trained (dino, supervised, ...), where its run does not say.
-        device: cpu or cuda; a GPU where there is one.
+        device: auto (a GPU where there is one), cpu, cuda or cuda:N.
         seed: of the heads, the order of images, their crops, the choice of few labels, and an untrained target.
         run: the directory for results; the target's own if it is a run, else runs/look.
         name: of this probe in the run: results/NAME.json, and its working folder NAME.

@@ -31,7 +31,7 @@ def rank(
     whole: bool = False,
     weights: str | None = None,
     training: tuple[str, ...] = (),
-    device: str = "auto",
+    device: str | None = "auto",
     run: Path | None = None,
     json: str | None = None,
 ) -> dict[str, Any]:
@@ -52,8 +52,8 @@ def rank(
         whole: also the rank of each whole matrix, which costs O(L³).
         weights: a weight file for a single name.
         training: LABEL=KIND, how a target was trained (dino, supervised, ...), where its run does not say.
-        device: where the backbone runs: auto, cpu or cuda. Matrices are built there in float64; singular
-            values are always found on the CPU.
+        device: auto (a GPU where there is one), cpu, cuda or cuda:N. Matrices are built there in float64;
+            singular values are always found on the CPU.
         run: the directory for results and figures; the target's own if it is one run, else runs/look.
         json: also write the result as JSON to this file, or to stdout for "-".
     """

@@ -13,6 +13,7 @@ from mixlab.analysis.subjects import Subject
 from mixlab.commands.looking import file_name, load_subjects, open_run, own_size
 from mixlab.commands.output import console, emit, table
 from mixlab.commands.probe import interval, percent, quiet_unless_first, training_said
+from mixlab.commands.robust_parts import join_parts, parts_like
 from mixlab.data.images import parse_source
 from mixlab.data.source import Subset
 from mixlab.evaluation.accuracy import accuracy
@@ -23,10 +24,11 @@ from mixlab.evaluation.classifier import (
     timm_classifier,
     trained_classifier,
 )
-from mixlab.evaluation.labelled_data import evenly_spaced
+from mixlab.evaluation.feature_cache import weights_checksum
+from mixlab.evaluation.labelled_data import evenly_spaced, few
 from mixlab.evaluation.paper import robustness_figure
 from mixlab.evaluation.robustness import SETS, SetScore, find_sets, score_set
-from mixlab.evaluation.shifts import PLAIN, score_shifts
+from mixlab.evaluation.shifts import PLAIN, ShiftScores, score_shifts
 from mixlab.evaluation.views import CROP_SHARE, CentreView, Precision, num_workers, run_precision
 from mixlab.run import RunDirectory, provenance
 from mixlab.training.distributed import from_all, join_world
@@ -50,7 +52,7 @@ def robust(
     workers: int | None = None,
     weights: str | None = None,
     training: str | None = None,
-    device: str | None = None,
+    device: str | None = "auto",
     run: Path | None = None,
     json: str | None = None,
 ) -> dict[str, Any]:
@@ -72,7 +74,7 @@ def robust(
         workers: processes that read images; the cores shared out without it.
         weights: a weight file for a name.
         training: how the target was trained (dino, supervised, ...), where its run does not say.
-        device: cpu or cuda; a GPU where there is one.
+        device: auto (a GPU where there is one), cpu, cuda or cuda:N.
         run: the directory for results; the target's own if it is a run, else runs/look.
         json: also write the result as JSON to this file, or to stdout for "-".
     """
@@ -109,10 +111,11 @@ def robust(
             for other in rest:
                 first.add(other)
             scores[name] = first
-        changes = {}
+        changes: dict[str, dict[str, Any]] = {}
+        unreadable: dict[str, str] = {}
         if changed is not None:
             with quiet_unless_first(world)("changed images", len(changed)) as step:
-                right = score_shifts(
+                own_part = score_shifts(
                     changed if limit is None else Subset(changed, evenly_spaced(len(changed), limit)),
                     classifier,
                     device=world.device,
@@ -122,12 +125,17 @@ def robust(
                     shard=(world.rank, world.size),
                     progress=step,
                 )
-            changes = _change_figures(from_all(right))
+            seen = ShiftScores.together(from_all(own_part))
+            if not len(seen.numbers):
+                named = next(iter(seen.unreadable))
+                raise ValueError(f"none of the {len(seen.unreadable)} images of {shifts} can be read; {named}")
+            changes, unreadable = _change_figures(seen.right), seen.unreadable
         if not world.is_first:
             return {}
         result: dict[str, Any] = {
             "kind": "robust",
             "subject": about,
+            "checksum": weights_checksum(classifier),
             "limit": limit,
             "view": vars(classifier.view),
             "counts": {name: vars(score) for name, score in scores.items()},
@@ -136,15 +144,18 @@ def robust(
         stem = f"robust_{file_name(classifier.label)}"
         if parts > 1:
             directory.write_result(f"{stem}.{part}-of-{parts}", result)
-            found = _all_parts(directory, stem, parts)
-            if found is None:
+            found, others = parts_like(directory, stem, part, parts)
+            for number, named in others.items():
+                note = f"part {number} of {parts} is of another {named} and counts as missing: score it again"
+                console.print(note, style="yellow", highlight=False)
+            if len(found) < parts:
                 console.print(f"part {part} of {parts} is in {directory.path}; the table comes with the last one")
                 return emit(result, json)
-            scores = found
+            scores = join_parts(found)
             result["counts"] = {name: vars(score) for name, score in scores.items()}
         result |= _figures(scores, about, limited=limit is not None)
         if changes:
-            result["shifts"] = changes
+            result |= {"shifts": changes, "unreadable": unreadable}
             result["measurements"] += _change_records(changes, about, str(shifts))
         directory.write_result(stem, result)
         if scores:
@@ -152,6 +163,10 @@ def robust(
         if changes:
             rows = [(name, percent(row["top1"]), interval(row), row["n"]) for name, row in changes.items()]
             table(f"{classifier.label} on {shifts}, changed", ("images", "top-1 %", "95 %", "n"), rows)
+        if unreadable:
+            number = changes[PLAIN]["n"] + len(unreadable)
+            note = f"{len(unreadable)} of the {number} images cannot be read: {few(unreadable)}"
+            console.print(note, style="yellow", highlight=False)
         console.print(f"results in {directory.path}")
         return emit(result, json)
 
@@ -221,22 +236,6 @@ def parse_shard(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _all_parts(directory: RunDirectory, stem: str, parts: int) -> dict[str, SetScore] | None:
-    """The scores of all parts put together; None while some are missing."""
-    results = directory.results()
-    stored = [results.get(f"{stem}.{part}-of-{parts}") for part in range(parts)]
-    whole: dict[str, SetScore] = {}
-    for result in stored:
-        if result is None:
-            return None
-        for name, counts in result["counts"].items():
-            if name in whole:
-                whole[name].add(SetScore(**counts))
-            else:
-                whole[name] = SetScore(**counts)
-    return whole
-
-
 def _figures(scores: dict[str, SetScore], about: dict[str, Any], *, limited: bool) -> dict[str, Any]:
     sets, records = {}, []
     for name, score in scores.items():
@@ -250,9 +249,8 @@ def _figures(scores: dict[str, SetScore], about: dict[str, Any], *, limited: boo
     return {"sets": sets, "measurements": records}
 
 
-def _change_figures(ranks: Sequence[dict[str, torch.Tensor]]) -> dict[str, dict[str, Any]]:
+def _change_figures(right: dict[str, torch.Tensor]) -> dict[str, dict[str, Any]]:
     """Accuracy on images as they are, under each change, and on average over changes (its interval: over images)."""
-    right = {name: torch.cat([rank[name] for rank in ranks]) for name in ranks[0]}
     rows = {name: accuracy(int(hits.sum()), len(hits)).as_json() for name, hits in right.items()}
     mean = bootstrap_mean(torch.stack([hits.double() for name, hits in right.items() if name != PLAIN]).mean(0))
     return {**rows, "mean": {"top1": mean.mean, "low": mean.low, "high": mean.high, "n": mean.num_used}}

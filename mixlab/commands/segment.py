@@ -1,6 +1,7 @@
 """`mixlab segment`: UperNet on any backbone: train, judge, show."""
 
 import math
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +16,8 @@ from mixlab.commands.dense_task import finished_run, train_and_judge
 from mixlab.commands.output import console, emit, table
 from mixlab.commands.pretrain import Settings
 from mixlab.commands.probe import quiet_unless_first
+from mixlab.data.masks import MaskedImage
+from mixlab.data.unreadable import UnreadableImage
 from mixlab.evaluation.dense.targets import training_of
 from mixlab.evaluation.segmentation.data import FirstLabels, LabelMaps, parse_labels
 from mixlab.evaluation.segmentation.evaluate import evaluate
@@ -45,7 +48,7 @@ def segment(
     inference: Mode = "single",
     num_val: int | None = None,
     evaluate_only: bool = False,
-    device: str | None = None,
+    device: str | None = "auto",
     json: str | None = None,
 ) -> dict[str, Any]:
     """Train UperNet on a backbone and judge it. The same --run again goes on where it stopped; torchrun works as is.
@@ -64,7 +67,7 @@ def segment(
         inference: single, multi (six scales and their mirror images) or slide (windows of the training's size).
         num_val: judge by at most so many images, evenly spread.
         evaluate_only: the target is a finished segmentation run; judge it on this data and train nothing.
-        device: cpu or cuda; a GPU where there is one.
+        device: auto (a GPU where there is one), cpu, cuda or cuda:N.
         json: also write the result as JSON to this file, or to stdout for "-".
     """
     if evaluate_only:
@@ -143,8 +146,9 @@ def judge(
     }
     name = "segmentation" if mode == "single" else f"segmentation_{mode}"
     folder.write_result(name, result, {"confusion": scores.matrix})
-    figure = prediction_pictures(*_examples(predictor, source, world), source.classes)
-    save_figure(figure, folder.figure_path(f"{name}.png"))
+    pairs, predicted = _examples(predictor, source, world)
+    if pairs:
+        save_figure(prediction_pictures(pairs, predicted, source.classes), folder.figure_path(f"{name}.png"))
     _print(result)
     console.print(f"results in {folder.path}", highlight=False)
     return result
@@ -160,9 +164,12 @@ def _judge(
         return judge(recipe, config, data=data, world=world, folder=folder, mode=mode, num_val=num_val)
 
 
-def _examples(predictor: Predictor, source: LabelMaps, world: World) -> tuple[list[Any], list[torch.Tensor]]:
-    chosen = FirstLabels(source, NUM_PICTURES)
-    pairs = [chosen.load(index) for index in range(len(chosen))]
+def _examples(predictor: Predictor, source: LabelMaps, world: World) -> tuple[list[MaskedImage], list[torch.Tensor]]:
+    """A few, evenly spread, without those that cannot be read: evaluation has named them."""
+    chosen, pairs = FirstLabels(source, NUM_PICTURES), []
+    for index in range(len(chosen)):
+        with suppress(UnreadableImage):
+            pairs.append(chosen.load(index))
     return pairs, [predictor(pair.image[None].to(world.device))[0].cpu() for pair in pairs]
 
 

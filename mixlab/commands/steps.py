@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from mixlab.commands.output import console
 from mixlab.run import RunDirectory
 from mixlab.run.directory import read_json, write_json
+from mixlab.training.machine import num_cores
 from mixlab.training.run_lock import RunLock
 
 POLL_S = 0.3
@@ -95,7 +97,7 @@ def run_steps(steps: Sequence[Step], folder: Path, pool: ProcessPoolExecutor, *,
     if done:
         console.print(f"{len(done)} of {len(steps)} steps are done already")
     left = [step for step in steps if step.name not in done]
-    name, note = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
+    name, note = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[note]}")
     columns = (SpinnerColumn(), name, BarColumn(bar_width=24), note, TimeElapsedColumn())
     running: dict[Future[int], _Running] = {}
     told: set[str] = set()
@@ -109,7 +111,7 @@ def run_steps(steps: Sequence[Step], folder: Path, pool: ProcessPoolExecutor, *,
                 left.remove(step)
                 if step.why not in told:
                     told.add(step.why)
-                    console.print(f"[bold]{step.title}[/bold]: [dim]{step.why}[/dim]", highlight=False)
+                    console.print(Text.assemble((step.title, "bold"), ": ", (step.why, "dim")))
                 threads = num_threads(1 if step.alone else workers)
                 future = pool.submit(run_step, (*step.arguments, *step.here), _log(folder, step), threads, command)
                 task = progress.add_task(step.title, total=_total(step), note="")
@@ -164,10 +166,6 @@ def wait_for_workers(runs: Iterable[Path]) -> None:
                 time.sleep(0.5)
 
 
-def num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def num_threads(workers: int) -> int:
     """For each of some workers: the cores shared out, unless OMP_NUM_THREADS says otherwise."""
     said = os.environ.get("OMP_NUM_THREADS", "")
@@ -203,7 +201,7 @@ def _finish(part: _Running, code: int, folder: Path) -> None:
         )
     now = datetime.now(UTC).isoformat(timespec="seconds")
     write_json(_mark(folder, step), {"arguments": _told(step, folder), "seconds": round(seconds, 1), "date": now})
-    console.print(f"  [green]done[/green] {step.title}, {seconds:.1f} s", highlight=False)
+    console.print(Text.assemble("  ", ("done", "green"), f" {step.title}, {seconds:.1f} s"))
 
 
 def _show(progress: Progress, part: _Running) -> None:

@@ -26,7 +26,7 @@ def study(
     seeds: int = 3,
     at_once: int | None = None,
     quick: bool = False,
-    device: str | None = None,
+    device: str | None = "auto",
     publish: Path | None = None,
     json: str | None = None,
 ) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def study(
         seeds: how many training runs of each family are compared.
         at_once: processes side by side; two thirds of the cores (at most 10) on a GPU, which small models leave idle.
         quick: a few steps of tiny models, which teach nothing, through the same parts.
-        device: cuda or cpu; a GPU where there is one.
+        device: auto (a GPU where there is one), cpu, cuda or cuda:N.
         publish: also copy what the report needs, without weights and photographs, to this folder, with its report;
             alone with --run, nothing is run.
         json: also write a summary as JSON to this file, or to stdout for "-".

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mixlab.backbones import shipped
 from mixlab.backbones.backbone import Backbone
@@ -21,7 +20,7 @@ class Target:
     training: str | None = None  # how they were learnt, where that is known
 
 
-def load_target(text: str, *, weights: str | None = None, image: int | None = None) -> Target:
+def load_target(text: str, *, weights: str | None = None) -> Target:
     """Load what TARGET names. A run brings its own exported weights; a name takes `weights`, or stays untrained."""
     name, _, label = text.partition("=")
     exported = Path(name) / "weights.safetensors"
@@ -36,5 +35,4 @@ def load_target(text: str, *, weights: str | None = None, image: int | None = No
         return Target(label or Path(name).name, model_from_file(exported).eval(), str(exported))
     if name in shipped.NAMES and weights is None:
         return Target(label or name, shipped.load_shipped(name).eval(), name, training=shipped.TRAINING)
-    fields: dict[str, Any] = {} if image is None or name.startswith(("timm/", "mambaout")) else {"image": image}
-    return Target(label or name, create_model(name, weights=weights, **fields).eval(), weights)
+    return Target(label or name, create_model(name, weights=weights).eval(), weights)

@@ -24,7 +24,7 @@ def train(
     data: str,
     run: Path,
     set: Settings = [],  # noqa: B006  tyro reads the default, nobody changes it
-    device: str | None = None,
+    device: str | None = "auto",
     launcher: Launcher = "here",
     slurm: SlurmConfig = SlurmConfig(),  # noqa: B008  frozen
     json: str | None = None,
@@ -38,7 +38,7 @@ def train(
         data: shapes, a folder with one sub-folder per class, or wds:PATTERN.
         run: the directory of this run.
         set: a setting such as optim.lr=1e-3 or model.drop_path=0.1; may be given many times.
-        device: cpu or cuda; a GPU where there is one.
+        device: auto (a GPU where there is one), cpu, cuda or cuda:N.
         launcher: here, or slurm to send the run as a job (needs the extra mixlab[slurm]).
         slurm: what to ask SLURM for.
         json: also write a summary as JSON to this file, or to stdout for "-".

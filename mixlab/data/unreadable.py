@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 
-class UnreadableImage(Exception):  # noqa: N818 - it names the thing
+class UnreadableImage(ValueError):  # noqa: N818 - it names the thing
     """One file that is not a whole, decodable image (or mask)."""
 
     def __init__(self, path: str | Path, reason: str) -> None:
@@ -17,7 +17,7 @@ class UnreadableImage(Exception):  # noqa: N818 - it names the thing
         return f"{self.path}: {self.reason}"
 
 
-class TooManyUnreadableError(Exception):
+class TooManyUnreadableError(ValueError):
     """More of a source could not be read than the limit allows."""
 
 

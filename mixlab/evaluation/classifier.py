@@ -10,13 +10,13 @@ from typing import Any
 
 import timm
 import torch
-from safetensors.torch import save_file
 from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone, Source
 from mixlab.backbones.timm_backbone import TimmBackbone
 from mixlab.backbones.weights.reading import StoredWeights, WeightsError, read_weights
+from mixlab.backbones.weights.saving import save_tensors
 from mixlab.evaluation.feature_plan import FeaturePlan, HeadInput, has_class_token, published_source
 from mixlab.evaluation.imagenet_labels import imagenet_classes
 from mixlab.evaluation.views import CentreView
@@ -47,12 +47,8 @@ def save_head(head: ProbeHead, path: Path) -> None:
         "source": head.source,
         "classes": list(head.classes),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.partial")
     tensors = {"weight": head.weight.float().cpu().contiguous(), "bias": head.bias.float().cpu().contiguous()}
-    save_file(tensors, aside, metadata={"format": "pt", METADATA_KEY: json.dumps(about)})
-    aside.chmod(0o644)
-    aside.replace(path)
+    save_tensors(tensors, path, metadata={"format": "pt", METADATA_KEY: json.dumps(about)})
     write_json(path.with_suffix(".json"), about)
 
 

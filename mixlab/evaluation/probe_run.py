@@ -21,7 +21,14 @@ from mixlab.evaluation.labelled_data import LabelledSplits
 from mixlab.evaluation.probe import SAVE_EVERY_S, Probe, Say
 from mixlab.evaluation.probe_result import best_head, summarise_head
 from mixlab.evaluation.probe_streams import AugmentedStream, CachedStream, FeatureStream
-from mixlab.evaluation.views import CROP_SHARE, CentreView, Precision, ProbeCrops, run_precision
+from mixlab.evaluation.views import (
+    CROP_SHARE,
+    CentreView,
+    Precision,
+    ProbeCrops,
+    precision_in_use,
+    run_precision,
+)
 from mixlab.training.distributed import World, from_all
 from mixlab.training.stopping import StopRequests
 
@@ -188,7 +195,8 @@ def _table(
     bar: Bar,
 ) -> FeatureTable:
     source = getattr(splits, which)
-    extraction = Extraction(plan, settings.view, settings.precision, settings.stored)
+    precision = precision_in_use(settings.precision, machine.world.device)
+    extraction = Extraction(plan, settings.view, precision, settings.stored)
     name = f"{data} [{which}]"
     cache = FeatureCache(machine.features, extraction, backbone=backbone, source=source, name=name)
     with bar(f"features, {which}", len(source)) as step:
@@ -196,7 +204,7 @@ def _table(
             world=machine.world,
             batch=machine.extract_batch,
             workers=machine.workers,
-            precise=run_precision(settings.precision, machine.world.device),
+            precise=run_precision(precision, machine.world.device),
             progress=step,
         )
 

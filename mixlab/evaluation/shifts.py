@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mixlab.data.colour import to_grey
 from mixlab.data.source import ImageSource, Subset
 from mixlab.evaluation.classifier import Classifier
+from mixlab.training.seeding import seed_for
 
-LUMA = (0.299, 0.587, 0.114)
-Shift = Callable[[Tensor, torch.Generator], Tensor]  # pixels (B, 3, S, S) in [0, 1], and whence noise comes
-
-
-def _grey(x: Tensor, _: torch.Generator) -> Tensor:
-    return _luma(x).expand_as(x)
+Shift = Callable[[Tensor, Sequence[int]], Tensor]  # pixels (B, 3, S, S) in [0, 1], and the numbers of the images
 
 
-def _blur(x: Tensor, _: torch.Generator) -> Tensor:
+def _grey(x: Tensor, _: Sequence[int]) -> Tensor:
+    return to_grey(x)[:, None].expand_as(x)
+
+
+def _blur(x: Tensor, _: Sequence[int]) -> Tensor:
     """As wide at any size: a fortieth of the side."""
     sigma = x.shape[-1] / 40
     reach = int(3 * sigma) + 1
@@ -32,33 +34,47 @@ def _blur(x: Tensor, _: torch.Generator) -> Tensor:
     return x
 
 
-def _noise(x: Tensor, generator: torch.Generator) -> Tensor:
-    return x + 0.1 * torch.randn(x.shape, generator=generator).to(x)
+def _noise(x: Tensor, numbers: Sequence[int]) -> Tensor:
+    """Each image has its own, whatever is beside it."""
+    generators = (torch.Generator().manual_seed(seed_for(number)) for number in numbers)
+    return x + 0.1 * torch.stack([torch.randn(x.shape[1:], generator=own) for own in generators]).to(x)
 
 
-def _pale(x: Tensor, _: torch.Generator) -> Tensor:
+def _pale(x: Tensor, _: Sequence[int]) -> Tensor:
     return 0.5 + 0.3 * (x - 0.5)
 
 
-def _edges(x: Tensor, _: torch.Generator) -> Tensor:
+def _edges(x: Tensor, _: Sequence[int]) -> Tensor:
     """Dark lines on white where lightness changes: a drawing of sorts."""
-    light = F.pad(_luma(x), (1, 1, 1, 1), mode="replicate")
+    light = F.pad(to_grey(x)[:, None], (1, 1, 1, 1), mode="replicate")
     across = light[..., 1:-1, 2:] - light[..., 1:-1, :-2]
     down = light[..., 2:, 1:-1] - light[..., :-2, 1:-1]
     return (1 - 2 * (across**2 + down**2).sqrt()).expand_as(x)
-
-
-def _luma(x: Tensor) -> Tensor:
-    return torch.einsum("bchw,c->bhw", x, x.new_tensor(LUMA))[:, None]
 
 
 PLAIN = "plain"
 SHIFTS: dict[str, Shift] = {"grey": _grey, "blur": _blur, "noise": _noise, "pale": _pale, "edges": _edges}
 
 
-def shifted(images: Tensor, name: str, generator: torch.Generator) -> Tensor:
-    """Pixels uint8 (B, 3, S, S), changed."""
-    return (255 * SHIFTS[name](images.float() / 255, generator).clamp(0, 1)).round().to(torch.uint8)
+@dataclass(frozen=True)
+class ShiftScores:
+    """Whether a classifier is right on some images, as they are (PLAIN) and under every shift."""
+
+    numbers: Tensor  # of the images in their source, int64 (n,)
+    right: dict[str, Tensor]  # bool (n,)
+    unreadable: dict[str, str]
+
+    @classmethod
+    def together(cls, parts: Sequence[ShiftScores]) -> ShiftScores:
+        """Those of all ranks, in the order of the images."""
+        numbers, order = torch.cat([part.numbers for part in parts]).sort()
+        right = {name: torch.cat([part.right[name] for part in parts])[order] for name in parts[0].right}
+        return cls(numbers, right, {path: why for part in parts for path, why in part.unreadable.items()})
+
+
+def shifted(images: Tensor, name: str, numbers: Sequence[int]) -> Tensor:
+    """Pixels uint8 (B, 3, S, S) of images with these numbers, changed."""
+    return (255 * SHIFTS[name](images.float() / 255, numbers).clamp(0, 1)).round().to(torch.uint8)
 
 
 @torch.no_grad()
@@ -72,8 +88,8 @@ def score_shifts(
     workers: int = 0,
     shard: tuple[int, int] = (0, 1),
     progress: Callable[[int], None] = lambda count: None,
-) -> dict[str, Tensor]:
-    """Whether the classifier is right, bool (n,), on images as they are (PLAIN) and under every shift."""
+) -> ShiftScores:
+    """Score `shard` (i, n) of the images: every n-th of those that the classifier may know, from the i-th on."""
     outputs = {name: number for number, name in enumerate(classifier.classes)}
     known = [number for number, name in enumerate(images.classes) if name in outputs]
     numbers = [index for index in range(len(images)) if images.label(index) in known]
@@ -82,16 +98,24 @@ def score_shifts(
             f"none of the classes {', '.join(images.classes[:4])} ... is among those of the classifier "
             f"({', '.join(classifier.classes[:4])} ...); give images of its own classes"
         )
-    wanted = Subset(images, numbers[shard[0] :: shard[1]])
-    noise = torch.Generator().manual_seed(shard[0])
-    right: dict[str, list[Tensor]] = {name: [] for name in (PLAIN, *SHIFTS)}
+    own = numbers[shard[0] :: shard[1]]
+    seen: list[int] = []
+    right: dict[str, list[bool]] = {name: [] for name in (PLAIN, *SHIFTS)}
     answers = torch.tensor([outputs.get(name, -1) for name in images.classes], device=device)
-    for found in classifier.view.loader(wanted, batch=batch, workers=workers, pin_memory=device.type == "cuda"):
+    wanted, on_gpu = Subset(images, own), device.type == "cuda"
+    loader = classifier.view.loader(wanted, batch=batch, workers=workers, pin_memory=on_gpu) if own else None
+    for found in loader or ():  # there may be more ranks than images
         pixels, expected = found.images.to(device), answers[found.labels.to(device)]
+        here = [own[index] for index in found.indexes.tolist()]
         for name, hits in right.items():
-            changed = pixels if name == PLAIN else shifted(pixels, name, noise)
+            changed = pixels if name == PLAIN else shifted(pixels, name, here)
             with precise():
                 view = classifier.view(changed, mean=classifier.pixel_mean, std=classifier.pixel_std)
-                hits.append((classifier(view).argmax(-1) == expected).cpu())
+                hits += (classifier(view).argmax(-1) == expected).tolist()
+        seen += here
         progress(len(pixels))
-    return {name: torch.cat(hits) for name, hits in right.items()}
+    return ShiftScores(
+        torch.tensor(seen, dtype=torch.int64),
+        {name: torch.tensor(hits, dtype=torch.bool) for name, hits in right.items()},
+        dict(loader.skipped.reasons) if loader is not None else {},
+    )

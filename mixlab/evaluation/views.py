@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -17,9 +16,11 @@ from mixlab.data.crops import MultiCrop
 from mixlab.data.loader import Batch, Loader
 from mixlab.data.source import ImageSource
 from mixlab.training.distributed import World
+from mixlab.training.machine import num_cores
 from mixlab.training.recipe import Place, to_pixels_of
 
 Precision = Literal["auto", "bf16", "fp32"]
+PrecisionInUse = Literal["bf16", "fp32"]
 CROP_SHARE = 0.875  # 224 of 256: resize the shorter side to 256, cut the middle 224 (DINO's evaluation, and timm's)
 PROBE_SCALE = (0.08, 1.0)  # torchvision's RandomResizedCrop, which DINO's probe uses as it comes
 
@@ -81,9 +82,16 @@ class ProbeCrops:
         return to_pixels_of(backbone, self.crops(batch.images, drawn)[0][0])
 
 
-def run_precision(precision: Precision, device: torch.device) -> Callable[[], AbstractContextManager[None]]:
+def precision_in_use(asked: Precision, device: torch.device) -> PrecisionInUse:
     """The precision in which backbones run; `auto` is bf16 on a GPU and fp32 elsewhere."""
-    if precision == "bf16" or (precision == "auto" and device.type == "cuda"):
+    if asked == "auto":
+        return "bf16" if device.type == "cuda" else "fp32"
+    return asked
+
+
+def run_precision(precision: Precision, device: torch.device) -> Callable[[], AbstractContextManager[None]]:
+    """Backbones run inside of what this gives."""
+    if precision_in_use(precision, device) == "bf16":
         return lambda: torch.autocast(device.type, dtype=torch.bfloat16)
     return nullcontext
 
@@ -92,4 +100,4 @@ def num_workers(asked: int | None, world: World) -> int:
     """Processes that read images, per rank: as asked, or the cores shared out over the ranks of this machine."""
     if asked is not None:
         return asked
-    return max(0, len(os.sched_getaffinity(0)) // world.ranks_here - 1)
+    return max(0, num_cores() // world.ranks_here - 1)

@@ -1,7 +1,7 @@
 """The one idea: a token mixer is a linear map over tokens that you can run or look at, and both are the same map."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -58,10 +58,6 @@ class MixerConfig(ABC):
     @abstractmethod
     def mixing_macs(self, num_tokens: int, dim: int) -> int:
         """Multiply-accumulates of the mixing itself (not its projections) for one image, as run."""
-
-    @classmethod
-    def field_names(cls) -> list[str]:
-        return [field.name for field in fields(cls)]
 
 
 def split_heads(x: Tensor, head_dim: int) -> Tensor:

@@ -15,12 +15,13 @@ from mixlab.report.seeds import base_label, merge_curves, merge_roc, merge_rows
 
 RANK_MEASURES = ("numerical", "practical", "effective", "stable", "energy")
 STUDY_ORDER = {"model": 0, "size": 1, "training": 2, "registers": 3, "map": 4, "layer": 5, "register": 6, "head": 7}
-VERDICTS = ("supported", "contradicted", "not resolved at this scale", "not measured")
+VERDICTS = ("supported", "supported in part", "contradicted", "not resolved at this scale", "not measured")
 SHOWN_ELSEWHERE = {
     "knn_top1", "probe_top1", "binary_auc", "binary_auc_raw", "centre_matched_auc", "centre_prior", "untrained",
     "above_centre_prior", "above_untrained", "best_head_over_worst", "off_diagonal_rank", "diagonal_rank", "mask_rank",
-    "rank_bound_holds", "images_per_s", "middle_registers_over_outer", "register_auc_follows_probe",
-    "auc_follows_probe", "shift_top1", "shifted_top1", "top1", "miou", "forward_images_per_s", "training_images_per_s",
+    "rank_bound_holds", "images_per_s", "middle_registers_over_first", "middle_registers_over_last",
+    "register_auc_follows_probe", "auc_follows_probe",
+    "shift_top1", "shifted_top1", "top1", "miou", "forward_images_per_s", "training_images_per_s",
 }  # fmt: skip
 
 

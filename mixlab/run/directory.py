@@ -10,7 +10,7 @@ figures/         pictures made from the results
 
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -112,15 +112,14 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_aside(path: Path, write: Any) -> None:
-    """Write a temporary file beside `path`, flush it to the disk, and rename it."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """Write a file of another name beside `path`, flush it to the disk, and rename it. Its rights are umask's."""
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with aside.open("xb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
+        aside.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        aside.unlink(missing_ok=True)
         raise

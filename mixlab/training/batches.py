@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -13,6 +11,7 @@ from mixlab.data.sample_order import SampleOrder
 from mixlab.data.source import ImageSource
 from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World
+from mixlab.training.machine import num_cores
 
 B = TypeVar("B", bound=AnyBatch)
 
@@ -59,8 +58,7 @@ def check_enough(num_images: int, config: TrainConfig, world: World) -> None:
 
 def workers(config: TrainConfig, world: World) -> int:
     """Processes that read images for this rank."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return config.data.workers if config.data.workers is not None else max(0, cores // world.ranks_here - 1)
+    return config.data.workers if config.data.workers is not None else max(0, num_cores() // world.ranks_here - 1)
 
 
 def steps(loader: BatchLoader[B], accumulate: int) -> Iterator[list[B]]:

@@ -55,8 +55,8 @@ class MethodConfig(ABC):
         """The side in pixels at which the trained backbone is judged."""
 
     @abstractmethod
-    def build(self, backbone: Backbone, *, num_classes: int, epochs: int, steps_per_epoch: int) -> Recipe:
-        """A fresh recipe around a backbone."""
+    def build(self, backbone: Backbone, *, num_classes: int, total_steps: int, steps_per_epoch: int) -> Recipe:
+        """A fresh recipe around a backbone, for so many steps of the optimiser; an epoch may be longer than all."""
 
     def open(self, data: str) -> Source:
         """The samples to train on."""
@@ -134,7 +134,9 @@ class LogConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class KnnConfig:
-    """A live score of the exported backbone, where the data has labels."""
+    """A live score of the exported backbone, where the data has labels. Queries are of the data's `val` part; without
+    one, of the images that are trained on, so that the score shows progress and not how well others are recognised.
+    """
 
     every_epochs: int = 10  # 0: never
     bank: int = 20_000  # images with known labels, at most

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -70,8 +71,15 @@ class DinoConfig(MethodConfig):
         )
         return MultiCrop([replace(k, jitter=self.jitter, grey=self.grey, sigma=self.blur_sigma) for k in kinds])
 
-    def build(self, backbone: Backbone, *, num_classes: int, epochs: int, steps_per_epoch: int) -> DinoRecipe:
-        return DinoRecipe(self, backbone, total_steps=epochs * steps_per_epoch)
+    def build(self, backbone: Backbone, *, num_classes: int, total_steps: int, steps_per_epoch: int) -> DinoRecipe:
+        frozen = self.frozen_prototype_epochs * steps_per_epoch
+        if total_steps <= frozen:
+            warnings.warn(
+                f"a run of {total_steps} steps never trains its prototypes, which are frozen for the first {frozen}; "
+                "train for longer, or set method.frozen_prototype_epochs=0",
+                stacklevel=2,
+            )
+        return DinoRecipe(self, backbone, total_steps=total_steps)
 
 
 class Centre(nn.Module):

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.training.config import Sharding
+from mixlab.training.machine import choose_device, make_current
 from mixlab.training.recipe import Recipe
 
 T = TypeVar("T")
@@ -38,18 +39,18 @@ class World:
 
 @contextmanager
 def join_world(device: str | None = None) -> Iterator[World]:
-    """Join the processes that torchrun started, or stay alone. `device` defaults to a GPU where there is one."""
-    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if kind.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"device {kind!r}, but torch sees no GPU here; leave it out or give --device cpu")
+    """Join the processes that torchrun started, or stay alone. `device` is as in `choose_device`; `cuda` and `auto`
+    give each rank a GPU of its own.
+    """
+    chosen = choose_device(device)
     if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
-        yield World(torch.device(kind))
+        make_current(chosen)
+        yield World(chosen)
         return
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    local_rank = int(os.environ.get("LOCAL_RANK", rank))
-    chosen = torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
-    if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)
+    if chosen.type == "cuda" and chosen.index is None:
+        chosen = choose_device(f"cuda:{int(os.environ.get('LOCAL_RANK', rank))}")
+    make_current(chosen)
     # gloo beside nccl: what ranks agree on lives on the host and never waits for a GPU
     dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
     try:

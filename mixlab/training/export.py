@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from safetensors.torch import save_file
-
 from mixlab.backbones.weights import architecture_of, build_architecture, save_weights
+from mixlab.backbones.weights.saving import save_tensors
 from mixlab.training.distributed import whole
 from mixlab.training.recipe import Recipe
 
@@ -26,6 +25,4 @@ def export_weights(recipe: Recipe, folder: Path, *, is_first: bool, metadata: di
     fresh.load_state_dict(tensors)
     save_weights(fresh, folder / "weights.safetensors", extra_metadata=metadata)
     if head:
-        aside = folder / f".{recipe.head_name}.partial"
-        save_file(head, aside, metadata=metadata)
-        aside.replace(folder / f"{recipe.head_name}.safetensors")
+        save_tensors(head, folder / f"{recipe.head_name}.safetensors", metadata=metadata)

@@ -72,8 +72,9 @@ def train(
     Raises `Stopped` after a signal, with everything saved.
     """
     with join_world(device) as world, ExitStack() as stack:
-        folder = RunDirectory.create(run)
-        if world.is_first:
+        folder = RunDirectory(run)
+        if world.is_first:  # to others the directory may not even be visible
+            RunDirectory.create(run)
             stack.enter_context(RunLock(folder.path))
         stop = stack.enter_context(StopRequests())
         trainer = Trainer(config, data=data, folder=folder, world=world, name=name)
@@ -243,7 +244,7 @@ class Trainer:
         self.recipe = config.method.build(
             backbone,
             num_classes=len(self.source.classes),
-            epochs=self.epochs,
+            total_steps=self.total_steps,
             steps_per_epoch=self.steps_per_epoch,
         )
         if config.compile:

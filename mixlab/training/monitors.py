@@ -20,7 +20,7 @@ from mixlab.training.knn import knn_accuracy
 from mixlab.training.recipe import Recipe, to_pixels_of
 from mixlab.training.supervised import SupervisedRecipe
 
-HELD_OUT = 5  # without a split of its own, every fifth image is a query
+CUT = 5  # without a split of its own, every fifth image is a query
 BATCH = 64
 
 Score = tuple[str, float]
@@ -42,7 +42,11 @@ class Scores(ABC):
 
 
 class LiveScores(Scores):
-    """The exported backbone's kNN score, and a classifier's accuracy, on the data's own held-out part."""
+    """The exported backbone's kNN score and, where the data has a part that is not trained on, a classifier's accuracy.
+
+    Without such a part the queries of kNN are images that the network was trained on, kept out of the bank alone. DINO
+    has not seen their labels, so its score still tells whether features sort themselves; it is no test on new images.
+    """
 
     def __init__(
         self, data: str, source: ImageSource, config: KnnConfig, *, image: int, world: World, precise: Precise
@@ -52,7 +56,9 @@ class LiveScores(Scores):
         self.every_epochs = config.every_epochs
         self.wanted = config.every_epochs > 0 and self.num_classes > 1
         if self.wanted:
-            bank, queries = split_source(data, source)
+            held_out = held_out_part(data, source)
+            self.has_held_out = held_out is not None
+            bank, queries = (source, held_out) if held_out is not None else split_source(source)
             self.bank, self.queries = self._share(bank, config.bank), self._share(queries, config.queries)
 
     def __call__(self, recipe: Recipe) -> Iterator[Score]:
@@ -75,7 +81,7 @@ class LiveScores(Scores):
                 temperature=self.config.temperature,
             ),
         )
-        if isinstance(recipe, SupervisedRecipe):
+        if isinstance(recipe, SupervisedRecipe) and self.has_held_out:
             logits, labels = self._outputs(backbone, recipe.network, self.queries)
             yield "accuracy", float((logits.argmax(-1) == labels).float().mean())
         for module, mode in zip(modules, modes, strict=True):
@@ -112,14 +118,17 @@ class LiveScores(Scores):
         return gather_rows(torch.cat(outputs)), gather_rows(torch.cat(labels))
 
 
-def split_source(data: str, source: ImageSource) -> tuple[ImageSource, ImageSource]:
-    """Images with known labels and images to be recognised: the data's two splits, or a cut through its only one."""
+def held_out_part(data: str, source: ImageSource) -> ImageSource | None:
+    """The data's images of the same classes that are not trained on; None where there are none."""
     other = parse_source(data, split="val")
     separate = isinstance(other, Shapes) or (
         isinstance(other, ImageFolder) and isinstance(source, ImageFolder) and other.root != source.root
     )
-    if separate and other.classes == source.classes:
-        return source, other
-    held_out = set(range(0, len(source), HELD_OUT))
-    rest = [index for index in range(len(source)) if index not in held_out]
-    return Subset(source, rest or [0]), Subset(source, sorted(held_out))
+    return other if separate and other.classes == source.classes else None
+
+
+def split_source(source: ImageSource) -> tuple[ImageSource, ImageSource]:
+    """A cut through images that are all trained on: a bank, and queries that are not in it."""
+    queries = set(range(0, len(source), CUT))
+    rest = [index for index in range(len(source)) if index not in queries]
+    return Subset(source, rest or [0]), Subset(source, sorted(queries))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mixlab.training.config import TrainConfig
-from mixlab.training.loop import train
+from mixlab.training.loop import Trainer, train
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,15 +24,20 @@ class SlurmConfig:
     account: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
 class TrainingJob:
-    """What a node runs. submitit calls `checkpoint` before time is up and sends what it returns again."""
+    """What a task runs. submitit calls `checkpoint` before time is up and sends what it returns again."""
 
-    def __init__(self, config: TrainConfig, *, data: str, run: Path, name: str) -> None:
-        self.config, self.data, self.run, self.name = config, data, run, name
+    config: TrainConfig
+    data: str
+    run: Path
+    device: str | None
+    name: str
+    then: Callable[[Trainer], None] | None  # travels by its name: a function of a module
 
     def __call__(self) -> None:
         _submitit().helpers.TorchDistributedEnvironment().export(set_cuda_visible_devices=False)
-        train(self.config, data=self.data, run=self.run, name=self.name)
+        train(self.config, data=self.data, run=self.run, device=self.device, name=self.name, then=self.then)
 
     def checkpoint(self) -> Any:
         return _submitit().helpers.DelayedSubmission(self)

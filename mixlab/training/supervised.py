@@ -39,7 +39,9 @@ class SupervisedConfig(MethodConfig):
     def image(self) -> int:
         return self.size
 
-    def build(self, backbone: Backbone, *, num_classes: int, epochs: int, steps_per_epoch: int) -> SupervisedRecipe:
+    def build(
+        self, backbone: Backbone, *, num_classes: int, total_steps: int, steps_per_epoch: int
+    ) -> SupervisedRecipe:
         if num_classes < 2:
             raise ValueError(
                 f"supervised training needs labels of at least 2 classes, the data has {num_classes}; "

@@ -82,6 +82,23 @@ def test_a_run_may_go_on_with_another_number_of_processes(alone, tmp_path: Path)
     assert largest_difference(together, alone) < 1e-6
 
 
+def test_the_first_process_alone_touches_the_run_directory(tmp_path: Path) -> None:
+    port = free_port()
+    processes = [
+        CONTEXT.Process(
+            target=child, args=("dino_vit_tiny64", str(tmp_path / f"run{rank}"), ["steps=2"], rank, 2, port)
+        )
+        for rank in range(2)  # each on a machine of its own, where the other's folder is not seen
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert (tmp_path / "run0" / "weights.safetensors").is_file()
+    assert not (tmp_path / "run1").exists()
+
+
 def test_torchrun_works_as_is(tmp_path: Path) -> None:
     program = "from mixlab.commands.pretrain import pretrain; import tyro; tyro.cli(pretrain)"
     script = tmp_path / "pretrain.py"

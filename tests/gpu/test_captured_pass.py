@@ -21,7 +21,7 @@ Weights = dict[str, torch.Tensor]
 def train(config: TrainConfig, *, graph: bool, num_passes: int = 1, steps: int = STEPS) -> tuple[list[float], Weights]:
     torch.manual_seed(0)
     config = replace(config, graph=graph, batch=16 * num_passes, accumulate=num_passes, precision="bf16", epochs=4)
-    recipe = config.method.build(config.model.build(), num_classes=5, epochs=4, steps_per_epoch=4)
+    recipe = config.method.build(config.model.build(), num_classes=5, total_steps=16, steps_per_epoch=4)
     for module in recipe.modules().values():
         module.to("cuda")
     update = Update(recipe, config, steps_per_epoch=4, world=World(torch.device("cuda")))

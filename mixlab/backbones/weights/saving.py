@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from mixlab.backbones.weights.reading import StoredWeights, WeightsError, read_m
 def save_weights(
     model: Backbone, path: str | Path, *, extra_metadata: Mapping[str, str] | None = None, half: bool = False
 ) -> None:
-    """Write safetensors with the architecture in the metadata. The file appears whole or not at all.
+    """Write safetensors with the architecture in the metadata, as `save_tensors` does.
 
     `half` keeps matrices in 16 bits: half the size, and features that differ in the fourth digit.
     """
@@ -43,11 +44,18 @@ def save_weights(
     }
     if half:
         tensors = {key: _in_16_bits(key, value) for key, value in tensors.items()}
+    save_tensors(tensors, path, metadata=metadata)
+
+
+def save_tensors(tensors: dict[str, Tensor], path: Path, *, metadata: dict[str, str]) -> None:
+    """Write safetensors, readable by whom umask allows. The file appears whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
+        aside.touch()
+        mode = stat.S_IMODE(aside.stat().st_mode)  # safetensors writes for the owner alone
         save_file(tensors, aside, metadata=metadata)
-        aside.chmod(0o644)  # safetensors writes for the owner alone
+        aside.chmod(mode)
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)

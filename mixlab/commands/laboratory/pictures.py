@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from mixlab.app.laboratory import Fit, MaskValues, Picture, Pixels
+from mixlab.commands.looking import read_first
 from mixlab.data.decode import FORMATS, decode, fit_box, fit_image, open_image
 from mixlab.data.images import parse_source
 from mixlab.data.mask_formats import parse_masks
@@ -55,7 +56,7 @@ def square_mask(mask: MaskValues, size: int, fit: Fit) -> MaskValues:
 
 
 def read_samples(data: Sequence[str], count: int) -> list[Picture]:
-    """The first pictures of each source, with masks where it has masks."""
+    """The first pictures of each source that can be read, with masks where it has masks."""
     found = [picture for source in data for picture in _read_source(source, count)]
     return [replace(picture, id=f"sample-{number}") for number, picture in enumerate(found, 1)]
 
@@ -65,11 +66,13 @@ def _read_source(data: str, count: int) -> list[Picture]:
         masked = parse_masks(data)
     except (ValueError, OSError):
         source = parse_source(data, split="val")
-        images: list[tuple[Tensor, MaskValues | None, str]] = [
-            (source.load(index), None, source.name(index)) for index in range(min(count, len(source)))
-        ]
+
+        def load(index: int) -> tuple[Tensor, MaskValues | None, str]:
+            return source.load(index), None, source.name(index)
+
+        images = read_first(data, load, total=len(source), most=count)
     else:
-        items = [masked.load(index) for index in range(min(count, len(masked)))]
+        items = read_first(data, masked.load, total=len(masked), most=count)
         images = [(item.image, item.mask.numpy(), item.name) for item in items]
     samples = []
     for image, mask, name in images:

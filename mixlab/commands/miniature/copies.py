@@ -69,15 +69,17 @@ def _copy(file: Path, place: Path) -> None:
         image = decode(file, draft=SHORT_SIDE) if _short_side(file) > SMALL else None
     except UnreadableImage:
         image = None
-    if image is None:
-        if not place.is_symlink():
-            place.symlink_to(file.resolve())
-        return
-    scale = SHORT_SIDE / min(image.size)
-    size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
-    if place.suffix.lower() not in (".jpg", ".jpeg"):
+    if image is not None and place.suffix.lower() not in (".jpg", ".jpeg"):
         place = place.with_name(f"{place.name}.jpg")
-    image.resize(size, Image.Resampling.BICUBIC).save(place, format="JPEG", quality=QUALITY, subsampling=0)
+    aside = place.with_name(f".{file.name}.partial")  # PLACE may be a link to a photograph: never written through
+    aside.unlink(missing_ok=True)
+    if image is None:
+        aside.symlink_to(file.resolve())
+    else:
+        scale = SHORT_SIDE / min(image.size)
+        size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+        image.resize(size, Image.Resampling.BICUBIC).save(aside, format="JPEG", quality=QUALITY, subsampling=0)
+    aside.replace(place)
 
 
 def _short_side(file: Path) -> int:

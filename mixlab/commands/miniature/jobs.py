@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from mixlab.analysis.subjects import Subject
-from mixlab.commands.looking import choose_device
 from mixlab.recipes import find_recipe
 from mixlab.run import RunDirectory, provenance
+from mixlab.training.machine import choose_device, make_current
 
 REPEATS, WARM_UP = 12, 3
 METRICS = {"dino": "knn_top1", "supervised": "top1"}
@@ -51,6 +51,7 @@ def write_scaling(run: str, sizes: str, batch_tokens: str, *rest: str) -> dict[s
     """RUN/results/scaling.json: images per second and peak memory of each LABEL=RECIPE at each size."""
     *models, device = rest
     where = choose_device(device)
+    make_current(where)
     rows: list[dict[str, Any]] = []
     records: list[dict[str, Any]] = []
     for side in map(int, sizes.split(",")):

@@ -235,10 +235,10 @@ def ledger(setting: Setting) -> Iterator[Step]:
 
 
 PARTS: dict[str, Part] = {
-    "tune": Part("which learning rate suits each family?", tune, 2.5, labels=True),
+    "tune": Part("which learning rate suits each family?", tune, 3, labels=True),
     "dino": Part("what do five mixers learn without labels?", dino, 9),
     "supervised": Part("and with labels?", supervised, 3, needs=("dino",), labels=True),
-    "sizes": Part("do larger models score higher?", sizes, 5, needs=("dino",)),
+    "sizes": Part("do larger models score higher?", sizes, 6.5, needs=("dino",)),
     "mambaout": Part("is a scan needed? does causal mixing cost?", mambaout, 3, needs=("dino",)),
     "registers": Part("how many registers, and where?", registers, 2.5, needs=("dino",)),
     "cost": Part("what does each cost, against tokens?", cost, 1),

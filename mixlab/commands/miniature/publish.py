@@ -2,6 +2,9 @@
 
 import re
 import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,10 @@ from mixlab.commands.miniature.parts import finished_runs
 from mixlab.commands.output import console
 from mixlab.commands.report import make_report
 from mixlab.run import RunDirectory
+from mixlab.run.directory import read_json
 
 MOST_ROWS = 60  # of a training curve
+WRITTEN = ("config.json", "metrics.jsonl", "report.html", "README.md")  # in a published study, beside results/
 FILES_NAMED = ("skipped", "unreadable", "unmatched", "images")  # lists of file names, kept as numbers
 OTHER_PLACES = re.compile(r"(?:^|(?<=[\s'\"=]))/(?:[^\s/'\"]+/)+")  # folders above a file of any other absolute path
 Arrays = dict[str, NDArray[Any]]
@@ -27,19 +32,67 @@ def publish_study(run: Path, out: Path) -> Path:
     config = directory.read_config()
     if "study" not in config:
         raise ValueError(f"{run} is no study: its config.json names none; give the --run of `mixlab study`")
-    if out.resolve() == run.resolve() or run.resolve() in out.resolve().parents:
-        raise ValueError(f"--publish {out} lies in the study itself; give another folder")
-    if out.exists() and not (out / "config.json").is_file() and any(out.iterdir()):
-        raise ValueError(f"--publish {out} holds something else; give a new folder, or one that was published before")
-    shutil.rmtree(out, ignore_errors=True)
+    places = finished_runs(run)
+    if run not in places:
+        raise ValueError(f"{run} has no results of its own yet; let a part of the study end first")
+    _check_place(run.resolve(), out)
     names = _short_names(run, config)
-    for place in finished_runs(run):
-        _copy(RunDirectory(place), RunDirectory.create(out / place.relative_to(run)), names)
-    page = make_report([out], out / "report.html", measure=False)
-    make_report([out], out / "README.md", measure=False)
+    with _built_aside(out.resolve()) as made:
+        for place in places:
+            _copy(RunDirectory(place), RunDirectory.create(made / place.relative_to(run)), names)
+        for page in ("report.html", "README.md"):
+            make_report([made], made / page, measure=False)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     console.print(f"published in {out}: {size / 1e6:.1f} MB", highlight=False)
-    return page
+    return out / "report.html"
+
+
+def _check_place(run: Path, out: Path) -> None:
+    """What is there may be replaced only if it is a published study and nothing else."""
+    place = out.resolve()
+    if place.is_relative_to(run) or run.is_relative_to(place):
+        raise ValueError(f"--publish {out} is the study itself, lies in it or holds it; give another folder")
+    if place.exists() and not place.is_dir():
+        raise NotADirectoryError(f"--publish {out} is a file; give a new folder, or one that was published before")
+    if place.is_dir() and (other := next(_not_published(place), None)) is not None:
+        named = other.relative_to(place)
+        raise ValueError(
+            f"--publish {out} holds something else ({named}); give a new folder, or one that was published before"
+        )
+
+
+def _not_published(place: Path) -> Iterator[Path]:
+    """What `publish_study` did not write: everything where config.json names no study."""
+    try:
+        is_study = "study" in read_json(place / "config.json")
+    except (OSError, ValueError):
+        is_study = False
+    if not is_study:
+        yield from place.iterdir()
+        return
+    for file in place.rglob("*"):
+        is_result = file.parent.name == "results" and file.suffix in (".json", ".npz")
+        if file.is_symlink() or not (file.is_dir() or file.name in WRITTEN or is_result):
+            yield file
+
+
+@contextmanager
+def _built_aside(out: Path) -> Iterator[Path]:
+    """A folder of OUT's name to build in; at the end it takes OUT's place. A failure leaves OUT as it was."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
+    made, before = aside / out.name, aside / f"{out.name}.before"
+    try:
+        yield made
+        if out.exists():
+            out.rename(before)
+        made.rename(out)
+    except BaseException:
+        if before.exists():
+            before.rename(out)  # where even this fails, it stays aside
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _short_names(run: Path, config: dict[str, Any]) -> list[tuple[str, str]]:
@@ -88,11 +141,12 @@ def _published_arrays(result: dict[str, Any], stored: Arrays) -> tuple[Arrays, d
 
 
 def _cleaned(value: Any, names: list[tuple[str, str]]) -> Any:
-    """Without places on this machine, names of photographs, and digits that mean nothing."""
+    """Without places on this machine, its kernel, names of photographs, and digits that mean nothing."""
     if isinstance(value, dict):
         return {
             key: len(part) if key in FILES_NAMED and isinstance(part, list | dict) else _cleaned(part, names)
             for key, part in value.items()
+            if key != "system" or "processor" not in value  # of a machine; elsewhere a system is a program
         }
     if isinstance(value, list):
         return [_cleaned(part, names) for part in value]

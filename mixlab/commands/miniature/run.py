@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
+from rich.text import Text
 
 from mixlab.commands.miniature.copies import prepare
 from mixlab.commands.miniature.parts import PARTS, Part
@@ -19,11 +19,12 @@ from mixlab.commands.miniature.plan import FAMILIES, QUICK, Effort, Family, Sett
 from mixlab.commands.miniature.sharing import shared_gpu
 from mixlab.commands.output import console
 from mixlab.commands.report import make_report
-from mixlab.commands.steps import Step, is_done, mark_of, num_cores, run_steps, wait_for_workers, worker_pool
+from mixlab.commands.steps import Step, is_done, mark_of, run_steps, wait_for_workers, worker_pool
 from mixlab.data.images import parse_source
 from mixlab.data.mask_formats import parse_masks
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import read_json, write_json
+from mixlab.training.machine import choose_device, num_cores
 from mixlab.training.run_lock import RunLock
 
 COMMAND = "study miniature"
@@ -45,8 +46,9 @@ def run_miniature(
     families: tuple[Family, ...] = FAMILIES,
 ) -> dict[str, Any]:
     """All steps of the parts that are not done yet, each part with its minutes; the report after the ledger."""
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    most = min(MOST_AT_ONCE, num_cores() * 2 // 3) if device == "cuda" else min(num_cores(), len(families))
+    where = choose_device(device)
+    on_gpu = where.type == "cuda"
+    most = min(MOST_AT_ONCE, num_cores() * 2 // 3) if on_gpu else min(num_cores(), len(families))
     at_once = at_once or max(1, most)
     sizes = check_sources(data, masks)
     directory = RunDirectory.create(run)
@@ -61,8 +63,8 @@ def run_miniature(
             masks=masks,
             labelled=bool(sizes["num_classes"]),
             seeds=seeds,
-            device=device,
-            workers=max(0, num_cores() // at_once - 1) if device == "cuda" else 0,
+            device=str(where),
+            workers=max(0, num_cores() // at_once - 1) if on_gpu else 0,
             effort=effort,
             families=families,
             rates=_tuned(directory),
@@ -72,7 +74,7 @@ def run_miniature(
             raise ValueError(
                 f"{data} has {sizes['num_images']} images for training; the study needs {effort.least_images} or more"
             )
-        sharing = shared_gpu() if device == "cuda" and at_once > 1 else contextlib.nullcontext()
+        sharing = shared_gpu() if on_gpu and at_once > 1 else contextlib.nullcontext()
         with sharing, worker_pool(at_once) as pool:
             for name in (name for name in PARTS if name in parts):
                 if PARTS[name].labels and not setting.labelled:
@@ -117,7 +119,7 @@ def _run_part(name: str, setting: Setting, pool: ProcessPoolExecutor, at_once: i
         for folder in NEEDLESS:
             for here in (place, place / "untrained"):
                 shutil.rmtree(here / folder, ignore_errors=True)
-    console.print(f"[bold]{name}: {minutes:.1f} minutes[/bold], {len(steps)} steps", highlight=False)
+    console.print(Text.assemble((f"{name}: {minutes:.1f} minutes", "bold"), f", {len(steps)} steps"))
     return minutes
 
 

@@ -87,7 +87,7 @@ class DetectionConfig(DenseConfig):
         )
         return DetectorConfig(head=self.head, regions=regions, proposals=proposals)
 
-    def build(self, backbone: Backbone, *, num_classes: int, epochs: int, steps_per_epoch: int) -> DetectionRecipe:
+    def build(self, backbone: Backbone, *, num_classes: int, total_steps: int, steps_per_epoch: int) -> DetectionRecipe:
         if num_classes < 1:
             raise ValueError("the data lists no categories, so there is nothing to detect; add them to its JSON file")
         return DetectionRecipe(self, backbone, num_classes=num_classes)

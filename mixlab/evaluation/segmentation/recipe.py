@@ -69,7 +69,7 @@ class SegmentConfig(DenseConfig):
         )
         return build_batches(CropReader(source, rule, seed=config.seed), config, world=world)
 
-    def build(self, backbone: Backbone, *, num_classes: int, epochs: int, steps_per_epoch: int) -> SegmentRecipe:
+    def build(self, backbone: Backbone, *, num_classes: int, total_steps: int, steps_per_epoch: int) -> SegmentRecipe:
         return SegmentRecipe(self, backbone, num_classes=num_classes)
 
     def scores(

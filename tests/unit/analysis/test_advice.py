@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mixlab.analysis.advice import advise, mixer_costs
 from mixlab.backbones.block import Layer
-from mixlab.mixers import AttentionConfig
+from mixlab.mixers import AttentionConfig, GatedConvConfig, LinearAttentionConfig, MixerConfig
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,14 @@ def test_attention_costs_are_what_a_real_layer_runs() -> None:
     with FlopCounterMode(display=False) as counter:
         layer(tokens, tokens, (8, 12))
     assert counter.get_total_flops() == mixer_costs(length, dim)[0].layer_flops
+
+
+@pytest.mark.parametrize("config", [AttentionConfig(), LinearAttentionConfig(), GatedConvConfig()])
+def test_a_mixer_counts_what_its_mixing_runs(config: MixerConfig) -> None:
+    mixing, _ = config.build(dim=128, depth=1).requires_grad_(False).prepare(torch.randn(1, 96, 128), (8, 12))
+    with FlopCounterMode(display=False) as counter:
+        mixing.apply()
+    assert counter.get_total_flops() == 2 * config.mixing_macs(96, 128)
 
 
 def test_autoregressive_tasks_are_told_about_the_state() -> None:

@@ -9,13 +9,13 @@ from PIL import Image
 
 from mixlab.analysis.baselines import centre_matched_auc, centre_prior
 from mixlab.analysis.binary_auc import binary_auc
+from tests.photographs import PHOTOGRAPHS, needs_photographs
 
-DATA = Path(__file__).parents[4] / "shared" / "data"
 IGNORE = 128
 # per-image ROC AUC over pixels, from the README beside the data
 FIGURES = [("masks", "ecssd_", 0.863, 0.477), ("masks", "pet_", 0.876, 0.520), ("voc", "", 0.816, 0.431)]
 
-pytestmark = pytest.mark.skipif(not (DATA / "masks").is_dir(), reason="needs the photographs of shared/data")
+pytestmark = needs_photographs
 
 
 def read(path: Path) -> torch.Tensor:
@@ -25,8 +25,8 @@ def read(path: Path) -> torch.Tensor:
 @pytest.mark.parametrize(("folder", "prefix", "blob", "luminance"), FIGURES)
 def test_centre_prior_and_luminance_score_the_figures_measured_before(folder, prefix, blob, luminance):
     scores = []
-    for path in sorted((DATA / folder / "masks").glob(f"{prefix}*.png")):
-        mask, image = read(path), read(DATA / folder / "images" / f"{path.stem}.jpg")
+    for path in sorted((PHOTOGRAPHS / folder / "masks").glob(f"{prefix}*.png")):
+        mask, image = read(path), read(PHOTOGRAPHS / folder / "images" / f"{path.stem}.jpg")
         maps = torch.cat([centre_prior(*mask.shape[1:])[None], image])
         scores.append(binary_auc(maps, mask.expand(2, -1, -1), ignore=IGNORE, normalize=False))
     means = torch.stack(scores).nanmean(dim=0)
@@ -35,9 +35,11 @@ def test_centre_prior_and_luminance_score_the_figures_measured_before(folder, pr
 
 def test_the_normalised_score_rewards_luminance_and_noise_where_the_matched_score_does_not():
     grid = (14, 14)
-    paths = sorted((DATA / "masks" / "masks").glob("pet_*.png"))
+    paths = sorted((PHOTOGRAPHS / "masks" / "masks").glob("pet_*.png"))
     masks = torch.cat([torch.from_numpy(np.array(Image.open(path).resize((224, 224), 0)))[None] for path in paths])
-    images = [Image.open(DATA / "masks" / "images" / f"{path.stem}.jpg").convert("L").resize(grid) for path in paths]
+    images = [
+        Image.open(PHOTOGRAPHS / "masks" / "images" / f"{path.stem}.jpg").convert("L").resize(grid) for path in paths
+    ]
     luminance = torch.stack([torch.from_numpy(np.array(image)) for image in images])
     noise = torch.rand(len(paths), *grid, generator=torch.Generator().manual_seed(0))
     prior = centre_prior(*grid).expand(len(paths), -1, -1)

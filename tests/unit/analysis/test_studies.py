@@ -1,6 +1,7 @@
 """Studies of Binary-AUC: scores against scikit-learn, baselines beside them, and honest comparisons."""
 
 import json
+from itertools import product
 
 import numpy as np
 import pytest
@@ -128,14 +129,18 @@ def test_by_head_chooses_on_other_images_than_it_compares_on() -> None:
     assert comparison["difference"]["mean"] == pytest.approx(expected)
 
 
-def test_by_register_compares_the_middle_with_the_outside_and_with_probes() -> None:
+def test_by_register_compares_the_middle_with_both_ends_and_with_probes() -> None:
     base = subject("reg", "dinomambareg_tiny", num_registers=6)
     accuracies = (0.1, 0.3, 0.5, 0.6, 0.4, 0.2)
     probed = Subject(label="reg", backbone=base.backbone, training="dino", register_accuracies=accuracies)
-    result = run_study("register", [probed], Scorer(shapes(), twins=False))
+    result = run_study("register", [probed], Scorer(shapes()))
     raw = torch.from_numpy(result.arrays["reg"])[:, 0]
-    gap = float((raw[:, 2:4].mean(1) - raw[:, [0, 1, 4, 5]].mean(1)).nanmean())
-    assert result.comparisons[0]["difference"]["mean"] == pytest.approx(gap)
+    for comparison, end in zip(result.comparisons, (raw[:, :2], raw[:, 4:]), strict=True):
+        gap = float((raw[:, 2:4].mean(1) - end.mean(1)).nanmean())
+        assert comparison["difference"]["mean"] == pytest.approx(gap)
+    found = [(finding["metric"], finding["training"]) for finding in result.findings]
+    ends = ("middle_registers_over_first", "middle_registers_over_last")
+    assert found == [*product(ends, ["dino"]), *product(ends, ["untrained"]), ("register_auc_follows_probe", "dino")]
     expected = spearmanr(raw.nanmean(0), accuracies).statistic
     assert result.correlations["reg"]["spearman"] == pytest.approx(expected)
 

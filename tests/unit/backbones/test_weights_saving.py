@@ -1,6 +1,8 @@
 """Our own files: what is saved comes back, architecture included, from the file alone."""
 
 import json
+import os
+import stat
 import struct
 from pathlib import Path
 
@@ -135,6 +137,16 @@ def test_a_failed_save_leaves_the_old_file_and_no_other(tmp_path):
     assert path.read_bytes() == old and list(tmp_path.iterdir()) == [path]
     with pytest.raises(WeightsError, match="is a folder"):
         save_weights(model, tmp_path)
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_weights_have_the_rights_that_umask_leaves(mask, tmp_path):
+    before = os.umask(mask)
+    try:
+        save_weights(create_model("vit_tiny", dim=64, depth=1), tmp_path / "model.safetensors")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "model.safetensors").stat().st_mode) == 0o666 & ~mask
 
 
 def test_saving_over_a_file_that_is_being_read_does_not_disturb_the_reader(tmp_path):

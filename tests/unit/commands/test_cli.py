@@ -33,6 +33,13 @@ def test_models_counts_what_it_lists(tmp_path: Path) -> None:
     assert rows["dinovim_base"]["mixer"] == "mamba2"
 
 
+def test_sizes_are_read_as_people_write_them() -> None:
+    from mixlab.commands.advise import parse_size
+
+    sizes = {"224": (224, 224), "160x256": (160, 256), " 800X1280 ": (800, 1280), "800×1280": (800, 1280)}
+    assert {text: parse_size(text) for text in sizes} == sizes
+
+
 def test_json_on_stdout_is_nothing_but_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["advise", "--image", "800x1280", "--width", "384", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["length"] == "long"
@@ -45,6 +52,8 @@ def test_json_on_stdout_is_nothing_but_json(capsys: pytest.CaptureFixture[str]) 
         (["models", "nothing*"], 1, "no model matches"),
         (["advise", "--image", "big"], 1, "is not a size"),
         (["export", "dinovim_tinny", "--out", "x"], 1, "dinovim_tiny"),
+        (["export", "vit_tiny", "--out", "x", "--format", "onnx", "--image", "224px"], 1, "'224px' is not a size"),
+        (["export", "vit_tiny", "--out", "x", "--format", "onnx", "--image", "0x64"], 1, "'0x64' is not a size"),
     ],
 )
 def test_failures_say_why_and_exit_with_the_documented_code(

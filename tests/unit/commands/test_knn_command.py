@@ -12,9 +12,10 @@ import mixlab
 from mixlab.commands.knn import knn
 from mixlab.data.images import parse_source
 from mixlab.run import RunDirectory
+from mixlab.run.directory import read_json
 from mixlab.training.knn import knn_accuracy
+from tests.photographs import PHOTOGRAPHS, needs_photographs
 
-SHARED = Path(__file__).parents[4] / "shared" / "data"
 OPTIONS = {"workers": 0, "device": "cpu"}
 
 
@@ -37,6 +38,14 @@ def test_scores_go_to_the_run_and_follow_the_vote(tmp_path: Path) -> None:
         assert row["top1"] == pytest.approx(expected, abs=1 / 80)  # rounding may move one image
     assert [record["k"] for record in result["measurements"]] == [20]
     assert result["num_neighbours"] == 80
+
+
+def test_features_are_kept_under_the_precision_in_use(tmp_path: Path) -> None:
+    vit = make_run(tmp_path / "vit", "vit_tiny")
+    for precision, folders in (("auto", 2), ("fp32", 2), ("bf16", 4)):
+        knn(str(vit), data="shapes:n=20,size=64", k=(1,), precision=precision, **OPTIONS)
+        stored = [read_json(file)["precision"] for file in (vit / "features").glob("*/about.json")]
+        assert len(stored) == folders and "auto" not in stored
 
 
 def test_few_labels_and_unreadable_images_are_counted(tmp_path: Path) -> None:
@@ -62,13 +71,13 @@ def test_bad_calls_get_a_sentence(tmp_path: Path) -> None:
         knn("vit_tiny", data="shapes:n=20", label_share=0.0, run=tmp_path, **OPTIONS)
 
 
-@pytest.mark.skipif(not (SHARED / "imagenette_112px.tar").is_file(), reason="needs the shared photographs")
+@needs_photographs
 def test_a_trained_network_knows_real_photographs_by_their_neighbours(tmp_path: Path) -> None:
-    with tarfile.open(SHARED / "imagenette_112px.tar") as tar:
+    with tarfile.open(PHOTOGRAPHS / "imagenette_112px.tar") as tar:
         files = [member for member in tar if member.isfile() and member.name.endswith(".jpg")]
         wanted = [member for split in ("train", "val") for member in files if f"{split}/" in member.name]
         tar.extractall(tmp_path / "photos", members=wanted[::120], filter="data")
-    weights = SHARED / "weights" / "tf_efficientnet_lite0_imagenet_timm.pth"
+    weights = PHOTOGRAPHS / "weights" / "tf_efficientnet_lite0_imagenet_timm.pth"
     options = {
         "data": str(tmp_path / "photos"),
         "image": 112,

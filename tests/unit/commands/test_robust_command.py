@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,14 +10,17 @@ import tyro
 from look_runs import make_run
 from PIL import Image
 
+import mixlab
 from mixlab.commands.probe import probe
 from mixlab.commands.robust import parse_sets, parse_shard, robust
+from mixlab.evaluation.classifier import ProbeHead, load_head, save_head
 from mixlab.evaluation.imagenet_labels import imagenet_a_classes, imagenet_classes, real_labels
 from mixlab.run import RunDirectory
 
 CLASSES = list(imagenet_a_classes()[:3])
 COLOURS = [(250, 10, 10), (10, 250, 10), (10, 10, 250)]
 OPTIONS = {"workers": 0, "device": "cpu"}
+V2_TI = "imagenetv2-top-images-format-val"
 
 
 def draw(folder: Path, names: list[str], number: int) -> None:
@@ -41,7 +45,7 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     sets = place / "sets"
     draw(sets / "imagenet-a", CLASSES, 2)
     numbers = [str(imagenet_classes().index(synset)) for synset in CLASSES]
-    draw(sets / "imagenetv2-top-images-format-val", numbers, 3)
+    draw(sets / V2_TI, numbers, 3)
     draw(sets / "val", CLASSES, 2)
     image = next(n for n, labels in enumerate(real_labels()) if imagenet_classes().index(CLASSES[1]) in labels)
     Image.new("RGB", (64, 64), COLOURS[1]).save(sets / "val" / CLASSES[1] / f"ILSVRC2012_val_{image + 1:08d}.png")
@@ -68,11 +72,35 @@ def test_a_probed_run_is_scored_on_every_set_that_is_found(
 def test_shards_are_put_together_when_the_last_one_is_there(probed: tuple[Path, Path], tmp_path: Path) -> None:
     run, sets = probed
     for part in range(3):
-        result = robust(str(run), data=[f"v2-ti={sets / 'imagenetv2-top-images-format-val'}"], shard=f"{part}/3",
+        result = robust(str(run), data=[f"v2-ti={sets / V2_TI}"], shard=f"{part}/3",
                         run=tmp_path / "out", **OPTIONS)  # fmt: skip
         assert ("sets" in result) == (part == 2)
         assert result["counts"]["v2-ti"]["n"] == (9 if part == 2 else 3)
     assert result["sets"]["v2-ti"]["top1"] == 1.0
+
+
+def test_parts_of_another_classifier_limit_or_view_count_as_missing(
+    probed: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, sets = probed
+    backbone = mixlab.model_from_file(run / "weights.safetensors")
+    old = load_head(run / "probe" / "cached" / "best_head.safetensors", backbone)
+    wrong = ProbeHead(old.weight.roll(1, 0), old.bias.roll(1, 0), old.input, old.source, old.classes, old.about)
+    save_head(wrong, tmp_path / "retrained.safetensors")
+    v2, a = (f"{name}={sets / folder}" for name, folder in (("v2-ti", V2_TI), ("a", "imagenet-a")))
+
+    def part(shard: str, data: str = v2, **options: object) -> dict[str, Any]:
+        return robust(str(run), data=[data], shard=shard, run=tmp_path / "out", **OPTIONS, **options)
+
+    for other in ({"head": tmp_path / "retrained.safetensors"}, {"limit": 6}, {"crop_share": 0.5}, {"data": a}):
+        part("0/2", **other)
+        capsys.readouterr()
+        assert "sets" not in part("1/2")
+        assert "part 0 of 2 is of another" in " ".join(capsys.readouterr().err.split())
+    assert part("0/2")["sets"]["v2-ti"]["top1"] == 1.0
+    assert part("1/2", head=tmp_path / "retrained.safetensors").keys().isdisjoint({"sets"})
+    both = part("0/2", head=tmp_path / "retrained.safetensors")
+    assert both["counts"]["v2-ti"]["n"] == 9 and both["sets"]["v2-ti"]["top1"] == 0.0
 
 
 def test_a_target_without_a_classifier_and_wrong_names_get_a_sentence(

@@ -1,16 +1,24 @@
 """Changed images: each change does what it says, and a classifier is scored under all of them at once."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 import tyro
 from look_runs import make_run
+from PIL import Image
+from torch import nn
 
 from mixlab.commands.probe import probe
-from mixlab.commands.robust import robust
-from mixlab.evaluation.shifts import LUMA, SHIFTS, shifted
+from mixlab.commands.robust import load_classifier, robust
+from mixlab.data.colour import LUMA
+from mixlab.data.images import parse_source
+from mixlab.data.shapes import SHAPE_CLASSES
+from mixlab.evaluation.classifier import Classifier
+from mixlab.evaluation.shifts import SHIFTS, ShiftScores, score_shifts, shifted
+from mixlab.evaluation.views import CentreView
 from mixlab.run import RunDirectory
 
 IMAGES = torch.randint(0, 256, (3, 3, 40, 40), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -18,8 +26,22 @@ DATA = "shapes:n=60,size=32"
 QUICK = ["--image", "32", "--workers", "0", "--device", "cpu"]
 
 
-def change(name: str, images: torch.Tensor = IMAGES, seed: int = 0) -> torch.Tensor:
-    return shifted(images, name, torch.Generator().manual_seed(seed)).float()
+def change(name: str, images: torch.Tensor = IMAGES, first: int = 0) -> torch.Tensor:
+    return shifted(images, name, range(first, first + len(images))).float()
+
+
+def colour_classifier() -> Classifier:
+    """Any network: what it says depends on every pixel."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 10))
+    return Classifier(network, classes=SHAPE_CLASSES, view=CentreView(16, 1.0), label="any")
+
+
+def score(num_ranks: int, num_images: int = 23, batch: int = 5) -> list[ShiftScores]:
+    images, cpu = parse_source(f"shapes:n={num_images},size=16"), torch.device("cpu")
+    ranks = [(rank, num_ranks) for rank in range(num_ranks)]
+    options = {"device": cpu, "precise": nullcontext, "batch": batch}
+    return [score_shifts(images, colour_classifier(), shard=shard, **options) for shard in ranks]
 
 
 def test_grey_is_lightness_and_pale_keeps_the_order_of_pixels() -> None:
@@ -43,11 +65,47 @@ def test_blur_is_a_gaussian_of_a_fortieth_of_the_side() -> None:
     assert torch.equal(change("blur", flat), flat.float())
 
 
-def test_noise_has_its_size_and_follows_its_seed() -> None:
+def test_noise_has_its_size_and_follows_the_number_of_the_image() -> None:
     middle = torch.full((8, 3, 40, 40), 128, dtype=torch.uint8)
     noise = (change("noise", middle) - 128) / 255
     assert noise.std() == pytest.approx(0.1, rel=0.03) and abs(noise.mean()) < 2e-3
-    assert torch.equal(change("noise"), change("noise")) and not torch.equal(change("noise"), change("noise", seed=1))
+    assert torch.equal(change("noise"), change("noise"))
+    same = IMAGES[:1].expand(3, -1, -1, -1)
+    several = change("noise", same, first=4)
+    assert all(torch.equal(several[i], change("noise", same[:1], first=4 + i)[0]) for i in range(3))
+    assert len({tuple(image.flatten().tolist()) for image in several}) == 3
+
+
+@pytest.mark.parametrize(("num_ranks", "num_images"), [(3, 23), (7, 4)])
+def test_scores_do_not_depend_on_the_number_of_ranks_or_the_batch(num_ranks: int, num_images: int) -> None:
+    """With 7 ranks for 4 images, three have none."""
+    (alone,) = score(1, num_images)
+    together = ShiftScores.together(score(num_ranks, num_images, batch=2))
+    assert together.numbers.tolist() == alone.numbers.tolist() == list(range(num_images))
+    for name in ("plain", *SHIFTS):
+        assert torch.equal(together.right[name], alone.right[name])
+
+
+def test_images_that_cannot_be_read_are_named_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    vit = make_run(tmp_path / "vit", "vit_tiny")
+    for split in ("train", "val"):
+        for name, colour in (("ant", (250, 10, 10)), ("bee", (10, 250, 10))):
+            (tmp_path / "photos" / split / name).mkdir(parents=True)
+            for index in range(4):
+                Image.new("RGB", (64, 64), colour).save(tmp_path / "photos" / split / name / f"{index}.png")
+    data = str(tmp_path / "photos")
+    probe(str(vit), data=data, epochs=1, batch=8, mode="cached", blocks=(1,), strategies=("mean",), workers=0)
+    broken = sorted((tmp_path / "photos" / "val").rglob("*.png"))
+    broken[2].write_bytes(b"not an image")
+    with pytest.warns(UserWarning, match="skipped"):
+        result = robust(str(vit), shifts=data, workers=0)
+    assert result["shifts"]["noise"]["n"] == 7
+    assert [Path(path).name for path in result["unreadable"]] == [broken[2].name]
+    assert "1 of the 8 images cannot be read" in " ".join(capsys.readouterr().err.split())
+    for file in broken:
+        file.write_bytes(b"not an image")
+    with pytest.warns(UserWarning, match="skipped"), pytest.raises(ValueError, match="none of the 8 images"):
+        robust(str(vit), shifts=data, workers=0)
 
 
 def test_edges_are_dark_where_lightness_changes_and_white_elsewhere() -> None:
@@ -78,9 +136,6 @@ def test_a_probe_is_scored_under_every_change(tmp_path: Path, capsys: pytest.Cap
 
 def test_a_change_is_judged_by_the_classifier_itself(tmp_path: Path) -> None:
     """Against a loop over images: decode, change, look up."""
-    from mixlab.commands.robust import load_classifier
-    from mixlab.data.images import parse_source
-
     vit = make_run(tmp_path / "vit", "vit_tiny")
     heads = {"mode": "cached", "blocks": (1,), "strategies": ("mean",), "lrs": (0.1,), "weight_decays": (0.0,)}
     probe(str(vit), data=DATA, epochs=5, batch=20, image=32, workers=0, device="cpu", **heads)
@@ -89,7 +144,7 @@ def test_a_change_is_judged_by_the_classifier_itself(tmp_path: Path) -> None:
     source, right = parse_source(DATA, split="val"), 0
     for index in range(len(source)):
         pixels = source.load_fitted(index, classifier.view.load_size, "crop")[0][None]
-        grey = shifted(pixels, "grey", torch.Generator())
+        grey = shifted(pixels, "grey", [index])
         view = classifier.view(grey, mean=classifier.pixel_mean, std=classifier.pixel_std)
         with torch.no_grad():
             right += classifier.classes[int(classifier(view).argmax())] == source.classes[source.label(index)]

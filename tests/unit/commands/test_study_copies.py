@@ -62,3 +62,32 @@ def test_of_many_images_some_of_every_class_are_taken(tmp_path: Path, monkeypatc
         source = parse_source(data, split=part)
         assert len(source) == most
         assert [source.label(index) for index in range(most)] == sorted([0, 1, 2, 3] * (most // 4))
+
+
+@pytest.mark.parametrize("name", ["1.jpg", "1.png"])
+def test_no_photograph_is_written_through_a_link_to_it(name: str, tmp_path: Path) -> None:
+    photo, link = tmp_path / "photos" / "a" / name, tmp_path / "out" / "train" / "a" / "1.jpg"
+    paint(photo, (600, 400))
+    other = tmp_path / "other.jpg"  # what an earlier start, killed before its end, linked to
+    paint(other, (90, 90))
+    before = {file: file.read_bytes() for file in (photo, other)}
+    link.parent.mkdir(parents=True)
+    for target in (photo, other):
+        place = link if name == link.name else link.with_name(f"{name}.jpg")
+        place.unlink(missing_ok=True)
+        place.symlink_to(target)
+        copies._copy(photo, link.with_name(name))
+        assert {file: file.read_bytes() for file in before} == before, "a photograph was overwritten"
+        assert not place.is_symlink()
+        with Image.open(place) as image:
+            assert image.size == (192, 128)
+        assert [file.name for file in link.parent.iterdir()] == [place.name]
+
+
+def test_what_was_copied_large_and_is_small_now_becomes_a_link(tmp_path: Path) -> None:
+    photo, place = tmp_path / "photos" / "1.jpg", tmp_path / "out" / "1.jpg"
+    paint(photo, (600, 400))
+    copies._copy(photo, place)
+    paint(photo, (90, 90))
+    copies._copy(photo, place)
+    assert place.is_symlink() and place.resolve() == photo

@@ -1,7 +1,6 @@
 """COCO's JSON, polygons and run lengths against independent spellings of the same masks."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +9,9 @@ from hypothesis import strategies as st
 from PIL import Image, ImageDraw
 
 from mixlab.data.coco import decode_segmentation, fill_polygon, read_coco
+from tests.photographs import PHOTOGRAPHS, needs_photographs
 
-SHARED = Path(__file__).parents[4] / "shared" / "data" / "coco" / "instances.json"
+INSTANCES = PHOTOGRAPHS / "coco" / "instances.json"
 
 
 def run_lengths(mask: np.ndarray) -> list[int]:
@@ -137,10 +137,10 @@ def test_categories_with_gaps_and_images_without_objects_are_kept(tmp_path):
     assert found.categories == {1: "person", 90: "toothbrush"}
 
 
-@pytest.mark.skipif(not SHARED.is_file(), reason="needs the shared sample photographs")
+@needs_photographs
 def test_real_annotations_have_the_area_and_box_that_the_file_states():
-    stated = json.loads(SHARED.read_text())["annotations"]
-    sizes = {image.number: (image.height, image.width) for image in read_coco(SHARED).images}
+    stated = json.loads(INSTANCES.read_text())["annotations"]
+    sizes = {image.number: (image.height, image.width) for image in read_coco(INSTANCES).images}
     for entry in stated[::40]:
         height, width = sizes[entry["image_id"]]
         mask = decode_segmentation(entry["segmentation"], height, width)
@@ -153,11 +153,11 @@ def test_real_annotations_have_the_area_and_box_that_the_file_states():
         assert np.abs(np.array(edges) - [left, top, left + box_width, top + box_height]).max() <= 3
 
 
-@pytest.mark.skipif(not SHARED.is_file(), reason="needs the shared sample photographs")
+@needs_photographs
 def test_real_masks_agree_with_pycocotools():
     oracle = pytest.importorskip("pycocotools.mask")
-    sizes = {image.number: (image.height, image.width) for image in read_coco(SHARED).images}
-    for entry in json.loads(SHARED.read_text())["annotations"][::25]:
+    sizes = {image.number: (image.height, image.width) for image in read_coco(INSTANCES).images}
+    for entry in json.loads(INSTANCES.read_text())["annotations"][::25]:
         height, width = sizes[entry["image_id"]]
         segmentation = entry["segmentation"]
         if isinstance(segmentation, list):

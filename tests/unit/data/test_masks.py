@@ -10,9 +10,7 @@ from PIL import Image
 
 from mixlab.data import MaskSource, Shapes, SkippedImages, TooManyUnreadableError, UnreadableImage, parse_masks
 from mixlab.data.mask_values import ADE_STUFF, ADE_THINGS, MaskValueError, plain_mask, voc_palette
-
-SHARED = Path(__file__).parents[4] / "shared" / "data"
-needs_photos = pytest.mark.skipif(not SHARED.is_dir(), reason="needs the shared sample photographs")
+from tests.photographs import PHOTOGRAPHS, needs_photographs
 
 
 def save_image(path: Path, size: tuple[int, int] = (6, 4)) -> None:
@@ -237,7 +235,7 @@ def test_a_folder_of_nothing_known_is_refused(tmp_path):
         parse_masks(str(tmp_path))
 
 
-@needs_photos
+@needs_photographs
 @pytest.mark.parametrize(
     ("name", "number"),
     [
@@ -250,7 +248,7 @@ def test_a_folder_of_nothing_known_is_refused(tmp_path):
     ],
 )
 def test_real_photographs_with_masks_are_read(name, number):
-    source = parse_masks(name.format(SHARED))
+    source = parse_masks(name.format(PHOTOGRAPHS))
     assert len(source) == number and source.unmatched == ()
     for index in range(0, number, max(1, number // 6)):
         item = source.load(index)
@@ -258,19 +256,19 @@ def test_real_photographs_with_masks_are_read(name, number):
         assert item.image.shape == (3, *item.mask.shape)
 
 
-@needs_photos
+@needs_photographs
 def test_the_two_spellings_of_the_voc_sample_agree():
-    labels, masks = parse_masks(f"voc:{SHARED}/voc"), parse_masks(f"masks:{SHARED}/voc")
+    labels, masks = parse_masks(f"voc:{PHOTOGRAPHS}/voc"), parse_masks(f"masks:{PHOTOGRAPHS}/voc")
     for index in range(0, 430, 60):
         assert torch.equal(labels.load(index).mask, masks.load(index).mask)
 
 
-@needs_photos
+@needs_photographs
 def test_foreground_shares_equal_those_of_the_samples_own_table():
     import csv
 
-    rows = {row["stem"]: row for row in csv.DictReader((SHARED / "masks" / "index.csv").open())}
-    source = parse_masks(f"{SHARED}/masks")
+    rows = {row["stem"]: row for row in csv.DictReader((PHOTOGRAPHS / "masks" / "index.csv").open())}
+    source = parse_masks(f"{PHOTOGRAPHS}/masks")
     for index in range(0, len(source), 97):
         item = source.load(index)
         known = rows[Path(item.name).stem]
@@ -279,10 +277,10 @@ def test_foreground_shares_equal_those_of_the_samples_own_table():
         assert abs(float((item.mask == 255).float().mean()) - float(known["ignore_fraction"])) < 0.01
 
 
-@needs_photos
+@needs_photographs
 def test_a_label_set_other_than_ades_must_name_its_things():
     with pytest.raises(ValueError, match="things=1-76"):
-        parse_masks(f"{SHARED}/semantic")
+        parse_masks(f"{PHOTOGRAPHS}/semantic")
 
 
 def test_a_coco_file_is_found_beside_its_images(tmp_path):

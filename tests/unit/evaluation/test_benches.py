@@ -1,9 +1,11 @@
 """The benchmarks run in small, and refuse to time what is wrong."""
 
+import sys
+
 import pytest
 import torch
 
-from mixlab.bench import knn, probe
+from mixlab.bench import auc, dino, knn, probe
 from mixlab.evaluation.feature_table import FeatureTable
 
 CPU = torch.device("cpu")
@@ -29,3 +31,21 @@ def test_the_probe_benchmark_times_one_head_a_grid_and_cached_features() -> None
     assert (one["heads"], grid["heads"]) == (1, 320) and grid["times_one_head"] > 0
     cached = probe.measure_cached(dim=4, batch=16, num_classes=3, num_images=64, steps=2, device=CPU)
     assert cached["heads"] == 320 and cached["images_per_s"] > 0
+
+
+def test_the_auc_benchmark_leaves_scikit_learn_out_where_it_is_not_installed_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    systems = ["mixlab", "torchmetrics, loop", "scikit-learn, loop"]
+    assert [row["system"] for row in auc.measure(num_images=12, repeats=1)] == systems * 2
+    assert "left out" not in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
+    assert [row["system"] for row in auc.measure(num_images=12, repeats=1)] == systems[:2] * 2
+    assert "scikit-learn is left out" in capsys.readouterr().err
+
+
+def test_the_dino_benchmark_measures_both_networks_in_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda _: None)  # it would outlive the test
+    rows = dino.measure(tiny=True, steps=1)
+    assert {row["model"] for row in rows} == {"dinovim_base", "vit_base"}
+    assert not [row["note"] for row in rows if not row["images_per_s"]]

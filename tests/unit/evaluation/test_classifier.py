@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,14 @@ from tiny_backbones import run_tiny, tiny_backbone, tiny_settings, tiny_splits
 
 import mixlab
 from mixlab.backbones.weights import WeightsError
-from mixlab.evaluation.classifier import load_head, probe_classifier, timm_classifier, trained_classifier
+from mixlab.evaluation.classifier import (
+    ProbeHead,
+    load_head,
+    probe_classifier,
+    save_head,
+    timm_classifier,
+    trained_classifier,
+)
 from mixlab.evaluation.feature_plan import HeadInput
 from mixlab.evaluation.imagenet_labels import imagenet_classes
 from mixlab.evaluation.views import CentreView
@@ -45,6 +54,19 @@ def released_checkpoint(path: Path, width: int, num_classes: int = 1000) -> torc
     torch.save({"epoch": 100, "state_dict": state, "optimizer": {"state": {}, "param_groups": []}, "scheduler": {},
                 "best_acc": 77.4, "args": argparse.Namespace(lr=0.001)}, path)  # fmt: skip
     return linear
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_a_saved_head_has_the_rights_that_umask_leaves(mask: int, tmp_path: Path) -> None:
+    before = os.umask(mask)
+    try:
+        save_head(
+            ProbeHead(torch.zeros(2, 4), torch.zeros(2), HeadInput(1, "cls"), "branch"), tmp_path / "head.safetensors"
+        )
+    finally:
+        os.umask(before)
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
+    assert modes == dict.fromkeys(("head.safetensors", "head.json"), 0o666 & ~mask)
 
 
 def test_a_released_probe_reads_the_branch_of_the_last_blocks(tmp_path: Path) -> None:

@@ -1,21 +1,24 @@
 """Features on disk: the right ones, resumable, checked, and never those of something else."""
 
 import json
+import os
+import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny_backbones import ALONE, DATA, PLAIN, tiny_backbone
+from tiny_backbones import ALONE, DATA, PLAIN, run_tiny, tiny_backbone, tiny_settings
 
 from mixlab.data.images import ImageFolder, parse_source
-from mixlab.data.source import Subset
+from mixlab.data.source import ImageSource, Subset
 from mixlab.evaluation import feature_cache
 from mixlab.evaluation.feature_cache import Extraction, FeatureCache
 from mixlab.evaluation.feature_plan import FeaturePlan, HeadInput
 from mixlab.evaluation.feature_table import FeatureTable
-from mixlab.evaluation.views import CentreView
+from mixlab.evaluation.labelled_data import Relabelled
+from mixlab.evaluation.views import CentreView, precision_in_use
 from mixlab.training.distributed import World
 
 SHARD = 8
@@ -87,6 +90,64 @@ def test_other_weights_images_or_precision_never_share_a_folder(tmp_path: Path) 
     assert len({cache.folder for cache in caches}) == len(caches)
     assert make_cache(tmp_path).folder == caches[0].folder
     assert json.loads((caches[0].folder / "about.json").read_text())["images"]["number"] == 44
+
+
+def test_images_that_were_replaced_under_their_names_are_extracted_anew(tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    for name in ("ant", "bee", "cow"):
+        (photos / name).mkdir(parents=True)
+        for index in range(5):
+            Image.new("RGB", (16, 16), (40 * index, 9, 9)).save(photos / name / f"{index}.png")
+
+    def folder(source: ImageSource | None = None) -> Path:
+        return make_cache(tmp_path, source=source or ImageFolder(photos)).folder
+
+    def sources() -> list[ImageSource]:
+        folder, classes = ImageFolder(photos), {0: 0, 1: 1}
+        some = Subset(folder, [2, 7, 12])
+        return [folder, some, Subset(some, [1]), Relabelled(folder, classes, ("ant", "bee"))]
+
+    before = [folder(source) for source in sources()]
+    assert [folder(source) for source in sources()] == before
+    Image.new("RGB", (16, 16), (1, 2, 250)).save(photos / "bee" / "2.png")  # the seventh
+    os.utime(photos / "bee" / "2.png", ns=(5, 5))
+    assert all(folder(source) != old for source, old in zip(sources(), before, strict=True))
+    now = folder()
+    (photos / "ant" / "0.png").write_bytes(b"of another size")
+    os.utime(photos / "ant" / "0.png", ns=(6, 6))
+    assert folder() != now
+    listed = ImageFolder(photos)
+    (photos / "cow" / "4.png").unlink()  # since it was listed: unreadable, which is for the loader to say
+    assert folder(listed) != now
+
+
+def test_shards_that_were_replaced_under_their_names_are_extracted_anew(tmp_path: Path) -> None:
+    for number in range(4):
+        Image.new("RGB", (16, 16), (60 * number, 9, 9)).save(tmp_path / f"{number}.png")
+
+    def write(images: tuple[int, ...]) -> ImageSource:
+        with tarfile.open(tmp_path / "a.tar", "w") as tar:
+            for place, number in enumerate(images):
+                tar.add(tmp_path / f"{number}.png", f"{place}.png")
+        return parse_source(f"wds:{tmp_path / 'a.tar'}")
+
+    first = make_cache(tmp_path, source=write((0, 1, 2)))
+    assert make_cache(tmp_path, source=parse_source(f"wds:{tmp_path / 'a.tar'}")).folder == first.folder
+    assert make_cache(tmp_path, source=write((0, 1, 3))).folder != first.folder
+
+
+def test_a_probe_keeps_its_features_under_the_precision_in_use(tmp_path: Path) -> None:
+    for precision in ("auto", "fp32"):
+        settings = tiny_settings(mode="cached", epochs=1, precision=precision)
+        run_tiny(tmp_path / precision, settings)
+        stored = [json.loads(file.read_text()) for file in (tmp_path / precision / "features").glob("*/about.json")]
+        assert [about["precision"] for about in stored] == ["fp32", "fp32"]
+
+
+def test_auto_is_bf16_on_a_gpu_and_fp32_elsewhere() -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert (precision_in_use("auto", cpu), precision_in_use("auto", gpu)) == ("fp32", "bf16")
+    assert (precision_in_use("bf16", cpu), precision_in_use("fp32", gpu)) == ("bf16", "fp32")
 
 
 def test_ranks_extract_different_shards_and_all_read_all(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from mixlab.evaluation.classifier import Classifier, timm_classifier
 from mixlab.evaluation.imagenet_labels import imagenet_a_classes, imagenet_classes, imagenet_r_classes, real_labels
 from mixlab.evaluation.robustness import SETS, SetScore, find_sets, score_set
 from mixlab.evaluation.views import CentreView
+from tests.photographs import PHOTOGRAPHS, needs_photographs
 
 CPU = torch.device("cpu")
-SHARED = Path(__file__).parents[4] / "shared" / "data"
 
 
 class Oracle(nn.Module):
@@ -165,10 +165,10 @@ def test_released_sets_have_their_known_sizes() -> None:
     assert sizes["v2-mf"] == sizes["v2-t07"] == sizes["v2-ti"] == (10_000, 1000) and sizes["real"] == (46_837, 1000)
 
 
-@pytest.mark.skipif(not (SHARED / "imagenette_112px.tar").is_file(), reason="needs the shared photographs")
+@needs_photographs
 def test_a_real_classifier_on_real_photographs_scores_what_plain_code_counts(tmp_path: Path) -> None:
-    weights = SHARED / "weights" / "tf_efficientnet_lite0_imagenet_timm.pth"
-    with tarfile.open(SHARED / "imagenette_112px.tar") as tar:
+    weights = PHOTOGRAPHS / "weights" / "tf_efficientnet_lite0_imagenet_timm.pth"
+    with tarfile.open(PHOTOGRAPHS / "imagenette_112px.tar") as tar:
         members = [member for member in tar if member.name.lstrip("./").startswith("val/") and member.isfile()]
         tar.extractall(tmp_path, members=members[::100], filter="data")
     classifier = timm_classifier("tf_efficientnet_lite0", weights=weights, image=112).eval()

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +45,16 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> Non
         write_aside(file, fails)
     assert file.read_text() == "old"
     assert [f.name for f in tmp_path.iterdir()] == ["x.json"]
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_files_have_the_rights_that_umask_leaves(mask: int, tmp_path: Path) -> None:
+    before = os.umask(mask)
+    try:
+        write_aside(tmp_path / "x.json", lambda file: file.write(b"{}"))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "x.json").stat().st_mode) == 0o666 & ~mask
 
 
 def test_what_is_not_a_run_is_refused(tmp_path: Path) -> None:

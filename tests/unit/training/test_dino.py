@@ -1,6 +1,9 @@
 """The parts of DINO: head, centre, teacher, views, and what tells a collapse."""
 
 import math
+import warnings
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,10 +12,13 @@ from torch import Tensor, nn
 
 from mixlab.backbones.zoo import create_model
 from mixlab.data.loader import Batch
+from mixlab.recipes import RECIPES
 from mixlab.training.dino import Centre, DinoConfig, DinoRecipe, describe
 from mixlab.training.dino_head import DinoHead, DinoNetwork
 from mixlab.training.dino_loss import crowding
+from mixlab.training.loop import train
 from mixlab.training.recipe import Place, to_pixels_of
+from mixlab.training.settings import override
 
 CONFIG = DinoConfig(
     num_prototypes=24, hidden=16, bottleneck=8, global_size=32, local_size=16, num_local=3, teacher_momentum=0.9
@@ -90,6 +96,46 @@ def test_the_teacher_drops_no_path_while_the_student_does() -> None:
     view = [torch.randn(2, 8, 3, 32, 32)]
     assert torch.equal(recipe.teacher(view)[0], recipe.teacher(view)[0])
     assert not torch.equal(recipe.student(view)[0], recipe.student(view)[0])
+
+
+def test_the_teacher_stands_still_at_the_end_of_a_run_of_less_than_an_epoch() -> None:
+    torch.manual_seed(0)
+    backbone = create_model("vit_tiny", dim=32, depth=1, patch=8, image=32, head_dim=16)
+    config = replace(CONFIG, frozen_prototype_epochs=0)
+    recipe = config.build(backbone, num_classes=0, total_steps=100, steps_per_epoch=1251)
+    with torch.no_grad():
+        for parameter in recipe.student.parameters():
+            parameter += 1.0
+    for step, share in ((0, 0.1), (50, 0.05), (99, 0.1 * (1 + math.cos(0.99 * math.pi)) / 2)):
+        recipe.teacher.load_state_dict({k: v.clone().zero_() for k, v in recipe.teacher.state_dict().items()})
+        recipe.after_update(Place(step=step, epoch=0))
+        for ours, theirs in zip(recipe.teacher.parameters(), recipe.student.parameters(), strict=True):
+            torch.testing.assert_close(ours, share * theirs)
+
+
+def test_a_run_too_short_to_free_its_prototypes_says_so() -> None:
+    backbone = create_model("vit_tiny", dim=32, depth=1, patch=8, image=32, head_dim=16)
+    for steps, epochs in ((100, 1), (2502, 2)):
+        config = replace(CONFIG, frozen_prototype_epochs=epochs)
+        with pytest.warns(UserWarning, match=f"a run of {steps} steps .* first {epochs * 1251};"):
+            config.build(backbone, num_classes=0, total_steps=steps, steps_per_epoch=1251)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            config.build(backbone, num_classes=0, total_steps=2503, steps_per_epoch=1251)
+
+
+def test_training_tells_the_recipe_its_true_number_of_steps(tmp_path: Path) -> None:
+    settings = ["steps=7", "batch=16", "model.dim=32", "model.depth=1", "method.num_local=1", "knn.every_epochs=0"]
+    config = override(RECIPES["dino_vit_tiny64"](), settings)
+    known: list[int] = []
+    train(
+        config,
+        data="shapes:n=80,size=32",
+        run=tmp_path,
+        device="cpu",
+        then=lambda t: known.append(t.recipe.total_steps),
+    )
+    assert known == [7]  # 5 steps an epoch
 
 
 def test_prototypes_are_frozen_in_the_first_epoch_only() -> None:

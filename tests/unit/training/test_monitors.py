@@ -14,7 +14,7 @@ from mixlab.training.config import KnnConfig
 from mixlab.training.dino import DinoConfig
 from mixlab.training.distributed import World
 from mixlab.training.knn import knn_accuracy
-from mixlab.training.monitors import LiveScores, split_source
+from mixlab.training.monitors import LiveScores, held_out_part, split_source
 from mixlab.training.supervised import SupervisedConfig
 
 WORLD = World(torch.device("cpu"))
@@ -33,7 +33,7 @@ def scores(data: str, **settings: int) -> LiveScores:
 
 def test_the_live_score_is_knn_on_the_two_splits_of_the_data() -> None:
     recipe = DinoConfig(num_prototypes=8, hidden=8, bottleneck=4).build(
-        backbone(), num_classes=0, epochs=1, steps_per_epoch=1
+        backbone(), num_classes=0, total_steps=2, steps_per_epoch=1
     )
     ((name, value),) = list(scores(DATA, bank=60, queries=60)(recipe))
     train, val = parse_source(DATA), parse_source(DATA, split="val")
@@ -47,7 +47,7 @@ def test_the_live_score_is_knn_on_the_two_splits_of_the_data() -> None:
 
 
 def test_classifiers_also_get_their_accuracy_and_go_back_to_training_mode() -> None:
-    recipe = SupervisedConfig(size=32).build(backbone(), num_classes=10, epochs=1, steps_per_epoch=1)
+    recipe = SupervisedConfig(size=32).build(backbone(), num_classes=10, total_steps=1, steps_per_epoch=1)
     recipe.network.train()
     found = dict(scores(DATA)(recipe))
     assert set(found) == {"knn_accuracy", "accuracy"} and all(0 <= value <= 1 for value in found.values())
@@ -63,16 +63,33 @@ def save_images(folder: Path, classes: list[str], each: int) -> None:
 
 def test_a_folder_without_a_held_out_part_is_cut_so_that_no_query_is_in_the_bank(tmp_path: Path) -> None:
     save_images(tmp_path, ["cat", "dog"], 10)
-    bank, queries = split_source(str(tmp_path), parse_source(str(tmp_path)))
+    assert held_out_part(str(tmp_path), parse_source(str(tmp_path))) is None
+    bank, queries = split_source(parse_source(str(tmp_path)))
     in_bank, in_queries = ({part.name(i) for i in range(len(part))} for part in (bank, queries))
     assert len(in_bank) == 16 and len(in_queries) == 4 and not in_bank & in_queries
+
+
+def test_accuracy_is_given_only_for_images_that_were_not_trained_on(tmp_path: Path) -> None:
+    save_images(tmp_path / "train", ["cat", "dog"], 10)
+    recipe = SupervisedConfig(size=32).build(backbone(), num_classes=2, total_steps=1, steps_per_epoch=1)
+    assert [name for name, _ in scores(str(tmp_path / "train"))(recipe)] == ["knn_accuracy"]
+    save_images(tmp_path / "val", ["cat", "dog"], 2)
+    assert [name for name, _ in scores(str(tmp_path))(recipe)] == ["knn_accuracy", "accuracy"]
+
+
+def test_a_held_out_part_of_other_classes_is_none(tmp_path: Path) -> None:
+    save_images(tmp_path / "train", ["cat", "dog"], 5)
+    save_images(tmp_path / "val", ["cat", "emu"], 2)
+    assert held_out_part(str(tmp_path), parse_source(str(tmp_path))) is None
 
 
 def test_a_folder_with_a_held_out_part_uses_it(tmp_path: Path) -> None:
     save_images(tmp_path / "train", ["cat", "dog"], 5)
     save_images(tmp_path / "val", ["cat", "dog"], 2)
-    bank, queries = split_source(str(tmp_path), parse_source(str(tmp_path)))
-    assert (len(bank), len(queries)) == (10, 4)
+    live = scores(str(tmp_path))
+    in_bank, in_queries = ({part.name(i) for i in range(len(part))} for part in (live.bank, live.queries))
+    assert (len(in_bank), len(in_queries)) == (10, 4)
+    assert live.queries.source.root == tmp_path / "val"
 
 
 def test_scores_are_due_every_few_epochs_and_at_the_end_and_never_without_labels(tmp_path: Path) -> None:

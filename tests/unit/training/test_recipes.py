@@ -15,7 +15,7 @@ def test_every_recipe_builds_its_network_and_its_groups(name: str) -> None:
     config = RECIPES[name]()
     with torch.device("meta"):
         backbone = create_model(config.model.name, **config.model.fields)
-        recipe = config.method.build(backbone, num_classes=10, epochs=config.epochs, steps_per_epoch=3)
+        recipe = config.method.build(backbone, num_classes=10, total_steps=config.total_steps(3), steps_per_epoch=3)
     groups = parameter_groups(recipe.network, recipe.no_weight_decay())
     assert all(group["params"] for group in groups)
 

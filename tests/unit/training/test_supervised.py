@@ -164,4 +164,4 @@ def test_a_recipe_exports_the_trained_backbone_and_its_classifier(name: str) -> 
 def test_data_without_labels_is_refused_with_a_way_out() -> None:
     backbone = create_model("vit_tiny", dim=32, depth=1, patch=8, image=32, head_dim=16)
     with pytest.raises(ValueError, match="pretrain without labels"):
-        SupervisedConfig().build(backbone, num_classes=0, epochs=1, steps_per_epoch=1)
+        SupervisedConfig().build(backbone, num_classes=0, total_steps=1, steps_per_epoch=1)

@@ -37,7 +37,7 @@ def train_three_steps(setup: TrainConfig, passes: list[Batch], prepare=None) -> 
     backbone = create_model(setup.model.name, **setup.model.fields)
     if prepare == "activations":
         keep_few_activations(backbone)
-    recipe = setup.method.build(backbone, num_classes=4, epochs=2, steps_per_epoch=2)
+    recipe = setup.method.build(backbone, num_classes=4, total_steps=4, steps_per_epoch=2)
     if prepare == "compile":
         compile_recipe(recipe, backend="aot_eager")
     for module in recipe.modules().values():

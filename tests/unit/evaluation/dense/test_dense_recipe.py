@@ -95,7 +95,7 @@ def test_a_kind_of_method_is_known_to_config_files_once_it_is_defined() -> None:
         grams: float = 1.5
         image = 8
 
-        def build(self, backbone, *, num_classes: int, epochs: int, steps_per_epoch: int):
+        def build(self, backbone, *, num_classes: int, total_steps: int, steps_per_epoch: int):
             raise NotImplementedError
 
     try:
@@ -169,7 +169,7 @@ def test_a_recipe_keeps_its_fields_for_the_model_of_its_name_only() -> None:
 def test_the_head_goes_out_and_comes_back_without_the_backbone() -> None:
     def build():
         return SegmentConfig(crop=32, channels=16, auxiliary_channels=8, norm="group").build(
-            create_model("gatedconv_tiny", **TINY), num_classes=4, epochs=1, steps_per_epoch=1
+            create_model("gatedconv_tiny", **TINY), num_classes=4, total_steps=1, steps_per_epoch=1
         )
 
     first, second = build(), build()
@@ -183,7 +183,7 @@ def test_the_head_goes_out_and_comes_back_without_the_backbone() -> None:
 
 def test_shards_are_refused_with_a_way_out() -> None:
     recipe = SegmentConfig(channels=16).build(
-        create_model("gatedconv_tiny", **TINY), num_classes=4, epochs=1, steps_per_epoch=1
+        create_model("gatedconv_tiny", **TINY), num_classes=4, total_steps=1, steps_per_epoch=1
     )
     with pytest.raises(ValueError, match="sharding=ddp"):
         recipe.shard(lambda module: None)
@@ -191,7 +191,7 @@ def test_shards_are_refused_with_a_way_out() -> None:
 
 def test_scores_see_the_network_in_evaluation_mode_and_give_it_back_as_it_was() -> None:
     recipe = SegmentConfig(channels=16, frozen=True).build(
-        create_model("gatedconv_tiny", **TINY), num_classes=4, epochs=1, steps_per_epoch=1
+        create_model("gatedconv_tiny", **TINY), num_classes=4, total_steps=1, steps_per_epoch=1
     )
     recipe.network.train()
     seen: list[bool] = []

@@ -19,8 +19,8 @@ from mixlab.commands.detect import choose_config, detect
 from mixlab.evaluation.detection.average_precision import NAMES
 from mixlab.evaluation.detection.sources import parse_objects
 from mixlab.run import RunDirectory
+from tests.photographs import PHOTOGRAPHS, needs_photographs
 
-SHARED = Path(__file__).parents[5] / "shared" / "data" / "coco"
 DATA = "shapes:n=24,size=32"
 LAST = 6
 SMALL = [f"steps={LAST}", "batch=4", "model.depths=[1,1,1,1]", "model.dims=[8,8,16,16]", "method.short=32,32",
@@ -206,9 +206,11 @@ def test_activations_can_be_made_twice_instead_of_kept(tmp_path):
     assert max(apart) < 1e-9
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="needs the COCO sample")
+@needs_photographs
 def test_real_photographs_train_and_are_judged(tmp_path):
-    result = run(tmp_path / "run", "steps=2", "batch=2", "method.short=64,96", "method.long=160", data=str(SHARED))
+    result = run(
+        tmp_path / "run", "steps=2", "batch=2", "method.short=64,96", "method.long=160", data=str(PHOTOGRAPHS / "coco")
+    )
     assert result["n"] == 8 and len(result["classes"]["masks"]) == 80
     assert result["boxes"]["AP"] is not None
 

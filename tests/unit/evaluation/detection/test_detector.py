@@ -209,7 +209,7 @@ def test_two_scenes_can_be_learnt_by_heart(head):
 @pytest.mark.parametrize("name", ["detect_dinovim_tiny64", "detect_vit_tiny64", "detect_mambaout_femto64"])
 def test_recipes_build_detectors_on_plain_and_staged_backbones(name):
     config = find_recipe(name)
-    recipe = config.method.build(config.model.build(), num_classes=10, epochs=1, steps_per_epoch=1)
+    recipe = config.method.build(config.model.build(), num_classes=10, total_steps=1, steps_per_epoch=1)
     losses = losses_of(recipe.network, batch_of(number=2))
     assert all(bool(value.isfinite()) for value in losses.values())
 
@@ -228,4 +228,4 @@ def test_published_recipes_follow_the_papers():
 def test_data_without_categories_is_refused_clearly():
     backbone = mixlab.create_model("vit_tiny", depth=4)
     with pytest.raises(ValueError, match="nothing to detect"):
-        DetectionConfig().build(backbone, num_classes=0, epochs=1, steps_per_epoch=1)
+        DetectionConfig().build(backbone, num_classes=0, total_steps=1, steps_per_epoch=1)

@@ -16,8 +16,9 @@ from mixlab.evaluation.detection.coco_objects import CocoObjects
 from mixlab.evaluation.detection.coco_results import encode_mask
 from mixlab.evaluation.detection.object_source import ShapeObjects
 from mixlab.evaluation.detection.sources import parse_objects
+from tests.photographs import PHOTOGRAPHS, needs_photographs
 
-SHARED = Path(__file__).parents[5] / "shared" / "data" / "coco"
+COCO_SAMPLE = PHOTOGRAPHS / "coco"
 
 
 @pytest.fixture
@@ -194,10 +195,10 @@ def test_packed_masks_are_those_of_pycocotools(share):
         assert ours == {"size": [height, width], "counts": theirs["counts"].decode()}
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="needs the COCO sample")
+@needs_photographs
 def test_the_real_sample_reads_as_pycocotools_reads_it(capsys):
-    source = CocoObjects(SHARED / "instances.json", SHARED / "images")
-    oracle = COCO(str(SHARED / "instances.json"))
+    source = CocoObjects(COCO_SAMPLE / "instances.json", COCO_SAMPLE / "images")
+    oracle = COCO(str(COCO_SAMPLE / "instances.json"))
     assert len(source.classes) == 80 and max(source.category_ids) == 90
     for index in range(0, len(source), 27):
         image, objects = source.load(index)

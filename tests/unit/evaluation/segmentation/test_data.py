@@ -9,9 +9,7 @@ from PIL import Image
 
 from mixlab.data.unreadable import UnreadableImage
 from mixlab.evaluation.segmentation.data import FirstLabels, parse_labels
-
-SHARED = Path(__file__).parents[5] / "shared" / "data"
-needs_photographs = pytest.mark.skipif(not (SHARED / "voc").is_dir(), reason="needs the photographs of shared/data")
+from tests.photographs import PHOTOGRAPHS, needs_photographs
 
 
 def save(path: Path, values: list[list[int]] | np.ndarray) -> None:
@@ -115,7 +113,7 @@ def test_a_set_with_one_split_has_no_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("folder", "num", "num_classes"), [("semantic", 20, 129), ("ade20k_sample", 3, 150),
                                                             ("voc", 86, 21)])  # fmt: skip
 def test_real_photographs_are_read_with_their_classes(folder: str, num: int, num_classes: int) -> None:
-    source = parse_labels(str(SHARED / folder), split="val")
+    source = parse_labels(str(PHOTOGRAPHS / folder), split="val")
     assert (len(source), len(source.classes)) == (num, num_classes)
     for index in range(min(num, 5)):
         pair = source.load(index)
@@ -126,7 +124,7 @@ def test_real_photographs_are_read_with_their_classes(folder: str, num: int, num
 
 @needs_photographs
 def test_labels_of_ade20k_are_those_of_the_files_less_one() -> None:
-    source = parse_labels(str(SHARED / "ade20k_sample"), split="val")
-    stored = np.array(Image.open(SHARED / "ade20k_sample" / "annotations" / "validation" / "ADE_val_00000001.png"))
+    source = parse_labels(str(PHOTOGRAPHS / "ade20k_sample"), split="val")
+    stored = np.array(Image.open(PHOTOGRAPHS / "ade20k_sample" / "annotations" / "validation" / "ADE_val_00000001.png"))
     assert np.array_equal(source.load(0).mask.numpy(), (stored.astype(int) - 1) % 256)
     assert source.classes[0] == "wall" and source.classes[-1].startswith("flag")

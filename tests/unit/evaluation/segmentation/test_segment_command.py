@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import time
 from pathlib import Path
 
@@ -15,10 +16,13 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from mixlab.backbones.weights.reading import WeightsError
 from mixlab.commands.segment import choose_config, segment
+from mixlab.evaluation.segmentation.data import parse_labels
 from mixlab.recipes import RECIPES
 from mixlab.training.loop import train
 from mixlab.training.settings import override
+from tests.photographs import PHOTOGRAPHS, needs_photographs
 
 DATA = "shapes:n=48,size=32"
 SMALL = ["steps=8", "batch=8", "model.dim=16", "model.depth=4", "model.image=32", "model.patch=4",
@@ -224,6 +228,54 @@ def test_runs_of_another_kind_or_with_other_classes_are_not_judged(finished: Pat
         segment(str(finished), data=str(tmp_path / "set"), evaluate_only=True, device="cpu")
 
 
+def draw_labels(root: Path, number: int) -> Path:
+    """A set in the layout of `labels/`, with as many classes as the drawn shapes have."""
+    source = parse_labels(f"shapes:n={number},size=32", split="val")
+    for index in range(number):
+        pair = source.load(index)
+        for part in ("training", "validation"):
+            for kind, values in (("images", pair.image.permute(1, 2, 0)), ("labels", pair.mask)):
+                place = root / kind / part / f"{index}.png"
+                place.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(values.numpy()).save(place)
+    (root / "classes.txt").write_text("\n".join(source.classes))
+    return root
+
+
+def test_images_that_cannot_be_judged_are_not_shown_either(finished: Path, tmp_path: Path) -> None:
+    data = draw_labels(tmp_path / "set", 3)
+    (data / "images" / "validation" / "0.png").write_bytes(b"half a file")
+    result = segment(str(finished), data=str(data), run=tmp_path / "run", evaluate_only=True, device="cpu")
+    assert result["n"] == 2 and [Path(name).name for name in result["skipped"]] == ["0.png"]
+    assert (tmp_path / "run" / "figures" / "segmentation.png").is_file()
+    for name in ("1.png", "2.png"):
+        (data / "labels" / "validation" / name).write_bytes(b"half a file")
+    again = segment(str(finished), data=str(data), run=tmp_path / "none", evaluate_only=True, device="cpu")
+    assert again["n"] == 0 and len(again["skipped"]) == 3
+    assert not (tmp_path / "none" / "figures").exists()
+
+
+def test_a_torn_head_is_refused_by_name(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    head = folder / "segmenter.safetensors"
+    head.write_bytes(head.read_bytes()[:-100])
+    with pytest.raises(WeightsError, match=r"segmenter.safetensors is not whole safetensors .*; copy or download"):
+        segment(str(folder), data=DATA, run=tmp_path / "again", evaluate_only=True, device="cpu")
+
+
+def test_weights_head_and_results_have_the_rights_that_umask_leaves(tmp_path: Path) -> None:
+    files = ("weights.safetensors", "segmenter.safetensors", "config.json", "results/segmentation.json")
+    for mask, folder in ((0o022, "shared"), (0o077, "private")):
+        before = os.umask(mask)
+        try:
+            call(tmp_path / folder, "steps=1")
+        finally:
+            os.umask(before)
+        modes = {file: stat.S_IMODE((tmp_path / folder / file).stat().st_mode) for file in files}
+        assert modes == dict.fromkeys(files, 0o666 & ~mask)
+
+
 def test_papers_recipes_say_what_the_papers_say() -> None:
     for name, lr in (("segment_dinovim_base", 6e-5), ("segment_vit_base", 6e-5), ("segment_mambaout_tiny", 1e-4)):
         config = RECIPES[name]()
@@ -233,12 +285,9 @@ def test_papers_recipes_say_what_the_papers_say() -> None:
         assert (config.optim.weight_decay, config.optim.betas) == (0.05, (0.9, 0.999))
 
 
-SHARED = Path(__file__).parents[5] / "shared" / "data"
-
-
-@pytest.mark.skipif(not (SHARED / "semantic").is_dir(), reason="needs the photographs of shared/data")
+@needs_photographs
 def test_photographs_of_any_shape_are_trained_on_and_judged(tmp_path: Path) -> None:
     settings = [*SMALL, "steps=2", "method.crop=64", "method.short_side=64", "method.long_side=256"]
-    result = segment("segment_gatedconv_tiny64", data=str(SHARED / "semantic"), run=tmp_path, set=settings,
+    result = segment("segment_gatedconv_tiny64", data=str(PHOTOGRAPHS / "semantic"), run=tmp_path, set=settings,
                      num_val=4, device="cpu", inference="slide")  # fmt: skip
     assert result["n"] == 4 and len(result["classes"]) == 129 and 0 <= result["aacc"] <= 1

@@ -12,7 +12,7 @@ def test_upernet_on_mambaout_has_the_parameters_and_macs_of_table_3(size: str, m
     """At 512 x 2048, 150 classes; the published figures are rounded."""
     config = RECIPES[f"segment_mambaout_{size}"]()
     with torch.device("meta"):
-        recipe = config.method.build(config.model.build(), num_classes=150, epochs=1, steps_per_epoch=1)
+        recipe = config.method.build(config.model.build(), num_classes=150, total_steps=1, steps_per_epoch=1)
         network, images = recipe.network.eval(), torch.empty(1, 3, 512, 2048)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         network(images)

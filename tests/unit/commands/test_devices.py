@@ -1,0 +1,54 @@
+"""`--device` is the same for every command: what it takes, what it says, what it answers where there is no GPU."""
+
+import inspect
+from importlib import import_module
+
+import pytest
+import torch
+
+from mixlab.cli import COMMANDS, main
+
+SAID = "device: auto (a GPU where there is one), cpu, cuda or cuda:N"
+
+
+def function_of(command: str):
+    return getattr(import_module(COMMANDS[command][0]), command)
+
+
+WITH_DEVICE = [name for name in COMMANDS if "device" in inspect.signature(function_of(name)).parameters]
+
+
+@pytest.mark.parametrize("command", WITH_DEVICE)
+def test_every_command_says_the_same_of_its_device(command: str) -> None:
+    function = function_of(command)
+    assert inspect.signature(function).parameters["device"].default == "auto"
+    assert SAID in " ".join((function.__doc__ or "").split())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["maps", "vit_tiny"],
+        ["rank", "vit_tiny"],
+        ["auc", "vit_tiny"],
+        ["app", "vit_tiny"],
+        ["app"],
+        ["knn", "vit_tiny"],
+        ["probe", "vit_tiny"],
+        ["robust", "vit_tiny", "--shifts", "shapes:n=20"],
+        ["pretrain", "dino_vit_tiny64", "--data", "shapes:n=64", "--run", "run"],
+        ["train", "supervised_vit_tiny64", "--data", "shapes:n=64", "--run", "run"],
+        ["segment", "segment_vit_tiny64", "--data", "shapes:n=64", "--run", "run"],
+        ["detect", "detect_vit_tiny64", "--data", "shapes:n=64", "--run", "run"],
+        ["study", "miniature", "--run", "run", "--data", ".", "--masks", "shapes"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_gpu_that_is_not_there_is_the_same_sentence_everywhere(
+    arguments: list[str], tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for device, words in (("cuda", "torch sees no GPU here"), ("gpu", "choose auto, cpu, cuda or cuda:N")):
+        assert main([*arguments, "--device", device]) == 1
+        assert f"device '{device}'" in (said := " ".join(capsys.readouterr().err.split())) and words in said

@@ -1,0 +1,98 @@
+"""What commands print: people's own words as they are, and every failure in a line."""
+
+import io
+from concurrent.futures import Future
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+from safetensors import SafetensorError
+
+import mixlab.commands.models
+from mixlab.cli import main
+from mixlab.commands import looking
+from mixlab.commands.looking import progress_bar, read_images
+from mixlab.commands.output import console, emit, table
+from mixlab.commands.steps import Step, run_steps
+from mixlab.data.unreadable import TooManyUnreadableError, UnreadableImage
+
+BRACKETS = "[/tmp/x] [bold]mixlab[onnx] a:dog:b\\"
+
+
+def said(capfd: pytest.CaptureFixture[str]) -> str:
+    return " ".join(capfd.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError(f"install mixlab[onnx], not {BRACKETS}"),
+        UnreadableImage("[/tmp/x]/a.jpg", "torn"),
+        TooManyUnreadableError("3 of 4 images cannot be read"),
+        SafetensorError("no space left"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_is_told_in_its_own_words(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> None:
+        raise error
+
+    monkeypatch.setattr(mixlab.commands.models, "models", fails)
+    assert main(["models"]) == 1
+    assert said(capfd) == f"error: {error}"
+
+
+def test_a_command_that_does_not_exist_is_named_as_it_was_typed(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["[/models]"]) == 2
+    assert "unknown command '[/models]'; mixlab knows demo" in said(capfd)
+
+
+def test_brackets_in_tables_titles_and_paths_are_printed(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    table("of [/data]", ("[model]", "n"), [("runs/[a]", 1), ("[/b]", 2)])
+    printed = said(capfd)
+    assert all(word in printed for word in ("of [/data]", "[model]", "runs/[a]", "[/b]"))
+    emit({}, str(tmp_path / "[x].json"))
+    assert "[x].json" in said(capfd).replace(" ", "")
+    console.rule("[/part]: why?")
+    assert "[/part]: why?" in said(capfd)
+
+
+def test_a_progress_bar_takes_any_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = io.StringIO()
+    terminal = Console(file=printed, force_terminal=True, width=120, _environ={"TERM": "xterm"})
+    monkeypatch.setattr(looking, "console", terminal)
+    with progress_bar("ranks of [/run]", 2) as step:
+        step(note="[/other]")
+    assert "ranks of [/run]" in printed.getvalue() and "[/other]" in printed.getvalue()
+
+
+def test_images_that_cannot_be_read_are_named_whatever_their_folder_is_called(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "[tmp]"
+    folder.mkdir()
+    (folder / "a.png").write_bytes(b"torn")
+    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(folder / "b.png")
+    images, masks, names = read_images(str(folder), size=8, num_images=4)
+    assert (images.shape, masks, names) == ((1, 3, 8, 8), None, ["b.png"])
+    assert "[tmp]/a.png" in said(capfd).replace(" ", "")
+
+
+class Pool:
+    """Does every step at once, and well."""
+
+    def submit(self, *_: object) -> Future[int]:
+        future: Future[int] = Future()
+        future.set_result(0)
+        return future
+
+
+def test_steps_are_told_by_their_titles_whatever_these_hold(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    step = Step("a", "[/runs]: ranks of [x]", "why [not]?", ("rank",), tmp_path)
+    run_steps([step], tmp_path, Pool(), workers=1, command="test")  # type: ignore[arg-type]
+    printed = said(capfd)
+    assert "[/runs]: ranks of [x]: why [not]?" in printed and "done [/runs]: ranks of [x], 0" in printed

@@ -1,0 +1,83 @@
+"""`--launcher slurm`, with submitit's own executor for one machine in the place of a cluster."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import submitit
+import torch
+from safetensors.torch import load_file
+from study_folders_drawn import draw_folders
+
+from mixlab.cli import main
+from mixlab.commands.train import judge
+from mixlab.run.directory import read_json
+from mixlab.training.slurm import SlurmConfig, TrainingJob
+
+QUICK = ("--set", "epochs=1", "--set", "batch=16", "--set", "knn.every_epochs=0")
+
+
+@pytest.fixture(autouse=True)
+def one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never the cluster that these tests may themselves run on."""
+    monkeypatch.setattr(submitit.AutoExecutor, "which", staticmethod(lambda: "local"))
+
+
+def train(data: Path, run: Path, *options: str) -> None:
+    assert main(["train", "supervised_vit_tiny64", "--data", str(data), "--run", str(run), *QUICK, *options]) == 0
+
+
+def send(data: Path, run: Path, device: str) -> submitit.LocalJob[None]:
+    """Send the job as the command does, and wait until it has ended."""
+    said = run.parent / "said.json"
+    train(data, run, "--device", device, "--launcher", "slurm", "--slurm.gpus-per-node", "1", "--json", str(said))
+    job = submitit.LocalJob[None](run / "slurm", read_json(said)["job"])
+    end = time.monotonic() + 240
+    while not job.paths.result_pickle.exists():
+        assert time.monotonic() < end, f"the job never ended: {job.stderr()}"
+        time.sleep(0.1)
+    return job
+
+
+def test_a_job_trains_and_then_judges_as_the_command_does_here(tmp_path: Path) -> None:
+    photos, _ = draw_folders(tmp_path)
+    train(photos, tmp_path / "here", "--device", "cpu")
+    send(photos, tmp_path / "sent", "cpu").result()
+    here, sent = (read_json(tmp_path / run / "results" / "accuracy.json") for run in ("here", "sent"))
+    assert sent["score"] == here["score"]
+    assert sent["measurements"][0]["n"] == len(list((photos / "val").rglob("*.png")))
+    ours, theirs = (load_file(tmp_path / run / "weights.safetensors") for run in ("sent", "here"))
+    assert not [name for name in theirs if not torch.equal(ours[name], theirs[name])]
+
+
+def test_a_job_takes_the_device_at_its_word(tmp_path: Path) -> None:
+    photos, _ = draw_folders(tmp_path)
+    with pytest.raises(submitit.core.utils.FailedJobError, match="device 'cuda:99', but torch sees"):
+        send(photos, tmp_path / "sent", "cuda:99").result()
+
+
+def test_a_job_sent_again_still_knows_its_device_and_what_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[TrainingJob] = []
+
+    def note(job: TrainingJob, asked: SlurmConfig) -> str:
+        sent.append(job)
+        return "1"
+
+    monkeypatch.setattr("mixlab.commands.pretrain.submit", note)
+    train(tmp_path, tmp_path / "run", "--device", "cpu", "--launcher", "slurm")
+    sent[0].checkpoint().dump(tmp_path / "again.pkl")
+    again: Any = submitit.helpers.DelayedSubmission.load(tmp_path / "again.pkl").function
+    assert again == sent[0] and again.device == "cpu" and again.then is judge
+
+
+def test_without_submitit_the_error_names_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    call = ["train", "supervised_vit_tiny64", "--data", "shapes", "--run", str(tmp_path), "--launcher", "slurm"]
+    assert main(call) == 1
+    assert "install mixlab[slurm]" in " ".join(capsys.readouterr().err.split())
