@@ -204,7 +204,7 @@ def central_registers_score_highest(evidence: Evidence) -> Verdict:
     asked = {places[0]: "the first registers", places[1]: "the last registers", follows: "probes on single registers"}
     missing = [name for metric, name in asked.items() if metric not in {m.metric for m in found}]
     verdict = judge([own_difference(group) for group in grouped(found)], scale_of(found), missing)
-    twins = grouped(evidence.select(*places, keep=lambda m: m.training == "untrained"))
+    twins = grouped(evidence.select("untrained_middle_over_first", "untrained_middle_over_last"))
     text = "".join(f"; {gap.what}: {gap.mean:+.3f}" for gap in map(own_difference, twins))
     return _with_text(verdict, f"{verdict.measured}{text}")
 

@@ -22,6 +22,8 @@ METRICS = {
     "best_head_over_worst": "binary_auc of the best head less the worst's, on images that did not choose them",
     "middle_registers_over_first": "raw AUC of the middle third of the registers less that of the first",
     "middle_registers_over_last": "raw AUC of the middle third of the registers less that of the last",
+    "untrained_middle_over_first": "the same of the untrained twin",
+    "untrained_middle_over_last": "the same of the untrained twin",
     "register_auc_follows_probe": "rank correlation of registers' raw AUC with probes on them",
     "auc_follows_probe": "rank correlation of models' binary_auc with their probes",
     "off_diagonal_rank": "mean rank of off-diagonal blocks that are not zero; `definition` says which rank",

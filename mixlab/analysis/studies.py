@@ -139,8 +139,7 @@ def by_register_position(subjects: Sequence[Subject], scorer: Scorer, map_name: 
                 result.findings.append(subject.describe() | _record(f"middle_registers_over_{part}", gap))
             twin = scorer.twin_scores(subject, map_name) if subject.training != UNTRAINED else None
             for part, gap in _middle_over_ends(twin.raw[:, -1]) if twin is not None else ():
-                about = subject.describe() | {"training": UNTRAINED}
-                result.findings.append(about | _record(f"middle_registers_over_{part}", gap))
+                result.findings.append(subject.describe() | _record(f"untrained_middle_over_{part}", gap))
         if len(subject.register_accuracies) == raw.shape[1]:
             found = correlate(raw.nanmean(0).tolist(), subject.register_accuracies)
             result.correlations[subject.label] = found

@@ -212,11 +212,9 @@ def test_middle_registers_must_beat_both_ends() -> None:
     assert status(12, first, last) == "supported in part"
     assert status(12, first, last, replace(follows, value=-0.5, low=-0.6, high=-0.4)) == "contradicted"
     assert status(12, first, replace(last, value=0.0, low=-0.01, high=0.01), follows) == "not resolved at this scale"
-    twin = replace(first, training="untrained", value=0.08)
+    twin = replace(first, metric="untrained_middle_over_first", value=0.08)
     claim = next(claim for claim in CLAIMS if claim.number == 12)
-    assert (
-        "(6 M, untrained): middle registers over first: +0.080" in claim.check(Evidence([first, last, twin])).measured
-    )
+    assert "untrained middle over first: +0.080" in claim.check(Evidence([first, last, twin])).measured
 
 
 def test_layers() -> None:
