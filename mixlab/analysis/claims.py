@@ -177,7 +177,8 @@ def draw_up(evidence: Evidence, claims: Iterable[Claim] = CLAIMS) -> Iterator[En
 
 def _withheld(verdict: Verdict, unlearnt: set[Trained], maps: set[Trained]) -> Verdict:
     kind = "maps" if unlearnt <= maps else "features"
-    involved = {found for found in unlearnt if found.model in verdict.measured}
+    text = verdict.measured
+    involved = {found for found in unlearnt if found.model in text and f"{found.training})" in text}
     names = ", ".join(sorted({f"{found.model} ({found.training})" for found in involved}))
-    text = f"{verdict.measured}; but {kind} of {names} are no better than those of their untrained twins"
-    return replace(verdict, status="not resolved at this scale", measured=text)
+    why = f"but {kind} of {names} are no better than those of their untrained twins"
+    return replace(verdict, status="not resolved at this scale", measured=f"{text}; {why}")
