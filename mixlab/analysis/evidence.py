@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, fields
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
+from mixlab.run import measurements as records_of
+
 Status = Literal["supported", "supported in part", "contradicted", "not resolved at this scale", "not measured"]
 
 METRICS = {
@@ -106,7 +108,7 @@ class Evidence:
         return cls(
             Measurement.from_record(record, origin)
             for origin, result in results
-            for record in result.get("measurements", [])
+            for record in records_of(result, origin)
         )
 
     def select(self, *metrics: str, keep: Callable[[Measurement], bool] = lambda m: True) -> list[Measurement]:

@@ -1,5 +1,6 @@
 """Any timm model as a backbone: MambaOut, and whatever else timm knows."""
 
+import re
 from collections.abc import Iterator
 from inspect import signature
 from typing import Any
@@ -142,16 +143,35 @@ class TimmBackbone(Backbone):
 
 def _create(name: str, fields: dict[str, Any]) -> Any:
     if not timm.is_model(name.split(".")[0]):
-        near = timm.list_models(f"*{name.split('_')[0]}*")[:3]
+        near = [model for model in timm.list_models(f"*{name.split('_')[0]}*") if not _is_ours(model)][:3]
         hint = f"; names like it: {', '.join(near)}" if near else ""
         raise ValueError(f"timm {timm.__version__} has no model {name!r}{hint}")
+    if _is_ours(name.split(".")[0]):
+        raise ValueError(f"timm knows {name} from mixlab alone; write {name}, without timm/")
     options = {"num_classes": 0, **fields}
     try:
-        return timm.create_model(name, dynamic_img_size=True, **options)
-    except TypeError as error:  # only ViTs take it; the rest accept any size or say so themselves
-        if "dynamic_img_size" not in str(error):
-            raise
-        return timm.create_model(name, **options)
+        try:
+            return timm.create_model(name, dynamic_img_size=True, **options)
+        except TypeError as error:  # only ViTs take it; the rest accept any size or say so themselves
+            if "dynamic_img_size" not in str(error):
+                raise
+            return timm.create_model(name, **options)
+    except TypeError as error:
+        raise ValueError(_misfit(name, fields, str(error))) from error
+
+
+def _is_ours(name: str) -> bool:
+    """Whether timm has a model of that name from us (`timm_registry`)."""
+    return timm.model_entrypoint(name).__module__ == "mixlab.backbones.timm_registry"
+
+
+def _misfit(name: str, fields: dict[str, Any], error: str) -> str:
+    """What is wrong with the fields of a model, from what Python says of it."""
+    unknown = re.search(r"unexpected keyword argument '(\w+)'", error)
+    if unknown:
+        return f"timm's {name} has no field {unknown[1]!r}; leave it out, or name a model that has one"
+    given = ", ".join(f"{key}={value!r}" for key, value in fields.items()) or "no fields"
+    return f"timm's {name} cannot be built with {given}: {error}; check them against timm's own"
 
 
 def _drop_hidden_head(model: Any) -> None:

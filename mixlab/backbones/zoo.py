@@ -117,7 +117,8 @@ def replace_fields(config: IsotropicConfig, changes: dict[str, Any]) -> Isotropi
 
 
 def _nearest(name: str) -> str:
-    near = get_close_matches(name, [*ZOO, *(f"timm/{model}" for model in timm.list_models())], n=3, cutoff=0.5)
+    theirs = (f"timm/{model}" for model in timm.list_models() if model not in ZOO)  # timm lists ours beside its own
+    near = get_close_matches(name, [*ZOO, *theirs], n=3, cutoff=0.5)
     if timm.is_model(name):
         near.insert(0, f"timm/{name}")
     listing = f"did you mean {', '.join(near)}? " if near else ""

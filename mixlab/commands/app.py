@@ -19,8 +19,9 @@ from mixlab.backbones import shipped
 from mixlab.backbones.zoo import create_model
 from mixlab.commands.laboratory.laboratory import LiveLaboratory
 from mixlab.commands.laboratory.pictures import read_samples
-from mixlab.commands.looking import load_subjects
+from mixlab.commands.looking import check_counts, load_subjects
 from mixlab.commands.output import console, emit
+from mixlab.commands.targets import label_of, split_target
 from mixlab.run import RunDirectory
 from mixlab.training.machine import choose_device
 
@@ -52,8 +53,8 @@ def app(
     """Serve a page on this machine: maps, principal components and mixing matrices of models, side by side.
 
     Args:
-        targets: runs, names of the zoo, shipped/NAME, or timm/NAME, each with =LABEL after it if you like; without any,
-            the trained networks that come with mixlab, and an untrained one of each other kind.
+        targets: runs, exported files, names of the zoo, shipped/NAME, or timm/NAME, each with =LABEL if you like;
+            without any, the trained networks that come with mixlab, and an untrained one of each other kind.
         weights: weight files for names among the targets, as NAME=FILE.
         data: samples to offer: shapes, folders of images, image files, sets with masks, or photo.
         num_samples: how many samples to offer of each.
@@ -108,17 +109,15 @@ def build_laboratory(
     seed: int = 0,
 ) -> LiveLaboratory:
     """The models and samples of a page."""
-    for name, number in (("num_samples", num_samples), ("cache_mb", cache_mb), ("image", image)):
-        if number is not None and number < 1:
-            raise ValueError(f"{name.replace('_', '-')} is {number}; give at least 1")
+    check_counts(num_samples=num_samples, cache_mb=cache_mb, image=image)
     files = dict(_name_and_file(text) for text in weights)
-    unknown = sorted(set(files) - {text.partition("=")[0] for text in targets})
+    unknown = sorted(set(files) - {split_target(text)[0] for text in targets})
     if unknown:
         raise ValueError(f"--weights names {', '.join(unknown)}, which are not among the targets; add them as targets")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        subjects = _named_subjects(targets, files, device) if targets else _small_subjects(device)
-    places = {_label(text): Path(text.partition("=")[0]) for text in targets}
+        subjects = _named_subjects(targets, files, device, seed) if targets else _small_subjects(device)
+    places = {label_of(text): Path(split_target(text)[0]) for text in targets}
     facts = {label: run_facts(RunDirectory(place)) for label, place in places.items() if place.is_dir()}
     image = image if image or targets else SMALL_IMAGE
     samples = read_samples(data, num_samples)
@@ -136,11 +135,11 @@ def bind(host: str, port: int) -> socket.socket:
         raise OSError(f"cannot serve on {host}, port {port} ({error.strerror}); try --port 0 for a free one") from error
 
 
-def _named_subjects(targets: Sequence[str], files: dict[str, str], device: str | None) -> list[Subject]:
+def _named_subjects(targets: Sequence[str], files: dict[str, str], device: str | None, seed: int) -> list[Subject]:
     subjects = [
         subject
         for text in targets
-        for subject in load_subjects([text], weights=files.get(text.partition("=")[0]), device=device)
+        for subject in load_subjects([text], weights=files.get(split_target(text)[0]), device=device, seed=seed)
     ]
     labels = [subject.label for subject in subjects]
     if len(set(labels)) < len(labels):
@@ -155,11 +154,6 @@ def _small_subjects(device: str | None) -> list[Subject]:
         for name, settings in UNTRAINED_MODELS.items()
     ]
     return [*load_subjects(shipped.NAMES, device=device), *untrained]
-
-
-def _label(text: str) -> str:
-    name, _, label = text.partition("=")
-    return label or (Path(name).name if Path(name).is_dir() else name)
 
 
 def _name_and_file(text: str) -> tuple[str, str]:

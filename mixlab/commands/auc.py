@@ -11,8 +11,8 @@ from mixlab.analysis import figures
 from mixlab.analysis.scores import FALSE_POSITIVE_RATES, Scorer
 from mixlab.analysis.studies import STUDIES, StudyResult, run_study
 from mixlab.analysis.subjects import UNTRAINED, MaskedImages, Subject
-from mixlab.commands.looking import file_name, load_subjects, open_run, own_size, progress_bar
-from mixlab.commands.output import console, emit, table
+from mixlab.commands.looking import check_counts, file_name, load_subjects, open_run, own_size, progress_bar
+from mixlab.commands.output import check_json, console, emit, table
 from mixlab.data.mask_formats import parse_masks
 from mixlab.run import provenance
 
@@ -39,7 +39,7 @@ def auc(
     """Score activation maps against foreground masks, several targets side by side.
 
     Args:
-        targets: runs, names of the zoo, or timm/NAME; TARGET=LABEL gives it another name in tables.
+        targets: runs, exported files, names of the zoo, or timm/NAME; TARGET=LABEL gives it another name in tables.
         data: shapes, a folder with images and masks, a COCO JSON file, or FORMAT:PLACE (masks, imagenet-s, voc, pets,
             coco, ade).
         study: one or more of model, size, training, head, registers, register, layer, map (every kind).
@@ -51,14 +51,16 @@ def auc(
         weights: a weight file for a single name.
         training: LABEL=KIND, how a target was trained (dino, supervised, dinov2, ...), where its run does not say.
         device: auto (a GPU where there is one), cpu, cuda or cuda:N.
-        seed: of the untrained twins of what has no seed of its own.
+        seed: of untrained targets, and of the untrained twins of what has no seed of its own.
         run: the directory for results and figures; the target's own if it is one run, else runs/look.
         json: also write the result as JSON to this file, or to stdout for "-".
     """
     unknown = [name for name in study if name not in STUDIES]
     if unknown or not study:
         raise ValueError(f"study {', '.join(unknown) or 'nothing'!r} does not exist; choose from {', '.join(STUDIES)}")
-    subjects = load_subjects(targets, weights=weights, training=training, device=device)
+    check_counts(image=image, num_images=num_images, batch=batch)
+    check_json(json)
+    subjects = load_subjects(targets, weights=weights, training=training, device=device, seed=seed)
     source = parse_masks(data)
     images = MaskedImages(source, size=image or own_size(subjects[0].backbone), batch=batch, limit=num_images)
     directory = open_run(run, targets)
@@ -78,12 +80,13 @@ def auc(
                 "provenance": provenance(seed=seed, device=str(next(subjects[0].backbone.parameters()).device)),
             }
             arrays = {file_name(label): values for label, values in found.arrays.items()}
-            directory.write_result(f"auc_{name}", result, arrays)
+            stored = directory.write_beside(f"auc_{name}", result, arrays)
             results[name] = result
-            figures.save_figure(_chart(found), directory.figure_path(f"auc_{name}.svg"))
+            figures.save_figure(_chart(found), directory.figure_path(f"{stored}.svg"))
             if curves:
                 families = {subject.label: subject.family for subject in subjects}
-                figures.save_figure(figures.roc(curves, families), directory.figure_path("auc_roc.svg"))
+                roc = stored.replace("auc_model", "auc_roc", 1)
+                figures.save_figure(figures.roc(curves, families), directory.figure_path(f"{roc}.svg"))
             _print(found)
     if len(images.skipped) or source.unmatched:
         console.print(f"{images.skipped.summary()}; {len(source.unmatched)} files have no partner", highlight=False)

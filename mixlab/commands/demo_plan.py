@@ -135,7 +135,8 @@ def _look(run: Path, models: tuple[DemoModel, ...], effort: Effort, seed: int) -
     registers = tuple(str(run / model.label) for model in models if "reg" in model.label)
     # Figures of probes go into the correlation of Binary-AUC with them.
     judged = tuple(f"{kind} {model.label}" for model in models for kind in ("train", "probe"))
-    masks = ("--data", f"shapes:n={effort.num_scored}", "--seed", str(seed), "--device", "cpu", "--run", str(run))
+    seeded = ("--seed", str(seed), "--device", "cpu")
+    masks = ("--data", f"shapes:n={effort.num_scored}", *seeded, "--run", str(run))
     blocks = ("--image", str(RANK_IMAGE), "--chunk", str(RANK_CHUNK))
     results = run / "results"
     yield Step(
@@ -168,7 +169,7 @@ def _look(run: Path, models: tuple[DemoModel, ...], effort: Effort, seed: int) -
         "rank",
         "ranks of the mixing matrices",
         "how much can a far block of the matrix carry, and what does theory allow?",
-        ("rank", *runs, *blocks, "--num-images", str(effort.num_ranked), "--device", "cpu", "--run", str(run)),
+        ("rank", *runs, *blocks, "--num-images", str(effort.num_ranked), *seeded, "--run", str(run)),
         results / f"rank_{models[-1].label}.json",
         needs=judged,
     )
@@ -187,7 +188,7 @@ def _look(run: Path, models: tuple[DemoModel, ...], effort: Effort, seed: int) -
         "what comes with mixlab has learnt from photographs for longer than a demo can",
         (
             "maps", *trained, "--data", "photo", "--num-images", "1", "--image", str(PHOTO_IMAGE),
-            "--device", "cpu", "--run", str(run / "photo"),
+            *seeded, "--run", str(run / "photo"),
         ),
         run / "photo" / "results" / "maps.json",
     )  # fmt: skip
@@ -195,7 +196,7 @@ def _look(run: Path, models: tuple[DemoModel, ...], effort: Effort, seed: int) -
         "maps",
         "activation maps and principal components",
         "the same images through every model",
-        ("maps", *runs, "--num-images", str(effort.num_pictures), "--device", "cpu", "--run", str(run)),
+        ("maps", *runs, "--num-images", str(effort.num_pictures), *seeded, "--run", str(run)),
         results / "maps.json",
         needs=judged,
     )

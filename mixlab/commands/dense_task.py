@@ -17,6 +17,7 @@ from mixlab.run import RunDirectory
 from mixlab.training.config import ModelConfig, TrainConfig
 from mixlab.training.distributed import World, join_world
 from mixlab.training.loop import Trainer, train
+from mixlab.training.machine import choose_device
 from mixlab.training.settings import from_json, override
 from mixlab.training.stopping import Stopped
 
@@ -29,11 +30,12 @@ def choose_config(
     settings: list[str],
     frozen: bool = False,
     weights: str | None,
+    num_val: int | None = None,
     method: type[DenseConfig],
     on_shapes: Callable[[ModelConfig], TrainConfig],
     published: Callable[[ModelConfig], TrainConfig],
 ) -> TrainConfig:
-    """The recipe, its model replaced by the target, and the settings on top."""
+    """The recipe, its model replaced by the target, and the settings on top. `num_val` bounds the live scores too."""
     if target in RECIPES and not Path(target).is_dir():
         if recipe is not None:
             raise ValueError(f"{target} is a recipe itself; leave out --recipe {recipe}, or name a model")
@@ -44,10 +46,46 @@ def choose_config(
         if recipe is not None:
             config = with_model(find_recipe(recipe), model)
         else:
-            config = (on_shapes if data.partition(":")[0] == "shapes" else published)(model)
+            config = (on_shapes if draws_shapes(data) else published)(model)
     if not isinstance(config.method, method):
         raise ValueError(f"{recipe or target} is a {config.method.kind} recipe, not one for `mixlab {method.kind}`")
-    return override(config, [*settings, *(["method.frozen=true"] if frozen else [])])
+    config = override(config, [*settings, *(["method.frozen=true"] if frozen else [])])
+    assert isinstance(config.method, method)
+    if num_val is None or num_val >= config.method.score_images:
+        return config
+    return override(config, [f"method.score_images={num_val}"])
+
+
+def draws_shapes(data: str) -> bool:
+    return data.partition(":")[0] == "shapes"
+
+
+def say_recipe(
+    config: TrainConfig, *, target: str, data: str, recipe: str | None, device: str | None, published: str
+) -> None:
+    """Which recipe was taken where none was named, and on a CPU a smaller one than the papers'."""
+    chosen = recipe is not None or (target in RECIPES and not Path(target).is_dir())
+    if chosen or os.environ.get("RANK", "0") != "0":
+        return
+    length = f"{config.steps:,} steps" if config.steps is not None else f"{config.epochs:,} epochs"
+    about = f"{length} in batches of {config.batch}, images of {config.method.image} px"
+    if draws_shapes(data):
+        console.print(f"no --recipe: the small one for shapes, {about}", highlight=False)
+        return
+    console.print(f"no --recipe: the papers' for {published}, {about}", highlight=False)
+    if choose_device(device).type == "cpu":
+        advice = f"that is meant for GPUs; --recipe {small_recipe(config)} is small enough for a CPU"
+        console.print(advice, style="yellow", highlight=False)
+
+
+def small_recipe(config: TrainConfig) -> str:
+    """The name of a small recipe for the same task. It must not reshape a backbone that comes with weights."""
+    kind, model = config.method.kind, config.model
+    names = (f"{kind}_{family}_tiny64" for family in (model.name.partition("_")[0], "vit", "gatedconv"))
+    fits = (
+        name for name in names if name in RECIPES and (not model.weights or model.name != find_recipe(name).model.name)
+    )
+    return next(fits)
 
 
 def train_and_judge(

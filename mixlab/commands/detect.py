@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from mixlab.analysis.figures import save_figure
 from mixlab.analysis.subjects import Subject
 from mixlab.commands import dense_task
-from mixlab.commands.dense_task import finished_run, train_and_judge
+from mixlab.commands.dense_task import finished_run, say_recipe, train_and_judge
 from mixlab.commands.output import console, emit, table
 from mixlab.commands.pretrain import Settings
 from mixlab.commands.probe import quiet_unless_first
@@ -66,7 +66,7 @@ def detect(
         set: a setting such as epochs=12, seed=1 or method.short=480,800; may be given many times.
         frozen: train the neck and the heads alone.
         weights: a weight file for a name.
-        num_val: judge by at most so many images, evenly spread.
+        num_val: judge by at most so many images, evenly spread, while training too.
         evaluate_only: the target is a finished detection run; judge it on this data and train nothing.
         device: auto (a GPU where there is one), cpu, cuda or cuda:N.
         json: also write the result as JSON to this file, or to stdout for "-".
@@ -74,7 +74,10 @@ def detect(
     if evaluate_only:
         return emit(_judge(Path(target), data, run, num_val, device), json)
     settings = [*set, *([f"method.head={head}"] if head else [])]
-    config = choose_config(target, data=data, recipe=recipe, settings=settings, frozen=frozen, weights=weights)
+    config = choose_config(
+        target, data=data, recipe=recipe, settings=settings, frozen=frozen, weights=weights, num_val=num_val
+    )
+    say_recipe(config, target=target, data=data, recipe=recipe, device=device, published="COCO")
 
     def judged(trainer: Trainer) -> dict[str, Any]:
         now = trainer.recipe

@@ -9,41 +9,62 @@ import tyro
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.weights import save_weights
 from mixlab.commands.advise import parse_size
-from mixlab.commands.output import console, emit
+from mixlab.commands.looking import own_size
+from mixlab.commands.output import check_json, console, emit
 from mixlab.commands.targets import load_target
+
+Format = Literal["safetensors", "onnx"]
 
 
 def export(
     target: Annotated[str, tyro.conf.Positional],
     *,
     out: Path,
-    format: Literal["safetensors", "onnx"] = "safetensors",
+    format: Format | None = None,
     weights: str | None = None,
-    image: str = "224",
+    image: str | None = None,
     half: bool = False,
+    seed: int = 0,
     json: str | None = None,
 ) -> dict[str, Any]:
     """Write a backbone to one file.
 
     Args:
-        target: a run, a name of the zoo, or timm/NAME.
-        out: the file to write.
-        format: safetensors (ours, with the architecture inside) or onnx (needs the extra `mixlab[onnx]`).
+        target: a run, finished or stopped, an exported file, a name of the zoo, or timm/NAME.
+        out: the file to write; its ending, .safetensors or .onnx, says the format.
+        format: safetensors (ours, with the architecture inside) or onnx (needs the extra `mixlab[onnx]`), for a file of
+            another ending.
         weights: a weight file for a name; without it the backbone is untrained.
         half: matrices in 16 bits, for safetensors: half the size.
-        image: height x width that an ONNX file takes, such as 224 or 160x256; any batch size.
+        image: height x width that an ONNX file takes, such as 224 or 160x256; without it, what the backbone was made
+            for. Any batch size.
+        seed: of an untrained target.
         json: also write a summary as JSON to this file, or to stdout for "-".
     """
-    if half and format == "onnx":
+    chosen = file_format(out, format)
+    if half and chosen == "onnx":
         raise ValueError("--half is for safetensors; an ONNX file keeps 32 bits")
-    height, width = parse_size(image)
-    model = load_target(target, weights=weights).model
-    if format == "safetensors":
+    size = None if image is None else parse_size(image)
+    check_json(json)
+    model = load_target(target, weights=weights, seed=seed).model
+    if chosen == "safetensors":
         save_weights(model, out, half=half)
     else:
+        height, width = size or (own_size(model),) * 2
         export_onnx(model, out, height=height, width=width)
     console.print(f"{model.name} written to {out} ({out.stat().st_size / 2**20:.1f} MiB)")
-    return emit({"model": model.name, "format": format, "file": str(out), "bytes": out.stat().st_size}, json)
+    return emit({"model": model.name, "format": chosen, "file": str(out), "bytes": out.stat().st_size}, json)
+
+
+def file_format(out: Path, asked: Format | None) -> Format:
+    """The format that the ending of a file says, or that was asked for; they may not differ."""
+    endings: dict[str, Format] = {".safetensors": "safetensors", ".onnx": "onnx"}
+    said = endings.get(out.suffix, asked)
+    if asked and said != asked:
+        raise ValueError(f"--out {out} is no file of --format {asked}; name it {out.with_suffix(f'.{asked}')}")
+    if said is None:
+        raise ValueError(f"--out {out} does not say what to write; end it in .safetensors or .onnx, or give --format")
+    return said
 
 
 def export_onnx(model: Backbone, path: Path, *, height: int, width: int) -> None:
@@ -53,8 +74,10 @@ def export_onnx(model: Backbone, path: Path, *, height: int, width: int) -> None
     except ImportError as error:
         raise ValueError("ONNX export needs onnx and onnxscript: install mixlab[onnx]") from error
     images = torch.zeros(2, model.channels, height, width)
+    with torch.no_grad():
+        model.cpu().eval()(images[:1])  # a size that does not fit is refused here, in a sentence
     program = torch.onnx.export(
-        model.cpu().eval(),
+        model,
         (images,),
         dynamo=True,
         input_names=["images"],

@@ -6,14 +6,14 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from mixlab.commands.looking import file_name, load_subjects, open_run, own_size
-from mixlab.commands.output import console, emit, table
+from mixlab.commands.looking import check_counts, file_name, load_subjects, open_run, own_size
+from mixlab.commands.output import check_json, console, emit, table
 from mixlab.commands.probe import interval, percent, quiet_unless_first, training_said
 from mixlab.evaluation.accuracy import accuracy
 from mixlab.evaluation.feature_cache import Extraction, FeatureCache
 from mixlab.evaluation.feature_plan import FeaturePlan, head_inputs, published_source
 from mixlab.evaluation.feature_table import FeatureTable
-from mixlab.evaluation.knn import KS, TEMPERATURE, knn_correct
+from mixlab.evaluation.knn import KS, TEMPERATURE, fitting_ks, knn_correct
 from mixlab.evaluation.labelled_data import evenly, labelled_splits
 from mixlab.evaluation.subsets import label_subset
 from mixlab.evaluation.views import (
@@ -60,7 +60,7 @@ def knn(
     """Classify images by a weighted vote of their nearest neighbours, as DINO does. torchrun works as is.
 
     Args:
-        target: a run, a name of the zoo, or timm/NAME; TARGET=LABEL gives it another name in tables.
+        target: a run, an exported file, a name of the zoo, or timm/NAME; TARGET=LABEL gives it another name in tables.
         data: shapes, a folder with one sub-folder per class (below train and val, or alone), or wds:PATTERN.
         val_data: another source of images to recognise; without it the val split, or every fifth image of each class.
         k: how many neighbours vote, one or more numbers.
@@ -83,10 +83,12 @@ def knn(
         run: the directory for results; the target's own if it is a run, else runs/look.
         json: also write the result as JSON to this file, or to stdout for "-".
     """
+    check_counts(image=image, batch=batch, num_train=num_train, num_val=num_val)
+    check_json(json)
     with join_world(device) as world, ExitStack() as stack:
         seed_all(seed)  # an untrained target is the same on every rank and in every call
         said = training_said(target, training)
-        (subject,) = load_subjects([target], weights=weights, training=said, device=str(world.device))
+        (subject,) = load_subjects([target], weights=weights, training=said, device=str(world.device), seed=seed)
         backbone = subject.backbone.requires_grad_(False)
         splits = labelled_splits(data, val_data=val_data)
         directory = open_run(run, [target])
@@ -121,6 +123,7 @@ def knn(
                     progress=step,
                 )
         bank, queries = tables["train"].to(world.device), tables["val"]
+        k = fitting_ks(k, len(bank))
         own = queries.every(world.size, world.rank)
         with bar("neighbours", len(own)) as step:
             right = knn_correct(
@@ -146,6 +149,7 @@ def knn(
             "kind": "knn",
             "subject": about,
             "data": data,
+            "val_data": val_data,
             "image": size,
             "strategy": strategy,
             "blocks": blocks,
@@ -161,7 +165,7 @@ def knn(
             "measurements": [{**about, "metric": "knn_top1", **figure, "data": data, "k": headline["k"]}],
             "provenance": provenance(seed=seed, device=str(world.device)),
         }
-        directory.write_result(f"knn_{file_name(subject.label)}", result)
+        directory.write_beside(f"knn_{file_name(subject.label)}", result)
         table(
             f"Nearest neighbours of {subject.label} on {data}, among {len(bank):,} images",
             ("k", "top-1 %", "95 %", "n"),

@@ -1,5 +1,6 @@
 """What `rank`, `maps` and `auc` share: targets as subjects, images to look at, and where results go."""
 
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.isotropic import Isotropic
 from mixlab.backbones.timm_backbone import TimmBackbone
 from mixlab.commands.output import console
-from mixlab.commands.targets import Target, load_target
+from mixlab.commands.targets import Target, load_target, split_target
 from mixlab.data.images import parse_source
 from mixlab.data.mask_formats import parse_masks
 from mixlab.data.unreadable import SkippedImages, UnreadableImage
@@ -27,9 +28,17 @@ T = TypeVar("T")
 
 
 def load_subjects(
-    targets: Sequence[str], *, weights: str | None = None, training: Sequence[str] = (), device: str | None = "auto"
+    targets: Sequence[str],
+    *,
+    weights: str | None = None,
+    training: Sequence[str] = (),
+    device: str | None = "auto",
+    seed: int = 0,
 ) -> list[Subject]:
-    """Every TARGET as a subject. A run's config says how it was trained, unless `training` does (LABEL=KIND)."""
+    """Every TARGET as a subject. A run's config says how it was trained, unless `training` does (LABEL=KIND).
+
+    The seed is of what is untrained.
+    """
     if not targets:
         raise ValueError("no target given; name a run, a model of the zoo (`mixlab models`), shipped/NAME or timm/NAME")
     if weights and len(targets) > 1:
@@ -37,7 +46,7 @@ def load_subjects(
     said = dict(_pair(text) for text in training)
     where = choose_device(device)
     make_current(where)
-    subjects = [_subject(text, load_target(text, weights=weights), said, where) for text in targets]
+    subjects = [_subject(text, load_target(text, weights=weights, seed=seed), said, where) for text in targets]
     labels = [subject.label for subject in subjects]
     if len(set(labels)) < len(labels):
         raise ValueError(f"two targets share a label among {', '.join(labels)}; write TARGET=LABEL to tell them apart")
@@ -93,10 +102,25 @@ def read_first(data: str, load: Callable[[int], T], *, total: int, most: int) ->
 
 def open_run(run: Path | None, targets: Sequence[str]) -> RunDirectory:
     """Where results go: as asked, into the run itself if it is the only target, else into runs/look."""
-    names = [text.partition("=")[0] for text in targets]
+    names = [split_target(text)[0] for text in targets]
     if run is None and len(names) == 1 and Path(names[0]).is_dir():
         run = Path(names[0])
-    return RunDirectory.create(run or DEFAULT_RUN)
+    place = run or DEFAULT_RUN
+    try:
+        directory = RunDirectory.create(place)
+    except OSError as error:
+        raise OSError(f"cannot write to {place} ({error.strerror or error}); choose another --run") from error
+    folders = (place, place / "results", place / "figures")
+    if not all(os.access(folder, os.W_OK) for folder in folders if folder.is_dir()):
+        raise PermissionError(f"{place} may not be written to; choose another --run")
+    return directory
+
+
+def check_counts(**counts: int | None) -> None:
+    """Refuse numbers below one, by the names of their options."""
+    for name, number in counts.items():
+        if number is not None and number < 1:
+            raise ValueError(f"--{name.replace('_', '-')} is {number}; give at least 1")
 
 
 def file_name(label: str) -> str:
@@ -124,14 +148,13 @@ def progress_bar(description: str, total: int) -> Iterator[Any]:
 
 
 def _subject(text: str, target: Target, said: dict[str, str], device: torch.device) -> Subject:
-    place = Path(text.partition("=")[0])
+    place = Path(split_target(text)[0])
     config: dict[str, Any] = {}
-    results: dict[str, dict[str, Any]] = {}
+    records: list[dict[str, Any]] = []
     if place.is_dir():
         run = RunDirectory(place)
         config = run.read_config() if (place / "config.json").is_file() else {}
-        results = run.results()
-    records = [record for result in results.values() for record in result.get("measurements", [])]
+        records = [record for result in run.results().values() for record in result.get("measurements", [])]
     probes = [record for record in records if record.get("metric") == "probe_top1"]
     by_register = {record["register"]: record["value"] for record in probes if record.get("register") is not None}
     seed = config.get("seed")
@@ -152,7 +175,7 @@ def _training_of(config: dict[str, Any], weights: str | None) -> str:
 
 
 def _pair(text: str) -> tuple[str, str]:
-    label, equals, kind = text.partition("=")
+    label, equals, kind = text.rpartition("=")
     if not (label and equals and kind):
         raise ValueError(f"--training {text!r} must be LABEL=KIND, such as vit_tiny=dino or vit_tiny=supervised")
     return label, kind

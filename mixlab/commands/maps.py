@@ -12,8 +12,16 @@ from mixlab.analysis.map_pictures import map_pictures, part_pictures, pca_pictur
 from mixlab.analysis.maps import MAPS, default_map, find_map
 from mixlab.analysis.pca import PCAMaps, pca_maps
 from mixlab.analysis.subjects import Subject, normalise
-from mixlab.commands.looking import file_name, load_subjects, open_run, own_size, progress_bar, read_images
-from mixlab.commands.output import console, emit, table
+from mixlab.commands.looking import (
+    check_counts,
+    file_name,
+    load_subjects,
+    open_run,
+    own_size,
+    progress_bar,
+    read_images,
+)
+from mixlab.commands.output import check_json, console, emit, table
 from mixlab.run import provenance
 
 
@@ -29,13 +37,14 @@ def maps(
     pca_threshold: float = 0.0,
     weights: str | None = None,
     device: str | None = "auto",
+    seed: int = 0,
     run: Path | None = None,
     json: str | None = None,
 ) -> dict[str, Any]:
     """Draw activation maps and principal components, models side by side on the same images.
 
     Args:
-        targets: runs, names of the zoo, or timm/NAME; TARGET=LABEL gives it another name in pictures.
+        targets: runs, exported files, names of the zoo, or timm/NAME; TARGET=LABEL gives it another name in pictures.
         data: shapes, a folder of images, wds:PATTERN, or a set with masks (which are then drawn too).
         map: which map; without it each backbone's default, cosine (pooled_cosine without a class token or registers).
             Also: dot, register_cosine, register_dot, pooled_cosine, norm, pca, mixing_rows, mixing_mean,
@@ -47,12 +56,15 @@ def maps(
         pca_threshold: the first component above this, in standard deviations, is foreground, for all models alike.
         weights: a weight file for a single name.
         device: auto (a GPU where there is one), cpu, cuda or cuda:N.
+        seed: of untrained targets.
         run: the directory for pictures and arrays; the target's own if it is one run, else runs/look.
         json: also write the result as JSON to this file, or to stdout for "-".
     """
     if map is not None:
         find_map(map)
-    subjects = load_subjects(targets, weights=weights, device=device)
+    check_counts(image=image, num_images=num_images)
+    check_json(json)
+    subjects = load_subjects(targets, weights=weights, device=device, seed=seed)
     directory = open_run(run, targets)
     pixels, masks, names = read_images(data, size=image or own_size(subjects[0].backbone), num_images=num_images)
     found: dict[str, Tensor] = {}
@@ -84,7 +96,7 @@ def maps(
             "explained": {label: part.explained.tolist() for label, part in components.items()},
         },
         "figures": [path.name for path in paths],
-        "provenance": provenance(device=str(next(subjects[0].backbone.parameters()).device)),
+        "provenance": provenance(seed=seed, device=str(next(subjects[0].backbone.parameters()).device)),
     }
     arrays = {f"map_{file_name(label)}": stack.numpy() for label, stack in found.items()}
     arrays |= {"images": pixels.numpy()} | ({} if masks is None else {"masks": masks.numpy()})

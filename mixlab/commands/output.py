@@ -1,6 +1,7 @@
 """How commands speak: tables and progress for people, JSON for programs."""
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -26,6 +27,19 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
     for row in rows:
         view.add_row(*(_cell(value) for value in row))
     console.print(view)
+
+
+def check_json(target: str | None) -> None:
+    """Refuse a file for `emit` that cannot be written, before the work."""
+    if target in (None, "", "-"):
+        return
+    place = Path(str(target))
+    if place.is_dir():
+        raise IsADirectoryError(f"--json {target} is a folder; name a file in it")
+    if not place.parent.is_dir():
+        raise FileNotFoundError(f"--json {target}: {place.parent} is no folder; make it, or name another file")
+    if not os.access(place.parent, os.W_OK):
+        raise PermissionError(f"--json {target}: {place.parent} may not be written to; name another file")
 
 
 def emit(result: dict[str, Any], target: str | None) -> dict[str, Any]:

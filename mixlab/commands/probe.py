@@ -10,8 +10,9 @@ import tyro
 
 from mixlab.analysis.subjects import Subject
 from mixlab.backbones.backbone import Source
-from mixlab.commands.looking import load_subjects, open_run, own_size, progress_bar
-from mixlab.commands.output import console, emit, table
+from mixlab.commands.looking import check_counts, load_subjects, open_run, own_size, progress_bar
+from mixlab.commands.output import check_json, console, emit, table
+from mixlab.commands.targets import label_of
 from mixlab.evaluation.feature_plan import heavy_blocks, light_blocks, possible_strategies, published_source
 from mixlab.evaluation.labelled_data import LabelledSplits, evenly, labelled_splits
 from mixlab.evaluation.probe_result import VARIED
@@ -76,7 +77,7 @@ def probe(
     """Train linear probes on frozen features; the same command again goes on where it stopped. torchrun works as is.
 
     Args:
-        target: a run, a name of the zoo, or timm/NAME; TARGET=LABEL gives it another name in tables.
+        target: a run, an exported file, a name of the zoo, or timm/NAME; TARGET=LABEL gives it another name in tables.
         data: shapes, a folder with one sub-folder per class (below train and val, or alone), or wds:PATTERN.
         val_data: another source of images to recognise; without it the val split, or every fifth image of each class.
         heads: grid (the paper's ablation: 1 to 4 blocks, five strategies, four lr, four wd), light (1,536 features) or
@@ -109,10 +110,16 @@ def probe(
     """
     if name in TAKEN or not re.fullmatch(r"\w[\w.-]*", name):
         raise ValueError(f"--name {name!r} cannot name a folder of the run; use letters and digits, and not {TAKEN[0]}")
+    check_counts(image=image, batch=batch, num_train=num_train, num_val=num_val)
+    check_json(json)
     with join_world(device) as world, ExitStack() as stack:
         seed_all(seed)  # an untrained target is the same on every rank and in every call
         (subject,) = load_subjects(
-            [target], weights=weights, training=training_said(target, training), device=str(world.device)
+            [target],
+            weights=weights,
+            training=training_said(target, training),
+            device=str(world.device),
+            seed=seed,
         )
         backbone = subject.backbone.requires_grad_(False)
         splits = labelled_splits(data, val_data=val_data)
@@ -247,5 +254,4 @@ def training_said(target: str, training: str | None) -> tuple[str, ...]:
     """What `load_subjects` wants to hear of one target's training."""
     if training is None:
         return ()
-    name, _, label = target.partition("=")
-    return (f"{label or (Path(name).name if Path(name).is_dir() else name)}={training}",)
+    return (f"{label_of(target)}={training}",)

@@ -11,8 +11,16 @@ from mixlab.analysis.rank import LayerRanks, RankSettings, measure_ranks
 from mixlab.analysis.rank_summary import Arrays, rank_measurements, summarise_ranks
 from mixlab.analysis.subjects import Subject, normalise
 from mixlab.backbones.backbone import chosen_layers
-from mixlab.commands.looking import file_name, load_subjects, open_run, own_size, progress_bar, read_images
-from mixlab.commands.output import console, emit, table
+from mixlab.commands.looking import (
+    check_counts,
+    file_name,
+    load_subjects,
+    open_run,
+    own_size,
+    progress_bar,
+    read_images,
+)
+from mixlab.commands.output import check_json, console, emit, table
 from mixlab.run import RunDirectory, provenance
 
 
@@ -32,13 +40,14 @@ def rank(
     weights: str | None = None,
     training: tuple[str, ...] = (),
     device: str | None = "auto",
+    seed: int = 0,
     run: Path | None = None,
     json: str | None = None,
 ) -> dict[str, Any]:
     """Measure the ranks of the mixing matrices of one or more backbones, side by side.
 
     Args:
-        targets: runs, names of the zoo, or timm/NAME; TARGET=LABEL gives it another name in tables.
+        targets: runs, exported files, names of the zoo, or timm/NAME; TARGET=LABEL gives it another name in tables.
         data: shapes, a folder of images, wds:PATTERN, or a set with masks.
         image: the side of the images in pixels; without it, what each backbone was made for. 512 and more make blocks
             larger than the state.
@@ -54,10 +63,13 @@ def rank(
         training: LABEL=KIND, how a target was trained (dino, supervised, ...), where its run does not say.
         device: auto (a GPU where there is one), cpu, cuda or cuda:N. Matrices are built there in float64;
             singular values are always found on the CPU.
+        seed: of untrained targets.
         run: the directory for results and figures; the target's own if it is one run, else runs/look.
         json: also write the result as JSON to this file, or to stdout for "-".
     """
-    subjects = load_subjects(targets, weights=weights, training=training, device=device)
+    check_counts(image=image, num_images=num_images)
+    check_json(json)
+    subjects = load_subjects(targets, weights=weights, training=training, device=device, seed=seed)
     settings = RankSettings(chunk=chunk, tolerance=tolerance, method=method, skip=skip, whole=whole)
     directory = open_run(run, targets)
     results: dict[str, dict[str, Any]] = {}
@@ -70,7 +82,7 @@ def rank(
         about = subject.describe()
         result |= {"kind": "rank", "subject": about, "data": data, "image": size, "settings": asdict(settings)}
         result["measurements"] = rank_measurements(result, about, data)
-        result["provenance"] = provenance(device=str(next(subject.backbone.parameters()).device))
+        result["provenance"] = provenance(seed=seed, device=str(next(subject.backbone.parameters()).device))
         directory.write_result(f"rank_{file_name(subject.label)}", result, stored)
         results[subject.label], arrays[subject.label] = result, stored
     _print(results)

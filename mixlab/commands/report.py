@@ -27,6 +27,8 @@ def report(
     """
     if not runs:
         raise ValueError("no run given; name the directory of a run, such as demo")
+    if out.suffix not in (".html", ".md"):
+        raise ValueError(f"--out {out} is neither .html nor .md; end its name in one of them")
     page = make_report(runs, out, measure=measure)
     size = page.stat().st_size
     console.print(f"{page}, {size / 1e6:.1f} MB: open it in any browser", highlight=False)

@@ -10,10 +10,11 @@ import tyro
 
 from mixlab.analysis.bootstrap import bootstrap_mean
 from mixlab.analysis.subjects import Subject
-from mixlab.commands.looking import file_name, load_subjects, open_run, own_size
-from mixlab.commands.output import console, emit, table
+from mixlab.commands.looking import check_counts, file_name, load_subjects, open_run, own_size
+from mixlab.commands.output import check_json, console, emit, table
 from mixlab.commands.probe import interval, percent, quiet_unless_first, training_said
 from mixlab.commands.robust_parts import join_parts, parts_like
+from mixlab.commands.targets import split_target
 from mixlab.data.images import parse_source
 from mixlab.data.source import Subset
 from mixlab.evaluation.accuracy import accuracy
@@ -80,6 +81,8 @@ def robust(
     """
     if not data and shifts is None:
         raise ValueError("no images given: --data for ImageNet's sets, or --shifts for images to be changed on the way")
+    check_counts(limit=limit, image=image, batch=batch)
+    check_json(json)
     part, parts = parse_shard(shard)
     if shifts is not None and parts > 1:
         raise ValueError(f"--shard {shard} is for the sets of --data; score --shifts in one go")
@@ -132,15 +135,15 @@ def robust(
             changes, unreadable = _change_figures(seen.right), seen.unreadable
         if not world.is_first:
             return {}
-        result: dict[str, Any] = {
+        common: dict[str, Any] = {
             "kind": "robust",
             "subject": about,
             "checksum": weights_checksum(classifier),
             "limit": limit,
             "view": vars(classifier.view),
-            "counts": {name: vars(score) for name, score in scores.items()},
             "provenance": provenance(device=str(world.device)),
         }
+        result = common | {"counts": {name: vars(score) for name, score in scores.items()}}
         stem = f"robust_{file_name(classifier.label)}"
         if parts > 1:
             directory.write_result(f"{stem}.{part}-of-{parts}", result)
@@ -154,13 +157,15 @@ def robust(
             scores = join_parts(found)
             result["counts"] = {name: vars(score) for name, score in scores.items()}
         result |= _figures(scores, about, limited=limit is not None)
-        if changes:
-            result |= {"shifts": changes, "unreadable": unreadable}
-            result["measurements"] += _change_records(changes, about, str(shifts))
-        directory.write_result(stem, result)
         if scores:
+            directory.write_result(stem, result)
             _print(classifier.label, result, scores)
         if changes:
+            records = _change_records(changes, about, str(shifts))
+            own_file = common | {"data": shifts, "shifts": changes, "unreadable": unreadable, "measurements": records}
+            directory.write_beside(f"shifts_{file_name(classifier.label)}", own_file)
+            both = {"measurements": result["measurements"] + records}
+            result = result | own_file | both if scores else own_file
             rows = [(name, percent(row["top1"]), interval(row), row["n"]) for name, row in changes.items()]
             table(f"{classifier.label} on {shifts}, changed", ("images", "top-1 %", "95 %", "n"), rows)
         if unreadable:
@@ -181,7 +186,7 @@ def load_classifier(
     crop_share: float | None,
 ) -> tuple[Classifier, dict[str, Any]]:
     """The classifier that TARGET and --head name, and what is known of it."""
-    name, _, label = target.partition("=")
+    name, label = split_target(target)
     if name.startswith("timm/") and head is None:
         classifier = timm_classifier(name.removeprefix("timm/"), weights=weights, image=image, label=label or None)
         if crop_share is not None:

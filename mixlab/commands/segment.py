@@ -12,7 +12,7 @@ import tyro
 from mixlab.analysis.figures import save_figure
 from mixlab.analysis.subjects import Subject
 from mixlab.commands import dense_task
-from mixlab.commands.dense_task import finished_run, train_and_judge
+from mixlab.commands.dense_task import finished_run, say_recipe, train_and_judge
 from mixlab.commands.output import console, emit, table
 from mixlab.commands.pretrain import Settings
 from mixlab.commands.probe import quiet_unless_first
@@ -65,14 +65,17 @@ def segment(
         frozen: train the neck and the head alone.
         weights: a weight file for a name.
         inference: single, multi (six scales and their mirror images) or slide (windows of the training's size).
-        num_val: judge by at most so many images, evenly spread.
+        num_val: judge by at most so many images, evenly spread, while training too.
         evaluate_only: the target is a finished segmentation run; judge it on this data and train nothing.
         device: auto (a GPU where there is one), cpu, cuda or cuda:N.
         json: also write the result as JSON to this file, or to stdout for "-".
     """
     if evaluate_only:
         return emit(_judge(Path(target), data, run, inference, num_val, device), json)
-    config = choose_config(target, data=data, recipe=recipe, settings=set, frozen=frozen, weights=weights)
+    config = choose_config(
+        target, data=data, recipe=recipe, settings=set, frozen=frozen, weights=weights, num_val=num_val
+    )
+    say_recipe(config, target=target, data=data, recipe=recipe, device=device, published="ADE20K")
 
     def judged(trainer: Trainer) -> dict[str, Any]:
         now, world, folder = trainer.recipe, trainer.world, trainer.folder

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .decode import SUFFIXES, decode, fit_image, to_tensor
 from .folder_index import list_images
+from .mask_folders import images_beside_masks
 from .shapes import SPLITS, Shapes
 from .shards import TarShards
 from .source import ImageSource
@@ -17,16 +18,22 @@ _SPLIT_FOLDERS = {"train": ("train", "training"), "val": ("val", "validation", "
 
 
 class ImageFolder(ImageSource):
-    """All images below a folder, or one image file. Sub-folders are classes, unless images lie in the folder itself."""
+    """All images below a folder, or one image file. Sub-folders are classes, unless images lie in the folder itself.
 
-    def __init__(self, root: str | Path, *, cache: str | Path | None = None) -> None:
-        root = Path(root)
+    Of images beside their masks (`mask_folders`) the images alone are read, and have no classes.
+    """
+
+    def __init__(self, root: str | Path, *, split: str | None = None, cache: str | Path | None = None) -> None:
+        root = _part(Path(root), split)
+        images = images_beside_masks(root)
+        if images is not None:
+            root = _part(images, split)
         self.root = root if root.is_dir() else root.parent
         self.paths = list_images(root, cache=cache) if root.is_dir() else [root.name]
         if not self.paths:
             raise FileNotFoundError(f"{self.root} holds no images; known suffixes are {' '.join(sorted(SUFFIXES))}")
         first_levels = [path.split("/", 1)[0] if "/" in path else None for path in self.paths]
-        if None in first_levels:
+        if images is not None or None in first_levels:
             self._labels = [-1] * len(self.paths)
         else:
             self.classes = tuple(sorted({str(level) for level in first_levels}))
@@ -54,7 +61,8 @@ def parse_source(name: str, *, split: str = "train", cache: str | Path | None = 
     """A source from what people type: `shapes[:size=64,n=2000,seed=0]`, a folder, an image file, `wds:PATTERN`, or
     `photo`, which comes with matplotlib.
 
-    A folder with a sub-folder for the split (train; val, validation, valid, test) means that sub-folder.
+    A folder with a sub-folder for the split (train; val, validation, valid, test) means that sub-folder. Of images
+    beside masks only the images are read.
     """
     if split not in SPLITS:
         raise ValueError(f"split {split!r} does not exist; choose {' or '.join(SPLITS)}")
@@ -72,8 +80,13 @@ def parse_source(name: str, *, split: str = "train", cache: str | Path | None = 
             f"{name!r} is no data source: not 'shapes', not 'wds:PATTERN', not an existing folder and no image file; "
             "check the path"
         )
-    inside = (folder / part for part in _SPLIT_FOLDERS[split])
-    return ImageFolder(next((part for part in inside if part.is_dir()), folder), cache=cache)
+    return ImageFolder(folder, split=split, cache=cache)
+
+
+def _part(folder: Path, split: str | None) -> Path:
+    """The sub-folder for the split, where there is one."""
+    inside = (folder / part for part in _SPLIT_FOLDERS.get(split or "", ()))
+    return next((part for part in inside if part.is_dir()), folder)
 
 
 def sample_photo() -> Path:

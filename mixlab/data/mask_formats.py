@@ -7,13 +7,11 @@ from functools import partial
 from pathlib import Path
 
 from .coco import read_coco
+from .mask_folders import IMAGE_FOLDERS, MASK_FOLDERS, child
 from .mask_values import ADE_THINGS, ade_mask, imagenet_s_mask, pets_mask, plain_mask, voc_mask
 from .masks import CocoMasks, MaskSource, PairedMasks, ShapesMasks
 from .shapes import Shapes
 from .source_name import parse_options, to_number, to_numbers
-
-_IMAGE_FOLDERS = ("images", "image", "imgs", "JPEGImages")
-_MASK_FOLDERS = ("masks", "mask", "gt", "GT", "ground_truth")
 
 
 def parse_masks(name: str, *, split: str = "val") -> MaskSource:
@@ -47,7 +45,7 @@ def _existing(name: str, place: str) -> Path:
 def _recognise(place: Path) -> str:
     if place.is_file():
         return "coco"
-    if _child(place, "validation-segmentation", "train-semi-segmentation"):
+    if child(place, "validation-segmentation", "train-semi-segmentation"):
         return "imagenet-s"
     if (place / "SegmentationClass").is_dir():
         return "voc"
@@ -55,8 +53,8 @@ def _recognise(place: Path) -> str:
         return "pets"
     if _coco_files(place):
         return "coco"
-    if _child(place, *_IMAGE_FOLDERS):
-        if _child(place, *_MASK_FOLDERS):
+    if child(place, *IMAGE_FOLDERS):
+        if child(place, *MASK_FOLDERS):
             return "masks"
         if (place / "annotations").is_dir():
             return "ade"
@@ -68,12 +66,8 @@ def _recognise(place: Path) -> str:
     )
 
 
-def _child(place: Path, *names: str) -> Path | None:
-    return next((place / name for name in names if (place / name).is_dir()), None)
-
-
 def _need(place: Path, *names: str) -> Path:
-    found = _child(place, *names)
+    found = child(place, *names)
     if found is None:
         raise FileNotFoundError(f"{place} has no folder {' or '.join(names)}; check the path and the format")
     return found
@@ -87,7 +81,7 @@ def _open_plain(place: Path, name: str, options: str) -> MaskSource:
     rule = parse_options(name, options, known=("foreground",)).get("foreground", "auto")
     if rule not in ("auto", "nonzero", "half"):
         raise ValueError(f"{name!r}: foreground {rule!r} is unknown; choose auto, nonzero or half")
-    images, masks = _need(place, *_IMAGE_FOLDERS), _need(place, *_MASK_FOLDERS)
+    images, masks = _need(place, *IMAGE_FOLDERS), _need(place, *MASK_FOLDERS)
     return PairedMasks(images, masks, partial(plain_mask, foreground=rule), every_image=True)
 
 
@@ -100,7 +94,7 @@ def _open_imagenet_s(place: Path, name: str, options: str) -> MaskSource:
 
 def _open_voc(place: Path, name: str, options: str) -> MaskSource:
     _no_options(name, options)
-    images, masks = _need(place, *reversed(_IMAGE_FOLDERS)), _need(place, "SegmentationClass", "labels")
+    images, masks = _need(place, *reversed(IMAGE_FOLDERS)), _need(place, "SegmentationClass", "labels")
     return PairedMasks(images, masks, voc_mask, every_image=False)
 
 
@@ -118,7 +112,7 @@ def _open_ade(place: Path, name: str, options: str) -> MaskSource:
         )
     things = ADE_THINGS if text is None else to_numbers(name, text)
     images, masks = _need(place, "images"), _need(place, "annotations")
-    part = _child(masks, "validation", "training")
+    part = child(masks, "validation", "training")
     if part is not None:
         images, masks = _need(images, part.name), part
     return PairedMasks(images, masks, partial(ade_mask, things=things), every_image=True)

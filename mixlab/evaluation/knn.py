@@ -65,6 +65,11 @@ def _keys(query: Tensor, bank: FeatureTable, start: int, size: int, bits: int) -
     return keys[:, start - first :]
 
 
+def fitting_ks(ks: Sequence[int], num_images: int) -> tuple[int, ...]:
+    """Those k that a bank of so many images has, each once and in order; where none fits, all of the bank."""
+    return tuple(dict.fromkeys(k for k in ks if k <= num_images)) or (num_images,)
+
+
 def vote(cosine: Tensor, labels: Tensor, *, num_classes: int, temperature: float = TEMPERATURE) -> Tensor:
     """Classes (q,) from the cosines and labels (q, k) of the nearest, nearest first."""
     if temperature <= 0:

@@ -1,6 +1,6 @@
 """Run directories: what every command writes and every reader reads. No torch here."""
 
-from mixlab.run.directory import RunDirectory
+from mixlab.run.directory import RunDirectory, measurements
 from mixlab.run.provenance import provenance
 
-__all__ = ["RunDirectory", "provenance"]
+__all__ = ["RunDirectory", "measurements", "provenance"]

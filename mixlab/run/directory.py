@@ -10,13 +10,18 @@ figures/         pictures made from the results
 
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterator
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+DATA = ("data", "val_data")  # what a result says it was measured on
+AGAIN = "remove it, and run the command that wrote it again"
 
 
 class RunDirectory:
@@ -81,9 +86,37 @@ class RunDirectory:
         write_json(folder / f"{name}.json", result, one_line=one_line)
         return folder / f"{name}.json"
 
+    def write_beside(self, name: str, result: dict[str, Any], arrays: dict[str, npt.NDArray[Any]] | None = None) -> str:
+        """Write a result; where its name has one of other data, beside it as NAME_DATA. Returns the name it has."""
+        own = [result[key] for key in DATA if result.get(key)]
+        data = re.sub(r"[^\w.-]+", "_", "_".join(Path(text).name for text in own))
+        names = chain((name, f"{name}_{data}"), (f"{name}_{data}_{number}" for number in count(2)))
+        chosen = next(each for each in names if self._is_free(each, result))
+        self.write_result(chosen, result, arrays)
+        return chosen
+
+    def _is_free(self, name: str, result: dict[str, Any]) -> bool:
+        """Whether no result of other data has this name; one that cannot be read is no loss."""
+        try:
+            stored = read_json(self.file_of(name)) if self.file_of(name).is_file() else {}
+        except ValueError:
+            return True
+        return "data" not in stored or all(_same(stored.get(key), result.get(key)) for key in DATA)
+
+    def file_of(self, name: str) -> Path:
+        """Where the result of that name is."""
+        return self.path / "results" / f"{name}.json"
+
     def results(self) -> dict[str, dict[str, Any]]:
-        """All results by name."""
-        return {file.stem: read_json(file) for file in sorted((self.path / "results").glob("*.json"))}
+        """All results by name; their measurements are lists of records."""
+        found = {}
+        for file in sorted((self.path / "results").glob("*.json")):
+            try:
+                found[file.stem] = read_json(file)
+            except ValueError as error:
+                raise ValueError(f"{error}; {AGAIN}") from error
+            measurements(found[file.stem], file)
+        return found
 
     def arrays(self, name: str) -> dict[str, npt.NDArray[Any]]:
         with np.load(self.path / "results" / f"{name}.npz", allow_pickle=False) as stored:
@@ -96,6 +129,14 @@ class RunDirectory:
         return folder / name
 
 
+def measurements(result: dict[str, Any], origin: str | Path) -> list[dict[str, Any]]:
+    """The records of a result, none where it has none; the origin is named where they are not records."""
+    found = result.get("measurements", [])
+    if not isinstance(found, list) or not all(isinstance(record, dict) for record in found):
+        raise ValueError(f"{origin}: measurements must be a list of records, got {str(found)[:40]}; {AGAIN}")
+    return found
+
+
 def write_json(path: Path, content: dict[str, Any], *, one_line: bool = False) -> None:
     text = json.dumps(content, indent=None if one_line else 2, ensure_ascii=False) + "\n"
     write_aside(path, lambda file: file.write(text.encode()))
@@ -104,11 +145,15 @@ def write_json(path: Path, content: dict[str, Any], *, one_line: bool = False) -
 def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # cut short, or no text at all
         raise ValueError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}, expected an object")
     return content
+
+
+def _same(one: str | None, other: str | None) -> bool:
+    return Path(str(one)) == Path(str(other))  # a slash at the end means nothing
 
 
 def write_aside(path: Path, write: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -180,6 +181,10 @@ class TrainConfig:
         for name, value in at_least_one.items():
             if value < 1:
                 raise ValueError(f"{name} is {value}; give at least 1")
+        if not 0 < self.optim.lr < math.inf:
+            raise ValueError(f"optim.lr is {self.optim.lr}; give a number above 0, such as 5e-4")
+        if self.seed < 0:
+            raise ValueError(f"seed is {self.seed}; give 0 or more")
         by_epochs = self.steps is None and self.optim.warmup_steps is None
         if by_epochs and not 0 <= self.optim.warmup_epochs <= self.epochs:
             raise ValueError(

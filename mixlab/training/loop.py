@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -30,7 +31,7 @@ from mixlab.training.run_lock import RunLock
 from mixlab.training.seeding import seed_all
 from mixlab.training.settings import to_json
 from mixlab.training.state import TrainingState
-from mixlab.training.stopping import Stopped, StopRequests
+from mixlab.training.stopping import ScoringLeft, Stopped, StopRequests
 from mixlab.training.update import Update
 from mixlab.training.watch import CollapseWatch
 
@@ -68,7 +69,7 @@ def train(
 ) -> Outcome:
     """Train to the end, going on where an earlier call into the same directory stopped.
 
-    `then` is called at the end on every rank, for example to evaluate what was trained.
+    `then` is called at the end on every rank, for example to evaluate what was trained; a later call calls it again.
     Raises `Stopped` after a signal, with everything saved.
     """
     with join_world(device) as world, ExitStack() as stack:
@@ -76,11 +77,15 @@ def train(
         if world.is_first:  # to others the directory may not even be visible
             RunDirectory.create(run)
             stack.enter_context(RunLock(folder.path))
-        stop = stack.enter_context(StopRequests())
-        trainer = Trainer(config, data=data, folder=folder, world=world, name=name)
-        outcome = trainer.train(stop)
-        if then is not None:
-            then(trainer)
+        with StopRequests() as stop:
+            trainer = Trainer(config, data=data, folder=folder, world=world, name=name)
+            outcome = trainer.train(stop)
+        if then is not None:  # all is saved, so a signal from here on ends the process at once
+            trainer.leave_if_asked(stop)
+            try:
+                then(trainer)
+            except KeyboardInterrupt:
+                raise Stopped(signal.SIGINT, trainer.step) from None
         return outcome
 
 
@@ -102,6 +107,8 @@ class Trainer:
         self.buffer = FigureBuffer()
         self.figures: dict[str, float] = {}
         self.step = 0
+        self.saved_step: int | None = None
+        self.was_scored = False  # at the step where the run goes on; known to the first rank
 
     def train(self, stop: StopRequests) -> Outcome:
         start = time.monotonic()
@@ -118,15 +125,15 @@ class Trainer:
     def go_on(self, stop: StopRequests) -> None:
         """From the current step to the last."""
         batches = steps(self.loader, self.config.accumulate)
-        if self.step == 0 and self.scores.wanted and self.config.sharding != "fsdp":
-            self.score()  # what the untrained network scores; shards must first run once as a whole
         self.clock = Clock(self.step)
+        if self.lacks_scores and self.config.sharding != "fsdp":  # shards must first run once as a whole
+            self.score(stop)
         while self.step < self.total_steps:
             position = self.loader.state_dict()
             passes = self.next_passes(batches, stop)
-            if any_rank(stop.number is not None):
+            if any_rank(stop.asked()):
                 self.save(position)
-                raise Stopped(max(from_all(stop.number or 0)), self.step)
+                self.leave_if_asked(stop)
             figures = self.update(passes, self.step)
             self.step += 1
             self.buffer.add(self.step, figures, [batch.indexes for batch in passes])
@@ -134,10 +141,10 @@ class Trainer:
 
             if self.step % self.config.log.every_steps == 0:
                 self.report()
-            if self.ends_epoch and self.scores.due(self.epoch, self.epochs):
-                self.score()
             if self.step % self.config.checkpoint.every_steps == 0 or self.step == self.total_steps:
                 self.save(self.loader.state_dict())
+            if self.scores_are_due:
+                self.score(stop)
 
     @property
     def epoch(self) -> int:
@@ -145,8 +152,10 @@ class Trainer:
         return self.epochs if self.step == self.total_steps else self.step // self.steps_per_epoch
 
     @property
-    def ends_epoch(self) -> bool:
-        return self.step % self.steps_per_epoch == 0 or self.step == self.total_steps
+    def scores_are_due(self) -> bool:
+        """After an epoch, and before the first: what the untrained network scores."""
+        ends_epoch = self.step % self.steps_per_epoch == 0 or self.step == self.total_steps
+        return self.scores.wanted if self.step == 0 else ends_epoch and self.scores.due(self.epoch, self.epochs)
 
     def next_passes(self, batches: Iterator[list[AnyBatch]], stop: StopRequests) -> list[AnyBatch]:
         """The data of one step; none where a signal also ended the processes that read it."""
@@ -159,6 +168,11 @@ class Trainer:
             return []
         finally:
             self.clock.waited += time.monotonic() - before
+
+    def leave_if_asked(self, stop: StopRequests) -> None:
+        """`Stopped` on every rank, where any was asked to stop."""
+        if any_rank(stop.asked()):
+            raise Stopped(max(from_all(stop.number or 0)), self.step)
 
     def start_or_resume(self) -> None:
         """Agree on the settings with what is in the directory, and put back the newest good checkpoint."""
@@ -173,11 +187,13 @@ class Trainer:
             forget_after(self.folder, found.step if found else -1)
             self._write_config(stored, settings, step)
             self.journal = Journal(self.folder, self.config.log, settings=settings, step=step)
+            self.was_scored = any("loss" not in row for row in self.folder.read_metrics() if row.get("step") == step)
         place = from_first((found.step, found.state) if found else None)
         if place is not None:
-            self.step = place[0]
+            self.step = self.saved_step = place[0]
             self.loader.load_state_dict(place[1]["loader"])
             self.state.load(found.tensors() if found else None)
+        self.lacks_scores = self.scores_are_due and not from_first(self.was_scored)
         self.progress = TrainingProgress(total=self.total_steps, done=self.step, enabled=self.world.is_first)
         for warning in warnings:
             self.progress.say(warning, style="yellow")
@@ -206,10 +222,17 @@ class Trainer:
         for warning in self.watch.look(self.step, figures) if self.watch else ():
             self.progress.say(warning, style="yellow")
 
-    def score(self) -> None:
-        """How good the exported backbone is by now."""
+    def score(self, stop: StopRequests) -> None:
+        """How good the exported backbone is by now. A stop ends it at once; going on, the run scores this step anew."""
         self.report()
-        self._note(dict(self.scores(self.recipe)))
+        try:
+            found = dict(self.scores(self.recipe, stop.asked))
+        except ScoringLeft:
+            if self.saved_step != self.step:
+                self.save(self.loader.state_dict())
+            self.leave_if_asked(stop)
+            raise
+        self._note(found)
         self.clock = Clock(self.step)  # scoring is not training time
 
     def save(self, position: dict[str, Any]) -> None:
@@ -222,6 +245,7 @@ class Trainer:
         else:
             for tensor in tensors.values():
                 whole(tensor)  # each rank gives its shard
+        self.saved_step = self.step
         self.clock = Clock(self.step)
 
     def finish(self, seconds: float) -> None:
@@ -281,10 +305,11 @@ class Trainer:
         self.journal.write(self.step, figures)
 
     def _greeting(self) -> str:
-        begun = f"going on from step {self.step}" if self.step else "starting"
+        total = f"{self.total_steps:,} step{'s' * (self.total_steps > 1)}"
+        begun = f"going on from step {self.step:,} of {self.total_steps:,}" if self.step else f"starting {total}"
         images = f"{len(self.source):,} images in batches of {self.config.batch}"
         what = f"{self.config.model.name} on {self.data}, {images}"
-        return f"{begun} of {self.total_steps:,}: {what}, in {self.folder.path}"
+        return f"{begun}: {what}, in {self.folder.path}"
 
     def _bad_news(self, error: NonFiniteLoss) -> str:
         names = [self.source.name(index) for index in error.indexes]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -15,9 +15,10 @@ from mixlab.data.loader import Loader
 from mixlab.data.shapes import Shapes
 from mixlab.data.source import ImageSource, Subset
 from mixlab.training.config import KnnConfig, Precise
-from mixlab.training.distributed import World, gather_rows
+from mixlab.training.distributed import World, any_rank, gather_rows
 from mixlab.training.knn import knn_accuracy
 from mixlab.training.recipe import Recipe, to_pixels_of
+from mixlab.training.stopping import never, until_stopped
 from mixlab.training.supervised import SupervisedRecipe
 
 CUT = 5  # without a split of its own, every fifth image is a query
@@ -37,8 +38,11 @@ class Scores(ABC):
         return self.wanted and (epoch % self.every_epochs == 0 or epoch == epochs)
 
     @abstractmethod
-    def __call__(self, recipe: Recipe) -> Iterator[Score]:
-        """The scores by name. Modules are given back in the mode in which they came."""
+    def __call__(self, recipe: Recipe, stopped: Callable[[], bool] = never) -> Iterator[Score]:
+        """The scores by name. Modules are given back in the mode in which they came.
+
+        `stopped` is asked between batches; once it says yes, `ScoringLeft` is raised on every rank.
+        """
 
 
 class LiveScores(Scores):
@@ -61,14 +65,21 @@ class LiveScores(Scores):
             bank, queries = (source, held_out) if held_out is not None else split_source(source)
             self.bank, self.queries = self._share(bank, config.bank), self._share(queries, config.queries)
 
-    def __call__(self, recipe: Recipe) -> Iterator[Score]:
+    def __call__(self, recipe: Recipe, stopped: Callable[[], bool] = never) -> Iterator[Score]:
         backbone = recipe.exported()
         modules = [backbone, *recipe.modules().values()]
         modes = [module.training for module in modules]
         for module in modules:
             module.eval()
-        bank, bank_labels = self._outputs(backbone, backbone, self.bank)
-        queries, query_labels = self._outputs(backbone, backbone, self.queries)
+        try:
+            yield from self._scores(recipe, backbone, stopped)
+        finally:
+            for module, mode in zip(modules, modes, strict=True):
+                module.train(mode)
+
+    def _scores(self, recipe: Recipe, backbone: nn.Module, stopped: Callable[[], bool]) -> Iterator[Score]:
+        bank, bank_labels = self._outputs(backbone, backbone, self.bank, stopped)
+        queries, query_labels = self._outputs(backbone, backbone, self.queries, stopped)
         yield (
             "knn_accuracy",
             knn_accuracy(
@@ -82,10 +93,8 @@ class LiveScores(Scores):
             ),
         )
         if isinstance(recipe, SupervisedRecipe) and self.has_held_out:
-            logits, labels = self._outputs(backbone, recipe.network, self.queries)
+            logits, labels = self._outputs(backbone, recipe.network, self.queries, stopped)
             yield "accuracy", float((logits.argmax(-1) == labels).float().mean())
-        for module, mode in zip(modules, modes, strict=True):
-            module.train(mode)
 
     def _share(self, source: ImageSource, most: int) -> Subset:
         """This rank's images of at most `most`, evenly chosen; the same number on every rank."""
@@ -97,7 +106,9 @@ class LiveScores(Scores):
         return Subset(source, chosen[self.world.rank :: size].tolist())
 
     @torch.no_grad()
-    def _outputs(self, backbone: nn.Module, module: nn.Module, source: ImageSource) -> tuple[Tensor, Tensor]:
+    def _outputs(
+        self, backbone: nn.Module, module: nn.Module, source: ImageSource, stopped: Callable[[], bool]
+    ) -> tuple[Tensor, Tensor]:
         """What a module says of every image on all ranks, (n, D), and the labels, (n,)."""
         loader = Loader(
             source,
@@ -110,7 +121,7 @@ class LiveScores(Scores):
         )
         outputs, labels = [], []
         dtype = next(module.parameters()).dtype
-        for batch in loader:
+        for batch in until_stopped(loader, lambda: any_rank(stopped())):  # together: shards need every rank in a pass
             images = normalise(batch.images.to(self.world.device)).to(dtype)
             with self.precise():
                 outputs.append(module(to_pixels_of(backbone, images)).float())  # type: ignore[arg-type]

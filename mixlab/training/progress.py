@@ -9,7 +9,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-SHOWN = ("loss", "knn_accuracy", "accuracy", "images_per_s")
+SHOWN = ("loss", "knn_accuracy", "accuracy", "miou", "boxes_AP", "masks_AP", "images_per_s")
 LINE_EVERY_S = 30.0
 
 
@@ -21,6 +21,7 @@ class TrainingProgress:
         self.total = total
         self._first, self._started, self._last_line = done, time.monotonic(), -LINE_EVERY_S
         self._shown: dict[str, float] = {}
+        self._last = ""
         self._bar = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(),
@@ -40,17 +41,21 @@ class TrainingProgress:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._bar.stop()
+        if self._last and not self.console.is_terminal:
+            self.say(self._last)
 
     def step(self, done: int) -> None:
         self._bar.update(self._task, completed=done)
 
     def show(self, done: int, figures: Mapping[str, float]) -> None:
-        """The newest figures; off a terminal, a line every half minute."""
+        """The newest figures; off a terminal, a line every half minute and, once it is complete, the last."""
         self._shown |= {name: figures[name] for name in SHOWN if name in figures}
         text = "  ".join(f"{name.replace('_per_s', '/s')} {value:.4g}" for name, value in self._shown.items())
         self._bar.update(self._task, figures=text)
         now = time.monotonic()
-        if not self.console.is_terminal and (now - self._last_line >= LINE_EVERY_S or done == self.total):
+        if done == self.total:
+            self._last = f"step {done}/{self.total}  {text}"
+        elif not self.console.is_terminal and now - self._last_line >= LINE_EVERY_S:
             self._last_line = now
             rate = (now - self._started) / (done - self._first) if done > self._first else None
             left = f"  {_duration(rate * (self.total - done))} left" if rate is not None else ""

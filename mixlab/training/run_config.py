@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from mixlab.run import RunDirectory, provenance
@@ -9,23 +10,29 @@ from mixlab.training.settings import differences, from_json, to_json
 
 # What may differ when a run goes on: none of it changes the weights by more than rounding.
 MAY_CHANGE = ("data.workers", "data.resident", "data.skip_limit", "activation_checkpointing", "sharding",
-              "checkpoint.", "log.", "knn.")  # fmt: skip
+              "checkpoint.", "log.", "knn.", "method.score_")  # fmt: skip
 
 
 def agree(folder: RunDirectory, *, data: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """What the directory already says of its run, {} if it is new; an error where it is another run."""
+    """What the directory already says of its run, {} if it is new; an error where it is another run.
+
+    A run that failed before it had anything to show may be put right: then the directory counts as new.
+    """
     if not (folder.path / "config.json").is_file():
         return {}
     stored = folder.read_config()
     if "settings" not in stored:
         raise ValueError(f"{folder.path} holds something else than a training run; choose another --run directory")
-    if stored["data"] != data:
+    before = to_json(from_json(stored["settings"]))  # settings that are newer than the run have their defaults
+    changed = {key: pair for key, pair in differences(before, settings).items() if not key.startswith(MAY_CHANGE)}
+    moved = not same_data(stored["data"], data)
+    if (moved or changed) and not has_begun(folder):
+        return {}
+    if moved:
         raise ValueError(
             f"{folder.path} was started on {stored['data']!r}, not {data!r}; "
             "give that --data, or another --run directory"
         )
-    before = to_json(from_json(stored["settings"]))  # settings that are newer than the run have their defaults
-    changed = {key: pair for key, pair in differences(before, settings).items() if not key.startswith(MAY_CHANGE)}
     if changed:
         listed = "; ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed.items())
         raise ValueError(
@@ -33,6 +40,29 @@ def agree(folder: RunDirectory, *, data: str, settings: dict[str, Any]) -> dict[
             "give the same ones to go on, or another --run directory"
         )
     return stored
+
+
+def has_begun(folder: RunDirectory) -> bool:
+    """Whether the run has left a checkpoint, weights or a result."""
+    left = ("weights.safetensors", "results/training.json")
+    has_checkpoint = any((folder.path / "checkpoints").glob("step-*.json"))
+    return has_checkpoint or any((folder.path / file).is_file() for file in left)
+
+
+def same_data(before: str, now: str) -> bool:
+    """Whether two names of data mean the same, however a path in them was typed."""
+    return before == now or _resolved(before) == _resolved(now)
+
+
+def _resolved(data: str) -> str:
+    """With an absolute path. Formats (`wds:`, `ade:`) before a path and options after it stay."""
+    head, colon, rest = data.partition(":")
+    if head in ("shapes", "photo"):
+        return data
+    if not colon or Path(data).expanduser().exists():
+        return str(Path(data).expanduser().resolve())
+    place, colon, options = rest.partition(":")
+    return f"{head}:{Path(place).expanduser().resolve()}{colon}{options}"
 
 
 def write(

@@ -21,14 +21,20 @@ WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "of
 def override(config: TrainConfig, settings: Iterable[str]) -> TrainConfig:
     """Apply settings such as `optim.lr=1e-3`, `model.dim=64` or `method.local_scale=0.1,0.4`; of one name, the last.
 
-    All at once, so that two that only fit together may come in any order.
+    All at once, so that two that only fit together may come in any order. Where they name another model, fields that
+    the config has for its own and the other lacks are dropped.
     """
     changes: dict[str, Any] = {}
+    pairs: dict[str, str] = {}
     for setting in settings:
-        path, equals, text = setting.partition("=")
+        path, equals, text = (part.strip() for part in setting.partition("="))
         if not equals:
             raise ValueError(f"setting {setting!r} has no value; write it like optim.lr=1e-3")
-        _add(changes, config, path.strip().split("."), text.strip(), config, path.strip())
+        pairs[path] = text
+    if "model.name" in pairs:
+        config = replace(config, model=_with_fields_for(config.model, pairs["model.name"]))
+    for path, text in pairs.items():
+        _add(changes, config, path.split("."), text, config, path)
     changed: TrainConfig = _rebuilt(config, changes)
     check_model(changed.model)
     return changed
@@ -45,14 +51,14 @@ def setting_names(config: Any, prefix: str = "") -> list[str]:
 
 def check_model(model: ModelConfig) -> None:
     """Fields that the backbone lacks, or of the wrong type, before anything is built."""
-    entry = ZOO.get(model.name)
-    if entry is None or not isinstance(entry.config, IsotropicConfig):
+    own = _own_config(model.name)
+    if own is None:
         return
-    plan = config_to_json(entry.config)
+    plan = config_to_json(own)
     for key, value in model.fields.items():
         holder = next((part for part in (plan, plan["mixer"], plan["layout"]) if key in part), None)
         if holder is None:
-            replace_fields(entry.config, {key: value})  # says which name is the nearest
+            replace_fields(own, {key: value})  # says which name is the nearest
         else:
             holder[key] = value
     config_from_json(plan)
@@ -82,6 +88,25 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str 
         elif left != right:
             found[f"{prefix}{key}"] = (left, right)
     return found
+
+
+def _with_fields_for(model: ModelConfig, name: str) -> ModelConfig:
+    """The model without the fields that one of another name does not have."""
+    if name == model.name:
+        return model
+    ours, other = (_own_config(part) for part in (model.name, name))
+    if ours is not None and other is not None:
+        plan = config_to_json(other)
+        known = {*plan, *plan["mixer"], *plan["layout"]}
+        return replace(model, fields={key: value for key, value in model.fields.items() if key in known})
+    same_family = model.name.partition("_")[0] == name.partition("_")[0]  # of timm's, as mambaout_tiny and _femto
+    return model if same_family else replace(model, fields={})
+
+
+def _own_config(name: str) -> IsotropicConfig | None:
+    """The config of one of our backbones; None for timm's and others."""
+    entry = ZOO.get(name)
+    return entry.config if entry and isinstance(entry.config, IsotropicConfig) else None
 
 
 def _add(changes: dict[str, Any], node: Any, path: list[str], text: str, root: TrainConfig, whole: str) -> None:

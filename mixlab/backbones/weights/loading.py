@@ -188,6 +188,8 @@ def _in_words(sizes: dict[str, int]) -> str:
 
 
 def _way_out(model: Backbone, stored: StoredWeights, candidate: Candidate) -> str:
+    if architecture_in(stored.metadata, stored.path):
+        return f" The file says what it is: mixlab.model_from_file({str(stored.path)!r})"
     own = sizes_of(model.state_dict())
     changes = {name: size for name, size in candidate.sizes.items() if size and size != own.get(name)}
     if not changes:

@@ -1,5 +1,6 @@
 """From a file to the tensors of one backbone, whatever wrote the file. Nothing in it is ever executed."""
 
+import pickletools
 import re
 import zipfile
 from collections.abc import Iterable, Mapping
@@ -9,6 +10,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.serialization import MAGIC_NUMBER
 
 
 class WeightsError(ValueError):
@@ -75,7 +77,9 @@ def _read(path: Path) -> tuple[object, dict[str, str]]:
 def _kind(path: Path) -> str:
     """`safetensors` or `torch`, by the first bytes."""
     if path.is_dir():
-        raise WeightsError(f"{path} is a folder; give the file in it, such as {path / 'model.safetensors'}")
+        inside = sorted(path.glob("*.safetensors"))
+        such = f", such as {inside[0]}" if inside else ""
+        raise WeightsError(f"{path} is a folder; give the file in it{such}")
     if not path.exists():
         raise WeightsError(f"there is no file {path}; check the path")
     if not path.is_file():
@@ -108,6 +112,11 @@ def _read_safetensors(path: Path, *, tensors: bool) -> tuple[dict[str, Tensor], 
 def _read_torch(path: Path) -> object:
     if zipfile.is_zipfile(path):
         _check_archive(path)
+    elif _is_plain_pickle(path):
+        raise WeightsError(
+            f"{path} is a plain pickle, not a checkpoint; it was not run. Save the state dict alone, best as "
+            "safetensors"
+        )
     try:
         # An open file: given a path, torch goes by the name's ending.
         with path.open("rb") as file, torch.serialization.safe_globals([(Inert, name) for name in INERT_GLOBALS]):
@@ -119,10 +128,22 @@ def _read_torch(path: Path) -> object:
                 f"{path} asks to load {found[1] or found[2]}, which is code and not weights; it was not run. Save the "
                 "state dict alone, best as safetensors"
             ) from error
-        reason = (str(error).strip().splitlines() or [""])[0][:200]
+        reason = str(error).strip().partition("\n")[0].partition(". ")[0][:200]  # torch's advice follows
         raise WeightsError(
             f"{path} is not a whole torch checkpoint ({type(error).__name__}: {reason}); copy or download it again"
         ) from error
+
+
+def _is_plain_pickle(path: Path) -> bool:
+    """A whole pickle, by its opcodes alone, without the number that torch, before 1.6, put in front."""
+    with path.open("rb") as file:
+        start = file.read(64)
+    if start[:1] != b"\x80" or MAGIC_NUMBER.to_bytes(10, "little") in start:
+        return False
+    try:
+        return any(opcode.name == "STOP" for opcode, _, _ in pickletools.genops(path.read_bytes()))
+    except Exception:  # as many kinds as there are broken bytes
+        return False
 
 
 def _check_archive(path: Path) -> None:

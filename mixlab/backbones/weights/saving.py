@@ -72,7 +72,9 @@ def read_architecture(path: str | Path) -> Architecture:
 
 
 def model_from_file(path: str | Path) -> Backbone:
-    """The model that `save_weights` wrote, architecture and weights."""
+    """The model that `save_weights` wrote, architecture and weights; of a run, its exported file."""
+    exported = Path(path) / "weights.safetensors"
+    path = exported if exported.is_file() else path
     architecture = read_architecture(path)
     stored = read_weights(path)
     try:

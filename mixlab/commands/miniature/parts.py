@@ -114,7 +114,7 @@ def _shifts(setting: Setting, run: Path) -> Step:
         f"{run.name}: changed images",
         "does the probe still know images without colour, blurred, noisy, pale, as edges?",
         ("robust", f"{run}={run.name}", "--shifts", setting.data),
-        run / "results" / f"robust_{run.name}.json",
+        run / "results" / f"shifts_{run.name}.json",
         here=(*setting.here, "--batch", "256"),
         needs=(f"probe {run.name}",),
     )

@@ -14,6 +14,7 @@ from mixlab.training.config import MethodConfig
 from mixlab.training.distributed import whole
 from mixlab.training.monitors import Score, Scores
 from mixlab.training.recipe import Recipe, drop_empty
+from mixlab.training.stopping import never
 
 BACKBONE = "pyramid.backbone."
 
@@ -26,6 +27,7 @@ class DenseConfig(MethodConfig):
     backbone_lr: float = 1.0  # the backbone's share of the learning rate: below 1 it keeps what it knows for longer
     taps: tuple[int, int, int, int] | None = None  # layers of a plain backbone; None: evenly over its depth
     score_every_epochs: int = 0  # on the held-out part, while the run goes on; 0: at the end alone
+    score_images: int = 200  # of the live score, at most
 
 
 class DenseNetwork(nn.Module):
@@ -78,16 +80,18 @@ class DenseRecipe(Recipe):
 
 
 class DenseScores(Scores):
-    """Scores by any function of the network, which it gets in evaluation mode and without gradients."""
+    """Scores by any function of the network, in evaluation mode and without gradients, and of when to leave off."""
 
-    def __init__(self, every_epochs: int, measure: Callable[[nn.Module], Iterator[Score]]) -> None:
+    def __init__(self, every_epochs: int, measure: Callable[[nn.Module, Callable[[], bool]], Iterator[Score]]) -> None:
         self.every_epochs, self.measure = every_epochs, measure
         self.wanted = every_epochs > 0
 
-    def __call__(self, recipe: Recipe) -> Iterator[Score]:
+    def __call__(self, recipe: Recipe, stopped: Callable[[], bool] = never) -> Iterator[Score]:
         mode = recipe.network.training
         recipe.network.eval()
-        with torch.no_grad():
-            found = list(self.measure(recipe.network))
-        recipe.network.train(mode)
+        try:
+            with torch.no_grad():
+                found = list(self.measure(recipe.network, stopped))
+        finally:
+            recipe.network.train(mode)
         yield from found

@@ -18,6 +18,7 @@ from mixlab.evaluation.detection.object_source import ObjectSource, ObjectSubset
 from mixlab.evaluation.detection.scenes import Resizing, SceneReader, to_input
 from mixlab.training.config import Precise
 from mixlab.training.distributed import World, from_all, from_first
+from mixlab.training.stopping import never, until_stopped
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,18 @@ def find_objects(
     precise: Precise,
     workers: int = 0,
     progress: Callable[[int], None] = lambda number: None,
+    stopped: Callable[[], bool] = never,
 ) -> Found:
-    """Detect on every image of a source, shared out over the ranks; every rank gets all answers."""
+    """Detect on every image of a source, shared out over the ranks; every rank gets all answers.
+
+    `stopped` is as in `Scores`.
+    """
     was_training = detector.training
     detector.eval()
     own = ObjectSubset(source, by_orientation(source)[world.rank :: world.size])
     results: list[dict[str, Any]] = []
     reasons: dict[str, str] = {}
+    loader = None
     if len(own):
         loader = BatchLoader(
             SceneReader(own, resizing, augment=False),
@@ -68,17 +74,17 @@ def find_objects(
             unreadable="drop",
             skip_limit=1.0,
         )
-        for scenes in loader:
-            scenes = scenes.to(world.device)
-            with precise():
-                found = detector.detect(to_input(scenes, detector.pyramid.backbone), scenes.shapes())
-            sizes = zip(scenes.shapes(), scenes.own_sizes.tolist(), strict=True)
-            for index, one, (seen, size) in zip(scenes.indexes.tolist(), found, sizes, strict=True):
-                results += to_results(
-                    one, image_id=own.image_id(index), category_ids=own.category_ids, seen=seen, own=tuple(size)
-                )
-            progress(len(scenes.indexes))
         reasons = loader.skipped.reasons
+    for scenes in until_stopped(loader or (), stopped):
+        scenes = scenes.to(world.device)
+        with precise():
+            found = detector.detect(to_input(scenes, detector.pyramid.backbone), scenes.shapes())
+        sizes = zip(scenes.shapes(), scenes.own_sizes.tolist(), strict=True)
+        for index, one, (seen, size) in zip(scenes.indexes.tolist(), found, sizes, strict=True):
+            results += to_results(
+                one, image_id=own.image_id(index), category_ids=own.category_ids, seen=seen, own=tuple(size)
+            )
+        progress(len(scenes.indexes))
     detector.train(was_training)
     everyone = from_all((results, reasons))
     together = [entry for part, _ in everyone for entry in part]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -49,7 +49,7 @@ class DetectionConfig(DenseConfig):
     anchors: int = 256  # sampled from each image to learn proposals
     regions: int = 512  # sampled from each image to learn objects
     most: int = 100  # detections per image
-    score_images: int = 500  # of the live score, at most
+    score_images: int = 500
 
     def __post_init__(self) -> None:
         for name in ("channels", "hidden", "candidates", "proposals", "anchors", "regions", "most", "score_images"):
@@ -114,7 +114,7 @@ class DetectionConfig(DenseConfig):
     def scores(
         self, data: str, source: ObjectSource, config: TrainConfig, *, world: World, precise: Precise
     ) -> DenseScores:
-        def score(network: nn.Module) -> Iterator[Score]:
+        def score(network: nn.Module, stopped: Callable[[], bool]) -> Iterator[Score]:
             assert isinstance(network, Detector)
             held_out = evenly(parse_objects(data, split="val"), self.score_images)
             found = find_objects(
@@ -124,6 +124,7 @@ class DetectionConfig(DenseConfig):
                 batch=config.part_size(world.size),
                 world=world,
                 precise=precise,
+                stopped=stopped,
             )
             for kind, figures in measure(held_out, found, world=world).figures.items():
                 yield from ((f"{kind}_{name}", value) for name, value in figures.items() if value is not None)

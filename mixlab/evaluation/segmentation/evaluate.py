@@ -14,6 +14,7 @@ from mixlab.evaluation.segmentation.inference import Predictor
 from mixlab.evaluation.segmentation.metrics import ConfusionMatrix, SegmentationScores, scores_of
 from mixlab.evaluation.segmentation.samples import WholeReader
 from mixlab.training.distributed import World, from_all
+from mixlab.training.stopping import never, until_stopped
 
 BATCH = 16
 MOST_PIXELS = 2**20  # in one pass
@@ -27,10 +28,11 @@ def evaluate(
     world: World,
     workers: int = 0,
     step: Callable[[int], None] = lambda count: None,
+    stopped: Callable[[], bool] = never,
 ) -> tuple[SegmentationScores, dict[str, str]]:
     """Scores over all images of all processes, and what could not be read, by name.
 
-    `step` hears how many more images of this process are done.
+    `step` hears how many more images of this process are done; `stopped` is as in `Scores`.
     """
     num_groups = min(MOST_GROUPS, len(source))
     matrix = ConfusionMatrix(len(source.classes), num_groups=num_groups).to(world.device)
@@ -44,15 +46,15 @@ def evaluate(
         unreadable="drop",
         skip_limit=1.0,
     )
-    for batch in loader:
-        for places in same_size(batch.pairs):
-            images, masks = (
-                torch.stack([getattr(batch.pairs[place], part) for place in places]).to(world.device)
-                for part in ("image", "mask")
-            )
-            for place, found, truth in zip(places, predictor(images), masks, strict=True):
-                matrix.update(found, truth, group=int(batch.indexes[place]) % num_groups)
-        step(len(batch.indexes))
+    passes = ((batch, places) for batch in loader for places in same_size(batch.pairs))
+    for batch, places in until_stopped(passes, stopped):
+        images, masks = (
+            torch.stack([getattr(batch.pairs[place], part) for place in places]).to(world.device)
+            for part in ("image", "mask")
+        )
+        for place, found, truth in zip(places, predictor(images), masks, strict=True):
+            matrix.update(found, truth, group=int(batch.indexes[place]) % num_groups)
+        step(len(places))
     skipped = {path: reason for part in from_all(loader.skipped.reasons) for path, reason in part.items()}
     return scores_of(matrix.compute().cpu().numpy()), skipped
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -43,7 +43,6 @@ class SegmentConfig(DenseConfig):
     auxiliary_weight: float = 0.4
     dropout: float = 0.1
     norm: Norm = "batch"
-    score_images: int = 200  # of the live score, at most
 
     def __post_init__(self) -> None:
         for name in ("crop", "short_side", "long_side", "channels", "auxiliary_channels", "score_images"):
@@ -75,11 +74,11 @@ class SegmentConfig(DenseConfig):
     def scores(
         self, data: str, source: LabelMaps, config: TrainConfig, *, world: World, precise: Precise
     ) -> DenseScores:
-        def measure(network: nn.Module) -> Iterator[Score]:
+        def measure(network: nn.Module, stopped: Callable[[], bool]) -> Iterator[Score]:
             assert isinstance(network, UperNet)
             held_out = FirstLabels(parse_labels(data, split="val"), self.score_images)
             predictor = Predictor(network, self.inference("single"), precise=precise)
-            found, _ = evaluate(predictor, held_out, world=world)
+            found, _ = evaluate(predictor, held_out, world=world, stopped=stopped)
             yield from (("miou", found.miou), ("macc", found.macc), ("aacc", found.aacc))
 
         return DenseScores(self.score_every_epochs, measure)

@@ -62,10 +62,17 @@ def test_code_in_a_file_is_never_run(form, model, state, tmp_path):
             path.write_bytes(pickle.dumps(attack))
         case "beside_weights":
             torch.save({"teacher": state, "args": attack}, path)
-    refused(model, path, "system|not a whole torch checkpoint")
+    refused(model, path, "system|a plain pickle, not a checkpoint; it was not run")
     assert not marker.exists()
     pickle.loads(pickle.dumps(attack))
     assert marker.exists(), "the attack would have worked on a careless reader"
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_a_plain_pickle_is_called_one_and_not_what_torch_would_advise(protocol, model, tmp_path):
+    (tmp_path / "w.pth").write_bytes(pickle.dumps({"weight": [1.0, 2.0]}, protocol=protocol))
+    message = refused(model, tmp_path / "w.pth", "is a plain pickle, not a checkpoint; it was not run")
+    assert "weights_only" not in message
 
 
 def test_objects_that_torch_would_trust_only_if_told_are_refused(model, state, tmp_path):

@@ -208,6 +208,21 @@ def test_a_hostile_architecture_is_refused_before_anything_is_built(change, matc
         model_from_file(path)
 
 
+def test_a_run_is_read_as_its_exported_file_and_other_folders_name_theirs(tmp_path):
+    model = create_model("dinovim_tiny", dim=64, depth=1)
+    save_weights(model, tmp_path / "weights.safetensors")
+    torch.testing.assert_close(model_from_file(tmp_path).state_dict(), model.state_dict(), rtol=0, atol=0)
+    (tmp_path / "weights.safetensors").rename(tmp_path / "other.safetensors")
+    with pytest.raises(WeightsError, match=r"is a folder; give the file in it, such as .*other\.safetensors"):
+        model_from_file(tmp_path)
+
+
+def test_a_file_of_ours_in_the_wrong_model_is_sent_to_the_right_one(tmp_path):
+    save_weights(create_model("dinovim_tiny", dim=64, depth=1), tmp_path / "w.safetensors")
+    with pytest.raises(WeightsError, match=r"does not fit.*mixlab\.model_from_file\('.*w\.safetensors'\)"):
+        load_weights(create_model("vit_tiny", dim=64, depth=1), tmp_path / "w.safetensors")
+
+
 def test_metadata_that_is_not_json_is_refused(tmp_path):
     model = create_model("dinovim_tiny", dim=64, depth=1)
     save_weights(model, tmp_path / "w.safetensors")

@@ -51,9 +51,16 @@ def test_json_on_stdout_is_nothing_but_json(capsys: pytest.CaptureFixture[str]) 
         (["modls"], 2, "unknown command"),
         (["models", "nothing*"], 1, "no model matches"),
         (["advise", "--image", "big"], 1, "is not a size"),
-        (["export", "dinovim_tinny", "--out", "x"], 1, "dinovim_tiny"),
+        (["export", "dinovim_tinny", "--out", "x.safetensors"], 1, "dinovim_tiny"),
         (["export", "vit_tiny", "--out", "x", "--format", "onnx", "--image", "224px"], 1, "'224px' is not a size"),
         (["export", "vit_tiny", "--out", "x", "--format", "onnx", "--image", "0x64"], 1, "'0x64' is not a size"),
+        (["export", "vit_tiny", "--out", "x.onnx", "--format", "safetensors"], 1, "name it x.safetensors"),
+        (["export", "vit_tiny", "--out", "x.pt"], 1, "end it in .safetensors or .onnx, or give --format"),
+        (["report", "runs", "--out", "x.pdf"], 1, "x.pdf is neither .html nor .md"),
+        (["maps", "vit_tiny", "--num-images", "0"], 1, "--num-images is 0; give at least 1"),
+        (["auc", "vit_tiny", "--image", "0"], 1, "--image is 0; give at least 1"),
+        (["rank", "vit_tiny", "--json", "nowhere/x.json"], 1, "--json nowhere/x.json: nowhere is no folder"),
+        (["knn", "vit_tiny", "--json", "."], 1, "--json . is a folder; name a file in it"),
     ],
 )
 def test_failures_say_why_and_exit_with_the_documented_code(
@@ -88,6 +95,26 @@ def test_an_exported_onnx_file_gives_the_same_features_for_any_batch(name: str, 
         [summary] = session.run(None, {"images": images.numpy()})
         with torch.no_grad():
             torch.testing.assert_close(torch.from_numpy(summary), model(images), rtol=1e-3, atol=1e-4)
+
+
+def test_the_ending_of_a_file_says_its_format_and_the_model_its_size(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    import mixlab
+
+    model = mixlab.create_model("vit_tiny", dim=64, depth=1, image=48)
+    mixlab.save_weights(model, tmp_path / "small.safetensors")
+    assert main(["export", str(tmp_path / "small.safetensors"), "--out", str(tmp_path / "small.onnx")]) == 0
+    session = onnxruntime.InferenceSession(tmp_path / "small.onnx")
+    assert session.get_inputs()[0].shape[1:] == [3, 48, 48]
+
+
+def test_a_size_that_patches_do_not_fill_is_refused_before_export(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("onnxscript")
+    assert main(["export", "vit_tiny", "--out", str(tmp_path / "x.onnx"), "--image", "50"]) == 1
+    assert "error: 50px is not a multiple of patch 16; try 48" in " ".join(capsys.readouterr().err.split())
+    assert not list(tmp_path.iterdir())
 
 
 def test_exported_safetensors_come_back_as_the_same_model(tmp_path: Path) -> None:

@@ -103,6 +103,19 @@ def test_parts_of_another_classifier_limit_or_view_count_as_missing(
     assert both["counts"]["v2-ti"]["n"] == 9 and both["sets"]["v2-ti"]["top1"] == 0.0
 
 
+def test_sets_and_changed_images_keep_files_of_their_own(probed: tuple[Path, Path], tmp_path: Path) -> None:
+    run, sets = probed
+    images = str(sets.parent / "data")
+    on_sets = robust(str(run), data=[f"a={sets / 'imagenet-a'}"], run=tmp_path / "apart", **OPTIONS)
+    changed = robust(str(run), shifts=images, run=tmp_path / "apart", **OPTIONS)
+    both = robust(str(run), data=[f"a={sets / 'imagenet-a'}"], shifts=images, run=tmp_path / "at once", **OPTIONS)
+    apart, at_once = (RunDirectory.open(tmp_path / name).results() for name in ("apart", "at once"))
+    assert apart == {"robust_vit": on_sets, "shifts_vit": changed}
+    for name, result in at_once.items():
+        assert result["measurements"] == apart[name]["measurements"] and result["measurements"]
+    assert both["measurements"] == on_sets["measurements"] + changed["measurements"]
+
+
 def test_a_target_without_a_classifier_and_wrong_names_get_a_sentence(
     probed: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -123,7 +123,7 @@ def test_a_probe_is_scored_under_every_change(tmp_path: Path, capsys: pytest.Cap
     probed = RunDirectory.open(vit).results()["probe"]["modes"]["cached"]["best"]
     tyro.cli(robust, args=[f"{vit}=vit", "--shifts", DATA, "--batch", "25", *QUICK, "--json", "-"])
     result = json.loads(capsys.readouterr().out)
-    assert result == RunDirectory.open(vit).results()["robust_vit"]
+    assert result == RunDirectory.open(vit).results()["shifts_vit"]
     figures = result["shifts"]
     assert list(figures) == ["plain", *SHIFTS, "mean"]
     assert (figures["plain"]["top1"], figures["plain"]["n"]) == (probed["top1"], probed["n"])

@@ -64,6 +64,37 @@ def test_a_folder_with_images_in_it_has_no_classes(tmp_path):
     assert source.classes == () and source.labels().tolist() == [-1, -1]
 
 
+@pytest.mark.parametrize(
+    ("images", "masks"),
+    [("images", "masks"), ("imgs", "gt"), ("images", "labels"), ("images", "annotations"),
+     ("JPEGImages", "SegmentationClass")],
+)  # fmt: skip
+def test_of_images_beside_masks_only_the_images_are_read_and_have_no_classes(images, masks, tmp_path):
+    for name in ("a.png", "b.png"):
+        save(tmp_path / images / "sub" / name, 10)
+        save(tmp_path / masks / "sub" / name, 20)
+    for source in (ImageFolder(tmp_path), parse_source(str(tmp_path))):
+        assert source.paths == ["sub/a.png", "sub/b.png"] and source.root == tmp_path / images
+        assert source.classes == () and source.labels().tolist() == [-1, -1]
+        assert int(source.load(0)[0, 0, 0]) == 10
+
+
+def test_images_beside_masks_may_have_parts_for_the_splits(tmp_path):
+    for part in ("training", "validation"):
+        for folder in ("images", "annotations"):
+            save(tmp_path / folder / part / f"{part}.png")
+    for split in ("train", "val"):
+        source = parse_source(str(tmp_path), split=split)
+        assert [path[: len(split)] for path in source.paths] == [split] and source.classes == ()
+
+
+@pytest.mark.parametrize("names", [("images", "cats"), ("masks", "cats"), ("gt", "labels")])
+def test_classes_that_are_called_like_one_of_the_pair_stay_classes(names, tmp_path):
+    for name in names:
+        save(tmp_path / name / "a.png")
+    assert ImageFolder(tmp_path).classes == tuple(sorted(names))
+
+
 def test_an_empty_folder_is_refused(tmp_path):
     (tmp_path / "readme.txt").write_text("nothing here")
     with pytest.raises(FileNotFoundError, match=r"no images.*\.jpg"):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mixlab.evaluation.feature_table import FeatureTable
-from mixlab.evaluation.knn import knn_correct, nearest, vote
+from mixlab.evaluation.knn import fitting_ks, knn_correct, nearest, vote
 from mixlab.training.knn import knn_predict
 
 CPU = torch.device("cpu")
@@ -110,6 +110,12 @@ def test_shares_of_the_queries_give_together_what_one_process_gives() -> None:
         share = knn_correct(bank, queries.every(3, rank), num_classes=3, ks=(5,), device=CPU)[5]
         assert torch.equal(share, whole[rank::3])
     assert 0 < whole.sum() < 11
+
+
+def test_a_bank_is_asked_only_for_the_numbers_of_neighbours_that_it_has() -> None:
+    assert fitting_ks((10, 20, 100, 200), 50) == (10, 20)
+    assert fitting_ks((20, 5, 20), 20) == (20, 5)
+    assert fitting_ks((100, 200), 50) == (50,)
 
 
 def test_calls_without_neighbours_are_refused() -> None:

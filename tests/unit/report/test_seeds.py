@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from mixlab.report.models import Figure, Model, colour
 from mixlab.report.records import Curve, Record
@@ -20,7 +21,7 @@ def model(label: str, value: float, *, training: str = "dino") -> Model:
 def test_the_interval_over_seeds_is_students() -> None:
     values = [0.5, 0.6, 0.9]
     mean, low, high = mean_interval(values)
-    half = 4.303 * np.std(values, ddof=1) / np.sqrt(3)  # t, 97.5 %, two degrees of freedom
+    half = stats.t.ppf(0.975, 2) * np.std(values, ddof=1) / np.sqrt(3)
     assert (mean, low, high) == pytest.approx((np.mean(values), np.mean(values) - half, np.mean(values) + half))
     assert mean_interval([0.5]) == (0.5, None, None)
 

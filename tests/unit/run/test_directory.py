@@ -68,6 +68,29 @@ def test_what_is_not_a_run_is_refused(tmp_path: Path) -> None:
         RunDirectory.open(tmp_path).read_config()
 
 
+def test_a_result_of_other_data_goes_beside_and_one_of_the_same_replaces(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path)
+    assert run.write_beside("knn_vit", {"data": "photos", "top1": 0.5}) == "knn_vit"
+    assert run.write_beside("knn_vit", {"data": "photos/", "top1": 0.6}) == "knn_vit"
+    assert run.write_beside("knn_vit", {"data": "/b/pets", "top1": 0.7}, {"x": np.ones(1)}) == "knn_vit_pets"
+    assert run.write_beside("knn_vit", {"data": "/c/pets", "top1": 0.8}) == "knn_vit_pets_2"
+    assert run.write_beside("knn_vit", {"data": "photos", "val_data": "pets"}) == "knn_vit_photos_pets"
+    assert run.write_beside("knn_vit", {"data": "/b/pets", "top1": 0.9}) == "knn_vit_pets"
+    assert {name: result.get("top1") for name, result in run.results().items()} == {
+        "knn_vit": 0.6, "knn_vit_pets": 0.9, "knn_vit_pets_2": 0.8, "knn_vit_photos_pets": None
+    }  # fmt: skip
+    assert run.arrays("knn_vit_pets")["x"] == 1
+
+
+@pytest.mark.parametrize("text", ['{"kind": "kn', "[1]", '{"measurements": 5}', '{"measurements": [5]}', "\udcff"])
+def test_a_damaged_result_is_named_with_what_to_do(text: str, tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path)
+    run.write_result("good", {"measurements": []})
+    (tmp_path / "results" / "knn.json").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(ValueError, match=r"results/knn\.json.*; remove it, and run the command that wrote it again"):
+        run.results()
+
+
 def test_provenance_can_be_stored(tmp_path: Path) -> None:
     stored = json.loads(json.dumps(provenance(seed=3)))
     assert stored["seed"] == 3

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from mixlab.backbones.zoo import create_model
 from mixlab.recipes import RECIPES, find_recipe
 from mixlab.training.dino import DinoConfig
 from mixlab.training.settings import differences, from_json, override, setting_names, to_json
@@ -50,6 +51,10 @@ def test_any_field_of_the_backbone_can_be_set() -> None:
         ("model.dim=wide", "expected int"),
         ("epochs=0", "epochs is 0; give at least 1"),
         ("optim.warmup_epochs=99", "99 warm-up epochs do not fit"),
+        ("optim.lr=0", "optim.lr is 0.0; give a number above 0"),
+        ("optim.lr=-1e-3", "optim.lr is -0.001; give a number above 0"),
+        ("optim.lr=NaN", "optim.lr is nan; give a number above 0"),
+        ("seed=-1", "seed is -1; give 0 or more"),
     ],
 )
 def test_a_wrong_setting_is_answered_with_the_rule_or_the_nearest_name(setting: str, says: str) -> None:
@@ -87,6 +92,37 @@ def test_every_setting_has_a_dotted_name() -> None:
 def test_an_unknown_recipe_is_answered_with_the_nearest() -> None:
     with pytest.raises(ValueError, match="did you mean dino_dinovim_tiny"):
         find_recipe("dino_dinovm_tiny")
+
+
+def test_another_model_keeps_those_fields_of_the_recipe_that_it_has_and_all_that_are_set() -> None:
+    own = recipe().model.fields
+    assert "state" in own and "dim" in own
+    attention = override(recipe(), ["model.name=vit_tiny"]).model
+    assert attention.fields["dim"] == own["dim"] and "state" not in attention.fields
+    timm = override(recipe(), ["model.drop_rate=0.1", "model.name=timm/resnet18"]).model
+    assert timm.fields == {"drop_rate": 0.1}
+    assert timm.build().name == "timm/resnet18"
+    smaller = RECIPES["supervised_mambaout_femto64"]()
+    assert override(smaller, ["model.name=mambaout_tiny"]).model.fields == smaller.model.fields
+
+
+@pytest.mark.parametrize(
+    ("field", "says"), [("patch=8", "timm's resnet18 has no field 'patch'"), ("layers=3", "resnet18 .* layers=3")]
+)
+def test_a_field_that_a_model_of_timm_cannot_take_is_named(field: str, says: str) -> None:
+    config = override(recipe(), ["model.name=timm/resnet18", f"model.{field}"])
+    with pytest.raises(ValueError, match=says):
+        config.model.build()
+
+
+def test_our_own_names_are_not_suggested_as_models_of_timm() -> None:
+    with pytest.raises(ValueError, match="did you mean") as error:
+        create_model("vit_tinny")
+    assert "vit_tiny" in str(error.value) and "timm/vit_tiny," not in f"{error.value},".replace("?", ",")
+    with pytest.raises(ValueError, match="write vit_tiny, without timm/"):
+        create_model("timm/vit_tiny")
+    with pytest.raises(ValueError, match="has no model 'dinovim_huge'$"):
+        create_model("timm/dinovim_huge")
 
 
 def test_settings_that_only_fit_together_may_come_in_any_order() -> None:

@@ -1,6 +1,7 @@
 """The seam of dense tasks: kinds of method, what a loader may give, where weights come from, how long a run is."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -196,7 +197,7 @@ def test_scores_see_the_network_in_evaluation_mode_and_give_it_back_as_it_was() 
     recipe.network.train()
     seen: list[bool] = []
 
-    def measure(network: nn.Module):
+    def measure(network: nn.Module, stopped: Callable[[], bool]):
         seen.extend([network.training, torch.is_grad_enabled()])
         yield "half", 0.5
 
@@ -216,6 +217,7 @@ def test_a_run_that_is_older_than_a_setting_goes_on_with_its_default(tmp_path: P
     del before["steps"], before["model"]["weights"]
     folder = RunDirectory.create(tmp_path)
     folder.write_config({"data": "shapes", "settings": before})
+    (tmp_path / "weights.safetensors").touch()
     assert agree(folder, data="shapes", settings=now)["settings"] == before
     with pytest.raises(ValueError, match="optim.decay was 'cosine', is 'poly'"):
         agree(folder, data="shapes", settings={**now, "optim": {**now["optim"], "decay": "poly"}})

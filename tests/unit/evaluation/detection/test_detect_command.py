@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import socket
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from mixlab.analysis.claim_measured import mamba_does_dense_better
 from mixlab.commands.claims import read_evidence
 from mixlab.commands.detect import choose_config, detect
 from mixlab.evaluation.detection.average_precision import NAMES
+from mixlab.evaluation.detection.detector import Detector
 from mixlab.evaluation.detection.sources import parse_objects
 from mixlab.run import RunDirectory
 from tests.photographs import PHOTOGRAPHS, needs_photographs
@@ -231,6 +233,25 @@ def test_wrong_calls_get_an_answer(finished, tmp_path):
         run(tmp_path / "e", "method.short=64,32")
     with pytest.raises(ValueError, match="other settings"):
         run(finished, "method.hidden=8")
+
+
+def test_a_signal_while_scoring_stops_at_once_and_the_run_goes_on_to_the_same_bits(finished, tmp_path, monkeypatch):
+    looks = []
+
+    def signal_then_detect(self, *inputs):
+        looks.append(len(inputs))
+        os.kill(os.getpid(), signal.SIGTERM)
+        return find(self, *inputs)
+
+    find = Detector.detect
+    monkeypatch.setattr(Detector, "detect", signal_then_detect)
+    with pytest.raises(SystemExit) as left:
+        run(tmp_path / "run", "method.score_every_epochs=1")
+    assert left.value.code == 143 and len(looks) == 1
+    monkeypatch.undo()
+    run(tmp_path / "run", "method.score_every_epochs=1")
+    ours, theirs = (load_file(folder / "detector.safetensors") for folder in (tmp_path / "run", finished))
+    assert ours.keys() == theirs.keys() and not [name for name in ours if not torch.equal(ours[name], theirs[name])]
 
 
 def test_shapes_get_a_small_recipe_and_photographs_the_published_one():

@@ -16,6 +16,7 @@ from mixlab.evaluation.segmentation.inference import SCALES, Inference, Predicto
 from mixlab.evaluation.segmentation.metrics import ConfusionMatrix
 from mixlab.evaluation.segmentation.upernet import UperNet
 from mixlab.training.distributed import World
+from mixlab.training.stopping import ScoringLeft
 
 ALONE = World(torch.device("cpu"))
 
@@ -137,6 +138,18 @@ def test_a_set_of_many_sizes_is_judged_image_by_image() -> None:
     assert torch.equal(torch.from_numpy(found.matrix), plain.compute()[0]) and not skipped
     shares = [evaluate_share(look, source, rank) for rank in range(3)]
     assert torch.equal(sum(shares), plain.compute()[0])
+
+
+def test_judging_is_left_at_once_when_asked_to() -> None:
+    seen: list[int] = []
+
+    def look(images: Tensor) -> list[Tensor]:
+        seen.append(len(images))
+        return [torch.zeros(image.shape[-2:], dtype=torch.int64) for image in images]
+
+    with pytest.raises(ScoringLeft):
+        evaluate(look, MixedSizes(), world=ALONE, stopped=lambda: bool(seen))  # type: ignore[arg-type]
+    assert len(seen) == 1
 
 
 def evaluate_share(look: Predictor, source: LabelMaps, rank: int) -> Tensor:

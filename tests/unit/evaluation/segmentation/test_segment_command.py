@@ -17,6 +17,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from mixlab.backbones.weights.reading import WeightsError
+from mixlab.commands.dense_task import say_recipe, small_recipe
 from mixlab.commands.segment import choose_config, segment
 from mixlab.evaluation.segmentation.data import parse_labels
 from mixlab.recipes import RECIPES
@@ -212,6 +213,38 @@ def test_a_wrong_call_is_answered(target: str, options: dict, says: str) -> None
     with pytest.raises((ValueError, OSError), match=says):
         choice = {"recipe": None, "settings": [], "frozen": False, "weights": None, **options}
         choose_config(target, data=DATA, **choice).model.build()
+
+
+def test_a_bound_on_the_images_to_judge_by_bounds_the_live_scores_too(finished: Path) -> None:
+    assert json.loads((finished / "config.json").read_text())["settings"]["method"]["score_images"] == 10
+    common = {"data": DATA, "recipe": None, "settings": [], "weights": None}
+    for asked, bound in ((None, 200), (500, 200), (7, 7)):
+        assert choose_config("segment_vit_tiny64", num_val=asked, **common).method.score_images == bound
+
+
+@pytest.mark.parametrize(
+    ("target", "data", "recipe", "says"),
+    [
+        ("vit_tiny", DATA, None, ["the small one for shapes, 500 steps"]),
+        ("timm/resnet18", "photos", None, ["the papers' for ADE20K", "--recipe segment_vit_tiny64"]),
+        ("dinovim_tiny", "photos", None, ["the papers' for ADE20K", "--recipe segment_dinovim_tiny64"]),
+        ("dinovim_tiny", "photos", "segment_vit_tiny64", []),
+        ("segment_vit_tiny", "photos", None, []),
+    ],
+)
+def test_a_call_without_a_recipe_is_told_which_one_it_gets_and_on_a_cpu_a_smaller_one(
+    target: str, data: str, recipe: str | None, says: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = choose_config(target, data=data, recipe=recipe, settings=[], weights=None)
+    say_recipe(config, target=target, data=data, recipe=recipe, device="cpu", published="ADE20K")
+    told = " ".join(capfd.readouterr().err.split())
+    assert all(text in told for text in says) and bool(told) == bool(says)
+
+
+def test_the_small_recipe_for_a_trained_backbone_leaves_its_shape_alone() -> None:
+    config = choose_config("vit_tiny", data="photos", recipe=None, settings=[], weights="vit.pth")
+    small = choose_config("vit_tiny", data="photos", recipe=small_recipe(config), settings=[], weights="vit.pth")
+    assert small.model == config.model and small.method.crop == 64
 
 
 def test_runs_of_another_kind_or_with_other_classes_are_not_judged(finished: Path, tmp_path: Path) -> None:

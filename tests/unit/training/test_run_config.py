@@ -1,0 +1,56 @@
+"""When a directory belongs to the run that is asked for."""
+
+from pathlib import Path
+
+import pytest
+
+from mixlab.recipes import RECIPES
+from mixlab.run import RunDirectory
+from mixlab.training.run_config import agree, same_data
+from mixlab.training.settings import override, to_json
+
+
+def settings(*changes: str):
+    return to_json(override(RECIPES["dino_vit_tiny64"](), changes))
+
+
+def started(folder: Path, data: str = "shapes") -> RunDirectory:
+    run = RunDirectory.create(folder)
+    run.write_config({"data": data, "settings": settings(), "sessions": [{"from_step": 0}]})
+    return run
+
+
+def test_a_run_that_failed_before_its_first_checkpoint_takes_other_settings_and_data(tmp_path: Path) -> None:
+    run = started(tmp_path)
+    assert agree(run, data="shapes", settings=settings()) == run.read_config()
+    assert agree(run, data="shapes", settings=settings("optim.lr=1e-4")) == {}
+    assert agree(run, data="shapes:n=64", settings=settings()) == {}
+
+
+@pytest.mark.parametrize("file", ["checkpoints/step-00000001.json", "weights.safetensors", "results/training.json"])
+def test_a_run_with_anything_to_show_keeps_its_settings_and_data(file: str, tmp_path: Path) -> None:
+    run = started(tmp_path)
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).touch()
+    with pytest.raises(ValueError, match="was started with other settings"):
+        agree(run, data="shapes", settings=settings("optim.lr=1e-4"))
+    with pytest.raises(ValueError, match="was started on 'shapes'"):
+        agree(run, data="shapes:n=64", settings=settings())
+
+
+def test_data_may_be_typed_in_any_way_that_means_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "photos" / "more").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for name in ("photos/", "./photos", str(tmp_path / "photos"), "photos/more/.."):
+        assert same_data("photos", name), name
+    assert same_data("ade:photos:things=1-76", f"ade:{tmp_path}/photos/:things=1-76")
+    assert same_data("wds:photos/{0..3}.tar", f"wds:{tmp_path}/photos/{{0..3}}.tar")
+    assert not same_data("photos", "photos/more")
+    assert not same_data("ade:photos:things=1-76", "ade:photos:things=1-77")
+    assert not same_data("ade:photos", "voc:photos")
+
+
+def test_drawn_images_are_no_folder_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "shapes").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert not same_data("shapes", "./shapes") and not same_data("shapes:n=4", "shapes:n=5")
