@@ -124,7 +124,7 @@ def rank_order(evidence: Evidence) -> Verdict:
     ]
     if not capped or verdict.status == "not measured":
         return verdict
-    return replace(verdict, status="contradicted", measured="; ".join([verdict.measured, *capped]))
+    return replace(verdict, status="contradicted", measured="; ".join([verdict.measured, *capped]), proven=True)
 
 
 def dino_beats_supervised(evidence: Evidence) -> Verdict:

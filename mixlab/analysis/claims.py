@@ -169,7 +169,8 @@ def draw_up(evidence: Evidence, claims: Iterable[Claim] = CLAIMS) -> Iterator[En
     for claim in claims:
         verdict = claim.check(evidence)
         unlearnt = features | maps if claim.about_maps else features
-        if claim.kind == "measured" and verdict.status not in ("not resolved at this scale", "not measured"):
+        sure = verdict.status not in ("not resolved at this scale", "not measured")
+        if claim.kind == "measured" and sure and not verdict.proven:
             firm = claim.check(evidence.without(unlearnt))
             verdict = firm if firm.status == verdict.status else _withheld(verdict, unlearnt, maps)
         yield Entry(claim, verdict)

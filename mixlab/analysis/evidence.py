@@ -82,7 +82,10 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a claim. `measured` says in words and figures what was found, `scale` on what."""
+    """What became of a claim. `measured` says in words and figures what was found, `scale` on what.
+
+    `proven`: no training could have changed it.
+    """
 
     status: Status
     measured: str
@@ -91,6 +94,7 @@ class Verdict:
     high: float | None = None
     n: int | None = None
     scale: str = ""
+    proven: bool = False
 
 
 NOT_MEASURED = "no run given here measured this"

@@ -329,6 +329,17 @@ def test_runs_that_learnt_nothing_give_no_verdict_on_learning() -> None:
     assert "features of dinovim_tiny" in unlearnt.measured and "untrained twins" in unlearnt.measured
 
 
+def test_what_theory_forbids_is_contradicted_whatever_runs_learnt() -> None:
+    values = {"attention": 256.0, "mamba2": 60.0, "linear_attention": 64.0}
+    bounds = {"attention": 256.0, "mamba2": 64.0, "linear_attention": 64.0}
+    ranks = [measured("off_diagonal_rank", f, v, definition="numerical", bound=bounds[f]) for f, v in values.items()]
+    unlearnt = [measured("knn_top1", f, 0.3, training=t) for f in RANKED for t in ("dino", "untrained")]
+    (claim,) = [claim for claim in CLAIMS if claim.number == 6]
+    assert next(draw_up(Evidence([*ranks, *unlearnt]), [claim])).verdict.status == "contradicted"
+    free = [replace(m, where=m.where | {"bound": 256.0}) for m in ranks]
+    assert next(draw_up(Evidence([*free, *unlearnt]), [claim])).verdict.status == "not resolved at this scale"
+
+
 def test_maps_no_better_than_untrained_ones_give_no_verdict_on_maps() -> None:
     scores = [measured("binary_auc", family, 0.8 - 0.1 * place, map="cosine") for place, family in enumerate(RANKED)]
     gains = [measured("above_untrained", family, 0.1, map="cosine") for family in RANKED]
