@@ -12,7 +12,6 @@ from mixlab.analysis.evidence import Evidence, Trained, Verdict
 from mixlab.analysis.learnt import unlearnt_features, unlearnt_maps
 
 DINO_MAMBA, MAMBAOUT = "RNN as Linear Transformer", "MambaOut"
-MAP_CLAIMS = (7, 8, 9, 11, 13)
 
 
 @dataclass(frozen=True)
@@ -25,11 +24,7 @@ class Claim:
     statement: str
     kind: Literal["theorem", "measured"]
     check: Callable[[Evidence], Verdict]
-
-    @property
-    def about_maps(self) -> bool:
-        """Whether it compares scores of whole models' maps: those must have learnt something."""
-        return self.number in MAP_CLAIMS
+    about_maps: bool = False  # it compares scores of whole models' maps, which must have learnt something
 
 
 def _theorem(number: int, paper: str, place: str, statement: str, check: Callable[[Evidence], Verdict]) -> Claim:
@@ -38,6 +33,10 @@ def _theorem(number: int, paper: str, place: str, statement: str, check: Callabl
 
 def _measured(number: int, paper: str, place: str, statement: str, check: Callable[[Evidence], Verdict]) -> Claim:
     return Claim(number, paper, place, statement, "measured", check)
+
+
+def _of_maps(number: int, place: str, statement: str, check: Callable[[Evidence], Verdict]) -> Claim:
+    return Claim(number, DINO_MAMBA, place, statement, "measured", check, about_maps=True)
 
 
 CLAIMS: tuple[Claim, ...] = (
@@ -75,17 +74,15 @@ CLAIMS: tuple[Claim, ...] = (
     _measured(
         6, DINO_MAMBA, "eq. 17", "So off-diagonal rank orders softmax > Mamba > linear attention.", measured.rank_order
     ),
-    _measured(7, DINO_MAMBA, "Figure 4f", "Binary-AUC orders them the same way.", measured.auc_order),
-    _measured(
+    _of_maps(7, "Figure 4f", "Binary-AUC orders them the same way.", measured.auc_order),
+    _of_maps(
         8,
-        DINO_MAMBA,
         "Figure 4a",
         "DINO's maps score above those of supervised training.",
         measured.dino_beats_supervised,
     ),
-    _measured(
+    _of_maps(
         9,
-        DINO_MAMBA,
         "Figure 4a, c",
         "Bigger models score higher; DINOv2's score lower.",
         measured.bigger_scores_higher,
@@ -93,7 +90,7 @@ CLAIMS: tuple[Claim, ...] = (
     _measured(
         10, DINO_MAMBA, "Figure 4b", "Heads are unequal, and some do nothing of use.", measured.heads_are_unequal
     ),
-    _measured(11, DINO_MAMBA, "Figure 4c", "Registers raise the scores of DINOv2.", measured.registers_help_dinov2),
+    _of_maps(11, "Figure 4c", "Registers raise the scores of DINOv2.", measured.registers_help_dinov2),
     _measured(
         12,
         DINO_MAMBA,
@@ -101,9 +98,8 @@ CLAIMS: tuple[Claim, ...] = (
         "Registers in the middle score highest, and scores follow probe accuracy.",
         measured.central_registers_score_highest,
     ),
-    _measured(
+    _of_maps(
         13,
-        DINO_MAMBA,
         "Figure 4e",
         "Early layers score below 0.5, and scores rise with depth.",
         measured.score_rises_with_depth,
@@ -159,7 +155,7 @@ class Entry:
     verdict: Verdict
 
     def as_json(self) -> dict[str, Any]:
-        claim = {key: value for key, value in vars(self.claim).items() if key != "check"}
+        claim = {key: value for key, value in vars(self.claim).items() if key not in ("check", "about_maps")}
         return claim | asdict(self.verdict)
 
 

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,20 @@ class NonFiniteLoss(Exception):  # noqa: N818  it names the thing
     def __init__(self, step: int, indexes: list[int]) -> None:
         super().__init__(step, indexes)
         self.step, self.indexes = step, indexes
+
+    def explain(self, name: Callable[[int], str], good_steps: Sequence[int]) -> str:
+        """In words, with the names of the images, the last good checkpoint and what to try."""
+        names = [name(index) for index in self.indexes]
+        listed = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        good = (
+            f"the last good checkpoint is of step {good_steps[-1]}"
+            if good_steps
+            else "no checkpoint was written before"
+        )
+        return (
+            f"the loss or its gradient is not a finite number at step {self.step}; the batch holds {listed}; {good}. "
+            "Look at these images, lower optim.lr, clip gradients (optim.clip=0.3) or use precision=fp32"
+        )
 
 
 @dataclass

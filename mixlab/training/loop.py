@@ -204,7 +204,7 @@ class Trainer:
         try:
             figures = self.buffer.fetch()
         except NonFiniteLoss as error:
-            raise RuntimeError(self._bad_news(error)) from error
+            raise RuntimeError(error.explain(self.source.name, self.checkpoints.steps())) from error
         if not figures:
             return
         seconds = self.clock.seconds()
@@ -310,13 +310,3 @@ class Trainer:
         images = f"{len(self.source):,} images in batches of {self.config.batch}"
         what = f"{self.config.model.name} on {self.data}, {images}"
         return f"{begun}: {what}, in {self.folder.path}"
-
-    def _bad_news(self, error: NonFiniteLoss) -> str:
-        names = [self.source.name(index) for index in error.indexes]
-        listed = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        last = self.checkpoints.steps()[-1:]
-        good = f"the last good checkpoint is of step {last[0]}" if last else "no checkpoint was written before"
-        return (
-            f"the loss or its gradient is not a finite number at step {error.step}; the batch holds {listed}; {good}. "
-            "Look at these images, lower optim.lr, clip gradients (optim.clip=0.3) or use precision=fp32"
-        )

@@ -138,12 +138,13 @@ def _is_plain_pickle(path: Path) -> bool:
     """A whole pickle, by its opcodes alone, without the number that torch, before 1.6, put in front."""
     with path.open("rb") as file:
         start = file.read(64)
-    if start[:1] != b"\x80" or MAGIC_NUMBER.to_bytes(10, "little") in start:
-        return False
-    try:
-        return any(opcode.name == "STOP" for opcode, _, _ in pickletools.genops(path.read_bytes()))
-    except Exception:  # as many kinds as there are broken bytes
-        return False
+        if start[:1] != b"\x80" or MAGIC_NUMBER.to_bytes(10, "little") in start:
+            return False
+        file.seek(0)
+        try:
+            return any(opcode.name == "STOP" for opcode, _, _ in pickletools.genops(file))
+        except Exception:  # as many kinds as there are broken bytes
+            return False
 
 
 def _check_archive(path: Path) -> None:
