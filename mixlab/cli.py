@@ -1,5 +1,6 @@
 """One table: command -> function. `mixlab COMMAND --help` explains each."""
 
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -7,11 +8,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
 import tyro
 from rich.text import Text
 from safetensors import SafetensorError
 
 from mixlab.commands.output import console
+from mixlab.errors import InputError, WorkError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("mixlab.commands.demo", "both papers in miniature on drawn images, and a report"),
@@ -37,7 +40,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit codes: 0 done, 1 failed, 2 wrong call."""
+    """Exit codes: 0 done, 1 failed, 2 wrong call.
+
+    What users can put right is one sentence (MIXLAB_DEBUG=1: with its traceback); a bug of ours is always a traceback.
+    """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(overview())
@@ -53,7 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         console.print("stopped")
         return 1
-    except (ValueError, OSError, RuntimeError, SafetensorError) as error:
+    except (InputError, WorkError, OSError, SafetensorError, torch.OutOfMemoryError) as error:
+        if os.environ.get("MIXLAB_DEBUG") == "1":
+            raise
         console.print(Text.assemble(("error:", "red"), f" {error}"))
         return 1
     return 0

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mixlab.backbones.zoo import list_models
+from mixlab.errors import InputError
 from mixlab.evaluation.detection.recipes import detect, detect_64
 from mixlab.evaluation.segmentation.recipes import segment, segment_64
 from mixlab.miniature_recipes import dino_mini, segment_mini, small_model, supervised_mini
@@ -160,10 +161,10 @@ def find_recipe(name: str) -> TrainConfig:
     if name.endswith(".json"):
         stored = read_json(Path(name))
         if "settings" not in stored:
-            raise ValueError(f"{name} is not the config.json of a training run; give one, or a recipe's name")
+            raise InputError(f"{name} is not the config.json of a training run; give one, or a recipe's name")
         return from_json(stored["settings"])
     if name not in RECIPES:
         near = get_close_matches(name, RECIPES, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else f"recipes are {', '.join(RECIPES)}"
-        raise ValueError(f"unknown recipe {name!r}; {hint}")
+        raise InputError(f"unknown recipe {name!r}; {hint}")
     return RECIPES[name]()

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from mixlab.errors import InputError
 from mixlab.mixers import AttentionConfig, GatedConvConfig, LinearAttentionConfig, Mamba2Config
 
 Length = Literal["short", "near the threshold", "long"]
@@ -37,9 +38,9 @@ def advise(*, height: int, width: int, patch: int, dim: int, autoregressive: boo
     """Hold an image size and a width against MambaOut's criterion."""
     for name, value in {"height": height, "width": width, "patch": patch, "dim": dim}.items():
         if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+            raise InputError(f"{name} must be at least 1, got {value}")
     if height < patch or width < patch:
-        raise ValueError(f"a {height}x{width} image holds no {patch}px patch; try a smaller patch")
+        raise InputError(f"a {height}x{width} image holds no {patch}px patch; try a smaller patch")
     num_tokens = (height // patch) * (width // patch)
     threshold = 6 * dim  # MambaOut, equation 7: 4DL² > 24D²L when L > 6D
     ratio = num_tokens / threshold

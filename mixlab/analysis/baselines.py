@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from mixlab.analysis.binary_auc import Resize, count_ordered_pairs, labelled_values, rank_values
+from mixlab.errors import InputError
 
 
 def centre_prior(height: int, width: int) -> Tensor:
@@ -65,7 +66,7 @@ def centre_matched_auc(
 def _centre_distances(height: int, width: int) -> Tensor:
     """u^2 + v^2 in whole units of 1 / (h w)^2, (h, w) of int64: whole, so that equal distances are equal."""
     if height < 1 or width < 1:
-        raise ValueError(f"a grid of {height} x {width} has no cells; height and width must be at least 1")
+        raise InputError(f"a grid of {height} x {width} has no cells; height and width must be at least 1")
     rows, columns = (2 * torch.arange(size) + 1 - size for size in (height, width))
     return (rows * width).square()[:, None] + (columns * height).square()
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mixlab.analysis.foreground import split_mask
+from mixlab.errors import InputError
 
 Resize = Literal["mask", "map"]
 _VALUES_AT_ONCE = 1 << 18  # bounds the working memory to a few dozen MB
@@ -101,7 +102,7 @@ def labelled_values(
     """Values, foreground and background flags (b, n), a few images at a time; a cell with neither flag is left out."""
     maps, size = _checked_maps(maps, masks), (masks.shape[-2], masks.shape[-1])
     if resize not in ("mask", "map"):
-        raise ValueError(f'resize is {resize!r}; it names what is resized: "mask" or "map"')
+        raise InputError(f'resize is {resize!r}; it names what is resized: "mask" or "map"')
     grid = size if resize == "map" else (maps.shape[-2], maps.shape[-1])
     num_at_once = max(1, _VALUES_AT_ONCE // (grid[0] * grid[1]))
     for values, labels in zip(maps.split(num_at_once), masks.split(num_at_once), strict=True):
@@ -165,14 +166,14 @@ def _resize_maps(maps: Tensor, grid: tuple[int, int]) -> Tensor:
 def _checked_maps(maps: Tensor, masks: Tensor) -> Tensor:
     """The maps without gradient, in a dtype that can be sorted without merging values."""
     if maps.ndim != 3 or 0 in maps.shape[1:]:
-        raise ValueError(f"maps have shape {tuple(maps.shape)}; they must be (B, h, w): one map per image")
+        raise InputError(f"maps have shape {tuple(maps.shape)}; they must be (B, h, w): one map per image")
     if masks.ndim != 3 or len(maps) != len(masks):
-        raise ValueError(
+        raise InputError(
             f"maps {tuple(maps.shape)} and masks {tuple(masks.shape)} do not pair up; they must be (B, h, w) and "
             "(B, H, W): repeat the masks to score several maps per image"
         )
     if maps.device != masks.device:
-        raise ValueError(f"maps are on {maps.device} and masks on {masks.device}; move one of them with .to(device)")
+        raise InputError(f"maps are on {maps.device} and masks on {masks.device}; move one of them with .to(device)")
     if maps.is_complex() or maps.dtype == torch.uint64:
         raise TypeError(f"maps are {maps.dtype}; they must be real numbers that torch can order: convert them first")
     maps = maps.detach()
@@ -183,7 +184,7 @@ def _checked_maps(maps: Tensor, masks: Tensor) -> Tensor:
         return maps
     wrong = (~maps.isfinite()).flatten(1).any(dim=1).nonzero().flatten().tolist()
     if wrong:
-        raise ValueError(
+        raise InputError(
             f"{len(wrong)} of {len(maps)} maps hold NaN or infinity (first: map {wrong[0]}), which have no rank; "
             "leave these maps out, or replace the values with torch.nan_to_num"
         )
@@ -196,9 +197,9 @@ def _checked_thresholds(thresholds: int | Sequence[float] | Tensor | None, maps:
         return None
     if isinstance(thresholds, int):
         if thresholds < 2:
-            raise ValueError(f"thresholds={thresholds}; even steps from 0 to 1 need at least 2: try 101")
+            raise InputError(f"thresholds={thresholds}; even steps from 0 to 1 need at least 2: try 101")
         return torch.linspace(0, 1, thresholds, dtype=torch.float64, device=maps.device)
     levels = torch.as_tensor(thresholds, dtype=torch.float64, device=maps.device)
     if levels.ndim != 1 or not len(levels) or not ((levels >= 0) & (levels <= 1)).all():
-        raise ValueError(f"thresholds are {thresholds}; they must be numbers in [0, 1], or a count such as 101")
+        raise InputError(f"thresholds are {thresholds}; they must be numbers in [0, 1], or a count such as 101")
     return levels.sort().values

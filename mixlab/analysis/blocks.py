@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mixlab.errors import InputError
 from mixlab.mixers import ConvMixing, LinearMixing, Mixing, SoftmaxMixing, SSDMixing
 
 
@@ -35,7 +36,7 @@ class Span(NamedTuple):
 def chunk_spans(length: int, chunk: int) -> list[Span]:
     """The chunks of a sequence; where `chunk` does not divide the length, the last one is shorter (ragged)."""
     if not 1 <= chunk <= length:
-        raise ValueError(f"a chunk of {chunk} does not fit {length} tokens; choose 1 to {length}")
+        raise InputError(f"a chunk of {chunk} does not fit {length} tokens; choose 1 to {length}")
     return [Span(start, min(start + chunk, length)) for start in range(0, length, chunk)]
 
 

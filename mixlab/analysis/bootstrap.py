@@ -6,6 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mixlab.errors import InputError
+
 _DRAWS_AT_ONCE = 1 << 22
 
 
@@ -29,13 +31,13 @@ def bootstrap_mean(scores: Tensor, *, level: float = 0.95, num_resamples: int = 
     (0.7, 0.5, 0.9, 1)
     """
     if scores.ndim != 1:
-        raise ValueError(f"scores have shape {tuple(scores.shape)}; they must be (B,), one score per image")
+        raise InputError(f"scores have shape {tuple(scores.shape)}; they must be (B,), one score per image")
     if not 0 < level < 1:
-        raise ValueError(f"level is {level}; an interval covers a share between 0 and 1: try 0.95")
+        raise InputError(f"level is {level}; an interval covers a share between 0 and 1: try 0.95")
     if num_resamples < 100:
-        raise ValueError(f"num_resamples is {num_resamples}; percentiles of fewer than 100 means are noise: try 2000")
+        raise InputError(f"num_resamples is {num_resamples}; percentiles of fewer than 100 means are noise: try 2000")
     if scores.isinf().any():
-        raise ValueError("scores hold infinity; they must be finite, or NaN where undefined")
+        raise InputError("scores hold infinity; they must be finite, or NaN where undefined")
     kept = scores.detach().to("cpu", torch.float64)  # resampled on the CPU: a seed means the same on every device
     kept = kept[~kept.isnan()]
     num_dropped = len(scores) - len(kept)
@@ -65,7 +67,7 @@ def bootstrap_difference(
     (0.067, 3, 1)
     """
     if scores.shape != others.shape:
-        raise ValueError(
+        raise InputError(
             f"scores {tuple(scores.shape)} and others {tuple(others.shape)} do not pair up; "
             "both must be (B,) over the same images in the same order"
         )

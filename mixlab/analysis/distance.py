@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mixlab.errors import InputError
 from mixlab.mixers import Grid
 
 
@@ -30,7 +31,7 @@ def distance_profile(matrix: Tensor, grid: Grid, patch_columns: list[int]) -> Di
     """The profile of one matrix (L, L) over tokens of which `patch_columns` are the patches of the grid."""
     length = matrix.shape[-1]
     if len(patch_columns) != grid[0] * grid[1]:
-        raise ValueError(f"{len(patch_columns)} patches cannot fill a grid of {grid[0]} x {grid[1]}")
+        raise InputError(f"{len(patch_columns)} patches cannot fill a grid of {grid[0]} x {grid[1]}")
     weight = matrix.double().abs()
     device = str(matrix.device)
     sequence = _binned(_scaled_rows(weight), _sequence_distances(length, device), length)

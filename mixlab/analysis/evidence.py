@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
+from mixlab.errors import InputError
 from mixlab.run import measurements as records_of
 
 Status = Literal["supported", "supported in part", "contradicted", "not resolved at this scale", "not measured"]
@@ -68,12 +69,12 @@ class Measurement:
     def from_record(cls, record: dict[str, Any], origin: str) -> "Measurement":
         missing = [key for key in ("metric", "value", "n") if record.get(key) is None]
         if missing:
-            raise ValueError(f"{origin}: a measurement lacks {', '.join(missing)}; it has {', '.join(sorted(record))}")
+            raise InputError(f"{origin}: a measurement lacks {', '.join(missing)}; it has {', '.join(sorted(record))}")
         given = {key: value for key, value in record.items() if value is not None}
         own = {item.name for item in fields(cls)} - {"where"}
         known = {key: value for key, value in given.items() if key in own}
         if not all(isinstance(known.get(key, 0.0), int | float) for key in ("value", "low", "high", "n")):
-            raise ValueError(f"{origin}: value, low, high and n of {known['metric']} must be numbers")
+            raise InputError(f"{origin}: value, low, high and n of {known['metric']} must be numbers")
         return cls(**known, where={key: value for key, value in given.items() if key not in own})
 
     def __getitem__(self, key: str) -> Any:

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mixlab.errors import InputError
+
 _PIXELS_AT_ONCE = 1 << 22  # bounds the working memory, and keeps a CPU in its cache
 
 
@@ -27,9 +29,9 @@ def split_mask(
     ([[[1, 0], [0, 1]]], [[[0, 1], [0, 0]]])
     """
     if masks.ndim != 3 or 0 in masks.shape[1:]:
-        raise ValueError(f"masks have shape {tuple(masks.shape)}; they must be (B, H, W): add or squeeze a dimension")
+        raise InputError(f"masks have shape {tuple(masks.shape)}; they must be (B, H, W): add or squeeze a dimension")
     if not 0 < threshold <= 1:
-        raise ValueError(f"threshold is {threshold}; a share of foreground must be above 0 and at most 1: try 0.5")
+        raise InputError(f"threshold is {threshold}; a share of foreground must be above 0 and at most 1: try 0.5")
     masks, ignore = _checked_labels(masks, ignore)
     num_at_once = max(1, _PIXELS_AT_ONCE // masks.shape[1:].numel())
     # one pair of buffers for all parts: fresh memory costs a CPU more than the comparison that fills it
@@ -43,7 +45,7 @@ def _checked_labels(masks: Tensor, ignore: int | float | None) -> tuple[Tensor, 
     if masks.is_complex():
         raise TypeError(f"masks are {masks.dtype}; they must be bool, integer or floating")
     if ignore is not None and (ignore == 0 or not math.isfinite(ignore)):
-        raise ValueError(
+        raise InputError(
             f"ignore is {ignore}; it must be a number that a mask can hold, and not 0, which is background: "
             "give another value, such as 255, to the pixels to leave out"
         )
@@ -55,7 +57,7 @@ def _checked_labels(masks: Tensor, ignore: int | float | None) -> tuple[Tensor, 
         return masks, ignore
     limits = torch.iinfo(masks.dtype)
     if ignore != int(ignore) or not limits.min <= ignore <= limits.max:
-        raise ValueError(
+        raise InputError(
             f"ignore={ignore} cannot occur in {masks.dtype} masks (whole numbers from {limits.min} to {limits.max}); "
             "load the masks in a wider dtype, or pass ignore=None"
         )
@@ -84,7 +86,7 @@ def _is_soft(masks: Tensor, ignore: int | float | None) -> bool:
         label |= masks == ignore
     allowed = (label | ((masks >= 0) & (masks <= 1))) & masks.isfinite()
     if not allowed.all():
-        raise ValueError(
+        raise InputError(
             f"a floating mask holds {masks[~allowed][0].item()}; soft masks lie in [0, 1], labels are whole numbers: "
             "rescale or clamp the mask, or set such pixels to the `ignore` value"
         )

@@ -19,6 +19,7 @@ from torch import Tensor
 from mixlab.analysis.pca import pca_maps
 from mixlab.backbones.backbone import Backbone, Layers
 from mixlab.backbones.tokens import Features, TokenLayout
+from mixlab.errors import InputError
 from mixlab.mixers import Grid, Mixing, SSDMixing
 
 
@@ -62,7 +63,7 @@ def summary_rows(mixing: Mixing, layout: TokenLayout, grid: Grid) -> Tensor:
     num_patches = grid[0] * grid[1]
     rows, columns = layout.summary_rows(num_patches), layout.patch_columns(num_patches)
     if not rows:
-        raise ValueError(
+        raise InputError(
             "rows of a mixing matrix need a class token or registers, and this backbone has neither; "
             'use "pooled_cosine", "norm" or "pca"'
         )
@@ -90,7 +91,7 @@ def _register_dot(features: Features) -> Tensor:
 
 def _registers(features: Features) -> Tensor:
     if not features.registers.shape[1]:
-        raise ValueError('this backbone has no registers to map; use "cosine", or a model such as dinomambareg_tiny')
+        raise InputError('this backbone has no registers to map; use "cosine", or a model such as dinomambareg_tiny')
     return features.registers
 
 
@@ -119,7 +120,7 @@ def _rows_by_head(rows: Tensor, mixing: Mixing) -> Tensor:
 
 def _rows_by_direction(rows: Tensor, mixing: Mixing) -> Tensor:
     if not isinstance(mixing, SSDMixing):
-        raise ValueError(f'only scans have directions, this is a {type(mixing).__name__}; use "mixing_rows"')
+        raise InputError(f'only scans have directions, this is a {type(mixing).__name__}; use "mixing_rows"')
     forward, reverse = rows.mean(2).tensor_split([mixing.num_heads - mixing.num_reverse], dim=1)
     return torch.stack([part.mean(1) for part in (forward, reverse) if part.shape[1]], dim=1)
 
@@ -174,11 +175,11 @@ def find_map(name: str) -> FeatureMap | MixingMap:
     names = name.split("+")
     for part in names:
         if part not in MAPS:
-            raise ValueError(f"there is no map {part!r}; choose one of {', '.join(MAPS)}")
+            raise InputError(f"there is no map {part!r}; choose one of {', '.join(MAPS)}")
     kinds = [MAPS[part] for part in names]
     if len(kinds) == 1:
         return kinds[0]
     readers = [kind.read for kind in kinds if isinstance(kind, FeatureMap)]
     if len(readers) < len(kinds):
-        raise ValueError(f"{name!r} holds maps of a mixing matrix; only maps of features go together")
+        raise InputError(f"{name!r} holds maps of a mixing matrix; only maps of features go together")
     return FeatureMap(f"{', '.join(names)}, (B, {len(names)}, h, w)", lambda f: torch.stack([r(f) for r in readers], 1))

@@ -11,6 +11,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from mixlab.errors import InputError
+
 NUM_COMPONENTS = 4
 
 
@@ -44,11 +46,11 @@ def pca_maps(patches: Tensor, *, fit: Literal["image", "set"] = "image", thresho
     what lies on the foreground side of the mean. Colours are scaled to [0, 1] over the foreground of each fit.
     """
     if patches.ndim != 4 or 0 in patches.shape:
-        raise ValueError(f"patches have shape {tuple(patches.shape)}; they must be (B, h, w, D) and not empty")
+        raise InputError(f"patches have shape {tuple(patches.shape)}; they must be (B, h, w, D) and not empty")
     if fit not in ("image", "set"):
-        raise ValueError(f'fit is {fit!r}; components are fitted to each "image" or to the whole "set"')
+        raise InputError(f'fit is {fit!r}; components are fitted to each "image" or to the whole "set"')
     if not patches.isfinite().all():
-        raise ValueError(
+        raise InputError(
             "patches hold NaN or infinity, which have no principal components; check the weights and images"
         )
     parts = [_fitted_maps(part, threshold) for part in (patches.split(1) if fit == "image" else [patches])]

@@ -32,6 +32,7 @@ from mixlab.analysis.blocks import (
 from mixlab.analysis.distance import DistanceProfile, distance_profile
 from mixlab.analysis.spectrum import MEASURES, rank_measures
 from mixlab.backbones.backbone import Backbone, Layers
+from mixlab.errors import InputError
 from mixlab.mixers import ConvMixing, Grid, Mixing, SSDMixing
 
 _MATRICES_IN_MEMORY = 2**31  # bytes that all heads under work may take together
@@ -156,7 +157,7 @@ def choose_heads(num_heads: int, heads: Sequence[int] | None, max_heads: int) ->
         return sorted({int(index * step) for index in range(min(num_heads, max_heads))})
     for head in heads:
         if not -num_heads <= head < num_heads:
-            raise ValueError(f"there is no head {head} among {num_heads}; choose {-num_heads} to {num_heads - 1}")
+            raise InputError(f"there is no head {head} among {num_heads}; choose {-num_heads} to {num_heads - 1}")
     return sorted({head % num_heads for head in heads})
 
 

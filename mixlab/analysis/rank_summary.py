@@ -11,6 +11,7 @@ from mixlab.analysis.distance import uniform_profile
 from mixlab.analysis.rank import BLOCK_COLUMNS, SCAN_COLUMNS, LayerRanks
 from mixlab.analysis.spectrum import MEASURES
 from mixlab.backbones.tokens import TokenLayout
+from mixlab.errors import InputError
 from mixlab.mixers import Grid
 
 TABLE_COLUMNS = ("image", "layer", *BLOCK_COLUMNS, *SCAN_COLUMNS)
@@ -23,7 +24,7 @@ def summarise_ranks(measured: Sequence[LayerRanks], layout: TokenLayout) -> tupl
     Where layers differ in length (stages of a hierarchical model), length and grid of the whole are the first layer's.
     """
     if not measured:
-        raise ValueError("no layer was measured; give at least one image and one layer")
+        raise InputError("no layer was measured; give at least one image and one layer")
     table = np.concatenate([_block_table(layer) for layer in measured])
     layers = sorted({ranks.layer for ranks in measured})
     entries = [

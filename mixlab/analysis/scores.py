@@ -18,6 +18,7 @@ from mixlab.analysis.foreground import split_mask
 from mixlab.analysis.maps import default_map, find_map
 from mixlab.analysis.subjects import IGNORE, MaskedImages, Subject, normalise, untrained_twin
 from mixlab.backbones.backbone import Backbone, Layers
+from mixlab.errors import InputError
 
 Progress = Callable[[str, int], None]
 FALSE_POSITIVE_RATES = torch.linspace(0, 1, 101, dtype=torch.float64)
@@ -91,7 +92,7 @@ class Scorer:
             parts.append((*by_layer, roc))
             self._progress(label, len(batch.names))
         if not parts:
-            raise ValueError(f"no image with a mask could be read. {self.images.skipped.summary()}")
+            raise InputError(f"no image with a mask could be read. {self.images.skipped.summary()}")
         return MapScores(map_name, grid, indices, *(torch.cat(column) for column in zip(*parts, strict=True)))
 
 

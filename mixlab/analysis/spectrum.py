@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from mixlab.errors import InputError
+
 MEASURES = ("numerical", "practical", "effective", "stable", "energy")
 
 
@@ -62,4 +64,4 @@ def numerical_rank(matrix: Tensor, tolerance: float | None = None) -> int:
 
 def _check_share(name: str, value: float) -> None:
     if not 0 <= value < 1:
-        raise ValueError(f"{name} is {value}; it is a share of the largest value or of the energy: 0 <= {name} < 1")
+        raise InputError(f"{name} is {value}; it is a share of the largest value or of the energy: 0 <= {name} < 1")

@@ -18,6 +18,7 @@ from mixlab.analysis.maps import MAPS, FeatureMap, single_maps
 from mixlab.analysis.scores import MapScores, Scorer, as_array, as_dict, either_sign, score_row
 from mixlab.analysis.subjects import UNTRAINED, Subject, normalise
 from mixlab.backbones.backbone import Layers
+from mixlab.errors import InputError
 
 
 @dataclass
@@ -161,7 +162,7 @@ def by_layer(subjects: Sequence[Subject], scorer: Scorer, map_name: str | None =
 def by_map(subjects: Sequence[Subject], scorer: Scorer, map_name: str | None = None) -> StudyResult:
     """Every kind of map with one picture per image, after the last layer: does the choice decide the score?"""
     if map_name is not None:
-        raise ValueError(f"the study by map scores every kind; leave --map {map_name} out")
+        raise InputError(f"the study by map scores every kind; leave --map {map_name} out")
     result = StudyResult("map", [], for_ledger=False)  # its claims are about the paper's map
     first = next(iter(scorer.images)).images[:1]
     for subject in subjects:
@@ -190,10 +191,10 @@ STUDIES: dict[str, Callable[..., StudyResult]] = {
 def run_study(name: str, subjects: Sequence[Subject], scorer: Scorer, map_name: str | None = None) -> StudyResult:
     """One of STUDIES by its name."""
     if name not in STUDIES:
-        raise ValueError(f"there is no study {name!r}; choose one of {', '.join(STUDIES)}")
+        raise InputError(f"there is no study {name!r}; choose one of {', '.join(STUDIES)}")
     labels = [subject.label for subject in subjects]
     if not labels or len(set(labels)) < len(labels):
-        raise ValueError(f"subjects need labels of their own, got {labels}; write TARGET=LABEL to tell them apart")
+        raise InputError(f"subjects need labels of their own, got {labels}; write TARGET=LABEL to tell them apart")
     return STUDIES[name](subjects, scorer, map_name)
 
 
@@ -204,7 +205,7 @@ def correlate(first: Sequence[float], second: Sequence[float]) -> dict[str, floa
     """
     x, y = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if len(x) != len(y) or len(x) < 2:
-        raise ValueError(f"a correlation needs two or more pairs, got {len(x)} and {len(y)} figures")
+        raise InputError(f"a correlation needs two or more pairs, got {len(x)} and {len(y)} figures")
     spearman = _pearson(_mid_ranks(x), _mid_ranks(y))
     low = high = None
     if spearman is not None and len(x) > 3:
@@ -277,7 +278,7 @@ def _grouped(subjects: Sequence[Subject], key: Callable[[Subject], Any]) -> Iter
 def _require(result: StudyResult, what: str) -> None:
     if not result.comparisons:
         labels = ", ".join(row["label"] for row in result.rows)
-        raise ValueError(f"the study by {result.study} needs {what}; {labels} has no such pair")
+        raise InputError(f"the study by {result.study} needs {what}; {labels} has no such pair")
 
 
 def _row_records(row: dict[str, Any]) -> Iterable[dict[str, Any]]:

@@ -15,6 +15,7 @@ from mixlab.backbones.timm_backbone import TimmBackbone
 from mixlab.data.mask_values import IGNORE
 from mixlab.data.masks import MaskSource
 from mixlab.data.unreadable import SkippedImages
+from mixlab.errors import InputError
 
 UNTRAINED = "untrained"
 _CACHE_BYTES = 2**30  # sets below this stay in memory between subjects
@@ -109,7 +110,7 @@ class MaskedImages:
         self, source: MaskSource, *, size: int, batch: int = 16, limit: int | None = None, fit: str = "squash"
     ) -> None:
         if size < 1 or batch < 1 or (limit is not None and limit < 1):
-            raise ValueError(f"size {size}, batch {batch} and limit {limit} must be at least 1")
+            raise InputError(f"size {size}, batch {batch} and limit {limit} must be at least 1")
         self.source, self.size, self.batch, self.fit = source, size, batch, fit
         self.num_wanted = min(len(source), limit or len(source))
         self.skipped = SkippedImages(total=len(source), limit=1.0)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 from weakref import WeakValueDictionary
 
+from mixlab.errors import InputError
+
 Value = TypeVar("Value")
 
 
@@ -14,7 +16,7 @@ class ByteCache(Generic[Value]):
 
     def __init__(self, max_bytes: int, size: Callable[[Value], int]) -> None:
         if max_bytes < 1:
-            raise ValueError(f"a cache of {max_bytes} bytes holds nothing; give it at least 1")
+            raise InputError(f"a cache of {max_bytes} bytes holds nothing; give it at least 1")
         self.max_bytes, self.num_bytes = max_bytes, 0
         self._size = size
         self._kept: OrderedDict[Hashable, tuple[Value, int]] = OrderedDict()  # the last used at the end

@@ -7,6 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
+from mixlab.errors import InputError
+
 SIDE = 256  # pixels a side of every mask on the page
 MAX_RUNS = 20_000
 VALUES = (0, 1, 255)  # background, foreground, ignored
@@ -29,12 +31,12 @@ def decode_runs(runs: list[tuple[int, int]]) -> NDArray[np.uint8]:
 def check_runs(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
     for value, length in runs:
         if value not in VALUES:
-            raise ValueError(f"a mask holds {value}; its values are 0 (background), 1 (foreground) and 255 (ignored)")
+            raise InputError(f"a mask holds {value}; its values are 0 (background), 1 (foreground) and 255 (ignored)")
         if not 1 <= length <= SIDE * SIDE:
-            raise ValueError(f"a run of {length} pixels; runs have 1 to {SIDE * SIDE}")
+            raise InputError(f"a run of {length} pixels; runs have 1 to {SIDE * SIDE}")
     total = sum(length for _, length in runs)
     if total != SIDE * SIDE:
-        raise ValueError(f"the runs of the mask cover {total} pixels, not {SIDE} x {SIDE} = {SIDE * SIDE}")
+        raise InputError(f"the runs of the mask cover {total} pixels, not {SIDE} x {SIDE} = {SIDE * SIDE}")
     return runs
 
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from mixlab.backbones.hub import HubMixin
 from mixlab.backbones.tokens import Features, TokenLayout
+from mixlab.errors import InputError
 from mixlab.mixers import Mixing
 
 Source = Literal["stream", "branch"]
@@ -51,14 +52,14 @@ def chosen_layers(layers: Layers, depth: int) -> list[int]:
         return list(range(depth))
     if isinstance(layers, int):
         if not 1 <= layers <= depth:
-            raise ValueError(f"cannot take the last {layers} of {depth} layers; choose 1 to {depth}")
+            raise InputError(f"cannot take the last {layers} of {depth} layers; choose 1 to {depth}")
         return list(range(depth - layers, depth))
     for index in layers:
         if not -depth <= index < depth:
-            raise ValueError(f"there is no layer {index} among {depth}; choose {-depth} to {depth - 1}")
+            raise InputError(f"there is no layer {index} among {depth}; choose {-depth} to {depth - 1}")
     return sorted({index % depth for index in layers})
 
 
 def check_source(source: str) -> None:
     if source not in get_args(Source):
-        raise ValueError(f"unknown source {source!r} of features; choose one of {', '.join(get_args(Source))}")
+        raise InputError(f"unknown source {source!r} of features; choose one of {', '.join(get_args(Source))}")

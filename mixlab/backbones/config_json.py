@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from mixlab.backbones.isotropic import IsotropicConfig
+from mixlab.errors import InputError
 from mixlab.mixers import MIXERS, MixerConfig
 
 
@@ -28,22 +29,22 @@ def _to_json(config: Any) -> dict[str, Any]:
 
 def _from_json(cls: type[Any], values: object, where: str) -> Any:
     if not isinstance(values, Mapping):
-        raise ValueError(f"{where} must be an object with fields, got {values!r}")
+        raise InputError(f"{where} must be an object with fields, got {values!r}")
     values = dict(values)
     if cls is MixerConfig:
         kind = values.pop("kind", None)
         if kind not in MIXERS:
-            raise ValueError(f"{where}.kind is {kind!r}; choose one of {', '.join(MIXERS)}")
+            raise InputError(f"{where}.kind is {kind!r}; choose one of {', '.join(MIXERS)}")
         cls = MIXERS[kind]
     hints, known = get_type_hints(cls), {field.name: field for field in fields(cls)}
     for name in values:
         if name not in known:
             near = get_close_matches(str(name), known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"fields are {', '.join(known)}"
-            raise ValueError(f"{where} has no field {name!r}; {hint}")
+            raise InputError(f"{where} has no field {name!r}; {hint}")
     required = [name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING]
     if missing := [name for name in required if name not in values]:
-        raise ValueError(f"{where} lacks {', '.join(missing)}; give a value for each")
+        raise InputError(f"{where} lacks {', '.join(missing)}; give a value for each")
     return cls(**{name: _value(hints[name], value, f"{where}.{name}") for name, value in values.items()})
 
 
@@ -51,7 +52,7 @@ def _value(hint: Any, value: object, where: str) -> Any:
     if is_dataclass(hint):
         return _from_json(hint, value, where)  # type: ignore[arg-type]
     if not _fits(hint, value):
-        raise ValueError(f"{where} is {value!r}; expected {_rule(hint)}")
+        raise InputError(f"{where} is {value!r}; expected {_rule(hint)}")
     return value
 
 

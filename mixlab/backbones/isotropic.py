@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from mixlab.backbones.backbone import Backbone, Layers, Source, check_source, chosen_layers
 from mixlab.backbones.block import AddNorm, Layer, NormKind
 from mixlab.backbones.tokens import Features, TokenEmbedding, TokenLayout
+from mixlab.errors import InputError
 from mixlab.mixers import Grid, MixerConfig, Mixing
 
 
@@ -32,13 +33,13 @@ class IsotropicConfig:
     def __post_init__(self) -> None:
         for field in ("dim", "depth", "patch", "image", "channels"):
             if getattr(self, field) < 1:
-                raise ValueError(f"{field} must be at least 1, got {getattr(self, field)}")
+                raise InputError(f"{field} must be at least 1, got {getattr(self, field)}")
         if not 0 <= self.drop_path < 1:
-            raise ValueError(f"drop_path is a probability below 1, got {self.drop_path}")
+            raise InputError(f"drop_path is a probability below 1, got {self.drop_path}")
         for size in (self.image, self.position_image or self.image):
             if size % self.patch:
                 near = max(size // self.patch, 1) * self.patch
-                raise ValueError(f"{size}px is not a multiple of patch {self.patch}; try {near}")
+                raise InputError(f"{size}px is not a multiple of patch {self.patch}; try {near}")
 
 
 class Isotropic(Backbone):

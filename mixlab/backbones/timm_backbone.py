@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from mixlab.backbones.backbone import Backbone, Layers, Source, check_source, chosen_layers
 from mixlab.backbones.timm_attention import attention_mixings
 from mixlab.backbones.tokens import Features, TokenLayout, check_images
+from mixlab.errors import InputError
 from mixlab.mixers import ConvMixing, Mixing, SoftmaxMixing
 
 
@@ -32,7 +33,7 @@ class TimmBackbone(Backbone):
         self.name = name or f"timm/{timm_name}"
         self.model: Any = _create(timm_name, self.fields)  # timm's interface is by name, not by type
         if not hasattr(self.model, "forward_intermediates"):
-            raise ValueError(f"timm's {timm_name} gives no intermediate features; choose a model that does")
+            raise InputError(f"timm's {timm_name} gives no intermediate features; choose a model that does")
         _drop_hidden_head(self.model)
         self.dim = self.model.num_features
         self.pools_itself = not _has_empty_classifier(self.model)
@@ -90,7 +91,7 @@ class TimmBackbone(Backbone):
         num_tokens = features.grid[0] * features.grid[1] + self.layout.num_learned
         heard = attention_mixings(self.model, images, num_tokens)
         if len(heard) != self.num_layers:
-            raise ValueError(self._no_mixings())
+            raise InputError(self._no_mixings())
         for index in wanted:
             yield index, heard[index]
 
@@ -110,7 +111,7 @@ class TimmBackbone(Backbone):
     def _attention_blocks(self, images: Tensor, wanted: list[int]) -> Iterator[tuple[int, Any, Tensor]]:
         """Yield the wanted blocks of a ViT, each with its input tokens (B, L, D)."""
         if not self._is_plain_vit():
-            raise ValueError(self._no_mixings())
+            raise InputError(self._no_mixings())
         tokens = self.model.norm_pre(self.model.patch_drop(self.model._pos_embed(self.model.patch_embed(images))))
         for index, block in enumerate(self.model.blocks[: wanted[-1] + 1]):
             if index in wanted:
@@ -145,9 +146,9 @@ def _create(name: str, fields: dict[str, Any]) -> Any:
     if not timm.is_model(name.split(".")[0]):
         near = [model for model in timm.list_models(f"*{name.split('_')[0]}*") if not _is_ours(model)][:3]
         hint = f"; names like it: {', '.join(near)}" if near else ""
-        raise ValueError(f"timm {timm.__version__} has no model {name!r}{hint}")
+        raise InputError(f"timm {timm.__version__} has no model {name!r}{hint}")
     if _is_ours(name.split(".")[0]):
-        raise ValueError(f"timm knows {name} from mixlab alone; write {name}, without timm/")
+        raise InputError(f"timm knows {name} from mixlab alone; write {name}, without timm/")
     options = {"num_classes": 0, **fields}
     try:
         try:
@@ -157,7 +158,7 @@ def _create(name: str, fields: dict[str, Any]) -> Any:
                 raise
             return timm.create_model(name, **options)
     except TypeError as error:
-        raise ValueError(_misfit(name, fields, str(error))) from error
+        raise InputError(_misfit(name, fields, str(error))) from error
 
 
 def _is_ours(name: str) -> bool:

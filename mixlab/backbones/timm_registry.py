@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mixlab.backbones.isotropic import Isotropic, IsotropicConfig
 from mixlab.backbones.zoo import ZOO, replace_fields
+from mixlab.errors import InputError
 
 __all__: list[str] = []  # timm's registry appends the names it takes
 TIMM_FIELDS = {"img_size": "image", "in_chans": "channels", "patch_size": "patch", "drop_path_rate": "drop_path"}
@@ -76,7 +77,7 @@ class TimmIsotropic(nn.Module):
     ) -> list[Any] | tuple[Tensor, list[Any]]:
         """Feature maps after the chosen layers, always normalised: the raw stream of such a stack has no set scale."""
         if output_fmt not in ("NCHW", "NLC"):
-            raise ValueError(f"output_fmt {output_fmt!r} is not one of NCHW, NLC")
+            raise InputError(f"output_fmt {output_fmt!r} is not one of NCHW, NLC")
         taken, _ = feature_take_indices(len(self.feature_info), indices)
         maps: list[Any] = []
         for _, features in self.backbone.features(x, layers=taken):
@@ -99,7 +100,7 @@ def _register(name: str, config: IsotropicConfig) -> None:
         **fields: Any,
     ) -> nn.Module:
         if pretrained:
-            raise ValueError(f"{name} has no published weights to download; load a file with mixlab.load_weights")
+            raise InputError(f"{name} has no published weights to download; load a file with mixlab.load_weights")
         changes = {TIMM_FIELDS.get(key, key): value for key, value in fields.items()}
         model = TimmIsotropic(Isotropic(replace_fields(config, changes), name=name), num_classes)
         if not features_only:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from timm.layers import lecun_normal_
 from torch import Tensor, nn
 
+from mixlab.errors import InputError
 from mixlab.mixers import Grid
 
 Place = Literal["none", "front", "middle", "spread"]
@@ -34,11 +35,11 @@ class TokenLayout:
 
     def __post_init__(self) -> None:
         if self.place not in get_args(Place):
-            raise ValueError(f"unknown place {self.place!r} for tokens; choose one of {', '.join(get_args(Place))}")
+            raise InputError(f"unknown place {self.place!r} for tokens; choose one of {', '.join(get_args(Place))}")
         if self.place == "spread" and self.num_registers < 1:
-            raise ValueError(f'place="spread" needs registers to spread, got num_registers={self.num_registers}')
+            raise InputError(f'place="spread" needs registers to spread, got num_registers={self.num_registers}')
         if self.place in ("none", "middle") and self.num_registers:
-            raise ValueError(
+            raise InputError(
                 f'place="{self.place}" has no registers, got num_registers={self.num_registers}; try place="spread"'
             )
 
@@ -81,7 +82,7 @@ class TokenLayout:
         num_extra = tokens.shape[1] - grid[0] * grid[1]
         positions = self.positions(grid[0] * grid[1])
         if len(positions) != num_extra:
-            raise ValueError(f"{num_extra} tokens beside the {grid[0]} x {grid[1]} patches, expected {len(positions)}")
+            raise InputError(f"{num_extra} tokens beside the {grid[0]} x {grid[1]} patches, expected {len(positions)}")
         extra = torch.stack([tokens[:, i] for i in positions], dim=1) if positions else tokens[:, :0]
         runs = [tokens[:, left + 1 : right] for left, right in pairwise([-1, *positions, tokens.shape[1]])]
         patches = torch.cat(runs, dim=1) if positions else tokens
@@ -187,17 +188,17 @@ class TokenEmbedding(nn.Module):
 
 def check_images(images: Tensor, *, channels: int, patch: int) -> None:
     if images.ndim != 4:
-        raise ValueError(f"images must be (B, {channels}, H, W), got {tuple(images.shape)}")
+        raise InputError(f"images must be (B, {channels}, H, W), got {tuple(images.shape)}")
     batch, found, height, width = images.shape
     if found != channels:
-        raise ValueError(
+        raise InputError(
             f"images have {found} channels, this backbone takes {channels}; convert them or set channels={found}"
         )
     if batch == 0:
-        raise ValueError("the batch is empty; give at least one image")
+        raise InputError("the batch is empty; give at least one image")
     if not images.is_floating_point():
-        raise ValueError(f"images are {images.dtype}; scale them to floats and normalise them first")
+        raise InputError(f"images are {images.dtype}; scale them to floats and normalise them first")
     for size in (height, width):
         if size == 0 or size % patch:
             near = max(size // patch, 1) * patch
-            raise ValueError(f"{size}px is not a multiple of patch {patch}; try {near}")
+            raise InputError(f"{size}px is not a multiple of patch {patch}; try {near}")

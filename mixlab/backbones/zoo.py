@@ -15,6 +15,7 @@ from mixlab.backbones.isotropic import Isotropic, IsotropicConfig
 from mixlab.backbones.timm_backbone import TimmBackbone
 from mixlab.backbones.tokens import TokenLayout
 from mixlab.backbones.weights import load_weights
+from mixlab.errors import InputError
 from mixlab.mixers import AttentionConfig, GatedConvConfig, LinearAttentionConfig, Mamba2Config, MixerConfig
 
 SIZES = ("tiny", "small", "base")
@@ -77,14 +78,14 @@ def create_model(
     """
     if name.startswith(shipped.PREFIX):
         if weights is not None or fields:
-            raise ValueError(f"{name} comes with its weights and its shape; leave out weights and fields")
+            raise InputError(f"{name} comes with its weights and its shape; leave out weights and fields")
         return shipped.load_shipped(name)
     if name.startswith("timm/"):
         model: Backbone = TimmBackbone(name.removeprefix("timm/"), fields)
     else:
         entry = ZOO.get(name)
         if entry is None:
-            raise ValueError(f"unknown model {name!r}; {_nearest(name)}")
+            raise InputError(f"unknown model {name!r}; {_nearest(name)}")
         if isinstance(entry.config, str):
             model = TimmBackbone(entry.config, fields, name=name)
         else:
@@ -110,7 +111,7 @@ def replace_fields(config: IsotropicConfig, changes: dict[str, Any]) -> Isotropi
             known = sorted(own | set(where))
             near = get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"fields are {', '.join(known)}"
-            raise ValueError(f"unknown field {key!r}; {hint}")
+            raise InputError(f"unknown field {key!r}; {hint}")
     for part, inner in nested.items():
         direct[part] = replace(direct.get(part, parts[part]), **inner)
     return replace(config, **direct)

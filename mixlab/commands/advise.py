@@ -5,6 +5,7 @@ from typing import Any
 
 from mixlab.analysis.advice import advise as give_advice
 from mixlab.commands.output import console, emit, table
+from mixlab.errors import InputError
 
 
 def advise(
@@ -42,5 +43,5 @@ def parse_size(text: str) -> tuple[int, int]:
     """Height and width in pixels, from 800x1280, or from one number for a square."""
     size = re.fullmatch(r"([1-9]\d*)(?:[x×]([1-9]\d*))?", text.strip().lower())
     if not size:
-        raise ValueError(f"image {text!r} is not a size; write it like 224 or 800x1280")
+        raise InputError(f"image {text!r} is not a size; write it like 224 or 800x1280")
     return int(size[1]), int(size[2] or size[1])

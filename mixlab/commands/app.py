@@ -22,6 +22,7 @@ from mixlab.commands.laboratory.pictures import read_samples
 from mixlab.commands.looking import check_counts, load_subjects
 from mixlab.commands.output import console, emit
 from mixlab.commands.targets import label_of, split_target
+from mixlab.errors import InputError
 from mixlab.run import RunDirectory
 from mixlab.training.machine import choose_device
 
@@ -113,7 +114,7 @@ def build_laboratory(
     files = dict(_name_and_file(text) for text in weights)
     unknown = sorted(set(files) - {split_target(text)[0] for text in targets})
     if unknown:
-        raise ValueError(f"--weights names {', '.join(unknown)}, which are not among the targets; add them as targets")
+        raise InputError(f"--weights names {', '.join(unknown)}, which are not among the targets; add them as targets")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         subjects = _named_subjects(targets, files, device, seed) if targets else _small_subjects(device)
@@ -130,7 +131,7 @@ def bind(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=512)
     except OverflowError as error:
-        raise ValueError(f"port {port} does not exist; give 0 to 65535") from error
+        raise InputError(f"port {port} does not exist; give 0 to 65535") from error
     except OSError as error:
         raise OSError(f"cannot serve on {host}, port {port} ({error.strerror}); try --port 0 for a free one") from error
 
@@ -143,7 +144,7 @@ def _named_subjects(targets: Sequence[str], files: dict[str, str], device: str |
     ]
     labels = [subject.label for subject in subjects]
     if len(set(labels)) < len(labels):
-        raise ValueError(f"two targets share a label among {', '.join(labels)}; write TARGET=LABEL to tell them apart")
+        raise InputError(f"two targets share a label among {', '.join(labels)}; write TARGET=LABEL to tell them apart")
     return subjects
 
 
@@ -159,7 +160,7 @@ def _small_subjects(device: str | None) -> list[Subject]:
 def _name_and_file(text: str) -> tuple[str, str]:
     name, equals, file = text.partition("=")
     if not (name and equals and file):
-        raise ValueError(f"--weights {text!r} must be NAME=FILE, such as dinovim_tiny=checkpoint.pth")
+        raise InputError(f"--weights {text!r} must be NAME=FILE, such as dinovim_tiny=checkpoint.pth")
     return name, file
 
 

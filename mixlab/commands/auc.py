@@ -14,6 +14,7 @@ from mixlab.analysis.subjects import UNTRAINED, MaskedImages, Subject
 from mixlab.commands.looking import check_counts, file_name, load_subjects, open_run, own_size, progress_bar
 from mixlab.commands.output import check_json, console, emit, table
 from mixlab.data.mask_formats import parse_masks
+from mixlab.errors import InputError
 from mixlab.run import provenance
 
 Curves = dict[str, tuple[NDArray[Any], NDArray[Any]]]
@@ -57,7 +58,7 @@ def auc(
     """
     unknown = [name for name in study if name not in STUDIES]
     if unknown or not study:
-        raise ValueError(f"study {', '.join(unknown) or 'nothing'!r} does not exist; choose from {', '.join(STUDIES)}")
+        raise InputError(f"study {', '.join(unknown) or 'nothing'!r} does not exist; choose from {', '.join(STUDIES)}")
     check_counts(image=image, num_images=num_images, batch=batch)
     check_json(json)
     subjects = load_subjects(targets, weights=weights, training=training, device=device, seed=seed)

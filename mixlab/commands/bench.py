@@ -8,6 +8,7 @@ import torch
 import tyro
 
 from mixlab.commands.output import console, emit, table
+from mixlab.errors import WorkError
 from mixlab.ops.backend import backend_name
 from mixlab.run import provenance
 
@@ -132,7 +133,7 @@ def _auc(quick: bool) -> Tables:
 
 def need_gpu(what: str) -> None:
     if not torch.cuda.is_available():
-        raise RuntimeError(f"`mixlab bench {what}` needs a GPU; --quick runs a miniature on the CPU where there is one")
+        raise WorkError(f"`mixlab bench {what}` needs a GPU; --quick runs a miniature on the CPU where there is one")
 
 
 BENCHMARKS: dict[str, Callable[[bool], Tables]] = {

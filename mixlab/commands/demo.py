@@ -11,6 +11,7 @@ from mixlab.commands.demo_plan import FULL, MODELS, QUICK, DemoModel, Effort, pl
 from mixlab.commands.output import console, emit
 from mixlab.commands.report import make_report
 from mixlab.commands.steps import run_steps, wait_for_workers, worker_pool
+from mixlab.errors import InputError
 from mixlab.run import RunDirectory, provenance
 from mixlab.training.machine import num_cores
 from mixlab.training.run_lock import RunLock
@@ -62,7 +63,7 @@ def _agree(directory: RunDirectory, effort: Effort, seed: int) -> None:
     settings = {"seed": seed, **vars(effort)}
     if (directory.path / "config.json").is_file():
         if directory.read_config().get("demo") != settings:
-            raise ValueError(
+            raise InputError(
                 f"{directory.path} holds something else than this demo (its config.json says so); "
                 "give another --run, or remove that directory"
             )

@@ -10,6 +10,7 @@ from typing import Any
 from mixlab.backbones.weights.reading import read_weights
 from mixlab.commands.output import console, emit
 from mixlab.data.unreadable import TooManyUnreadableError
+from mixlab.errors import InputError, WorkError
 from mixlab.evaluation.dense.recipe import DenseConfig, DenseRecipe
 from mixlab.evaluation.dense.targets import target_model, with_model
 from mixlab.recipes import RECIPES, find_recipe
@@ -38,7 +39,7 @@ def choose_config(
     """The recipe, its model replaced by the target, and the settings on top. `num_val` bounds the live scores too."""
     if target in RECIPES and not Path(target).is_dir():
         if recipe is not None:
-            raise ValueError(f"{target} is a recipe itself; leave out --recipe {recipe}, or name a model")
+            raise InputError(f"{target} is a recipe itself; leave out --recipe {recipe}, or name a model")
         config = find_recipe(target)
         config = replace(config, model=replace(config.model, weights=weights))
     else:
@@ -48,7 +49,7 @@ def choose_config(
         else:
             config = (on_shapes if draws_shapes(data) else published)(model)
     if not isinstance(config.method, method):
-        raise ValueError(f"{recipe or target} is a {config.method.kind} recipe, not one for `mixlab {method.kind}`")
+        raise InputError(f"{recipe or target} is a {config.method.kind} recipe, not one for `mixlab {method.kind}`")
     config = override(config, [*settings, *(["method.frozen=true"] if frozen else [])])
     assert isinstance(config.method, method)
     if num_val is None or num_val >= config.method.score_images:
@@ -100,7 +101,7 @@ def train_and_judge(
 ) -> dict[str, Any]:
     """Train to the end, then judge on every rank; the first writes the result."""
     if run is None:
-        raise ValueError("a run needs a directory; give --run DIR")
+        raise InputError("a run needs a directory; give --run DIR")
     result: dict[str, Any] = {}
     try:
         train(config, data=data, run=run, device=device, name=name, then=lambda trainer: result.update(judge(trainer)))
@@ -108,7 +109,7 @@ def train_and_judge(
         console.print(f"{stopped}; run the same command again to go on")
         raise SystemExit(stopped.exit_code) from stopped
     except TooManyUnreadableError as error:
-        raise RuntimeError(f"{error} (data.skip_limit)") from error
+        raise WorkError(f"{error} (data.skip_limit)") from error
     return emit(result, json if os.environ.get("RANK", "0") == "0" else None)
 
 
@@ -119,7 +120,7 @@ def finished_run(
     """The network of a finished run, its config, and the world to judge it in."""
     stored = RunDirectory.open(target).read_config()
     if stored.get("settings", {}).get("method", {}).get("kind") != method.kind:
-        raise ValueError(f"{target} is no run of `mixlab {method.kind}`; train one first, without --evaluate-only")
+        raise InputError(f"{target} is no run of `mixlab {method.kind}`; train one first, without --evaluate-only")
     head = f"{recipe.head_name}.safetensors"
     for file in ("weights.safetensors", head):
         if not (target / file).is_file():

@@ -16,6 +16,7 @@ from mixlab.commands.dense_task import finished_run, say_recipe, train_and_judge
 from mixlab.commands.output import console, emit, table
 from mixlab.commands.pretrain import Settings
 from mixlab.commands.probe import quiet_unless_first
+from mixlab.errors import InputError
 from mixlab.evaluation.dense.targets import training_of
 from mixlab.evaluation.detection.average_precision import NAMES
 from mixlab.evaluation.detection.detector import HeadKind
@@ -104,7 +105,7 @@ def judge(
     method, source = config.method, evenly(parse_objects(data, split="val"), num_val)
     assert isinstance(method, DetectionConfig)
     if len(source.classes) != recipe.num_classes:
-        raise ValueError(
+        raise InputError(
             f"{data!r} has {len(source.classes)} classes, this network was trained for {recipe.num_classes}; "
             "judge it on the categories that it knows"
         )

@@ -12,6 +12,7 @@ from mixlab.commands.advise import parse_size
 from mixlab.commands.looking import own_size
 from mixlab.commands.output import check_json, console, emit
 from mixlab.commands.targets import load_target
+from mixlab.errors import InputError
 
 Format = Literal["safetensors", "onnx"]
 
@@ -43,7 +44,7 @@ def export(
     """
     chosen = file_format(out, format)
     if half and chosen == "onnx":
-        raise ValueError("--half is for safetensors; an ONNX file keeps 32 bits")
+        raise InputError("--half is for safetensors; an ONNX file keeps 32 bits")
     size = None if image is None else parse_size(image)
     check_json(json)
     model = load_target(target, weights=weights, seed=seed).model
@@ -61,9 +62,9 @@ def file_format(out: Path, asked: Format | None) -> Format:
     endings: dict[str, Format] = {".safetensors": "safetensors", ".onnx": "onnx"}
     said = endings.get(out.suffix, asked)
     if asked and said != asked:
-        raise ValueError(f"--out {out} is no file of --format {asked}; name it {out.with_suffix(f'.{asked}')}")
+        raise InputError(f"--out {out} is no file of --format {asked}; name it {out.with_suffix(f'.{asked}')}")
     if said is None:
-        raise ValueError(f"--out {out} does not say what to write; end it in .safetensors or .onnx, or give --format")
+        raise InputError(f"--out {out} does not say what to write; end it in .safetensors or .onnx, or give --format")
     return said
 
 
@@ -72,7 +73,7 @@ def export_onnx(model: Backbone, path: Path, *, height: int, width: int) -> None
     try:
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise ValueError("ONNX export needs onnx and onnxscript: install mixlab[onnx]") from error
+        raise InputError("ONNX export needs onnx and onnxscript: install mixlab[onnx]") from error
     images = torch.zeros(2, model.channels, height, width)
     with torch.no_grad():
         model.cpu().eval()(images[:1])  # a size that does not fit is refused here, in a sentence

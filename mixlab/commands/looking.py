@@ -20,6 +20,7 @@ from mixlab.commands.targets import Target, load_target, split_target
 from mixlab.data.images import parse_source
 from mixlab.data.mask_formats import parse_masks
 from mixlab.data.unreadable import SkippedImages, UnreadableImage
+from mixlab.errors import InputError
 from mixlab.run import RunDirectory
 from mixlab.training.machine import choose_device, make_current
 
@@ -40,19 +41,19 @@ def load_subjects(
     The seed is of what is untrained.
     """
     if not targets:
-        raise ValueError("no target given; name a run, a model of the zoo (`mixlab models`), shipped/NAME or timm/NAME")
+        raise InputError("no target given; name a run, a model of the zoo (`mixlab models`), shipped/NAME or timm/NAME")
     if weights and len(targets) > 1:
-        raise ValueError(f"--weights {weights} goes with one target, got {len(targets)}; look at them one by one")
+        raise InputError(f"--weights {weights} goes with one target, got {len(targets)}; look at them one by one")
     said = dict(_pair(text) for text in training)
     where = choose_device(device)
     make_current(where)
     subjects = [_subject(text, load_target(text, weights=weights, seed=seed), said, where) for text in targets]
     labels = [subject.label for subject in subjects]
     if len(set(labels)) < len(labels):
-        raise ValueError(f"two targets share a label among {', '.join(labels)}; write TARGET=LABEL to tell them apart")
+        raise InputError(f"two targets share a label among {', '.join(labels)}; write TARGET=LABEL to tell them apart")
     unknown = sorted(set(said) - set(labels))
     if unknown:
-        raise ValueError(f"--training names {', '.join(unknown)}, the labels are {', '.join(labels)}")
+        raise InputError(f"--training names {', '.join(unknown)}, the labels are {', '.join(labels)}")
     return subjects
 
 
@@ -94,7 +95,7 @@ def read_first(data: str, load: Callable[[int], T], *, total: int, most: int) ->
         except UnreadableImage as error:
             skipped.add(error)
     if not found:
-        raise ValueError(f"{data!r} holds no image that can be read. {skipped.summary()}")
+        raise InputError(f"{data!r} holds no image that can be read. {skipped.summary()}")
     if len(skipped):
         console.print(skipped.summary())
     return found
@@ -120,7 +121,7 @@ def check_counts(**counts: int | None) -> None:
     """Refuse numbers below one, by the names of their options."""
     for name, number in counts.items():
         if number is not None and number < 1:
-            raise ValueError(f"--{name.replace('_', '-')} is {number}; give at least 1")
+            raise InputError(f"--{name.replace('_', '-')} is {number}; give at least 1")
 
 
 def file_name(label: str) -> str:
@@ -177,7 +178,7 @@ def _training_of(config: dict[str, Any], weights: str | None) -> str:
 def _pair(text: str) -> tuple[str, str]:
     label, equals, kind = text.rpartition("=")
     if not (label and equals and kind):
-        raise ValueError(f"--training {text!r} must be LABEL=KIND, such as vit_tiny=dino or vit_tiny=supervised")
+        raise InputError(f"--training {text!r} must be LABEL=KIND, such as vit_tiny=dino or vit_tiny=supervised")
     return label, kind
 
 

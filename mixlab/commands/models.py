@@ -8,6 +8,7 @@ from mixlab.analysis.cost import count_macs, count_parameters, count_with_classi
 from mixlab.backbones.isotropic import Isotropic
 from mixlab.backbones.zoo import ZOO, list_models
 from mixlab.commands.output import emit, table
+from mixlab.errors import InputError
 from mixlab.ops.backend import backend_name
 
 
@@ -23,7 +24,7 @@ def models(
     """
     names = [pattern] if pattern.startswith("timm/") else list_models(pattern)
     if not names:
-        raise ValueError(f"no model matches {pattern!r}; `mixlab models` without a pattern lists all")
+        raise InputError(f"no model matches {pattern!r}; `mixlab models` without a pattern lists all")
     rows = [_row(name, image) for name in names]
     columns = list(rows[0])
     title = f"Backbones at {image} px; the scan runs on {backend_name()}"

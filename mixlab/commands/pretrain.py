@@ -9,6 +9,7 @@ import tyro
 
 from mixlab.commands.output import console, emit
 from mixlab.data.unreadable import TooManyUnreadableError
+from mixlab.errors import InputError, WorkError
 from mixlab.recipes import find_recipe
 from mixlab.training.loop import Trainer, train
 from mixlab.training.settings import override
@@ -67,7 +68,7 @@ def launch(
     config = override(find_recipe(recipe), settings)
     if config.method.kind != kind:
         command = COMMANDS[config.method.kind]
-        raise ValueError(f"{recipe} is a {config.method.kind} recipe; run it with `mixlab {command}`")
+        raise InputError(f"{recipe} is a {config.method.kind} recipe; run it with `mixlab {command}`")
     if launcher == "slurm":
         job = TrainingJob(config=config, data=data, run=run.resolve(), device=device, name=recipe, then=then)
         number = submit(job, slurm)
@@ -79,7 +80,7 @@ def launch(
         console.print(f"{stopped}; run the same command again to go on")
         raise SystemExit(stopped.exit_code) from stopped
     except TooManyUnreadableError as error:
-        raise RuntimeError(f"{error} (data.skip_limit)") from error
+        raise WorkError(f"{error} (data.skip_limit)") from error
     result = {"run": str(run), "steps": outcome.step, "from_step": outcome.from_step, "seconds": outcome.seconds}
     if os.environ.get("RANK", "0") != "0":
         return result

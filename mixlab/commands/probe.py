@@ -13,6 +13,7 @@ from mixlab.backbones.backbone import Source
 from mixlab.commands.looking import check_counts, load_subjects, open_run, own_size, progress_bar
 from mixlab.commands.output import check_json, console, emit, table
 from mixlab.commands.targets import label_of
+from mixlab.errors import InputError
 from mixlab.evaluation.feature_plan import heavy_blocks, light_blocks, possible_strategies, published_source
 from mixlab.evaluation.labelled_data import LabelledSplits, evenly, labelled_splits
 from mixlab.evaluation.probe_result import VARIED
@@ -109,7 +110,7 @@ def probe(
         json: also write the result as JSON to this file, or to stdout for "-".
     """
     if name in TAKEN or not re.fullmatch(r"\w[\w.-]*", name):
-        raise ValueError(f"--name {name!r} cannot name a folder of the run; use letters and digits, and not {TAKEN[0]}")
+        raise InputError(f"--name {name!r} cannot name a folder of the run; use letters and digits, and not {TAKEN[0]}")
     check_counts(image=image, batch=batch, num_train=num_train, num_val=num_val)
     check_json(json)
     with join_world(device) as world, ExitStack() as stack:

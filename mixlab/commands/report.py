@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import tyro
 
 from mixlab.commands.output import console, emit
+from mixlab.errors import InputError
 from mixlab.report import find_runs, write_report
 from mixlab.run import RunDirectory
 
@@ -26,9 +27,9 @@ def report(
         json: also write a summary as JSON to this file, or to stdout for "-".
     """
     if not runs:
-        raise ValueError("no run given; name the directory of a run, such as demo")
+        raise InputError("no run given; name the directory of a run, such as demo")
     if out.suffix not in (".html", ".md"):
-        raise ValueError(f"--out {out} is neither .html nor .md; end its name in one of them")
+        raise InputError(f"--out {out} is neither .html nor .md; end its name in one of them")
     page = make_report(runs, out, measure=measure)
     size = page.stat().st_size
     console.print(f"{page}, {size / 1e6:.1f} MB: open it in any browser", highlight=False)

@@ -17,6 +17,7 @@ from mixlab.commands.robust_parts import join_parts, parts_like
 from mixlab.commands.targets import split_target
 from mixlab.data.images import parse_source
 from mixlab.data.source import Subset
+from mixlab.errors import InputError
 from mixlab.evaluation.accuracy import accuracy
 from mixlab.evaluation.classifier import (
     Classifier,
@@ -80,12 +81,12 @@ def robust(
         json: also write the result as JSON to this file, or to stdout for "-".
     """
     if not data and shifts is None:
-        raise ValueError("no images given: --data for ImageNet's sets, or --shifts for images to be changed on the way")
+        raise InputError("no images given: --data for ImageNet's sets, or --shifts for images to be changed on the way")
     check_counts(limit=limit, image=image, batch=batch)
     check_json(json)
     part, parts = parse_shard(shard)
     if shifts is not None and parts > 1:
-        raise ValueError(f"--shard {shard} is for the sets of --data; score --shifts in one go")
+        raise InputError(f"--shard {shard} is for the sets of --data; score --shifts in one go")
     folders = parse_sets(data)
     changed = None if shifts is None else parse_source(shifts, split="val")
     with join_world(device) as world, torch.no_grad():
@@ -131,7 +132,7 @@ def robust(
             seen = ShiftScores.together(from_all(own_part))
             if not len(seen.numbers):
                 named = next(iter(seen.unreadable))
-                raise ValueError(f"none of the {len(seen.unreadable)} images of {shifts} can be read; {named}")
+                raise InputError(f"none of the {len(seen.unreadable)} images of {shifts} can be read; {named}")
             changes, unreadable = _change_figures(seen.right), seen.unreadable
         if not world.is_first:
             return {}
@@ -206,7 +207,7 @@ def load_classifier(
         return classifier, {**subject.describe(), "classifier": f"probe, {probed.input}, {probed.source}"}
     if (place / "classifier.safetensors").is_file():
         return _trained(place, subject, image, crop_share), {**subject.describe(), "classifier": "trained with it"}
-    raise ValueError(
+    raise InputError(
         f"{target} has no classifier: give --head FILE, probe it first (`mixlab probe {target}`), or name timm/MODEL"
     )
 
@@ -226,7 +227,7 @@ def parse_sets(data: Sequence[str]) -> dict[str, Path]:
         if not equals:
             found |= find_sets(Path(text).expanduser())
         elif name not in SETS:
-            raise ValueError(f"{name!r} in {text!r} is no set; choose among {', '.join(SETS)}")
+            raise InputError(f"{name!r} in {text!r} is no set; choose among {', '.join(SETS)}")
         elif not Path(folder).expanduser().is_dir():
             raise FileNotFoundError(f"{folder} in {text!r} is not a folder; check the path")
         else:
@@ -237,7 +238,7 @@ def parse_sets(data: Sequence[str]) -> dict[str, Path]:
 def parse_shard(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if not match or not int(match[1]) < int(match[2]):
-        raise ValueError(f"shard {text!r} is not I/N with I below N; write 0/4, 1/4, 2/4 and 3/4 for four parts")
+        raise InputError(f"shard {text!r} is not I/N with I below N; write 0/4, 1/4, 2/4 and 3/4 for four parts")
     return int(match[1]), int(match[2])
 
 

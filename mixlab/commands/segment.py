@@ -18,6 +18,7 @@ from mixlab.commands.pretrain import Settings
 from mixlab.commands.probe import quiet_unless_first
 from mixlab.data.masks import MaskedImage
 from mixlab.data.unreadable import UnreadableImage
+from mixlab.errors import InputError
 from mixlab.evaluation.dense.targets import training_of
 from mixlab.evaluation.segmentation.data import FirstLabels, LabelMaps, parse_labels
 from mixlab.evaluation.segmentation.evaluate import evaluate
@@ -103,7 +104,7 @@ def judge(
     method, source = config.method, parse_labels(data, split="val")
     assert isinstance(method, SegmentConfig)
     if len(source.classes) != recipe.num_classes:
-        raise ValueError(
+        raise InputError(
             f"{data!r} has {len(source.classes)} classes, this network was trained for {recipe.num_classes}; "
             "judge it on the label set that it knows"
         )

@@ -20,6 +20,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.text import Text
 
 from mixlab.commands.output import console
+from mixlab.errors import WorkError
 from mixlab.run import RunDirectory
 from mixlab.run.directory import read_json, write_json
 from mixlab.training.machine import num_cores
@@ -196,7 +197,7 @@ def _finish(part: _Running, code: int, folder: Path) -> None:
     if code or not step.result.exists():
         log = _log(folder, step)
         last = [line for line in log.read_text(encoding="utf-8").splitlines() if line.strip()][-3:]
-        raise RuntimeError(
+        raise WorkError(
             f"{step.title} failed: {' '.join(last)} (all of it: {log}). Run the same command again to go on"
         )
     now = datetime.now(UTC).isoformat(timespec="seconds")

@@ -12,6 +12,7 @@ from mixlab.commands.miniature.plan import FULL, QUICK
 from mixlab.commands.miniature.publish import publish_study
 from mixlab.commands.miniature.run import run_miniature
 from mixlab.commands.output import console, emit
+from mixlab.errors import InputError
 
 STUDIES: dict[str, Callable[..., dict[str, Any]]] = {"miniature": run_miniature}
 
@@ -53,12 +54,12 @@ def study(
         json: also write a summary as JSON to this file, or to stdout for "-".
     """
     if name not in STUDIES:
-        raise ValueError(f"there is no study {name!r}; choose {', '.join(STUDIES)}")
+        raise InputError(f"there is no study {name!r}; choose {', '.join(STUDIES)}")
     unknown = [one for one in part if one not in PARTS]
     if unknown:
-        raise ValueError(f"{name} has no part {', '.join(unknown)}; choose from {', '.join(PARTS)}")
+        raise InputError(f"{name} has no part {', '.join(unknown)}; choose from {', '.join(PARTS)}")
     if seeds < 1 or (at_once is not None and at_once < 1):
-        raise ValueError(f"--seeds {seeds} and --at-once {at_once} must be at least 1")
+        raise InputError(f"--seeds {seeds} and --at-once {at_once} must be at least 1")
     start, summary = time.monotonic(), {"run": str(run)}
     if data is not None and masks is not None:
         summary |= STUDIES[name](
@@ -72,7 +73,7 @@ def study(
             device=device,
         )
     elif publish is None or data is not None or masks is not None:
-        raise ValueError("a study needs images and masks: give --data FOLDER and --masks FOLDER (or --publish alone)")
+        raise InputError("a study needs images and masks: give --data FOLDER and --masks FOLDER (or --publish alone)")
     if publish is not None:
         summary["published"] = str(publish_study(run, publish))
     console.print(f"all in {(time.monotonic() - start) / 60:.1f} minutes", highlight=False)

@@ -11,6 +11,7 @@ from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.weights import model_from_file
 from mixlab.backbones.zoo import create_model
 from mixlab.commands.unfinished import load_unfinished
+from mixlab.errors import InputError
 from mixlab.run import RunDirectory
 
 
@@ -46,7 +47,7 @@ def load_target(text: str, *, weights: str | None = None, seed: int = 0) -> Targ
     place = Path(name)
     if weights and place.exists():
         kind = "run" if place.is_dir() else "file"
-        raise ValueError(f"{name} is a {kind} and has weights of its own; leave out --weights or name a model")
+        raise InputError(f"{name} is a {kind} and has weights of its own; leave out --weights or name a model")
     if place.is_dir():
         exported = place / "weights.safetensors"
         if exported.is_file():

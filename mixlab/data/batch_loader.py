@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from mixlab.errors import InputError
+
 from .sample_order import SampleOrder
 from .unreadable import SkippedImages, UnreadableImage
 
@@ -70,7 +72,7 @@ class BatchLoader(Generic[B]):
         pin_memory: bool = False,
     ) -> None:
         if unreadable not in ("replace", "drop"):
-            raise ValueError(f"unreadable {unreadable!r} is unknown; choose 'replace' or 'drop'")
+            raise InputError(f"unreadable {unreadable!r} is unknown; choose 'replace' or 'drop'")
         self.order = order
         self.skipped = SkippedImages(total=len(reader), limit=skip_limit)
         self._place = _Place(order)
@@ -112,7 +114,7 @@ class BatchLoader(Generic[B]):
         """Go on where `state` was taken; ranks and batch size may differ, the data and the seed may not."""
         for key, ours in (("num_images", self.order.num_images), ("seed", self.order.seed)):
             if state[key] != ours:
-                raise ValueError(
+                raise InputError(
                     f"the saved position is in data with {key} {state[key]}, here it is {ours}; "
                     "resume with the same source and seed, or start a new run"
                 )

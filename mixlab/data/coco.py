@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mixlab.errors import InputError
+
 Bitmap = NDArray[np.bool_]
 
 
@@ -48,11 +50,11 @@ def read_coco(path: str | Path) -> CocoAnnotations:
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except (ValueError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not valid JSON ({error}); is the file complete?") from error
+        raise InputError(f"{path} is not valid JSON ({error}); is the file complete?") from error
     parts = ("images", "annotations", "categories")
     missing = [part for part in parts if not isinstance(content, dict) or not isinstance(content.get(part), list)]
     if missing:
-        raise ValueError(f"{path} has no list {missing[0]!r}; a COCO instances file has {', '.join(parts)}")
+        raise InputError(f"{path} has no list {missing[0]!r}; a COCO instances file has {', '.join(parts)}")
     try:
         images = {
             int(image["id"]): CocoImage(
@@ -72,7 +74,7 @@ def read_coco(path: str | Path) -> CocoAnnotations:
                 )
             )
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
+        raise InputError(
             f"{path} has an entry that is not COCO's ({type(error).__name__}: {error}); "
             "images need id, file_name, height and width, annotations need image_id, category_id and bbox"
         ) from error
@@ -86,19 +88,19 @@ def decode_segmentation(segmentation: Any, height: int, width: int) -> Bitmap:
         for polygon in segmentation:
             points = np.asarray(polygon, dtype=np.float64)
             if points.ndim != 1 or len(points) % 2 or len(points) < 6 or not np.isfinite(points).all():
-                raise ValueError(f"a polygon of {points.size} numbers is not a list of three or more finite points")
+                raise InputError(f"a polygon of {points.size} numbers is not a list of three or more finite points")
             mask |= fill_polygon(points.reshape(-1, 2), height, width)
         return mask
     if isinstance(segmentation, dict) and "counts" in segmentation:
         counts = segmentation["counts"]
         runs = _unpack_counts(counts) if isinstance(counts, str | bytes) else np.asarray(counts, dtype=np.int64)
         if list(segmentation.get("size", ())) != [height, width]:
-            raise ValueError(f"run lengths of size {segmentation.get('size')} for an image of {[height, width]}")
+            raise InputError(f"run lengths of size {segmentation.get('size')} for an image of {[height, width]}")
         if runs.ndim != 1 or (runs < 0).any() or runs.sum() != height * width:
-            raise ValueError(f"run lengths that cover {runs.sum()} of {height * width} pixels")
+            raise InputError(f"run lengths that cover {runs.sum()} of {height * width} pixels")
         inside = np.arange(len(runs)) % 2 == 1  # runs alternate, the first is background, down the columns
         return np.repeat(inside, runs).reshape(width, height).T
-    raise ValueError("a segmentation that is neither polygons nor run lengths")
+    raise InputError("a segmentation that is neither polygons nor run lengths")
 
 
 def fill_polygon(points: NDArray[np.float64], height: int, width: int) -> Bitmap:
@@ -124,7 +126,7 @@ def _unpack_counts(packed: str | bytes) -> NDArray[np.int64]:
     for code in codes:
         group = code - 48
         if not 0 <= group < 64:
-            raise ValueError(f"run lengths with the character {chr(code)!r}, which is not of COCO's alphabet")
+            raise InputError(f"run lengths with the character {chr(code)!r}, which is not of COCO's alphabet")
         value |= (group & 31) << shift
         shift += 5
         if group & 32:  # more groups follow
@@ -134,5 +136,5 @@ def _unpack_counts(packed: str | bytes) -> NDArray[np.int64]:
         runs.append(value + (runs[-2] if len(runs) > 2 else 0))
         value = shift = 0
     if shift:
-        raise ValueError("run lengths that break off in the middle of a number")
+        raise InputError("run lengths that break off in the middle of a number")
     return np.array(runs, dtype=np.int64)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from mixlab.errors import InputError
+
 NUM_TRIES = 10  # as torchvision's RandomResizedCrop, before it falls back to the middle
 ASPECT = (3 / 4, 4 / 3)
 _NUM_DRAWS = 2 * NUM_TRIES + 15
@@ -34,15 +36,15 @@ class CropKind:
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.num_views < 1:
-            raise ValueError(f"{self.num_views} views of {self.size} px: both must be at least 1")
+            raise InputError(f"{self.num_views} views of {self.size} px: both must be at least 1")
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise ValueError(f"scale {self.scale} is not a range of shares; give 0 < low <= high <= 1")
+            raise InputError(f"scale {self.scale} is not a range of shares; give 0 < low <= high <= 1")
         if max(self.strengths[:3]) > 1 or self.strengths[3] > 0.5 or min(self.strengths) < 0:
-            raise ValueError(
+            raise InputError(
                 f"strengths {self.strengths}: give brightness, contrast, saturation in [0, 1], hue in [0, 0.5]"
             )
         if not 0 < self.sigma[0] <= self.sigma[1]:
-            raise ValueError(f"sigma {self.sigma} is not a range of positive widths")
+            raise InputError(f"sigma {self.sigma} is not a range of positive widths")
 
 
 def dino_crops(

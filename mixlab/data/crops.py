@@ -12,6 +12,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from mixlab.errors import InputError
+
 from .colour import JITTER, solarise, to_grey
 from .crop_parameters import CropKind, CropParameters, draw_parameters
 from .decode import fit_image, to_pil, to_tensor
@@ -29,7 +31,7 @@ class MultiCrop:
 
     def __init__(self, kinds: Sequence[CropKind]) -> None:
         if not kinds:
-            raise ValueError("no kinds of view; give for example dino_crops()")
+            raise InputError("no kinds of view; give for example dino_crops()")
         self.kinds = tuple(kinds)
         self.sizes = tuple(dict.fromkeys(kind.size for kind in kinds))
 
@@ -85,7 +87,7 @@ def _check(images: Tensor) -> None:
     if images.dtype != torch.uint8:
         raise TypeError(f"crops take uint8 images, not {images.dtype}; give pixels from 0 to 255 as they were decoded")
     if images.ndim != 4 or images.shape[1] != 3 or images.shape[2] != images.shape[3] or len(images) == 0:
-        raise ValueError(
+        raise InputError(
             f"crops take images (B, 3, S, S), not {tuple(images.shape)}; stack_images makes them from a list"
         )
 

@@ -12,6 +12,8 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from mixlab.errors import InputError
+
 from .unreadable import UnreadableImage
 
 # PIL's EPS reader runs an outside program; only formats that are pure data are opened.
@@ -102,7 +104,7 @@ def fit_box(size: tuple[int, int], fit: str) -> tuple[float, float, float, float
         side = min(width, height)
         left, top = (width - side) / 2, (height - side) / 2
         return (left, top, left + side, top + side)
-    raise ValueError(f"fit {fit!r} is unknown; choose 'squash' (keep everything) or 'crop' (keep the middle square)")
+    raise InputError(f"fit {fit!r} is unknown; choose 'squash' (keep everything) or 'crop' (keep the middle square)")
 
 
 def to_tensor(image: Image.Image) -> Tensor:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from torch import Tensor
 
+from mixlab.errors import InputError
+
 from .decode import SUFFIXES, decode, fit_image, to_tensor
 from .folder_index import list_images
 from .mask_folders import images_beside_masks
@@ -65,7 +67,7 @@ def parse_source(name: str, *, split: str = "train", cache: str | Path | None = 
     beside masks only the images are read.
     """
     if split not in SPLITS:
-        raise ValueError(f"split {split!r} does not exist; choose {' or '.join(SPLITS)}")
+        raise InputError(f"split {split!r} does not exist; choose {' or '.join(SPLITS)}")
     if name == "shapes" or name.startswith("shapes:"):
         options = parse_options(name, name.removeprefix("shapes").removeprefix(":"), known=("size", "n", "seed"))
         size, num, seed = (to_number(name, options, *default) for default in (("size", 64), ("n", 2000), ("seed", 0)))

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from mixlab.errors import InputError
+
 from .coco import read_coco
 from .mask_folders import IMAGE_FOLDERS, MASK_FOLDERS, child
 from .mask_values import ADE_THINGS, ade_mask, imagenet_s_mask, pets_mask, plain_mask, voc_mask
@@ -60,7 +62,7 @@ def _recognise(place: Path) -> str:
             return "ade"
         if (place / "labels").is_dir():
             return "voc"
-    raise ValueError(
+    raise InputError(
         f"{place} holds no masks in a known layout: images/ beside masks/, ImageNet-S, PASCAL VOC, Oxford Pets, "
         "COCO or ADE20K; name the format, for example masks:DIR"
     )
@@ -80,7 +82,7 @@ def _no_options(name: str, options: str) -> None:
 def _open_plain(place: Path, name: str, options: str) -> MaskSource:
     rule = parse_options(name, options, known=("foreground",)).get("foreground", "auto")
     if rule not in ("auto", "nonzero", "half"):
-        raise ValueError(f"{name!r}: foreground {rule!r} is unknown; choose auto, nonzero or half")
+        raise InputError(f"{name!r}: foreground {rule!r} is unknown; choose auto, nonzero or half")
     images, masks = _need(place, *IMAGE_FOLDERS), _need(place, *MASK_FOLDERS)
     return PairedMasks(images, masks, partial(plain_mask, foreground=rule), every_image=True)
 
@@ -106,7 +108,7 @@ def _open_pets(place: Path, name: str, options: str) -> MaskSource:
 def _open_ade(place: Path, name: str, options: str) -> MaskSource:
     text = parse_options(name, options, known=("things",)).get("things")
     if text is None and (tables := list(place.glob("objectInfo*.txt"))) and "150" not in tables[0].name:
-        raise ValueError(
+        raise InputError(
             f"{place} has labels of its own ({tables[0].name}), not ADE20K's 150; "
             f"say which of them are things, for example ade:{place}:things=1-76"
         )

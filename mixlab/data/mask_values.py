@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from mixlab.errors import InputError
+
 BACKGROUND, FOREGROUND, IGNORE = 0, 1, 255
 Mask = NDArray[np.uint8]
 Values = NDArray[np.int64]  # never negative, at most 65535
@@ -18,7 +20,7 @@ ADE_STUFF = (1, 2, 3, 4, 5, 6, 7, 10, 12, 14, 17, 18, 22, 26, 27, 29, 30, 35, 41
 ADE_THINGS = frozenset(range(1, 151)) - frozenset(ADE_STUFF)
 
 
-class MaskValueError(ValueError):
+class MaskValueError(InputError):
     """A mask with pixel values that its format does not have."""
 
 
@@ -54,7 +56,7 @@ def plain_mask(image: Image.Image, foreground: str = "auto") -> Mask:
     if foreground == "half":
         return (values * 2 > top).astype(np.uint8)
     if foreground != "auto":
-        raise ValueError(f"foreground {foreground!r} is unknown; choose auto, nonzero or half")
+        raise InputError(f"foreground {foreground!r} is unknown; choose auto, nonzero or half")
     found = _found(values)
     labels = set(found.tolist()) - {0}
     if labels <= {128, 255} or labels <= {128 * 257, 65535}:

@@ -12,6 +12,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from mixlab.errors import InputError
+
 from .coco import read_coco
 from .decode import decode, fit_box, open_image, read_orientation, to_pil, to_tensor, turn_upright
 from .folder_index import find_images
@@ -98,7 +100,7 @@ class CocoMasks(MaskSource):
     def __init__(self, annotations: Path, images: Path) -> None:
         self.images, self._root = read_coco(annotations).images, images
         if not self.images:
-            raise ValueError(f"{annotations} lists no images")
+            raise InputError(f"{annotations} lists no images")
 
     def __len__(self) -> int:
         return len(self.images)

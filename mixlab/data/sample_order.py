@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mixlab.errors import InputError
+
 
 @dataclass(frozen=True)
 class SampleOrder:
@@ -26,11 +28,11 @@ class SampleOrder:
 
     def __post_init__(self) -> None:
         if self.num_images < 1 or self.batch_size < 1:
-            raise ValueError(f"{self.num_images} images in batches of {self.batch_size}: both must be at least 1")
+            raise InputError(f"{self.num_images} images in batches of {self.batch_size}: both must be at least 1")
         if not 0 <= self.rank < self.world_size:
-            raise ValueError(f"rank {self.rank} does not exist among {self.world_size}; ranks count from 0")
+            raise InputError(f"rank {self.rank} does not exist among {self.world_size}; ranks count from 0")
         if self.drop_last and self.num_images < self.global_batch:
-            raise ValueError(
+            raise InputError(
                 f"{self.num_images} images are fewer than one global batch of {self.global_batch}; "
                 f"use a batch of at most {self.num_images // self.world_size} on each of {self.world_size} ranks"
             )

@@ -17,6 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mixlab.errors import InputError
+
 from .drawing.outlines import OUTLINES
 from .drawing.paint import paint
 from .drawing.plan import draw_label, draw_plan
@@ -44,13 +46,13 @@ class Shapes(ImageSource):
 
     def __init__(self, *, size: int = 64, num_images: int = 2000, seed: int = 0, split: str = "train") -> None:
         if size < 8:
-            raise ValueError(f"shapes of {size} px cannot be told apart; give a size of at least 8")
+            raise InputError(f"shapes of {size} px cannot be told apart; give a size of at least 8")
         if num_images < 1:
-            raise ValueError(f"{num_images} images are not a set; give n of at least 1")
+            raise InputError(f"{num_images} images are not a set; give n of at least 1")
         if split not in SPLITS:
-            raise ValueError(f"split {split!r} does not exist; shapes has {' and '.join(SPLITS)}")
+            raise InputError(f"split {split!r} does not exist; shapes has {' and '.join(SPLITS)}")
         if not 0 <= seed < 2**32:
-            raise ValueError(f"seed {seed} is out of range; give a number from 0 to 2^32 - 1")
+            raise InputError(f"seed {seed} is out of range; give a number from 0 to 2^32 - 1")
         self.size, self.num_images, self.seed, self.split = size, num_images, seed, split
         self.classes = SHAPE_CLASSES
 

@@ -18,6 +18,8 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
+from mixlab.errors import InputError
+
 from .decode import SUFFIXES, decode, fit_image, to_tensor
 from .source import ImageSource
 from .unreadable import UnreadableImage
@@ -81,7 +83,7 @@ def expand_pattern(pattern: str) -> list[Path]:
     files = [Path(found) for text in _expand_braces(pattern) for found in _existing(text, pattern)]
     packed = [file for file in files if file.suffix != ".tar"]
     if packed:
-        raise ValueError(f"{packed[0]} is not a plain .tar; unpack compressed shards first, for example with gunzip")
+        raise InputError(f"{packed[0]} is not a plain .tar; unpack compressed shards first, for example with gunzip")
     return files
 
 
@@ -97,7 +99,7 @@ def _brace_choices(inside: str, pattern: str) -> list[str]:
         return inside.split(",")
     first, last = numbers.groups()
     if int(last) < int(first):
-        raise ValueError(f"wds:{pattern}: the range {{{inside}}} runs backwards; write the smaller number first")
+        raise InputError(f"wds:{pattern}: the range {{{inside}}} runs backwards; write the smaller number first")
     return [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
 
 
@@ -147,7 +149,7 @@ def _scan_shard(shard: Path) -> list[_Sample]:
                 elif suffix in (".cls", ".json") and (data := tar.extractfile(member)) is not None:
                     labels.setdefault(key, _read_label(data.read(), suffix, f"{shard}/{member.name}"))
     except tarfile.TarError as error:
-        raise ValueError(f"{shard} is not a readable tar file ({error}); is it complete and uncompressed?") from error
+        raise InputError(f"{shard} is not a readable tar file ({error}); is it complete and uncompressed?") from error
     return [(key, offset, size, labels.get(key, -1)) for key, (offset, size) in images.items()]
 
 
@@ -160,7 +162,7 @@ def _read_label(data: bytes, suffix: str, name: str) -> int:
             known = [content[key] for key in ("label", "cls") if key in content] if isinstance(content, dict) else []
             label = int(known[0]) if known else -1
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{name} holds no class number ({error}); write a whole number, counted from 0") from error
+        raise InputError(f"{name} holds no class number ({error}); write a whole number, counted from 0") from error
     if not -1 <= label < _MAX_CLASSES:
-        raise ValueError(f"{name} holds class {label}; classes are whole numbers from 0 to {_MAX_CLASSES - 1:,}")
+        raise InputError(f"{name} holds class {label}; classes are whole numbers from 0 to {_MAX_CLASSES - 1:,}")
     return label

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import re
 
+from mixlab.errors import InputError
+
 
 def parse_options(name: str, options: str, *, known: tuple[str, ...]) -> dict[str, str]:
     """Options of a source; `name` is what the person typed, for the error."""
@@ -14,9 +16,9 @@ def parse_options(name: str, options: str, *, known: tuple[str, ...]) -> dict[st
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known) or 'none'}"
-            raise ValueError(f"{name!r}: there is no option {key!r}; {hint}")
+            raise InputError(f"{name!r}: there is no option {key!r}; {hint}")
         if not value:
-            raise ValueError(f"{name!r}: option {key!r} needs a value, as in {key}=...")
+            raise InputError(f"{name!r}: option {key!r} needs a value, as in {key}=...")
         values[key] = value
     return values
 
@@ -25,7 +27,7 @@ def to_number(name: str, options: dict[str, str], key: str, default: int) -> int
     """A whole number among the options."""
     value = options.get(key, str(default))
     if not value.isdecimal():
-        raise ValueError(f"{name!r}: {key}={value} is not a whole number; give for example {key}={default}")
+        raise InputError(f"{name!r}: {key}={value} is not a whole number; give for example {key}={default}")
     return int(value)
 
 
@@ -35,6 +37,6 @@ def to_numbers(name: str, text: str) -> frozenset[int]:
     for part in text.split("+"):
         span = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
         if not span:
-            raise ValueError(f"{name!r}: {part!r} is neither a number nor a range; write for example 1-76+90")
+            raise InputError(f"{name!r}: {part!r} is neither a number nor a range; write for example 1-76+90")
         numbers |= set(range(int(span[1]), int(span[2] or span[1]) + 1))
     return frozenset(numbers)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mixlab.errors import InputError
 
-class UnreadableImage(ValueError):  # noqa: N818 - it names the thing
+
+class UnreadableImage(InputError):  # noqa: N818 - it names the thing
     """One file that is not a whole, decodable image (or mask)."""
 
     def __init__(self, path: str | Path, reason: str) -> None:
@@ -17,7 +19,7 @@ class UnreadableImage(ValueError):  # noqa: N818 - it names the thing
         return f"{self.path}: {self.reason}"
 
 
-class TooManyUnreadableError(ValueError):
+class TooManyUnreadableError(InputError):
     """More of a source could not be read than the limit allows."""
 
 
@@ -26,7 +28,7 @@ class SkippedImages:
 
     def __init__(self, total: int, limit: float = 0.01) -> None:
         if not 0.0 <= limit <= 1.0:
-            raise ValueError(f"limit {limit} is not a share; give a number from 0 (none) to 1 (all)")
+            raise InputError(f"limit {limit} is not a share; give a number from 0 (none) to 1 (all)")
         self.total = total
         self.limit = limit
         self.reasons: dict[str, str] = {}

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
+from mixlab.errors import InputError
+
 NUM_RESAMPLES = 2000
 TAILS = (0.025, 0.975)  # a 95 % interval
 
@@ -46,7 +48,7 @@ def accuracy(correct: int, n: int, *, seed: int = 0) -> Accuracy:
     (0.9, 0.84, 0.96)
     """
     if not 0 <= correct <= n:
-        raise ValueError(f"{correct} of {n} images cannot be right; give a count from 0 to {n}")
+        raise InputError(f"{correct} of {n} images cannot be right; give a count from 0 to {n}")
     if n == 0:
         return Accuracy(None, None, None, 0, 0)
     share = correct / n
@@ -57,7 +59,7 @@ def accuracy(correct: int, n: int, *, seed: int = 0) -> Accuracy:
 def paired_gap(first: Tensor, second: Tensor, *, seed: int = 0) -> Gap:
     """How much better the first is: two boolean (n,) of right answers on the same images, resampled in pairs."""
     if first.shape != second.shape or first.ndim != 1 or len(first) == 0:
-        raise ValueError(
+        raise InputError(
             f"answers {tuple(first.shape)} and {tuple(second.shape)} do not pair up; give two (n,) of the same images"
         )
     n = len(first)

@@ -17,6 +17,7 @@ from mixlab.backbones.backbone import Backbone, Source
 from mixlab.backbones.timm_backbone import TimmBackbone
 from mixlab.backbones.weights.reading import StoredWeights, WeightsError, read_weights
 from mixlab.backbones.weights.saving import save_tensors
+from mixlab.errors import InputError
 from mixlab.evaluation.feature_plan import FeaturePlan, HeadInput, has_class_token, published_source
 from mixlab.evaluation.imagenet_labels import imagenet_classes
 from mixlab.evaluation.views import CentreView
@@ -117,7 +118,7 @@ class ProbedBackbone(nn.Module):
         self.backbone, self.head_input = backbone, head.input
         self.plan = FeaturePlan.build(backbone, [head.input], source=head.source, image=image)
         if self.plan.width != head.weight.shape[1]:
-            raise ValueError(
+            raise InputError(
                 f"the head reads {head.weight.shape[1]} features, {backbone.name} gives {self.plan.width} for "
                 f"{head.input}; choose the backbone that it was trained on"
             )
@@ -135,7 +136,7 @@ class ProbedBackbone(nn.Module):
 def probe_classifier(backbone: Backbone, head: ProbeHead, *, view: CentreView, label: str) -> Classifier:
     """A backbone with a probe as a classifier."""
     if not head.classes:
-        raise ValueError(
+        raise InputError(
             f"the head has {len(head.bias)} classes without names; robustness needs to know which class is which: "
             "train one with `mixlab probe`, or give one of 1,000 ImageNet classes"
         )
@@ -162,7 +163,7 @@ def timm_classifier(
 ) -> Classifier:
     """Any classifier of timm: its own pretrained weights (downloaded by timm), or a file of them."""
     if not timm.is_model(name.split(".")[0]):
-        raise ValueError(f"timm {timm.__version__} has no model {name!r}; timm.list_models() knows all")
+        raise InputError(f"timm {timm.__version__} has no model {name!r}; timm.list_models() knows all")
     model: Any = timm.create_model(name, pretrained=weights is None)
     if weights is not None:
         try:
@@ -172,7 +173,7 @@ def timm_classifier(
             raise WeightsError(f"{weights} does not fit timm's {name}: {reason}") from error
     subset = infer_imagenet_subset(model)
     if subset is None:
-        raise ValueError(
+        raise InputError(
             f"timm's {name} has {model.num_classes} outputs, which is no ImageNet list that timm knows; choose a "
             "classifier of ImageNet-1k, -12k, -21k or -22k"
         )

@@ -26,6 +26,7 @@ from mixlab.backbones.backbone import Backbone
 from mixlab.data.images import ImageFolder
 from mixlab.data.shards import TarShards
 from mixlab.data.source import ImageSource, Subset
+from mixlab.errors import InputError, WorkError
 from mixlab.evaluation.feature_plan import FeaturePlan
 from mixlab.evaluation.feature_table import FeatureTable
 from mixlab.evaluation.views import CentreView, PrecisionInUse
@@ -94,7 +95,7 @@ class FeatureCache:
     ) -> FeatureTable:
         """Extract what is missing or damaged, and open the whole."""
         if len(set(from_all(self.folder.name))) > 1:
-            raise RuntimeError("ranks hold different weights or images; give all of them the same, and the same seed")
+            raise WorkError("ranks hold different weights or images; give all of them the same, and the same seed")
         own = range(world.rank, self.num_shards, world.size)
         missing = [number for number in own if not self._is_whole(number)]
         progress(sum(len(self._range(number)) for number in own if number not in missing))
@@ -165,7 +166,7 @@ class FeatureCache:
         kept = features.to(getattr(torch, self.extraction.stored)).cpu()
         if not kept.isfinite().all():
             way_out = "store them as float32" if features.isfinite().all() else "check the weights, or use fp32"
-            raise ValueError(f"features are not finite numbers in {self.extraction.stored}; {way_out}")
+            raise InputError(f"features are not finite numbers in {self.extraction.stored}; {way_out}")
         return kept
 
     def _write(

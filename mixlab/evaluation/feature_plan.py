@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mixlab.backbones.backbone import Backbone, Source, check_source
 from mixlab.backbones.tokens import Features
+from mixlab.errors import InputError
 
 STRATEGIES = ("cls", "mean", "max", "cls+mean", "cls+max")  # Dino-Mamba, Table 6; cls is the summary token or tokens
 OUTPUT = "output"  # what the backbone itself returns
@@ -46,7 +47,7 @@ class FeaturePlan:
         check_source(source)
         inputs = tuple(dict.fromkeys(inputs))
         if not inputs:
-            raise ValueError(f"no features to probe; choose blocks and strategies among {', '.join(STRATEGIES)}")
+            raise InputError(f"no features to probe; choose blocks and strategies among {', '.join(STRATEGIES)}")
         blocks = {pool: 0 for head in inputs for pool in head.strategy.split("+")}
         for head in inputs:
             for pool in head.strategy.split("+"):
@@ -102,7 +103,7 @@ def head_inputs(backbone: Backbone, blocks: Sequence[int], strategies: Sequence[
     """Every number of blocks with every strategy; `output` and `registers` as they apply."""
     for number in blocks:
         if not 1 <= number <= backbone.num_layers:
-            raise ValueError(f"cannot read the last {number} of {backbone.num_layers} blocks of {backbone.name}")
+            raise InputError(f"cannot read the last {number} of {backbone.num_layers} blocks of {backbone.name}")
     found = []
     for strategy in strategies:
         if strategy == OUTPUT:
@@ -110,13 +111,13 @@ def head_inputs(backbone: Backbone, blocks: Sequence[int], strategies: Sequence[
         elif strategy == REGISTERS:
             number = backbone.layout.num_registers
             if not number:
-                raise ValueError(f"{backbone.name} has no registers; choose among {', '.join(STRATEGIES)}")
+                raise InputError(f"{backbone.name} has no registers; choose among {', '.join(STRATEGIES)}")
             found += [HeadInput(n, f"register_{index}") for n in blocks for index in range(number)]
         elif strategy not in STRATEGIES:
             known = ", ".join((*STRATEGIES, OUTPUT, REGISTERS))
-            raise ValueError(f"strategy {strategy!r} does not exist; choose among {known}")
+            raise InputError(f"strategy {strategy!r} does not exist; choose among {known}")
         elif "cls" in strategy and not has_class_token(backbone):
-            raise ValueError(
+            raise InputError(
                 f"{backbone.name} has no class token, so {strategy!r} would be the mean; choose mean, max or {OUTPUT}"
             )
         else:
@@ -165,4 +166,4 @@ def _pool(features: Features, pool: str) -> Tensor:
             return features.patches.amax((1, 2))
         case ("register", _, index):
             return features.registers[:, int(index)]
-    raise ValueError(f"there is no pool {pool!r}")
+    raise InputError(f"there is no pool {pool!r}")

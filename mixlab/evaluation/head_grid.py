@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mixlab.errors import InputError
 from mixlab.evaluation.feature_plan import FeaturePlan, HeadInput
 from mixlab.training.distributed import World
 
@@ -98,9 +99,9 @@ class HeadGrid:
         world: World | None = None,
     ) -> None:
         if num_classes < 2:
-            raise ValueError(f"{num_classes} classes cannot be told apart; give labels of at least 2")
+            raise InputError(f"{num_classes} classes cannot be told apart; give labels of at least 2")
         if not lrs or not weight_decays or min(lrs) <= 0 or min(weight_decays) < 0:
-            raise ValueError(f"lr {tuple(lrs)} and wd {tuple(weight_decays)}: give some lr above 0 and some wd from 0")
+            raise InputError(f"lr {tuple(lrs)} and wd {tuple(weight_decays)}: give some lr above 0 and some wd from 0")
         self.plan, self.num_classes = plan, num_classes
         self.world = world or World(torch.device("cpu"))
         self.heads = tuple(Head(*head, lr, wd) for head, lr, wd in product(plan.inputs, lrs, weight_decays))

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mixlab.errors import InputError
 from mixlab.evaluation.feature_plan import HeadInput
 from mixlab.evaluation.head_grid import HeadGrid
 
@@ -40,7 +41,7 @@ def spread_heads(grid: HeadGrid, whole: dict[str, Tensor]) -> None:
         found = {name: tuple(tensor.shape) for name, tensor in whole.items()}
         if expected != found:
             odd = sorted(expected.items() ^ found.items())[0][0]
-            raise ValueError(
+            raise InputError(
                 f"saved heads do not fit this grid: {odd} is {found.get(odd, 'missing')}, expected "
                 f"{expected.get(odd, 'none')}; go on with the settings of the run, or choose another --name"
             )

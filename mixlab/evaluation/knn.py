@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mixlab.errors import InputError
 from mixlab.evaluation.feature_table import FeatureTable
 from mixlab.evaluation.matrix_products import matrix_products
 
@@ -36,9 +37,9 @@ def nearest(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """For each block of queries the cosines (q, k), on the grid, and the rows (q, k) of the nearest, nearest first."""
     if k < 1 or len(bank) == 0:
-        raise ValueError(f"the {k} nearest of {len(bank)} images do not exist; give k of at least 1 and some images")
+        raise InputError(f"the {k} nearest of {len(bank)} images do not exist; give k of at least 1 and some images")
     if len(bank) > _LOW:
-        raise ValueError(f"{len(bank)} images are more than can be numbered in 32 bits; split the bank")
+        raise InputError(f"{len(bank)} images are more than can be numbered in 32 bits; split the bank")
     dtype = torch.float32 if device.type == "cuda" else torch.float64
     k, bits = min(k, len(bank)), _GRID_BITS[dtype]
     bank_block = min(bank_block, len(bank))
@@ -73,7 +74,7 @@ def fitting_ks(ks: Sequence[int], num_images: int) -> tuple[int, ...]:
 def vote(cosine: Tensor, labels: Tensor, *, num_classes: int, temperature: float = TEMPERATURE) -> Tensor:
     """Classes (q,) from the cosines and labels (q, k) of the nearest, nearest first."""
     if temperature <= 0:
-        raise ValueError(f"temperature {temperature} weighs nothing; give a number above 0, such as {TEMPERATURE}")
+        raise InputError(f"temperature {temperature} weighs nothing; give a number above 0, such as {TEMPERATURE}")
     relative = ((cosine.double() - cosine[:, :1].double()) / temperature).exp()
     bits = min(52, 62 - cosine.shape[1].bit_length())  # as fine as float64 allows, and no sum overflows
     weight = (relative * 2**bits).round().to(torch.int64)
@@ -96,7 +97,7 @@ def knn_correct(
 ) -> dict[int, Tensor]:
     """For each k, which queries the vote of the k nearest gets right, bool (n,). A k above the bank takes all of it."""
     if not ks or min(ks) < 1:
-        raise ValueError(f"k {tuple(ks)}: give at least one number from 1 on")
+        raise InputError(f"k {tuple(ks)}: give at least one number from 1 on")
     labels = bank.labels.to(device)
     right: dict[int, list[Tensor]] = {k: [] for k in ks}
     start = 0

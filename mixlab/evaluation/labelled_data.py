@@ -12,6 +12,7 @@ from torch import Tensor
 from mixlab.data.images import ImageFolder, parse_source
 from mixlab.data.shapes import Shapes
 from mixlab.data.source import ImageSource, Subset
+from mixlab.errors import InputError
 
 HELD_OUT = 5  # without a split of its own, every fifth image of a class is held out
 
@@ -74,7 +75,7 @@ def align(train: ImageSource, val: ImageSource) -> LabelledSplits:
     known = {index: numbers[name] for index, name in enumerate(val.classes) if name in numbers}
     aligned = Relabelled(val, known, train.classes)
     if not len(aligned):
-        raise ValueError(
+        raise InputError(
             f"no image to recognise is of a known class: found {few(val.classes)}, known are {few(train.classes)}; "
             "name the class folders alike"
         )
@@ -85,13 +86,13 @@ def align(train: ImageSource, val: ImageSource) -> LabelledSplits:
 
 def check_labels(source: ImageSource, name: str) -> None:
     if len(source.classes) < 2:
-        raise ValueError(
+        raise InputError(
             f"{name} has {len(source.classes)} classes; scores need labels of at least 2: put the images into one "
             "folder per class"
         )
     unlabelled = int((source.labels() < 0).sum())
     if unlabelled:
-        raise ValueError(
+        raise InputError(
             f"{unlabelled} of the {len(source)} images of {name} have no label; give each one, or leave it out"
         )
 
@@ -106,7 +107,7 @@ def evenly_spaced(total: int, most: int | None) -> list[int]:
     if most is None or most >= total:
         return list(range(total))
     if most < 1:
-        raise ValueError(f"{most} images are none; give at least 1")
+        raise InputError(f"{most} images are none; give at least 1")
     return np.linspace(0, total, most, endpoint=False, dtype=np.int64).tolist()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mixlab.errors import InputError
 from mixlab.evaluation.feature_table import FeatureTable
 from mixlab.evaluation.head_grid import LR_BATCH, HeadGrid
 from mixlab.evaluation.head_sharing import collect_heads, spread_heads
@@ -51,7 +52,7 @@ class Probe:
         save_every_s: float = SAVE_EVERY_S,
     ) -> None:
         if epochs < 1:
-            raise ValueError(f"{epochs} epochs train nothing; give at least 1")
+            raise InputError(f"{epochs} epochs train nothing; give at least 1")
         self.grid, self.stream, self.val, self.epochs = grid, stream, val, epochs
         self.world, self.say, self.exact = grid.world, say, exact
         self.score_every, self.save_every_s = score_every, save_every_s
@@ -129,7 +130,7 @@ class Probe:
         changed = differences(read_json(file), self.settings)
         if changed:
             listed = "; ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed.items())
-            raise ValueError(
+            raise InputError(
                 f"{self.run.path} holds a probe with other settings ({listed}); give the same ones to go on, "
                 "or another --name"
             )

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mixlab.errors import InputError
 from mixlab.evaluation import paper
 from mixlab.evaluation.accuracy import accuracy
 from mixlab.evaluation.head_grid import Head
@@ -18,7 +19,7 @@ VARIED = {"blocks": "blocks", "strategy": "strategy", "lr": "learning rate", "we
 def best_head(correct: Tensor, finite: Tensor) -> int:
     """The head that gets most images right, the first of equals; diverged heads do not count."""
     if not finite.any():
-        raise ValueError("every head diverged; lower the learning rates")
+        raise InputError("every head diverged; lower the learning rates")
     return int(torch.where(finite, correct.sum(1), -1).argmax())
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from mixlab.backbones.backbone import Backbone, Source
+from mixlab.errors import InputError
 from mixlab.evaluation.classifier import ProbeHead, save_head
 from mixlab.evaluation.feature_cache import Extraction, FeatureCache, Stored, weights_checksum
 from mixlab.evaluation.feature_plan import FeaturePlan, head_inputs
@@ -115,7 +116,7 @@ def run_probe(
     )
     val = _table(backbone, splits, "val", plan, settings, machine, data, bar)
     if not len(val):
-        raise ValueError(f"none of the {len(splits.val)} images to recognise can be read; {next(iter(val.unreadable))}")
+        raise InputError(f"none of the {len(splits.val)} images to recognise can be read; {next(iter(val.unreadable))}")
     stream = _stream(backbone, splits, plan, settings, machine, data, bar)
     probe = Probe(
         grid,
@@ -180,7 +181,7 @@ def _stream(
 def _batch(asked: int, num_images: int, world: World) -> int:
     """The batch as asked, or as large as the images allow; the learning rate follows."""
     if num_images < world.size:
-        raise ValueError(f"{num_images} images to learn from are too few for {world.size} ranks")
+        raise InputError(f"{num_images} images to learn from are too few for {world.size} ranks")
     return min(asked, num_images // world.size * world.size)
 
 

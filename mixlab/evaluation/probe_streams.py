@@ -13,6 +13,7 @@ from mixlab.backbones.backbone import Backbone
 from mixlab.data.loader import Loader
 from mixlab.data.sample_order import SampleOrder
 from mixlab.data.source import ImageSource
+from mixlab.errors import InputError
 from mixlab.evaluation.feature_plan import FeaturePlan
 from mixlab.evaluation.feature_table import FeatureTable
 from mixlab.evaluation.views import ProbeCrops
@@ -71,7 +72,7 @@ class AugmentedStream(FeatureStream):
     ) -> None:
         if batch % world.size:
             near = max(batch // world.size, 1) * world.size
-            raise ValueError(f"a batch of {batch} cannot be shared by {world.size} ranks; try {near}")
+            raise InputError(f"a batch of {batch} cannot be shared by {world.size} ranks; try {near}")
         self.backbone, self.plan, self.crops, self.world, self.precise = backbone, plan, crops, world, precise
         self.num_images, self.batch = len(source), batch
         self.loader = Loader(
@@ -111,7 +112,7 @@ class AugmentedStream(FeatureStream):
         """Unreadable images are replaced by the next readable one, if there is one near."""
         wanted = self.batch // self.world.size
         if found < wanted:
-            raise ValueError(
+            raise InputError(
                 f"a batch of {wanted} has {found} images, {len(self.unreadable)} in all cannot be read, such as "
                 f"{next(iter(self.unreadable), 'none')}; repair or remove them"
             )

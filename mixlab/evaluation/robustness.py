@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mixlab.data.images import ImageFolder
 from mixlab.data.source import Subset
+from mixlab.errors import InputError
 from mixlab.evaluation.classifier import Classifier
 from mixlab.evaluation.imagenet_labels import (
     imagenet_a_classes,
@@ -157,7 +158,7 @@ class SetImages(Subset):
         super().__init__(source, list(answers))
         self.answers = list(answers.values())
         if not answers:
-            raise ValueError(
+            raise InputError(
                 f"{folder} has no image that can be scored as {robust_set.title}, which has {robust_set.layout}. "
                 + " ".join(self.score.notes())
             )

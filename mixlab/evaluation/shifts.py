@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mixlab.data.colour import to_grey
 from mixlab.data.source import ImageSource, Subset
+from mixlab.errors import InputError
 from mixlab.evaluation.classifier import Classifier
 from mixlab.training.seeding import seed_for
 
@@ -94,7 +95,7 @@ def score_shifts(
     known = [number for number, name in enumerate(images.classes) if name in outputs]
     numbers = [index for index in range(len(images)) if images.label(index) in known]
     if not numbers:
-        raise ValueError(
+        raise InputError(
             f"none of the classes {', '.join(images.classes[:4])} ... is among those of the classifier "
             f"({', '.join(classifier.classes[:4])} ...); give images of its own classes"
         )

@@ -6,6 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from mixlab.data.source import ImageSource, Subset
+from mixlab.errors import InputError
 
 
 def few_labels(labels: Tensor, share: float, *, seed: int = 0) -> list[int]:
@@ -14,7 +15,7 @@ def few_labels(labels: Tensor, share: float, *, seed: int = 0) -> list[int]:
     A class keeps the first of its own shuffled order, so that 1 % of a set is part of its 10 %.
     """
     if not 0 < share <= 1:
-        raise ValueError(f"a share of {share} is no part of a set; give a number above 0 and up to 1, such as 0.01")
+        raise InputError(f"a share of {share} is no part of a set; give a number above 0 and up to 1, such as 0.01")
     values = labels.cpu().numpy()
     chosen = []
     for number in np.unique(values):

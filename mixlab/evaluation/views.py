@@ -15,6 +15,7 @@ from mixlab.data.crop_parameters import CropKind
 from mixlab.data.crops import MultiCrop
 from mixlab.data.loader import Batch, Loader
 from mixlab.data.source import ImageSource
+from mixlab.errors import InputError
 from mixlab.training.distributed import World
 from mixlab.training.machine import num_cores
 from mixlab.training.recipe import Place, to_pixels_of
@@ -35,7 +36,7 @@ class CentreView:
 
     def __post_init__(self) -> None:
         if self.size < 1 or not 0 < self.crop_share <= 1:
-            raise ValueError(
+            raise InputError(
                 f"a view of {self.size} px that keeps {self.crop_share} of each side: give at least 1 px and a share "
                 f"above 0 and up to 1, such as {CROP_SHARE}"
             )

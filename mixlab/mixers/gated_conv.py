@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mixlab.errors import InputError
 from mixlab.mixers.mixer import ALL, Grid, MixerConfig, Mixing, TokenMixer
 
 
@@ -70,7 +71,7 @@ class GatedConv(TokenMixer):
     def __init__(self, config: GatedConvConfig, dim: int, depth: int) -> None:
         super().__init__()
         if not config.sequence and config.kernel % 2 == 0:
-            raise ValueError(f"a grid kernel needs a centre: kernel {config.kernel} is even; try {config.kernel + 1}")
+            raise InputError(f"a grid kernel needs a centre: kernel {config.kernel} is even; try {config.kernel + 1}")
         inner = config.expand * dim
         self.config = config
         self.num_directions = 1 + config.two_way if config.sequence else 1
@@ -93,7 +94,7 @@ class GatedConv(TokenMixer):
             values = x.mT.repeat(1, self.num_directions, 1).unsqueeze(-1)  # (B, R E, L, 1)
             return ConvMixing(values, one_sided(weight).unsqueeze(1), (1, length)), gate
         if length != grid[0] * grid[1]:
-            raise ValueError(
+            raise InputError(
                 f"{length - grid[0] * grid[1]} tokens have no place on the {grid[0]} x {grid[1]} grid of a window; "
                 'use TokenLayout(place="none") or GatedConvConfig(sequence=True)'
             )

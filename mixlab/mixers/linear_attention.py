@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mixlab.errors import InputError
 from mixlab.mixers.attention import QKVMixer
 from mixlab.mixers.mixer import ALL, Grid, MixerConfig, Mixing
 from mixlab.ops.linear_attention.op import linear_attention, linear_attention_matrix, softmax_linear_attention
@@ -54,7 +55,7 @@ def _positive_features(q: Tensor, k: Tensor, feature_map: FeatureMap) -> tuple[T
         case "elu":
             return F.elu(q) + 1, F.elu(k) + 1
         case _:
-            raise ValueError(f"unknown feature map {feature_map!r}; choose one of {', '.join(get_args(FeatureMap))}")
+            raise InputError(f"unknown feature map {feature_map!r}; choose one of {', '.join(get_args(FeatureMap))}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from mixlab.errors import InputError
 from mixlab.mixers.mixer import ALL, Grid, MixerConfig, Mixing, TokenMixer, num_heads_of
 from mixlab.ops.gated_norm.reference import gated_norm
 from mixlab.ops.mamba2.op import mamba2
@@ -48,7 +49,7 @@ class SSDMixing(Mixing):
     def num_reverse_in(self, heads: slice) -> int:
         chosen = range(self.num_heads)[heads]
         if chosen.step < 0:
-            raise ValueError(f"heads {heads} run backwards; give them in rising order")
+            raise InputError(f"heads {heads} run backwards; give them in rising order")
         return sum(head >= self.num_heads - self.num_reverse for head in chosen)
 
     def apply(self) -> Tensor:

@@ -7,6 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from mixlab.errors import InputError
+
 ALL = slice(None)
 Grid = tuple[int, int]
 
@@ -73,7 +75,7 @@ def join_heads(x: Tensor) -> Tensor:
 def num_heads_of(width: int, head_dim: int) -> int:
     if width % head_dim:
         below = width // head_dim * head_dim
-        raise ValueError(f"width {width} is not a multiple of head_dim {head_dim}; try width {below or head_dim}")
+        raise InputError(f"width {width} is not a multiple of head_dim {head_dim}; try width {below or head_dim}")
     return width // head_dim
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from mixlab.errors import InputError
 from mixlab.report import charts
 from mixlab.report.looks import matrix_pictures, picture_rows
 from mixlab.report.models import Figure, collect_models, colour, in_order
@@ -48,7 +49,7 @@ def write_report(runs: list[RunDirectory], out: Path) -> Path:
     findings = read_findings(runs) if runs else Findings([], [])
     if not findings.records and not findings.curves:
         named = ", ".join(str(run.path) for run in runs) or "no directory"
-        raise ValueError(
+        raise InputError(
             f"nothing to report in {named}: no results and no training curves; run `mixlab auc`, `rank`, `maps`, `knn` "
             "or `probe` on it first, or `mixlab demo` for a whole example"
         )
@@ -117,7 +118,7 @@ def _drawn(kind: str, draw: Callable[[], Any]) -> Any:
     try:
         return draw()
     except (KeyError, TypeError, IndexError, AttributeError) as error:
-        raise ValueError(
+        raise InputError(
             f"a result of kind {kind!r} does not have the form that the report reads ({error!r}); "
             f"it may be from another version: run `mixlab {kind}` again, or remove the file from results/"
         ) from error

@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mixlab.errors import InputError
+
 DATA = ("data", "val_data")  # what a result says it was measured on
 AGAIN = "remove it, and run the command that wrote it again"
 
@@ -114,7 +116,7 @@ class RunDirectory:
             try:
                 found[file.stem] = read_json(file)
             except ValueError as error:
-                raise ValueError(f"{error}; {AGAIN}") from error
+                raise InputError(f"{error}; {AGAIN}") from error
             measurements(found[file.stem], file)
         return found
 
@@ -133,7 +135,7 @@ def measurements(result: dict[str, Any], origin: str | Path) -> list[dict[str, A
     """The records of a result, none where it has none; the origin is named where they are not records."""
     found = result.get("measurements", [])
     if not isinstance(found, list) or not all(isinstance(record, dict) for record in found):
-        raise ValueError(f"{origin}: measurements must be a list of records, got {str(found)[:40]}; {AGAIN}")
+        raise InputError(f"{origin}: measurements must be a list of records, got {str(found)[:40]}; {AGAIN}")
     return found
 
 
@@ -146,9 +148,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:  # cut short, or no text at all
-        raise ValueError(f"{path} is not valid JSON: {error}") from error
+        raise InputError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}, expected an object")
+        raise InputError(f"{path} holds a {type(content).__name__}, expected an object")
     return content
 
 

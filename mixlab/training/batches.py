@@ -9,6 +9,7 @@ from mixlab.data.batch_loader import AnyBatch, BatchLoader, SampleReader
 from mixlab.data.loader import Loader
 from mixlab.data.sample_order import SampleOrder
 from mixlab.data.source import ImageSource
+from mixlab.errors import InputError
 from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World
 from mixlab.training.machine import num_cores
@@ -51,7 +52,7 @@ def check_enough(num_images: int, config: TrainConfig, world: World) -> None:
     if num_images < config.batch:
         parts = world.size * config.accumulate
         possible = num_images // parts * parts
-        raise ValueError(
+        raise InputError(
             f"{num_images} images are fewer than one batch of {config.batch}; set batch={possible} or less"
         )
 

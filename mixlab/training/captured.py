@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from mixlab.errors import WorkError
 from mixlab.training.config import Precise, TrainConfig
 from mixlab.training.distributed import World
 from mixlab.training.optim import gradients
@@ -45,7 +46,7 @@ class CapturedPass:
             try:
                 self._capture(inputs)
             except RuntimeError as error:
-                raise RuntimeError(
+                raise WorkError(
                     f"this network cannot be captured as a CUDA graph ({error}); set graph=false"
                 ) from error
         for ours, given in zip(self.inputs, inputs, strict=True):

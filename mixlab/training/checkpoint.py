@@ -22,6 +22,7 @@ from typing import Any
 from safetensors import safe_open
 from torch import Tensor
 
+from mixlab.errors import InputError
 from mixlab.training.tensor_file import flush_folder, sha256_of, write_tensors
 
 FORMAT = 1
@@ -139,7 +140,7 @@ class Checkpoints:
         if claimed != _checksum(content):
             raise DamagedCheckpoint(f"{json_file.name} is not what was written")
         if content["format"] != FORMAT:
-            raise ValueError(f"{json_file} has format {content['format']}, this version reads {FORMAT}; update mixlab")
+            raise InputError(f"{json_file} has format {content['format']}, this version reads {FORMAT}; update mixlab")
         if not tensor_file.is_file():
             raise DamagedCheckpoint(f"{tensor_file.name} is gone")
         if tensor_file.stat().st_size != tensors["bytes"]:

@@ -14,6 +14,7 @@ from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.zoo import create_model
 from mixlab.data.batch_loader import BatchLoader
 from mixlab.data.images import parse_source
+from mixlab.errors import InputError
 
 if TYPE_CHECKING:
     from mixlab.training.distributed import World
@@ -180,14 +181,14 @@ class TrainConfig:
         }
         for name, value in at_least_one.items():
             if value < 1:
-                raise ValueError(f"{name} is {value}; give at least 1")
+                raise InputError(f"{name} is {value}; give at least 1")
         if not 0 < self.optim.lr < math.inf:
-            raise ValueError(f"optim.lr is {self.optim.lr}; give a number above 0, such as 5e-4")
+            raise InputError(f"optim.lr is {self.optim.lr}; give a number above 0, such as 5e-4")
         if self.seed < 0:
-            raise ValueError(f"seed is {self.seed}; give 0 or more")
+            raise InputError(f"seed is {self.seed}; give 0 or more")
         by_epochs = self.steps is None and self.optim.warmup_steps is None
         if by_epochs and not 0 <= self.optim.warmup_epochs <= self.epochs:
-            raise ValueError(
+            raise InputError(
                 f"{self.optim.warmup_epochs} warm-up epochs do not fit into {self.epochs}; "
                 f"set optim.warmup_epochs to at most {self.epochs}"
             )
@@ -200,7 +201,7 @@ class TrainConfig:
         parts = world_size * self.accumulate
         if self.batch % parts:
             near = max(self.batch // parts, 1) * parts
-            raise ValueError(
+            raise InputError(
                 f"a batch of {self.batch} cannot be shared by {world_size} ranks x {self.accumulate} passes; "
                 f"set batch={near}"
             )

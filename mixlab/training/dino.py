@@ -15,6 +15,7 @@ from mixlab.backbones.backbone import Backbone
 from mixlab.data.crop_parameters import dino_crops
 from mixlab.data.crops import MultiCrop
 from mixlab.data.loader import Batch
+from mixlab.errors import InputError
 from mixlab.training.config import MethodConfig
 from mixlab.training.dino_head import DinoHead, DinoNetwork
 from mixlab.training.dino_loss import crowding, dino_loss, teacher_targets
@@ -52,10 +53,10 @@ class DinoConfig(MethodConfig):
     def __post_init__(self) -> None:
         for name in ("student_temperature", "teacher_temperature_start", "teacher_temperature"):
             if getattr(self, name) <= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; give a number above 0, such as 0.07")
+                raise InputError(f"{name} is {getattr(self, name)}; give a number above 0, such as 0.07")
         for name in ("teacher_momentum", "centre_momentum"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; give a number from 0 to 1")
+                raise InputError(f"{name} is {getattr(self, name)}; give a number from 0 to 1")
 
     @property
     def image(self) -> int:

@@ -12,15 +12,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mixlab.errors import InputError
+
 
 def dino_loss(student: Tensor, targets: Tensor, *, temperature: float) -> Tensor:
     """Student logits (V, B, K), of which the first T views are the teacher's; targets (T, B, K). A scalar."""
     num_views, num_targets = len(student), len(targets)
     if num_views < 2 or num_targets < 1 or num_targets > num_views:
-        raise ValueError(f"{num_views} views and {num_targets} of the teacher make no pairs; give at least 2 and 1")
+        raise InputError(f"{num_views} views and {num_targets} of the teacher make no pairs; give at least 2 and 1")
     if student.shape[1:] != targets.shape[1:]:
         shapes = f"student {tuple(student.shape)} and targets {tuple(targets.shape)}"
-        raise ValueError(f"{shapes} differ in images or outputs; give both networks the same views and heads")
+        raise InputError(f"{shapes} differ in images or outputs; give both networks the same views and heads")
     loss: Tensor = _CrossViewEntropy.apply(student, targets, temperature)
     return loss
 

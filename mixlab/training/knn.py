@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mixlab.errors import InputError
+
 CHUNK = 1024  # queries at a time
 
 
@@ -15,9 +17,9 @@ def knn_predict(
 ) -> Tensor:
     """Classes (Q,) of queries (Q, D): the k nearest of the bank (n, D) vote with exp(cosine / temperature)."""
     if len(bank) == 0 or len(bank) != len(labels):
-        raise ValueError(f"{len(bank)} features and {len(labels)} labels make no bank; give one label for each feature")
+        raise InputError(f"{len(bank)} features and {len(labels)} labels make no bank; give one label for each feature")
     if k < 1 or temperature <= 0:
-        raise ValueError(f"k = {k} and temperature {temperature}: give at least 1 and more than 0")
+        raise InputError(f"k = {k} and temperature {temperature}: give at least 1 and more than 0")
     bank = F.normalize(bank, dim=-1)
     k = min(k, len(bank))
     found = []

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mixlab.errors import InputError
 from mixlab.run.directory import RunDirectory, write_aside
 from mixlab.training.config import LogConfig
 from mixlab.training.distributed import from_all, mean_over_ranks_
@@ -95,7 +96,7 @@ class Journal:
             self._board = SummaryWriter(str(run.path / "tensorboard"), purge_step=step)
         if run is not None and config.wandb:
             if not importlib.util.find_spec("wandb"):
-                raise ValueError("log.wandb is set, but wandb is not installed; install mixlab[wandb] or leave it off")
+                raise InputError("log.wandb is set, but wandb is not installed; install mixlab[wandb] or leave it off")
             service: Any = importlib.import_module("wandb")
             self._wandb = service.init(project="mixlab", name=run.path.name, dir=str(run.path), config=settings)
 

@@ -16,6 +16,7 @@ import torch
 from mixlab.backbones.timm_backbone import TimmBackbone
 from mixlab.backbones.weights import architecture_of
 from mixlab.data.batch_loader import AnyBatch
+from mixlab.errors import WorkError
 from mixlab.run import RunDirectory
 from mixlab.training import run_config
 from mixlab.training.acceleration import compile_recipe, keep_few_activations
@@ -204,7 +205,7 @@ class Trainer:
         try:
             figures = self.buffer.fetch()
         except NonFiniteLoss as error:
-            raise RuntimeError(error.explain(self.source.name, self.checkpoints.steps())) from error
+            raise WorkError(error.explain(self.source.name, self.checkpoints.steps())) from error
         if not figures:
             return
         seconds = self.clock.seconds()

@@ -7,6 +7,8 @@ import re
 
 import torch
 
+from mixlab.errors import InputError
+
 
 def choose_device(text: str | None = "auto") -> torch.device:
     """`auto`, or None, is a GPU where there is one; `cpu`, `cuda` and `cuda:N` are taken at their word."""
@@ -14,11 +16,11 @@ def choose_device(text: str | None = "auto") -> torch.device:
     if text is None or text == "auto":
         return torch.device("cuda" if num_gpus else "cpu")
     if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
-        raise ValueError(f"device {text!r} does not exist; choose auto, cpu, cuda or cuda:N")
+        raise InputError(f"device {text!r} does not exist; choose auto, cpu, cuda or cuda:N")
     device = torch.device(text)
     if device.type == "cuda" and (device.index or 0) >= num_gpus:
         seen = f"{num_gpus} GPU{'s' * (num_gpus > 1)} here, counted from 0" if num_gpus else "no GPU here"
-        raise ValueError(f"device {text!r}, but torch sees {seen}; leave it out or give --device cpu")
+        raise InputError(f"device {text!r}, but torch sees {seen}; leave it out or give --device cpu")
     return device
 
 

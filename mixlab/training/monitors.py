@@ -14,6 +14,7 @@ from mixlab.data.images import ImageFolder, parse_source
 from mixlab.data.loader import Loader
 from mixlab.data.shapes import Shapes
 from mixlab.data.source import ImageSource, Subset
+from mixlab.errors import InputError
 from mixlab.training.config import KnnConfig, Precise
 from mixlab.training.distributed import World, any_rank, gather_rows
 from mixlab.training.knn import knn_accuracy
@@ -101,7 +102,7 @@ class LiveScores(Scores):
         size = self.world.size
         num = min(most, len(source)) // size * size
         if num == 0:
-            raise ValueError(f"{len(source)} images are too few to score on {size} ranks; set knn.every_epochs=0")
+            raise InputError(f"{len(source)} images are too few to score on {size} ranks; set knn.every_epochs=0")
         chosen = np.linspace(0, len(source), num, endpoint=False, dtype=np.int64)
         return Subset(source, chosen[self.world.rank :: size].tolist())
 

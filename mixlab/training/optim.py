@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 
+from mixlab.errors import InputError
 from mixlab.training.config import OptimConfig
 
 CLIP_EPS = 1e-6  # DINO
@@ -24,7 +25,7 @@ def parameter_groups(
     """
     trained = [(name, parameter) for name, parameter in network.named_parameters() if parameter.requires_grad]
     if unknown := no_decay - {name for name, _ in network.named_parameters()}:
-        raise ValueError(f"{', '.join(sorted(unknown))}: no such parameters; no_weight_decay() names what is not there")
+        raise InputError(f"{', '.join(sorted(unknown))}: no such parameters; no_weight_decay() names what is not there")
 
     def kind(name: str, parameter: nn.Parameter) -> tuple[float, bool]:
         share = next((share for start, share in (shares or {}).items() if name.startswith(start)), 1.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from mixlab.errors import InputError
 from mixlab.run import RunDirectory, provenance
 from mixlab.training.settings import differences, from_json, to_json
 
@@ -22,20 +23,20 @@ def agree(folder: RunDirectory, *, data: str, settings: dict[str, Any]) -> dict[
         return {}
     stored = folder.read_config()
     if "settings" not in stored:
-        raise ValueError(f"{folder.path} holds something else than a training run; choose another --run directory")
+        raise InputError(f"{folder.path} holds something else than a training run; choose another --run directory")
     before = to_json(from_json(stored["settings"]))  # settings that are newer than the run have their defaults
     changed = {key: pair for key, pair in differences(before, settings).items() if not key.startswith(MAY_CHANGE)}
     moved = not same_data(stored["data"], data)
     if (moved or changed) and not has_begun(folder):
         return {}
     if moved:
-        raise ValueError(
+        raise InputError(
             f"{folder.path} was started on {stored['data']!r}, not {data!r}; "
             "give that --data, or another --run directory"
         )
     if changed:
         listed = "; ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed.items())
-        raise ValueError(
+        raise InputError(
             f"{folder.path} was started with other settings ({listed}); "
             "give the same ones to go on, or another --run directory"
         )

@@ -8,6 +8,8 @@ import socket
 from pathlib import Path
 from types import TracebackType
 
+from mixlab.errors import WorkError
+
 
 class RunLock:
     """Held from `with` to its end. The system drops it with the process, however that ends."""
@@ -23,7 +25,7 @@ class RunLock:
         except OSError as error:
             owner = os.read(self._handle, 200).decode(errors="replace").strip() or "another process"
             os.close(self._handle)
-            raise RuntimeError(
+            raise WorkError(
                 f"{self.file.parent} is in use by {owner}; wait for it, stop it, or choose another --run directory"
             ) from error
         os.ftruncate(self._handle, 0)

@@ -2,6 +2,8 @@
 
 import math
 
+from mixlab.errors import InputError
+
 
 def cosine(step: int, *, start: float, end: float, total: int) -> float:
     """From `start` at step 0 along half a cosine towards `end` at step `total`."""
@@ -34,7 +36,7 @@ def learning_rate(
             return end + (peak - end) * (1 - min(step - warmup, total - warmup) / max(total - warmup, 1))
         case "drops":
             return peak * 0.1 ** sum(step >= drop for drop in drops)
-    raise ValueError(f"decay {decay!r} is unknown; choose cosine, poly or drops")
+    raise InputError(f"decay {decay!r} is unknown; choose cosine, poly or drops")
 
 
 def linear_by_epoch(epoch: int, *, start: float, end: float, epochs: int) -> float:

@@ -12,6 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from mixlab.backbones.config_json import config_from_json, config_to_json
 from mixlab.backbones.isotropic import IsotropicConfig
 from mixlab.backbones.zoo import ZOO, replace_fields
+from mixlab.errors import InputError
 from mixlab.training import dino, supervised  # noqa: F401  METHODS knows what was imported
 from mixlab.training.config import METHODS, MethodConfig, ModelConfig, TrainConfig
 
@@ -29,7 +30,7 @@ def override(config: TrainConfig, settings: Iterable[str]) -> TrainConfig:
     for setting in settings:
         path, equals, text = (part.strip() for part in setting.partition("="))
         if not equals:
-            raise ValueError(f"setting {setting!r} has no value; write it like optim.lr=1e-3")
+            raise InputError(f"setting {setting!r} has no value; write it like optim.lr=1e-3")
         pairs[path] = text
     if "model.name" in pairs:
         config = replace(config, model=_with_fields_for(config.model, pairs["model.name"]))
@@ -116,7 +117,7 @@ def _add(changes: dict[str, Any], node: Any, path: list[str], text: str, root: T
     if isinstance(node, ModelConfig) and key not in known and not rest:
         changes.setdefault("fields", dict(node.fields))[key] = _guess(text)
     elif key not in known or (is_dataclass(getattr(node, key)) != bool(rest)):
-        raise ValueError(f"unknown setting {whole!r}; {_nearest(whole, setting_names(root))}")
+        raise InputError(f"unknown setting {whole!r}; {_nearest(whole, setting_names(root))}")
     elif rest:
         _add(changes.setdefault(key, {}), getattr(node, key), rest, text, root, whole)
     else:
@@ -147,7 +148,7 @@ def _parse(hint: Any, text: str, where: str) -> Any:
     if get_origin(hint) is tuple:
         parts = text.strip("()[] ").split(",")
         if len(parts) != len(get_args(hint)):
-            raise ValueError(f"{where} is {text!r}; expected {len(get_args(hint))} values with commas between")
+            raise InputError(f"{where} is {text!r}; expected {len(get_args(hint))} values with commas between")
         return tuple(_parse(kind, part.strip(), where) for kind, part in zip(get_args(hint), parts, strict=True))
     value: Any = text
     if hint is bool:
@@ -173,37 +174,37 @@ def _checked(hint: Any, value: Any, where: str) -> Any:
         hint = next(option for option in options if option is not type(None))
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
-            raise ValueError(f"{where} is {value!r}; choose one of {', '.join(map(str, get_args(hint)))}")
+            raise InputError(f"{where} is {value!r}; choose one of {', '.join(map(str, get_args(hint)))}")
         return value
     if get_origin(hint) is tuple:
         kinds = get_args(hint)
         if not isinstance(value, list | tuple) or len(value) != len(kinds):
-            raise ValueError(f"{where} is {value!r}; expected {len(kinds)} values")
+            raise InputError(f"{where} is {value!r}; expected {len(kinds)} values")
         return tuple(_checked(kind, item, where) for kind, item in zip(kinds, value, strict=True))
     kind = get_origin(hint) or hint
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:  # exactly: True is not an int here
-        raise ValueError(f"{where} is {value!r}; expected {kind.__name__}")
+        raise InputError(f"{where} is {value!r}; expected {kind.__name__}")
     return value
 
 
 def _from_json(cls: type[Any], values: object, where: str) -> Any:
     if not isinstance(values, Mapping):
-        raise ValueError(f"{where} must be an object with fields, got {values!r}")
+        raise InputError(f"{where} must be an object with fields, got {values!r}")
     values = dict(values)
     if cls is MethodConfig:
         kind = values.pop("kind", None)
         if kind not in METHODS:
-            raise ValueError(f"{where}.kind is {kind!r}; choose one of {', '.join(METHODS)}")
+            raise InputError(f"{where}.kind is {kind!r}; choose one of {', '.join(METHODS)}")
         cls = METHODS[kind]
     hints, known = get_type_hints(cls), {field.name: field for field in fields(cls)}
     for name in values:
         if name not in known:
-            raise ValueError(f"unknown setting {where}.{name}; {_nearest(str(name), list(known))}")
+            raise InputError(f"unknown setting {where}.{name}; {_nearest(str(name), list(known))}")
     for name, field in known.items():
         if name not in values and field.default is MISSING and field.default_factory is MISSING:
-            raise ValueError(f"{where} lacks {name}; give it a value")
+            raise InputError(f"{where} lacks {name}; give it a value")
     return cls(
         **{
             name: _from_json(hints[name], value, f"{where}.{name}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mixlab.errors import InputError
 from mixlab.training.config import TrainConfig
 from mixlab.training.loop import Trainer, train
 
@@ -63,6 +64,6 @@ def _submitit() -> Any:
     try:
         return importlib.import_module("submitit")
     except ImportError as error:
-        raise ValueError(
+        raise InputError(
             "--launcher slurm needs submitit: install mixlab[slurm], or call torchrun in a job script"
         ) from error

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW
 
+from mixlab.errors import InputError
 from mixlab.training.distributed import copy_from_first_, from_first
 from mixlab.training.optim import local
 from mixlab.training.recipe import Recipe
@@ -48,14 +49,14 @@ class TrainingState:
             shape = from_first(None if value is None else list(value.shape))
             if target is None or list(target.shape) != shape:
                 found = "is not there" if target is None else f"has shape {list(target.shape)}"
-                raise ValueError(
+                raise InputError(
                     f"the checkpoint holds {name} {shape}, which in this model {found}; "
                     "resume with the settings of the run, or start anew in another --run directory"
                 )
             copy_from_first_(target, value)
             seen.add(name)
         if missing := [name for name in expected if name not in seen]:
-            raise ValueError(
+            raise InputError(
                 f"the checkpoint lacks {len(missing)} tensors of this model, {missing[0]} first; "
                 "resume with the settings of the run, or start anew in another --run directory"
             )

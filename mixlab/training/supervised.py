@@ -13,6 +13,7 @@ from mixlab.backbones.timm_backbone import TimmBackbone
 from mixlab.data.crop_parameters import CropKind
 from mixlab.data.crops import IMAGENET_MEAN, IMAGENET_STD, MultiCrop
 from mixlab.data.loader import Batch
+from mixlab.errors import InputError
 from mixlab.training.config import MethodConfig
 from mixlab.training.distributed import whole
 from mixlab.training.label_mixing import draw_blend, draw_erasures, erase, soft_targets
@@ -43,7 +44,7 @@ class SupervisedConfig(MethodConfig):
         self, backbone: Backbone, *, num_classes: int, total_steps: int, steps_per_epoch: int
     ) -> SupervisedRecipe:
         if num_classes < 2:
-            raise ValueError(
+            raise InputError(
                 f"supervised training needs labels of at least 2 classes, the data has {num_classes}; "
                 "put images into one folder per class, or pretrain without labels"
             )

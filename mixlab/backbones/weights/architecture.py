@@ -10,6 +10,7 @@ from mixlab.backbones.config_json import config_from_json, config_to_json
 from mixlab.backbones.isotropic import Isotropic
 from mixlab.backbones.timm_backbone import TimmBackbone
 from mixlab.backbones.weights.reading import WeightsError
+from mixlab.errors import InputError
 
 METADATA_KEY = "mixlab"
 Architecture = dict[str, Any]  # {"name", "config"} or, for a model of timm's, {"name", "timm_name", "fields"}
@@ -34,10 +35,10 @@ def build_architecture(architecture: Mapping[str, Any]) -> Backbone:
             return Isotropic(config_from_json(config), name=name)
         case {"name": str(name), "timm_name": str(timm_name), "fields": dict(fields), **rest} if not rest:
             if sent := [key for key in SOURCES if key in fields]:
-                raise ValueError(f"field {sent[0]} says where weights come from, which an architecture may not")
+                raise InputError(f"field {sent[0]} says where weights come from, which an architecture may not")
             return TimmBackbone(timm_name, {key: _tuples(value) for key, value in fields.items()}, name=name)
         case other:
-            raise ValueError(
+            raise InputError(
                 f"an architecture has name and config, or name, timm_name and fields; got {', '.join(map(str, other))}"
             )
 

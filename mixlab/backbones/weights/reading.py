@@ -12,8 +12,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.serialization import MAGIC_NUMBER
 
+from mixlab.errors import InputError
 
-class WeightsError(ValueError):
+
+class WeightsError(InputError):
     """A weights file that cannot be used: what was found, what was expected, and a way out."""
 
 

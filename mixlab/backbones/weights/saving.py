@@ -21,6 +21,7 @@ from mixlab.backbones.weights.architecture import (
 from mixlab.backbones.weights.formats import sizes_of
 from mixlab.backbones.weights.loading import load_stored
 from mixlab.backbones.weights.reading import StoredWeights, WeightsError, read_metadata, read_weights
+from mixlab.errors import InputError
 
 
 def save_weights(
@@ -101,9 +102,9 @@ def _check_plan(architecture: Architecture, stored: StoredWeights) -> None:
     config = architecture.get("config", {})
     depth = sizes_of(stored.entries)["depth"]
     if config and config.get("depth") != depth:
-        raise ValueError(f"its config has depth {config.get('depth')!r}, its tensors are those of {depth} layers")
+        raise InputError(f"its config has depth {config.get('depth')!r}, its tensors are those of {depth} layers")
     with torch.device("meta"):
         planned = build_architecture(architecture).state_dict()
     for key, tensor in planned.items():
         if key not in stored.entries or stored.entries[key].shape != tensor.shape:
-            raise ValueError(f"its config wants {key} of shape {tuple(tensor.shape)}, which is not among its tensors")
+            raise InputError(f"its config wants {key} of shape {tuple(tensor.shape)}, which is not among its tensors")

@@ -14,6 +14,7 @@ from mixlab.commands.laboratory.look import Look
 from mixlab.commands.laboratory.pictures import decode_mask, decode_picture, square_mask, square_picture
 from mixlab.commands.laboratory.traces import Sight, Traces
 from mixlab.commands.looking import own_size
+from mixlab.errors import InputError
 from mixlab.mixers import Mixing, SSDMixing
 
 PARTS: dict[str, Literal["head", "register", "direction"]] = {
@@ -118,7 +119,7 @@ def first_mixing(subject: Subject, size: int) -> Mixing | None:
     """The mixing of the first layer, or None where timm's model has no matrix to show."""
     backbone = subject.backbone
     if backbone.channels != 3:
-        raise ValueError(f"{subject.label} takes {backbone.channels} channels; the page shows RGB pictures only")
+        raise InputError(f"{subject.label} takes {backbone.channels} channels; the page shows RGB pictures only")
     parameter = next(backbone.parameters())
     blank = torch.zeros(1, 3, size, size, device=parameter.device, dtype=parameter.dtype)
     try:

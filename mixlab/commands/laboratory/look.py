@@ -19,6 +19,7 @@ from mixlab.app.mask_runs import decode_runs
 from mixlab.app.questions import MaskedQuestion, RowQuestion
 from mixlab.backbones.tokens import Features
 from mixlab.commands.laboratory.traces import Sight, Traces
+from mixlab.errors import InputError
 from mixlab.mixers import Mixing, SSDMixing
 
 MATRIX_SIDE = 256  # cells a side of a drawn matrix
@@ -31,7 +32,7 @@ class Look:
 
     def __init__(self, traces: Traces, sight: Sight, card: ModelCard, *, layer: int, progress: Progress) -> None:
         if layer >= card.num_layers:
-            raise ValueError(f"{card.id} has no layer {layer + 1}; choose 1 to {card.num_layers}")
+            raise InputError(f"{card.id} has no layer {layer + 1}; choose 1 to {card.num_layers}")
         self._traces, self._sight, self._card, self._layer, self._progress = traces, sight, card, layer, progress
 
     def map(self, name: str) -> dict[str, Any]:
@@ -115,7 +116,7 @@ class Look:
             return self._card.default_map
         find_map(name)
         if name not in self._card.maps:
-            raise ValueError(f"{self._card.id} has no map {name!r}; it has {', '.join(self._card.maps)}")
+            raise InputError(f"{self._card.id} has no map {name!r}; it has {', '.join(self._card.maps)}")
         return name
 
     def _map(self, name: str, layer: int) -> Tensor:
@@ -133,7 +134,7 @@ class Look:
 
     def _mixing(self, layer: int) -> Mixing:
         if not self._card.has_matrix:
-            raise ValueError(f"{self._card.id} mixes tokens in a way that has no matrix to show")
+            raise InputError(f"{self._card.id} mixes tokens in a way that has no matrix to show")
         return self._traces.mixings(self._sight, self._progress)[layer]
 
     def _matrix(self, head: int | None) -> Tensor:
@@ -142,7 +143,7 @@ class Look:
 
     def _finite(self, values: Tensor, what: str) -> Tensor:
         if not values.isfinite().all():
-            raise ValueError(f"{what} of {self._card.id} holds NaN or infinity: its weights are broken; check its run")
+            raise InputError(f"{what} of {self._card.id} holds NaN or infinity: its weights are broken; check its run")
         return values
 
     def _patch_tokens(self, grid: tuple[int, int]) -> list[int]:

@@ -17,6 +17,7 @@ from mixlab.data.images import parse_source
 from mixlab.data.mask_formats import parse_masks
 from mixlab.data.mask_values import plain_mask
 from mixlab.data.unreadable import UnreadableImage
+from mixlab.errors import InputError
 
 MAX_SIDE = 1024  # larger pictures are scaled down: no model here sees more
 
@@ -27,7 +28,7 @@ def decode_picture(data: bytes, *, max_pixels: int) -> Pixels:
     try:
         return _shrunk(decode(data, name="this file", draft=MAX_SIDE))
     except UnreadableImage as error:
-        raise ValueError(error.reason) from error
+        raise InputError(error.reason) from error
 
 
 def decode_mask(data: bytes, picture: Picture, *, max_pixels: int) -> MaskValues:
@@ -35,14 +36,14 @@ def decode_mask(data: bytes, picture: Picture, *, max_pixels: int) -> MaskValues
     stored = _check_header(data, max_pixels)
     height, width = picture.pixels.shape[:2]
     if abs(stored.width * height - stored.height * width) > 0.02 * stored.height * width:
-        raise ValueError(
+        raise InputError(
             f"the mask is {stored.width} x {stored.height}, the picture {width} x {height}: another shape; "
             "give a mask of the same picture"
         )
     try:
         mask = plain_mask(stored)
     except Exception as error:  # decoders fail in many ways on damaged files
-        raise ValueError(f"this file is no mask: {error}") from error
+        raise InputError(f"this file is no mask: {error}") from error
     return np.array(Image.fromarray(mask).resize((width, height), Image.Resampling.NEAREST))
 
 
@@ -91,14 +92,14 @@ def _check_header(data: bytes, max_pixels: int) -> Image.Image:
         with suppress(Exception):  # no image: `open_image` says why
             width, height = Image.open(io.BytesIO(data), formats=FORMATS).size
     if width * height > max_pixels:
-        raise ValueError(
+        raise InputError(
             f"this image has {width} x {height} = {width * height / 1e6:.0f} million pixels, "
             f"the limit is {max_pixels / 1e6:.0f} million; scale it down first"
         )
     try:
         return open_image(data, name="this file")
     except UnreadableImage as error:
-        raise ValueError(error.reason) from error
+        raise InputError(error.reason) from error
 
 
 def _shrunk(image: Image.Image) -> Pixels:

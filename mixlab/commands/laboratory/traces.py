@@ -13,6 +13,7 @@ from mixlab.app.jobs import Progress
 from mixlab.app.laboratory import Fit, Picture
 from mixlab.backbones.tokens import Features
 from mixlab.commands.laboratory.pictures import square_picture
+from mixlab.errors import InputError
 from mixlab.mixers import ConvMixing, Mixing
 
 MAX_TOKENS = 4096  # a matrix of so many is 64 MB
@@ -72,7 +73,7 @@ class Traces:
         mixing = self.mixings(sight, progress)[layer]
         length = mixing.values.shape[2]
         if length > MAX_TOKENS:
-            raise ValueError(
+            raise InputError(
                 f"layer {layer + 1} of {sight.subject.label} mixes {length} tokens; matrices are shown up to "
                 f"{MAX_TOKENS}: choose a later layer"
             )

@@ -9,6 +9,7 @@ from mixlab.data.decode import to_pil
 from mixlab.data.images import ImageFolder, parse_source
 from mixlab.data.mask_formats import parse_masks
 from mixlab.data.unreadable import SkippedImages
+from mixlab.errors import InputError
 from mixlab.run.directory import write_json
 
 HELD_OUT = 5  # every fifth image of a class
@@ -20,7 +21,7 @@ def hold_out(data: str, out: str) -> None:
     """OUT/train and OUT/val with links to the images of DATA's training part: every fifth of a class is in val."""
     source, folder = parse_source(data, split="train"), Path(out)
     if not isinstance(source, ImageFolder) or not source.classes:
-        raise ValueError(f"{data} has no class folders to hold images out of; give one sub-folder per class")
+        raise InputError(f"{data} has no class folders to hold images out of; give one sub-folder per class")
     parts = held_out(source)
     for part, paths in parts.items():
         for path in paths:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from mixlab.commands.miniature.parts import finished_runs
 from mixlab.commands.output import console
 from mixlab.commands.report import make_report
+from mixlab.errors import InputError
 from mixlab.run import RunDirectory
 from mixlab.run.directory import read_json
 
@@ -31,10 +32,10 @@ def publish_study(run: Path, out: Path) -> Path:
     directory = RunDirectory.open(run)
     config = directory.read_config()
     if "study" not in config:
-        raise ValueError(f"{run} is no study: its config.json names none; give the --run of `mixlab study`")
+        raise InputError(f"{run} is no study: its config.json names none; give the --run of `mixlab study`")
     places = finished_runs(run)
     if run not in places:
-        raise ValueError(f"{run} has no results of its own yet; let a part of the study end first")
+        raise InputError(f"{run} has no results of its own yet; let a part of the study end first")
     _check_place(run.resolve(), out)
     names = _short_names(run, config)
     with _built_aside(out.resolve()) as made:
@@ -51,12 +52,12 @@ def _check_place(run: Path, out: Path) -> None:
     """What is there may be replaced only if it is a published study and nothing else."""
     place = out.resolve()
     if place.is_relative_to(run) or run.is_relative_to(place):
-        raise ValueError(f"--publish {out} is the study itself, lies in it or holds it; give another folder")
+        raise InputError(f"--publish {out} is the study itself, lies in it or holds it; give another folder")
     if place.exists() and not place.is_dir():
         raise NotADirectoryError(f"--publish {out} is a file; give a new folder, or one that was published before")
     if place.is_dir() and (other := next(_not_published(place), None)) is not None:
         named = other.relative_to(place)
-        raise ValueError(
+        raise InputError(
             f"--publish {out} holds something else ({named}); give a new folder, or one that was published before"
         )
 

@@ -22,6 +22,7 @@ from mixlab.commands.report import make_report
 from mixlab.commands.steps import Step, is_done, mark_of, run_steps, wait_for_workers, worker_pool
 from mixlab.data.images import parse_source
 from mixlab.data.mask_formats import parse_masks
+from mixlab.errors import InputError
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import read_json, write_json
 from mixlab.training.machine import choose_device, num_cores
@@ -71,7 +72,7 @@ def run_miniature(
         )
         sizes |= {"num_images": len(parse_source(setting.data, split="train"))}
         if sizes["num_images"] < effort.least_images:
-            raise ValueError(
+            raise InputError(
                 f"{data} has {sizes['num_images']} images for training; the study needs {effort.least_images} or more"
             )
         sharing = shared_gpu() if on_gpu and at_once > 1 else contextlib.nullcontext()
@@ -128,7 +129,7 @@ def _check_needs(name: str, part: Part, setting: Setting) -> None:
         missing = [step for step in PARTS[need].steps(setting) if step.trains and not is_done(step, setting.run)]
         if missing:
             named = ", ".join(step.title for step in missing[:3])
-            raise ValueError(
+            raise InputError(
                 f"part {name} needs part {need}, of which {len(missing)} trainings are not done ({named}, ...); "
                 f"run it first: --part {need}, with the same --seeds"
             )
@@ -141,7 +142,7 @@ def _agree(directory: RunDirectory, settings: dict[str, Any]) -> None:
         changed = [key for key, value in settings.items() if stored.get(key) != value]
         if changed:
             was = ", ".join(f"{key} was {stored.get(key)!r}, is {settings[key]!r}" for key in changed)
-            raise ValueError(f"{directory.path} holds another study ({was}); give another --run, or the same settings")
+            raise InputError(f"{directory.path} holds another study ({was}); give another --run, or the same settings")
         return
     directory.write_config({**settings, **provenance()})
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.isotropic import Isotropic
 from mixlab.backbones.timm_backbone import TimmBackbone
+from mixlab.errors import InputError
 
 STRIDES = (4, 8, 16, 32)
 NUM_TAPS = len(STRIDES)
@@ -82,7 +83,7 @@ class Pyramid(nn.Module):
             try:
                 return {layer: features.patches.permute(0, 3, 1, 2) for layer, features in found}
             except AssertionError as error:  # how timm's windowed models refuse a size
-                raise ValueError(
+                raise InputError(
                     f"{self.backbone.name} takes images of one size only ({error}); "
                     "timm's Swin takes any with model.strict_img_size=false"
                 ) from error
@@ -135,14 +136,14 @@ def choose_taps(backbone: Backbone, taps: Sequence[int] | None = None) -> list[T
     depth, staged = backbone.num_layers, len(set(strides)) > 1
     if taps is None and staged:
         if missing := [stride for stride in STRIDES if stride not in strides]:
-            raise ValueError(
+            raise InputError(
                 f"{backbone.name} has maps at strides {strides}, none at {missing}; choose taps by hand (method.taps)"
             )
         taps = [max(layer for layer, own in enumerate(strides) if own == stride) for stride in STRIDES]
     elif taps is None:
         taps = [math.ceil(depth * number / NUM_TAPS) - 1 for number in range(1, NUM_TAPS + 1)]
     if len(taps) != NUM_TAPS or list(taps) != sorted(taps) or taps[0] < 0 or taps[-1] >= depth:
-        raise ValueError(f"taps {taps} of {backbone.name}: give four layers from 0 to {depth - 1} in rising order")
+        raise InputError(f"taps {taps} of {backbone.name}: give four layers from 0 to {depth - 1} in rising order")
     return [Tap(layer, widths[layer], strides[layer], staged) for layer in taps]
 
 
@@ -154,4 +155,4 @@ def layer_sizes(backbone: Backbone) -> tuple[list[int], list[int]]:
         about = backbone.model.feature_info
         infos = [about[i] if isinstance(about, list) else about.get_dicts()[i] for i in range(len(about))]
         return [info["num_chs"] for info in infos], [int(info["reduction"]) for info in infos]
-    raise ValueError(f"{backbone.name} does not say the sizes of its layers; give a backbone of mixlab or of timm")
+    raise InputError(f"{backbone.name} does not say the sizes of its layers; give a backbone of mixlab or of timm")

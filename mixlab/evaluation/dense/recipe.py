@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone
+from mixlab.errors import InputError
 from mixlab.evaluation.dense.pyramid import Pyramid
 from mixlab.training.config import MethodConfig
 from mixlab.training.distributed import whole
@@ -44,7 +45,7 @@ class DenseRecipe(Recipe):
 
     def __init__(self, network: DenseNetwork, *, backbone_lr: float) -> None:
         if backbone_lr <= 0:
-            raise ValueError(f"method.backbone_lr is {backbone_lr}; give a share above 0, or method.frozen=true")
+            raise InputError(f"method.backbone_lr is {backbone_lr}; give a share above 0, or method.frozen=true")
         self.network, self.backbone_lr = network, backbone_lr
         drop_empty(network)
         self.run = network
@@ -76,7 +77,7 @@ class DenseRecipe(Recipe):
 
     def shard(self, shard: Callable[[nn.Module], None]) -> None:
         """Not here: ranks judge images of different sizes, and shards would wait for passes that only one makes."""
-        raise ValueError("sharding=fsdp is for pretraining; dense tasks run on many devices with sharding=ddp")
+        raise InputError("sharding=fsdp is for pretraining; dense tasks run on many devices with sharding=ddp")
 
 
 class DenseScores(Scores):

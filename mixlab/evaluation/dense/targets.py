@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from mixlab.errors import InputError
 from mixlab.run import RunDirectory
 from mixlab.training.config import ModelConfig, TrainConfig
 from mixlab.training.settings import from_json
@@ -15,7 +16,7 @@ def target_model(text: str, *, weights: str | None = None) -> ModelConfig:
     if not Path(text).is_dir():
         return ModelConfig(name=text, weights=weights)
     if weights:
-        raise ValueError(f"{text} is a run and has weights of its own; leave out --weights or name a model")
+        raise InputError(f"{text} is a run and has weights of its own; leave out --weights or name a model")
     config = RunDirectory.open(text).read_config()
     if "settings" not in config or not (Path(text) / "weights.safetensors").is_file():
         raise FileNotFoundError(f"{text} is no finished training run (weights.safetensors); finish the run first")

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mixlab.data.sample_order import SampleOrder
+from mixlab.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class AspectOrder(SampleOrder):
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.tall) != self.num_images or self.group < 1:
-            raise ValueError(
+            raise InputError(
                 f"{len(self.tall)} shapes for {self.num_images} images in groups of {self.group}: give one per image, "
                 "and groups of at least 1"
             )

@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from mixlab.errors import WorkError
+
 Kind = Literal["boxes", "masks"]
 NAMES = ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")  # in COCO's order
 _IOU_OF = {"boxes": "bbox", "masks": "segm"}
@@ -23,7 +25,7 @@ def average_precision(
     try:
         from faster_coco_eval import COCO, COCOeval_faster
     except ImportError as error:
-        raise RuntimeError("average precision needs faster-coco-eval; run pip install faster-coco-eval") from error
+        raise WorkError("average precision needs faster-coco-eval; run pip install faster-coco-eval") from error
     if not truth["images"] or not truth["categories"]:
         return dict.fromkeys(NAMES), {}
     kept = ("image_id", "category_id", "score", "bbox" if kind == "boxes" else "segmentation")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import batched_nms, clip_boxes_to_image
 
+from mixlab.errors import InputError
 from mixlab.evaluation.detection.heads import MASK_REGION, REGION, pick
 from mixlab.evaluation.detection.objects import Detections, Objects
 from mixlab.evaluation.detection.region_pooling import pool_regions
@@ -33,7 +34,7 @@ class RegionHeads(nn.Module):
     def __init__(self, config: RegionConfig, stages: Sequence[Stage]) -> None:
         super().__init__()
         if len(stages) > 1 and not config.agnostic_boxes:
-            raise ValueError(
+            raise InputError(
                 f"{len(stages)} stages hand boxes on, which must not depend on a class: set agnostic_boxes"
             )
         self.config = config

@@ -15,6 +15,7 @@ from torch import Tensor
 from mixlab.data.coco import CocoImage, CocoObject, decode_segmentation, read_coco
 from mixlab.data.decode import decode, to_tensor
 from mixlab.data.unreadable import UnreadableImage
+from mixlab.errors import InputError
 from mixlab.evaluation.detection.object_source import ObjectSource
 from mixlab.evaluation.detection.objects import Objects
 
@@ -27,7 +28,7 @@ class CocoObjects(ObjectSource):
         content = read_coco(annotations)
         self.images = content.images
         if not self.images:
-            raise ValueError(f"{annotations} lists no images; give a file with some")
+            raise InputError(f"{annotations} lists no images; give a file with some")
         self.category_ids = tuple(sorted(content.categories))
         self.classes = tuple(content.categories[number] for number in self.category_ids)
         self._by_id = {image.number: image for image in self.images}
@@ -35,7 +36,7 @@ class CocoObjects(ObjectSource):
         for image in self.images:
             for item in image.objects:
                 if item.category not in self._class_of:
-                    raise ValueError(
+                    raise InputError(
                         f"{annotations}: an object of {image.file_name} is of category {item.category}, "
                         "which the file's categories do not list; add it there"
                     )
@@ -105,13 +106,13 @@ class CocoObjects(ObjectSource):
             if isinstance(segmentation, list):
                 for polygon in segmentation:
                     if not isinstance(polygon, list) or len(polygon) % 2 or len(polygon) < 6:
-                        raise ValueError("a polygon that is not a list of three or more points")
+                        raise InputError("a polygon that is not a list of three or more points")
                     if not all(isinstance(value, int | float) and math.isfinite(value) for value in polygon):
-                        raise ValueError("a polygon with points that are not numbers")
+                        raise InputError("a polygon with points that are not numbers")
             else:
                 decode_segmentation(segmentation, about.height, about.width)
         except (ValueError, TypeError, OverflowError) as error:
-            raise ValueError(f"{self.file}: an annotation of {about.file_name} holds {error}; correct it") from error
+            raise InputError(f"{self.file}: an annotation of {about.file_name} holds {error}; correct it") from error
 
     def _learnt(self, about: CocoImage) -> list[CocoObject]:
         kept = []

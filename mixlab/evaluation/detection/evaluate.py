@@ -11,6 +11,7 @@ import torch
 
 from mixlab.data.batch_loader import BatchLoader
 from mixlab.data.sample_order import SampleOrder
+from mixlab.errors import InputError
 from mixlab.evaluation.detection.average_precision import Kind, average_precision
 from mixlab.evaluation.detection.coco_results import to_results
 from mixlab.evaluation.detection.detector import Detector
@@ -124,5 +125,5 @@ def evenly(source: ObjectSource, most: int | None) -> ObjectSource:
     if most is None or most >= len(source):
         return source
     if most < 1:
-        raise ValueError(f"{most} images are none; give at least 1")
+        raise InputError(f"{most} images are none; give at least 1")
     return ObjectSubset(source, np.linspace(0, len(source), most, endpoint=False, dtype=np.int64).tolist())

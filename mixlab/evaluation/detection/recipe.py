@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.data.batch_loader import BatchLoader
+from mixlab.errors import InputError
 from mixlab.evaluation.dense.pyramid import Pyramid
 from mixlab.evaluation.dense.recipe import DenseConfig, DenseRecipe, DenseScores
 from mixlab.evaluation.detection.aspect_order import AspectOrder
@@ -54,10 +55,10 @@ class DetectionConfig(DenseConfig):
     def __post_init__(self) -> None:
         for name in ("channels", "hidden", "candidates", "proposals", "anchors", "regions", "most", "score_images"):
             if getattr(self, name) < 1:
-                raise ValueError(f"method.{name} is {getattr(self, name)}; give at least 1")
+                raise InputError(f"method.{name} is {getattr(self, name)}; give at least 1")
         for name in ("anchor_scale", "finest"):
             if getattr(self, name) <= 0:
-                raise ValueError(f"method.{name} is {getattr(self, name)}; give a number above 0")
+                raise InputError(f"method.{name} is {getattr(self, name)}; give a number above 0")
         self.resizing()
 
     @property
@@ -89,7 +90,7 @@ class DetectionConfig(DenseConfig):
 
     def build(self, backbone: Backbone, *, num_classes: int, total_steps: int, steps_per_epoch: int) -> DetectionRecipe:
         if num_classes < 1:
-            raise ValueError("the data lists no categories, so there is nothing to detect; add them to its JSON file")
+            raise InputError("the data lists no categories, so there is nothing to detect; add them to its JSON file")
         return DetectionRecipe(self, backbone, num_classes=num_classes)
 
     def open(self, data: str) -> ObjectSource:

@@ -16,6 +16,7 @@ from mixlab.backbones.backbone import Backbone
 from mixlab.data.batch_loader import SampleReader
 from mixlab.data.crops import normalise
 from mixlab.data.decode import to_pil, to_tensor
+from mixlab.errors import InputError
 from mixlab.evaluation.detection.object_source import ObjectSource
 from mixlab.evaluation.detection.objects import Objects, scale_boxes
 from mixlab.training.recipe import to_pixels_of
@@ -74,7 +75,7 @@ class Resizing:
     def __post_init__(self) -> None:
         low, high = self.short
         if not 1 <= low <= high <= self.long:
-            raise ValueError(f"short sides {low} to {high}, long side {self.long}: they must rise, from at least 1")
+            raise InputError(f"short sides {low} to {high}, long side {self.long}: they must rise, from at least 1")
 
     def draw_short(self, random: np.random.Generator) -> int:
         low, high = self.short

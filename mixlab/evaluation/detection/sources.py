@@ -7,6 +7,7 @@ from pathlib import Path
 from mixlab.data.coco import read_coco
 from mixlab.data.images import parse_source
 from mixlab.data.shapes import Shapes
+from mixlab.errors import InputError
 from mixlab.evaluation.detection.coco_objects import CocoObjects
 from mixlab.evaluation.detection.object_source import ObjectSource, ObjectSubset, ShapeObjects
 
@@ -21,7 +22,7 @@ def parse_objects(name: str, *, split: str = "train", keep_empty: bool = True) -
     is for validation. `keep_empty=False` leaves images without objects out.
     """
     if split not in SPLIT_NAMES:
-        raise ValueError(f"split {split!r} does not exist; choose {' or '.join(SPLIT_NAMES)}")
+        raise InputError(f"split {split!r} does not exist; choose {' or '.join(SPLIT_NAMES)}")
     if name == "shapes" or name.startswith("shapes:"):
         shapes = parse_source(name, split=split)
         assert isinstance(shapes, Shapes)
@@ -31,7 +32,7 @@ def parse_objects(name: str, *, split: str = "train", keep_empty: bool = True) -
         return source
     full = [index for index in range(len(source)) if source.num_objects(index)]
     if not full:
-        raise ValueError(f"{name}: none of its {len(source)} images has an object to learn from")
+        raise InputError(f"{name}: none of its {len(source)} images has an object to learn from")
     return source if len(full) == len(source) else ObjectSubset(source, full)
 
 
@@ -53,14 +54,14 @@ def _open_coco(name: str, split: str) -> ObjectSource:
     source = _with_images((shared or files)[0])
     chosen = [index for index in range(len(source)) if (index % HELD_OUT == 0) == (split == "val")]
     if not chosen:
-        raise ValueError(f"{name} has {len(source)} image, which is not enough to set some aside for validation")
+        raise InputError(f"{name} has {len(source)} image, which is not enough to set some aside for validation")
     return ObjectSubset(source, chosen)
 
 
 def _with_images(annotations: Path) -> CocoObjects:
     images = read_coco(annotations).images
     if not images:
-        raise ValueError(f"{annotations} lists no images; give a file with some")
+        raise InputError(f"{annotations} lists no images; give a file with some")
     part = annotations.stem.removeprefix("instances_")
     parents = (annotations.parent, annotations.parent.parent)
     for folder in (parent / name for parent in parents for name in ("images", part, f"images/{part}", ".")):

@@ -14,6 +14,7 @@ from mixlab.data.mask_values import Mask, MaskValueError, read_values
 from mixlab.data.masks import MaskedImage, PairedMasks
 from mixlab.data.shapes import SHAPE_CLASSES, SPLITS, Shapes
 from mixlab.data.source_name import parse_options, to_number
+from mixlab.errors import InputError
 
 IGNORE = 255  # in every mask here
 MOST_CLASSES = 255
@@ -47,7 +48,7 @@ class PairedLabels(LabelMaps):
 
     def __init__(self, pairs: PairedMasks, classes: tuple[str, ...], indexes: Sequence[int]) -> None:
         if not indexes:
-            raise ValueError(f"no pairs are left of {len(pairs)} in {pairs.pairs[0][0].parent}; check the split's list")
+            raise InputError(f"no pairs are left of {len(pairs)} in {pairs.pairs[0][0].parent}; check the split's list")
         self.pairs, self.classes, self.indexes = pairs, classes, list(indexes)
 
     def __len__(self) -> int:
@@ -107,7 +108,7 @@ def parse_labels(name: str, *, split: str = "train") -> LabelMaps:
     Splits are folders (training, validation; train, val) or VOC's lists; without them every fifth image is held out.
     """
     if split not in SPLITS:
-        raise ValueError(f"split {split!r} does not exist; choose {' or '.join(SPLITS)}")
+        raise InputError(f"split {split!r} does not exist; choose {' or '.join(SPLITS)}")
     if name == "shapes" or name.startswith("shapes:"):
         options = parse_options(name, name.removeprefix("shapes").removeprefix(":"), known=("size", "n", "seed"))
         size, num, seed = (to_number(name, options, *default) for default in (("size", 64), ("n", 2000), ("seed", 0)))
@@ -120,7 +121,7 @@ def parse_labels(name: str, *, split: str = "train") -> LabelMaps:
         (root / part for part in ("annotations", "labels", "SegmentationClass") if (root / part).is_dir()), None
     )
     if images is None or masks is None:
-        raise ValueError(
+        raise InputError(
             f"{root} holds no label maps in a known layout: images/ beside annotations/ (0 not counted, classes from "
             "1) or labels/ (classes from 0, 255 not counted), or PASCAL VOC's JPEGImages/ beside SegmentationClass/"
         )
@@ -162,7 +163,7 @@ def read_classes(root: Path) -> tuple[str, ...]:
     lines = [line.split("\t") for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     kept = [line for line in lines[bool(tables) :] if len(line) < 2 or line[0].strip() != str(IGNORE)]
     if not 2 <= len(kept) <= MOST_CLASSES:
-        raise ValueError(f"{file} names {len(kept)} classes; give 2 to {MOST_CLASSES}")
+        raise InputError(f"{file} names {len(kept)} classes; give 2 to {MOST_CLASSES}")
     return tuple(line[-1].strip() for line in kept)
 
 

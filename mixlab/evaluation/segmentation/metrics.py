@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torchmetrics import Metric
 
+from mixlab.errors import InputError
 from mixlab.evaluation.segmentation.data import IGNORE
 
 NUM_RESAMPLES = 2000
@@ -61,13 +62,13 @@ class ConfusionMatrix(Metric):
     def update(self, predicted: Tensor, truth: Tensor, *, group: int = 0) -> None:
         """Class numbers of the same shape."""
         if predicted.shape != truth.shape:
-            raise ValueError(f"predictions {tuple(predicted.shape)} and truth {tuple(truth.shape)} differ in shape")
+            raise InputError(f"predictions {tuple(predicted.shape)} and truth {tuple(truth.shape)} differ in shape")
         counted = truth != self.ignore
         true, said = truth[counted].long(), predicted[counted].long()
         pairs = true * self.num_classes + said
         for what, values in (("truth", true), ("a prediction", said)):
             if len(values) and not 0 <= int(values.min()) <= int(values.max()) < self.num_classes:
-                raise ValueError(
+                raise InputError(
                     f"{what} holds classes from {int(values.min())} to {int(values.max())}; there are 0 to "
                     f"{self.num_classes - 1}, and {self.ignore} for what is not counted"
                 )

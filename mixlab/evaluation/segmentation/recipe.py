@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from mixlab.backbones.backbone import Backbone
 from mixlab.data.batch_loader import BatchLoader
 from mixlab.data.crops import normalise
+from mixlab.errors import InputError
 from mixlab.evaluation.dense.pyramid import Pyramid
 from mixlab.evaluation.dense.recipe import DenseConfig, DenseRecipe, DenseScores
 from mixlab.evaluation.segmentation.data import IGNORE, FirstLabels, LabelMaps, parse_labels
@@ -47,9 +48,9 @@ class SegmentConfig(DenseConfig):
     def __post_init__(self) -> None:
         for name in ("crop", "short_side", "long_side", "channels", "auxiliary_channels", "score_images"):
             if getattr(self, name) < 1:
-                raise ValueError(f"method.{name} is {getattr(self, name)}; give at least 1")
+                raise InputError(f"method.{name} is {getattr(self, name)}; give at least 1")
         if not 0 < self.scale[0] <= self.scale[1]:
-            raise ValueError(f"method.scale {self.scale} is no range of factors; give for example 0.5,2.0")
+            raise InputError(f"method.scale {self.scale} is no range of factors; give for example 0.5,2.0")
 
     @property
     def image(self) -> int:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mixlab.errors import InputError
 from mixlab.evaluation.dense.pyramid import Pyramid
 from mixlab.evaluation.dense.recipe import DenseNetwork
 
@@ -96,7 +97,7 @@ def _norm(channels: int, norm: Norm) -> nn.Module:
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return nn.BatchNorm2d(channels)
     if not torch.cuda.is_available():
-        raise ValueError("batch norms are averaged over processes on GPUs only; set method.norm=group")
+        raise InputError("batch norms are averaged over processes on GPUs only; set method.norm=group")
     return nn.SyncBatchNorm(channels)
 
 

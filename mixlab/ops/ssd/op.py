@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mixlab.errors import InputError
 from mixlab.ops.ssd.chunked import ssd_chunked
 from mixlab.ops.ssd.tiling import kernels_take, tiling
 
@@ -96,23 +97,23 @@ class _Eager(torch.autograd.Function):
 
 def _check(q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, num_reverse: int) -> None:
     if q.dim() != 4 or v.dim() != 4:
-        raise ValueError(f"q {tuple(q.shape)} and v {tuple(v.shape)} must be (B, L, G, N) and (B, L, H, P)")
+        raise InputError(f"q {tuple(q.shape)} and v {tuple(v.shape)} must be (B, L, G, N) and (B, L, H, P)")
     batch, length, num_heads, _ = v.shape
     groups = q.shape[2]
     if k.shape != q.shape or q.shape[:2] != v.shape[:2]:
-        raise ValueError(
+        raise InputError(
             f"q {tuple(q.shape)} and k {tuple(k.shape)} must agree, and share B and L with v {tuple(v.shape)}"
         )
     if dt.shape != v.shape[:3] or A.shape != (num_heads,) or skip.shape != (num_heads,):
-        raise ValueError(
+        raise InputError(
             f"dt {tuple(dt.shape)}, A {tuple(A.shape)} and skip {tuple(skip.shape)} must have one entry per head of "
             f"v {tuple(v.shape)}: ({batch}, {length}, {num_heads}), ({num_heads},) and ({num_heads},)"
         )
     if num_heads % groups:
-        raise ValueError(f"{num_heads} heads do not divide into the {groups} groups of q and k; give a divisor")
+        raise InputError(f"{num_heads} heads do not divide into the {groups} groups of q and k; give a divisor")
     per_group = num_heads // groups
     if not 0 <= num_reverse <= num_heads or num_reverse % per_group:
-        raise ValueError(
+        raise InputError(
             f"num_reverse {num_reverse} is not whole groups of {per_group} heads between 0 and {num_heads}; "
             "give the two directions groups of their own"
         )
