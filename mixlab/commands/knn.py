@@ -165,7 +165,7 @@ def knn(
             "measurements": [{**about, "metric": "knn_top1", **figure, "data": data, "k": headline["k"]}],
             "provenance": provenance(seed=seed, device=str(world.device)),
         }
-        directory.write_beside(f"knn_{file_name(subject.label)}", result)
+        directory.write(f"knn_{file_name(subject.label)}", result)
         table(
             f"Nearest neighbours of {subject.label} on {data}, among {len(bank):,} images",
             ("k", "top-1 %", "95 %", "n"),

@@ -164,7 +164,7 @@ def robust(
         if changes:
             records = _change_records(changes, about, str(shifts))
             own_file = common | {"data": shifts, "shifts": changes, "unreadable": unreadable, "measurements": records}
-            directory.write_beside(f"shifts_{file_name(classifier.label)}", own_file)
+            directory.write(f"shifts_{file_name(classifier.label)}", own_file)
             both = {"measurements": result["measurements"] + records}
             result = result | own_file | both if scores else own_file
             rows = [(name, percent(row["top1"]), interval(row), row["n"]) for name, row in changes.items()]
