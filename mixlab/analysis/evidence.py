@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
 from mixlab.errors import InputError
-from mixlab.run import measurements as records_of
+from mixlab.run.directory import flat_records
 
 Status = Literal["supported", "supported in part", "contradicted", "not resolved at this scale", "not measured"]
 
@@ -113,7 +113,7 @@ class Evidence:
         return cls(
             Measurement.from_record(record, origin)
             for origin, result in results
-            for record in records_of(result, origin)
+            for record in flat_records(result, origin)
         )
 
     def select(self, *metrics: str, keep: Callable[[Measurement], bool] = lambda m: True) -> list[Measurement]:

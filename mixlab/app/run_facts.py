@@ -3,6 +3,7 @@
 from typing import Any
 
 from mixlab.run import RunDirectory
+from mixlab.run.directory import flat_records
 
 METRICS = {"knn_top1": "kNN", "probe_top1": "linear probe"}
 
@@ -20,7 +21,7 @@ def run_facts(run: RunDirectory) -> tuple[str, ...]:
 
 
 def _measurements(result: dict[str, Any]) -> list[dict[str, Any]]:
-    found = result.get("measurements", [])
+    found = flat_records(result, "a result")
     return [record for record in found if isinstance(record, dict) and isinstance(record.get("value"), int | float)]
 
 

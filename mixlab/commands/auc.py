@@ -81,7 +81,7 @@ def auc(
                 "provenance": provenance(seed=seed, device=str(next(subjects[0].backbone.parameters()).device)),
             }
             arrays = {file_name(label): values for label, values in found.arrays.items()}
-            stored = directory.write_beside(f"auc_{name}", result, arrays)
+            stored = directory.write(f"auc_{name}", result, arrays)
             results[name] = result
             figures.save_figure(_chart(found), directory.figure_path(f"{stored}.svg"))
             if curves:

@@ -19,6 +19,7 @@ from mixlab.data.mask_formats import parse_masks
 from mixlab.data.unreadable import SkippedImages, UnreadableImage
 from mixlab.errors import InputError
 from mixlab.run import RunDirectory
+from mixlab.run.directory import flat_records
 from mixlab.training.machine import choose_device, make_current
 
 DEFAULT_RUN = Path("runs/look")
@@ -142,7 +143,7 @@ def _subject(text: str, target: Target, said: dict[str, str], device: torch.devi
     if place.is_dir():
         run = RunDirectory(place)
         config = run.read_config() if (place / "config.json").is_file() else {}
-        records = [record for result in run.results().values() for record in result.get("measurements", [])]
+        records = [record for result in run.results().values() for record in flat_records(result, place)]
     probes = [record for record in records if record.get("metric") == "probe_top1"]
     by_register = {record["register"]: record["value"] for record in probes if record.get("register") is not None}
     seed = config.get("seed")

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mixlab.run import RunDirectory
+from mixlab.run.directory import flat_records
 
 NOT_RUNS = ("checkpoints", "results", "figures", "features", "tensorboard", "logs", "steps", "tuning", "data", "labels")
 DEPTH = 2  # runs below a run, and runs below those
@@ -75,7 +76,7 @@ class Findings:
 
     def measurements(self) -> Iterator[tuple[Record, dict[str, Any]]]:
         for record in self.records:
-            for measurement in record.content.get("measurements", []):
+            for measurement in flat_records(record.content, record.file):
                 yield record, measurement
 
 

@@ -10,7 +10,6 @@ figures/         pictures made from the results
 
 import json
 import os
-import re
 import secrets
 from collections.abc import Iterator
 from itertools import chain, count
@@ -21,8 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mixlab.errors import InputError
+from mixlab.run.measurement import Measurement, once
+from mixlab.run.older_records import measurements_of_older
 
-DATA = ("data", "val_data")  # what a result says it was measured on
 AGAIN = "remove it, and run the command that wrote it again"
 
 
@@ -88,22 +88,24 @@ class RunDirectory:
         write_json(folder / f"{name}.json", result, one_line=one_line)
         return folder / f"{name}.json"
 
-    def write_beside(self, name: str, result: dict[str, Any], arrays: dict[str, npt.NDArray[Any]] | None = None) -> str:
-        """Write a result; where its name has one of other data, beside it as NAME_DATA. Returns the name it has."""
-        own = [result[key] for key in DATA if result.get(key)]
-        data = re.sub(r"[^\w.-]+", "_", "_".join(Path(text).name for text in own))
-        names = chain((name, f"{name}_{data}"), (f"{name}_{data}_{number}" for number in count(2)))
+    def write(self, name: str, result: dict[str, Any], arrays: dict[str, npt.NDArray[Any]] | None = None) -> str:
+        """Write a result beside all others; only the same measurements, made again, are replaced. Returns its name.
+
+        Results without measurements are the same if `kind`, `subject`, `subjects` and `protocol` are.
+        """
+        names = chain((name,), (f"{name}_{number}" for number in count(2)))
         chosen = next(each for each in names if self._is_free(each, result))
         self.write_result(chosen, result, arrays)
         return chosen
 
     def _is_free(self, name: str, result: dict[str, Any]) -> bool:
-        """Whether no result of other data has this name; one that cannot be read is no loss."""
+        """Whether nothing else would be lost under this name; a file that cannot be read is no loss."""
+        if not self.file_of(name).is_file():
+            return True
         try:
-            stored = read_json(self.file_of(name)) if self.file_of(name).is_file() else {}
+            return identity_of(read_json(self.file_of(name))) == identity_of(result)
         except ValueError:
             return True
-        return "data" not in stored or all(_same(stored.get(key), result.get(key)) for key in DATA)
 
     def file_of(self, name: str) -> Path:
         """Where the result of that name is."""
@@ -117,8 +119,12 @@ class RunDirectory:
                 found[file.stem] = read_json(file)
             except ValueError as error:
                 raise InputError(f"{error}; {AGAIN}") from error
-            measurements(found[file.stem], file)
+            measurements_of(found[file.stem], file)
         return found
+
+    def measurements(self) -> list[Measurement]:
+        """All measurements of all results, each once."""
+        return once(m for name, result in self.results().items() for m in measurements_of(result, self.file_of(name)))
 
     def arrays(self, name: str) -> dict[str, npt.NDArray[Any]]:
         with np.load(self.path / "results" / f"{name}.npz", allow_pickle=False) as stored:
@@ -131,12 +137,38 @@ class RunDirectory:
         return folder / name
 
 
-def measurements(result: dict[str, Any], origin: str | Path) -> list[dict[str, Any]]:
-    """The records of a result, none where it has none; the origin is named where they are not records."""
-    found = result.get("measurements", [])
-    if not isinstance(found, list) or not all(isinstance(record, dict) for record in found):
-        raise InputError(f"{origin}: measurements must be a list of records, got {str(found)[:40]}; {AGAIN}")
+def measurements_of(result: dict[str, Any], origin: str | Path) -> list[Measurement]:
+    """The measurements of a result, none where it has none; the origin is named where one is wrong."""
+    records = result.get("measurements", [])
+    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
+        raise InputError(f"{origin}: measurements must be a list of records, got {str(records)[:40]}; {AGAIN}")
+    found: list[Measurement] = []
+    for record in records:
+        try:
+            found += [Measurement.from_json(record)] if "protocol" in record else measurements_of_older(record, result)
+        except (InputError, TypeError) as error:
+            raise InputError(f"{origin}: {error}; {AGAIN}") from error
     return found
+
+
+def flat_records(result: dict[str, Any], origin: str | Path) -> list[dict[str, Any]]:
+    """All measurements as flat dictionaries; for readers that have not moved to `Measurement` yet."""
+    flat = []
+    for record in result.get("measurements", []):
+        if isinstance(record, dict) and "protocol" in record:
+            record = {**record["subject"], **record["protocol"], **record}
+            record = {key: value for key, value in record.items() if key not in ("subject", "protocol", "kind")}
+        flat.append(record)
+    if not isinstance(flat, list) or not all(isinstance(record, dict) for record in flat):
+        raise InputError(f"{origin}: measurements must be a list of records, got {str(flat)[:40]}; {AGAIN}")
+    return flat
+
+
+def identity_of(result: dict[str, Any]) -> Any:
+    """What makes two results the same: their measurements, or else their subjects and their protocol."""
+    if found := measurements_of(result, "this result"):
+        return sorted({measurement.identity for measurement in found})
+    return [result.get(key) for key in ("kind", "subject", "subjects", "protocol")]
 
 
 def write_json(path: Path, content: dict[str, Any], *, one_line: bool = False) -> None:
@@ -152,10 +184,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InputError(f"{path} holds a {type(content).__name__}, expected an object")
     return content
-
-
-def _same(one: str | None, other: str | None) -> bool:
-    return Path(str(one)) == Path(str(other))  # a slash at the end means nothing
 
 
 def write_aside(path: Path, write: Any) -> None:

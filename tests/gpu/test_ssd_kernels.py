@@ -73,6 +73,24 @@ def test_all_sizes_of_state_and_head_agree(state: int, width: int, poisoned: Non
     check(scan_inputs(130, torch.bfloat16, state=state, width=width, heads=12, groups=1), 0)
 
 
+@pytest.mark.parametrize("length", [5, 70])
+def test_every_number_of_heads_agrees(length: int, poisoned: None) -> None:
+    for heads in range(1, 49):
+        inputs = scan_inputs(
+            length, torch.float32, batch=1 + heads % 3, heads=heads, groups=1, state=16, width=16, seed=heads
+        )
+        check(inputs, heads if heads % 2 else 0)
+
+
+@pytest.mark.parametrize(("groups", "per_group"), [(2, 9), (3, 7), (3, 11), (5, 3), (2, 13)])
+def test_odd_groups_agree(groups: int, per_group: int, poisoned: None) -> None:
+    for batch in (1, 2, 3):
+        inputs = scan_inputs(
+            70, torch.float32, batch=batch, heads=groups * per_group, groups=groups, state=16, width=16
+        )
+        check(inputs, groups // 2 * per_group)
+
+
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(
     length=st.integers(1, 260),

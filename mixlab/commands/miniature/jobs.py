@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from mixlab.analysis.subjects import Subject
 from mixlab.recipes import find_recipe
 from mixlab.run import RunDirectory, provenance
+from mixlab.run.directory import flat_records
 from mixlab.training.machine import choose_device, make_current
 
 REPEATS, WARM_UP = 12, 3
@@ -24,7 +25,7 @@ def choose_rates(run: str, *trials: str) -> dict[str, Any]:
     for trial in trials:
         training, family, rate = trial.split("/")
         folder = RunDirectory.open(Path(run) / "tuning" / f"{training}-{family}-{rate}")
-        records = [m for result in folder.results().values() for m in result.get("measurements", [])]
+        records = [m for result in folder.results().values() for m in flat_records(result, folder.path)]
         found = next(m for m in records if m["metric"] == METRICS[training])
         config = folder.read_config()
         rows.append(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mixlab.ops.ssd.tiling import Tiling
 from mixlab.ops.ssd.triton_across import add_across, state_gradients
-from mixlab.ops.ssd.triton_steps import Flows, dot_precision, rows_dense
+from mixlab.ops.ssd.triton_steps import Flows, dot_precision, largest_divisor, rows_dense
 
 MIN_PROGRAMS = 768  # fill a large chip three times over
 
@@ -134,7 +134,7 @@ def scan_backward(
     batch, length, num_heads, width = v.shape
     groups, state = q.shape[2:]
     group_heads = num_heads // groups
-    heads = _heads_per_program(group_heads, groups * tiles.count * batch)
+    heads = heads_per_program(group_heads, groups * tiles.count * batch)
     device = v.device
     dqk = torch.empty(2, group_heads // heads, *q.shape, dtype=q.dtype, device=device)
     dv = torch.empty(v.shape, dtype=v.dtype, device=device)
@@ -158,7 +158,10 @@ def scan_backward(
     return dqk.squeeze(1) if dqk.shape[1] == 1 else dqk.sum(1), dv, flows
 
 
-def _heads_per_program(group_heads: int, tiles: int) -> int:
-    """All heads of a group in one program, or fewer where that leaves processors idle; each share costs a sum."""
-    enough = [heads for heads in range(1, group_heads + 1) if group_heads % heads == 0]
-    return max((h for h in enough if group_heads // h * tiles >= MIN_PROGRAMS), default=max(1, group_heads // 4))
+def heads_per_program(group_heads: int, tiles: int) -> int:
+    """All heads of a group in one program, or fewer where that leaves processors idle; each share costs a sum.
+
+    Always a divisor: programs that take more heads than there are would write behind the buffers.
+    """
+    wanted = group_heads * tiles // MIN_PROGRAMS
+    return largest_divisor(group_heads, limit=wanted if wanted else max(1, group_heads // 4))

@@ -157,6 +157,7 @@ def dot_precision(dtype: torch.dtype) -> str:
 
 
 def largest_divisor(number: int, *, limit: int) -> int:
+    """The largest divisor of a number that is not above the limit."""
     return max(divisor for divisor in range(1, min(number, limit) + 1) if number % divisor == 0)
 
 

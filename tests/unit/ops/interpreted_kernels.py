@@ -41,6 +41,10 @@ SCANS = {
     "scan of 130 tokens": (130, 2, 2, 1, 32, 16),
     "scan with a group per head": (40, 3, 3, 0, 16, 16),
     "scan with heads of 128": (34, 1, 1, 0, 16, 128),
+    "scan of nine heads": (3, 1, 9, 0, 16, 16),
+    "scan of eleven reverse heads": (3, 1, 11, 11, 16, 16),
+    "scan of thirteen heads over two tiles": (33, 1, 13, 0, 16, 16),
+    "scan of two groups of nine heads": (33, 2, 18, 9, 16, 16),
 }
 # name: directions, length, heads, N, P
 MIXERS = {
@@ -153,7 +157,7 @@ def attention_errors(length: int, num_heads: int, width: int, num_spans: int | N
     out, log_sums = triton_linear_attention.forward(qkv, head_dim=width, num_spans=num_spans)
     dqkv = triton_linear_attention.backward(dout, qkv, log_sums, head_dim=width, num_spans=num_spans)
     if length == 1:  # alone, a token is its own average: q and k have no say
-        assert dqkv[..., : 2 * num_heads * width].abs().max() < 1e-6
+        assert dqkv[..., : 2 * num_heads * width].abs().max() < 1e-4
     return errors("out qkv", [out, dqkv], [reference, gradient])
 
 

@@ -27,6 +27,10 @@ CASES = [
     "scan of 130 tokens",
     "scan with a group per head",
     "scan with heads of 128",
+    "scan of nine heads",
+    "scan of eleven reverse heads",
+    "scan of thirteen heads over two tiles",
+    "scan of two groups of nine heads",
     "mixer both ways, short",
     "mixer one way",
     "mixer both ways, many tiles",
@@ -61,3 +65,12 @@ def test_interpreted_kernels_give_the_reference_and_every_gradient(report: dict[
 
 def test_every_interpreted_case_is_looked_at(report: dict[str, Any]) -> None:
     assert set(report["cases"]) == set(CASES)
+
+
+def test_heads_divide_evenly_among_programs_whatever_their_number() -> None:
+    from mixlab.ops.ssd.triton_backward import MIN_PROGRAMS, heads_per_program
+
+    for heads in range(1, 49):
+        for tiles in range(1, MIN_PROGRAMS + 2):
+            share = heads_per_program(heads, tiles)
+            assert heads % share == 0, f"{heads} heads with {tiles} tiles: {share} per program"

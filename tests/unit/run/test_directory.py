@@ -68,18 +68,12 @@ def test_what_is_not_a_run_is_refused(tmp_path: Path) -> None:
         RunDirectory.open(tmp_path).read_config()
 
 
-def test_a_result_of_other_data_goes_beside_and_one_of_the_same_replaces(tmp_path: Path) -> None:
+def test_a_result_without_measurements_is_replaced_by_one_of_the_same_protocol_alone(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path)
-    assert run.write_beside("knn_vit", {"data": "photos", "top1": 0.5}) == "knn_vit"
-    assert run.write_beside("knn_vit", {"data": "photos/", "top1": 0.6}) == "knn_vit"
-    assert run.write_beside("knn_vit", {"data": "/b/pets", "top1": 0.7}, {"x": np.ones(1)}) == "knn_vit_pets"
-    assert run.write_beside("knn_vit", {"data": "/c/pets", "top1": 0.8}) == "knn_vit_pets_2"
-    assert run.write_beside("knn_vit", {"data": "photos", "val_data": "pets"}) == "knn_vit_photos_pets"
-    assert run.write_beside("knn_vit", {"data": "/b/pets", "top1": 0.9}) == "knn_vit_pets"
-    assert {name: result.get("top1") for name, result in run.results().items()} == {
-        "knn_vit": 0.6, "knn_vit_pets": 0.9, "knn_vit_pets_2": 0.8, "knn_vit_photos_pets": None
-    }  # fmt: skip
-    assert run.arrays("knn_vit_pets")["x"] == 1
+    for data, name in (("photos", "maps"), ("pets", "maps_2"), ("photos", "maps"), ("cats", "maps_3")):
+        assert run.write("maps", {"kind": "maps", "protocol": {"data": data}}, {"x": np.ones(1)}) == name
+    assert [result["protocol"]["data"] for result in run.results().values()] == ["photos", "pets", "cats"]
+    assert run.arrays("maps_2")["x"] == 1
 
 
 @pytest.mark.parametrize("text", ['{"kind": "kn', "[1]", '{"measurements": 5}', '{"measurements": [5]}', "\udcff"])
@@ -102,6 +96,7 @@ def test_a_copy_without_git_names_the_commit_it_is_told(tmp_path: Path) -> None:
     package = Path(mixlab.__file__).parent
     shutil.copytree(package / "run", tmp_path / "mixlab" / "run", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "mixlab" / "__init__.py").touch()
+    shutil.copy(package / "errors.py", tmp_path / "mixlab")
     asked = "from mixlab.run.provenance import provenance; print(provenance()['commit'])"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "MIXLAB_COMMIT": "abc1234"}
     told = subprocess.run([sys.executable, "-c", asked], cwd=tmp_path, env=environment, capture_output=True, text=True)

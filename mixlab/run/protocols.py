@@ -1,0 +1,180 @@
+"""How a number was measured: one dataclass per kind of measurement, with every choice that can change the number.
+
+A field is None where the choice does not apply, or where an older run directory did not record it. A new choice of an
+evaluator is a new field here; then numbers with and without it stand side by side by themselves.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+DRAWN = ("label_seed", "head_seed", "twin_seed", "initial_weights")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationProtocol:
+    """What all of them have: the data."""
+
+    kind: ClassVar[str]
+    data: str = ""  # as the command named it
+    val_data: str | None = None  # another source of validation images
+    split: str | None = None
+    num_images: int | None = None  # a limit on the images that were scored; None: all
+
+    def __post_init__(self) -> None:
+        for name in ("data", "val_data"):
+            if value := getattr(self, name):
+                object.__setattr__(self, name, value.rstrip("/") or "/")  # a slash at the end means nothing
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        """All but what repetitions draw anew: seeds of one study have these in common."""
+        return {name: value for name, value in self.to_json().items() if name not in DRAWN}
+
+    def to_json(self) -> dict[str, Any]:
+        given = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {"kind": self.kind} | {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewProtocol(EvaluationProtocol):
+    """Whole images seen by a network."""
+
+    image: int | None = None  # side in pixels
+    crop_share: float | None = None
+    fit: str | None = None  # "crop" or "squash"
+    precision: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledProtocol(ViewProtocol):
+    """Frozen features, read by something that has seen labels."""
+
+    source: str | None = None  # "stream" or "branch"
+    blocks: int | None = None
+    strategy: str | None = None
+    label_share: float = 1.0
+    label_seed: int | None = None  # of the choice of few labels
+    num_train: int | None = None  # a limit on the training images; None: all
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnnProtocol(LabelledProtocol):
+    kind = "knn"
+    k: int | None = None
+    temperature: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeProtocol(LabelledProtocol):
+    """`blocks` and `strategy` are None for the best head of all that were tried; `heads` says which those were."""
+
+    kind = "probe"
+    mode: str | None = None  # "augmented" or "cached"
+    heads: str | None = None  # "grid", "light", "heavy", or the heads that were asked for
+    register: int | None = None
+    epochs: int | None = None
+    batch: int | None = None
+    lrs: tuple[float, ...] | None = None
+    weight_decays: tuple[float, ...] | None = None
+    load_size: int | None = None
+    head_seed: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccuracyProtocol(ViewProtocol):
+    """A classifier that was trained with its network."""
+
+    kind = "accuracy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RobustnessProtocol(ViewProtocol):
+    """A classifier on another set, or on changed images; `change` is "mean" for the average over changes."""
+
+    kind = "robustness"
+    classifier: str | None = None  # its own, or which probe
+    change: str | None = None
+    limited: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapProtocol(ViewProtocol):
+    """Scores of activation maps against masks."""
+
+    kind = "map"
+    map: str | None = None
+    layer: int | None = None
+    index: int | None = None  # of a head or a register
+    twin_seed: int | None = None  # of the untrained twin that it is compared with
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankProtocol(ViewProtocol):
+    kind = "rank"
+    definition: str | None = None  # which rank
+    chunk: int | None = None  # side of a block in tokens
+    layers: tuple[int, ...] | None = None
+    max_heads: int | None = None
+    method: str | None = None
+    tolerance: float | None = None
+    practical: float | None = None
+    energy: float | None = None
+    skip: bool | None = None  # whether the skip connection is part of the matrix
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseProtocol(ViewProtocol):
+    """A network with a head for a dense task, trained on `data`."""
+
+    head: str | None = None
+    frozen: bool | None = None
+    initial_weights: str | None = None  # where the backbone's weights came from
+    steps: int | None = None
+    settings: str | None = None  # a digest of all other training settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentationProtocol(DenseProtocol):
+    kind = "segmentation"
+    mode: str | None = None  # "single" or "multi"
+    scales: tuple[float, ...] | None = None
+    flip: bool | None = None
+    short_side: int | None = None
+    long_side: int | None = None
+    window: int | None = None
+    stride: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectionProtocol(DenseProtocol):
+    kind = "detection"
+    short_side: int | None = None
+    long_side: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedProtocol(ViewProtocol):
+    """Passes over random images."""
+
+    kind = "speed"
+    px: int | None = None
+    tokens: int | None = None
+    batch: int | None = None
+    device: str | None = None
+
+
+PROTOCOLS: dict[str, type[EvaluationProtocol]] = {
+    cls.kind: cls
+    for cls in (
+        KnnProtocol,
+        ProbeProtocol,
+        AccuracyProtocol,
+        RobustnessProtocol,
+        MapProtocol,
+        RankProtocol,
+        SegmentationProtocol,
+        DetectionProtocol,
+        SpeedProtocol,
+    )
+}
+CHOICES = frozenset(item.name for cls in PROTOCOLS.values() for item in fields(cls))

@@ -1,0 +1,120 @@
+"""A measurement is checked when it is made, and two that differ in anything stand side by side."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+
+from mixlab.errors import InputError
+from mixlab.run import METRICS, Measurement, RunDirectory, Subject, measurements_of
+from mixlab.run.protocols import PROTOCOLS, KnnProtocol, MapProtocol
+
+SUBJECT = Subject(label="vit", model="vit_tiny", family="attention", training="dino", num_parameters=5, weights="ab12")
+METRIC_OF = {metric.protocol: name for name, metric in reversed(METRICS.items())}
+CHOICES = [(cls, item.name) for cls in PROTOCOLS.values() for item in fields(cls)]
+
+
+def measured(protocol: Any, **changes: Any) -> Measurement:
+    given: dict[str, Any] = {"value": 0.5, "n": 10, "subject": SUBJECT, "seed": 0, "low": 0.4, "high": 0.6}
+    return Measurement(metric=METRIC_OF[type(protocol)], protocol=protocol, **given | changes)
+
+
+def another(cls: type, name: str, value: Any) -> Any:
+    """A value of that field's type which is not `value`."""
+    kinds = set(get_args(get_type_hints(cls)[name])) or {get_type_hints(cls)[name]}
+    if str in kinds:
+        return f"{value} other"
+    if bool in kinds:
+        return not value
+    if int in kinds or float in kinds:
+        return (value or 0) + 1
+    return (0.125,)
+
+
+@pytest.mark.parametrize(("cls", "name"), CHOICES, ids=[f"{cls.kind}-{name}" for cls, name in CHOICES])
+def test_two_that_differ_in_one_choice_both_survive_a_run_directory(cls: Any, name: str, tmp_path: Path) -> None:
+    first = measured(cls(data="photos"))
+    second = replace(
+        first, protocol=replace(first.protocol, **{name: another(cls, name, getattr(first.protocol, name))})
+    )
+    run = RunDirectory.create(tmp_path)
+    for measurement in (first, second, first):
+        run.write("result", {"kind": cls.kind, "measurements": [measurement.to_json()]})
+    assert len(list((tmp_path / "results").glob("*.json"))) == 2
+    assert {m.identity for m in run.measurements()} == {first.identity, second.identity}
+    assert set(run.measurements()) == {first, second}
+
+
+@pytest.mark.parametrize("change", [{"label": "b", "weights": None}, {"training": "supervised"}, {"weights": "cd34"}])
+def test_another_network_is_another_measurement(change: dict[str, Any]) -> None:
+    first = measured(KnnProtocol(data="photos"))
+    assert replace(first, subject=replace(SUBJECT, **change)).identity != first.identity
+    assert replace(first, seed=1).identity != first.identity
+
+
+def test_a_network_stays_the_same_under_another_label_if_its_weights_are_known() -> None:
+    first = measured(KnnProtocol(data="photos"))
+    assert replace(first, subject=replace(SUBJECT, label="renamed")).identity == first.identity
+
+
+def test_a_repeated_measurement_replaces_itself_alone(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path)
+    for value in (0.5, 0.55):
+        run.write("knn", {"measurements": [measured(KnnProtocol(k=20), value=value).to_json()]})
+    assert [m.value for m in run.measurements()] == [0.55]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"value": float("nan")}, "finite"),
+        ({"value": 1.2, "low": None, "high": None}, "between 0.0 and 1.0"),
+        ({"low": 0.7, "high": 0.6}, "in order"),
+        ({"low": None}, "both ends"),
+        ({"n": 0}, "from 1 on"),
+        ({"value": "0.5"}, "finite number"),
+    ],
+)
+def test_a_wrong_number_is_refused_when_it_is_made(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        measured(KnnProtocol(data="photos"), **changes)
+
+
+def test_a_metric_takes_its_own_protocol_alone() -> None:
+    with pytest.raises(InputError, match="measured by a KnnProtocol"):
+        Measurement(metric="knn_top1", value=0.5, n=1, subject=SUBJECT, protocol=MapProtocol())
+    with pytest.raises(InputError, match="unknown metric 'nearest'"):
+        Measurement(metric="nearest", value=0.5, n=1, subject=SUBJECT, protocol=MapProtocol())
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"metric": "knn_top1", "value": 0.5},
+        {"metric": "knn_top1", "value": 0.5, "n": 1, "subject": {}, "protocol": {"kind": "none"}},
+        {"metric": "knn_top1", "value": 0.5, "n": 1, "subject": {"colour": 1}, "protocol": {"kind": "knn"}},
+        {"metric": "knn_top1", "value": 0.5, "n": 1, "subject": 3, "protocol": {"kind": "knn"}},
+        {"metric": "nearest", "value": 0.5, "n": 1},
+    ],
+)
+def test_a_wrong_record_names_the_file_it_is_in(record: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"runs/a/results/knn\.json: "):
+        measurements_of({"measurements": [record]}, "runs/a/results/knn.json")
+
+
+def test_flat_records_of_older_runs_become_measurements() -> None:
+    about = {"label": "vit", "model": "vit_tiny", "family": "attention", "training": "dino", "seed": 1, "causal": False}
+    knn = {"metric": "knn_top1", "value": 0.5, "n": 9, "low": 0.4, "high": 0.6, "data": "photos", "k": 20, **about}
+    rank = {"metric": "off_diagonal_rank", "value": 30.0, "n": 1, "minimum": 20.0, "bound": 32.0, **about}
+    (found,) = measurements_of({"strategy": "cls", "label_share": 0.1, "seed": 4, "measurements": [knn]}, "knn.json")
+    assert found.protocol == KnnProtocol(data="photos", k=20, strategy="cls", label_share=0.1, label_seed=4)
+    assert (found.seed, found["family"], found["k"], found["strategy"]) == (1, "attention", 20, "cls")
+    ranks = measurements_of({"measurements": [rank | {"definition": "numerical", "chunk": 256}]}, "rank.json")
+    assert {m.metric: m.value for m in ranks} == {
+        "off_diagonal_rank": 30.0,
+        "smallest_off_diagonal_rank": 20.0,
+        "off_diagonal_rank_bound": 32.0,
+    }
+    with pytest.raises(KeyError, match="strategies"):
+        found["strategies"]
