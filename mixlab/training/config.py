@@ -26,8 +26,6 @@ Sharding = Literal["ddp", "fsdp"]
 Decay = Literal["cosine", "poly", "drops"]
 Precise = Callable[[], AbstractContextManager[None]]
 
-METHODS: dict[str, type[MethodConfig]] = {}  # every kind of method that was imported
-
 
 class Source(Protocol):
     """Numbered samples, as far as the loop looks at them."""
@@ -46,10 +44,6 @@ class MethodConfig(ABC):
     """What is trained for; `kind` is its name in files. By default its samples are images, scored by kNN."""
 
     kind: ClassVar[str]
-
-    def __init_subclass__(cls) -> None:
-        if "kind" in cls.__dict__:
-            METHODS[cls.kind] = cls
 
     @property
     @abstractmethod
