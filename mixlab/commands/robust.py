@@ -16,7 +16,8 @@ from mixlab.commands.probe import interval, percent, quiet_unless_first, trainin
 from mixlab.commands.robust_parts import join_parts, parts_like
 from mixlab.commands.targets import split_target
 from mixlab.data.images import parse_source
-from mixlab.data.source import Subset
+from mixlab.data.labelled import few
+from mixlab.data.source import at_most
 from mixlab.errors import InputError
 from mixlab.evaluation.accuracy import accuracy
 from mixlab.evaluation.classifier import (
@@ -27,7 +28,6 @@ from mixlab.evaluation.classifier import (
     trained_classifier,
 )
 from mixlab.evaluation.feature_cache import weights_checksum
-from mixlab.evaluation.labelled_data import evenly_spaced, few
 from mixlab.evaluation.paper import robustness_figure
 from mixlab.evaluation.robustness import SETS, SetScore, find_sets, score_set
 from mixlab.evaluation.shifts import PLAIN, ShiftScores, score_shifts
@@ -120,7 +120,7 @@ def robust(
         if changed is not None:
             with quiet_unless_first(world)("changed images", len(changed)) as step:
                 own_part = score_shifts(
-                    changed if limit is None else Subset(changed, evenly_spaced(len(changed), limit)),
+                    at_most(changed, limit),
                     classifier,
                     device=world.device,
                     precise=run_precision(precision, world.device),

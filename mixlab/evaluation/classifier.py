@@ -17,9 +17,9 @@ from mixlab.backbones.backbone import Backbone, Source
 from mixlab.backbones.timm_backbone import TimmBackbone
 from mixlab.backbones.weights.reading import StoredWeights, WeightsError, read_weights
 from mixlab.backbones.weights.saving import save_tensors
+from mixlab.data.imagenet_labels import imagenet_classes
 from mixlab.errors import InputError
 from mixlab.evaluation.feature_plan import FeaturePlan, HeadInput, has_class_token, published_source
-from mixlab.evaluation.imagenet_labels import imagenet_classes
 from mixlab.evaluation.views import CentreView
 from mixlab.run.directory import write_json
 

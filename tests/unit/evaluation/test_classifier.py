@@ -14,6 +14,7 @@ from tiny_backbones import run_tiny, tiny_backbone, tiny_settings, tiny_splits
 
 import mixlab
 from mixlab.backbones.weights import WeightsError
+from mixlab.data.imagenet_labels import imagenet_classes
 from mixlab.evaluation.classifier import (
     ProbeHead,
     load_head,
@@ -23,7 +24,6 @@ from mixlab.evaluation.classifier import (
     trained_classifier,
 )
 from mixlab.evaluation.feature_plan import HeadInput
-from mixlab.evaluation.imagenet_labels import imagenet_classes
 from mixlab.evaluation.views import CentreView
 from mixlab.training.supervised import Classifier as Supervised
 
