@@ -7,10 +7,9 @@ import torch
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.weights import build_architecture
 from mixlab.commands.output import console
+from mixlab.evaluation.methods import METHODS, train_config
 from mixlab.run import RunDirectory
 from mixlab.training.checkpoint import Checkpoints
-from mixlab.training.config import METHODS
-from mixlab.training.settings import from_json
 
 
 def load_unfinished(run: RunDirectory) -> tuple[Backbone, Path]:
@@ -22,7 +21,7 @@ def load_unfinished(run: RunDirectory) -> tuple[Backbone, Path]:
             f"{run.path} has no exported weights (weights.safetensors); run the same command again to finish it"
         )
     with torch.random.fork_rng(devices=[]):
-        recipe = from_json(config["settings"]).method.build(
+        recipe = train_config(config["settings"]).method.build(
             build_architecture(config["architecture"]),
             num_classes=len(config["classes"]),
             total_steps=config["total_steps"],

@@ -16,6 +16,7 @@ import torch
 from mixlab.data.batch_loader import AnyBatch
 from mixlab.errors import WorkError
 from mixlab.run import RunDirectory
+from mixlab.run.codec import to_json
 from mixlab.training import run_config
 from mixlab.training.acceleration import compile_recipe
 from mixlab.training.batches import steps
@@ -28,7 +29,6 @@ from mixlab.training.log import FigureBuffer, Journal, NonFiniteLoss, forget_aft
 from mixlab.training.progress import TrainingProgress
 from mixlab.training.run_lock import RunLock
 from mixlab.training.seeding import seed_all
-from mixlab.training.settings import to_json
 from mixlab.training.state import TrainingState
 from mixlab.training.stopping import ScoringLeft, Stopped, StopRequests
 from mixlab.training.update import Update
@@ -179,7 +179,7 @@ class Trainer:
         warnings: list[str] = []
         settings = to_json(self.config)
         if self.world.is_first:
-            stored = run_config.agree(self.folder, data=self.data, settings=settings)
+            stored = run_config.agree(self.folder, data=self.data, config=self.config)
             self.checkpoints.remove_partial()
             found = self.checkpoints.newest(warnings.append)
             step = found.step if found else 0
