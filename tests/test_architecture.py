@@ -82,6 +82,14 @@ def test_no_file_is_named_for_nothing() -> None:
         assert file.stem not in ("utils", "common", "helpers", "misc"), f"{file} should be named for what it owns"
 
 
+def test_only_backbones_know_which_class_a_backbone_is() -> None:
+    classes = ("mixlab.backbones.isotropic.", "mixlab.backbones.timm_backbone.", "mixlab.backbones.classifier.")
+    for file in FILES:
+        if part_of(file) != "backbones":
+            found = [module for module in imported_modules(file) if module.startswith(classes)]
+            assert not found, f"{file.name} imports {found[0]}; what it asks of a backbone belongs to Backbone"
+
+
 def test_only_the_ops_know_of_triton() -> None:
     for file in FILES:
         if any(module.split(".")[0] == "triton" for module in imported_modules(file)):

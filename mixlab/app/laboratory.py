@@ -13,7 +13,6 @@ from mixlab.app.look import Look
 from mixlab.app.pictures import decode_mask, decode_picture, square_mask, square_picture
 from mixlab.app.questions import MapQuestion, MatrixQuestion, PcaQuestion, Question, RowQuestion, ScoreQuestion
 from mixlab.app.traces import Sight, Traces
-from mixlab.commands.looking import own_size
 from mixlab.errors import InputError
 from mixlab.mixers import Mixing, SSDMixing
 
@@ -100,7 +99,7 @@ class Laboratory:
 
 def describe(subject: Subject, facts: tuple[str, ...] = (), image: int | None = None) -> ModelCard:
     """What visitors are told of a model; its first layer is run once, to see how it mixes."""
-    backbone, size = subject.backbone, image or own_size(subject.backbone)
+    backbone, size = subject.backbone, image or subject.backbone.image
     mixing = first_mixing(subject, size)
     return ModelCard(
         id=subject.label,

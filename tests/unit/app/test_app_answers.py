@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
 from mixlab.analysis.maps import MAPS
-from mixlab.analysis.subjects import Subject, normalise
+from mixlab.analysis.subjects import Subject
 from mixlab.app.encoding import encode_runs
 from mixlab.app.laboratory import Laboratory
 from mixlab.backbones.backbone import Backbone
@@ -33,7 +33,7 @@ def answer(address: str, kind: str, model: str, layer: int, more: dict[str, Any]
 
 def images(laboratory: Laboratory, backbone: Backbone) -> torch.Tensor:
     square = laboratory.square(laboratory.samples[1].pixels, 64, "crop")
-    return normalise(torch.from_numpy(square).permute(2, 0, 1)[None], backbone)
+    return backbone.preprocess(torch.from_numpy(square).permute(2, 0, 1))
 
 
 @torch.no_grad()
