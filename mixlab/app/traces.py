@@ -9,10 +9,10 @@ from torch import Tensor
 
 from mixlab.analysis.subjects import Subject
 from mixlab.app.byte_cache import ByteCache
+from mixlab.app.cards import Fit, Picture
 from mixlab.app.jobs import Progress
-from mixlab.app.laboratory import Fit, Picture
+from mixlab.app.pictures import square_picture
 from mixlab.backbones.tokens import Features
-from mixlab.commands.laboratory.pictures import square_picture
 from mixlab.errors import InputError
 from mixlab.mixers import ConvMixing, Mixing
 
