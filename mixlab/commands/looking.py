@@ -12,9 +12,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 from mixlab.analysis.subjects import UNTRAINED, Subject
-from mixlab.backbones.backbone import Backbone
-from mixlab.backbones.isotropic import Isotropic
-from mixlab.backbones.timm_backbone import TimmBackbone
 from mixlab.commands.output import console
 from mixlab.commands.targets import Target, load_target, split_target
 from mixlab.data.images import parse_source
@@ -56,16 +53,6 @@ def load_subjects(
     if unknown:
         raise InputError(f"--training names {', '.join(unknown)}, the labels are {', '.join(labels)}")
     return subjects
-
-
-def own_size(backbone: Backbone) -> int:
-    """The image side that a backbone was made for."""
-    if isinstance(backbone, Isotropic):
-        return backbone.config.image
-    if isinstance(backbone, TimmBackbone):
-        config: Any = backbone.model.pretrained_cfg
-        return int(config["input_size"][-1])
-    return 224
 
 
 def read_images(

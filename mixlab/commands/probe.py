@@ -10,12 +10,13 @@ import tyro
 
 from mixlab.analysis.subjects import Subject
 from mixlab.backbones.backbone import Source
-from mixlab.commands.looking import check_counts, load_subjects, open_run, own_size, progress_bar
+from mixlab.commands.looking import check_counts, load_subjects, open_run, progress_bar
 from mixlab.commands.output import check_json, console, emit, table
 from mixlab.commands.targets import label_of
+from mixlab.data.labelled import LabelledSplits, label_subset, labelled_splits
+from mixlab.data.source import at_most
 from mixlab.errors import InputError
 from mixlab.evaluation.feature_plan import heavy_blocks, light_blocks, possible_strategies, published_source
-from mixlab.evaluation.labelled_data import LabelledSplits, evenly, labelled_splits
 from mixlab.evaluation.probe_result import VARIED
 from mixlab.evaluation.probe_run import (
     LRS,
@@ -27,7 +28,6 @@ from mixlab.evaluation.probe_run import (
     run_probe,
 )
 from mixlab.evaluation.probe_summary import summarise_probe
-from mixlab.evaluation.subsets import label_subset
 from mixlab.evaluation.views import CROP_SHARE, Precision, num_workers
 from mixlab.run import provenance
 from mixlab.training.distributed import World, join_world
@@ -124,8 +124,8 @@ def probe(
         )
         backbone = subject.backbone.requires_grad_(False)
         splits = labelled_splits(data, val_data=val_data)
-        few = label_subset(evenly(splits.train, num_train), label_share, seed=seed)
-        splits = LabelledSplits(few, evenly(splits.val, num_val), splits.unknown, splits.absent)
+        few = label_subset(at_most(splits.train, num_train), label_share, seed=seed)
+        splits = LabelledSplits(few, at_most(splits.val, num_val), splits.unknown, splits.absent)
         directory = open_run(run, [target])
         folder = directory.path / name
         folder.mkdir(parents=True, exist_ok=True)
@@ -142,7 +142,7 @@ def probe(
                 blocks=chosen_blocks,
                 strategies=strategies or _strategies(heads, subject),
                 source=chosen_source,
-                image=image or own_size(backbone),
+                image=image or backbone.image,
                 mode=kind,
                 lrs=lrs or LRS,
                 weight_decays=weight_decays or WEIGHT_DECAYS,

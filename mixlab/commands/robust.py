@@ -9,13 +9,14 @@ import torch
 import tyro
 
 from mixlab.analysis.subjects import Subject
-from mixlab.commands.looking import check_counts, file_name, load_subjects, open_run, own_size
+from mixlab.commands.looking import check_counts, file_name, load_subjects, open_run
 from mixlab.commands.output import check_json, console, emit, table
 from mixlab.commands.probe import interval, percent, quiet_unless_first, training_said
 from mixlab.commands.robust_parts import join_parts, parts_like
 from mixlab.commands.targets import split_target
 from mixlab.data.images import parse_source
-from mixlab.data.source import Subset
+from mixlab.data.labelled import few
+from mixlab.data.source import at_most
 from mixlab.errors import InputError
 from mixlab.evaluation.accuracy import accuracy
 from mixlab.evaluation.classifier import (
@@ -26,7 +27,6 @@ from mixlab.evaluation.classifier import (
     trained_classifier,
 )
 from mixlab.evaluation.feature_cache import weights_checksum
-from mixlab.evaluation.labelled_data import evenly_spaced, few
 from mixlab.evaluation.paper import robustness_figure
 from mixlab.evaluation.robustness import SETS, SetScore, find_sets, score_set
 from mixlab.evaluation.shifts import PLAIN, ShiftScores, score_shifts
@@ -120,7 +120,7 @@ def robust(
         if changed is not None:
             with quiet_unless_first(world)("changed images", len(changed)) as step:
                 own_part = score_shifts(
-                    changed if limit is None else Subset(changed, evenly_spaced(len(changed), limit)),
+                    at_most(changed, limit),
                     classifier,
                     device=world.device,
                     precise=run_precision(precision, world.device),
@@ -201,7 +201,7 @@ def load_classifier(
         head = next((place / probe for probe in PROBES if (place / probe).is_file()), None)
     if head is not None:
         probed = load_head(head, subject.backbone)
-        size = image or int(probed.about.get("image", own_size(subject.backbone)))
+        size = image or int(probed.about.get("image", subject.backbone.image))
         view = CentreView(size, crop_share or float(probed.about.get("crop_share", CROP_SHARE)))
         classifier = probe_classifier(subject.backbone, probed, view=view, label=subject.label)
         return classifier, {**subject.describe(), "classifier": f"probe, {probed.input}, {probed.source}"}
@@ -214,7 +214,7 @@ def load_classifier(
 
 def _trained(place: Path, subject: Subject, image: int | None, crop_share: float | None) -> Classifier:
     classes = RunDirectory.open(place).read_config().get("classes", [])
-    view = CentreView(image or own_size(subject.backbone), crop_share or CROP_SHARE)
+    view = CentreView(image or subject.backbone.image, crop_share or CROP_SHARE)
     file = place / "classifier.safetensors"
     return trained_classifier(subject.backbone, file, classes=classes, view=view, label=subject.label)
 

@@ -8,8 +8,8 @@ import tyro
 
 from mixlab.analysis.subjects import Subject
 from mixlab.commands.pretrain import Launcher, Settings, launch
+from mixlab.data.labelled import labelled_splits
 from mixlab.evaluation.accuracy import accuracy
-from mixlab.evaluation.labelled_data import labelled_splits
 from mixlab.evaluation.views import CentreView
 from mixlab.run import provenance
 from mixlab.training.batches import workers

@@ -12,17 +12,17 @@ from PIL import Image
 from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 
-from mixlab.data.images import ImageFolder
-from mixlab.evaluation.accuracy import accuracy, paired_gap
-from mixlab.evaluation.imagenet_labels import (
+from mixlab.data.imagenet_labels import (
     imagenet_a_classes,
     imagenet_classes,
     imagenet_r_classes,
     real_labels,
     val_number,
 )
-from mixlab.evaluation.labelled_data import evenly, evenly_spaced, labelled_splits
-from mixlab.evaluation.subsets import few_labels
+from mixlab.data.images import ImageFolder
+from mixlab.data.labelled import few_labels, labelled_splits
+from mixlab.data.source import at_most, evenly_spaced
+from mixlab.evaluation.accuracy import accuracy, paired_gap
 from mixlab.evaluation.views import CentreView
 from mixlab.statistics import bootstrap_difference, bootstrap_mean
 
@@ -103,7 +103,7 @@ def test_data_without_usable_labels_gets_a_sentence(tmp_path: Path) -> None:
         labelled_splits(str(tmp_path / "one"))
     make_folder(tmp_path / "two" / "train", {"ant": 3, "bee": 3})
     make_folder(tmp_path / "two" / "val", {"cow": 1, "dog": 1})
-    with pytest.raises(ValueError, match=r"no image to recognise .* found cow, dog, known are ant, bee"):
+    with pytest.raises(ValueError, match=r"no validation image .* found cow, dog, known are ant, bee"):
         labelled_splits(str(tmp_path / "two"))
 
 
@@ -112,7 +112,7 @@ def test_a_limit_spreads_over_the_whole_source() -> None:
     with pytest.raises(ValueError, match="0 images"):
         evenly_spaced(10, 0)
     shapes = labelled_splits("shapes:n=40,size=16")
-    assert len(evenly(shapes.val, 7)) == 7 and evenly(shapes.val, None) is shapes.val
+    assert len(at_most(shapes.val, 7)) == 7 and at_most(shapes.val, None) is shapes.val
 
 
 def test_the_view_for_evaluation_is_resize_and_centre_crop(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Two sets of labelled images that speak of the same classes: one to learn from, one to be recognised."""
+"""Labelled images for training and validation, with one list of classes; and few labels of each class."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
-from mixlab.data.images import ImageFolder, parse_source
-from mixlab.data.shapes import Shapes
-from mixlab.data.source import ImageSource, Subset
 from mixlab.errors import InputError
 
-HELD_OUT = 5  # without a split of its own, every fifth image of a class is held out
+from .images import ImageFolder, parse_source
+from .shapes import Shapes
+from .source import ImageSource, Subset, split
 
 
-class Relabelled(Subset):
+class Relabelled(Subset[Tensor]):
     """Images of another source under the class numbers of a third; images of other classes are left out."""
 
     def __init__(self, source: ImageSource, numbers: Mapping[int, int], classes: Sequence[str]) -> None:
@@ -32,7 +31,7 @@ class Relabelled(Subset):
 
 @dataclass(frozen=True)
 class LabelledSplits:
-    """What to learn from and what to recognise, with one list of classes."""
+    """Training and validation images with one list of classes."""
 
     train: ImageSource
     val: ImageSource
@@ -50,21 +49,26 @@ class LabelledSplits:
             number = sum(self.unknown.values())
             found.append(f"{number} images of {len(self.unknown)} unknown classes are left out: {few(self.unknown)}")
         if self.absent:
-            found.append(f"{len(self.absent)} classes have no image to recognise: {few(self.absent)}")
+            found.append(f"{len(self.absent)} classes have no validation image: {few(self.absent)}")
         return found
 
 
 def labelled_splits(data: str, *, val_data: str | None = None) -> LabelledSplits:
-    """The two splits of a source, or a cut through its only one; `val_data` names another source to recognise."""
+    """The train and val splits of a source, or `split` of its only one; `val_data` names another validation set."""
     train = parse_source(data, split="train")
     check_labels(train, data)
     val = parse_source(val_data or data, split="val")
-    if val_data is None and not _is_separate(train, val):
-        held_out = _every_fifth(train)
-        rest = sorted(set(range(len(train))) - set(held_out))
-        return LabelledSplits(Subset(train, rest), Subset(train, held_out))
+    if val_data is None and not is_held_out(val, train):
+        return LabelledSplits(*split(train))
     check_labels(val, val_data or data)
     return align(train, val)
+
+
+def is_held_out(val: ImageSource, train: ImageSource) -> bool:
+    """Whether the val split of a source is a set of its own, or the very images of its train split."""
+    if isinstance(train, ImageFolder) and isinstance(val, ImageFolder):
+        return train.root != val.root
+    return isinstance(val, Shapes)
 
 
 def align(train: ImageSource, val: ImageSource) -> LabelledSplits:
@@ -76,7 +80,7 @@ def align(train: ImageSource, val: ImageSource) -> LabelledSplits:
     aligned = Relabelled(val, known, train.classes)
     if not len(aligned):
         raise InputError(
-            f"no image to recognise is of a known class: found {few(val.classes)}, known are {few(train.classes)}; "
+            f"no validation image is of a known class: found {few(val.classes)}, known are {few(train.classes)}; "
             "name the class folders alike"
         )
     found = {train.classes[number] for index, number in known.items() if counts[index]}
@@ -97,18 +101,27 @@ def check_labels(source: ImageSource, name: str) -> None:
         )
 
 
-def evenly(source: ImageSource, most: int | None) -> ImageSource:
-    """At most so many images, spread evenly over the source."""
-    return source if most is None else Subset(source, evenly_spaced(len(source), most))
+def few_labels(labels: Tensor, share: float, *, seed: int = 0) -> list[int]:
+    """Indexes of `share` of each class, at least one image of each, rising; labels are int64 (n,).
+
+    A class keeps the first of its own shuffled order, so that 1 % of a set is part of its 10 %.
+    """
+    if not 0 < share <= 1:
+        raise InputError(f"a share of {share} is no part of a set; give a number above 0 and up to 1, such as 0.01")
+    values = labels.cpu().numpy()
+    chosen = []
+    for number in np.unique(values):
+        members = np.flatnonzero(values == number)
+        kept = max(1, int(share * len(members) + 0.5))
+        chosen.append(np.random.default_rng([seed, int(number)]).permutation(members)[:kept])
+    return np.sort(np.concatenate(chosen)).tolist() if chosen else []
 
 
-def evenly_spaced(total: int, most: int | None) -> list[int]:
-    """At most so many of the numbers below `total`, spread evenly."""
-    if most is None or most >= total:
-        return list(range(total))
-    if most < 1:
-        raise InputError(f"{most} images are none; give at least 1")
-    return np.linspace(0, total, most, endpoint=False, dtype=np.int64).tolist()
+def label_subset(source: ImageSource, share: float, *, seed: int = 0) -> ImageSource:
+    """The images of a source that may be used with their labels."""
+    if share == 1:
+        return source
+    return Subset(source, few_labels(source.labels(), share, seed=seed))
 
 
 def few(names: Collection[str], most: int = 5) -> str:
@@ -116,20 +129,3 @@ def few(names: Collection[str], most: int = 5) -> str:
     listed = list(names)
     rest = f" and {len(listed) - most} more" if len(listed) > most else ""
     return ", ".join(listed[:most]) + rest
-
-
-def _is_separate(train: ImageSource, val: ImageSource) -> bool:
-    if isinstance(train, ImageFolder) and isinstance(val, ImageFolder):
-        return train.root != val.root
-    return isinstance(val, Shapes)
-
-
-def _every_fifth(source: ImageSource) -> list[int]:
-    labels = source.labels()
-    chosen = [index for number in range(len(source.classes)) for index in _members(labels, number)[::HELD_OUT]]
-    return sorted(chosen)
-
-
-def _members(labels: Tensor, number: int) -> list[int]:
-    found: list[int] = (labels == number).nonzero()[:, 0].tolist()
-    return found
