@@ -16,9 +16,10 @@ from mixlab.analysis.binary_auc import binary_auc, roc_curves
 from mixlab.analysis.bootstrap import Interval, bootstrap_difference, bootstrap_mean
 from mixlab.analysis.foreground import split_mask
 from mixlab.analysis.maps import default_map, find_map
-from mixlab.analysis.subjects import IGNORE, MaskedImages, Subject, normalise, untrained_twin
+from mixlab.analysis.subjects import IGNORE, MaskedImages, normalise, untrained_twin
 from mixlab.backbones.backbone import Backbone, Layers
 from mixlab.errors import InputError
+from mixlab.evaluation.target import Target
 
 Progress = Callable[[str, int], None]
 FALSE_POSITIVE_RATES = torch.linspace(0, 1, 101, dtype=torch.float64)
@@ -52,10 +53,10 @@ class Scorer:
         self._progress = progress or (lambda label, num_images: None)
         self._known: dict[Any, MapScores] = {}
 
-    def scores(self, subject: Subject, map_name: str | None = None, layers: Layers = 1) -> MapScores:
+    def scores(self, subject: Target, map_name: str | None = None, layers: Layers = 1) -> MapScores:
         return self._of(subject.label, subject.backbone, map_name, layers)
 
-    def twin_scores(self, subject: Subject, map_name: str | None = None, layers: Layers = 1) -> MapScores | None:
+    def twin_scores(self, subject: Target, map_name: str | None = None, layers: Layers = 1) -> MapScores | None:
         if not self.twins:
             return None
         key = (f"{subject.label}, untrained", map_name, str(layers))

@@ -6,7 +6,6 @@ from typing import Any, Literal
 import torch
 
 from mixlab.analysis.maps import MAPS, FeatureMap, default_map
-from mixlab.analysis.subjects import Subject
 from mixlab.app.jobs import Progress
 from mixlab.app.laboratory import Fit, MapCard, MaskValues, ModelCard, Picture, Pixels
 from mixlab.app.questions import MapQuestion, MatrixQuestion, PcaQuestion, Question, RowQuestion, ScoreQuestion
@@ -15,6 +14,7 @@ from mixlab.commands.laboratory.pictures import decode_mask, decode_picture, squ
 from mixlab.commands.laboratory.traces import Sight, Traces
 from mixlab.commands.looking import own_size
 from mixlab.errors import InputError
+from mixlab.evaluation.target import Target
 from mixlab.mixers import Mixing, SSDMixing
 
 PARTS: dict[str, Literal["head", "register", "direction"]] = {
@@ -40,7 +40,7 @@ class LiveLaboratory:
 
     def __init__(
         self,
-        subjects: Sequence[Subject],
+        subjects: Sequence[Target],
         samples: Sequence[Picture],
         *,
         cache_bytes: int,
@@ -93,7 +93,7 @@ class LiveLaboratory:
                 return look.sweep(question)
 
 
-def describe(subject: Subject, facts: tuple[str, ...] = (), image: int | None = None) -> ModelCard:
+def describe(subject: Target, facts: tuple[str, ...] = (), image: int | None = None) -> ModelCard:
     """What visitors are told of a model; its first layer is run once, to see how it mixes."""
     backbone, size = subject.backbone, image or own_size(subject.backbone)
     mixing = first_mixing(subject, size)
@@ -115,7 +115,7 @@ def describe(subject: Subject, facts: tuple[str, ...] = (), image: int | None = 
 
 
 @torch.inference_mode()
-def first_mixing(subject: Subject, size: int) -> Mixing | None:
+def first_mixing(subject: Target, size: int) -> Mixing | None:
     """The mixing of the first layer, or None where timm's model has no matrix to show."""
     backbone = subject.backbone
     if backbone.channels != 3:
@@ -128,7 +128,7 @@ def first_mixing(subject: Subject, size: int) -> Mixing | None:
         return None
 
 
-def _has_map(name: str, subject: Subject, mixing: Mixing | None) -> bool:
+def _has_map(name: str, subject: Target, mixing: Mixing | None) -> bool:
     if name in ("register_cosine", "register_dot"):
         return subject.num_registers > 0
     if isinstance(MAPS[name], FeatureMap):
