@@ -16,8 +16,9 @@ from mixlab.analysis.binary_auc import binary_auc, roc_curves
 from mixlab.analysis.bootstrap import Interval, bootstrap_difference, bootstrap_mean
 from mixlab.analysis.foreground import split_mask
 from mixlab.analysis.maps import default_map, find_map
-from mixlab.analysis.subjects import IGNORE, MaskedImages, normalise, untrained_twin
+from mixlab.analysis.subjects import MaskedImages
 from mixlab.backbones.backbone import Backbone, Layers
+from mixlab.data.mask_values import IGNORE
 from mixlab.errors import InputError
 from mixlab.evaluation.target import Target
 
@@ -62,7 +63,7 @@ class Scorer:
         key = (f"{subject.label}, untrained", map_name, str(layers))
         if key not in self._known:
             seed = self.seed if subject.seed is None else subject.seed  # seeds of a study have twins of their own
-            self._of(key[0], untrained_twin(subject.backbone, seed), map_name, layers)
+            self._of(key[0], subject.backbone.twin(seed), map_name, layers)
         return self._known[key]
 
     def _of(self, label: str, backbone: Backbone, map_name: str | None, layers: Layers) -> MapScores:
@@ -78,7 +79,7 @@ class Scorer:
             raw: dict[int, Tensor] = {}
             matched: dict[int, Tensor] = {}
             prior: dict[int, Tensor] = {}
-            for layer, maps in kind.by_layer(backbone, normalise(batch.images, backbone), layers):
+            for layer, maps in kind.by_layer(backbone, backbone.preprocess(batch.images), layers):
                 maps = maps.float().cpu()
                 maps = maps if maps.ndim == 4 else maps[:, None]  # (B, K, h, w)
                 grid = (maps.shape[-2], maps.shape[-1])

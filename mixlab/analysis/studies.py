@@ -16,7 +16,6 @@ from torch import Tensor
 from mixlab.analysis.bootstrap import bootstrap_difference
 from mixlab.analysis.maps import MAPS, FeatureMap, single_maps
 from mixlab.analysis.scores import MapScores, Scorer, as_array, as_dict, either_sign, score_row
-from mixlab.analysis.subjects import normalise
 from mixlab.backbones.backbone import Layers
 from mixlab.errors import InputError
 from mixlab.evaluation.target import Target
@@ -166,7 +165,7 @@ def by_map(subjects: Sequence[Target], scorer: Scorer, map_name: str | None = No
     result = StudyResult("map", [], for_ledger=False)  # its claims are about the paper's map
     first = next(iter(scorer.images)).images[:1]
     for subject in subjects:
-        names = single_maps(subject.backbone, normalise(first, subject.backbone))
+        names = single_maps(subject.backbone, subject.backbone.preprocess(first))
         of_features = [name for name in names if isinstance(MAPS[name], FeatureMap)]
         for kinds in (of_features, *([name] for name in names if name not in of_features)):
             scored = _scored("map", [subject], scorer, "+".join(kinds))

@@ -1,4 +1,4 @@
-"""Images with masks in batches, and what is done to a backbone and to its images before it is scored."""
+"""Images with masks, in batches of one size."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -7,36 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mixlab.backbones.backbone import Backbone
-from mixlab.backbones.isotropic import Isotropic
-from mixlab.backbones.timm_backbone import TimmBackbone
-from mixlab.data.mask_values import IGNORE
 from mixlab.data.masks import MaskSource
 from mixlab.data.unreadable import SkippedImages
 from mixlab.errors import InputError
 
 _CACHE_BYTES = 2**30  # sets below this stay in memory between subjects
-
-
-def untrained_twin(backbone: Backbone, seed: int = 0) -> Backbone:
-    """The same architecture with fresh weights, from a seed; the random state outside is left as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        if isinstance(backbone, Isotropic):
-            twin: Backbone = Isotropic(backbone.config, name=backbone.name)
-        elif isinstance(backbone, TimmBackbone):
-            twin = TimmBackbone(backbone.timm_name, backbone.fields | {"pretrained": False}, name=backbone.name)
-        else:
-            raise TypeError(f"{type(backbone).__name__} cannot be built anew; a twin needs a mixlab or timm backbone")
-    return twin.to(next(backbone.parameters()).device).eval()
-
-
-def normalise(images: Tensor, backbone: Backbone) -> Tensor:
-    """Pixels uint8 (B, 3, H, W) to what the backbone takes, on its device."""
-    parameter = next(backbone.parameters())
-    statistics = torch.tensor([backbone.pixel_mean, backbone.pixel_std], device=parameter.device)
-    mean, std = statistics[..., None, None]
-    return ((images.to(parameter.device) / 255 - mean) / std).to(parameter.dtype)
 
 
 class MaskedBatch(NamedTuple):
@@ -74,12 +49,3 @@ class MaskedImages:
         while group := list(islice(items, self.batch)):
             images, masks = (torch.stack([getattr(item, part) for item in group]) for part in ("image", "mask"))
             yield MaskedBatch(images, masks, [item.name for item in group])
-
-
-__all__ = [
-    "IGNORE",
-    "MaskedBatch",
-    "MaskedImages",
-    "normalise",
-    "untrained_twin",
-]

@@ -11,7 +11,6 @@ from mixlab.analysis import figures
 from mixlab.analysis.scores import FALSE_POSITIVE_RATES, Scorer
 from mixlab.analysis.studies import STUDIES, StudyResult, run_study
 from mixlab.analysis.subjects import MaskedImages
-from mixlab.commands.looking import own_size
 from mixlab.commands.output import check_counts, check_json, console, emit, file_name, open_run, progress_bar, table
 from mixlab.data.mask_formats import parse_masks
 from mixlab.errors import InputError
@@ -64,7 +63,7 @@ def auc(
     check_json(json)
     subjects = load_targets(targets, weights=weights, training=training, device=device, seed=seed)
     source = parse_masks(data)
-    images = MaskedImages(source, size=image or own_size(subjects[0].backbone), batch=batch, limit=num_images)
+    images = MaskedImages(source, size=image or subjects[0].backbone.image, batch=batch, limit=num_images)
     directory = open_run(run, targets)
     results: dict[str, dict[str, Any]] = {}
     num_models = sum(1 + (twins and subject.training != UNTRAINED) for subject in subjects)

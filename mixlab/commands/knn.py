@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from mixlab.commands.looking import own_size
 from mixlab.commands.output import check_counts, check_json, console, emit, file_name, open_run, table
 from mixlab.commands.probe import interval, percent, quiet_unless_first
 from mixlab.data.labelled import label_subset, labelled_splits
@@ -98,7 +97,7 @@ def knn(
             stack.enter_context(RunLock(features))
             for note in splits.notes():
                 console.print(note, style="yellow", highlight=False)
-        size = image or own_size(backbone)
+        size = image or backbone.image
         chosen_source = published_source(backbone) if source == "auto" else source
         plan = FeaturePlan.build(
             backbone, head_inputs(backbone, (blocks,), (strategy,)), source=chosen_source, image=size

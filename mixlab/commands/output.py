@@ -9,20 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from mixlab.console import console
 from mixlab.errors import InputError
 from mixlab.evaluation.target import split_target
 from mixlab.run import RunDirectory
 from mixlab.run.directory import write_json
 
 DEFAULT_RUN = Path("runs/look")
-
-# Tables and progress go to stderr, so that `--json -` leaves stdout to the JSON. Paths and labels are people's own:
-# brackets and colons in them mean nothing to it.
-console = Console(stderr=True, markup=False, emoji=False)
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from mixlab.backbones.backbone import Source
-from mixlab.commands.looking import own_size
 from mixlab.commands.output import check_counts, check_json, console, emit, open_run, progress_bar, table
 from mixlab.data.labelled import LabelledSplits, label_subset, labelled_splits
 from mixlab.data.source import at_most
@@ -135,7 +134,7 @@ def probe(
                 blocks=chosen_blocks,
                 strategies=strategies or _strategies(heads, subject),
                 source=chosen_source,
-                image=image or own_size(backbone),
+                image=image or backbone.image,
                 mode=kind,
                 lrs=lrs or LRS,
                 weight_decays=weight_decays or WEIGHT_DECAYS,

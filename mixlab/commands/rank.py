@@ -9,9 +9,7 @@ import tyro
 from mixlab.analysis import figures
 from mixlab.analysis.rank import LayerRanks, RankSettings, measure_ranks
 from mixlab.analysis.rank_summary import Arrays, rank_measurements, summarise_ranks
-from mixlab.analysis.subjects import normalise
 from mixlab.backbones.backbone import chosen_layers
-from mixlab.commands.looking import own_size
 from mixlab.commands.output import check_counts, check_json, console, emit, file_name, open_run, progress_bar, table
 from mixlab.data.reading import read_images
 from mixlab.evaluation.target import Target, load_targets
@@ -69,7 +67,7 @@ def rank(
     results: dict[str, dict[str, Any]] = {}
     arrays: dict[str, Arrays] = {}
     for subject in subjects:
-        size = image or own_size(subject.backbone)
+        size = image or subject.backbone.image
         pixels, _, _ = read_images(data, size=size, num_images=num_images)
         found = _measure(subject, pixels, layers, heads, settings)
         result, stored = summarise_ranks(found, subject.backbone.layout)
@@ -89,7 +87,7 @@ def _measure(
 ) -> list[LayerRanks]:
     backbone = subject.backbone
     wanted = chosen_layers(layers or None, backbone.num_layers)
-    images = normalise(pixels, backbone)
+    images = backbone.preprocess(pixels)
     found = []
     with progress_bar(f"ranks of {subject.label}", len(images) * len(wanted)) as step:
         for layer in measure_ranks(backbone, images, layers=wanted, heads=heads or None, settings=settings):

@@ -9,7 +9,6 @@ import torch
 import tyro
 
 from mixlab.analysis.bootstrap import bootstrap_mean
-from mixlab.commands.looking import own_size
 from mixlab.commands.output import check_counts, check_json, console, emit, file_name, open_run, table
 from mixlab.commands.probe import interval, percent, quiet_unless_first
 from mixlab.commands.robust_parts import join_parts, parts_like
@@ -199,7 +198,7 @@ def load_classifier(
         head = next((place / probe for probe in PROBES if (place / probe).is_file()), None)
     if head is not None:
         probed = load_head(head, subject.backbone)
-        size = image or int(probed.about.get("image", own_size(subject.backbone)))
+        size = image or int(probed.about.get("image", subject.backbone.image))
         view = CentreView(size, crop_share or float(probed.about.get("crop_share", CROP_SHARE)))
         classifier = probe_classifier(subject.backbone, probed, view=view, label=subject.label)
         return classifier, {**subject.describe(), "classifier": f"probe, {probed.input}, {probed.source}"}
@@ -212,7 +211,7 @@ def load_classifier(
 
 def _trained(place: Path, subject: Target, image: int | None, crop_share: float | None) -> Classifier:
     classes = RunDirectory.open(place).read_config().get("classes", [])
-    view = CentreView(image or own_size(subject.backbone), crop_share or CROP_SHARE)
+    view = CentreView(image or subject.backbone.image, crop_share or CROP_SHARE)
     file = place / "classifier.safetensors"
     return trained_classifier(subject.backbone, file, classes=classes, view=view, label=subject.label)
 

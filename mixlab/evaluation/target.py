@@ -14,21 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from mixlab.backbones import shipped
 from mixlab.backbones.backbone import Backbone
-from mixlab.backbones.isotropic import Isotropic
-from mixlab.backbones.timm_backbone import TimmBackbone
-from mixlab.backbones.weights import architecture_of, build_architecture, model_from_file
+from mixlab.backbones.weights import build_architecture, model_from_file
 from mixlab.backbones.zoo import create_model
 from mixlab.errors import InputError
 from mixlab.run import UNTRAINED, RunDirectory, Subject
 from mixlab.training.checkpoint import Checkpoints
-from mixlab.training.config import METHODS
 from mixlab.training.machine import choose_device, make_current
-from mixlab.training.settings import from_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,17 +49,17 @@ class Target:
             num_parameters=self.num_parameters,
             num_layers=self.backbone.num_layers,
             num_registers=self.num_registers,
-            causal=is_causal(self.backbone),
+            causal=self.backbone.is_causal,
             weights=network_digest(self.backbone),
         )
 
     @property
     def family(self) -> str:
-        return family_of(self.backbone)
+        return self.backbone.family
 
     @property
     def num_parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.backbone.parameters())
+        return self.backbone.num_parameters
 
     @property
     def num_registers(self) -> int:
@@ -156,7 +151,7 @@ def label_of(text: str) -> str:
 
 def network_digest(backbone: Backbone) -> str:
     """The same for the same architecture with the same weights."""
-    architecture = json.dumps(architecture_of(backbone), sort_keys=True)
+    architecture = json.dumps(backbone.architecture(), sort_keys=True)
     return hashlib.sha256(f"{architecture} {weights_checksum(backbone)}".encode()).hexdigest()[:16]
 
 
@@ -167,23 +162,6 @@ def weights_checksum(module: nn.Module) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def family_of(backbone: Backbone) -> str:
-    """The kind of its mixer, as in `mixlab.mixers.MIXERS`; "other" where timm's model is none of them."""
-    if isinstance(backbone, Isotropic):
-        return backbone.config.mixer.kind
-    if isinstance(backbone, TimmBackbone) and isinstance(backbone.model, VisionTransformer):
-        return "attention"
-    return "gated_conv" if "mambaout" in backbone.name else "other"
-
-
-def is_causal(backbone: Backbone) -> bool:
-    """Whether tokens see only those before them in every layer."""
-    if not isinstance(backbone, Isotropic):
-        return False
-    mixer = backbone.config.mixer
-    return bool(getattr(mixer, "causal", False)) or not getattr(mixer, "two_way", True)
 
 
 def _load_run(place: Path) -> tuple[Backbone, str, dict[str, Any]]:
@@ -207,13 +185,15 @@ def _load_run(place: Path) -> tuple[Backbone, str, dict[str, Any]]:
 
 def _load_stopped(run: RunDirectory, config: dict[str, Any]) -> tuple[Backbone, Path]:
     """The backbone of the newest checkpoint, as the recipe would export it (for DINO the teacher's), and its file."""
+    from mixlab.evaluation.methods import METHODS, train_config  # all of them, dense tasks too: slow to import
+
     found = Checkpoints(run.path / "checkpoints", keep=1).newest(_warn)
     if found is None or config.get("settings", {}).get("method", {}).get("kind") not in METHODS:
         raise FileNotFoundError(
             f"{run.path} has no exported weights (weights.safetensors); run the same command again to finish it"
         )
     with torch.random.fork_rng(devices=[]):
-        recipe = from_json(config["settings"]).method.build(
+        recipe = train_config(config["settings"]).method.build(
             build_architecture(config["architecture"]),
             num_classes=len(config["classes"]),
             total_steps=config["total_steps"],
@@ -225,7 +205,7 @@ def _load_stopped(run: RunDirectory, config: dict[str, Any]) -> tuple[Backbone, 
             {name.removeprefix(f"{prefix}/"): value for name, value in stored.items() if name.startswith(f"{prefix}/")}
         )
     trained = recipe.exported()
-    backbone = build_architecture(architecture_of(trained))  # the recipe's may drop paths and refuse gradients
+    backbone = build_architecture(trained.architecture())  # the recipe's may drop paths and refuse gradients
     backbone.load_state_dict(trained.state_dict())
     _warn(f"{run.path} is not finished: these are the weights of step {found.step} of {config['total_steps']}")
     return backbone, found.tensor_file

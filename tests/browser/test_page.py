@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 
 from mixlab.analysis.maps import activation_map
-from mixlab.analysis.subjects import normalise
 from mixlab.commands.laboratory.laboratory import LiveLaboratory
 from tests.browser.visiting import OpenPage, Page, expect, settle
 from tests.unit.app.live_page import request, tiny_subjects
@@ -61,7 +60,7 @@ def test_the_colours_of_a_map_are_the_values_of_the_model(open_page: OpenPage, l
     backbone = tiny_subjects()[0].backbone
     square = laboratory.square(laboratory.samples[0].pixels, 64, "crop")
     with torch.no_grad():
-        images = normalise(torch.from_numpy(square).permute(2, 0, 1)[None], backbone)
+        images = backbone.preprocess(torch.from_numpy(square).permute(2, 0, 1))
         values = activation_map(backbone, images, "cosine", 2)[0].numpy()
     shares = (values - values.min()) / (values.max() - values.min())
     expected = mpl.colormaps["viridis"](shares)[..., :3] * 255

@@ -12,7 +12,6 @@ from mixlab.app.questions import MapQuestion, MatrixQuestion, PcaQuestion, Quest
 from mixlab.commands.laboratory.look import Look
 from mixlab.commands.laboratory.pictures import decode_mask, decode_picture, square_mask, square_picture
 from mixlab.commands.laboratory.traces import Sight, Traces
-from mixlab.commands.looking import own_size
 from mixlab.errors import InputError
 from mixlab.evaluation.target import Target
 from mixlab.mixers import Mixing, SSDMixing
@@ -95,7 +94,7 @@ class LiveLaboratory:
 
 def describe(subject: Target, facts: tuple[str, ...] = (), image: int | None = None) -> ModelCard:
     """What visitors are told of a model; its first layer is run once, to see how it mixes."""
-    backbone, size = subject.backbone, image or own_size(subject.backbone)
+    backbone, size = subject.backbone, image or subject.backbone.image
     mixing = first_mixing(subject, size)
     return ModelCard(
         id=subject.label,

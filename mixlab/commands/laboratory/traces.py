@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mixlab.analysis.subjects import normalise
 from mixlab.app.byte_cache import ByteCache
 from mixlab.app.jobs import Progress
 from mixlab.app.laboratory import Fit, Picture
@@ -36,7 +35,7 @@ class Sight:
 
     def images(self) -> Tensor:
         pixels = torch.from_numpy(square_picture(self.picture.pixels, self.size, self.fit)).permute(2, 0, 1)
-        return normalise(pixels[None], self.subject.backbone)
+        return self.subject.backbone.preprocess(pixels[None])
 
 
 class Traces:

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
 from mixlab.analysis.maps import MAPS
-from mixlab.analysis.subjects import normalise
 from mixlab.app.mask_runs import encode_runs
 from mixlab.backbones.backbone import Backbone
 from mixlab.commands.laboratory.laboratory import LiveLaboratory
@@ -34,7 +33,7 @@ def answer(address: str, kind: str, model: str, layer: int, more: dict[str, Any]
 
 def images(laboratory: LiveLaboratory, backbone: Backbone) -> torch.Tensor:
     square = laboratory.square(laboratory.samples[1].pixels, 64, "crop")
-    return normalise(torch.from_numpy(square).permute(2, 0, 1)[None], backbone)
+    return backbone.preprocess(torch.from_numpy(square).permute(2, 0, 1))
 
 
 @torch.no_grad()

@@ -14,10 +14,10 @@ import mixlab.commands.models
 from mixlab.cli import main
 from mixlab.commands import output
 from mixlab.commands.output import console, emit, progress_bar, table
-from mixlab.commands.steps import Step, run_steps
 from mixlab.data.reading import read_images
 from mixlab.data.unreadable import TooManyUnreadableError, UnreadableImage
 from mixlab.errors import InputError
+from mixlab.studies.steps import Step, run_steps
 
 BRACKETS = "[/tmp/x] [bold]mixlab[onnx] a:dog:b\\"
 

@@ -19,7 +19,7 @@ from typing import Any
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from mixlab.commands.output import console
+from mixlab.console import console
 from mixlab.errors import WorkError
 from mixlab.run import RunDirectory
 from mixlab.run.directory import read_json, write_json
@@ -30,13 +30,13 @@ POLL_S = 0.3
 WATCH_S = 0.5
 PATIENCE_S = 30.0  # how long to wait for the workers of a command that was killed: they write a checkpoint first
 OWN_JOBS = {  # what has no command of its own: a function of text arguments
-    "twin": ("mixlab.commands.demo_jobs", "write_twin"),
-    "matrices": ("mixlab.commands.demo_jobs", "write_matrices"),
-    "speed": ("mixlab.commands.demo_jobs", "write_all_costs"),
-    "split": ("mixlab.commands.miniature.folders", "hold_out"),
-    "labels": ("mixlab.commands.miniature.folders", "write_labels"),
-    "choose": ("mixlab.commands.miniature.jobs", "choose_rates"),
-    "scaling": ("mixlab.commands.miniature.jobs", "write_scaling"),
+    "twin": ("mixlab.studies.demo.jobs", "write_twin"),
+    "matrices": ("mixlab.studies.demo.jobs", "write_matrices"),
+    "speed": ("mixlab.studies.demo.jobs", "write_all_costs"),
+    "split": ("mixlab.studies.miniature.folders", "hold_out"),
+    "labels": ("mixlab.studies.miniature.folders", "write_labels"),
+    "choose": ("mixlab.studies.miniature.jobs", "choose_rates"),
+    "scaling": ("mixlab.studies.miniature.jobs", "write_scaling"),
 }
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from test_demo import parse
 
-from mixlab.commands.miniature.parts import PARTS
-from mixlab.commands.miniature.plan import FAMILIES, FULL, QUICK, Effort, Setting
-from mixlab.commands.steps import OWN_JOBS, Step, is_done, mark_of
 from mixlab.recipes import find_recipe
 from mixlab.run.directory import write_json
+from mixlab.studies.miniature.parts import PARTS
+from mixlab.studies.miniature.plan import FAMILIES, FULL, QUICK, Effort, Setting
+from mixlab.studies.steps import OWN_JOBS, Step, is_done, mark_of
 
 SETTING = Setting(
     run=Path("RUN"),

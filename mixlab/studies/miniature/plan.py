@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from mixlab.commands.judging import judge_run
-from mixlab.commands.steps import Step
+from mixlab.studies.scoring import judge_run
+from mixlab.studies.steps import Step
 
 Training = Literal["dino", "supervised"]
 COMMANDS: dict[Training, str] = {"dino": "pretrain", "supervised": "train"}

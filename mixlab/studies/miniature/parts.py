@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from mixlab.commands.miniature.plan import Setting, Training, Variant, judge, score, sets, train
-from mixlab.commands.steps import Step
 from mixlab.miniature_recipes import DEPTHS
+from mixlab.studies.miniature.plan import Setting, Training, Variant, judge, score, sets, train
+from mixlab.studies.steps import Step
 
 TUNING_SEED = 100  # none of those that are compared
 SEGMENTED = ("dinovim", "gatedconv", "vit", "linearvit")

@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from study_folders_drawn import NUM_MASKS, draw_folders
 
 from mixlab.cli import main
-from mixlab.commands.miniature.folders import hold_out, write_labels
-from mixlab.commands.miniature.plan import FAMILIES, QUICK
-from mixlab.commands.miniature.publish import publish_study
-from mixlab.commands.miniature.run import run_miniature
 from mixlab.evaluation.segmentation.data import parse_labels
 from mixlab.run import RunDirectory
 from mixlab.run.directory import read_json
+from mixlab.studies.miniature.folders import hold_out, write_labels
+from mixlab.studies.miniature.plan import FAMILIES, QUICK
+from mixlab.studies.miniature.publish import publish_study
+from mixlab.studies.miniature.run import run_miniature
+from tests.drawn_folders import NUM_MASKS, draw_folders
 
 TWO = tuple(family for family in FAMILIES if family.label in ("vit", "mambareg"))
 START = """

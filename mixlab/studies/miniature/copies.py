@@ -6,12 +6,12 @@ from pathlib import Path
 
 from PIL import Image
 
-from mixlab.commands.miniature.folders import held_out
-from mixlab.commands.output import console
+from mixlab.console import console
 from mixlab.data.decode import decode, open_image
 from mixlab.data.images import ImageFolder, parse_source
 from mixlab.data.unreadable import UnreadableImage
 from mixlab.run.directory import write_json
+from mixlab.studies.miniature.folders import held_out
 
 SHORT_SIDE = 128  # px of copies: views are cut from 112
 SMALL = 160  # px: images up to this are read as they are

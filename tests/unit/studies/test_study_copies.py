@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mixlab.commands.miniature import copies
 from mixlab.data.images import parse_source
 from mixlab.run.directory import read_json
+from mixlab.studies.miniature import copies
 
 
 def paint(place: Path, size: tuple[int, int], colour: tuple[int, int, int] = (200, 30, 60)) -> None:

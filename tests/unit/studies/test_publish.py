@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from mixlab.commands.miniature import publish
-from mixlab.commands.miniature.publish import publish_study
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import read_json
+from mixlab.studies.miniature import publish
+from mixlab.studies.miniature.publish import publish_study
 
 
 def make_study(root: Path) -> Path:

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mixlab.commands.miniature.parts import finished_runs
-from mixlab.commands.output import console
-from mixlab.commands.report import make_report
+from mixlab.console import console
 from mixlab.errors import InputError
+from mixlab.report.make import make_report
 from mixlab.run import RunDirectory
 from mixlab.run.directory import read_json
+from mixlab.studies.miniature.parts import finished_runs
 
 MOST_ROWS = 60  # of a training curve
 WRITTEN = ("config.json", "metrics.jsonl", "report.html", "README.md")  # in a published study, beside results/

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from mixlab.commands.steps import Step
+from mixlab.studies.steps import Step
 
 
 def judge_run(

@@ -13,18 +13,18 @@ from typing import Any
 
 from rich.text import Text
 
-from mixlab.commands.miniature.copies import prepare
-from mixlab.commands.miniature.parts import PARTS, Part
-from mixlab.commands.miniature.plan import FAMILIES, QUICK, Effort, Family, Setting
-from mixlab.commands.miniature.sharing import shared_gpu
-from mixlab.commands.output import console
-from mixlab.commands.report import make_report
-from mixlab.commands.steps import Step, is_done, mark_of, run_steps, wait_for_workers, worker_pool
+from mixlab.console import console
 from mixlab.data.images import parse_source
 from mixlab.data.mask_formats import parse_masks
 from mixlab.errors import InputError
+from mixlab.report.make import make_report
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import read_json, write_json
+from mixlab.studies.miniature.copies import prepare
+from mixlab.studies.miniature.parts import PARTS, Part
+from mixlab.studies.miniature.plan import FAMILIES, QUICK, Effort, Family, Setting
+from mixlab.studies.miniature.sharing import shared_gpu
+from mixlab.studies.steps import Step, is_done, mark_of, run_steps, wait_for_workers, worker_pool
 from mixlab.training.machine import choose_device, num_cores
 from mixlab.training.run_lock import RunLock
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Literal
 
 from mixlab.backbones import shipped
-from mixlab.commands.judging import judge_run
-from mixlab.commands.steps import Step
 from mixlab.recipes import find_recipe
+from mixlab.studies.scoring import judge_run
+from mixlab.studies.steps import Step
 
 
 @dataclass(frozen=True)

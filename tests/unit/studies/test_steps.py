@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mixlab.commands.steps import Step, run_step, run_steps, worker_pool
+from mixlab.studies.steps import Step, run_step, run_steps, worker_pool
 
 ENDLESS = ("epochs=100000", "model.dim=32", "model.depth=2", "batch=16", "log.every_steps=1", "knn.every_epochs=0")
 

@@ -18,8 +18,8 @@ import tyro
 
 from mixlab.cli import COMMANDS
 from mixlab.commands.demo import run_demo
-from mixlab.commands.demo_plan import FULL, MODELS, QUICK, Effort, plan
 from mixlab.run import RunDirectory
+from mixlab.studies.demo.plan import FULL, MODELS, QUICK, Effort, plan
 
 LITTLE = Effort(
     num_images=64,
