@@ -20,7 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "evaluation": _CORE | _FREE_PARTS | {"training"},
     "analysis": _CORE | _FREE_PARTS | {"training", "evaluation"},
     "report": _CORE | _FREE_PARTS | {"training", "evaluation", "analysis", "studies"},
-    "app": _CORE | _FREE_PARTS | {"training", "evaluation", "analysis", "report"},
+    "app": _CORE | _FREE_PARTS | {"training", "evaluation", "analysis", "report", "commands"},
     "studies": _CORE
     | _FREE_PARTS
     | {"training", "evaluation", "analysis", "report", "recipes", "miniature_recipes", "commands", "cli"},

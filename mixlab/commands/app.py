@@ -2,36 +2,17 @@
 
 import socket
 import webbrowser
-from collections.abc import Sequence
 from contextlib import suppress
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import tyro
 import uvicorn
 
 from mixlab.app import create_app
-from mixlab.app.run_facts import run_facts
-from mixlab.backbones import shipped
-from mixlab.backbones.zoo import create_model
-from mixlab.commands.laboratory.laboratory import LiveLaboratory
-from mixlab.commands.laboratory.pictures import read_samples
-from mixlab.commands.output import check_counts, console, emit
+from mixlab.app.building import DATA, build_laboratory
+from mixlab.commands.output import console, emit
 from mixlab.errors import InputError
-from mixlab.evaluation.target import Target, label_of, load_targets, split_target
-from mixlab.run import RunDirectory
-from mixlab.training.machine import choose_device
-
-DATA = ("photo", "shapes:size=256,n=7")
-# Shown where no target is given, at one size: what comes with the package, and an untrained one of the other kinds.
-SMALL_IMAGE = 128
-STACK = {"dim": 128, "patch": 8, "head_dim": 32, "image": SMALL_IMAGE}
-UNTRAINED_MODELS: dict[str, dict[str, Any]] = {
-    "linearvit_tiny": {**STACK, "depth": 6},
-    "dinovim_tiny": {**STACK, "depth": 12, "state": 32},
-}
 
 
 def app(
@@ -96,31 +77,6 @@ def app(
     return result
 
 
-def build_laboratory(
-    targets: Sequence[str],
-    *,
-    weights: Sequence[str] = (),
-    data: Sequence[str] = DATA,
-    num_samples: int = 8,
-    image: int | None = None,
-    device: str | None = "auto",
-    cache_mb: int = 512,
-    seed: int = 0,
-) -> LiveLaboratory:
-    """The models and samples of a page."""
-    check_counts(num_samples=num_samples, cache_mb=cache_mb, image=image)
-    files = dict(_name_and_file(text) for text in weights)
-    if targets or files:
-        subjects = load_targets(targets, weights=files, seed=seed, device=device)
-    else:
-        subjects = _small_targets(device, seed)
-    places = {label_of(text): Path(split_target(text)[0]) for text in targets}
-    facts = {label: run_facts(RunDirectory(place)) for label, place in places.items() if place.is_dir()}
-    image = image if image or targets else SMALL_IMAGE
-    samples = read_samples(data, num_samples)
-    return LiveLaboratory(subjects, samples, cache_bytes=cache_mb * 2**20, facts=facts, image=image)
-
-
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket, or an error that says what to do."""
     try:
@@ -130,24 +86,6 @@ def bind(host: str, port: int) -> socket.socket:
         raise InputError(f"port {port} does not exist; give 0 to 65535") from error
     except OSError as error:
         raise OSError(f"cannot serve on {host}, port {port} ({error.strerror}); try --port 0 for a free one") from error
-
-
-def _small_targets(device: str | None, seed: int) -> list[Target]:
-    where = choose_device(device)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        untrained = [
-            Target(label=name, backbone=create_model(name, **settings).eval().to(where))
-            for name, settings in UNTRAINED_MODELS.items()
-        ]
-    return [*load_targets(shipped.NAMES, device=device), *untrained]
-
-
-def _name_and_file(text: str) -> tuple[str, str]:
-    name, equals, file = text.partition("=")
-    if not (name and equals and file):
-        raise InputError(f"--weights {text!r} must be NAME=FILE, such as dinovim_tiny=checkpoint.pth")
-    return name, file
 
 
 def _is_loopback(host: str) -> bool:

@@ -6,10 +6,11 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from mixlab.commands.output import check_counts, check_json, console, emit, file_name, open_run, table
+from mixlab.commands.output import check_json, console, emit, file_name, open_run, table
 from mixlab.commands.probe import interval, percent, quiet_unless_first
 from mixlab.data.labelled import label_subset, labelled_splits
 from mixlab.data.source import at_most
+from mixlab.errors import check_counts
 from mixlab.evaluation.accuracy import accuracy
 from mixlab.evaluation.feature_cache import Extraction, FeatureCache
 from mixlab.evaluation.feature_plan import FeaturePlan, head_inputs, published_source

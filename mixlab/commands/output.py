@@ -13,7 +13,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from mixlab.console import console
-from mixlab.errors import InputError
 from mixlab.evaluation.target import split_target
 from mixlab.run import RunDirectory
 from mixlab.run.directory import write_json
@@ -90,13 +89,6 @@ def open_run(run: Path | None, targets: Sequence[str]) -> RunDirectory:
     if not all(os.access(folder, os.W_OK) for folder in folders if folder.is_dir()):
         raise PermissionError(f"{place} may not be written to; choose another --run")
     return directory
-
-
-def check_counts(**counts: int | None) -> None:
-    """Refuse numbers below one, by the names of their options."""
-    for name, number in counts.items():
-        if number is not None and number < 1:
-            raise InputError(f"--{name.replace('_', '-')} is {number}; give at least 1")
 
 
 def file_name(label: str) -> str:

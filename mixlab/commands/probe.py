@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from mixlab.backbones.backbone import Source
-from mixlab.commands.output import check_counts, check_json, console, emit, open_run, progress_bar, table
+from mixlab.commands.output import check_json, console, emit, open_run, progress_bar, table
 from mixlab.data.labelled import LabelledSplits, label_subset, labelled_splits
 from mixlab.data.source import at_most
-from mixlab.errors import InputError
+from mixlab.errors import InputError, check_counts
 from mixlab.evaluation.feature_plan import heavy_blocks, light_blocks, possible_strategies, published_source
 from mixlab.evaluation.probe_result import VARIED
 from mixlab.evaluation.probe_run import (

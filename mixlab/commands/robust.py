@@ -9,13 +9,13 @@ import torch
 import tyro
 
 from mixlab.analysis.bootstrap import bootstrap_mean
-from mixlab.commands.output import check_counts, check_json, console, emit, file_name, open_run, table
+from mixlab.commands.output import check_json, console, emit, file_name, open_run, table
 from mixlab.commands.probe import interval, percent, quiet_unless_first
 from mixlab.commands.robust_parts import join_parts, parts_like
 from mixlab.data.images import parse_source
 from mixlab.data.labelled import few
 from mixlab.data.source import at_most
-from mixlab.errors import InputError
+from mixlab.errors import InputError, check_counts
 from mixlab.evaluation.accuracy import accuracy
 from mixlab.evaluation.classifier import (
     Classifier,
