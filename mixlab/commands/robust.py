@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import torch
 import tyro
 
-from mixlab.analysis.bootstrap import bootstrap_mean
 from mixlab.commands.output import check_json, console, emit, file_name, open_run, table
 from mixlab.commands.probe import interval, percent, quiet_unless_first
 from mixlab.commands.robust_parts import join_parts, parts_like
@@ -30,6 +29,7 @@ from mixlab.evaluation.shifts import PLAIN, ShiftScores, score_shifts
 from mixlab.evaluation.target import Target, load_target, split_target, weights_checksum
 from mixlab.evaluation.views import CROP_SHARE, CentreView, Precision, num_workers, run_precision
 from mixlab.run import RunDirectory, provenance
+from mixlab.statistics import bootstrap_mean
 from mixlab.training.distributed import from_all, join_world
 from mixlab.training.seeding import seed_all
 
@@ -256,7 +256,7 @@ def _change_figures(right: dict[str, torch.Tensor]) -> dict[str, dict[str, Any]]
     """Accuracy on images as they are, under each change, and on average over changes (its interval: over images)."""
     rows = {name: accuracy(int(hits.sum()), len(hits)).as_json() for name, hits in right.items()}
     mean = bootstrap_mean(torch.stack([hits.double() for name, hits in right.items() if name != PLAIN]).mean(0))
-    return {**rows, "mean": {"top1": mean.mean, "low": mean.low, "high": mean.high, "n": mean.num_used}}
+    return {**rows, "mean": {"top1": mean.value, "low": mean.low, "high": mean.high, "n": mean.n}}
 
 
 def _change_records(figures: dict[str, dict[str, Any]], about: dict[str, Any], data: str) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from scipy.stats import pearsonr, spearmanr
+from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
 
 import mixlab
@@ -13,7 +13,7 @@ from mixlab.analysis.baselines import centre_prior
 from mixlab.analysis.foreground import split_mask
 from mixlab.analysis.maps import MAPS
 from mixlab.analysis.scores import FALSE_POSITIVE_RATES, Scorer, either_sign, masks_on_grid, true_positive_rates
-from mixlab.analysis.studies import STUDIES, correlate, run_study
+from mixlab.analysis.studies import STUDIES, run_study
 from mixlab.analysis.subjects import MaskedImages
 from mixlab.data.mask_formats import parse_masks
 from mixlab.data.masks import MaskedImage, MaskSource
@@ -214,17 +214,6 @@ def test_results_are_json_with_measurements_for_the_ledger(name: str) -> None:
     assert again["measurements"]
     for record in again["measurements"]:
         assert {"metric", "value", "n", "model", "family", "training", "data", "study"} <= set(record)
-
-
-def test_correlations_are_those_of_scipy() -> None:
-    x, y = [0.1, 0.4, 0.4, 0.9, 0.2], [1.0, 3.0, 2.0, 2.5, 0.0]
-    found = correlate(x, y)
-    assert found["pearson"] == pytest.approx(pearsonr(x, y).statistic)
-    assert found["spearman"] == pytest.approx(spearmanr(x, y).statistic)
-    assert found["low"] < found["spearman"] < found["high"]
-    assert correlate([1, 1, 1], [1, 2, 3])["pearson"] is None
-    with pytest.raises(ValueError, match="two or more pairs"):
-        correlate([1], [2])
 
 
 def test_families_and_causality_are_read_off_the_backbone() -> None:
