@@ -10,7 +10,7 @@ from .masks import MaskedImage, MaskSource
 from .sample_order import SampleOrder
 from .shapes import SHAPE_CLASSES, Scene, Shapes
 from .shards import TarShards
-from .source import ImageSource, Subset
+from .source import ImageSource, Source, Subset, at_most, evenly_spaced, split
 from .unreadable import SkippedImages, TooManyUnreadableError, UnreadableImage
 
 __all__ = [
@@ -30,16 +30,20 @@ __all__ = [
     "Scene",
     "Shapes",
     "SkippedImages",
+    "Source",
     "Subset",
     "TarShards",
     "TooManyUnreadableError",
     "UnreadableImage",
+    "at_most",
     "decode",
     "dino_crops",
     "draw_parameters",
+    "evenly_spaced",
     "make_crops",
     "normalise",
     "parse_masks",
     "parse_source",
+    "split",
     "stack_images",
 ]

@@ -1,74 +1,140 @@
-"""What a source of images is."""
+"""What a source of samples is, and parts of one: subsets, splits, evenly spaced samples."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from mixlab.errors import InputError
+
 from .decode import fit_image, to_pil, to_tensor
+from .unreadable import SkippedImages, UnreadableImage
+
+HELD_OUT = 5  # without a split of its own, every fifth sample of a class is for validation
 
 
-class ImageSource(ABC):
-    """Numbered images with optional class labels. A source is cheap to pickle: workers get a copy."""
+class HasImage(Protocol):
+    @property
+    def image(self) -> Tensor:
+        """uint8 (3, H, W)."""
 
-    classes: tuple[str, ...] = ()  # empty: the images carry no labels
+
+T = TypeVar("T", bound="Tensor | HasImage")
+
+
+class Source(ABC, Generic[T]):
+    """Numbered samples: images, alone or with what is known of them. Cheap to pickle: workers get a copy.
+
+    T is what `load` gives: the image as uint8 (3, H, W), or something that has it as `image`.
+    """
+
+    classes: tuple[str, ...] = ()  # empty: nothing here has a class
+    unpaired: tuple[str, ...] = ()  # files that are left out because their partner is missing
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def load(self, index: int) -> Tensor:
-        """The image as uint8 (3, H, W); `UnreadableImage` where there is none."""
-
-    @abstractmethod
-    def label(self, index: int) -> int:
-        """The class number, or -1 where the source has no labels."""
+    def load(self, index: int) -> T:
+        """The sample; `UnreadableImage` where its file is damaged or missing."""
 
     @abstractmethod
     def name(self, index: int) -> str:
-        """What to call this image in a log: a path inside the source, a key or a number."""
+        """What to call this sample in a log: a path inside the source, a key or a number."""
 
-    def load_fitted(self, index: int, size: int, fit: str) -> tuple[Tensor, tuple[int, int]]:
-        """The image as uint8 (3, size, size), see `fit_image`, and its own (height, width)."""
-        image = self.load(index)
-        height, width = image.shape[-2:]
-        if (height, width) != (size, size):
-            image = to_tensor(fit_image(to_pil(image), size=size, fit=fit))
-        return image, (height, width)
+    def label(self, index: int) -> int:
+        """The class of the whole image, or -1 where it has none."""
+        self.check(index)
+        return -1
 
     def labels(self) -> Tensor:
         """All labels, int64 (n,)."""
         return torch.tensor([self.label(index) for index in range(len(self))], dtype=torch.int64)
 
+    def load_fitted(self, index: int, size: int, fit: str) -> tuple[Tensor, tuple[int, int]]:
+        """The image alone as uint8 (3, size, size), see `fit_image`, and its own (height, width)."""
+        sample = self.load(index)
+        image = sample if isinstance(sample, Tensor) else sample.image
+        height, width = image.shape[-2:]
+        if (height, width) != (size, size):
+            image = to_tensor(fit_image(to_pil(image), size=size, fit=fit))
+        return image, (height, width)
+
+    def read(self, skipped: SkippedImages | None = None) -> Iterator[T]:
+        """All samples that can be read; the others are counted in `skipped`, whose limit decides when to stop."""
+        skipped = skipped if skipped is not None else SkippedImages(total=len(self), limit=1.0)
+        for index in range(len(self)):
+            try:
+                yield self.load(index)
+            except UnreadableImage as error:
+                skipped.add(error)
+
     def check(self, index: int) -> int:
         """The index itself if it exists in this source."""
         if not 0 <= index < len(self):
-            raise IndexError(f"image {index} does not exist; this source has images 0 to {len(self) - 1}")
+            raise IndexError(f"sample {index} does not exist; this source has samples 0 to {len(self) - 1}")
         return index
 
 
-class Subset(ImageSource):
-    """Some images of another source, in a given order: few-label subsets, limits, held-out parts."""
+ImageSource: TypeAlias = Source[Tensor]
 
-    def __init__(self, source: ImageSource, indexes: Sequence[int]) -> None:
+
+class Subset(Source[T]):
+    """Some samples of another source, in a given order."""
+
+    def __init__(self, source: Source[T], indexes: Sequence[int]) -> None:
         self.source = source
         self.indexes = [source.check(int(index)) for index in indexes]
-        self.classes = source.classes
+        self.classes, self.unpaired = source.classes, source.unpaired
 
     def __len__(self) -> int:
         return len(self.indexes)
 
-    def load(self, index: int) -> Tensor:
+    def load(self, index: int) -> T:
         return self.source.load(self.indexes[index])
 
-    def load_fitted(self, index: int, size: int, fit: str) -> tuple[Tensor, tuple[int, int]]:
-        return self.source.load_fitted(self.indexes[index], size, fit)
+    def name(self, index: int) -> str:
+        return self.source.name(self.indexes[index])
 
     def label(self, index: int) -> int:
         return self.source.label(self.indexes[index])
 
-    def name(self, index: int) -> str:
-        return self.source.name(self.indexes[index])
+    def load_fitted(self, index: int, size: int, fit: str) -> tuple[Tensor, tuple[int, int]]:
+        return self.source.load_fitted(self.indexes[index], size, fit)
+
+
+def split(source: Source[T]) -> tuple[Subset[T], Subset[T]]:
+    """Cut a source in two, (train, val): every fifth sample of each class is held out for validation.
+
+    Where no class has two samples, it is every fifth of them all.
+    """
+    labels: list[int] = source.labels().tolist()
+    if len(set(labels)) == len(labels):
+        labels = [-1] * len(labels)
+    seen = Counter[int]()
+    train: list[int] = []
+    val: list[int] = []
+    for index, label in enumerate(labels):
+        (val if seen[label] % HELD_OUT == 0 else train).append(index)
+        seen[label] += 1
+    return Subset(source, train), Subset(source, val)
+
+
+def evenly_spaced(total: int, most: int | None) -> list[int]:
+    """At most so many of the numbers below `total`, evenly spaced; all of them for None."""
+    if most is None or most >= total:
+        return list(range(total))
+    if most < 1:
+        raise InputError(f"{most} images are none; give at least 1")
+    return np.linspace(0, total, most, endpoint=False, dtype=np.int64).tolist()
+
+
+def at_most(source: Source[T], most: int | None) -> Source[T]:
+    """At most so many samples of a source, evenly spaced; the source itself for None."""
+    return source if most is None else Subset(source, evenly_spaced(len(source), most))

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from mixlab.backbones.backbone import Source
+from mixlab.data.labelled import LabelledSplits
 from mixlab.evaluation import paper
 from mixlab.evaluation.accuracy import paired_gap
-from mixlab.evaluation.labelled_data import LabelledSplits
 from mixlab.evaluation.probe_result import ablations, best_head, chosen_elsewhere, measurements, row_of
 from mixlab.evaluation.probe_run import Mode, ProbeOutcome, ProbeSettings
 

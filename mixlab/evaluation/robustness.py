@@ -15,18 +15,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mixlab.data.images import ImageFolder
-from mixlab.data.source import Subset
-from mixlab.errors import InputError
-from mixlab.evaluation.classifier import Classifier
-from mixlab.evaluation.imagenet_labels import (
+from mixlab.data.imagenet_labels import (
     imagenet_a_classes,
     imagenet_classes,
     imagenet_r_classes,
     real_labels,
     val_number,
 )
-from mixlab.evaluation.labelled_data import evenly_spaced, few
+from mixlab.data.images import ImageFolder
+from mixlab.data.labelled import few
+from mixlab.data.source import Subset, evenly_spaced
+from mixlab.errors import InputError
+from mixlab.evaluation.classifier import Classifier
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def find_sets(root: Path) -> dict[str, Path]:
     return found
 
 
-class SetImages(Subset):
+class SetImages(Subset[Tensor]):
     """The images of a set that a classifier can be asked about, `answers` being the right outputs of each."""
 
     def __init__(self, name: str, folder: Path, classifier: Classifier) -> None:

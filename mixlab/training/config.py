@@ -8,12 +8,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.zoo import create_model
 from mixlab.data.batch_loader import BatchLoader
 from mixlab.data.images import parse_source
+from mixlab.data.source import Source
 from mixlab.errors import InputError
 
 if TYPE_CHECKING:
@@ -26,30 +27,12 @@ Sharding = Literal["ddp", "fsdp"]
 Decay = Literal["cosine", "poly", "drops"]
 Precise = Callable[[], AbstractContextManager[None]]
 
-METHODS: dict[str, type[MethodConfig]] = {}  # every kind of method that was imported
-
-
-class Source(Protocol):
-    """Numbered samples, as far as the loop looks at them."""
-
-    @property
-    def classes(self) -> tuple[str, ...]: ...
-
-    def __len__(self) -> int: ...
-
-    def name(self, index: int) -> str:
-        """What to call a sample in a log."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class MethodConfig(ABC):
     """What is trained for; `kind` is its name in files. By default its samples are images, scored by kNN."""
 
     kind: ClassVar[str]
-
-    def __init_subclass__(cls) -> None:
-        if "kind" in cls.__dict__:
-            METHODS[cls.kind] = cls
 
     @property
     @abstractmethod
@@ -60,7 +43,7 @@ class MethodConfig(ABC):
     def build(self, backbone: Backbone, *, num_classes: int, total_steps: int, steps_per_epoch: int) -> Recipe:
         """A fresh recipe around a backbone, for so many steps of the optimiser; an epoch may be longer than all."""
 
-    def open(self, data: str) -> Source:
+    def open(self, data: str) -> Source[Any]:
         """The samples to train on."""
         return parse_source(data)
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mixlab.data.crops import normalise
-from mixlab.data.images import ImageFolder, parse_source
+from mixlab.data.images import parse_source
+from mixlab.data.labelled import is_held_out
 from mixlab.data.loader import Loader
-from mixlab.data.shapes import Shapes
-from mixlab.data.source import ImageSource, Subset
+from mixlab.data.source import ImageSource, Subset, evenly_spaced, split
 from mixlab.errors import InputError
 from mixlab.training.config import KnnConfig, Precise
 from mixlab.training.distributed import World, any_rank, gather_rows
@@ -22,7 +21,6 @@ from mixlab.training.recipe import Recipe, to_pixels_of
 from mixlab.training.stopping import never, until_stopped
 from mixlab.training.supervised import SupervisedRecipe
 
-CUT = 5  # without a split of its own, every fifth image is a query
 BATCH = 64
 
 Score = tuple[str, float]
@@ -63,7 +61,7 @@ class LiveScores(Scores):
         if self.wanted:
             held_out = held_out_part(data, source)
             self.has_held_out = held_out is not None
-            bank, queries = (source, held_out) if held_out is not None else split_source(source)
+            bank, queries = (source, held_out) if held_out is not None else split(source)
             self.bank, self.queries = self._share(bank, config.bank), self._share(queries, config.queries)
 
     def __call__(self, recipe: Recipe, stopped: Callable[[], bool] = never) -> Iterator[Score]:
@@ -97,14 +95,13 @@ class LiveScores(Scores):
             logits, labels = self._outputs(backbone, recipe.network, self.queries, stopped)
             yield "accuracy", float((logits.argmax(-1) == labels).float().mean())
 
-    def _share(self, source: ImageSource, most: int) -> Subset:
+    def _share(self, source: ImageSource, most: int) -> ImageSource:
         """This rank's images of at most `most`, evenly chosen; the same number on every rank."""
         size = self.world.size
         num = min(most, len(source)) // size * size
         if num == 0:
             raise InputError(f"{len(source)} images are too few to score on {size} ranks; set knn.every_epochs=0")
-        chosen = np.linspace(0, len(source), num, endpoint=False, dtype=np.int64)
-        return Subset(source, chosen[self.world.rank :: size].tolist())
+        return Subset(source, evenly_spaced(len(source), num)[self.world.rank :: size])
 
     @torch.no_grad()
     def _outputs(
@@ -133,14 +130,4 @@ class LiveScores(Scores):
 def held_out_part(data: str, source: ImageSource) -> ImageSource | None:
     """The data's images of the same classes that are not trained on; None where there are none."""
     other = parse_source(data, split="val")
-    separate = isinstance(other, Shapes) or (
-        isinstance(other, ImageFolder) and isinstance(source, ImageFolder) and other.root != source.root
-    )
-    return other if separate and other.classes == source.classes else None
-
-
-def split_source(source: ImageSource) -> tuple[ImageSource, ImageSource]:
-    """A cut through images that are all trained on: a bank, and queries that are not in it."""
-    queries = set(range(0, len(source), CUT))
-    rest = [index for index in range(len(source)) if index not in queries]
-    return Subset(source, rest or [0]), Subset(source, sorted(queries))
+    return other if is_held_out(other, source) and other.classes == source.classes else None

@@ -13,8 +13,8 @@ from PIL import Image
 import mixlab
 from mixlab.commands.probe import probe
 from mixlab.commands.robust import parse_sets, parse_shard, robust
+from mixlab.data.imagenet_labels import imagenet_a_classes, imagenet_classes, real_labels
 from mixlab.evaluation.classifier import ProbeHead, load_head, save_head
-from mixlab.evaluation.imagenet_labels import imagenet_a_classes, imagenet_classes, real_labels
 from mixlab.run import RunDirectory
 
 CLASSES = list(imagenet_a_classes()[:3])

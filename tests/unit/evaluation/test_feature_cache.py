@@ -12,12 +12,12 @@ from PIL import Image
 from tiny_backbones import ALONE, DATA, PLAIN, run_tiny, tiny_backbone, tiny_settings
 
 from mixlab.data.images import ImageFolder, parse_source
+from mixlab.data.labelled import Relabelled
 from mixlab.data.source import ImageSource, Subset
 from mixlab.evaluation import feature_cache
 from mixlab.evaluation.feature_cache import Extraction, FeatureCache
 from mixlab.evaluation.feature_plan import FeaturePlan, HeadInput
 from mixlab.evaluation.feature_table import FeatureTable
-from mixlab.evaluation.labelled_data import Relabelled
 from mixlab.evaluation.views import CentreView, precision_in_use
 from mixlab.training.distributed import World
 

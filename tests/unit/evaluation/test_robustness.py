@@ -11,8 +11,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from mixlab.data.decode import decode, to_tensor
+from mixlab.data.imagenet_labels import imagenet_a_classes, imagenet_classes, imagenet_r_classes, real_labels
 from mixlab.evaluation.classifier import Classifier, timm_classifier
-from mixlab.evaluation.imagenet_labels import imagenet_a_classes, imagenet_classes, imagenet_r_classes, real_labels
 from mixlab.evaluation.robustness import SETS, SetScore, find_sets, score_set
 from mixlab.evaluation.views import CentreView
 from tests.photographs import PHOTOGRAPHS, needs_photographs

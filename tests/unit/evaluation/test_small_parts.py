@@ -12,26 +12,26 @@ from PIL import Image
 from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 
-from mixlab.analysis.bootstrap import bootstrap_difference, bootstrap_mean
-from mixlab.data.images import ImageFolder
-from mixlab.evaluation.accuracy import accuracy, paired_gap
-from mixlab.evaluation.imagenet_labels import (
+from mixlab.data.imagenet_labels import (
     imagenet_a_classes,
     imagenet_classes,
     imagenet_r_classes,
     real_labels,
     val_number,
 )
-from mixlab.evaluation.labelled_data import evenly, evenly_spaced, labelled_splits
-from mixlab.evaluation.subsets import few_labels
+from mixlab.data.images import ImageFolder
+from mixlab.data.labelled import few_labels, labelled_splits
+from mixlab.data.source import at_most, evenly_spaced
+from mixlab.evaluation.accuracy import accuracy, paired_gap
 from mixlab.evaluation.views import CentreView
+from mixlab.statistics import bootstrap_difference, bootstrap_mean
 
 
 def test_the_interval_is_that_of_resampling_images_one_by_one() -> None:
     right = torch.zeros(400, dtype=torch.float64)
     right[:300] = 1
     slow, fast = bootstrap_mean(right, num_resamples=4000), accuracy(300, 400)
-    assert fast.value == slow.mean == 0.75
+    assert fast.value == slow.value == 0.75
     assert abs(fast.low - slow.low) < 0.006 and abs(fast.high - slow.high) < 0.006
 
 
@@ -40,7 +40,7 @@ def test_the_interval_of_a_difference_is_that_of_resampling_pairs() -> None:
     first = torch.rand(500, generator=generator) < 0.8
     second = first ^ (torch.rand(500, generator=generator) < 0.15)
     slow, fast = bootstrap_difference(first.double(), second.double(), num_resamples=4000), paired_gap(first, second)
-    assert fast.value == pytest.approx(slow.mean)
+    assert fast.value == pytest.approx(slow.value)
     assert abs(fast.low - slow.low) < 0.006 and abs(fast.high - slow.high) < 0.006
 
 
@@ -103,7 +103,7 @@ def test_data_without_usable_labels_gets_a_sentence(tmp_path: Path) -> None:
         labelled_splits(str(tmp_path / "one"))
     make_folder(tmp_path / "two" / "train", {"ant": 3, "bee": 3})
     make_folder(tmp_path / "two" / "val", {"cow": 1, "dog": 1})
-    with pytest.raises(ValueError, match=r"no image to recognise .* found cow, dog, known are ant, bee"):
+    with pytest.raises(ValueError, match=r"no validation image .* found cow, dog, known are ant, bee"):
         labelled_splits(str(tmp_path / "two"))
 
 
@@ -112,7 +112,7 @@ def test_a_limit_spreads_over_the_whole_source() -> None:
     with pytest.raises(ValueError, match="0 images"):
         evenly_spaced(10, 0)
     shapes = labelled_splits("shapes:n=40,size=16")
-    assert len(evenly(shapes.val, 7)) == 7 and evenly(shapes.val, None) is shapes.val
+    assert len(at_most(shapes.val, 7)) == 7 and at_most(shapes.val, None) is shapes.val
 
 
 def test_the_view_for_evaluation_is_resize_and_centre_crop(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 
 import mixlab
 from mixlab.backbones.backbone import Backbone
-from mixlab.evaluation.labelled_data import LabelledSplits, labelled_splits
+from mixlab.data.labelled import LabelledSplits, labelled_splits
 from mixlab.evaluation.probe_run import Machine, ProbeOutcome, ProbeSettings, run_probe
 from mixlab.training.distributed import World
 from mixlab.training.stopping import StopRequests

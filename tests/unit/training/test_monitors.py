@@ -10,11 +10,12 @@ from PIL import Image
 from mixlab.backbones.zoo import create_model
 from mixlab.data.crops import normalise
 from mixlab.data.images import parse_source
+from mixlab.data.source import split
 from mixlab.training.config import KnnConfig
 from mixlab.training.dino import DinoConfig
 from mixlab.training.distributed import World
 from mixlab.training.knn import knn_accuracy
-from mixlab.training.monitors import LiveScores, held_out_part, split_source
+from mixlab.training.monitors import LiveScores, held_out_part
 from mixlab.training.supervised import SupervisedConfig
 
 WORLD = World(torch.device("cpu"))
@@ -64,7 +65,7 @@ def save_images(folder: Path, classes: list[str], each: int) -> None:
 def test_a_folder_without_a_held_out_part_is_cut_so_that_no_query_is_in_the_bank(tmp_path: Path) -> None:
     save_images(tmp_path, ["cat", "dog"], 10)
     assert held_out_part(str(tmp_path), parse_source(str(tmp_path))) is None
-    bank, queries = split_source(parse_source(str(tmp_path)))
+    bank, queries = split(parse_source(str(tmp_path)))
     in_bank, in_queries = ({part.name(i) for i in range(len(part))} for part in (bank, queries))
     assert len(in_bank) == 16 and len(in_queries) == 4 and not in_bank & in_queries
 

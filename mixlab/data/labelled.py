@@ -1,0 +1,131 @@
+"""Labelled images for training and validation, with one list of classes; and few labels of each class."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from mixlab.errors import InputError
+
+from .images import ImageFolder, parse_source
+from .shapes import Shapes
+from .source import ImageSource, Subset, split
+
+
+class Relabelled(Subset[Tensor]):
+    """Images of another source under the class numbers of a third; images of other classes are left out."""
+
+    def __init__(self, source: ImageSource, numbers: Mapping[int, int], classes: Sequence[str]) -> None:
+        labels = source.labels().tolist()
+        super().__init__(source, [index for index, label in enumerate(labels) if label in numbers])
+        self._labels = [numbers[labels[index]] for index in self.indexes]
+        self.classes = tuple(classes)
+
+    def label(self, index: int) -> int:
+        return self._labels[index]
+
+
+@dataclass(frozen=True)
+class LabelledSplits:
+    """Training and validation images with one list of classes."""
+
+    train: ImageSource
+    val: ImageSource
+    unknown: dict[str, int] = field(default_factory=dict)  # classes of `val` that `train` lacks: images left out
+    absent: tuple[str, ...] = ()  # classes of `train` that `val` has no image of
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.train.classes
+
+    def notes(self) -> list[str]:
+        """Sentences on what does not fit, if anything."""
+        found = []
+        if self.unknown:
+            number = sum(self.unknown.values())
+            found.append(f"{number} images of {len(self.unknown)} unknown classes are left out: {few(self.unknown)}")
+        if self.absent:
+            found.append(f"{len(self.absent)} classes have no validation image: {few(self.absent)}")
+        return found
+
+
+def labelled_splits(data: str, *, val_data: str | None = None) -> LabelledSplits:
+    """The train and val splits of a source, or `split` of its only one; `val_data` names another validation set."""
+    train = parse_source(data, split="train")
+    check_labels(train, data)
+    val = parse_source(val_data or data, split="val")
+    if val_data is None and not is_held_out(val, train):
+        return LabelledSplits(*split(train))
+    check_labels(val, val_data or data)
+    return align(train, val)
+
+
+def is_held_out(val: ImageSource, train: ImageSource) -> bool:
+    """Whether the val split of a source is a set of its own, or the very images of its train split."""
+    if isinstance(train, ImageFolder) and isinstance(val, ImageFolder):
+        return train.root != val.root
+    return isinstance(val, Shapes)
+
+
+def align(train: ImageSource, val: ImageSource) -> LabelledSplits:
+    """Classes are matched by name; what only one side has is named."""
+    numbers = {name: number for number, name in enumerate(train.classes)}
+    counts = Counter(val.labels().tolist())
+    unknown = {name: counts[index] for index, name in enumerate(val.classes) if name not in numbers and counts[index]}
+    known = {index: numbers[name] for index, name in enumerate(val.classes) if name in numbers}
+    aligned = Relabelled(val, known, train.classes)
+    if not len(aligned):
+        raise InputError(
+            f"no validation image is of a known class: found {few(val.classes)}, known are {few(train.classes)}; "
+            "name the class folders alike"
+        )
+    found = {train.classes[number] for index, number in known.items() if counts[index]}
+    absent = tuple(name for name in train.classes if name not in found)
+    return LabelledSplits(train, aligned, unknown, absent)
+
+
+def check_labels(source: ImageSource, name: str) -> None:
+    if len(source.classes) < 2:
+        raise InputError(
+            f"{name} has {len(source.classes)} classes; scores need labels of at least 2: put the images into one "
+            "folder per class"
+        )
+    unlabelled = int((source.labels() < 0).sum())
+    if unlabelled:
+        raise InputError(
+            f"{unlabelled} of the {len(source)} images of {name} have no label; give each one, or leave it out"
+        )
+
+
+def few_labels(labels: Tensor, share: float, *, seed: int = 0) -> list[int]:
+    """Indexes of `share` of each class, at least one image of each, rising; labels are int64 (n,).
+
+    A class keeps the first of its own shuffled order, so that 1 % of a set is part of its 10 %.
+    """
+    if not 0 < share <= 1:
+        raise InputError(f"a share of {share} is no part of a set; give a number above 0 and up to 1, such as 0.01")
+    values = labels.cpu().numpy()
+    chosen = []
+    for number in np.unique(values):
+        members = np.flatnonzero(values == number)
+        kept = max(1, int(share * len(members) + 0.5))
+        chosen.append(np.random.default_rng([seed, int(number)]).permutation(members)[:kept])
+    return np.sort(np.concatenate(chosen)).tolist() if chosen else []
+
+
+def label_subset(source: ImageSource, share: float, *, seed: int = 0) -> ImageSource:
+    """The images of a source that may be used with their labels."""
+    if share == 1:
+        return source
+    return Subset(source, few_labels(source.labels(), share, seed=seed))
+
+
+def few(names: Collection[str], most: int = 5) -> str:
+    """The first few of many names."""
+    listed = list(names)
+    rest = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + rest

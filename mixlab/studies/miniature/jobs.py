@@ -1,0 +1,129 @@
+"""A study's own small jobs, for which there is no command: the choice of learning rates, and speed against tokens."""
+
+import gc
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mixlab.evaluation.target import Target
+from mixlab.recipes import find_recipe
+from mixlab.run import RunDirectory, provenance
+from mixlab.run.directory import flat_records
+from mixlab.training.machine import choose_device, make_current
+
+REPEATS, WARM_UP = 12, 3
+METRICS = {"dino": "knn_top1", "supervised": "top1"}
+
+
+def choose_rates(run: str, *trials: str) -> dict[str, Any]:
+    """RUN/results/tuning.json: every trial TRAINING/FAMILY/RATE with its accuracy, and the best of each family."""
+    rows: list[dict[str, Any]] = []
+    for trial in trials:
+        training, family, rate = trial.split("/")
+        folder = RunDirectory.open(Path(run) / "tuning" / f"{training}-{family}-{rate}")
+        records = [m for result in folder.results().values() for m in flat_records(result, folder.path)]
+        found = next(m for m in records if m["metric"] == METRICS[training])
+        config = folder.read_config()
+        rows.append(
+            {
+                "training": training,
+                "family": family,
+                "lr": float(rate),
+                "steps": config["settings"]["steps"],
+                "seed": config["seed"],
+                "command": config["command"],
+                **{key: found[key] for key in ("metric", "value", "low", "high", "n")},
+            }
+        )
+    chosen: dict[str, dict[str, float]] = {}
+    for row in sorted(rows, key=lambda row: row["value"]):  # the best comes last
+        chosen.setdefault(row["training"], {})[row["family"]] = row["lr"]
+    about = "every fifth image of each class of the training part, which no comparison is judged by"
+    result = {"kind": "tuning", "judged_on": about, "chosen": chosen, "trials": rows, "provenance": provenance()}
+    RunDirectory.create(run).write_result("tuning", result)
+    return result
+
+
+def write_scaling(run: str, sizes: str, batch_tokens: str, *rest: str) -> dict[str, Any]:
+    """RUN/results/scaling.json: images per second and peak memory of each LABEL=RECIPE at each size."""
+    *models, device = rest
+    where = choose_device(device)
+    make_current(where)
+    rows: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
+    for side in map(int, sizes.split(",")):
+        for text in models:
+            label, _, recipe = text.partition("=")
+            config = find_recipe(recipe).model
+            tokens = (side // config.fields["patch"]) ** 2
+            backbone = config.build().to(where)
+            known = Target(label=label, backbone=backbone).describe()
+            about = {key: value for key, value in known.items() if key != "label"}  # no run of the study
+            images = torch.randn(max(1, int(batch_tokens) // tokens), 3, side, side, device=where)
+            for kind, step in {"forward": forward, "training": forward_backward}.items():
+                gc.collect()
+                if where.type == "cuda":
+                    torch.cuda.empty_cache()
+                rates, gib = _measure(step(backbone, images), where, len(images))
+                edge = max(0, int(len(rates) / 2 - 0.98 * len(rates) ** 0.5))  # the order statistics around 95 %
+                figure = {"value": rates[len(rates) // 2], "low": rates[edge], "high": rates[-1 - edge]}
+                row = {"px": side, "tokens": tokens, "batch": len(images), "pass": kind, "peak_gib": gib}
+                rows.append({"label": label, "images_per_s": figure, "n": len(rates), **row})
+                place = {**about, "n": len(rates), "data": "noise", **row}
+                records.append({**place, "metric": f"{kind}_images_per_s", **figure})
+    about_memory = "peak GiB of the pass, parameters and gradients included; none on a CPU"
+    result = {
+        "kind": "scaling",
+        "precision": "bf16" if where.type == "cuda" else "fp32",
+        "memory": about_memory,
+        "rows": rows,
+        "measurements": records,
+        "provenance": provenance(device=str(where)),
+    }
+    RunDirectory.create(run).write_result("scaling", result)
+    return result
+
+
+def forward(backbone: nn.Module, images: Tensor) -> Callable[[], None]:
+    backbone.eval()
+
+    def step() -> None:
+        with torch.no_grad(), torch.autocast("cuda", dtype=torch.bfloat16, enabled=images.is_cuda):
+            backbone(images)
+
+    return step
+
+
+def forward_backward(backbone: nn.Module, images: Tensor) -> Callable[[], None]:
+    backbone.train()
+
+    def step() -> None:
+        backbone.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=images.is_cuda):
+            loss = backbone(images).float().square().mean()
+        loss.backward()
+
+    return step
+
+
+def _measure(step: Callable[[], None], device: torch.device, batch: int) -> tuple[list[float], float | None]:
+    """Images per second of some passes in rising order, and the peak memory in GiB."""
+    on_gpu = device.type == "cuda"
+    for _ in range(WARM_UP if on_gpu else 1):
+        step()
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(device)
+    rates: list[float] = []
+    for _ in range(REPEATS):
+        if on_gpu:
+            torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        step()
+        if on_gpu:
+            torch.cuda.synchronize(device)
+        rates.append(batch / (time.perf_counter() - start))
+    return sorted(rates), torch.cuda.max_memory_allocated(device) / 2**30 if on_gpu else None
