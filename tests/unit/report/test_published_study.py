@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mixlab.analysis.claims import draw_up
-from mixlab.analysis.evidence import Evidence
+from mixlab.analysis.claims import Evidence, draw_up
 from mixlab.report import find_runs, write_report
 from mixlab.run.directory import read_json
 
@@ -21,9 +20,10 @@ def test_its_tables_are_made_from_its_records(tmp_path: Path) -> None:
 
 
 def test_its_measured_verdicts_follow_from_its_measurements() -> None:
-    files = [file for file in STUDY.rglob("results/*.json") if file.name != "claims.json"]
-    kept = [file for file in files if not any(part.startswith(OTHER_REGISTERS) for part in file.parts)]
-    evidence = Evidence.from_results((str(file), read_json(file)) for file in kept)
+    runs = [run.path for run in find_runs([STUDY])]
+    evidence = Evidence.from_runs(
+        path for path in runs if not any(part.startswith(OTHER_REGISTERS) for part in path.parts)
+    )
     stored = {claim["number"]: claim for claim in read_json(STUDY / "results" / "claims.json")["claims"]}
     checked = 0
     for entry in draw_up(evidence):

@@ -14,8 +14,8 @@ from coco_folder import draw_coco
 from safetensors.torch import load_file
 from test_average_precision import by_pycocotools
 
-from mixlab.analysis.claim_measured import mamba_does_dense_better
-from mixlab.commands.claims import read_evidence
+from mixlab.analysis.claims import Evidence
+from mixlab.analysis.claims.measured import mamba_does_dense_better
 from mixlab.commands.detect import choose_config, detect
 from mixlab.evaluation.detection.average_precision import NAMES
 from mixlab.evaluation.detection.detector import Detector
@@ -79,12 +79,18 @@ def test_figures_are_those_of_pycocotools_on_the_results_file(finished):
 
 def test_the_figures_reach_the_ledger_and_seeds_decide_there(finished, tmp_path):
     result = RunDirectory.open(finished).results()["detection"]
-    found = {m.metric: m for m in read_evidence([finished]).measurements}
+    found = {m.metric: m for m in Evidence.from_runs([finished]).measurements}
     assert set(found) == {"box_ap", "mask_ap"}
     for metric, kind in (("box_ap", "boxes"), ("mask_ap", "masks")):
         m = found[metric]
         assert (m.value, m.n, m.low, m.high) == (result[kind]["AP"], 8, None, None)
-        assert (m.family, m.training, m.seed, m.data, m["head"]) == ("gated_conv", "untrained", 0, DATA, "cascade")
+        assert (m["family"], m["training"], m.seed, m["data"], m["head"]) == (
+            "gated_conv",
+            "untrained",
+            0,
+            DATA,
+            "cascade",
+        )
 
     def verdict(num_seeds: int) -> str:
         for family, lead in (("mamba2", 0.2), ("gated_conv", 0.0)):
@@ -93,7 +99,7 @@ def test_the_figures_reach_the_ledger_and_seeds_decide_there(finished, tmp_path)
                 records = [r | changed | {"value": r["value"] + lead + 0.01 * seed} for r in result["measurements"]]
                 other = RunDirectory.create(tmp_path / f"{family}{seed}")
                 other.write_result("detection", {"measurements": records})
-        return mamba_does_dense_better(read_evidence(sorted(tmp_path.iterdir()))).status
+        return mamba_does_dense_better(Evidence.from_runs(sorted(tmp_path.iterdir()))).status
 
     assert verdict(num_seeds=1) == "not resolved at this scale"  # without intervals, one run against one says nothing
     assert verdict(num_seeds=3) == "supported"
