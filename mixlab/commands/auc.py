@@ -76,7 +76,7 @@ def auc(
                 "kind": "auc",
                 "image": images.size,
                 "skipped": images.skipped.reasons,
-                "unmatched": list(source.unmatched),
+                "unmatched": list(source.unpaired),
                 **({"roc": _roc_json(curves)} if curves else {}),
                 "provenance": provenance(seed=seed, device=str(next(subjects[0].backbone.parameters()).device)),
             }
@@ -89,8 +89,8 @@ def auc(
                 roc = stored.replace("auc_model", "auc_roc", 1)
                 figures.save_figure(figures.roc(curves, families), directory.figure_path(f"{roc}.svg"))
             _print(found)
-    if len(images.skipped) or source.unmatched:
-        console.print(f"{images.skipped.summary()}; {len(source.unmatched)} files have no partner", highlight=False)
+    if len(images.skipped) or source.unpaired:
+        console.print(f"{images.skipped.summary()}; {len(source.unpaired)} files have no partner", highlight=False)
     console.print(f"results and figures in {directory.path}")
     return emit({"kind": "auc", "results": results}, json)
 

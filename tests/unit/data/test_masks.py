@@ -90,7 +90,7 @@ def test_files_without_a_partner_are_reported_and_the_rest_goes_on(tmp_path):
     save_image(tmp_path / "images" / "alone.jpg")
     save_mask(tmp_path / "masks" / "sub" / "lost.png", [[0]])
     source = parse_masks(name)
-    assert [Path(path).name for path in source.unmatched] == ["lost.png", "alone.jpg"]
+    assert [Path(path).name for path in source.unpaired] == ["lost.png", "alone.jpg"]
     assert [item.name for item in source.read()] == ["a b.jpg"]
 
 
@@ -158,7 +158,7 @@ def test_voc_labels_merge_and_the_border_is_ignored(tmp_path):
     values = [[0, 15, 255]]
     save_mask(tmp_path / "SegmentationClass" / "1.png", values, "P")
     source = parse_masks(str(tmp_path))
-    assert only(source) == [[0, 1, 255]] and source.unmatched == ()
+    assert only(source) == [[0, 1, 255]] and source.unpaired == ()
     Image.fromarray(voc_palette()[np.array(values)]).save(tmp_path / "SegmentationClass" / "1.png")
     assert only(source) == [[0, 1, 255]]
     save_mask(tmp_path / "SegmentationClass" / "1.png", [[0, 21, 255]], "P")
@@ -177,7 +177,7 @@ def test_pet_trimaps_ignore_the_border(tmp_path):
     save_mask(tmp_path / "annotations" / "trimaps" / "Abyssinian_1.png", [[1, 2, 3]])
     save_mask(tmp_path / "annotations" / "trimaps" / "._Abyssinian_1.png", [[1, 2, 3]])  # the archive has these
     source = parse_masks(str(tmp_path))
-    assert only(source) == [[1, 0, 255]] and source.unmatched == ()
+    assert only(source) == [[1, 0, 255]] and source.unpaired == ()
 
 
 def test_ade_things_are_foreground_and_unlabelled_pixels_are_ignored(tmp_path):
@@ -249,7 +249,7 @@ def test_a_folder_of_nothing_known_is_refused(tmp_path):
 )
 def test_real_photographs_with_masks_are_read(name, number):
     source = parse_masks(name.format(PHOTOGRAPHS))
-    assert len(source) == number and source.unmatched == ()
+    assert len(source) == number and source.unpaired == ()
     for index in range(0, number, max(1, number // 6)):
         item = source.load(index)
         assert set(item.mask.unique().tolist()) <= {0, 1, 255}
