@@ -13,7 +13,7 @@ import tyro
 from rich.text import Text
 from safetensors import SafetensorError
 
-from mixlab.commands.output import console
+from mixlab.console import console
 from mixlab.errors import InputError, WorkError
 
 COMMANDS: dict[str, tuple[str, str]] = {

@@ -23,6 +23,7 @@ from typing import Any
 from mixlab.backbones.zoo import list_models
 from mixlab.errors import InputError
 from mixlab.evaluation.detection.recipes import detect, detect_64
+from mixlab.evaluation.methods import train_config
 from mixlab.evaluation.segmentation.recipes import segment, segment_64
 from mixlab.miniature_recipes import dino_mini, segment_mini, small_model, supervised_mini
 from mixlab.run.directory import read_json
@@ -36,7 +37,6 @@ from mixlab.training.config import (
     TrainConfig,
 )
 from mixlab.training.dino import DinoConfig
-from mixlab.training.settings import from_json
 from mixlab.training.supervised import SupervisedConfig
 
 FAMILIES = ("vit", "linearvit", "dinovim", "dinomambareg", "gatedconv")
@@ -162,7 +162,7 @@ def find_recipe(name: str) -> TrainConfig:
         stored = read_json(Path(name))
         if "settings" not in stored:
             raise InputError(f"{name} is not the config.json of a training run; give one, or a recipe's name")
-        return from_json(stored["settings"])
+        return train_config(stored["settings"])
     if name not in RECIPES:
         near = get_close_matches(name, RECIPES, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else f"recipes are {', '.join(RECIPES)}"

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mixlab.analysis.bootstrap import bootstrap_difference
 from mixlab.analysis.maps import MAPS, FeatureMap, single_maps
 from mixlab.analysis.scores import MapScores, Scorer, as_array, as_dict, either_sign, score_row
-from mixlab.analysis.subjects import UNTRAINED, Subject, normalise
+from mixlab.analysis.subjects import UNTRAINED, Subject
 from mixlab.backbones.backbone import Layers
 from mixlab.errors import InputError
+from mixlab.statistics import bootstrap_difference, correlate
 
 
 @dataclass
@@ -55,7 +55,7 @@ def by_model(subjects: Sequence[Subject], scorer: Scorer, map_name: str | None =
     known = [subject for subject in subjects if subject.probe_accuracy is not None]
     if len(known) >= 3:
         scores = {row["label"]: row["auc"]["mean"] for row in result.rows}
-        found = correlate([scores[subject.label] for subject in known], [s.probe_accuracy or 0.0 for s in known])
+        found = correlate([scores[s.label] for s in known], [s.probe_accuracy or 0.0 for s in known]).to_json()
         result.correlations["probe_accuracy"] = found
         result.findings.append(_correlation_record("auc_follows_probe", found))
     return result
@@ -142,7 +142,7 @@ def by_register_position(subjects: Sequence[Subject], scorer: Scorer, map_name: 
             for part, gap in _middle_over_ends(twin.raw[:, -1]) if twin is not None else ():
                 result.findings.append(subject.describe() | _record(f"untrained_middle_over_{part}", gap))
         if len(subject.register_accuracies) == raw.shape[1]:
-            found = correlate(raw.nanmean(0).tolist(), subject.register_accuracies)
+            found = correlate(raw.nanmean(0).tolist(), subject.register_accuracies).to_json()
             result.correlations[subject.label] = found
             result.findings.append(subject.describe() | _correlation_record("register_auc_follows_probe", found))
     return result
@@ -155,7 +155,7 @@ def by_layer(subjects: Sequence[Subject], scorer: Scorer, map_name: str | None =
         scores = scorer.scores(subject, map_name, None)
         means = scores.raw.nanmean(0).mean(-1).tolist()
         if len(means) >= 3:
-            result.correlations[subject.label] = correlate(means, scores.layers)
+            result.correlations[subject.label] = correlate(means, scores.layers).to_json()
     return result
 
 
@@ -166,7 +166,7 @@ def by_map(subjects: Sequence[Subject], scorer: Scorer, map_name: str | None = N
     result = StudyResult("map", [], for_ledger=False)  # its claims are about the paper's map
     first = next(iter(scorer.images)).images[:1]
     for subject in subjects:
-        names = single_maps(subject.backbone, normalise(first, subject.backbone))
+        names = single_maps(subject.backbone, subject.backbone.preprocess(first))
         of_features = [name for name in names if isinstance(MAPS[name], FeatureMap)]
         for kinds in (of_features, *([name] for name in names if name not in of_features)):
             scored = _scored("map", [subject], scorer, "+".join(kinds))
@@ -196,33 +196,6 @@ def run_study(name: str, subjects: Sequence[Subject], scorer: Scorer, map_name: 
     if not labels or len(set(labels)) < len(labels):
         raise InputError(f"subjects need labels of their own, got {labels}; write TARGET=LABEL to tell them apart")
     return STUDIES[name](subjects, scorer, map_name)
-
-
-def correlate(first: Sequence[float], second: Sequence[float]) -> dict[str, float | int | None]:
-    """Pearson's and Spearman's correlation of paired figures; None where one side does not vary.
-
-    From 4 pairs on, Spearman's has a 95 % interval (Fisher's z).
-    """
-    x, y = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
-    if len(x) != len(y) or len(x) < 2:
-        raise InputError(f"a correlation needs two or more pairs, got {len(x)} and {len(y)} figures")
-    spearman = _pearson(_mid_ranks(x), _mid_ranks(y))
-    low = high = None
-    if spearman is not None and len(x) > 3:
-        z, half = np.arctanh(np.clip(spearman, -0.999999, 0.999999)), 1.96 / np.sqrt(len(x) - 3)
-        low, high = float(np.tanh(z - half)), float(np.tanh(z + half))
-    return {"pearson": _pearson(x, y), "spearman": spearman, "low": low, "high": high, "n": len(x)}
-
-
-def _pearson(x: NDArray[np.float64], y: NDArray[np.float64]) -> float | None:
-    x, y = x - x.mean(), y - y.mean()
-    scale = float(np.sqrt((x @ x) * (y @ y)))
-    return float(x @ y) / scale if scale > 0 else None
-
-
-def _mid_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Ranks with ties at their mean rank."""
-    return (values[:, None] > values).sum(1) + ((values[:, None] == values).sum(1) - 1) / 2.0
 
 
 def _scored(

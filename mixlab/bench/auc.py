@@ -17,7 +17,7 @@ from torchmetrics.functional.classification import binary_auroc
 
 from mixlab.analysis.binary_auc import binary_auc
 from mixlab.analysis.foreground import split_mask
-from mixlab.commands.output import console
+from mixlab.console import console
 
 IGNORE = 255
 GRID = (14, 14)

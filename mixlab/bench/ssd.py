@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mixlab.bench.gpu_time import copy_bandwidth, kernel_ms, matrix_rate, wall_ms
-from mixlab.commands.output import console
+from mixlab.console import console
 from mixlab.ops.ssd.chunked import chunk_length, ssd_chunked
 from mixlab.ops.ssd.op import ssd
 

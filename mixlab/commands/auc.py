@@ -11,9 +11,10 @@ from mixlab.analysis import figures
 from mixlab.analysis.scores import FALSE_POSITIVE_RATES, Scorer
 from mixlab.analysis.studies import STUDIES, StudyResult, run_study
 from mixlab.analysis.subjects import UNTRAINED, MaskedImages, Subject
-from mixlab.commands.looking import check_counts, file_name, load_subjects, open_run, own_size, progress_bar
+from mixlab.commands.looking import check_counts, file_name, load_subjects, open_run, progress_bar
 from mixlab.commands.output import check_json, console, emit, table
 from mixlab.data.mask_formats import parse_masks
+from mixlab.data.masks import unpaired_note
 from mixlab.errors import InputError
 from mixlab.run import provenance
 
@@ -63,7 +64,7 @@ def auc(
     check_json(json)
     subjects = load_subjects(targets, weights=weights, training=training, device=device, seed=seed)
     source = parse_masks(data)
-    images = MaskedImages(source, size=image or own_size(subjects[0].backbone), batch=batch, limit=num_images)
+    images = MaskedImages(source, size=image or subjects[0].backbone.image, batch=batch, limit=num_images)
     directory = open_run(run, targets)
     results: dict[str, dict[str, Any]] = {}
     num_models = sum(1 + (twins and subject.training != UNTRAINED) for subject in subjects)
@@ -89,8 +90,9 @@ def auc(
                 roc = stored.replace("auc_model", "auc_roc", 1)
                 figures.save_figure(figures.roc(curves, families), directory.figure_path(f"{roc}.svg"))
             _print(found)
-    if len(images.skipped) or source.unpaired:
-        console.print(f"{images.skipped.summary()}; {len(source.unpaired)} files have no partner", highlight=False)
+    for note in (images.skipped.summary() if len(images.skipped) else None, unpaired_note(source)):
+        if note:
+            console.print(note, style="yellow", highlight=False)
     console.print(f"results and figures in {directory.path}")
     return emit({"kind": "auc", "results": results}, json)
 

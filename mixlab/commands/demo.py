@@ -7,12 +7,12 @@ from typing import Any
 
 from rich.text import Text
 
-from mixlab.commands.demo_plan import FULL, MODELS, QUICK, DemoModel, Effort, plan
 from mixlab.commands.output import console, emit
 from mixlab.commands.report import make_report
-from mixlab.commands.steps import run_steps, wait_for_workers, worker_pool
 from mixlab.errors import InputError
 from mixlab.run import RunDirectory, provenance
+from mixlab.studies.demo.plan import FULL, MODELS, QUICK, DemoModel, Effort, plan
+from mixlab.studies.steps import run_steps, wait_for_workers, worker_pool
 from mixlab.training.machine import num_cores
 from mixlab.training.run_lock import RunLock
 

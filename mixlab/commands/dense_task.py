@@ -13,13 +13,14 @@ from mixlab.data.unreadable import TooManyUnreadableError
 from mixlab.errors import InputError, WorkError
 from mixlab.evaluation.dense.recipe import DenseConfig, DenseRecipe
 from mixlab.evaluation.dense.targets import target_model, with_model
+from mixlab.evaluation.methods import train_config
 from mixlab.recipes import RECIPES, find_recipe
 from mixlab.run import RunDirectory
 from mixlab.training.config import ModelConfig, TrainConfig
 from mixlab.training.distributed import World, join_world
 from mixlab.training.loop import Trainer, train
 from mixlab.training.machine import choose_device
-from mixlab.training.settings import from_json, override
+from mixlab.training.settings import override
 from mixlab.training.stopping import Stopped
 
 
@@ -125,7 +126,7 @@ def finished_run(
     for file in ("weights.safetensors", head):
         if not (target / file).is_file():
             raise FileNotFoundError(f"{target} has no {file}; finish the run first")
-    config = from_json(stored["settings"])
+    config = train_config(stored["settings"])
     with join_world(device) as world:
         backbone = replace(config.model, weights=str(target)).build()
         built = config.method.build(backbone, num_classes=len(stored["classes"]), total_steps=1, steps_per_epoch=1)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from mixlab.commands.looking import check_counts, file_name, load_subjects, open_run, own_size
+from mixlab.commands.looking import check_counts, file_name, load_subjects, open_run
 from mixlab.commands.output import check_json, console, emit, table
 from mixlab.commands.probe import interval, percent, quiet_unless_first, training_said
 from mixlab.data.labelled import label_subset, labelled_splits
@@ -98,7 +98,7 @@ def knn(
             stack.enter_context(RunLock(features))
             for note in splits.notes():
                 console.print(note, style="yellow", highlight=False)
-        size = image or own_size(backbone)
+        size = image or backbone.image
         chosen_source = published_source(backbone) if source == "auto" else source
         plan = FeaturePlan.build(
             backbone, head_inputs(backbone, (blocks,), (strategy,)), source=chosen_source, image=size

@@ -7,14 +7,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from mixlab.console import console
 from mixlab.run.directory import write_json
-
-# Tables and progress go to stderr, so that `--json -` leaves stdout to the JSON. Paths and labels are people's own:
-# brackets and colons in them mean nothing to it.
-console = Console(stderr=True, markup=False, emoji=False)
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -10,7 +10,7 @@ import tyro
 
 from mixlab.analysis.subjects import Subject
 from mixlab.backbones.backbone import Source
-from mixlab.commands.looking import check_counts, load_subjects, open_run, own_size, progress_bar
+from mixlab.commands.looking import check_counts, load_subjects, open_run, progress_bar
 from mixlab.commands.output import check_json, console, emit, table
 from mixlab.commands.targets import label_of
 from mixlab.data.labelled import LabelledSplits, label_subset, labelled_splits
@@ -142,7 +142,7 @@ def probe(
                 blocks=chosen_blocks,
                 strategies=strategies or _strategies(heads, subject),
                 source=chosen_source,
-                image=image or own_size(backbone),
+                image=image or backbone.image,
                 mode=kind,
                 lrs=lrs or LRS,
                 weight_decays=weight_decays or WEIGHT_DECAYS,

@@ -9,14 +9,13 @@ import tyro
 from mixlab.analysis import figures
 from mixlab.analysis.rank import LayerRanks, RankSettings, measure_ranks
 from mixlab.analysis.rank_summary import Arrays, rank_measurements, summarise_ranks
-from mixlab.analysis.subjects import Subject, normalise
+from mixlab.analysis.subjects import Subject
 from mixlab.backbones.backbone import chosen_layers
 from mixlab.commands.looking import (
     check_counts,
     file_name,
     load_subjects,
     open_run,
-    own_size,
     progress_bar,
     read_images,
 )
@@ -75,7 +74,7 @@ def rank(
     results: dict[str, dict[str, Any]] = {}
     arrays: dict[str, Arrays] = {}
     for subject in subjects:
-        size = image or own_size(subject.backbone)
+        size = image or subject.backbone.image
         pixels, _, _ = read_images(data, size=size, num_images=num_images)
         found = _measure(subject, pixels, layers, heads, settings)
         result, stored = summarise_ranks(found, subject.backbone.layout)
@@ -95,7 +94,7 @@ def _measure(
 ) -> list[LayerRanks]:
     backbone = subject.backbone
     wanted = chosen_layers(layers or None, backbone.num_layers)
-    images = normalise(pixels, backbone)
+    images = backbone.preprocess(pixels)
     found = []
     with progress_bar(f"ranks of {subject.label}", len(images) * len(wanted)) as step:
         for layer in measure_ranks(backbone, images, layers=wanted, heads=heads or None, settings=settings):

@@ -7,8 +7,7 @@ import tyro
 
 from mixlab.commands.output import console, emit
 from mixlab.errors import InputError
-from mixlab.report import find_runs, write_report
-from mixlab.run import RunDirectory
+from mixlab.report.make import make_report
 
 
 def report(
@@ -34,22 +33,3 @@ def report(
     size = page.stat().st_size
     console.print(f"{page}, {size / 1e6:.1f} MB: open it in any browser", highlight=False)
     return emit({"page": str(page), "bytes": size, "runs": [str(run) for run in runs]}, json)
-
-
-def make_report(runs: list[Path], out: Path, *, measure: bool = True) -> Path:
-    """The page of these runs and of the runs below them."""
-    found = find_runs([RunDirectory.open(run).path for run in runs])
-    if measure:
-        for run in found:
-            _measure(run.path)
-    return write_report(found, out)
-
-
-def _measure(run: Path) -> None:
-    if run.name == "untrained" or not (run / "weights.safetensors").is_file():
-        return
-    if (run / "config.json").is_file() and not (run / "results" / "cost.json").is_file():
-        from mixlab.commands.demo_jobs import write_costs
-
-        console.print(f"measuring {run}", highlight=False)
-        write_costs(run)

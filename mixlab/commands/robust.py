@@ -8,9 +8,8 @@ from typing import Annotated, Any
 import torch
 import tyro
 
-from mixlab.analysis.bootstrap import bootstrap_mean
 from mixlab.analysis.subjects import Subject
-from mixlab.commands.looking import check_counts, file_name, load_subjects, open_run, own_size
+from mixlab.commands.looking import check_counts, file_name, load_subjects, open_run
 from mixlab.commands.output import check_json, console, emit, table
 from mixlab.commands.probe import interval, percent, quiet_unless_first, training_said
 from mixlab.commands.robust_parts import join_parts, parts_like
@@ -33,6 +32,7 @@ from mixlab.evaluation.robustness import SETS, SetScore, find_sets, score_set
 from mixlab.evaluation.shifts import PLAIN, ShiftScores, score_shifts
 from mixlab.evaluation.views import CROP_SHARE, CentreView, Precision, num_workers, run_precision
 from mixlab.run import RunDirectory, provenance
+from mixlab.statistics import bootstrap_mean
 from mixlab.training.distributed import from_all, join_world
 from mixlab.training.seeding import seed_all
 
@@ -201,7 +201,7 @@ def load_classifier(
         head = next((place / probe for probe in PROBES if (place / probe).is_file()), None)
     if head is not None:
         probed = load_head(head, subject.backbone)
-        size = image or int(probed.about.get("image", own_size(subject.backbone)))
+        size = image or int(probed.about.get("image", subject.backbone.image))
         view = CentreView(size, crop_share or float(probed.about.get("crop_share", CROP_SHARE)))
         classifier = probe_classifier(subject.backbone, probed, view=view, label=subject.label)
         return classifier, {**subject.describe(), "classifier": f"probe, {probed.input}, {probed.source}"}
@@ -214,7 +214,7 @@ def load_classifier(
 
 def _trained(place: Path, subject: Subject, image: int | None, crop_share: float | None) -> Classifier:
     classes = RunDirectory.open(place).read_config().get("classes", [])
-    view = CentreView(image or own_size(subject.backbone), crop_share or CROP_SHARE)
+    view = CentreView(image or subject.backbone.image, crop_share or CROP_SHARE)
     file = place / "classifier.safetensors"
     return trained_classifier(subject.backbone, file, classes=classes, view=view, label=subject.label)
 
@@ -259,7 +259,7 @@ def _change_figures(right: dict[str, torch.Tensor]) -> dict[str, dict[str, Any]]
     """Accuracy on images as they are, under each change, and on average over changes (its interval: over images)."""
     rows = {name: accuracy(int(hits.sum()), len(hits)).as_json() for name, hits in right.items()}
     mean = bootstrap_mean(torch.stack([hits.double() for name, hits in right.items() if name != PLAIN]).mean(0))
-    return {**rows, "mean": {"top1": mean.mean, "low": mean.low, "high": mean.high, "n": mean.num_used}}
+    return {**rows, "mean": {"top1": mean.value, "low": mean.low, "high": mean.high, "n": mean.n}}
 
 
 def _change_records(figures: dict[str, dict[str, Any]], about: dict[str, Any], data: str) -> list[dict[str, Any]]:

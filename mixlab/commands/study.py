@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import tyro
 
-from mixlab.commands.miniature.parts import PARTS
-from mixlab.commands.miniature.plan import FULL, QUICK
-from mixlab.commands.miniature.publish import publish_study
-from mixlab.commands.miniature.run import run_miniature
 from mixlab.commands.output import console, emit
 from mixlab.errors import InputError
+from mixlab.studies.miniature.parts import PARTS
+from mixlab.studies.miniature.plan import FULL, QUICK
+from mixlab.studies.miniature.publish import publish_study
+from mixlab.studies.miniature.run import run_miniature
 
 STUDIES: dict[str, Callable[..., dict[str, Any]]] = {"miniature": run_miniature}
 

@@ -5,12 +5,11 @@ from pathlib import Path
 import torch
 
 from mixlab.backbones.backbone import Backbone
-from mixlab.backbones.weights import architecture_of, build_architecture
+from mixlab.backbones.weights import build_architecture
 from mixlab.commands.output import console
+from mixlab.evaluation.methods import METHODS, train_config
 from mixlab.run import RunDirectory
 from mixlab.training.checkpoint import Checkpoints
-from mixlab.training.config import METHODS
-from mixlab.training.settings import from_json
 
 
 def load_unfinished(run: RunDirectory) -> tuple[Backbone, Path]:
@@ -22,7 +21,7 @@ def load_unfinished(run: RunDirectory) -> tuple[Backbone, Path]:
             f"{run.path} has no exported weights (weights.safetensors); run the same command again to finish it"
         )
     with torch.random.fork_rng(devices=[]):
-        recipe = from_json(config["settings"]).method.build(
+        recipe = train_config(config["settings"]).method.build(
             build_architecture(config["architecture"]),
             num_classes=len(config["classes"]),
             total_steps=config["total_steps"],
@@ -34,7 +33,7 @@ def load_unfinished(run: RunDirectory) -> tuple[Backbone, Path]:
             {name.removeprefix(f"{prefix}/"): value for name, value in stored.items() if name.startswith(f"{prefix}/")}
         )
     trained = recipe.exported()
-    backbone = build_architecture(architecture_of(trained))  # the recipe's may drop paths and refuse gradients
+    backbone = build_architecture(trained.architecture())  # the recipe's may drop paths and refuse gradients
     backbone.load_state_dict(trained.state_dict())
     _warn(f"{run.path} is not finished: these are the weights of step {found.step} of {config['total_steps']}")
     return backbone, found.tensor_file

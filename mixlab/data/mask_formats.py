@@ -10,17 +10,11 @@ from mixlab.errors import InputError
 
 from .coco import coco_files
 from .decode import SUFFIXES
-from .images import IMAGE_FOLDERS, MASK_FOLDERS, child, parse_source
+from .images import IMAGE_FOLDERS, MASK_FOLDERS, child
 from .mask_values import ADE_THINGS, ade_mask, imagenet_s_mask, pets_mask, plain_mask, voc_mask
 from .masks import CocoMasks, MaskSource, PairedMasks, ShapesMasks
 from .shapes import parse_shapes
-from .source import ImageSource
 from .source_name import parse_options, to_numbers
-
-
-def parse_images_or_masks(name: str, *, split: str = "val") -> ImageSource | MaskSource:
-    """Images with their masks where the place has masks, and images alone elsewhere."""
-    return parse_source(name, split=split) if mask_format(name) is None else parse_masks(name, split=split)
 
 
 def parse_masks(name: str, *, split: str = "val") -> MaskSource:
@@ -31,14 +25,14 @@ def parse_masks(name: str, *, split: str = "val") -> MaskSource:
     """
     if shapes := parse_shapes(name, split=split, num_images=500):
         return ShapesMasks(shapes)
-    _, place, options = _split_name(name)
+    head, place, options = _split_name(name)
     path = Path(place).expanduser()
     if not path.exists():
         raise FileNotFoundError(
             f"{name!r} is no source of masks: {place!r} does not exist. Give 'shapes', a folder, a COCO JSON file, "
             f"or a format and a folder ({', '.join(f'{known}:DIR' for known in _FORMATS)})"
         )
-    found = mask_format(name)
+    found = head or _recognise(path)
     if found is None:
         raise InputError(
             f"{place} holds no masks in a known layout: images/ beside masks/, ImageNet-S, PASCAL VOC, Oxford Pets, "
@@ -48,16 +42,20 @@ def parse_masks(name: str, *, split: str = "val") -> MaskSource:
 
 
 def mask_format(name: str) -> str | None:
-    """The format of the masks at a place that people name: "shapes", or a FORMAT of `parse_masks`.
+    """What is at a place that people name: masks in which FORMAT of `parse_masks` ("shapes" among them), or None.
 
-    None where there are images alone: an image file, a folder without masks, `wds:PATTERN`, `photo`, or nothing.
+    None means images alone: an image file, a folder without masks, shards, or label maps that do not say which of
+    their classes are the foreground. Whether there is anything at all is for `parse_source` to say.
     """
     head, text, _ = _split_name(name)
+    if head or text.partition(":")[0] == "shapes":
+        return head or "shapes"
     place = Path(text).expanduser()
-    if head:
-        return head
-    if name.partition(":")[0] == "shapes":
-        return "shapes"
+    found = _recognise(place)
+    return None if found == "ade" and _has_other_labels(place) else found
+
+
+def _recognise(place: Path) -> str | None:
     if place.is_file():
         return None if place.suffix.lower() in SUFFIXES else "coco"
     if child(place, "validation-segmentation", "train-semi-segmentation"):
@@ -126,9 +124,9 @@ def _open_pets(place: Path, name: str, options: str) -> MaskSource:
 
 def _open_ade(place: Path, name: str, options: str) -> MaskSource:
     text = parse_options(name, options, known=("things",)).get("things")
-    if text is None and (tables := list(place.glob("objectInfo*.txt"))) and "150" not in tables[0].name:
+    if text is None and (table := _has_other_labels(place)):
         raise InputError(
-            f"{place} has labels of its own ({tables[0].name}), not ADE20K's 150; "
+            f"{place} has labels of its own ({table}), not ADE20K's 150; "
             f"say which of them are things, for example ade:{place}:things=1-76"
         )
     things = ADE_THINGS if text is None else to_numbers(name, text)
@@ -137,6 +135,12 @@ def _open_ade(place: Path, name: str, options: str) -> MaskSource:
     if part is not None:
         images, masks = _need(images, part.name), part
     return PairedMasks(images, masks, partial(ade_mask, things=things), every_image=True)
+
+
+def _has_other_labels(place: Path) -> str | None:
+    """The table of labels of a folder in ADE20K's layout, unless it has ADE20K's 150."""
+    tables = sorted(place.glob("objectInfo*.txt"))
+    return tables[0].name if tables and "150" not in tables[0].name else None
 
 
 def _open_coco(place: Path, name: str, options: str) -> MaskSource:

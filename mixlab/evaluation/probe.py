@@ -17,12 +17,12 @@ from mixlab.evaluation.head_sharing import collect_heads, spread_heads
 from mixlab.evaluation.matrix_products import matrix_products
 from mixlab.evaluation.probe_streams import FeatureStream
 from mixlab.run import RunDirectory
+from mixlab.run.codec import differences
 from mixlab.run.directory import read_json, write_json
 from mixlab.training.checkpoint import Checkpoints
 from mixlab.training.distributed import any_rank, from_all, from_first
 from mixlab.training.log import forget_after
 from mixlab.training.schedules import cosine
-from mixlab.training.settings import differences
 from mixlab.training.stopping import Stopped, StopRequests
 
 SCORE_ROWS = 2048  # images whose logits are in memory at once

@@ -27,18 +27,12 @@ Sharding = Literal["ddp", "fsdp"]
 Decay = Literal["cosine", "poly", "drops"]
 Precise = Callable[[], AbstractContextManager[None]]
 
-METHODS: dict[str, type[MethodConfig]] = {}  # every kind of method that was imported
-
 
 @dataclass(frozen=True, kw_only=True)
 class MethodConfig(ABC):
     """What is trained for; `kind` is its name in files. By default its samples are images, scored by kNN."""
 
     kind: ClassVar[str]
-
-    def __init_subclass__(cls) -> None:
-        if "kind" in cls.__dict__:
-            METHODS[cls.kind] = cls
 
     @property
     @abstractmethod

@@ -7,14 +7,15 @@ from typing import Any
 
 from mixlab.errors import InputError
 from mixlab.run import RunDirectory, provenance
-from mixlab.training.settings import differences, from_json, to_json
+from mixlab.run.codec import differences, from_json, to_json
+from mixlab.training.config import MethodConfig, TrainConfig
 
 # What may differ when a run goes on: none of it changes the weights by more than rounding.
 MAY_CHANGE = ("data.workers", "data.resident", "data.skip_limit", "activation_checkpointing", "sharding",
               "checkpoint.", "log.", "knn.", "method.score_")  # fmt: skip
 
 
-def agree(folder: RunDirectory, *, data: str, settings: dict[str, Any]) -> dict[str, Any]:
+def agree(folder: RunDirectory, *, data: str, config: TrainConfig) -> dict[str, Any]:
     """What the directory already says of its run, {} if it is new; an error where it is another run.
 
     A run that failed before it had anything to show may be put right: then the directory counts as new.
@@ -24,8 +25,8 @@ def agree(folder: RunDirectory, *, data: str, settings: dict[str, Any]) -> dict[
     stored = folder.read_config()
     if "settings" not in stored:
         raise InputError(f"{folder.path} holds something else than a training run; choose another --run directory")
-    before = to_json(from_json(stored["settings"]))  # settings that are newer than the run have their defaults
-    changed = {key: pair for key, pair in differences(before, settings).items() if not key.startswith(MAY_CHANGE)}
+    found = differences(_with_new_defaults(stored["settings"], config), to_json(config))
+    changed = {key: pair for key, pair in found.items() if not key.startswith(MAY_CHANGE)}
     moved = not same_data(stored["data"], data)
     if (moved or changed) and not has_begun(folder):
         return {}
@@ -41,6 +42,14 @@ def agree(folder: RunDirectory, *, data: str, settings: dict[str, Any]) -> dict[
             "give the same ones to go on, or another --run directory"
         )
     return stored
+
+
+def _with_new_defaults(stored: dict[str, Any], config: TrainConfig) -> dict[str, Any]:
+    """Stored settings, with the defaults of settings that are newer than the run; another method's as they are."""
+    method = type(config.method)
+    if stored["method"].get("kind") != method.kind:
+        return stored
+    return to_json(from_json(TrainConfig, stored, kinds={MethodConfig: {method.kind: method}}, where="settings"))
 
 
 def has_begun(folder: RunDirectory) -> bool:

@@ -1,20 +1,23 @@
-"""Configs as text and back: `a.b=c` from the command line, JSON in run directories. What is unknown is an error."""
+"""`--set a.b=c`: fields of a training config from the command line. What is unknown is an error.
+
+One parser for all, and not the flags that tyro makes of nested dataclasses: `model.` takes any field of any backbone,
+ours or timm's, which no dataclass lists; `compile=true` and `local_scale=0.1,0.4` would be written in another way; and
+a wrong name is answered with one sentence that has the nearest one.
+"""
 
 from __future__ import annotations
 
 import json
 import types
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from difflib import get_close_matches
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from mixlab.backbones.config_json import config_from_json, config_to_json
-from mixlab.backbones.isotropic import IsotropicConfig
-from mixlab.backbones.zoo import ZOO, replace_fields
+from mixlab.backbones.zoo import check_fields, known_fields
 from mixlab.errors import InputError
-from mixlab.training import dino, supervised  # noqa: F401  METHODS knows what was imported
-from mixlab.training.config import METHODS, MethodConfig, ModelConfig, TrainConfig
+from mixlab.run.codec import check
+from mixlab.training.config import ModelConfig, TrainConfig
 
 WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
@@ -52,62 +55,18 @@ def setting_names(config: Any, prefix: str = "") -> list[str]:
 
 def check_model(model: ModelConfig) -> None:
     """Fields that the backbone lacks, or of the wrong type, before anything is built."""
-    own = _own_config(model.name)
-    if own is None:
-        return
-    plan = config_to_json(own)
-    for key, value in model.fields.items():
-        holder = next((part for part in (plan, plan["mixer"], plan["layout"]) if key in part), None)
-        if holder is None:
-            replace_fields(own, {key: value})  # says which name is the nearest
-        else:
-            holder[key] = value
-    config_from_json(plan)
-
-
-def to_json(config: Any) -> dict[str, Any]:
-    """All fields, with `kind` naming the method."""
-    values = {field.name: getattr(config, field.name) for field in fields(config)}
-    plain = {name: to_json(value) if is_dataclass(value) else _plain(value) for name, value in values.items()}
-    return {"kind": config.kind, **plain} if isinstance(config, MethodConfig) else plain
-
-
-def from_json(values: Mapping[str, Any]) -> TrainConfig:
-    """The config that `to_json` wrote."""
-    config: TrainConfig = _from_json(TrainConfig, values, "config")
-    check_model(config.model)
-    return config
-
-
-def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
-    """Dotted names of what two JSON configs set differently, with both values."""
-    found: dict[str, tuple[Any, Any]] = {}
-    for key in sorted({*ours, *theirs}):
-        left, right = ours.get(key), theirs.get(key)
-        if isinstance(left, Mapping) and isinstance(right, Mapping):
-            found |= differences(left, right, f"{prefix}{key}.")
-        elif left != right:
-            found[f"{prefix}{key}"] = (left, right)
-    return found
+    check_fields(model.name, model.fields)
 
 
 def _with_fields_for(model: ModelConfig, name: str) -> ModelConfig:
     """The model without the fields that one of another name does not have."""
     if name == model.name:
         return model
-    ours, other = (_own_config(part) for part in (model.name, name))
-    if ours is not None and other is not None:
-        plan = config_to_json(other)
-        known = {*plan, *plan["mixer"], *plan["layout"]}
+    known = known_fields(name)
+    if known is not None and known_fields(model.name) is not None:
         return replace(model, fields={key: value for key, value in model.fields.items() if key in known})
     same_family = model.name.partition("_")[0] == name.partition("_")[0]  # of timm's, as mambaout_tiny and _femto
     return model if same_family else replace(model, fields={})
-
-
-def _own_config(name: str) -> IsotropicConfig | None:
-    """The config of one of our backbones; None for timm's and others."""
-    entry = ZOO.get(name)
-    return entry.config if entry and isinstance(entry.config, IsotropicConfig) else None
 
 
 def _add(changes: dict[str, Any], node: Any, path: list[str], text: str, root: TrainConfig, whole: str) -> None:
@@ -155,7 +114,7 @@ def _parse(hint: Any, text: str, where: str) -> Any:
         value = WORDS.get(text.lower(), text)
     elif hint in (int, float) or get_origin(hint) is dict:
         value = _guess(text)
-    return _checked(hint, value, where)
+    return check(hint, value, where)
 
 
 def _guess(text: str) -> Any:
@@ -164,56 +123,3 @@ def _guess(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-def _checked(hint: Any, value: Any, where: str) -> Any:
-    if get_origin(hint) in (Union, types.UnionType):
-        options = get_args(hint)
-        if value is None and type(None) in options:
-            return None
-        hint = next(option for option in options if option is not type(None))
-    if get_origin(hint) is Literal:
-        if value not in get_args(hint):
-            raise InputError(f"{where} is {value!r}; choose one of {', '.join(map(str, get_args(hint)))}")
-        return value
-    if get_origin(hint) is tuple:
-        kinds = get_args(hint)
-        if not isinstance(value, list | tuple) or len(value) != len(kinds):
-            raise InputError(f"{where} is {value!r}; expected {len(kinds)} values")
-        return tuple(_checked(kind, item, where) for kind, item in zip(kinds, value, strict=True))
-    kind = get_origin(hint) or hint
-    if kind is float and type(value) is int:
-        return float(value)
-    if type(value) is not kind:  # exactly: True is not an int here
-        raise InputError(f"{where} is {value!r}; expected {kind.__name__}")
-    return value
-
-
-def _from_json(cls: type[Any], values: object, where: str) -> Any:
-    if not isinstance(values, Mapping):
-        raise InputError(f"{where} must be an object with fields, got {values!r}")
-    values = dict(values)
-    if cls is MethodConfig:
-        kind = values.pop("kind", None)
-        if kind not in METHODS:
-            raise InputError(f"{where}.kind is {kind!r}; choose one of {', '.join(METHODS)}")
-        cls = METHODS[kind]
-    hints, known = get_type_hints(cls), {field.name: field for field in fields(cls)}
-    for name in values:
-        if name not in known:
-            raise InputError(f"unknown setting {where}.{name}; {_nearest(str(name), list(known))}")
-    for name, field in known.items():
-        if name not in values and field.default is MISSING and field.default_factory is MISSING:
-            raise InputError(f"{where} lacks {name}; give it a value")
-    return cls(
-        **{
-            name: _from_json(hints[name], value, f"{where}.{name}")
-            if is_dataclass(hints[name])
-            else _checked(hints[name], value, f"{where}.{name}")
-            for name, value in values.items()
-        }
-    )
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from mixlab.errors import InputError
+from mixlab.evaluation.methods import train_config
 from mixlab.run import RunDirectory
 from mixlab.training.config import ModelConfig, TrainConfig
-from mixlab.training.settings import from_json
 
 
 def target_model(text: str, *, weights: str | None = None) -> ModelConfig:
@@ -20,7 +20,7 @@ def target_model(text: str, *, weights: str | None = None) -> ModelConfig:
     config = RunDirectory.open(text).read_config()
     if "settings" not in config or not (Path(text) / "weights.safetensors").is_file():
         raise FileNotFoundError(f"{text} is no finished training run (weights.safetensors); finish the run first")
-    return replace(from_json(config["settings"]).model, weights=text)
+    return replace(train_config(config["settings"]).model, weights=text)
 
 
 def with_model(config: TrainConfig, model: ModelConfig) -> TrainConfig:

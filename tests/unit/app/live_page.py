@@ -15,9 +15,8 @@ import uvicorn
 from mixlab.analysis.subjects import Subject
 from mixlab.app import create_app
 from mixlab.app.laboratory import Laboratory
+from mixlab.app.pictures import read_samples
 from mixlab.backbones.zoo import create_model
-from mixlab.commands.laboratory.laboratory import LiveLaboratory
-from mixlab.commands.laboratory.pictures import read_samples
 
 STACK = {"dim": 32, "depth": 3, "patch": 8, "image": 64}
 MODELS: dict[str, dict[str, Any]] = {
@@ -41,8 +40,8 @@ def tiny_subjects() -> list[Subject]:
         return [Subject(label=name, backbone=create_model(name, **MODELS[name]).eval()) for name in MODELS]
 
 
-def tiny_laboratory(cache_bytes: int = 64 * 2**20) -> LiveLaboratory:
-    return LiveLaboratory(tiny_subjects(), read_samples(["shapes:size=128,n=4"], 4), cache_bytes=cache_bytes)
+def tiny_laboratory(cache_bytes: int = 64 * 2**20) -> Laboratory:
+    return Laboratory(tiny_subjects(), read_samples(["shapes:size=128,n=4"], 4), cache_bytes=cache_bytes)
 
 
 @contextmanager

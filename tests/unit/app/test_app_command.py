@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from mixlab.app.building import build_laboratory
+from mixlab.app.pictures import read_samples
 from mixlab.backbones.weights import save_weights
 from mixlab.backbones.zoo import create_model
-from mixlab.commands.app import bind, build_laboratory
-from mixlab.commands.laboratory.pictures import read_samples
+from mixlab.commands.app import bind
 from mixlab.run import RunDirectory
 from tests.unit.app.live_page import MODELS, request
 

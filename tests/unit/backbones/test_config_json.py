@@ -44,14 +44,14 @@ def test_fields_left_out_take_their_defaults():
         ({"mixer": {"head_dim": 64}}, "config.mixer.kind is None; choose one of attention"),
         ({"mixer": "attention"}, "config.mixer must be an object with fields, got 'attention'"),
         ({"layout": {"num_registers": 1.5}}, "config.layout.num_registers is 1.5; expected int"),
-        ({"position_image": "112"}, "config.position_image is '112'; expected int | None"),
-        ({"norm": "batch"}, "config.norm is 'batch'; expected one of 'rms', 'layer'"),
+        ({"position_image": "112"}, "config.position_image is '112'; expected int or None"),
+        ({"norm": "batch"}, "config.norm is 'batch'; expected one of rms, layer"),
         ({"mlp_ratio": True}, "config.mlp_ratio is True; expected float"),
         ({"patch": 0}, "patch must be at least 1"),
     ],
 )
 def test_wrong_values_are_named_with_their_rule(changes, match):
-    with pytest.raises(ValueError, match=match.replace("|", r"\|")):
+    with pytest.raises(ValueError, match=match):
         config_from_json(values(**changes))
 
 

@@ -15,8 +15,8 @@ from mixlab.cli import main
 from mixlab.commands import looking
 from mixlab.commands.looking import progress_bar, read_images
 from mixlab.commands.output import console, emit, table
-from mixlab.commands.steps import Step, run_steps
 from mixlab.data.unreadable import TooManyUnreadableError, UnreadableImage
+from mixlab.studies.steps import Step, run_steps
 
 BRACKETS = "[/tmp/x] [bold]mixlab[onnx] a:dog:b\\"
 

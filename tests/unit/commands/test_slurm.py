@@ -9,12 +9,12 @@ import pytest
 import submitit
 import torch
 from safetensors.torch import load_file
-from study_folders_drawn import draw_folders
 
 from mixlab.cli import main
 from mixlab.commands.train import judge
 from mixlab.run.directory import read_json
 from mixlab.training.slurm import SlurmConfig, TrainingJob
+from tests.drawn_folders import draw_folders
 
 QUICK = ("--set", "epochs=1", "--set", "batch=16", "--set", "knn.every_epochs=0")
 

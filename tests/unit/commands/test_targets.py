@@ -10,7 +10,6 @@ from look_runs import make_run
 
 import mixlab
 from mixlab.analysis.evidence import Evidence
-from mixlab.analysis.subjects import untrained_twin
 from mixlab.cli import main
 from mixlab.commands.auc import auc
 from mixlab.commands.knn import knn
@@ -34,7 +33,7 @@ def test_an_untrained_target_comes_from_its_seed_and_leaves_the_random_state(nam
     first, again, other = (load_target(name, seed=seed).model for seed in (3, 3, 4))
     assert torch.equal(torch.random.get_rng_state(), before)
     assert same(first, again) and not same(first, other)
-    assert same(first, untrained_twin(other, seed=3))
+    assert same(first, other.twin(3))
 
 
 def test_the_seed_of_auc_chooses_the_untrained_target(tmp_path: Path) -> None:

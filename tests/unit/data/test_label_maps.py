@@ -102,12 +102,28 @@ def test_what_is_no_set_of_label_maps_is_answered_with_the_layouts(tmp_path: Pat
         parse_label_maps("shapes", split="test")
 
 
-def test_a_set_with_one_split_has_no_other(tmp_path: Path) -> None:
+def test_a_validation_part_alone_is_not_trained_on(tmp_path: Path) -> None:
     (tmp_path / "classes.txt").write_text("a\nb\n")
     save_pair(tmp_path, "annotations", "x", [[1]], "validation")
     assert len(parse_label_maps(str(tmp_path), split="val")) == 1
-    with pytest.raises(FileNotFoundError, match="has validation/ but no training or train/"):
+    with pytest.raises(FileNotFoundError, match="has validation to validate on, but no training part"):
         parse_label_maps(str(tmp_path), split="train")
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_a_training_part_alone_is_cut_in_two(tmp_path: Path, as_list: bool) -> None:
+    for stem in "abcdef":
+        save(tmp_path / "JPEGImages" / ("" if as_list else "train") / f"{stem}.jpg", np.zeros((1, 1, 3)))
+        save(tmp_path / "SegmentationClass" / ("" if as_list else "train") / f"{stem}.png", [[0]])
+    lists = tmp_path / "ImageSets" / "Segmentation"
+    lists.mkdir(parents=True)
+    if as_list:
+        save(tmp_path / "JPEGImages" / "0.jpg", np.zeros((1, 1, 3)))
+        save(tmp_path / "SegmentationClass" / "0.png", [[0]])
+        (lists / "train.txt").write_text("\n".join("abcdef"))
+    train, val = (parse_label_maps(str(tmp_path), split=split) for split in ("train", "val"))
+    assert [val.name(index) for index in range(len(val))] == ["a.jpg", "f.jpg"]
+    assert [train.name(index) for index in range(len(train))] == ["b.jpg", "c.jpg", "d.jpg", "e.jpg"]
 
 
 @needs_photographs

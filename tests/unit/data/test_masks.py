@@ -9,7 +9,9 @@ import torch
 from PIL import Image
 
 from mixlab.data import MaskSource, Shapes, SkippedImages, TooManyUnreadableError, UnreadableImage, parse_masks
+from mixlab.data.mask_formats import mask_format
 from mixlab.data.mask_values import ADE_STUFF, ADE_THINGS, MaskValueError, plain_mask, voc_palette
+from mixlab.data.masks import unpaired_note
 from tests.photographs import PHOTOGRAPHS, needs_photographs
 
 
@@ -92,6 +94,29 @@ def test_files_without_a_partner_are_reported_and_the_rest_goes_on(tmp_path):
     source = parse_masks(name)
     assert [Path(path).name for path in source.unpaired] == ["lost.png", "alone.jpg"]
     assert [item.name for item in source.read()] == ["a b.jpg"]
+    assert "2 files have no partner" in unpaired_note(source) and "lost.png" in unpaired_note(source)
+
+
+def test_what_is_at_a_place_is_decided_by_what_lies_there_and_never_by_trying(tmp_path, monkeypatch):
+    monkeypatch.setattr("mixlab.data.coco.read_coco", lambda path: pytest.fail(f"read {path} to find out"))
+    save_image(tmp_path / "plain" / "cat" / "a.jpg")
+    own_folder(tmp_path / "own", [[0, 255]])
+    save_image(tmp_path / "ade" / "images" / "validation" / "a.jpg")
+    save_mask(tmp_path / "ade" / "annotations" / "validation" / "a.png", [[1]])
+    (tmp_path / "instances.json").write_text("{}")
+    expected = {
+        "plain": None, "plain/cat/a.jpg": None, "own": "masks", "own/images": None, "own/masks/a b.png": None,
+        "instances.json": "coco", "ade": "ade", "nowhere": None,
+    }  # fmt: skip
+    assert {name: mask_format(str(tmp_path / name)) for name in expected} == expected
+    assert [mask_format(name) for name in ("shapes:n=3", "wds:x.tar", "photo", "voc:here", "voc")] == [
+        "shapes", None, None, "voc", None,
+    ]  # fmt: skip
+    (tmp_path / "ade" / "objectInfo9.txt").write_text("Idx\tName\n1\tcat\n2\tdog\n")
+    assert mask_format(str(tmp_path / "ade")) is None  # which of its labels are things is not said
+    for image in ("plain", "plain/cat/a.jpg"):
+        with pytest.raises(ValueError, match="holds no masks in a known layout"):
+            parse_masks(str(tmp_path / image))
 
 
 def test_folders_without_any_pair_are_refused(tmp_path):

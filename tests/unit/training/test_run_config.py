@@ -6,25 +6,27 @@ import pytest
 
 from mixlab.recipes import RECIPES
 from mixlab.run import RunDirectory
+from mixlab.run.codec import to_json
+from mixlab.training.config import TrainConfig
 from mixlab.training.run_config import agree, same_data
-from mixlab.training.settings import override, to_json
+from mixlab.training.settings import override
 
 
-def settings(*changes: str):
-    return to_json(override(RECIPES["dino_vit_tiny64"](), changes))
+def config(*changes: str) -> TrainConfig:
+    return override(RECIPES["dino_vit_tiny64"](), changes)
 
 
 def started(folder: Path, data: str = "shapes") -> RunDirectory:
     run = RunDirectory.create(folder)
-    run.write_config({"data": data, "settings": settings(), "sessions": [{"from_step": 0}]})
+    run.write_config({"data": data, "settings": to_json(config()), "sessions": [{"from_step": 0}]})
     return run
 
 
 def test_a_run_that_failed_before_its_first_checkpoint_takes_other_settings_and_data(tmp_path: Path) -> None:
     run = started(tmp_path)
-    assert agree(run, data="shapes", settings=settings()) == run.read_config()
-    assert agree(run, data="shapes", settings=settings("optim.lr=1e-4")) == {}
-    assert agree(run, data="shapes:n=64", settings=settings()) == {}
+    assert agree(run, data="shapes", config=config()) == run.read_config()
+    assert agree(run, data="shapes", config=config("optim.lr=1e-4")) == {}
+    assert agree(run, data="shapes:n=64", config=config()) == {}
 
 
 @pytest.mark.parametrize("file", ["checkpoints/step-00000001.json", "weights.safetensors", "results/training.json"])
@@ -33,9 +35,9 @@ def test_a_run_with_anything_to_show_keeps_its_settings_and_data(file: str, tmp_
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).touch()
     with pytest.raises(ValueError, match="was started with other settings"):
-        agree(run, data="shapes", settings=settings("optim.lr=1e-4"))
+        agree(run, data="shapes", config=config("optim.lr=1e-4"))
     with pytest.raises(ValueError, match="was started on 'shapes'"):
-        agree(run, data="shapes:n=64", settings=settings())
+        agree(run, data="shapes:n=64", config=config())
 
 
 def test_data_may_be_typed_in_any_way_that_means_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

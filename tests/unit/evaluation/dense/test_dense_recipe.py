@@ -18,13 +18,15 @@ from mixlab.data.sample_order import SampleOrder
 from mixlab.data.unreadable import UnreadableImage
 from mixlab.evaluation.dense.recipe import DenseConfig, DenseNetwork, DenseScores
 from mixlab.evaluation.dense.targets import target_model, with_model
+from mixlab.evaluation.methods import METHODS, train_config
 from mixlab.evaluation.segmentation.recipe import SegmentConfig
 from mixlab.recipes import RECIPES
 from mixlab.run import RunDirectory
-from mixlab.training.config import METHODS, ModelConfig
+from mixlab.run.codec import to_json
+from mixlab.training.config import ModelConfig
 from mixlab.training.loop import train
 from mixlab.training.run_config import agree
-from mixlab.training.settings import from_json, override, to_json
+from mixlab.training.settings import override
 
 TINY = {"dim": 16, "depth": 4, "patch": 4, "image": 32}
 
@@ -89,7 +91,7 @@ def test_what_cannot_be_read_is_replaced_by_the_next_or_left_out() -> None:
         assert [batch.indexes.tolist() for batch in short] == [[3, 4, 5]]
 
 
-def test_a_kind_of_method_is_known_to_config_files_once_it_is_defined() -> None:
+def test_config_files_know_the_methods_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclass(frozen=True, kw_only=True)
     class Weighing(DenseConfig):
         kind: ClassVar[str] = "weighing"
@@ -99,18 +101,15 @@ def test_a_kind_of_method_is_known_to_config_files_once_it_is_defined() -> None:
         def build(self, backbone, *, num_classes: int, total_steps: int, steps_per_epoch: int):
             raise NotImplementedError
 
-    try:
-        config = RECIPES["segment_vit_tiny64"]()
-        values = to_json(config)
-        values["method"] = {"kind": "weighing", "grams": 2.0, "taps": [0, 1, 2, 3]}
-        read = from_json(values)
-        assert isinstance(read.method, Weighing) and read.method.grams == 2.0 and read.method.taps == (0, 1, 2, 3)
-        assert to_json(read)["method"]["kind"] == "weighing"
-        assert override(read, ["method.taps=0,0,1,1"]).method.taps == (0, 0, 1, 1)
-    finally:
-        del METHODS["weighing"]
-    with pytest.raises(ValueError, match="'weighing'; choose one of"):
-        from_json(values)
+    values = to_json(RECIPES["segment_vit_tiny64"]())
+    values["method"] = {"kind": "weighing", "grams": 2.0, "taps": [0, 1, 2, 3]}
+    with pytest.raises(ValueError, match="'weighing'; choose one of dino, supervised, segment, detect"):
+        train_config(values)
+    monkeypatch.setitem(METHODS, "weighing", Weighing)
+    read = train_config(values)
+    assert isinstance(read.method, Weighing) and read.method.grams == 2.0 and read.method.taps == (0, 1, 2, 3)
+    assert to_json(read)["method"]["kind"] == "weighing"
+    assert override(read, ["method.taps=0,0,1,1"]).method.taps == (0, 0, 1, 1)
 
 
 def test_steps_count_instead_of_epochs_where_given() -> None:
@@ -210,14 +209,14 @@ def test_scores_see_the_network_in_evaluation_mode_and_give_it_back_as_it_was() 
 
 
 def test_a_run_that_is_older_than_a_setting_goes_on_with_its_default(tmp_path: Path) -> None:
-    now = to_json(RECIPES["supervised_vit_tiny64"]())
-    before = json.loads(json.dumps(now))
+    config = RECIPES["supervised_vit_tiny64"]()
+    before = json.loads(json.dumps(to_json(config)))
     for key in ("decay", "drop_epochs", "warmup_steps", "warmup_start"):
         del before["optim"][key]
     del before["steps"], before["model"]["weights"]
     folder = RunDirectory.create(tmp_path)
     folder.write_config({"data": "shapes", "settings": before})
     (tmp_path / "weights.safetensors").touch()
-    assert agree(folder, data="shapes", settings=now)["settings"] == before
+    assert agree(folder, data="shapes", config=config)["settings"] == before
     with pytest.raises(ValueError, match="optim.decay was 'cosine', is 'poly'"):
-        agree(folder, data="shapes", settings={**now, "optim": {**now["optim"], "decay": "poly"}})
+        agree(folder, data="shapes", config=override(config, ["optim.decay=poly"]))

@@ -206,7 +206,7 @@ def test_live_scores_are_those_of_the_held_out_part(tmp_path: Path) -> None:
         ("vit_tinny", {}, "unknown model 'vit_tinny'"),
         ("segment_vit_tiny64", {"settings": ["method.crop=0"]}, "method.crop is 0; give at least 1"),
         ("segment_vit_tiny64", {"settings": ["method.scale=2,1"]}, "no range of factors"),
-        ("segment_vit_tiny64", {"settings": ["method.norm=layer"]}, "choose one of batch, group"),
+        ("segment_vit_tiny64", {"settings": ["method.norm=layer"]}, "expected one of batch, group"),
     ],
 )
 def test_a_wrong_call_is_answered(target: str, options: dict, says: str) -> None:

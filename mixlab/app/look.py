@@ -1,0 +1,187 @@
+"""One look at one model and one picture: the answers of the page, computed."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mixlab.analysis.baselines import centre_prior
+from mixlab.analysis.binary_auc import binary_auc, roc_curves
+from mixlab.analysis.maps import FeatureMap, find_map, summary_rows
+from mixlab.analysis.pca import pca_maps
+from mixlab.analysis.subjects import IGNORE
+from mixlab.app.cards import ModelCard
+from mixlab.app.encoding import decode_runs
+from mixlab.app.jobs import Progress
+from mixlab.app.questions import MaskedQuestion, RowQuestion
+from mixlab.app.traces import Sight, Traces
+from mixlab.backbones.tokens import Features
+from mixlab.errors import InputError
+from mixlab.mixers import Mixing, SSDMixing
+
+MATRIX_SIDE = 256  # cells a side of a drawn matrix
+DECADES = 4  # its darkest shade is at most so many powers of ten below its brightest
+ROC_POINTS = 200
+
+
+class Look:
+    """A model and a picture at one layer. Each method is one kind of answer."""
+
+    def __init__(self, traces: Traces, sight: Sight, card: ModelCard, *, layer: int, progress: Progress) -> None:
+        if layer >= card.num_layers:
+            raise InputError(f"{card.id} has no layer {layer + 1}; choose 1 to {card.num_layers}")
+        self._traces, self._sight, self._card, self._layer, self._progress = traces, sight, card, layer, progress
+
+    def map(self, name: str) -> dict[str, Any]:
+        chosen = self._chosen(name)
+        return {"map": chosen, "values": self._map(chosen, self._layer).numpy()}
+
+    def pca(self) -> dict[str, Any]:
+        found = pca_maps(self._features(self._layer).patches)
+        return {
+            "first": found.first[0].numpy(),
+            "foreground": found.foreground[0].numpy().astype(np.uint8),
+            "colours": (found.colours[0] * 255).round().to(torch.uint8).numpy(),
+            "explained": found.explained[0].tolist(),
+        }
+
+    def matrix(self, head: int | None) -> dict[str, Any]:
+        """|matrix| in logarithmic shades; with more tokens than cells, a cell shows its largest."""
+        mixing, grid = self._mixing(self._layer), self._features(self._layer).grid
+        number = _number(mixing, head)
+        strength = self._matrix(number).abs()
+        pooled = F.adaptive_max_pool2d(strength[None], min(MATRIX_SIDE, len(strength)))[0]
+        low, high = float(pooled.min()), float(pooled.max())
+        low = max(low, high * 10.0**-DECADES)
+        return {
+            "shades": _log_shades(pooled, low, high).numpy(),
+            "low": low,
+            "high": high,
+            "num_tokens": len(strength),
+            "num_heads": mixing.num_heads,
+            "head": number,
+            "head_name": head_name(mixing, number),
+            "grid": list(grid),
+            "patch_tokens": self._patch_tokens(grid),
+        }
+
+    def row(self, question: RowQuestion) -> dict[str, Any]:
+        mixing, grid = self._mixing(self._layer), self._features(self._layer).grid
+        number = _number(mixing, question.head)
+        down, right = (min(int(p * n), n - 1) for p, n in zip((question.y, question.x), grid, strict=True))
+        patches = self._patch_tokens(grid)
+        token = patches[down * grid[1] + right]
+        matrix = self._matrix(number)
+        weights = matrix[token] if question.sense == "row" else matrix[:, token]
+        on_patches = weights[patches]
+        total = float(weights.abs().sum()) or 1.0
+        return {
+            "values": on_patches.unflatten(0, grid).numpy(),
+            "cell": [down, right],
+            "token": token,
+            "share_of_self": float(weights[token].abs()) / total,
+            "share_of_extra": 1 - float(on_patches.abs().sum()) / total,  # class tokens and registers
+            "head_name": head_name(mixing, number),
+        }
+
+    def score(self, question: MaskedQuestion) -> dict[str, Any]:
+        stack = self._map(self._chosen(question.map), self._layer)
+        one, mask = _part(stack, question.part), torch.from_numpy(decode_runs(question.mask))
+        raw = _raw_auc(one, mask)
+        if raw is None:
+            return {"auc": None, "raw_auc": None, "centre_prior": None, "roc": None}
+        curves = roc_curves(one[None], mask[None], ignore=IGNORE)
+        rates = torch.stack([curves.false_positive_rate[0], curves.true_positive_rate[0]])  # (2, T)
+        keep = torch.linspace(0, rates.shape[1] - 1, min(rates.shape[1], ROC_POINTS)).round().long()
+        return {
+            "auc": _either_sign(raw),
+            "raw_auc": raw,
+            "centre_prior": _either_sign(_raw_auc(centre_prior(one.shape[0], one.shape[1]), mask)),
+            "roc": rates[:, keep].numpy(),
+        }
+
+    def sweep(self, question: MaskedQuestion) -> dict[str, Any]:
+        chosen, mask = self._chosen(question.map), torch.from_numpy(decode_runs(question.mask))
+        scores = []
+        for layer in range(self._card.num_layers):
+            scores.append(_either_sign(_raw_auc(_part(self._map(chosen, layer), question.part), mask)))
+            self._progress(layer + 1, self._card.num_layers, f"layer {layer + 1} of {self._card.id}")
+        return {"map": chosen, "auc": scores}
+
+    def _chosen(self, name: str) -> str:
+        if name == "default":
+            return self._card.default_map
+        find_map(name)
+        if name not in self._card.maps:
+            raise InputError(f"{self._card.id} has no map {name!r}; it has {', '.join(self._card.maps)}")
+        return name
+
+    def _map(self, name: str, layer: int) -> Tensor:
+        """All parts of a map, (K, h, w)."""
+        kind, features = find_map(name), self._features(layer)
+        if isinstance(kind, FeatureMap):
+            found = kind.read(features)
+        else:
+            mixing = self._mixing(layer)
+            found = kind.read(summary_rows(mixing, self._sight.subject.backbone.layout, features.grid), mixing)
+        return self._finite((found[0] if found.ndim == 4 else found).float().cpu(), f"the {name} map")
+
+    def _features(self, layer: int) -> Features:
+        return self._traces.features(self._sight, self._progress)[layer]
+
+    def _mixing(self, layer: int) -> Mixing:
+        if not self._card.has_matrix:
+            raise InputError(f"{self._card.id} mixes tokens in a way that has no matrix to show")
+        return self._traces.mixings(self._sight, self._progress)[layer]
+
+    def _matrix(self, head: int | None) -> Tensor:
+        matrix = self._traces.matrix(self._sight, layer=self._layer, head=head, progress=self._progress)
+        return self._finite(matrix, "the matrix")
+
+    def _finite(self, values: Tensor, what: str) -> Tensor:
+        if not values.isfinite().all():
+            raise InputError(f"{what} of {self._card.id} holds NaN or infinity: its weights are broken; check its run")
+        return values
+
+    def _patch_tokens(self, grid: tuple[int, int]) -> list[int]:
+        return self._sight.subject.backbone.layout.patch_columns(grid[0] * grid[1])
+
+
+def head_name(mixing: Mixing, head: int | None) -> str:
+    if head is None:
+        return f"mean of {mixing.num_heads} heads"
+    name = f"head {head + 1} of {mixing.num_heads}"
+    if isinstance(mixing, SSDMixing) and mixing.num_reverse:
+        return f"{name}, from the {'right' if head >= mixing.num_heads - mixing.num_reverse else 'left'}"
+    return name
+
+
+def _log_shades(values: Tensor, low: float, high: float) -> Tensor:
+    """Values as bytes, on a logarithmic scale from low to high."""
+    if high <= low:
+        return torch.full_like(values, 255 if high > 0 else 0, dtype=torch.uint8)
+    shares = (values.clamp(min=low) / low).log() / math.log(high / low)
+    return (255 * shares).round().to(torch.uint8)
+
+
+def _number(mixing: Mixing, head: int | None) -> int | None:
+    """The head asked for, the last one where there are fewer."""
+    return None if head is None else min(head, mixing.num_heads - 1)
+
+
+def _part(stack: Tensor, part: int | None) -> Tensor:
+    """One map (h, w) of a stack (K, h, w): the mean, or a part, the last one where there are fewer."""
+    return stack.mean(0) if part is None else stack[min(part, len(stack) - 1)]
+
+
+def _raw_auc(one: Tensor, mask: Tensor) -> float | None:
+    raw = float(binary_auc(one[None], mask[None], ignore=IGNORE, normalize=False)[0])
+    return None if np.isnan(raw) else raw
+
+
+def _either_sign(raw: float | None) -> float | None:
+    """Binary-AUC, max(AUC, 1 - AUC)."""
+    return None if raw is None else max(raw, 1 - raw)

@@ -1,0 +1,126 @@
+"""What a backbone did with one picture, kept while there is room: every question after the first only reads it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mixlab.analysis.subjects import Subject
+from mixlab.app.byte_cache import ByteCache
+from mixlab.app.cards import Fit, Picture
+from mixlab.app.jobs import Progress
+from mixlab.app.pictures import square_picture
+from mixlab.backbones.tokens import Features
+from mixlab.errors import InputError
+from mixlab.mixers import ConvMixing, Mixing
+
+MAX_TOKENS = 4096  # a matrix of so many is 64 MB
+_VALUES_AT_ONCE = 1 << 22  # of a matrix with its heads: bounds the working memory
+
+
+@dataclass(frozen=True, eq=False)
+class Sight:
+    """A picture as one model sees it."""
+
+    subject: Subject
+    picture: Picture
+    fit: Fit
+    size: int  # pixels a side
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.subject.label, self.picture.id, self.fit
+
+    def images(self) -> Tensor:
+        pixels = torch.from_numpy(square_picture(self.picture.pixels, self.size, self.fit)).permute(2, 0, 1)
+        return self.subject.backbone.preprocess(pixels[None])
+
+
+class Traces:
+    """Features and mixings of all layers, and matrices of heads, by model and picture: up to `max_bytes` of them."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._cache: ByteCache[Any] = ByteCache(max_bytes, size=num_bytes)
+
+    def features(self, sight: Sight, progress: Progress) -> list[Features]:
+        """Features after every layer."""
+
+        def compute() -> list[Features]:
+            backbone, found = sight.subject.backbone, []
+            for layer, features in backbone.features(sight.images(), layers=None):
+                found.append(_on_host(features))
+                progress(layer + 1, backbone.num_layers, f"features of {sight.subject.label}")
+            return found
+
+        return self._cache.get_or_make(("features", *sight.key), compute)
+
+    def mixings(self, sight: Sight, progress: Progress) -> list[Mixing]:
+        """The mixing of every layer."""
+
+        def compute() -> list[Mixing]:
+            backbone, found = sight.subject.backbone, []
+            for layer, mixing in backbone.mixings(sight.images()):
+                found.append(mixing)
+                progress(layer + 1, backbone.num_layers, f"mixings of {sight.subject.label}")
+            return found
+
+        return self._cache.get_or_make(("mixings", *sight.key), compute)
+
+    def matrix(self, sight: Sight, *, layer: int, head: int | None, progress: Progress) -> Tensor:
+        """The matrix (L, L) of one head, signed; or, without a head, the mean of |matrix| over heads."""
+        mixing = self.mixings(sight, progress)[layer]
+        length = mixing.values.shape[2]
+        if length > MAX_TOKENS:
+            raise InputError(
+                f"layer {layer + 1} of {sight.subject.label} mixes {length} tokens; matrices are shown up to "
+                f"{MAX_TOKENS}: choose a later layer"
+            )
+
+        def compute() -> Tensor:
+            if head is not None:
+                return mixing.matrix(slice(head, head + 1))[0, 0].float().cpu().clone()
+            return _mean_matrix(mixing, progress).cpu()
+
+        return self._cache.get_or_make(("matrix", *sight.key, layer, head), compute)
+
+
+def _mean_matrix(mixing: Mixing, progress: Progress) -> Tensor:
+    """The mean of |matrix| over heads, (L, L)."""
+    if isinstance(mixing, ConvMixing):  # one kernel stands for hundreds of channels: they differ in their taps alone
+        mean = ConvMixing(mixing.values[:, :1], mixing.kernel.abs().mean(0, keepdim=True), mixing.grid)
+        return mean.matrix()[0, 0].float().clone()
+    length, count = mixing.values.shape[2], mixing.num_heads
+    total = torch.zeros(length, length, device=mixing.values.device)
+    at_once = max(1, _VALUES_AT_ONCE // length**2)
+    for first in range(0, count, at_once):
+        heads = slice(first, min(first + at_once, count))
+        total += mixing.matrix(heads)[0].float().abs().sum(0)
+        progress(heads.stop, count, f"the mean of {count} matrices")
+    return total / count
+
+
+def _on_host(features: Features) -> Features:
+    return Features(
+        summary=features.summary.float().cpu(),
+        registers=features.registers.float().cpu(),
+        patches=features.patches.float().cpu(),
+        grid=features.grid,
+    )
+
+
+def num_bytes(value: Any) -> int:
+    """The memory behind tensors, alone or in lists of features or mixings; shared storage counts once."""
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in _tensors(value)}
+    return sum(storages.values())
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+        return
+    parts = value if isinstance(value, list) else [getattr(value, part.name) for part in fields(value)]
+    for part in parts:
+        if isinstance(part, Tensor | Features | Mixing):
+            yield from _tensors(part)

@@ -1,0 +1,28 @@
+"""The table of training methods by the `kind` that config.json stores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mixlab.evaluation.detection.recipe import DetectionConfig
+from mixlab.evaluation.segmentation.recipe import SegmentConfig
+from mixlab.run.codec import from_json
+from mixlab.training.config import MethodConfig, TrainConfig
+from mixlab.training.dino import DinoConfig
+from mixlab.training.settings import check_model
+from mixlab.training.supervised import SupervisedConfig
+
+METHODS: dict[str, type[MethodConfig]] = {
+    "dino": DinoConfig,
+    "supervised": SupervisedConfig,
+    "segment": SegmentConfig,
+    "detect": DetectionConfig,
+}
+
+
+def train_config(settings: Mapping[str, Any]) -> TrainConfig:
+    """The config of a training run from the settings in its config.json; newer fields take their defaults."""
+    config = from_json(TrainConfig, settings, kinds={MethodConfig: METHODS}, where="settings")
+    check_model(config.model)
+    return config

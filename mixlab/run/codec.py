@@ -1,0 +1,126 @@
+"""Dataclasses as JSON and back, strictly: what a dataclass does not know is an error, not a guess.
+
+Where a field may hold one of several classes, their `kind` is stored beside their fields, and a table by `kind` says
+which class to make: `from_json(TrainConfig, values, kinds={MethodConfig: {"dino": DinoConfig, ...}})`.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import MISSING, fields, is_dataclass
+from difflib import get_close_matches
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from mixlab.errors import InputError
+
+T = TypeVar("T")
+Kinds = Mapping[type[Any], Mapping[str, type[Any]]]  # for each class that stands for several: those by `kind`
+
+
+def to_json(config: Any) -> dict[str, Any]:
+    """All fields, with `kind` first where the class has one; tuples become lists."""
+    values = {field.name: _plain(getattr(config, field.name)) for field in fields(config)}
+    kind = getattr(type(config), "kind", None)
+    return values if kind is None else {"kind": kind, **values}
+
+
+def from_json(cls: type[T], values: object, *, kinds: Kinds | None = None, where: str = "config") -> T:
+    """The dataclass that `to_json` wrote; fields that are left out take their defaults. `where` is for errors."""
+    if not isinstance(values, Mapping):
+        raise InputError(f"{where} must be an object with fields, got {values!r}")
+    values, made, kinds = dict(values), cls, kinds or {}
+    if cls in kinds:
+        kind = values.pop("kind", None)
+        if kind not in kinds[cls]:
+            raise InputError(f"{where}.kind is {kind!r}; choose one of {', '.join(kinds[cls])}")
+        made = kinds[cls][kind]
+    hints, known = get_type_hints(made), {field.name: field for field in fields(made)}  # type: ignore[arg-type]
+    for name in values:
+        if name not in known:
+            near = get_close_matches(str(name), known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"fields are {', '.join(known)}"
+            raise InputError(f"{where} has no field {name!r}; {hint}")
+    required = [name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING]
+    if missing := [name for name in required if name not in values]:
+        raise InputError(f"{where} lacks {', '.join(missing)}; give a value for each")
+    return made(**{name: check(hints[name], value, f"{where}.{name}", kinds) for name, value in values.items()})
+
+
+def check(hint: Any, value: object, where: str, kinds: Kinds | None = None) -> Any:
+    """A JSON value as a field of that type holds it: lists become tuples, and whole numbers floats where it has those.
+
+    Otherwise types must be equal (True is not an int); if not, `InputError` names the value, the rule and `where`.
+    """
+    for option in _options(hint):
+        if is_dataclass(option) and value is not None:
+            return from_json(option, value, kinds=kinds, where=where)  # type: ignore[arg-type]
+    try:
+        return _fit(hint, value)
+    except _Misfit:
+        raise InputError(f"{where} is {value!r}; expected {_rule(hint)}") from None
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    """Dotted names of what two JSON objects set differently, with both values."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for key in sorted({*before, *after}):
+        old, new = before.get(key), after.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found |= differences(old, new, f"{prefix}{key}.")
+        elif old != new:
+            found[f"{prefix}{key}"] = (old, new)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return to_json(value)
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+class _Misfit(Exception):  # noqa: N818  never seen outside
+    pass
+
+
+def _fit(hint: Any, value: Any) -> Any:
+    """`value` in the type of `hint`."""
+    if (options := _options(hint)) != (hint,):
+        for option in options:
+            with suppress(_Misfit):
+                return _fit(option, value)
+        raise _Misfit
+    if get_origin(hint) is tuple:
+        return _fit_tuple(get_args(hint), value)
+    if hint is float and type(value) is int:
+        return float(value)
+    fits = value in get_args(hint) if get_origin(hint) is Literal else type(value) is (get_origin(hint) or hint)
+    if not fits and hint is not Any:
+        raise _Misfit
+    return value
+
+
+def _fit_tuple(hints: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise _Misfit
+    each = hints[:1] * len(value) if hints[1:] == (...,) else hints
+    if len(each) != len(value):
+        raise _Misfit
+    return tuple(_fit(hint, item) for hint, item in zip(each, value, strict=True))
+
+
+def _rule(hint: Any) -> str:
+    """What a value must be, in words."""
+    if (options := _options(hint)) != (hint,):
+        return " or ".join(map(_rule, options))
+    if get_origin(hint) is Literal:
+        return f"one of {', '.join(map(str, get_args(hint)))}"
+    if get_origin(hint) is tuple:
+        inner = get_args(hint)
+        return f"a list of {_rule(inner[0])}" if inner[1:] == (...,) else f"{len(inner)} values"
+    return "None" if hint is type(None) else str((get_origin(hint) or hint).__name__)
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)

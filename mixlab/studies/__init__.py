@@ -1,0 +1,1 @@
+"""Lists of commands with what each needs, run and resumed together: the demo and the studies."""

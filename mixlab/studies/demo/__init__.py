@@ -1,0 +1,1 @@
+"""Both papers in miniature on drawn images."""

@@ -1,0 +1,285 @@
+"""The parts of `mixlab study miniature`: each a question of the two papers, as steps."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+from mixlab.miniature_recipes import DEPTHS
+from mixlab.studies.miniature.plan import Setting, Training, Variant, judge, score, sets, train
+from mixlab.studies.steps import Step
+
+TUNING_SEED = 100  # none of those that are compared
+SEGMENTED = ("dinovim", "gatedconv", "vit", "linearvit")
+RANKED = ("vit", "linearvit", "dinovim", "mambareg")
+POOLED = ("model.place=none",)  # a class token in front would see nothing of a causal sequence
+DRAWN = "shapes:size=112"
+REGISTERS = {"4": ("model.num_registers=4",), "front": ("model.place=front",)}
+TRAININGS: tuple[Training, ...] = ("dino", "supervised")
+
+
+@dataclass(frozen=True)
+class Part:
+    """`minutes` on one H200 under MPS, ten thousand images of 112 px, 700 masks, three seeds and ten processes."""
+
+    question: str
+    steps: Callable[[Setting], Iterable[Step]]
+    minutes: float
+    needs: tuple[str, ...] = ()
+    labels: bool = False  # nothing is left of it without labels
+
+
+def tune(setting: Setting) -> Iterator[Step]:
+    """Every family, both trainings, the same few learning rates, a short schedule, judged within the training part."""
+    effort = setting.effort
+    place = setting.run / "tuning"
+    folds = place / "folds"
+    split = Step(
+        "tuning folds",
+        "tuning: every fifth training image set aside",
+        "learning rates are chosen without a look at the held-out images",
+        ("split", setting.data, str(folds)),
+        folds / "split.json",
+    )
+    yield split
+    needs, trials = [], []
+    for training, family, rate in product(TRAININGS, setting.families, effort.tuned_rates):
+        variant = Variant(family, training)
+        run = place / f"{training}-{family.label}-{rate:g}"
+        steps = effort.tuning_steps[training]
+        short = (f"steps={steps}", f"optim.warmup_steps={steps // 5}")
+        made = train(
+            setting,
+            variant,
+            TUNING_SEED,
+            place=run,
+            data=str(folds),
+            rate=rate,
+            settings=short,
+            needs=(split.name,),
+        )
+        yield made
+        trials.append(f"{training}/{family.label}/{rate:g}")
+        needs.append(made.name)
+        if training == "dino":
+            asked = Step(
+                f"knn {run.name}",
+                f"{run.name}: nearest neighbours",
+                "which learning rate gives the best features?",
+                ("knn", str(run), "--data", str(folds), "--seed", str(TUNING_SEED)),
+                run / "results" / f"knn_{run.name}.json",
+                here=setting.here,
+                needs=(made.name,),
+            )
+            yield asked
+            needs.append(asked.name)
+    yield Step(
+        "tuning",
+        "tuning: the choice",
+        "the best learning rate of each family, and every trial beside it",
+        ("choose", str(setting.run), *trials),
+        setting.run / "results" / "tuning.json",
+        needs=tuple(needs),
+    )
+
+
+def dino(setting: Setting) -> Iterator[Step]:
+    """DINO on every family and seed, with its untrained twin; accuracy, then maps."""
+    yield from _trained_and_judged(setting, [Variant(family) for family in setting.families], setting.seeds, twin=True)
+    runs = _runs(setting, "dino")
+    if setting.labelled:
+        yield from (_shifts(setting, run) for run in runs)
+    yield score(setting, runs, ("model",), needs=_judged(setting, runs))
+    for family, seed in product(setting.families, setting.seeds):
+        run = Variant(family).run(setting, seed)
+        wanted = {"register": "registers" in family.strategies, "head": "cls" in family.strategies, "layer": True}
+        studies = tuple(study for study, there in wanted.items() if there)
+        for asked in (studies, ("map",)):
+            yield score(setting, [run], asked, into=run, needs=_judged(setting, [run]))
+    first = [Variant(family).run(setting, setting.seeds[0]) for family in setting.families]
+    yield Step(
+        "maps",
+        "maps and principal components",
+        "the same drawn scenes through one network of each family; photographs would not be ours to show",
+        ("maps", *map(str, first), "--data", DRAWN, "--num-images", "5", "--image", "112", "--run", str(setting.run)),
+        setting.run / "results" / "maps.json",
+        here=("--device", setting.device),
+        needs=tuple(f"train {run.name}" for run in first),
+    )
+
+
+def _shifts(setting: Setting, run: Path) -> Step:
+    return Step(
+        f"shifts {run.name}",
+        f"{run.name}: changed images",
+        "does the probe still know images without colour, blurred, noisy, pale, as edges?",
+        ("robust", f"{run}={run.name}", "--shifts", setting.data),
+        run / "results" / f"shifts_{run.name}.json",
+        here=(*setting.here, "--batch", "256"),
+        needs=(f"probe {run.name}",),
+    )
+
+
+def supervised(setting: Setting) -> Iterator[Step]:
+    """The same with labels: does DINO's map score higher?"""
+    variants = [Variant(family, "supervised") for family in setting.families]
+    yield from _trained_and_judged(setting, variants, setting.seeds, twin=False)
+    own = _runs(setting, "supervised")
+    yield score(setting, [*_runs(setting, "dino"), *own], ("training",), needs=_judged(setting, own))
+
+
+def sizes(setting: Setting) -> Iterator[Step]:
+    """Half the width, a quarter of the parameters: do scores fall?"""
+    width = (f"model.dim={setting.effort.narrow_dim}",)
+    variants = [Variant(family, name="narrow", settings=width) for family in setting.families]
+    yield from _trained_and_judged(setting, variants, setting.seeds, twin=True)
+    narrow = [variant.run(setting, seed) for variant, seed in product(variants, setting.seeds)]
+    yield score(setting, [*_runs(setting, "dino"), *narrow], ("size",), needs=_judged(setting, narrow))
+
+
+def mambaout(setting: Setting) -> Iterator[Step]:
+    """Is seeing only earlier tokens a loss to a ViT? Does a scan help on long sequences?"""
+    if setting.labelled:
+        for family in setting.having("vit"):
+            shapes = {"pooled": POOLED, "causal": (*POOLED, "model.causal=true")}
+            variants = [Variant(family, "supervised", name, settings) for name, settings in shapes.items()]
+            for variant, seed in product(variants, setting.seeds):
+                yield train(setting, variant, seed)
+                yield from judge(setting, variant, seed, twin=False, probe=False)
+    labels = setting.run / "labels"
+    made = Step(
+        "labels",
+        "segmentation: label maps",
+        "masks as classes: ground and figure; every fourth image held out",
+        ("labels", setting.masks, str(labels)),
+        labels / "classes.txt",
+    )
+    yield made
+    for family, seed in product(setting.having(*SEGMENTED), setting.seeds):
+        place = setting.run / f"{family.label}-segment-s{seed}"
+        yield Step(
+            f"segment {place.name}",
+            f"{place.name}: UperNet",
+            "fine-tuned on twelve times as many tokens: figure from ground",
+            (
+                "segment", str(Variant(family).run(setting, seed)), "--recipe", family.recipe("segment"),
+                "--data", str(labels), "--run", str(place), *sets(*setting.effort.segment, f"seed={seed}"),
+            ),
+            place / "results" / "segmentation.json",
+            here=setting.trains_here,
+            needs=(made.name,),
+            trains=place,
+        )  # fmt: skip
+
+
+def registers(setting: Setting) -> Iterator[Step]:
+    """Fewer registers, and all of them in front: what do their number and place change?"""
+    for family in setting.having("mambareg"):
+        variants = [Variant(family, name=name, settings=settings) for name, settings in REGISTERS.items()]
+        yield from _trained_and_judged(setting, variants, setting.variant_seeds, twin=False)
+        other = [variant.run(setting, seed) for variant, seed in product(variants, setting.variant_seeds)]
+        own, into = Variant(family).run(setting, setting.seeds[0]), setting.run / "registers"
+        yield score(setting, [own, *other], ("register",), into=into, needs=_judged(setting, other))
+        without = [Variant(plain).run(setting, setting.seeds[0]) for plain in setting.having("dinovim")]
+        if without:
+            yield score(setting, [own, *other, *without], ("registers",), into=into, needs=_judged(setting, other))
+
+
+def cost(setting: Setting) -> Iterator[Step]:
+    """Images per second and memory against tokens, with nothing else running."""
+    effort = setting.effort
+    yield Step(
+        "cost",
+        "speed and memory against tokens",
+        "forward alone, and forward with backward, at rising image sizes; alone on the machine",
+        (
+            "scaling", str(setting.run), ",".join(map(str, effort.scaling)), str(effort.scaling_tokens),
+            *(f"{family.label}={family.recipe('dino')}" for family in setting.families),
+        ),
+        setting.run / "results" / "scaling.json",
+        here=(setting.device,),
+        alone=True,
+    )  # fmt: skip
+
+
+def ranks(setting: Setting) -> Iterator[Step]:
+    """Off-diagonal ranks of trained models on real images, in blocks larger than the state."""
+    effort = setting.effort
+    for family, seed in product(setting.having(*RANKED), setting.seeds):
+        run = Variant(family).run(setting, seed)
+        depth = effort.depth or DEPTHS[family.name]
+        layers = sorted({max(1, round(depth * quarter / 4)) - 1 for quarter in (1, 2, 3, 4)})
+        size = ("--image", str(effort.rank_image), "--chunk", str(effort.rank_chunk), "--num-images", "1")
+        yield Step(
+            f"rank {run.name}",
+            f"{run.name}: ranks",
+            "how much can a far block of the matrix carry?",
+            ("rank", str(run), "--data", setting.masks, *size, "--layers", *map(str, layers)),
+            run / "results" / f"rank_{run.name}.json",
+            here=("--device", setting.device),
+        )
+
+
+def ledger(setting: Setting) -> Iterator[Step]:
+    """Every claim against every run that is there, but for other numbers and places of registers: those answer a
+    question of their own and would count as more Mambas.
+    """
+    runs = [place for place in finished_runs(setting.run) if not set(place.parts) & _other_registers(setting)]
+    yield Step(
+        "claims",
+        "the ledger",
+        "each claim of the two papers against mathematics and against these runs",
+        ("claims", *map(str, runs), "--run", str(setting.run)),
+        setting.run / "results" / "claims.json",
+    )
+
+
+PARTS: dict[str, Part] = {
+    "tune": Part("which learning rate suits each family?", tune, 3, labels=True),
+    "dino": Part("what do five mixers learn without labels?", dino, 9),
+    "supervised": Part("and with labels?", supervised, 3, needs=("dino",), labels=True),
+    "sizes": Part("do larger models score higher?", sizes, 6.5, needs=("dino",)),
+    "mambaout": Part("is a scan needed? does causal mixing cost?", mambaout, 3, needs=("dino",)),
+    "registers": Part("how many registers, and where?", registers, 2.5, needs=("dino",)),
+    "cost": Part("what does each cost, against tokens?", cost, 1),
+    "ranks": Part("what rank have trained matrices?", ranks, 2, needs=("dino",)),
+    "ledger": Part("what became of the papers' claims?", ledger, 1),
+}
+
+
+def finished_runs(folder: Path) -> list[Path]:
+    """The study itself, its runs and their twins: all that have results."""
+    places = [
+        folder,
+        folder / "registers",
+        *sorted(folder.glob("*-s[0-9]*")),
+        *sorted(folder.glob("*-s[0-9]*/untrained")),
+    ]
+    return [place for place in places if any((place / "results").glob("*.json"))]
+
+
+def _other_registers(setting: Setting) -> set[str]:
+    variants = [Variant(family, name=name) for family in setting.having("mambareg") for name in REGISTERS]
+    return {
+        "registers",
+        *(variant.run(setting, seed).name for variant, seed in product(variants, setting.variant_seeds)),
+    }
+
+
+def _trained_and_judged(
+    setting: Setting, variants: Iterable[Variant], seeds: tuple[int, ...], *, twin: bool
+) -> Iterator[Step]:
+    pairs = list(product(variants, seeds))
+    yield from (train(setting, variant, seed) for variant, seed in pairs)
+    for variant, seed in pairs:
+        yield from judge(setting, variant, seed, twin=twin)
+
+
+def _runs(setting: Setting, training: Training) -> list[Path]:
+    return [Variant(family, training).run(setting, seed) for family, seed in product(setting.families, setting.seeds)]
+
+
+def _judged(setting: Setting, runs: list[Path]) -> tuple[str, ...]:
+    """Steps after which a run's maps can be held against its probes."""
+    kinds = ("train", "probe") if setting.labelled else ("train",)
+    return tuple(f"{kind} {run.name}" for kind in kinds for run in runs)

@@ -1,0 +1,166 @@
+"""A study without its weights and photographs: the JSON from which its report is made again, small enough for git."""
+
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mixlab.console import console
+from mixlab.errors import InputError
+from mixlab.report.make import make_report
+from mixlab.run import RunDirectory
+from mixlab.run.directory import read_json
+from mixlab.studies.miniature.parts import finished_runs
+
+MOST_ROWS = 60  # of a training curve
+WRITTEN = ("config.json", "metrics.jsonl", "report.html", "README.md")  # in a published study, beside results/
+FILES_NAMED = ("skipped", "unreadable", "unmatched", "images")  # lists of file names, kept as numbers
+OTHER_PLACES = re.compile(r"(?:^|(?<=[\s'\"=]))/(?:[^\s/'\"]+/)+")  # folders above a file of any other absolute path
+Arrays = dict[str, NDArray[Any]]
+
+
+def publish_study(run: Path, out: Path) -> Path:
+    """Copy config.json, thinned metrics.jsonl and results/*.json of a study and its runs to OUT, with a report
+    and its tables as README.md.
+    """
+    directory = RunDirectory.open(run)
+    config = directory.read_config()
+    if "study" not in config:
+        raise InputError(f"{run} is no study: its config.json names none; give the --run of `mixlab study`")
+    places = finished_runs(run)
+    if run not in places:
+        raise InputError(f"{run} has no results of its own yet; let a part of the study end first")
+    _check_place(run.resolve(), out)
+    names = _short_names(run, config)
+    with _built_aside(out.resolve()) as made:
+        for place in places:
+            _copy(RunDirectory(place), RunDirectory.create(made / place.relative_to(run)), names)
+        for page in ("report.html", "README.md"):
+            make_report([made], made / page, measure=False)
+    size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
+    console.print(f"published in {out}: {size / 1e6:.1f} MB", highlight=False)
+    return out / "report.html"
+
+
+def _check_place(run: Path, out: Path) -> None:
+    """What is there may be replaced only if it is a published study and nothing else."""
+    place = out.resolve()
+    if place.is_relative_to(run) or run.is_relative_to(place):
+        raise InputError(f"--publish {out} is the study itself, lies in it or holds it; give another folder")
+    if place.exists() and not place.is_dir():
+        raise NotADirectoryError(f"--publish {out} is a file; give a new folder, or one that was published before")
+    if place.is_dir() and (other := next(_not_published(place), None)) is not None:
+        named = other.relative_to(place)
+        raise InputError(
+            f"--publish {out} holds something else ({named}); give a new folder, or one that was published before"
+        )
+
+
+def _not_published(place: Path) -> Iterator[Path]:
+    """What `publish_study` did not write: everything where config.json names no study."""
+    try:
+        is_study = "study" in read_json(place / "config.json")
+    except (OSError, ValueError):
+        is_study = False
+    if not is_study:
+        yield from place.iterdir()
+        return
+    for file in place.rglob("*"):
+        is_result = file.parent.name == "results" and file.suffix in (".json", ".npz")
+        if file.is_symlink() or not (file.is_dir() or file.name in WRITTEN or is_result):
+            yield file
+
+
+@contextmanager
+def _built_aside(out: Path) -> Iterator[Path]:
+    """A folder of OUT's name to build in; at the end it takes OUT's place. A failure leaves OUT as it was."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
+    made, before = aside / out.name, aside / f"{out.name}.before"
+    try:
+        yield made
+        if out.exists():
+            out.rename(before)
+        made.rename(out)
+    except BaseException:
+        if before.exists():
+            before.rename(out)  # where even this fails, it stays aside
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _short_names(run: Path, config: dict[str, Any]) -> list[tuple[str, str]]:
+    """Places on this machine and what they are called elsewhere, the longest first."""
+    found: dict[str, str] = {}
+    for text, name in ((config["data"], None), (config["masks"], None), (str(run), config["study"])):
+        for place in (text, str(Path(text).resolve())):
+            found[place] = name or Path(text).name
+    found[str(Path.home())] = "~"
+    return sorted(((place, name) for place, name in found.items() if len(place) > 1), key=lambda pair: -len(pair[0]))
+
+
+def _copy(source: RunDirectory, target: RunDirectory, names: list[tuple[str, str]]) -> None:
+    if (source.path / "config.json").is_file():
+        target.write_config(_cleaned(source.read_config(), names))
+    rows = list(source.read_metrics())
+    for row in rows[:: max(1, len(rows) // MOST_ROWS)]:
+        target.append_metrics(_cleaned(row, names))
+    for name, result in source.results().items():
+        cleaned = _cleaned(result, names)
+        arrays: Arrays = {}
+        if result.get("kind") == "maps":
+            if str(result["data"]).startswith("shapes"):  # drawn by us; photographs are not ours to show
+                target.write_result(name, cleaned | {"images": result["images"]}, source.arrays(name), one_line=True)
+            continue
+        if (source.path / "results" / f"{name}.npz").is_file():
+            arrays, more = _published_arrays(result, source.arrays(name))
+            cleaned |= more
+        target.write_result(name, cleaned, arrays, one_line=True)
+
+
+def _published_arrays(result: dict[str, Any], stored: Arrays) -> tuple[Arrays, dict[str, Any]]:
+    """What the report's figures need, small; and scores of single images, so that intervals can be computed again."""
+    if result.get("kind") == "auc" and result.get("study") == "model":
+        scores = {label: [_digits(value, 4) for value in raw[:, -1].mean(-1).tolist()] for label, raw in stored.items()}
+        return {}, {"raw_auc_by_image": scores}
+    if result.get("kind") == "rank":
+        kept: Arrays = {}
+        for name in ("off_diagonal_spectrum", "grid_profile"):
+            rows = stored[name].reshape(-1, stored[name].shape[-1])
+            live = rows[rows.max(-1) > 0] if name == "off_diagonal_spectrum" else rows
+            if len(live):
+                kept[name] = live.mean(0, keepdims=True)
+        return kept, {}
+    return {}, {}
+
+
+def _cleaned(value: Any, names: list[tuple[str, str]]) -> Any:
+    """Without places on this machine, its kernel, names of photographs, and digits that mean nothing."""
+    if isinstance(value, dict):
+        return {
+            key: len(part) if key in FILES_NAMED and isinstance(part, list | dict) else _cleaned(part, names)
+            for key, part in value.items()
+            if key != "system" or "processor" not in value  # of a machine; elsewhere a system is a program
+        }
+    if isinstance(value, list):
+        return [_cleaned(part, names) for part in value]
+    if isinstance(value, str):
+        for place, name in names:
+            value = value.replace(place, name)
+        return OTHER_PLACES.sub("", value)
+    return _six_digits(value) if isinstance(value, float) else value
+
+
+def _six_digits(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def _digits(value: float, digits: int) -> float | None:
+    return None if np.isnan(value) else round(value, digits)

@@ -1,0 +1,205 @@
+"""Runs the parts of the miniature study in order, and writes down what each took."""
+
+import contextlib
+import shlex
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from mixlab.console import console
+from mixlab.data.images import parse_source
+from mixlab.data.mask_formats import parse_masks
+from mixlab.errors import InputError
+from mixlab.report.make import make_report
+from mixlab.run import RunDirectory, provenance
+from mixlab.run.directory import read_json, write_json
+from mixlab.studies.miniature.copies import prepare
+from mixlab.studies.miniature.parts import PARTS, Part
+from mixlab.studies.miniature.plan import FAMILIES, QUICK, Effort, Family, Setting
+from mixlab.studies.miniature.sharing import shared_gpu
+from mixlab.studies.steps import Step, is_done, mark_of, run_steps, wait_for_workers, worker_pool
+from mixlab.training.machine import choose_device, num_cores
+from mixlab.training.run_lock import RunLock
+
+COMMAND = "study miniature"
+NOTE_S = 2.0
+MOST_AT_ONCE = 10
+NEEDLESS = ("checkpoints", "features", "probe", "tensorboard")  # of runs that are judged
+
+
+def run_miniature(
+    *,
+    data: Path,
+    masks: str,
+    run: Path,
+    parts: tuple[str, ...],
+    seeds: tuple[int, ...],
+    effort: Effort,
+    at_once: int | None,
+    device: str | None,
+    families: tuple[Family, ...] = FAMILIES,
+) -> dict[str, Any]:
+    """All steps of the parts that are not done yet, each part with its minutes; the report after the ledger."""
+    where = choose_device(device)
+    on_gpu = where.type == "cuda"
+    most = min(MOST_AT_ONCE, num_cores() * 2 // 3) if on_gpu else min(num_cores(), len(families))
+    at_once = at_once or max(1, most)
+    sizes = check_sources(data, masks)
+    directory = RunDirectory.create(run)
+    took: dict[str, float] = {}
+    page: Path | None = None
+    with RunLock(directory.path):
+        _agree(directory, {"study": "miniature", "data": str(data), "masks": masks, "quick": effort == QUICK})
+        wait_for_workers([*run.glob("*-s[0-9]*"), *run.glob("tuning/*-*")])
+        setting = Setting(
+            run=run,
+            data=prepare(data, run / "data", workers=num_cores()),
+            masks=masks,
+            labelled=bool(sizes["num_classes"]),
+            seeds=seeds,
+            device=str(where),
+            workers=max(0, num_cores() // at_once - 1) if on_gpu else 0,
+            effort=effort,
+            families=families,
+            rates=_tuned(directory),
+        )
+        sizes |= {"num_images": len(parse_source(setting.data, split="train"))}
+        if sizes["num_images"] < effort.least_images:
+            raise InputError(
+                f"{data} has {sizes['num_images']} images for training; the study needs {effort.least_images} or more"
+            )
+        sharing = shared_gpu() if on_gpu and at_once > 1 else contextlib.nullcontext()
+        with sharing, worker_pool(at_once) as pool:
+            for name in (name for name in PARTS if name in parts):
+                if PARTS[name].labels and not setting.labelled:
+                    console.print(f"{name} is left out: it needs labels, and {data} has none", style="yellow")
+                    continue
+                took[name] = _run_part(name, setting, pool, at_once)
+                if name == "tune":
+                    setting = replace(setting, rates=_tuned(directory))
+                _write_summary(directory, setting, sizes)
+        if "ledger" in parts:
+            page = make_report([run], run / "report.html", measure=False)
+            console.print(f"the report: open {page}", highlight=False, soft_wrap=True)
+    return {"parts": took, "report": None if page is None else str(page)}
+
+
+def check_sources(data: Path, masks: str) -> dict[str, int]:
+    """Numbers of images and classes, before anything is trained."""
+    if not data.is_dir():
+        raise FileNotFoundError(f"--data {data} is not an existing folder; give a folder of images")
+    source = parse_source(str(data), split="train")
+    num_masks = len(parse_masks(masks))
+    classes = source.classes if len(source.classes) > 1 else ()
+    if not classes:
+        console.print(f"{data} has no class folders: kNN, probes and training with labels are left out", style="yellow")
+    return {"num_images": len(source), "num_classes": len(classes), "num_masks": num_masks}
+
+
+def _run_part(name: str, setting: Setting, pool: ProcessPoolExecutor, at_once: int) -> float:
+    """The minutes that it took."""
+    part = PARTS[name]
+    _check_needs(name, part, setting)
+    if name == "ledger":
+        (setting.run / "results" / "claims.json").unlink(missing_ok=True)  # new results, a new ledger
+    steps = list(part.steps(setting))
+    console.rule(f"{name}: {part.question}")
+    console.print(f"{len(steps)} steps, about {part.minutes:g} minutes on one H200", highlight=False)
+    start = time.monotonic()
+    with _minutes_noted(setting.run, name):
+        run_steps(steps, setting.run, pool, workers=at_once, command=COMMAND)
+    minutes = (time.monotonic() - start) / 60
+    for place in {step.trains for step in steps if step.trains is not None}:
+        for folder in NEEDLESS:
+            for here in (place, place / "untrained"):
+                shutil.rmtree(here / folder, ignore_errors=True)
+    console.print(Text.assemble((f"{name}: {minutes:.1f} minutes", "bold"), f", {len(steps)} steps"))
+    return minutes
+
+
+def _check_needs(name: str, part: Part, setting: Setting) -> None:
+    for need in part.needs:
+        missing = [step for step in PARTS[need].steps(setting) if step.trains and not is_done(step, setting.run)]
+        if missing:
+            named = ", ".join(step.title for step in missing[:3])
+            raise InputError(
+                f"part {name} needs part {need}, of which {len(missing)} trainings are not done ({named}, ...); "
+                f"run it first: --part {need}, with the same --seeds"
+            )
+
+
+def _agree(directory: RunDirectory, settings: dict[str, Any]) -> None:
+    """A study goes on as it began, or says why not."""
+    if (directory.path / "config.json").is_file():
+        stored = directory.read_config()
+        changed = [key for key, value in settings.items() if stored.get(key) != value]
+        if changed:
+            was = ", ".join(f"{key} was {stored.get(key)!r}, is {settings[key]!r}" for key in changed)
+            raise InputError(f"{directory.path} holds another study ({was}); give another --run, or the same settings")
+        return
+    directory.write_config({**settings, **provenance()})
+
+
+def _tuned(directory: RunDirectory) -> dict[str, dict[str, float]]:
+    place = directory.path / "results" / "tuning.json"
+    chosen: dict[str, dict[str, float]] = read_json(place)["chosen"] if place.is_file() else {}
+    return chosen
+
+
+@contextlib.contextmanager
+def _minutes_noted(run: Path, name: str) -> Iterator[None]:
+    """Adds up the minutes of a part as they pass: what a killed study has used is known as well."""
+    place = run / "steps" / "parts.json"
+    place.parent.mkdir(exist_ok=True)
+    known = read_json(place) if place.is_file() else {}
+    start, over = time.monotonic(), threading.Event()
+
+    def note() -> None:
+        minutes = known.get(name, 0.0) + (time.monotonic() - start) / 60
+        write_json(place, known | {name: round(minutes, 2)})
+
+    def watch() -> None:
+        while not over.wait(NOTE_S):
+            note()
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+        note()
+
+
+def _write_summary(directory: RunDirectory, setting: Setting, sizes: dict[str, int]) -> None:
+    """results/study.json: what was done so far, step by step, and how long it took."""
+    minutes = read_json(directory.path / "steps" / "parts.json")
+    parts = {name: list(PARTS[name].steps(setting)) for name in PARTS if name in minutes}
+    result = {
+        "kind": "study",
+        "study": "miniature",
+        "data": {"name": Path(directory.read_config()["data"]).name, **sizes},
+        "masks": Path(setting.masks).name,
+        "seeds": list(setting.seeds),
+        "tuned": bool(setting.rates),
+        "learning_rates": setting.rates,
+        "minutes": minutes,
+        "total_minutes": round(sum(minutes.values()), 2),
+        "steps": {name: [_told(step, setting) for step in steps] for name, steps in parts.items()},
+        "provenance": provenance(device=setting.device),
+    }
+    directory.write_result("study", result)
+
+
+def _told(step: Step, setting: Setting) -> dict[str, Any]:
+    mark = mark_of(step, setting.run)
+    command = shlex.join(("mixlab", *mark.get("arguments", ())))
+    return {"step": step.name, "command": command, "seconds": mark.get("seconds"), "date": mark.get("date")}

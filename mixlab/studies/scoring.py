@@ -1,0 +1,53 @@
+"""How demo and study judge a training run: kNN and linear probes, of it and of its untrained twin."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from mixlab.studies.steps import Step
+
+
+def judge_run(
+    run: Path,
+    label: str,
+    *,
+    data: str,
+    seed: int,
+    heads: tuple[str, ...] | None,
+    here: tuple[str, ...],
+    twin: bool = True,
+) -> Iterator[Step]:
+    """Steps after `train LABEL`; `heads` are the arguments of `mixlab probe`, None for no probe."""
+    cases: list[tuple[str, Path, str, tuple[str, ...]]] = [("", run, f"train {label}", ())]
+    if twin:
+        place = run / "untrained"
+        made = Step(
+            f"twin {label}",
+            f"{label}: an untrained twin",
+            "the same network with fresh weights: what did training add?",
+            ("twin", str(run), str(place), str(seed)),
+            place / "weights.safetensors",
+            needs=(f"train {label}",),
+        )
+        yield made
+        cases.append((" untrained", place, made.name, ("--training", "untrained")))
+    for note, place, needs, said in cases:
+        rest = (f"{place}={label}", "--data", data, "--seed", str(seed), *said)
+        yield Step(
+            f"knn {label}{note}",
+            f"{label}{note}: nearest neighbours",
+            "are held-out images of one class near each other in feature space?",
+            ("knn", *rest),
+            place / "results" / f"knn_{label}.json",
+            here=here,
+            needs=(needs,),
+        )
+        if heads is not None:
+            yield Step(
+                f"probe {label}{note}",
+                f"{label}{note}: linear probes",
+                "can one linear layer read the class off the frozen features?",
+                ("probe", *rest, *heads),
+                place / "results" / "probe.json",
+                here=here,
+                needs=(needs,),
+            )

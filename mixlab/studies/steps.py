@@ -1,0 +1,259 @@
+"""Steps of a long command: command lines with what each needs, run in a few processes, each marked when done."""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import import_module
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from mixlab.console import console
+from mixlab.errors import WorkError
+from mixlab.run import RunDirectory
+from mixlab.run.directory import read_json, write_json
+from mixlab.training.machine import num_cores
+from mixlab.training.run_lock import RunLock
+
+POLL_S = 0.3
+WATCH_S = 0.5
+PATIENCE_S = 30.0  # how long to wait for the workers of a command that was killed: they write a checkpoint first
+OWN_JOBS = {  # what has no command of its own: a function of text arguments
+    "twin": ("mixlab.studies.demo.jobs", "write_twin"),
+    "matrices": ("mixlab.studies.demo.jobs", "write_matrices"),
+    "speed": ("mixlab.studies.demo.jobs", "write_all_costs"),
+    "split": ("mixlab.studies.miniature.folders", "hold_out"),
+    "labels": ("mixlab.studies.miniature.folders", "write_labels"),
+    "choose": ("mixlab.studies.miniature.jobs", "choose_rates"),
+    "scaling": ("mixlab.studies.miniature.jobs", "write_scaling"),
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One stage. `arguments` is a command line of mixlab, or of one of OWN_JOBS."""
+
+    name: str
+    title: str
+    why: str
+    arguments: tuple[str, ...]
+    result: Path  # there once the step is done
+    here: tuple[str, ...] = ()  # more arguments that depend on the machine alone: a step is done whatever they were
+    needs: tuple[str, ...] = ()
+    trains: Path | None = None  # the run whose metrics show how far it is
+    alone: bool = False  # measures time
+
+
+@dataclass
+class _Running:
+    step: Step
+    task: TaskID
+    started: float
+
+
+@contextlib.contextmanager
+def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that run steps. None is left behind: one in the middle of training writes a checkpoint first."""
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_prepare, initargs=(os.getpid(),))
+    try:
+        yield pool
+    except BaseException:
+        processes = list((pool._processes or {}).values())
+        pool.shutdown(wait=False, cancel_futures=True)
+        _end(processes)
+        raise
+    pool.shutdown()
+
+
+def _end(processes: Sequence[BaseProcess]) -> None:
+    """Training takes the first SIGTERM as a wish to save and stop; the next one ends its process."""
+    until = time.monotonic() + PATIENCE_S
+    while any(process.is_alive() for process in processes):
+        late = time.monotonic() > until
+        for process in processes:
+            process.kill() if late else process.terminate()
+        time.sleep(WATCH_S)
+
+
+def run_steps(steps: Sequence[Step], folder: Path, pool: ProcessPoolExecutor, *, workers: int, command: str) -> None:
+    """Run what is not done yet in the pool of so many workers, each step after those it needs.
+
+    `command` is what own jobs name as their origin.
+    """
+    done = {step.name for step in steps if is_done(step, folder)}
+    if len(done) == len(steps):
+        console.print(f"all {len(steps)} steps are done already")
+        return
+    if done:
+        console.print(f"{len(done)} of {len(steps)} steps are done already")
+    left = [step for step in steps if step.name not in done]
+    name, note = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[note]}")
+    columns = (SpinnerColumn(), name, BarColumn(bar_width=24), note, TimeElapsedColumn())
+    running: dict[Future[int], _Running] = {}
+    told: set[str] = set()
+    with Progress(*columns, console=console, transient=True) as progress:
+        while left or running:
+            for step in list(left):
+                if len(running) >= workers or any(part.step.alone for part in running.values()):
+                    break
+                if not set(step.needs) <= done or (step.alone and running):
+                    continue
+                left.remove(step)
+                if step.why not in told:
+                    told.add(step.why)
+                    console.print(Text.assemble((step.title, "bold"), ": ", (step.why, "dim")))
+                threads = num_threads(1 if step.alone else workers)
+                future = pool.submit(run_step, (*step.arguments, *step.here), _log(folder, step), threads, command)
+                task = progress.add_task(step.title, total=_total(step), note="")
+                running[future] = _Running(step, task, time.monotonic())
+            finished, _ = wait(running, timeout=POLL_S, return_when=FIRST_COMPLETED)
+            for future in finished:
+                part = running.pop(future)
+                progress.remove_task(part.task)
+                _finish(part, future.result(), folder)
+                done.add(part.step.name)
+            for part in running.values():
+                _show(progress, part)
+
+
+def is_done(step: Step, folder: Path) -> bool:
+    """Whether its result is there, made by the same command line."""
+    mark = mark_of(step, folder)
+    return step.result.exists() and mark.get("arguments") == _told(step, folder)
+
+
+def mark_of(step: Step, folder: Path) -> dict[str, Any]:
+    """What was noted when the step was done: its command line, seconds and date; nothing before."""
+    place = _mark(folder, step)
+    return read_json(place) if place.is_file() else {}
+
+
+def run_step(arguments: Sequence[str], log: Path, threads: int, command: str) -> int:
+    """One step in a worker, its output in a log file. Returns its exit code."""
+    import torch
+
+    torch.set_num_threads(threads)
+    sys.argv = ["mixlab", *arguments]  # provenance names the command as it could be typed
+    with log.open("a", encoding="utf-8") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+        print(f"$ mixlab {' '.join(arguments)}", flush=True)
+        try:
+            return _own_job(arguments, command) if arguments[0] in OWN_JOBS else _command(arguments)
+        except SystemExit as stopped:
+            return int(stopped.code or 0)
+
+
+def wait_for_workers(runs: Iterable[Path]) -> None:
+    """Until those of a command that was killed have let go of their runs."""
+    until = time.monotonic() + PATIENCE_S
+    for run in runs:
+        while run.is_dir():
+            try:
+                with RunLock(run):
+                    break
+            except RuntimeError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.5)
+
+
+def num_threads(workers: int) -> int:
+    """For each of some workers: the cores shared out, unless OMP_NUM_THREADS says otherwise."""
+    said = os.environ.get("OMP_NUM_THREADS", "")
+    return int(said) if said.isdecimal() and int(said) else max(1, num_cores() // workers)
+
+
+def _command(arguments: Sequence[str]) -> int:
+    from mixlab.cli import main
+
+    return main(arguments)
+
+
+def _own_job(arguments: Sequence[str], command: str) -> int:
+    sys.argv = ["mixlab", *command.split()]
+    module, name = OWN_JOBS[arguments[0]]
+    try:
+        getattr(import_module(module), name)(*arguments[1:])
+    except (ValueError, OSError, RuntimeError) as error:  # as commands have it
+        print(f"error: {error}", flush=True)
+        return 1
+    return 0
+
+
+def _finish(part: _Running, code: int, folder: Path) -> None:
+    step, seconds = part.step, time.monotonic() - part.started
+    if code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+        raise KeyboardInterrupt
+    if code or not step.result.exists():
+        log = _log(folder, step)
+        last = [line for line in log.read_text(encoding="utf-8").splitlines() if line.strip()][-3:]
+        raise WorkError(
+            f"{step.title} failed: {' '.join(last)} (all of it: {log}). Run the same command again to go on"
+        )
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    write_json(_mark(folder, step), {"arguments": _told(step, folder), "seconds": round(seconds, 1), "date": now})
+    console.print(Text.assemble("  ", ("done", "green"), f" {step.title}, {seconds:.1f} s"))
+
+
+def _show(progress: Progress, part: _Running) -> None:
+    if part.step.trains is None:
+        return
+    run = RunDirectory(part.step.trains)
+    last: dict[str, Any] = {}
+    for row in run.read_metrics():
+        last |= row
+    if last:
+        known = {"loss": "loss", "knn_accuracy": "kNN", "accuracy": "accuracy"}
+        text = "  ".join(f"{name} {last[key]:.3g}" for key, name in known.items() if key in last)
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            progress.update(part.task, total=run.read_config()["total_steps"])
+        progress.update(part.task, completed=last["step"], note=text)
+
+
+def _total(step: Step) -> float | None:
+    """Unknown at first: training tells, other steps only spin."""
+    return 1.0 if step.trains else None
+
+
+def _prepare(parent: int) -> None:
+    """In each worker: stop, and save, when the command itself is gone."""
+    os.environ["COLUMNS"] = "140"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the command, which ends its workers by SIGTERM
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(WATCH_S)
+        while True:  # training takes the first as a wish to save and stop; the next ends the process
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(WATCH_S)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _told(step: Step, folder: Path) -> list[str]:
+    """The command line, the same wherever the folder is."""
+    return [text.replace(str(folder), "RUN") for text in step.arguments]
+
+
+def _log(folder: Path, step: Step) -> Path:
+    return _place(folder, "logs", step, ".txt")
+
+
+def _mark(folder: Path, step: Step) -> Path:
+    return _place(folder, "steps", step, ".json")
+
+
+def _place(folder: Path, kind: str, step: Step, suffix: str) -> Path:
+    place = folder / kind
+    place.mkdir(parents=True, exist_ok=True)
+    return place / f"{step.name.replace(' ', '_')}{suffix}"

@@ -1,0 +1,249 @@
+"""A whole study in little: tuned, trained, judged, reported, published; and what happens when it is killed."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mixlab.cli import main
+from mixlab.data.label_maps import parse_label_maps
+from mixlab.run import RunDirectory
+from mixlab.run.directory import read_json
+from mixlab.studies.miniature.folders import hold_out, write_labels
+from mixlab.studies.miniature.plan import FAMILIES, QUICK
+from mixlab.studies.miniature.publish import publish_study
+from mixlab.studies.miniature.run import run_miniature
+from tests.drawn_folders import NUM_MASKS, draw_folders
+
+TWO = tuple(family for family in FAMILIES if family.label in ("vit", "mambareg"))
+START = """
+from pathlib import Path
+from test_study import TWO, go
+if __name__ == "__main__":
+    go(Path({root!r}), ("dino",), families=TWO[1:])
+"""
+
+
+def go(root: Path, parts: tuple[str, ...], *, families: Any = TWO, seeds: tuple[int, ...] = (0, 1)) -> dict[str, Any]:
+    return run_miniature(
+        data=root / "photos",
+        masks=str(root / "masked"),
+        run=root / "run",
+        parts=parts,
+        seeds=seeds,
+        effort=QUICK,
+        at_once=1,
+        device="cpu",
+        families=families,
+    )
+
+
+@pytest.fixture(scope="module")
+def studied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("study")
+    draw_folders(root)
+    go(root, ("tune", "dino", "sizes", "registers", "mambaout", "ledger"))
+    return root
+
+
+def test_the_best_trial_of_each_family_is_chosen_and_used(studied: Path) -> None:
+    tuning = read_json(studied / "run" / "results" / "tuning.json")
+    assert len(tuning["trials"]) == 2 * len(TWO) * len(QUICK.tuned_rates)
+    for training in ("dino", "supervised"):
+        for family in TWO:
+            own = [t for t in tuning["trials"] if (t["training"], t["family"]) == (training, family.label)]
+            best = max(trial["value"] for trial in own)
+            assert tuning["chosen"][training][family.label] in {t["lr"] for t in own if t["value"] == best}
+    for family in TWO:
+        config = RunDirectory.open(studied / "run" / f"{family.label}-s1").read_config()
+        assert config["settings"]["optim"]["lr"] == tuning["chosen"]["dino"][family.label]
+
+
+def test_tuning_never_looks_at_the_held_out_images(studied: Path) -> None:
+    folds = studied / "run" / "tuning" / "folds"
+    parts = {part: {path.resolve() for path in (folds / part).rglob("*.png")} for part in ("train", "val")}
+    assert parts["train"] | parts["val"] == set((studied / "photos" / "train").rglob("*.png"))
+    assert parts["val"] and not parts["train"] & parts["val"]
+
+
+def test_training_with_labels_leaves_the_accuracy_on_held_out_images(studied: Path) -> None:
+    result = read_json(studied / "run" / "vit-causal-s0" / "results" / "accuracy.json")
+    (found,) = result["measurements"]
+    assert (found["metric"], found["training"], found["causal"], found["seed"]) == ("top1", "supervised", True, 0)
+    assert found["n"] == len(list((studied / "photos" / "val").rglob("*.png")))
+    assert found["value"] == result["score"]["correct"] / found["n"]
+
+
+def test_the_ledger_finds_what_the_parts_measured(studied: Path) -> None:
+    ledger = {claim["number"]: claim for claim in read_json(studied / "run" / "results" / "claims.json")["claims"]}
+    for number in (10, 12, 13, 18, 21):
+        assert ledger[number]["status"] != "not measured", ledger[number]["statement"]
+    assert "register auc follows probe" in ledger[12]["measured"]
+
+
+def test_the_summary_has_the_minutes_of_each_part_and_the_seconds_of_each_step(studied: Path) -> None:
+    summary = read_json(studied / "run" / "results" / "study.json")
+    assert list(summary["minutes"]) == ["tune", "dino", "sizes", "mambaout", "registers", "ledger"]
+    assert summary["data"]["num_classes"] == 3 and summary["data"]["num_masks"] == NUM_MASKS
+    assert summary["tuned"] and str(studied) not in json.dumps(
+        summary["steps"]["dino"][0]["command"].split("--data")[0]
+    )
+    steps = [step for part in summary["steps"].values() for step in part]
+    assert all(step["seconds"] >= 0 and step["command"].startswith("mixlab ") for step in steps)
+
+
+def test_a_finished_part_is_left_alone(studied: Path) -> None:
+    weights = studied / "run" / "vit-s0" / "weights.safetensors"
+    before = weights.stat().st_mtime_ns
+    go(studied, ("dino",))
+    assert weights.stat().st_mtime_ns == before
+    assert not (studied / "run" / "vit-s0" / "checkpoints").exists(), "what nobody needs was kept"
+
+
+def test_the_published_form_is_small_names_no_place_and_makes_the_same_report(studied: Path, tmp_path: Path) -> None:
+    out = tmp_path / "published"
+    page = publish_study(studied / "run", out).read_text(encoding="utf-8")
+    kinds = {file.suffix for file in out.rglob("*") if file.is_file()}
+    assert kinds <= {".json", ".jsonl", ".html", ".md", ".npz"}, "weights or pictures were published"
+    assert [file.name for file in out.rglob("*.npz")] == ["maps.npz"], "arrays that no figure needs were published"
+    for file in out.rglob("*"):
+        if file.is_file() and file.suffix != ".npz":
+            assert str(studied) not in file.read_text(encoding="utf-8"), f"{file} names a place on this machine"
+    sections = re.findall(r'<section id="(\w+)"', page)
+    own = re.findall(r'<section id="(\w+)"', (studied / "run" / "report.html").read_text(encoding="utf-8"))
+    assert sections == own and "study" in sections and "ledger" in sections
+    assert "2 seeds" in page and "## The ledger" in (out / "README.md").read_text(encoding="utf-8")
+    assert read_json(out / "results" / "maps.json")["data"].startswith("shapes"), "photographs were published"
+
+
+def test_no_absolute_path_of_any_kind_is_published(studied: Path, tmp_path: Path) -> None:
+    RunDirectory.open(studied / "run").write_result("note", {"command": "mixlab x --json /srv/my data/a.json --b 3/4"})
+    publish_study(studied / "run", tmp_path / "published")
+    (studied / "run" / "results" / "note.json").unlink()
+    assert read_json(tmp_path / "published" / "results" / "note.json")["command"].startswith("mixlab x --json my ")
+    for file in (tmp_path / "published").rglob("*.json"):
+        assert not re.search(r"""["' =]/\w+/""", file.read_text(encoding="utf-8")), f"{file} names a place"
+
+
+def test_published_scores_of_images_give_the_published_mean(studied: Path, tmp_path: Path) -> None:
+    publish_study(studied / "run", tmp_path / "published")
+    result = read_json(tmp_path / "published" / "results" / "auc_model.json")
+    for row in result["rows"]:
+        raw = np.array(result["raw_auc_by_image"][row["label"]], dtype=float)
+        assert np.nanmean(np.maximum(raw, 1 - raw)) == pytest.approx(row["auc"]["mean"], abs=1e-3)
+        assert len(raw) == NUM_MASKS
+
+
+def test_a_folder_that_is_no_study_is_not_published(tmp_path: Path, studied: Path) -> None:
+    RunDirectory.create(tmp_path / "run").write_config({"seed": 1})
+    with pytest.raises(ValueError, match=r"is no study.*--run"):
+        publish_study(tmp_path / "run", tmp_path / "out")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("all of it")
+    with pytest.raises(ValueError, match="holds something else"):
+        publish_study(studied / "run", tmp_path / "mine")
+    assert (tmp_path / "mine" / "thesis.txt").is_file()
+
+
+def test_a_part_whose_needs_are_missing_names_the_part_to_run_first(tmp_path: Path) -> None:
+    draw_folders(tmp_path)
+    with pytest.raises(ValueError, match=r"part ranks needs part dino.*vit-s0: train.*--part dino"):
+        go(tmp_path, ("ranks",), families=TWO[1:])
+
+
+def test_bad_folders_are_refused_before_anything_is_trained(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    photos, masked = draw_folders(tmp_path)
+    run = tmp_path / "run"
+    for data, masks in ((tmp_path / "nowhere", masked), (photos, tmp_path / "nowhere"), (photos, photos)):
+        assert main(["study", "miniature", "--data", str(data), "--masks", str(masks), "--run", str(run)]) == 1
+        assert "error" in capfd.readouterr().err
+    assert not run.exists()
+    assert main(["study", "miniature", "--data", str(photos), "--masks", str(masked), "--run", str(run),
+                 "--part", "sleep"]) == 1  # fmt: skip
+    assert "no part sleep" in capfd.readouterr().err
+    assert main(["study", "miniature", "--data", str(photos), "--masks", str(masked), "--run", str(run)]) == 1
+    assert "images for training; the study needs 160 or more" in " ".join(capfd.readouterr().err.split())
+
+
+def test_another_study_does_not_go_into_the_same_directory(studied: Path) -> None:
+    with pytest.raises(ValueError, match=r"another study \(data was .*; give another --run"):
+        run_miniature(
+            data=studied / "photos" / "train",
+            masks=str(studied / "masked"),
+            run=studied / "run",
+            parts=("dino",),
+            seeds=(0,),
+            effort=QUICK,
+            at_once=1,
+            device="cpu",
+        )
+
+
+def test_a_killed_study_goes_on(tmp_path: Path) -> None:
+    draw_folders(tmp_path)
+    script = tmp_path / "start.py"
+    script.write_text(START.format(root=str(tmp_path)))
+    environment = os.environ | {"PYTHONPATH": f"{Path(__file__).parent}:{Path(__file__).parents[3]}"}
+    process = subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.PIPE)
+    marks = tmp_path / "run" / "steps"
+    deadline = time.monotonic() + 120
+    while len(list(marks.glob("train*.json"))) < 1:
+        assert process.poll() is None, process.communicate()[1].decode()
+        assert time.monotonic() < deadline, "training did not begin"
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = {mark.name: mark.stat().st_mtime_ns for mark in marks.glob("*.json") if mark.name != "parts.json"}
+    used = read_json(marks / "parts.json")["dino"]
+    assert used > 0
+    assert not (marks / "auc_vit-s1_head_layer.json").exists(), "the study was over before the kill"
+    go(tmp_path, ("dino",), families=TWO[1:])
+    assert {name: (marks / name).stat().st_mtime_ns for name in before} == before
+    assert read_json(marks / "parts.json")["dino"] > used
+    assert (tmp_path / "run" / "vit-s1" / "results" / "auc_layer.json").is_file()
+
+
+def test_images_without_classes_are_studied_without_labels(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    draw_folders(tmp_path)
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for place in (tmp_path / "photos").rglob("*.png"):
+        place.rename(flat / place.name)
+    (tmp_path / "photos").rename(tmp_path / "old")
+    flat.rename(tmp_path / "photos")
+    found = go(tmp_path, ("tune", "dino"), families=TWO[1:], seeds=(0,))
+    said = " ".join(capfd.readouterr().err.split())
+    assert "no class folders" in said and "tune is left out" in said
+    assert list(found["parts"]) == ["dino"]
+    assert {file.stem for file in (tmp_path / "run" / "vit-s0" / "results").glob("*.json")} == {
+        "training", "auc_head", "auc_layer", "auc_map",
+    }  # fmt: skip
+
+
+def test_every_fifth_image_of_a_class_is_held_out_where_there_is_no_split(tmp_path: Path) -> None:
+    photos, _ = draw_folders(tmp_path)
+    hold_out(str(photos / "train"), str(tmp_path / "held"))
+    for name in (path.name for path in (photos / "train").iterdir() if path.is_dir()):
+        total = len(list((photos / "train" / name).iterdir()))
+        assert len(list((tmp_path / "held" / "val" / name).iterdir())) == -(-total // 5)
+        assert len(list((tmp_path / "held" / "train" / name).iterdir())) == total - -(-total // 5)
+
+
+def test_masks_become_label_maps_of_ground_and_figure(tmp_path: Path) -> None:
+    _, masked = draw_folders(tmp_path)
+    write_labels(str(masked), str(tmp_path / "labels"))
+    train, val = (parse_label_maps(str(tmp_path / "labels"), split=part) for part in ("train", "val"))
+    assert (len(train), len(val)) == (NUM_MASKS * 3 // 4, NUM_MASKS // 4)
+    assert train.classes == ("ground", "figure")
+    first = val.load(0)
+    expected = np.array(Image.open(masked / "masks" / "0.png")) > 0
+    assert np.array_equal(first.mask.numpy() == 1, expected)
