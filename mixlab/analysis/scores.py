@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mixlab.analysis.baselines import centre_matched_auc, centre_prior
-from mixlab.analysis.binary_auc import binary_auc, roc_curves
+from mixlab.analysis.binary_auc import binary_auc, centre_matched_auc, centre_prior, roc_curves
 from mixlab.analysis.foreground import split_mask
 from mixlab.analysis.maps import default_map, find_map
 from mixlab.analysis.subjects import MaskedImages

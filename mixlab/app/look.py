@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.analysis.baselines import centre_prior
-from mixlab.analysis.binary_auc import binary_auc, roc_curves
+from mixlab.analysis.binary_auc import binary_auc, centre_prior, roc_curves
 from mixlab.analysis.maps import FeatureMap, find_map, summary_rows
 from mixlab.analysis.pca import pca_maps
 from mixlab.app.cards import ModelCard

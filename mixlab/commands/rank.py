@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from mixlab.analysis import figures
-from mixlab.analysis.rank import LayerRanks, RankSettings, measure_ranks
-from mixlab.analysis.rank_summary import Arrays, rank_measurements, summarise_ranks
+from mixlab.analysis.layer_ranks import LayerRanks, RankSettings, layer_ranks
+from mixlab.analysis.rank import Arrays, rank_measurements, summarise_ranks
 from mixlab.backbones.backbone import chosen_layers
 from mixlab.commands.output import check_json, console, emit, file_name, open_run, progress_bar, table
 from mixlab.data.reading import read_images
@@ -91,7 +91,7 @@ def _measure(
     images = backbone.preprocess(pixels)
     found = []
     with progress_bar(f"ranks of {subject.label}", len(images) * len(wanted)) as step:
-        for layer in measure_ranks(backbone, images, layers=wanted, heads=heads or None, settings=settings):
+        for layer in layer_ranks(backbone, images, layers=wanted, heads=heads or None, settings=settings):
             found.append(layer)
             step()
     return found

@@ -9,7 +9,7 @@ from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
 
 import mixlab
-from mixlab.analysis.baselines import centre_prior
+from mixlab.analysis.binary_auc import centre_prior
 from mixlab.analysis.foreground import split_mask
 from mixlab.analysis.maps import MAPS
 from mixlab.analysis.scores import FALSE_POSITIVE_RATES, Scorer, either_sign, masks_on_grid, true_positive_rates
