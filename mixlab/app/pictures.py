@@ -13,11 +13,11 @@ from torch import Tensor
 
 from mixlab.app.byte_cache import ByteCache
 from mixlab.app.cards import Fit, MaskValues, Picture, Pixels
-from mixlab.commands.looking import read_first
 from mixlab.data.decode import FORMATS, decode, fit_box, fit_image, open_image
 from mixlab.data.images import parse_source
 from mixlab.data.mask_formats import mask_format, parse_masks
 from mixlab.data.mask_values import plain_mask
+from mixlab.data.reading import read_first
 from mixlab.data.unreadable import UnreadableImage
 from mixlab.errors import InputError
 
