@@ -24,7 +24,7 @@ from mixlab.commands.output import console, emit
 from mixlab.commands.targets import label_of, split_target
 from mixlab.errors import InputError
 from mixlab.run import RunDirectory
-from mixlab.training.machine import choose_device
+from mixlab.training.distributed import choose_device
 
 DATA = ("photo", "shapes:size=256,n=7")
 # Shown where no target is given, at one size: what comes with the package, and an untrained one of the other kinds.

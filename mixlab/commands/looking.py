@@ -23,7 +23,7 @@ from mixlab.data.unreadable import SkippedImages, UnreadableImage
 from mixlab.errors import InputError
 from mixlab.run import RunDirectory
 from mixlab.run.directory import flat_records
-from mixlab.training.machine import choose_device, make_current
+from mixlab.training.distributed import choose_device, make_current
 
 DEFAULT_RUN = Path("runs/look")
 T = TypeVar("T")
