@@ -26,7 +26,7 @@ from mixlab.analysis.evidence import (
     mutual_pairs,
     scale_of,
 )
-from mixlab.analysis.studies import correlate
+from mixlab.statistics import correlate
 
 Check = Callable[[Evidence], Verdict]
 
@@ -224,7 +224,7 @@ def score_rises_with_depth(evidence: Evidence) -> Verdict:
             gap = difference([a], [b])
             low, high = gap.interval()
             changes.append(replace(first, metric=name, value=gap.mean, low=low, high=high))
-        correlations.append(correlate([m["layer"] for m in ordered], [m.value for m in ordered])["spearman"] or 0.0)
+        correlations.append(correlate([m["layer"] for m in ordered], [m.value for m in ordered]).spearman or 0.0)
     verdict = judge([own_difference(group) for group in grouped(changes)], scale_of(found))
     if not correlations:
         return verdict

@@ -5,10 +5,9 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from mixlab.analysis.advice import advise
-from mixlab.analysis.blocks import chunk_spans, in_float64, off_diagonal_pairs, visible_sides
+from mixlab.analysis.blocks import chunk_spans, in_float64, numerical_rank, off_diagonal_pairs, visible_sides
 from mixlab.analysis.cost import count_macs, count_with_classifier, on_meta
 from mixlab.analysis.evidence import Evidence, Status, Verdict
-from mixlab.analysis.spectrum import numerical_rank
 from mixlab.backbones.block import Layer
 from mixlab.mixers import (
     MIXERS,

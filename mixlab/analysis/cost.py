@@ -6,7 +6,6 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from mixlab.backbones.backbone import Backbone
-from mixlab.backbones.timm_backbone import TimmBackbone
 from mixlab.backbones.zoo import create_model
 
 
@@ -32,7 +31,5 @@ def count_parameters(model: torch.nn.Module) -> int:
 
 def count_with_classifier(model: Backbone, num_classes: int = 1000) -> int:
     """Parameters with the classifier that papers count: a linear layer on the summary, or timm's own head."""
-    if isinstance(model, TimmBackbone):
-        with torch.device("meta"):
-            return count_parameters(model.with_classifier(num_classes))
-    return count_parameters(model) + num_classes * (model.dim + 1)
+    with torch.device("meta"):
+        return count_parameters(model.with_classifier(num_classes))

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from mixlab.analysis.evidence import NOT_MEASURED, Group, Measurement, Status, Verdict
-from mixlab.student import student, variance
+from mixlab.statistics.intervals import student, variance
 
 CORRELATIONS = ("auc_follows_probe", "register_auc_follows_probe")
 _SURE = 0.95

@@ -13,7 +13,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from mixlab.analysis.rank_summary import TABLE_COLUMNS
+from mixlab.analysis.rank import block_grid
+from mixlab.errors import InputError
 
 # Okabe and Ito's palette: told apart with any colour vision, and in grey by lightness.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -114,15 +115,10 @@ def spectra(arrays: Mapping[str, Arrays], results: Results) -> Figure:
 @styled
 def block_ranks(label: str, table: NDArray[np.float64], layer: int, measure: str = "effective") -> Figure:
     """The rank of every block, drawn where the block stands in the matrix: means over heads and images of one layer."""
-    column = {name: table[:, index] for index, name in enumerate(TABLE_COLUMNS)}
-    chosen = column["layer"] == layer
-    size = int(column["row"][chosen].max()) + 1
-    grid = np.full((size, size), np.nan)
-    for row in range(size):
-        for place in range(size):
-            here = chosen & (column["row"] == row) & (column["column"] == place)
-            if here.any():
-                grid[row, place] = column[measure][here].mean()
+    grid = block_grid(table, layer, measure=measure)
+    if grid is None:
+        raise InputError(f"layer {layer} of {label} was not measured")
+    size = len(grid)
     figure, (ax,) = _panels(1, width=4.4, height=3.6)
     ax.grid(visible=False)
     image = ax.imshow(grid, vmin=0)

@@ -11,14 +11,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mixlab.analysis.baselines import centre_matched_auc, centre_prior
-from mixlab.analysis.binary_auc import binary_auc, roc_curves
-from mixlab.analysis.bootstrap import Interval, bootstrap_difference, bootstrap_mean
+from mixlab.analysis.binary_auc import binary_auc, centre_matched_auc, centre_prior, roc_curves
 from mixlab.analysis.foreground import split_mask
 from mixlab.analysis.maps import default_map, find_map
-from mixlab.analysis.subjects import IGNORE, MaskedImages, Subject, normalise, untrained_twin
+from mixlab.analysis.subjects import MaskedImages
 from mixlab.backbones.backbone import Backbone, Layers
+from mixlab.data.mask_values import IGNORE
 from mixlab.errors import InputError
+from mixlab.evaluation.target import Target
+from mixlab.statistics import Estimate, bootstrap_difference, bootstrap_mean
 
 Progress = Callable[[str, int], None]
 FALSE_POSITIVE_RATES = torch.linspace(0, 1, 101, dtype=torch.float64)
@@ -52,16 +53,16 @@ class Scorer:
         self._progress = progress or (lambda label, num_images: None)
         self._known: dict[Any, MapScores] = {}
 
-    def scores(self, subject: Subject, map_name: str | None = None, layers: Layers = 1) -> MapScores:
+    def scores(self, subject: Target, map_name: str | None = None, layers: Layers = 1) -> MapScores:
         return self._of(subject.label, subject.backbone, map_name, layers)
 
-    def twin_scores(self, subject: Subject, map_name: str | None = None, layers: Layers = 1) -> MapScores | None:
+    def twin_scores(self, subject: Target, map_name: str | None = None, layers: Layers = 1) -> MapScores | None:
         if not self.twins:
             return None
         key = (f"{subject.label}, untrained", map_name, str(layers))
         if key not in self._known:
             seed = self.seed if subject.seed is None else subject.seed  # seeds of a study have twins of their own
-            self._of(key[0], untrained_twin(subject.backbone, seed), map_name, layers)
+            self._of(key[0], subject.backbone.twin(seed), map_name, layers)
         return self._known[key]
 
     def _of(self, label: str, backbone: Backbone, map_name: str | None, layers: Layers) -> MapScores:
@@ -77,7 +78,7 @@ class Scorer:
             raw: dict[int, Tensor] = {}
             matched: dict[int, Tensor] = {}
             prior: dict[int, Tensor] = {}
-            for layer, maps in kind.by_layer(backbone, normalise(batch.images, backbone), layers):
+            for layer, maps in kind.by_layer(backbone, backbone.preprocess(batch.images), layers):
                 maps = maps.float().cpu()
                 maps = maps if maps.ndim == 4 else maps[:, None]  # (B, K, h, w)
                 grid = (maps.shape[-2], maps.shape[-1])
@@ -140,10 +141,10 @@ def score_row(raw: Tensor, matched: Tensor, prior: Tensor, twin: Tensor | None) 
     return row
 
 
-def as_dict(interval: Interval) -> dict[str, float | int | None]:
+def as_dict(found: Estimate) -> dict[str, float | int | None]:
     """For JSON, which has no NaN."""
-    mean, low, high = (None if np.isnan(value) else float(value) for value in interval[:3])
-    return {"mean": mean, "low": low, "high": high, "n": interval.num_used, "undefined": interval.num_dropped}
+    mean = None if np.isnan(found.value) else found.value
+    return {"mean": mean, "low": found.low, "high": found.high, "n": found.n, "undefined": found.num_dropped}
 
 
 def as_array(scores: Tensor) -> NDArray[np.float64]:

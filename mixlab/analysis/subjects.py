@@ -1,100 +1,17 @@
-"""What is under study: backbones with what is known of them, and images with masks."""
+"""Images with masks, in batches of one size."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
-from mixlab.backbones.backbone import Backbone
-from mixlab.backbones.isotropic import Isotropic
-from mixlab.backbones.timm_backbone import TimmBackbone
-from mixlab.data.mask_values import IGNORE
 from mixlab.data.masks import MaskSource
 from mixlab.data.unreadable import SkippedImages
 from mixlab.errors import InputError
 
-UNTRAINED = "untrained"
 _CACHE_BYTES = 2**30  # sets below this stay in memory between subjects
-
-
-@dataclass(frozen=True, kw_only=True)
-class Subject:
-    """A backbone under study: how it was trained ("dino", "supervised", ...) and, where known, how well it probes."""
-
-    label: str
-    backbone: Backbone
-    training: str = UNTRAINED
-    seed: int | None = None
-    probe_accuracy: float | None = None
-    register_accuracies: tuple[float, ...] = ()  # linear probes on single registers, in their order
-
-    @property
-    def family(self) -> str:
-        return family_of(self.backbone)
-
-    @property
-    def num_parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.backbone.parameters())
-
-    @property
-    def num_registers(self) -> int:
-        return self.backbone.layout.num_registers
-
-    def describe(self) -> dict[str, Any]:
-        """What a result says of its subject."""
-        return {
-            "label": self.label,
-            "model": self.backbone.name,
-            "family": self.family,
-            "training": self.training,
-            "seed": self.seed,
-            "num_parameters": self.num_parameters,
-            "num_layers": self.backbone.num_layers,
-            "num_registers": self.num_registers,
-            "causal": is_causal(self.backbone),
-        }
-
-
-def family_of(backbone: Backbone) -> str:
-    """The kind of its mixer, as in `mixlab.mixers.MIXERS`; "other" where timm's model is none of them."""
-    if isinstance(backbone, Isotropic):
-        return backbone.config.mixer.kind
-    if isinstance(backbone, TimmBackbone) and isinstance(backbone.model, VisionTransformer):
-        return "attention"
-    return "gated_conv" if "mambaout" in backbone.name else "other"
-
-
-def is_causal(backbone: Backbone) -> bool:
-    """Whether tokens see only those before them in every layer."""
-    if not isinstance(backbone, Isotropic):
-        return False
-    mixer = backbone.config.mixer
-    return bool(getattr(mixer, "causal", False)) or not getattr(mixer, "two_way", True)
-
-
-def untrained_twin(backbone: Backbone, seed: int = 0) -> Backbone:
-    """The same architecture with fresh weights, from a seed; the random state outside is left as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        if isinstance(backbone, Isotropic):
-            twin: Backbone = Isotropic(backbone.config, name=backbone.name)
-        elif isinstance(backbone, TimmBackbone):
-            twin = TimmBackbone(backbone.timm_name, backbone.fields | {"pretrained": False}, name=backbone.name)
-        else:
-            raise TypeError(f"{type(backbone).__name__} cannot be built anew; a twin needs a mixlab or timm backbone")
-    return twin.to(next(backbone.parameters()).device).eval()
-
-
-def normalise(images: Tensor, backbone: Backbone) -> Tensor:
-    """Pixels uint8 (B, 3, H, W) to what the backbone takes, on its device."""
-    parameter = next(backbone.parameters())
-    statistics = torch.tensor([backbone.pixel_mean, backbone.pixel_std], device=parameter.device)
-    mean, std = statistics[..., None, None]
-    return ((images.to(parameter.device) / 255 - mean) / std).to(parameter.dtype)
 
 
 class MaskedBatch(NamedTuple):
@@ -132,16 +49,3 @@ class MaskedImages:
         while group := list(islice(items, self.batch)):
             images, masks = (torch.stack([getattr(item, part) for item in group]) for part in ("image", "mask"))
             yield MaskedBatch(images, masks, [item.name for item in group])
-
-
-__all__ = [
-    "IGNORE",
-    "UNTRAINED",
-    "MaskedBatch",
-    "MaskedImages",
-    "Subject",
-    "family_of",
-    "is_causal",
-    "normalise",
-    "untrained_twin",
-]

@@ -1,4 +1,4 @@
-"""The local page: look inside models, side by side. It knows no torch: the command line hands it a laboratory."""
+"""The local page: look inside models, side by side."""
 
 from mixlab.app.server import create_app
 

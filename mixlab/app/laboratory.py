@@ -1,77 +1,141 @@
-"""What the page needs from whoever has the models: `mixlab app` hands it an object of this kind."""
+"""The laboratory behind the page: models answer questions about pictures. Called from several threads at once."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
+import torch
 
+from mixlab.analysis.maps import MAPS, FeatureMap, default_map
+from mixlab.app.cards import Fit, MapCard, MaskValues, ModelCard, Picture, Pixels
 from mixlab.app.jobs import Progress
-from mixlab.app.questions import Question
+from mixlab.app.look import Look
+from mixlab.app.pictures import decode_mask, decode_picture, square_mask, square_picture
+from mixlab.app.questions import MapQuestion, MatrixQuestion, PcaQuestion, Question, RowQuestion, ScoreQuestion
+from mixlab.app.traces import Sight, Traces
+from mixlab.errors import InputError
+from mixlab.evaluation.target import Target
+from mixlab.mixers import Mixing, SSDMixing
 
-Pixels = NDArray[np.uint8]  # (H, W, 3), RGB
-MaskValues = NDArray[np.uint8]  # (H, W): 0 background, 1 foreground, 255 ignored
-Fit = Literal["crop", "squash"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelCard:
-    """A model that visitors may choose, by its id and by nothing else."""
-
-    id: str
-    architecture: str
-    family: str
-    training: str
-    num_layers: int
-    num_registers: int
-    num_heads: int  # of the first layer; 0 without a matrix
-    num_parameters: int
-    image: int  # pixels a side, as the model takes it
-    has_matrix: bool
-    default_map: str
-    maps: tuple[str, ...]  # those that this model has
-    facts: tuple[str, ...] = ()  # what its run directory says of it
-
-
-@dataclass(frozen=True)
-class MapCard:
-    """A kind of map: what it has several of, and what a model needs to have it."""
-
-    id: str
-    about: str
-    parts: Literal["", "head", "register", "direction"]
-    needs: str
+PARTS: dict[str, Literal["head", "register", "direction"]] = {
+    "mixing_rows": "head",
+    "direction_rows": "direction",
+    "register_cosine": "register",
+    "register_dot": "register",
+    "register_rows": "register",
+}
+_ROWS = "a mixing matrix, and a class token or registers whose rows it shows"
+NEEDS = {
+    "register_cosine": "registers",
+    "register_dot": "registers",
+    "mixing_rows": _ROWS,
+    "mixing_mean": _ROWS,
+    "register_rows": _ROWS,
+    "direction_rows": "a scan, which has directions",
+}
 
 
-@dataclass(frozen=True, eq=False)
-class Picture:
-    """An image to look at: a sample, perhaps with its mask, or an upload."""
+class Laboratory:
+    """Looks inside subjects on demand."""
 
-    id: str
-    label: str
-    pixels: Pixels
-    mask: MaskValues | None = None
-
-
-class Laboratory(Protocol):
-    """Answers questions about models. Called from several threads at once."""
-
-    models: Sequence[ModelCard]
-    maps: Sequence[MapCard]
-    samples: Sequence[Picture]
+    def __init__(
+        self,
+        subjects: Sequence[Target],
+        samples: Sequence[Picture],
+        *,
+        cache_bytes: int,
+        facts: Mapping[str, tuple[str, ...]] | None = None,
+        image: int | None = None,
+    ) -> None:
+        """`image`: the side at which all models see pictures, in pixels; without it, what each was made for."""
+        said = facts or {}
+        self._subjects = {subject.label: subject for subject in subjects}
+        self._traces = Traces(cache_bytes)
+        self.models: Sequence[ModelCard] = [
+            describe(subject, said.get(subject.label, ()), image) for subject in subjects
+        ]
+        self.maps: Sequence[MapCard] = [
+            MapCard(name, kind.about.partition(", (B")[0], PARTS.get(name, ""), NEEDS.get(name, "nothing"))
+            for name, kind in MAPS.items()
+        ]
+        self.samples = samples
+        self._cards = {card.id: card for card in self.models}
 
     def decode_image(self, data: bytes, *, max_pixels: int) -> Pixels:
-        """Bytes of an image file to pixels; ValueError where they are no image or too large."""
+        """Bytes of an image file to pixels; InputError where they are no image or too large."""
+        return decode_picture(data, max_pixels=max_pixels)
 
     def decode_mask(self, data: bytes, picture: Picture, *, max_pixels: int) -> MaskValues:
-        """Bytes of a mask file to a mask of the picture's size; ValueError where they are none or do not match."""
+        """Bytes of a mask file to a mask of the picture's size; InputError where they do not fit."""
+        return decode_mask(data, picture, max_pixels=max_pixels)
 
     def square(self, pixels: Pixels, size: int, fit: Fit) -> Pixels:
         """The part of the picture that models see, at size x size."""
+        return square_picture(pixels, size, fit)
 
     def square_mask(self, mask: MaskValues, size: int, fit: Fit) -> MaskValues:
         """The same part of a mask."""
+        return square_mask(mask, size, fit)
 
+    @torch.inference_mode()
     def answer(self, question: Question, picture: Picture, progress: Progress) -> dict[str, Any]:
         """The answer, with numpy arrays inside; calls `progress` between steps, which stops it when cancelled."""
+        card = self._cards[question.model]
+        sight = Sight(self._subjects[question.model], picture, question.fit, card.image)
+        look = Look(self._traces, sight, card, layer=question.layer, progress=progress)
+        match question:
+            case MapQuestion():
+                return look.map(question.map)
+            case PcaQuestion():
+                return look.pca()
+            case MatrixQuestion():
+                return look.matrix(question.head)
+            case RowQuestion():
+                return look.row(question)
+            case ScoreQuestion():
+                return look.score(question)
+            case _:
+                return look.sweep(question)
+
+
+def describe(subject: Target, facts: tuple[str, ...] = (), image: int | None = None) -> ModelCard:
+    """What visitors are told of a model; its first layer is run once, to see how it mixes."""
+    backbone, size = subject.backbone, image or subject.backbone.image
+    mixing = first_mixing(subject, size)
+    return ModelCard(
+        id=subject.label,
+        architecture=backbone.name,
+        family=subject.family,
+        training=subject.training,
+        num_layers=backbone.num_layers,
+        num_registers=subject.num_registers,
+        num_heads=mixing.num_heads if mixing else 0,
+        num_parameters=subject.num_parameters,
+        image=size,
+        has_matrix=mixing is not None,
+        default_map=default_map(backbone),
+        maps=tuple(name for name in MAPS if _has_map(name, subject, mixing)),
+        facts=facts,
+    )
+
+
+@torch.inference_mode()
+def first_mixing(subject: Target, size: int) -> Mixing | None:
+    """The mixing of the first layer, or None where timm's model has no matrix to show."""
+    backbone = subject.backbone
+    if backbone.channels != 3:
+        raise InputError(f"{subject.label} takes {backbone.channels} channels; the page shows RGB pictures only")
+    parameter = next(backbone.parameters())
+    blank = torch.zeros(1, 3, size, size, device=parameter.device, dtype=parameter.dtype)
+    try:
+        return next(backbone.mixings(blank, layers=[0]))[1]
+    except ValueError:
+        return None
+
+
+def _has_map(name: str, subject: Target, mixing: Mixing | None) -> bool:
+    if name in ("register_cosine", "register_dot"):
+        return subject.num_registers > 0
+    if isinstance(MAPS[name], FeatureMap):
+        return True
+    has_rows = mixing is not None and bool(subject.backbone.layout.summary_rows(1024))
+    return has_rows and (name != "direction_rows" or isinstance(mixing, SSDMixing))

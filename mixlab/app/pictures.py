@@ -1,12 +1,115 @@
-"""The pictures that visitors may look at: samples, and uploads while there is room."""
+"""The pictures that visitors look at: samples and uploads, decoded with care, and the square that models see."""
 
 import hashlib
 import io
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 
+import numpy as np
 from PIL import Image
+from torch import Tensor
 
 from mixlab.app.byte_cache import ByteCache
-from mixlab.app.laboratory import Laboratory, Picture, Pixels
+from mixlab.app.cards import Fit, MaskValues, Picture, Pixels
+from mixlab.data.decode import FORMATS, decode, fit_box, fit_image, open_image
+from mixlab.data.images import parse_source
+from mixlab.data.mask_formats import parse_masks
+from mixlab.data.mask_values import plain_mask
+from mixlab.data.reading import read_first
+from mixlab.data.unreadable import UnreadableImage
+from mixlab.errors import InputError
+
+MAX_SIDE = 1024  # larger pictures are scaled down: no model here sees more
+
+
+def decode_picture(data: bytes, *, max_pixels: int) -> Pixels:
+    """Bytes of an image file as RGB, the longer side at most MAX_SIDE; the header is checked before decoding."""
+    _check_header(data, max_pixels)
+    try:
+        return _shrunk(decode(data, name="this file", draft=MAX_SIDE))
+    except UnreadableImage as error:
+        raise InputError(error.reason) from error
+
+
+def decode_mask(data: bytes, picture: Picture, *, max_pixels: int) -> MaskValues:
+    """Bytes of a mask file as a mask of the picture's size."""
+    stored = _check_header(data, max_pixels)
+    height, width = picture.pixels.shape[:2]
+    if abs(stored.width * height - stored.height * width) > 0.02 * stored.height * width:
+        raise InputError(
+            f"the mask is {stored.width} x {stored.height}, the picture {width} x {height}: another shape; "
+            "give a mask of the same picture"
+        )
+    try:
+        mask = plain_mask(stored)
+    except Exception as error:  # decoders fail in many ways on damaged files
+        raise InputError(f"this file is no mask: {error}") from error
+    return np.array(Image.fromarray(mask).resize((width, height), Image.Resampling.NEAREST))
+
+
+def square_picture(pixels: Pixels, size: int, fit: Fit) -> Pixels:
+    return np.array(fit_image(Image.fromarray(pixels), size=size, fit=fit))
+
+
+def square_mask(mask: MaskValues, size: int, fit: Fit) -> MaskValues:
+    image = Image.fromarray(mask)
+    return np.array(image.resize((size, size), Image.Resampling.NEAREST, box=fit_box(image.size, fit)))
+
+
+def read_samples(data: Sequence[str], count: int) -> list[Picture]:
+    """The first pictures of each source that can be read, with masks where it has masks."""
+    found = [picture for source in data for picture in _read_source(source, count)]
+    return [replace(picture, id=f"sample-{number}") for number, picture in enumerate(found, 1)]
+
+
+def _read_source(data: str, count: int) -> list[Picture]:
+    try:
+        masked = parse_masks(data)
+    except (ValueError, OSError):
+        source = parse_source(data, split="val")
+
+        def load(index: int) -> tuple[Tensor, MaskValues | None, str]:
+            return source.load(index), None, source.name(index)
+
+        images = read_first(data, load, total=len(source), most=count)
+    else:
+        items = read_first(data, masked.load, total=len(masked), most=count)
+        images = [(item.image, item.mask.numpy(), item.name) for item in items]
+    samples = []
+    for image, mask, name in images:
+        pixels = _shrunk(Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()))
+        size = (pixels.shape[1], pixels.shape[0])
+        fitted = None if mask is None else np.array(Image.fromarray(mask).resize(size, Image.Resampling.NEAREST))
+        samples.append(Picture("", name, pixels, fitted))
+    return samples
+
+
+def _check_header(data: bytes, max_pixels: int) -> Image.Image:
+    """The image, opened and not decoded."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is lower, and refuses
+        width, height = 0, 0
+        with suppress(Exception):  # no image: `open_image` says why
+            width, height = Image.open(io.BytesIO(data), formats=FORMATS).size
+    if width * height > max_pixels:
+        raise InputError(
+            f"this image has {width} x {height} = {width * height / 1e6:.0f} million pixels, "
+            f"the limit is {max_pixels / 1e6:.0f} million; scale it down first"
+        )
+    try:
+        return open_image(data, name="this file")
+    except UnreadableImage as error:
+        raise InputError(error.reason) from error
+
+
+def _shrunk(image: Image.Image) -> Pixels:
+    longest = max(image.size)
+    if longest > MAX_SIDE:
+        width, height = (max(1, round(side * MAX_SIDE / longest)) for side in image.size)
+        image = image.resize((width, height), Image.Resampling.BICUBIC)
+    return np.array(image)
 
 
 class UnknownPictureError(LookupError):
@@ -16,8 +119,8 @@ class UnknownPictureError(LookupError):
 class PictureStore:
     """Uploads live in memory, by a name made of their content: the same picture always has the same name."""
 
-    def __init__(self, laboratory: Laboratory, *, max_bytes: int) -> None:
-        self._samples = {sample.id: sample for sample in laboratory.samples}
+    def __init__(self, samples: Sequence[Picture], *, max_bytes: int) -> None:
+        self._samples = {sample.id: sample for sample in samples}
         self._uploads: ByteCache[Picture] = ByteCache(max_bytes, size=lambda picture: picture.pixels.nbytes)
 
     def add(self, pixels: Pixels) -> Picture:

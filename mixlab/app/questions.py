@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from mixlab.app.mask_runs import MaskRuns
+from mixlab.app.encoding import MaskRuns
 
 
 class LookQuestion(BaseModel):

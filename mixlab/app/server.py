@@ -18,11 +18,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from mixlab.app.encoding import to_json
+from mixlab.app.cards import Fit
+from mixlab.app.encoding import SIDE, encode_runs, to_json
 from mixlab.app.guard import Guard, error_response
 from mixlab.app.jobs import Answer, CancelledError, Jobs, Progress, QueueFullError, Ticket
-from mixlab.app.laboratory import Fit, Laboratory
-from mixlab.app.mask_runs import SIDE, encode_runs
+from mixlab.app.laboratory import Laboratory
 from mixlab.app.pictures import PictureStore, UnknownPictureError, to_png
 from mixlab.app.questions import AnyQuestion
 
@@ -53,7 +53,7 @@ def create_app(
 ) -> Guard:
     """The page over a laboratory. `hosts` are names it answers to beside localhost and plain addresses."""
     jobs = Jobs(workers=workers, max_open=max_open)
-    pictures = PictureStore(laboratory, max_bytes=picture_bytes)
+    pictures = PictureStore(laboratory.samples, max_bytes=picture_bytes)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

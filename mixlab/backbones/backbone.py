@@ -1,9 +1,10 @@
 """What training, evaluation and analysis rely on, whoever wrote the backbone."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import Literal, get_args
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Self, get_args
 
+import torch
 from torch import Tensor, nn
 
 from mixlab.backbones.hub import HubMixin
@@ -13,6 +14,14 @@ from mixlab.mixers import Mixing
 
 Source = Literal["stream", "branch"]
 Layers = int | Sequence[int] | None
+Architecture = dict[str, Any]  # {"name", "config"} or, for a model of timm's, {"name", "timm_name", "fields"}
+
+
+class LayerShape(NamedTuple):
+    """The map that a layer gives: channels per patch, and pixels from one patch to the next."""
+
+    width: int
+    stride: int
 
 
 class Backbone(HubMixin, nn.Module, ABC):
@@ -22,7 +31,11 @@ class Backbone(HubMixin, nn.Module, ABC):
     dim: int  # D, the width of the summary
     num_layers: int
     channels: int
+    image: int  # the side in pixels that it was made for; others work where the architecture allows
     layout: TokenLayout
+    family: str  # the kind of its mixer, as in `mixlab.mixers.MIXERS`; "other" for what none of them describes
+    is_causal: bool = False  # whether, in every layer, tokens see only those before them
+    has_unused_parameters: bool = False  # whether some may get no gradient, which distributed training must know
     pixel_mean: tuple[float, ...] = (0.485, 0.456, 0.406)  # ImageNet's, in [0, 1]
     pixel_std: tuple[float, ...] = (0.229, 0.224, 0.225)
 
@@ -41,9 +54,77 @@ class Backbone(HubMixin, nn.Module, ABC):
     def mixings(self, images: Tensor, layers: Layers = None) -> Iterator[tuple[int, Mixing]]:
         """Yield (layer, mixing), one layer in memory at a time."""
 
+    @abstractmethod
+    def architecture(self) -> Architecture:
+        """What it is, as JSON: `mixlab.backbones.weights.build_architecture` builds it again from that."""
+
+    @abstractmethod
+    def fresh(self) -> Self:
+        """The same architecture with fresh weights, from torch's random state."""
+
+    @abstractmethod
+    def layer_shapes(self) -> list[LayerShape]:
+        """The width and the stride of the map after each layer."""
+
+    @abstractmethod
+    def with_classifier(self, num_classes: int) -> nn.Module:
+        """A network from images to logits (B, K): these weights and a fresh classifier.
+
+        It may hold copies of the weights; `load_from_classifier` brings them back once they are trained.
+        """
+
+    @abstractmethod
+    def name_in_classifier(self, name: str) -> str:
+        """The name, in a network of `with_classifier`, of what is called `name` here."""
+
+    @abstractmethod
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Forget what happens inside a layer, and run it again in the backward pass."""
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """One module per layer, in order, each run as a whole; none where layers are not modules of their own."""
+        return ()
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters())
+
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that are not decayed: all vectors, and whatever a backbone adds."""
         return {name for name, parameter in self.named_parameters() if parameter.ndim < 2}
+
+    def preprocess(self, images: Tensor) -> Tensor:
+        """Pixels uint8 (B, C, H, W), or one image (C, H, W), normalised: (B, C, H, W) on its device, in its dtype."""
+        if images.dtype != torch.uint8:
+            raise InputError(f"preprocess takes uint8 pixels from 0 to 255, got {images.dtype}")
+        if images.ndim not in (3, 4) or images.shape[-3] != self.channels:
+            shape = f"{self.channels}, H, W"
+            raise InputError(f"preprocess takes images (B, {shape}) or ({shape}), got {tuple(images.shape)}")
+        parameter = next(self.parameters())
+        mean, std = torch.tensor([self.pixel_mean, self.pixel_std], device=parameter.device)[..., None, None]
+        images = images if images.ndim == 4 else images[None]
+        return ((images.to(parameter.device) / 255 - mean) / std).to(parameter.dtype)
+
+    def twin(self, seed: int = 0) -> Self:
+        """The same architecture with fresh weights from a seed, in evaluation mode; torch's random state stays."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            twin = self.fresh()
+        return twin.to(next(self.parameters()).device).eval()
+
+    @torch.no_grad()
+    def load_from_classifier(self, state: Mapping[str, Tensor]) -> None:
+        """Take the weights out of the state of a network of `with_classifier`."""
+        for name, own in self.state_dict().items():
+            value = state.get(self.name_in_classifier(name))
+            if value is not None and value.shape == own.shape:
+                own.copy_(value)
+
+    def classifier_names(self, network: nn.Module) -> set[str]:
+        """Names in the state of a network of `with_classifier` that are not the backbone's: those of its classifier."""
+        own = {self.name_in_classifier(name): value.shape for name, value in self.state_dict().items()}
+        return {name for name, value in network.state_dict().items() if own.get(name) != value.shape}
 
 
 def chosen_layers(layers: Layers, depth: int) -> list[int]:

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from timm.layers import DropPath
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from mixlab.mixers import Grid, MixerConfig, Mixing
 from mixlab.ops.add_norm.op import add_norm
@@ -56,8 +57,14 @@ class Layer(nn.Module):
         self.mlp_norm = AddNorm(dim, norm) if mlp_ratio else None
         self.mlp = MLP(dim, round(dim * mlp_ratio)) if mlp_ratio else None
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
+        self.grad_checkpointing = False  # keep no activations, run the layer again in the backward pass
 
     def forward(self, branch: Tensor, stream: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        if self.grad_checkpointing:
+            return checkpoint(self.step, branch, stream, grid, use_reentrant=False)
+        return self.step(branch, stream, grid)
+
+    def step(self, branch: Tensor, stream: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         return self.feed(*self.mix(branch, stream, grid))
 
     def mix(self, branch: Tensor, stream: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:

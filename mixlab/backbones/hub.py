@@ -34,10 +34,10 @@ class HubMixin(  # type: ignore[call-arg]
     """`save_pretrained`, `push_to_hub` and `from_pretrained`. Every backbone has them, hence the late imports."""
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        from mixlab.backbones.weights import architecture_of, save_weights
+        from mixlab.backbones.weights import save_weights
 
         save_weights(self, save_directory / WEIGHTS_FILE)
-        text = json.dumps(architecture_of(self), indent=2)
+        text = json.dumps(self.architecture(), indent=2)
         (save_directory / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
 
     @classmethod

@@ -1,14 +1,23 @@
 """ViT, LinearViT, Vim, Mamba-Reg and GatedConv: one class, told apart by their mixer and their token layout."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from mixlab.backbones.backbone import Backbone, Layers, Source, check_source, chosen_layers
+from mixlab.backbones.backbone import (
+    Architecture,
+    Backbone,
+    Layers,
+    LayerShape,
+    Source,
+    check_source,
+    chosen_layers,
+)
 from mixlab.backbones.block import AddNorm, Layer, NormKind
+from mixlab.backbones.classifier import IsotropicClassifier
 from mixlab.backbones.tokens import Features, TokenEmbedding, TokenLayout
 from mixlab.errors import InputError
 from mixlab.mixers import Grid, MixerConfig, Mixing
@@ -47,7 +56,8 @@ class Isotropic(Backbone):
         super().__init__()
         self.config, self.name = config, name
         self.dim, self.num_layers, self.channels = config.dim, config.depth, config.channels
-        self.layout = config.layout
+        self.image, self.layout = config.image, config.layout
+        self.family, self.is_causal = config.mixer.kind, config.mixer.is_causal
         self.embed = TokenEmbedding(
             dim=config.dim,
             patch=config.patch,
@@ -68,6 +78,10 @@ class Isotropic(Backbone):
             for rate in rates
         )
         self.final_norm = AddNorm(config.dim, config.norm)
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        return self.layers
 
     def forward(self, images: Tensor) -> Tensor:
         tokens, _ = self.tokens(images)
@@ -102,6 +116,28 @@ class Isotropic(Backbone):
             if index in wanted:
                 yield index, layer.mixing(branch, stream, grid)
             branch, stream = layer(branch, stream, grid)
+
+    def architecture(self) -> Architecture:
+        from mixlab.backbones.config_json import config_to_json
+
+        return {"name": self.name, "config": config_to_json(self.config)}
+
+    def fresh(self) -> "Isotropic":
+        return Isotropic(self.config, name=self.name)
+
+    def layer_shapes(self) -> list[LayerShape]:
+        return [LayerShape(self.dim, self.config.patch)] * self.num_layers
+
+    def with_classifier(self, num_classes: int) -> IsotropicClassifier:
+        """A linear classifier on the summary; the backbone in it is this one, not a copy."""
+        return IsotropicClassifier(self, num_classes)
+
+    def name_in_classifier(self, name: str) -> str:
+        return f"backbone.{name}"
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        for _, layer in self._first(self.num_layers):
+            layer.grad_checkpointing = enable
 
     def no_weight_decay(self) -> set[str]:
         """Vectors, tokens, positions, and what a mixer stacks over its directions: A_log, skip, biases and norms."""

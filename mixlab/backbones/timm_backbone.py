@@ -1,7 +1,8 @@
 """Any timm model as a backbone: MambaOut, and whatever else timm knows."""
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from inspect import signature
 from typing import Any
 
@@ -12,11 +13,22 @@ from timm.models.mambaout import MambaOut
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from mixlab.backbones.backbone import Backbone, Layers, Source, check_source, chosen_layers
+from mixlab.backbones.backbone import (
+    Architecture,
+    Backbone,
+    Layers,
+    LayerShape,
+    Source,
+    check_source,
+    chosen_layers,
+)
 from mixlab.backbones.timm_attention import attention_mixings
 from mixlab.backbones.tokens import Features, TokenLayout, check_images
 from mixlab.errors import InputError
 from mixlab.mixers import ConvMixing, Mixing, SoftmaxMixing
+
+# timm's arguments that say where weights come from; an architecture may not send us to fetch others.
+WEIGHT_SOURCES = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
 
 
 class TimmBackbone(Backbone):
@@ -26,6 +38,8 @@ class TimmBackbone(Backbone):
     `forward` is timm's own pooled feature, without any hidden layer of the classifier. The summary in `features` is the
     class token where there is one, and the mean over the grid elsewhere.
     """
+
+    has_unused_parameters = True  # some of timm's models have parameters that their pooled feature does not need
 
     def __init__(self, timm_name: str, fields: dict[str, Any] | None = None, name: str | None = None) -> None:
         super().__init__()
@@ -42,10 +56,37 @@ class TimmBackbone(Backbone):
         config = self.model.pretrained_cfg
         self.pixel_mean, self.pixel_std = tuple(config["mean"]), tuple(config["std"])
         self.channels = self.fields.get("in_chans", 3)
+        self.image = _image_side(self.fields.get("img_size") or config["input_size"][-2:])
+        self.family = _family(self.model)
 
+    def architecture(self) -> Architecture:
+        fields = {key: _as_json(key, value) for key, value in self.fields.items() if key not in WEIGHT_SOURCES}
+        return {"name": self.name, "timm_name": self.timm_name, "fields": fields}
+
+    def fresh(self) -> "TimmBackbone":
+        return TimmBackbone(self.timm_name, self.fields | {"pretrained": False}, name=self.name)
+
+    def layer_shapes(self) -> list[LayerShape]:
+        about = self.model.feature_info
+        infos = about if isinstance(about, list) else about.get_dicts()
+        return [LayerShape(info["num_chs"], int(info["reduction"])) for info in infos]
+
+    @torch.no_grad()
     def with_classifier(self, num_classes: int) -> nn.Module:
-        """timm's own model with a fresh classifier, as papers count it."""
-        return _create(self.timm_name, {**self.fields, "num_classes": num_classes})
+        """timm's own model with a fresh classifier, as papers count it, and a copy of these weights."""
+        network = _create(self.timm_name, {**self.fields, "num_classes": num_classes})
+        state = network.state_dict()
+        for name, own in self.state_dict().items():
+            value = state.get(self.name_in_classifier(name))
+            if value is not None and value.shape == own.shape:
+                value.copy_(own)
+        return network
+
+    def name_in_classifier(self, name: str) -> str:
+        return name.removeprefix("model.")
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        self.model.set_grad_checkpointing(enable)
 
     def forward(self, images: Tensor) -> Tensor:
         self._check(images)
@@ -173,6 +214,23 @@ def _misfit(name: str, fields: dict[str, Any], error: str) -> str:
         return f"timm's {name} has no field {unknown[1]!r}; leave it out, or name a model that has one"
     given = ", ".join(f"{key}={value!r}" for key, value in fields.items()) or "no fields"
     return f"timm's {name} cannot be built with {given}: {error}; check them against timm's own"
+
+
+def _as_json(key: str, value: Any) -> Any:
+    try:
+        return json.loads(json.dumps(value))
+    except TypeError as error:
+        raise InputError(f"field {key} is {value!r}, which JSON cannot hold; choose it by name") from error
+
+
+def _image_side(size: int | Sequence[int]) -> int:
+    return size if isinstance(size, int) else size[-1]
+
+
+def _family(model: nn.Module) -> str:
+    if isinstance(model, VisionTransformer):
+        return "attention"
+    return "gated_conv" if isinstance(model, MambaOut) else "other"
 
 
 def _drop_hidden_head(model: Any) -> None:

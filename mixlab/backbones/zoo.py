@@ -1,6 +1,6 @@
 """The table of backbones, and how to get one by name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatch
@@ -11,6 +11,7 @@ import timm
 
 from mixlab.backbones import shipped
 from mixlab.backbones.backbone import Backbone
+from mixlab.backbones.config_json import config_from_json, config_to_json
 from mixlab.backbones.isotropic import Isotropic, IsotropicConfig
 from mixlab.backbones.timm_backbone import TimmBackbone
 from mixlab.backbones.tokens import TokenLayout
@@ -95,26 +96,56 @@ def create_model(
     return model
 
 
+def known_fields(name: str) -> set[str] | None:
+    """The fields that `create_model(name, ...)` can replace; None where timm decides, and for unknown names."""
+    config = _own_config(name)
+    return None if config is None else set(_owners(config))
+
+
+def check_fields(name: str, changes: Mapping[str, Any]) -> None:
+    """Refuse fields that the backbone lacks, or values of the wrong type, before anything is built."""
+    config = _own_config(name)
+    if config is None:
+        return
+    owners, plan = _owners(config), config_to_json(config)
+    for key, value in changes.items():
+        part = _owner(key, owners)
+        (plan if part is None else plan[part])[key] = value
+    config_from_json(plan)
+
+
 def replace_fields(config: IsotropicConfig, changes: dict[str, Any]) -> IsotropicConfig:
     """Replace fields of a config, or of its mixer and layout where only they have one of that name."""
-    own = {field.name for field in fields(config)}
-    parts = {name: getattr(config, name) for name in own if is_dataclass(getattr(config, name))}
-    where = {field.name: part for part, value in parts.items() for field in fields(value)}
-    nested: dict[str, dict[str, Any]] = {}
+    owners = _owners(config)
     direct: dict[str, Any] = {}
+    nested: dict[str, dict[str, Any]] = {}
     for key, value in changes.items():
-        if key in own:
-            direct[key] = value
-        elif key in where:
-            nested.setdefault(where[key], {})[key] = value
-        else:
-            known = sorted(own | set(where))
-            near = get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"fields are {', '.join(known)}"
-            raise InputError(f"unknown field {key!r}; {hint}")
+        part = _owner(key, owners)
+        (direct if part is None else nested.setdefault(part, {}))[key] = value
     for part, inner in nested.items():
-        direct[part] = replace(direct.get(part, parts[part]), **inner)
+        direct[part] = replace(direct.get(part, getattr(config, part)), **inner)
     return replace(config, **direct)
+
+
+def _own_config(name: str) -> IsotropicConfig | None:
+    entry = ZOO.get(name)
+    return None if entry is None or isinstance(entry.config, str) else entry.config
+
+
+def _owner(key: str, owners: dict[str, str | None]) -> str | None:
+    if key not in owners:
+        near = get_close_matches(key, owners, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"fields are {', '.join(sorted(owners))}"
+        raise InputError(f"unknown field {key!r}; {hint}")
+    return owners[key]
+
+
+def _owners(config: IsotropicConfig) -> dict[str, str | None]:
+    """Each field, with the part of the config that has it: the mixer, the layout, or None for the config itself."""
+    own = [field.name for field in fields(config)]
+    parts = [name for name in own if is_dataclass(getattr(config, name))]
+    nested = {field.name: part for part in parts for field in fields(getattr(config, part))}
+    return {**nested, **dict.fromkeys(own)}
 
 
 def _nearest(name: str) -> str:

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from mixlab.analysis import figures
 from mixlab.analysis.scores import FALSE_POSITIVE_RATES, Scorer
 from mixlab.analysis.studies import STUDIES, StudyResult, run_study
-from mixlab.analysis.subjects import UNTRAINED, MaskedImages, Subject
-from mixlab.commands.looking import check_counts, file_name, load_subjects, open_run, own_size, progress_bar
-from mixlab.commands.output import check_json, console, emit, table
+from mixlab.analysis.subjects import MaskedImages
+from mixlab.commands.output import check_json, console, emit, file_name, open_run, progress_bar, table
 from mixlab.data.mask_formats import parse_masks
-from mixlab.errors import InputError
-from mixlab.run import provenance
+from mixlab.errors import InputError, check_counts
+from mixlab.evaluation.target import Target, load_targets
+from mixlab.run import UNTRAINED, provenance
 
 Curves = dict[str, tuple[NDArray[Any], NDArray[Any]]]
 
@@ -61,9 +61,9 @@ def auc(
         raise InputError(f"study {', '.join(unknown) or 'nothing'!r} does not exist; choose from {', '.join(STUDIES)}")
     check_counts(image=image, num_images=num_images, batch=batch)
     check_json(json)
-    subjects = load_subjects(targets, weights=weights, training=training, device=device, seed=seed)
+    subjects = load_targets(targets, weights=weights, training=training, device=device, seed=seed)
     source = parse_masks(data)
-    images = MaskedImages(source, size=image or own_size(subjects[0].backbone), batch=batch, limit=num_images)
+    images = MaskedImages(source, size=image or subjects[0].backbone.image, batch=batch, limit=num_images)
     directory = open_run(run, targets)
     results: dict[str, dict[str, Any]] = {}
     num_models = sum(1 + (twins and subject.training != UNTRAINED) for subject in subjects)
@@ -110,7 +110,7 @@ def _chart(found: StudyResult) -> Figure:
             return figures.scores(found.rows, title=f"Binary-AUC by {found.study}")
 
 
-def _mean_roc(subjects: list[Subject], scorer: Scorer, map_name: str | None) -> Curves:
+def _mean_roc(subjects: list[Target], scorer: Scorer, map_name: str | None) -> Curves:
     """False and true positive rates of each subject, the mean over images."""
     curves: Curves = {}
     for subject in subjects:

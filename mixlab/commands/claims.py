@@ -10,8 +10,7 @@ from rich.table import Table
 
 from mixlab.analysis.claims import CLAIMS, Entry, draw_up
 from mixlab.analysis.evidence import Evidence, Status
-from mixlab.commands.looking import progress_bar
-from mixlab.commands.output import console, emit
+from mixlab.commands.output import console, emit, progress_bar
 from mixlab.run import RunDirectory, provenance
 
 COLOURS: dict[Status, str] = {

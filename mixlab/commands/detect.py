@@ -10,7 +10,6 @@ import tyro
 from matplotlib.figure import Figure
 
 from mixlab.analysis.figures import save_figure
-from mixlab.analysis.subjects import Subject
 from mixlab.commands import dense_task
 from mixlab.commands.dense_task import finished_run, say_recipe, train_and_judge
 from mixlab.commands.output import console, emit, table
@@ -27,6 +26,7 @@ from mixlab.evaluation.detection.recipe import DetectionConfig, DetectionRecipe
 from mixlab.evaluation.detection.recipes import detect as on_coco
 from mixlab.evaluation.detection.recipes import detect_64 as on_shapes
 from mixlab.evaluation.detection.sources import parse_objects
+from mixlab.evaluation.target import Target
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import write_aside
 from mixlab.training.config import TrainConfig
@@ -125,7 +125,7 @@ def judge(
     scores = measure(source, found, world=world)
     if not world.is_first:
         return {}
-    about = Subject(
+    about = Target(
         label=folder.path.name, backbone=recipe.backbone, training=training_of(config.model), seed=config.seed
     ).describe()
     result = {

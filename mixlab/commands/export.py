@@ -9,10 +9,9 @@ import tyro
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.weights import save_weights
 from mixlab.commands.advise import parse_size
-from mixlab.commands.looking import own_size
 from mixlab.commands.output import check_json, console, emit
-from mixlab.commands.targets import load_target
 from mixlab.errors import InputError
+from mixlab.evaluation.target import load_target
 
 Format = Literal["safetensors", "onnx"]
 
@@ -47,11 +46,11 @@ def export(
         raise InputError("--half is for safetensors; an ONNX file keeps 32 bits")
     size = None if image is None else parse_size(image)
     check_json(json)
-    model = load_target(target, weights=weights, seed=seed).model
+    model = load_target(target, weights=weights, seed=seed, device="cpu").backbone
     if chosen == "safetensors":
         save_weights(model, out, half=half)
     else:
-        height, width = size or (own_size(model),) * 2
+        height, width = size or (model.image,) * 2
         export_onnx(model, out, height=height, width=width)
     console.print(f"{model.name} written to {out} ({out.stat().st_size / 2**20:.1f} MiB)")
     return emit({"model": model.name, "format": chosen, "file": str(out), "bytes": out.stat().st_size}, json)

@@ -6,15 +6,16 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from mixlab.commands.looking import check_counts, file_name, load_subjects, open_run, own_size
-from mixlab.commands.output import check_json, console, emit, table
-from mixlab.commands.probe import interval, percent, quiet_unless_first, training_said
+from mixlab.commands.output import check_json, console, emit, file_name, open_run, table
+from mixlab.commands.probe import interval, percent, quiet_unless_first
 from mixlab.data.labelled import label_subset, labelled_splits
 from mixlab.data.source import at_most
+from mixlab.errors import check_counts
 from mixlab.evaluation.accuracy import accuracy
 from mixlab.evaluation.feature_cache import Extraction, FeatureCache
 from mixlab.evaluation.feature_plan import FeaturePlan, head_inputs, published_source
 from mixlab.evaluation.feature_table import FeatureTable
+from mixlab.evaluation.target import load_target
 from mixlab.evaluation.views import (
     CROP_SHARE,
     CentreView,
@@ -86,8 +87,7 @@ def knn(
     check_json(json)
     with join_world(device) as world, ExitStack() as stack:
         seed_all(seed)  # an untrained target is the same on every rank and in every call
-        said = training_said(target, training)
-        (subject,) = load_subjects([target], weights=weights, training=said, device=str(world.device), seed=seed)
+        subject = load_target(target, weights=weights, training=training, device=world.device, seed=seed)
         backbone = subject.backbone.requires_grad_(False)
         splits = labelled_splits(data, val_data=val_data)
         directory = open_run(run, [target])
@@ -97,7 +97,7 @@ def knn(
             stack.enter_context(RunLock(features))
             for note in splits.notes():
                 console.print(note, style="yellow", highlight=False)
-        size = image or own_size(backbone)
+        size = image or backbone.image
         chosen_source = published_source(backbone) if source == "auto" else source
         plan = FeaturePlan.build(
             backbone, head_inputs(backbone, (blocks,), (strategy,)), source=chosen_source, image=size

@@ -5,7 +5,6 @@ from typing import Annotated, Any
 import tyro
 
 from mixlab.analysis.cost import count_macs, count_parameters, count_with_classifier, on_meta
-from mixlab.backbones.isotropic import Isotropic
 from mixlab.backbones.zoo import ZOO, list_models
 from mixlab.commands.output import emit, table
 from mixlab.errors import InputError
@@ -34,13 +33,12 @@ def models(
 
 def _row(name: str, image: int) -> dict[str, Any]:
     model = on_meta(name)
-    mixer = model.config.mixer.kind if isinstance(model, Isotropic) else "gated_conv" if name in ZOO else "see timm"
     return {
         "name": name,
         "params_M": round(count_parameters(model) / 1e6, 2),
         "with_classifier_M": round(count_with_classifier(model) / 1e6, 2),
         "GMACs": round(count_macs(model, image) / 1e9, 2),
         "dim": model.dim,
-        "mixer": mixer,
+        "mixer": "see timm" if model.family == "other" else model.family,
         "source": ZOO[name].source if name in ZOO else "timm",
     }

@@ -7,20 +7,13 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from mixlab.analysis import figures
-from mixlab.analysis.rank import LayerRanks, RankSettings, measure_ranks
-from mixlab.analysis.rank_summary import Arrays, rank_measurements, summarise_ranks
-from mixlab.analysis.subjects import Subject, normalise
+from mixlab.analysis.layer_ranks import LayerRanks, RankSettings, layer_ranks
+from mixlab.analysis.rank import Arrays, rank_measurements, summarise_ranks
 from mixlab.backbones.backbone import chosen_layers
-from mixlab.commands.looking import (
-    check_counts,
-    file_name,
-    load_subjects,
-    open_run,
-    own_size,
-    progress_bar,
-    read_images,
-)
-from mixlab.commands.output import check_json, console, emit, table
+from mixlab.commands.output import check_json, console, emit, file_name, open_run, progress_bar, table
+from mixlab.data.reading import read_images
+from mixlab.errors import check_counts
+from mixlab.evaluation.target import Target, load_targets
 from mixlab.run import RunDirectory, provenance
 
 
@@ -69,13 +62,13 @@ def rank(
     """
     check_counts(image=image, num_images=num_images)
     check_json(json)
-    subjects = load_subjects(targets, weights=weights, training=training, device=device, seed=seed)
+    subjects = load_targets(targets, weights=weights, training=training, device=device, seed=seed)
     settings = RankSettings(chunk=chunk, tolerance=tolerance, method=method, skip=skip, whole=whole)
     directory = open_run(run, targets)
     results: dict[str, dict[str, Any]] = {}
     arrays: dict[str, Arrays] = {}
     for subject in subjects:
-        size = image or own_size(subject.backbone)
+        size = image or subject.backbone.image
         pixels, _, _ = read_images(data, size=size, num_images=num_images)
         found = _measure(subject, pixels, layers, heads, settings)
         result, stored = summarise_ranks(found, subject.backbone.layout)
@@ -91,14 +84,14 @@ def rank(
 
 
 def _measure(
-    subject: Subject, pixels: Any, layers: tuple[int, ...], heads: tuple[int, ...], settings: RankSettings
+    subject: Target, pixels: Any, layers: tuple[int, ...], heads: tuple[int, ...], settings: RankSettings
 ) -> list[LayerRanks]:
     backbone = subject.backbone
     wanted = chosen_layers(layers or None, backbone.num_layers)
-    images = normalise(pixels, backbone)
+    images = backbone.preprocess(pixels)
     found = []
     with progress_bar(f"ranks of {subject.label}", len(images) * len(wanted)) as step:
-        for layer in measure_ranks(backbone, images, layers=wanted, heads=heads or None, settings=settings):
+        for layer in layer_ranks(backbone, images, layers=wanted, heads=heads or None, settings=settings):
             found.append(layer)
             step()
     return found

@@ -8,17 +8,13 @@ from typing import Annotated, Any
 import torch
 import tyro
 
-from mixlab.analysis.bootstrap import bootstrap_mean
-from mixlab.analysis.subjects import Subject
-from mixlab.commands.looking import check_counts, file_name, load_subjects, open_run, own_size
-from mixlab.commands.output import check_json, console, emit, table
-from mixlab.commands.probe import interval, percent, quiet_unless_first, training_said
+from mixlab.commands.output import check_json, console, emit, file_name, open_run, table
+from mixlab.commands.probe import interval, percent, quiet_unless_first
 from mixlab.commands.robust_parts import join_parts, parts_like
-from mixlab.commands.targets import split_target
 from mixlab.data.images import parse_source
 from mixlab.data.labelled import few
 from mixlab.data.source import at_most
-from mixlab.errors import InputError
+from mixlab.errors import InputError, check_counts
 from mixlab.evaluation.accuracy import accuracy
 from mixlab.evaluation.classifier import (
     Classifier,
@@ -27,12 +23,13 @@ from mixlab.evaluation.classifier import (
     timm_classifier,
     trained_classifier,
 )
-from mixlab.evaluation.feature_cache import weights_checksum
 from mixlab.evaluation.paper import robustness_figure
 from mixlab.evaluation.robustness import SETS, SetScore, find_sets, score_set
 from mixlab.evaluation.shifts import PLAIN, ShiftScores, score_shifts
+from mixlab.evaluation.target import Target, load_target, split_target, weights_checksum
 from mixlab.evaluation.views import CROP_SHARE, CentreView, Precision, run_precision
 from mixlab.run import RunDirectory, provenance
+from mixlab.statistics import bootstrap_mean
 from mixlab.training.distributed import from_all, join_world, num_workers
 from mixlab.training.recipe import seed_all
 
@@ -195,13 +192,13 @@ def load_classifier(
         size = sum(parameter.numel() for parameter in classifier.parameters())
         known = {"label": classifier.label, "model": name, "training": training or "supervised"}
         return classifier, {**known, "num_parameters": size, "classifier": "its own"}
-    (subject,) = load_subjects([target], weights=weights, training=training_said(target, training), device="cpu")
+    subject = load_target(target, weights=weights, training=training, device="cpu")
     place = Path(name)
     if head is None and place.is_dir():
         head = next((place / probe for probe in PROBES if (place / probe).is_file()), None)
     if head is not None:
         probed = load_head(head, subject.backbone)
-        size = image or int(probed.about.get("image", own_size(subject.backbone)))
+        size = image or int(probed.about.get("image", subject.backbone.image))
         view = CentreView(size, crop_share or float(probed.about.get("crop_share", CROP_SHARE)))
         classifier = probe_classifier(subject.backbone, probed, view=view, label=subject.label)
         return classifier, {**subject.describe(), "classifier": f"probe, {probed.input}, {probed.source}"}
@@ -212,9 +209,9 @@ def load_classifier(
     )
 
 
-def _trained(place: Path, subject: Subject, image: int | None, crop_share: float | None) -> Classifier:
+def _trained(place: Path, subject: Target, image: int | None, crop_share: float | None) -> Classifier:
     classes = RunDirectory.open(place).read_config().get("classes", [])
-    view = CentreView(image or own_size(subject.backbone), crop_share or CROP_SHARE)
+    view = CentreView(image or subject.backbone.image, crop_share or CROP_SHARE)
     file = place / "classifier.safetensors"
     return trained_classifier(subject.backbone, file, classes=classes, view=view, label=subject.label)
 
@@ -259,7 +256,7 @@ def _change_figures(right: dict[str, torch.Tensor]) -> dict[str, dict[str, Any]]
     """Accuracy on images as they are, under each change, and on average over changes (its interval: over images)."""
     rows = {name: accuracy(int(hits.sum()), len(hits)).as_json() for name, hits in right.items()}
     mean = bootstrap_mean(torch.stack([hits.double() for name, hits in right.items() if name != PLAIN]).mean(0))
-    return {**rows, "mean": {"top1": mean.mean, "low": mean.low, "high": mean.high, "n": mean.num_used}}
+    return {**rows, "mean": {"top1": mean.value, "low": mean.low, "high": mean.high, "n": mean.n}}
 
 
 def _change_records(figures: dict[str, dict[str, Any]], about: dict[str, Any], data: str) -> list[dict[str, Any]]:

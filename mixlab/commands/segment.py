@@ -10,7 +10,6 @@ import torch
 import tyro
 
 from mixlab.analysis.figures import save_figure
-from mixlab.analysis.subjects import Subject
 from mixlab.commands import dense_task
 from mixlab.commands.dense_task import finished_run, say_recipe, train_and_judge
 from mixlab.commands.output import console, emit, table
@@ -27,6 +26,7 @@ from mixlab.evaluation.segmentation.pictures import prediction_pictures
 from mixlab.evaluation.segmentation.recipe import SegmentConfig, SegmentRecipe
 from mixlab.evaluation.segmentation.recipes import segment as on_ade20k
 from mixlab.evaluation.segmentation.recipes import segment_64 as on_shapes
+from mixlab.evaluation.target import Target
 from mixlab.run import RunDirectory, provenance
 from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World, num_workers
@@ -117,7 +117,7 @@ def judge(
         )
     if not world.is_first:
         return {}
-    about = Subject(
+    about = Target(
         label=folder.path.name, backbone=recipe.backbone, training=training_of(config.model), seed=config.seed
     ).describe()
     num_judged = len(source) - len(skipped)

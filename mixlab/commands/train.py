@@ -6,10 +6,10 @@ from typing import Annotated, Any
 import torch
 import tyro
 
-from mixlab.analysis.subjects import Subject
 from mixlab.commands.pretrain import Launcher, Settings, launch
 from mixlab.data.labelled import labelled_splits
 from mixlab.evaluation.accuracy import accuracy
+from mixlab.evaluation.target import Target
 from mixlab.evaluation.views import CentreView
 from mixlab.run import provenance
 from mixlab.training.distributed import num_workers
@@ -75,7 +75,7 @@ def judge(trainer: Trainer) -> None:
     if not world.is_first:
         return
     found = accuracy(correct, num, seed=config.seed).as_json()
-    about = Subject(label=trainer.folder.path.name, backbone=backbone, training="supervised", seed=config.seed)
+    about = Target(label=trainer.folder.path.name, backbone=backbone, training="supervised", seed=config.seed)
     figure = {"value": found["top1"], "low": found["low"], "high": found["high"], "n": num}
     result = {
         "kind": "accuracy",

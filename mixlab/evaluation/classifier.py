@@ -14,7 +14,6 @@ from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone, Source
-from mixlab.backbones.timm_backbone import TimmBackbone
 from mixlab.backbones.weights.reading import StoredWeights, WeightsError, read_weights
 from mixlab.backbones.weights.saving import save_tensors
 from mixlab.data.imagenet_labels import imagenet_classes
@@ -148,13 +147,9 @@ def trained_classifier(
 ) -> Classifier:
     """What `mixlab train` exported: a backbone and its classifier.safetensors."""
     entries = read_weights(head).entries
-    if isinstance(backbone, TimmBackbone):
-        network = backbone.with_classifier(len(classes))
-        network.load_state_dict({**backbone.model.state_dict(), **entries})
-    else:
-        linear = nn.Linear(backbone.dim, len(classes))
-        linear.load_state_dict({name.removeprefix("head."): value for name, value in entries.items()})
-        network = nn.Sequential(backbone, linear)
+    network = backbone.with_classifier(len(classes))
+    own = backbone.classifier_names(network)
+    network.load_state_dict({key: value for key, value in network.state_dict().items() if key not in own} | entries)
     return Classifier(network, classes=classes, view=view, label=label)
 
 

@@ -75,6 +75,10 @@ class AttentionConfig(MixerConfig):
     head_dim: int = 64
     causal: bool = False
 
+    @property
+    def is_causal(self) -> bool:
+        return self.causal
+
     def build(self, dim: int, depth: int) -> "Attention":
         return Attention(self, dim)
 

@@ -57,6 +57,10 @@ class GatedConvConfig(MixerConfig):
     sequence: bool = False
     two_way: bool = True
 
+    @property
+    def is_causal(self) -> bool:
+        return self.sequence and not self.two_way
+
     def build(self, dim: int, depth: int) -> "GatedConv":
         return GatedConv(self, dim, depth)
 

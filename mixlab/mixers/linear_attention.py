@@ -71,6 +71,10 @@ class LinearAttentionConfig(MixerConfig):
     feature_map: FeatureMap = "softmax"
     causal: bool = False
 
+    @property
+    def is_causal(self) -> bool:
+        return self.causal
+
     def build(self, dim: int, depth: int) -> "LinearAttention":
         return LinearAttention(self, dim)
 

@@ -67,6 +67,10 @@ class Mamba2Config(MixerConfig):
     two_way: bool = True
 
     @property
+    def is_causal(self) -> bool:
+        return not self.two_way
+
+    @property
     def num_directions(self) -> int:
         return 2 if self.two_way else 1
 

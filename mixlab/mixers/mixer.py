@@ -53,6 +53,11 @@ class MixerConfig(ABC):
 
     kind: ClassVar[str]
 
+    @property
+    @abstractmethod
+    def is_causal(self) -> bool:
+        """Whether tokens see only those before them."""
+
     @abstractmethod
     def build(self, dim: int, depth: int) -> TokenMixer:
         """A fresh mixer for tokens of width `dim` in a stack of `depth` layers."""

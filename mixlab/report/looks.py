@@ -3,18 +3,10 @@
 import re
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from mixlab.analysis.rank import block_grid
 from mixlab.report.charts import matrix_with_ranks
 from mixlab.report.pictures import colour_picture, file_picture, map_picture, mask_picture, photograph
 from mixlab.report.records import Findings, Record
-
-# Columns of the table of blocks in results/rank_*.npz.
-BLOCK_COLUMNS = (
-    "image", "layer", "head", "on_diagonal", "row", "column", "height", "width", "ragged", "bound", "numerical",
-    "practical", "effective", "stable", "energy", "mask", "product", "underflowed",
-)  # fmt: skip
 
 
 def picture_rows(record: Record) -> dict[str, Any]:
@@ -59,34 +51,14 @@ def matrix_pictures(findings: Findings) -> list[dict[str, Any]]:
             levels = arrays[_file_name(label)]
             rank = ranks.get(label)
             same = rank is not None and rank.content["image"] == record.content["image"]
+            blocks = rank.arrays().get("blocks") if rank is not None and same else None
             charts = []
             for place, head in enumerate(model["heads"]):
-                grid = block_grid(rank, layer, head) if rank is not None and same else None
+                grid = None if blocks is None else block_grid(blocks, layer, head)
                 chunk = rank.content["chunk"] if rank is not None and same else None
                 charts.append({"svg": matrix_with_ranks(label, levels[place], head, grid, chunk), "head": head})
             found.append({"model": model, "charts": charts, "record": record, "rank": rank if same else None})
     return found
-
-
-def block_grid(record: Record, layer: int, head: int, measure: str = "effective") -> NDArray[np.float64] | None:
-    """The rank of every block of one head, in its place; means over images. All heads where this one has none."""
-    table = record.arrays().get("blocks")
-    if table is None:
-        return None
-    column = {name: table[:, index] for index, name in enumerate(BLOCK_COLUMNS)}
-    chosen = column["layer"] == layer
-    if (chosen & (column["head"] == head)).any():
-        chosen &= column["head"] == head
-    if not chosen.any():
-        return None
-    size = int(max(column["row"][chosen].max(), column["column"][chosen].max())) + 1
-    grid = np.full((size, size), np.nan)
-    for row in range(size):
-        for place in range(size):
-            here = chosen & (column["row"] == row) & (column["column"] == place)
-            if here.any():
-                grid[row, place] = column[measure][here].mean()
-    return grid
 
 
 def _row(name: str, what: str, pictures: list[str], names: list[str]) -> dict[str, Any]:

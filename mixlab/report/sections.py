@@ -6,6 +6,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from mixlab.analysis.blocks import MEASURES
 from mixlab.report import auc_charts, charts
 from mixlab.report.models import Figure
 from mixlab.report.pictures import file_picture
@@ -13,7 +14,6 @@ from mixlab.report.plot import Colours
 from mixlab.report.records import Findings, Record
 from mixlab.report.seeds import base_label, merge_curves, merge_roc, merge_rows
 
-RANK_MEASURES = ("numerical", "practical", "effective", "stable", "energy")
 STUDY_ORDER = {"model": 0, "size": 1, "training": 2, "registers": 3, "map": 4, "layer": 5, "register": 6, "head": 7}
 VERDICTS = ("supported", "supported in part", "contradicted", "not resolved at this scale", "not measured")
 SHOWN_ELSEWHERE = {
@@ -126,7 +126,7 @@ def rank_part(findings: Findings, colours: Colours) -> dict[str, Any] | None:
     if all("grid_profile" in record.arrays() for record in records.values()):
         shown["Where the weight lies"] = charts.distance_lines(records, colours)
     rows = [_rank_row(label, record) for label, record in ordered.items()]
-    return {"charts": shown, "labels": list(records), "rows": rows, "measures": RANK_MEASURES}
+    return {"charts": shown, "labels": list(records), "rows": rows, "measures": MEASURES}
 
 
 def _rank_row(label: str, record: Record) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def _rank_row(label: str, record: Record) -> dict[str, Any]:
         "chunk": record.content["chunk"],
         "tokens": record.content["num_tokens"],
         "bound": off["bound"]["max"],
-        "figures": [off[name] for name in RANK_MEASURES],
+        "figures": [off[name] for name in MEASURES],
         "mask": overall["scan"]["mask"]["max"] if "scan" in overall else None,
         "holds": overall["bound_holds"],
         "self_share": overall["distance"]["self_share"],

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from mixlab.report.models import Figure, Model, base_label
 from mixlab.report.records import Curve
-from mixlab.student import mean_interval
+from mixlab.statistics import Estimate, mean_interval
 
 T = TypeVar("T")
 
@@ -76,8 +76,8 @@ def _merged_figures(groups: list[dict[str, Figure]]) -> dict[str, Figure]:
         if len(known) == 1:
             merged[name] = known[0]
         else:
-            mean, low, high = mean_interval([figure.value for figure in known])
-            merged[name] = replace(known[0], value=mean, low=low, high=high)
+            mean = mean_interval([figure.value for figure in known])
+            merged[name] = replace(known[0], value=mean.value, low=mean.low, high=mean.high)
     return merged
 
 
@@ -89,8 +89,8 @@ def _merged_row(group: list[dict[str, Any]]) -> dict[str, Any]:
     for name, part in lead.items():
         if isinstance(part, dict) and "mean" in part:
             values = [row[name]["mean"] for row in group if row.get(name) and row[name]["mean"] is not None]
-            mean, low, high = mean_interval(values) if values else (None, None, None)
-            merged[name] = {**part, "mean": mean, "low": low, "high": high}
+            mean = mean_interval(values) if values else Estimate(math.nan, None, None, 0)
+            merged[name] = {**part, "mean": mean.value if values else None, "low": mean.low, "high": mean.high}
     return merged
 
 

@@ -153,14 +153,15 @@ def measurements_of(result: dict[str, Any], origin: str | Path) -> list[Measurem
 
 def flat_records(result: dict[str, Any], origin: str | Path) -> list[dict[str, Any]]:
     """All measurements as flat dictionaries; for readers that have not moved to `Measurement` yet."""
+    records = result.get("measurements", [])
+    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
+        raise InputError(f"{origin}: measurements must be a list of records, got {str(records)[:40]}; {AGAIN}")
     flat = []
-    for record in result.get("measurements", []):
-        if isinstance(record, dict) and "protocol" in record:
+    for record in records:
+        if "protocol" in record:
             record = {**record["subject"], **record["protocol"], **record}
             record = {key: value for key, value in record.items() if key not in ("subject", "protocol", "kind")}
         flat.append(record)
-    if not isinstance(flat, list) or not all(isinstance(record, dict) for record in flat):
-        raise InputError(f"{origin}: measurements must be a list of records, got {str(flat)[:40]}; {AGAIN}")
     return flat
 
 

@@ -1,18 +1,12 @@
-"""Speed and memory settings: compiled layers, and activations made twice instead of kept."""
+"""Compiled layers."""
 
 from __future__ import annotations
-
-from functools import partial
 
 import torch
 from timm.layers import DropPath
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.block import Layer
-from mixlab.backbones.isotropic import Isotropic
-from mixlab.backbones.timm_backbone import TimmBackbone
 from mixlab.training.recipe import Recipe
 
 
@@ -29,15 +23,6 @@ class TensorDropPath(nn.Module):
             return x
         kept = torch.rand(x.shape[0], *[1] * (x.ndim - 1), device=x.device) < self.keep
         return x * (kept / self.keep).to(x.dtype)
-
-
-def keep_few_activations(backbone: Backbone) -> None:
-    """Forget what happens inside a layer and run it again in the backward pass."""
-    if isinstance(backbone, Isotropic):
-        for layer in backbone.layers:
-            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
-    elif isinstance(backbone, TimmBackbone):
-        backbone.model.set_grad_checkpointing(True)
 
 
 def compile_recipe(recipe: Recipe, *, backend: str = "inductor") -> None:

@@ -13,15 +13,13 @@ from typing import Any
 
 import torch
 
-from mixlab.backbones.timm_backbone import TimmBackbone
-from mixlab.backbones.weights import architecture_of
 from mixlab.data.batch_loader import AnyBatch
 from mixlab.errors import WorkError
 from mixlab.run import RunDirectory
 from mixlab.run.codec import to_json
 from mixlab.run.lock import RunLock
 from mixlab.training import run_config
-from mixlab.training.acceleration import compile_recipe, keep_few_activations
+from mixlab.training.acceleration import compile_recipe
 from mixlab.training.batches import steps
 from mixlab.training.checkpoint import Checkpoint, Checkpoints
 from mixlab.training.config import TrainConfig
@@ -264,8 +262,8 @@ class Trainer:
         seed_all(config.seed)
         backbone = config.model.build()
         if config.activation_checkpointing:
-            keep_few_activations(backbone)
-        self.architecture = architecture_of(backbone)
+            backbone.set_grad_checkpointing()
+        self.architecture = backbone.architecture()
         self.recipe = config.method.build(
             backbone,
             num_classes=len(self.source.classes),
@@ -277,7 +275,7 @@ class Trainer:
         dtype = torch.float64 if config.precision == "fp64" else torch.float32
         for module in self.recipe.modules().values():
             module.to(self.world.device, dtype)
-        spread(self.recipe, config.sharding, world=self.world, find_unused=isinstance(backbone, TimmBackbone))
+        spread(self.recipe, config.sharding, world=self.world, find_unused=backbone.has_unused_parameters)
 
     def _write_config(self, stored: dict[str, Any], settings: dict[str, Any], step: int) -> None:
         what = {

@@ -14,9 +14,7 @@ from dataclasses import fields, is_dataclass, replace
 from difflib import get_close_matches
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from mixlab.backbones.config_json import config_from_json, config_to_json
-from mixlab.backbones.isotropic import IsotropicConfig
-from mixlab.backbones.zoo import ZOO, replace_fields
+from mixlab.backbones.zoo import check_fields, known_fields
 from mixlab.errors import InputError
 from mixlab.run.codec import check
 from mixlab.training.config import ModelConfig, TrainConfig
@@ -57,36 +55,18 @@ def setting_names(config: Any, prefix: str = "") -> list[str]:
 
 def check_model(model: ModelConfig) -> None:
     """Fields that the backbone lacks, or of the wrong type, before anything is built."""
-    own = _own_config(model.name)
-    if own is None:
-        return
-    plan = config_to_json(own)
-    for key, value in model.fields.items():
-        holder = next((part for part in (plan, plan["mixer"], plan["layout"]) if key in part), None)
-        if holder is None:
-            replace_fields(own, {key: value})  # says which name is the nearest
-        else:
-            holder[key] = value
-    config_from_json(plan)
+    check_fields(model.name, model.fields)
 
 
 def _with_fields_for(model: ModelConfig, name: str) -> ModelConfig:
     """The model without the fields that one of another name does not have."""
     if name == model.name:
         return model
-    ours, other = (_own_config(part) for part in (model.name, name))
-    if ours is not None and other is not None:
-        plan = config_to_json(other)
-        known = {*plan, *plan["mixer"], *plan["layout"]}
+    known = known_fields(name)
+    if known is not None and known_fields(model.name) is not None:
         return replace(model, fields={key: value for key, value in model.fields.items() if key in known})
     same_family = model.name.partition("_")[0] == name.partition("_")[0]  # of timm's, as mambaout_tiny and _femto
     return model if same_family else replace(model, fields={})
-
-
-def _own_config(name: str) -> IsotropicConfig | None:
-    """The config of one of our backbones; None for timm's and others."""
-    entry = ZOO.get(name)
-    return entry.config if entry and isinstance(entry.config, IsotropicConfig) else None
 
 
 def _add(changes: dict[str, Any], node: Any, path: list[str], text: str, root: TrainConfig, whole: str) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW
 
-from mixlab.backbones.weights import architecture_of, build_architecture, save_weights
+from mixlab.backbones.weights import build_architecture, save_weights
 from mixlab.backbones.weights.saving import save_tensors
 from mixlab.errors import InputError
 from mixlab.training.distributed import copy_from_first_, from_first, whole
@@ -97,7 +97,7 @@ def export_weights(recipe: Recipe, folder: Path, *, is_first: bool, metadata: di
     head = {name: whole(value).detach().cpu().contiguous() for name, value in recipe.exported_head().items()}
     if not is_first:
         return
-    fresh = build_architecture(architecture_of(backbone))  # the trained one may be sharded, compiled or wrapped
+    fresh = build_architecture(backbone.architecture())  # the trained one may be sharded, compiled or wrapped
     fresh.to(next(iter(tensors.values())).dtype)
     fresh.load_state_dict(tensors)
     save_weights(fresh, folder / "weights.safetensors", extra_metadata=metadata)

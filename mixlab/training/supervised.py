@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone
-from mixlab.backbones.timm_backbone import TimmBackbone
 from mixlab.data.crop_parameters import CropKind
 from mixlab.data.crops import IMAGENET_MEAN, IMAGENET_STD, MultiCrop
 from mixlab.data.loader import Batch
@@ -73,21 +72,6 @@ class ClassifierScores(KnnScores):
             yield "accuracy", float(hits.float().mean())
 
 
-class Classifier(nn.Module):
-    """A linear classifier on the summary feature."""
-
-    def __init__(self, backbone: Backbone, num_classes: int) -> None:
-        super().__init__()
-        self.backbone = backbone
-        self.head = nn.Linear(backbone.dim, num_classes)
-        nn.init.trunc_normal_(self.head.weight, std=0.02)
-        nn.init.zeros_(self.head.bias)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Images (B, 3, H, W) -> logits (B, K)."""
-        return self.head(self.backbone(images))
-
-
 class SupervisedRecipe(Recipe):
     views_per_image = 1
     static = True
@@ -95,11 +79,7 @@ class SupervisedRecipe(Recipe):
     def __init__(self, config: SupervisedConfig, backbone: Backbone, *, num_classes: int) -> None:
         self.config, self.num_classes, self.backbone = config, num_classes, backbone
         self.crops = MultiCrop([CropKind(size=config.size, scale=config.scale)])
-        if isinstance(backbone, TimmBackbone):
-            self.network = backbone.with_classifier(num_classes)  # the paper's own head, hidden layer and all
-            copy_shared(backbone.model, self.network)
-        else:
-            self.network = Classifier(backbone, num_classes)
+        self.network = backbone.with_classifier(num_classes)
         drop_empty(self.network)
         self.run = self.network
 
@@ -142,32 +122,14 @@ class SupervisedRecipe(Recipe):
         return images, blend.targets(targets).to(dtype if dtype == torch.float64 else torch.float32)
 
     def no_weight_decay(self) -> set[str]:
-        if isinstance(self.backbone, TimmBackbone):
-            names = {name for name, _ in self.network.named_parameters()}
-            return {name.removeprefix("model.") for name in self.backbone.no_weight_decay()} & names
-        return {f"backbone.{name}" for name in self.backbone.no_weight_decay()}
+        names = {name for name, _ in self.network.named_parameters()}
+        return {self.backbone.name_in_classifier(name) for name in self.backbone.no_weight_decay()} & names
 
     def exported(self) -> Backbone:
-        if isinstance(self.backbone, TimmBackbone):
-            copy_shared(self.network, self.backbone.model)
+        if all(module is not self.backbone for module in self.network.modules()):  # it has copies of the weights
+            self.backbone.load_from_classifier({name: whole(v) for name, v in self.network.state_dict().items()})
         return self.backbone
 
     def exported_head(self) -> dict[str, Tensor]:
-        shared: nn.Module = nn.ModuleDict({"backbone": self.backbone})
-        if isinstance(self.backbone, TimmBackbone):
-            shared = self.backbone.model
-        theirs = shared.state_dict()
-        return {
-            name: whole(value)
-            for name, value in self.network.state_dict().items()
-            if name not in theirs or theirs[name].shape != value.shape
-        }
-
-
-@torch.no_grad()
-def copy_shared(source: nn.Module, target: nn.Module) -> None:
-    """Copy what both have under one name and in one shape: all but the classifier."""
-    theirs = source.state_dict()
-    for name, value in target.state_dict().items():
-        if name in theirs and theirs[name].shape == value.shape:
-            value.copy_(whole(theirs[name]))
+        names = self.backbone.classifier_names(self.network)
+        return {name: whole(value) for name, value in self.network.state_dict().items() if name in names}

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 import torch
 
-from mixlab.commands.laboratory.laboratory import LiveLaboratory
+from mixlab.app.laboratory import Laboratory
 from tests.unit.app.live_page import serve, tiny_laboratory
 
 if TYPE_CHECKING:  # fixtures import it when used: without playwright this file must still load
@@ -33,12 +33,12 @@ def browser() -> Iterator["Browser"]:
 
 
 @pytest.fixture(scope="session")
-def laboratory() -> LiveLaboratory:
+def laboratory() -> Laboratory:
     return tiny_laboratory()
 
 
 @pytest.fixture(scope="session")
-def address(laboratory: LiveLaboratory) -> Iterator[str]:
+def address(laboratory: Laboratory) -> Iterator[str]:
     with serve(laboratory) as found:
         yield found
 

@@ -8,14 +8,14 @@ import torch
 import uvicorn
 
 from mixlab.app import create_app
+from mixlab.app.cards import Picture
 from mixlab.app.jobs import Progress
-from mixlab.app.laboratory import Picture
+from mixlab.app.laboratory import Laboratory
 from mixlab.app.questions import Question
-from mixlab.commands.laboratory.laboratory import LiveLaboratory
 from tests.unit.app.live_page import tiny_laboratory
 
 
-class SlowLaboratory(LiveLaboratory):
+class SlowLaboratory(Laboratory):
     """Sweeps and principal components of the first layer take a while: the real answers, in slow steps."""
 
     def answer(self, question: Question, picture: Picture, progress: Progress) -> dict[str, Any]:

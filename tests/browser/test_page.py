@@ -12,8 +12,7 @@ import torch
 from PIL import Image
 
 from mixlab.analysis.maps import activation_map
-from mixlab.analysis.subjects import normalise
-from mixlab.commands.laboratory.laboratory import LiveLaboratory
+from mixlab.app.laboratory import Laboratory
 from tests.browser.visiting import OpenPage, Page, expect, settle
 from tests.unit.app.live_page import request, tiny_subjects
 from tests.unit.app.test_app_server import png_header
@@ -55,13 +54,13 @@ def slide(page: Page, control: str, value: int) -> None:
     settle(page)
 
 
-def test_the_colours_of_a_map_are_the_values_of_the_model(open_page: OpenPage, laboratory: LiveLaboratory) -> None:
+def test_the_colours_of_a_map_are_the_values_of_the_model(open_page: OpenPage, laboratory: Laboratory) -> None:
     page = open_page(f"{TWO}&x=0.02&y=0.02&overlay=0")
     page.wait_for_function("() => document.querySelectorAll('.card').length === 2")
     backbone = tiny_subjects()[0].backbone
     square = laboratory.square(laboratory.samples[0].pixels, 64, "crop")
     with torch.no_grad():
-        images = normalise(torch.from_numpy(square).permute(2, 0, 1)[None], backbone)
+        images = backbone.preprocess(torch.from_numpy(square).permute(2, 0, 1))
         values = activation_map(backbone, images, "cosine", 2)[0].numpy()
     shares = (values - values.min()) / (values.max() - values.min())
     expected = mpl.colormaps["viridis"](shares)[..., :3] * 255
@@ -116,7 +115,7 @@ def test_sliders_go_over_layers_heads_and_registers(open_page: OpenPage) -> None
     expect(page.locator("#part-name")).to_have_text("Direction")
 
 
-def test_every_kind_of_map_is_shown_or_explained(open_page: OpenPage, laboratory: LiveLaboratory) -> None:
+def test_every_kind_of_map_is_shown_or_explained(open_page: OpenPage, laboratory: Laboratory) -> None:
     page = open_page("#model=dinomambareg_tiny&model=gatedconv_tiny")
     cards = {card.id: card for card in laboratory.models}
     for name in [card.id for card in laboratory.maps]:

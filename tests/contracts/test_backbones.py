@@ -1,12 +1,16 @@
 """What training, evaluation and analysis rely on, held over every backbone of the zoo in a small size."""
 
+import json
+
 import pytest
 import timm
 import torch
 
 import mixlab
 from mixlab.backbones.isotropic import Isotropic
+from mixlab.backbones.weights import build_architecture
 from mixlab.backbones.zoo import ZOO
+from mixlab.mixers import MIXERS
 
 SMALL = {"dim": 64, "depth": 3, "patch": 8, "image": 32}
 OURS = [name for name, entry in ZOO.items() if not isinstance(entry.config, str) and name.endswith("tiny")]
@@ -43,6 +47,121 @@ def test_timm_models_are_backbones_too(name: str) -> None:
     last = layers[-1][1]
     assert last.patches.shape[1:3] == last.grid
     assert last.summary.shape == (1, model.dim)
+
+
+def any_small(name: str) -> mixlab.Backbone:
+    if name in OURS:
+        return small(name)
+    torch.manual_seed(0)
+    return mixlab.create_model(name).eval()
+
+
+def some_images(model: mixlab.Backbone, num: int = 1) -> torch.Tensor:
+    side = 56 if "patch14" in model.name else 64
+    return model.preprocess(torch.randint(256, (num, 3, side, side), dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("name", [*OURS, *TIMM])
+@torch.no_grad()
+def test_what_others_ask_of_a_backbone_is_answered_whoever_wrote_it(name: str) -> None:
+    model = any_small(name)
+    images = some_images(model)
+    assert model.num_parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert (
+        model.image % model.layer_shapes()[0].stride == 0 and model.family in {*MIXERS, "other"} and not model.is_causal
+    )
+    features = dict(model.features(images, layers=None))
+    for shape, found in zip(model.layer_shapes(), features.values(), strict=True):
+        assert found.patches.shape[-1] == shape.width
+        assert found.grid == (images.shape[-2] // shape.stride, images.shape[-1] // shape.stride)
+    again = build_architecture(json.loads(json.dumps(model.architecture())))
+    again.load_state_dict(model.state_dict())
+    torch.testing.assert_close(again.eval()(images), model(images))
+
+
+@pytest.mark.parametrize("name", [*OURS, *TIMM])
+@torch.no_grad()
+def test_a_twin_is_drawn_from_its_seed_alone(name: str) -> None:
+    model = any_small(name)
+    state = torch.random.get_rng_state()
+    one, again, other = (model.twin(seed) for seed in (1, 1, 2))
+    assert torch.equal(torch.random.get_rng_state(), state) and not one.training
+    for key, value in one.state_dict().items():
+        assert torch.equal(value, again.state_dict()[key])
+    images = some_images(model)
+    assert not torch.equal(one(images), other(images)) and not torch.equal(one(images), model(images))
+
+
+@pytest.mark.parametrize("name", [*OURS, *TIMM])
+def test_a_classifier_starts_from_the_weights_and_hands_them_back(name: str) -> None:
+    model = any_small(name)
+    network = model.with_classifier(5)
+    images, before = some_images(model, 2), {key: value.clone() for key, value in model.state_dict().items()}
+    for key, value in before.items():
+        assert torch.equal(network.state_dict()[model.name_in_classifier(key)], value)
+    head = model.classifier_names(network)
+    assert head and head.isdisjoint(model.name_in_classifier(key) for key in before)
+    logits = network.eval()(images)
+    assert logits.shape == (2, 5)
+    logits.square().sum().backward()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            if parameter.grad is not None:
+                parameter -= 0.1 * parameter.grad.sign()
+    model.load_from_classifier(network.state_dict())
+    assert all(
+        torch.equal(network.state_dict()[model.name_in_classifier(key)], value)
+        for key, value in model.state_dict().items()
+    )
+    assert any(not torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", [*OURS, "timm/vit_tiny_patch16_224"])
+def test_checkpointing_changes_no_gradient(name: str) -> None:
+    model = any_small(name)
+    images, found = some_images(model), []
+    for enable in (False, True):
+        model.set_grad_checkpointing(enable)
+        model.zero_grad()
+        model(images).square().sum().backward()
+        found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    assert all(torch.equal(plain, thrifty) for plain, thrifty in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_preprocess_takes_the_mean_and_deviation_of_the_backbone_out(dtype: torch.dtype) -> None:
+    model = mixlab.create_model("timm/mixer_s32_224").to(dtype)  # its mean and deviation are 0.5
+    images = torch.tensor([0, 51, 255], dtype=torch.uint8)[:, None, None].expand(3, 32, 32)
+    expected = torch.tensor([-1.0, -0.6, 1.0], dtype=dtype)
+    for pixels in (model.preprocess(images), model.preprocess(images[None])):
+        assert pixels.shape == (1, 3, 32, 32)
+        torch.testing.assert_close(pixels[0, :, 0, 0], expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (torch.zeros(3, 32, 32), "takes uint8 pixels from 0 to 255, got torch.float32"),
+        (torch.zeros(1, 32, 32, dtype=torch.uint8), r"takes images \(B, 3, H, W\) or \(3, H, W\), got \(1, 32, 32\)"),
+        (torch.zeros(32, 32, dtype=torch.uint8), r"got \(32, 32\)"),
+    ],
+    ids=["floats", "channels", "no channels"],
+)
+def test_preprocess_says_what_it_takes(images: torch.Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        small("vit_tiny").preprocess(images)
+
+
+def test_causality_is_that_of_the_mixer() -> None:
+    assert small("vit_tiny", causal=True).is_causal and small("dinovim_tiny", two_way=False).is_causal
+    assert small("gatedconv_tiny", sequence=True, two_way=False).is_causal
+    assert not small("gatedconv_tiny", two_way=False).is_causal  # a window on the grid looks around
+
+
+def test_a_timm_model_says_the_image_size_that_it_was_made_for() -> None:
+    assert mixlab.create_model("timm/vit_tiny_patch16_384").image == 384
+    assert mixlab.create_model("timm/vit_tiny_patch16_224", img_size=64).image == 64
+    assert mixlab.create_model("timm/vit_tiny_patch16_224", img_size=(64, 96)).image == 96
 
 
 @pytest.mark.parametrize("name", OURS)

@@ -5,36 +5,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mixlab.backbones.backbone import Backbone
-from mixlab.backbones.config_json import config_from_json, config_to_json
+from mixlab.backbones.backbone import Architecture, Backbone
+from mixlab.backbones.config_json import config_from_json
 from mixlab.backbones.isotropic import Isotropic
-from mixlab.backbones.timm_backbone import TimmBackbone
+from mixlab.backbones.timm_backbone import WEIGHT_SOURCES, TimmBackbone
 from mixlab.backbones.weights.reading import WeightsError
 from mixlab.errors import InputError
 
 METADATA_KEY = "mixlab"
-Architecture = dict[str, Any]  # {"name", "config"} or, for a model of timm's, {"name", "timm_name", "fields"}
-# timm's arguments that say where weights come from; a file may not send us to fetch others.
-SOURCES = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
-
-
-def architecture_of(model: Backbone) -> Architecture:
-    """The name and the config of a backbone."""
-    if isinstance(model, Isotropic):
-        return {"name": model.name, "config": config_to_json(model.config)}
-    if isinstance(model, TimmBackbone):
-        fields = {key: _as_json(key, value) for key, value in model.fields.items() if key not in SOURCES}
-        return {"name": model.name, "timm_name": model.timm_name, "fields": fields}
-    raise WeightsError(f"cannot describe a {type(model).__name__}; give an Isotropic or a TimmBackbone, unwrapped")
 
 
 def build_architecture(architecture: Mapping[str, Any]) -> Backbone:
-    """A fresh backbone from what `architecture_of` said of another."""
+    """A fresh backbone from the `architecture()` of another."""
     match dict(architecture):
         case {"name": str(name), "config": dict(config), **rest} if not rest:
             return Isotropic(config_from_json(config), name=name)
         case {"name": str(name), "timm_name": str(timm_name), "fields": dict(fields), **rest} if not rest:
-            if sent := [key for key in SOURCES if key in fields]:
+            if sent := [key for key in WEIGHT_SOURCES if key in fields]:
                 raise InputError(f"field {sent[0]} says where weights come from, which an architecture may not")
             return TimmBackbone(timm_name, {key: _tuples(value) for key, value in fields.items()}, name=name)
         case other:
@@ -65,13 +52,6 @@ def differences(theirs: Architecture, ours: Architecture) -> list[str]:
         for key in keys
         if flat_theirs.get(key) != flat_ours.get(key)
     ]
-
-
-def _as_json(key: str, value: Any) -> Any:
-    try:
-        return json.loads(json.dumps(value))
-    except TypeError as error:
-        raise WeightsError(f"field {key} is {value!r}, which JSON cannot hold; choose it by name") from error
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -12,7 +12,7 @@ from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.isotropic import Isotropic
 from mixlab.backbones.timm_backbone import TimmBackbone
 from mixlab.backbones.tokens import PositionTable, resize_positions
-from mixlab.backbones.weights.architecture import architecture_in, architecture_of, differences
+from mixlab.backbones.weights.architecture import architecture_in, differences
 from mixlab.backbones.weights.formats import MIXLAB, recognise, sizes_of, to_our_names
 from mixlab.backbones.weights.reading import StoredWeights, WeightsError, listing, read_weights
 
@@ -62,7 +62,7 @@ def load_stored(model: Backbone, stored: StoredWeights) -> LoadReport:
     """Load what was already read."""
     architecture = architecture_in(stored.metadata, stored.path)
     candidate = _for_timm(model, stored) if isinstance(model, TimmBackbone) else _for_ours(model, stored)
-    unlike = differences(architecture, architecture_of(model)) if architecture else []
+    unlike = differences(architecture, model.architecture()) if architecture else []
     _check_fit(model, stored, candidate, unlike)
     entries = {key: candidate.entries[key].to(own.dtype) for key, own in model.state_dict().items()}
     not_finite = [key for key, entry in entries.items() if not entry.isfinite().all()]

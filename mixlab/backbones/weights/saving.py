@@ -10,14 +10,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mixlab.backbones.backbone import Backbone
-from mixlab.backbones.weights.architecture import (
-    METADATA_KEY,
-    Architecture,
-    architecture_in,
-    architecture_of,
-    build_architecture,
-)
+from mixlab.backbones.backbone import Architecture, Backbone
+from mixlab.backbones.weights.architecture import METADATA_KEY, architecture_in, build_architecture
 from mixlab.backbones.weights.formats import sizes_of
 from mixlab.backbones.weights.loading import load_stored
 from mixlab.backbones.weights.reading import StoredWeights, WeightsError, read_metadata, read_weights
@@ -34,7 +28,7 @@ def save_weights(
     path = Path(path)
     if path.is_dir():
         raise WeightsError(f"{path} is a folder; give a file, such as {path / 'model.safetensors'}")
-    metadata = {"format": "pt", METADATA_KEY: json.dumps(architecture_of(model))}
+    metadata = {"format": "pt", METADATA_KEY: json.dumps(model.architecture())}
     for key, value in (extra_metadata or {}).items():
         if key in metadata or not isinstance(value, str):
             raise WeightsError(f"metadata {key}={value!r} is not allowed: text only, and not {' or '.join(metadata)}")

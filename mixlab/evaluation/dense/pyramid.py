@@ -12,8 +12,6 @@ from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone
-from mixlab.backbones.isotropic import Isotropic
-from mixlab.backbones.timm_backbone import TimmBackbone
 from mixlab.errors import InputError
 
 STRIDES = (4, 8, 16, 32)
@@ -57,9 +55,9 @@ class Pyramid(nn.Module):
         )
         if frozen:
             backbone.requires_grad_(False)
-        elif isinstance(backbone, Isotropic):
-            for layer in backbone.layers[self.taps[-1].layer + 1 :]:
-                layer.requires_grad_(False)  # never run
+        else:
+            for block in backbone.blocks[self.taps[-1].layer + 1 :]:
+                block.requires_grad_(False)  # never run
         self.train(self.training)
 
     def forward(self, images: Tensor) -> list[Tensor]:
@@ -132,7 +130,8 @@ def _grow(width: int, channels: int, doublings: int) -> nn.Sequential:
 
 def choose_taps(backbone: Backbone, taps: Sequence[int] | None = None) -> list[Tap]:
     """The four layers that feed the pyramid."""
-    widths, strides = layer_sizes(backbone)
+    shapes = backbone.layer_shapes()
+    strides = [shape.stride for shape in shapes]
     depth, staged = backbone.num_layers, len(set(strides)) > 1
     if taps is None and staged:
         if missing := [stride for stride in STRIDES if stride not in strides]:
@@ -144,15 +143,4 @@ def choose_taps(backbone: Backbone, taps: Sequence[int] | None = None) -> list[T
         taps = [math.ceil(depth * number / NUM_TAPS) - 1 for number in range(1, NUM_TAPS + 1)]
     if len(taps) != NUM_TAPS or list(taps) != sorted(taps) or taps[0] < 0 or taps[-1] >= depth:
         raise InputError(f"taps {taps} of {backbone.name}: give four layers from 0 to {depth - 1} in rising order")
-    return [Tap(layer, widths[layer], strides[layer], staged) for layer in taps]
-
-
-def layer_sizes(backbone: Backbone) -> tuple[list[int], list[int]]:
-    """The width and the stride in pixels of the map after each layer."""
-    if isinstance(backbone, Isotropic):
-        return [backbone.dim] * backbone.num_layers, [backbone.config.patch] * backbone.num_layers
-    if isinstance(backbone, TimmBackbone):
-        about = backbone.model.feature_info
-        infos = [about[i] if isinstance(about, list) else about.get_dicts()[i] for i in range(len(about))]
-        return [info["num_chs"] for info in infos], [int(info["reduction"]) for info in infos]
-    raise InputError(f"{backbone.name} does not say the sizes of its layers; give a backbone of mixlab or of timm")
+    return [Tap(layer, shapes[layer].width, shapes[layer].stride, staged) for layer in taps]

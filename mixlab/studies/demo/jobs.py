@@ -9,10 +9,11 @@ import torch
 from numpy.typing import NDArray
 
 from mixlab.analysis.cost import count_macs, count_parameters
-from mixlab.analysis.subjects import Subject, normalise, untrained_twin
 from mixlab.backbones.backbone import Backbone
-from mixlab.backbones.weights import architecture_of, build_architecture, model_from_file, save_weights
-from mixlab.commands.looking import file_name, load_subjects, own_size, read_images
+from mixlab.backbones.weights import build_architecture, model_from_file, save_weights
+from mixlab.commands.output import file_name
+from mixlab.data.reading import read_images
+from mixlab.evaluation.target import Target, load_targets
 from mixlab.run import RunDirectory, provenance
 
 DECADES = 4  # matrices are drawn on a logarithmic scale of so many powers of ten
@@ -24,7 +25,7 @@ def write_twin(run: str, out: str, seed: str) -> None:
     """The backbone of a run with fresh weights, as a run of its own."""
     folder = RunDirectory.create(out)
     folder.write_config({"seed": int(seed), "twin_of": Path(run).name})
-    twin = untrained_twin(model_from_file(Path(run) / "weights.safetensors"), int(seed))
+    twin = model_from_file(Path(run) / "weights.safetensors").twin(int(seed))
     save_weights(twin, folder.path / "weights.safetensors")
 
 
@@ -35,10 +36,10 @@ def write_all_costs(*runs: str) -> None:
 
 def write_costs(run: Path) -> dict[str, Any]:
     """Parameters, multiply-accumulates and images per second of a run's backbone, into results/cost.json."""
-    (subject,) = load_subjects([str(run)], device="cpu")
-    backbone, size = subject.backbone, own_size(subject.backbone)
+    (subject,) = load_targets([str(run)], device="cpu")
+    backbone, size = subject.backbone, subject.backbone.image
     with torch.device("meta"):
-        flat = build_architecture(architecture_of(backbone)).eval().requires_grad_(False)
+        flat = build_architecture(backbone.architecture()).eval().requires_grad_(False)
     about = subject.describe()
     rates = sorted(_images_per_second(backbone, size))
     edge = max(0, int(len(rates) / 2 - 0.98 * len(rates) ** 0.5))  # the order statistics around 95 % of medians
@@ -68,7 +69,7 @@ def write_matrices(run: str, side: str, *targets: str) -> dict[str, Any]:
     pixels, _, names = read_images("shapes", size=image, num_images=1)
     found: list[dict[str, Any]] = []
     arrays: dict[str, NDArray[np.uint8]] = {}
-    for subject in load_subjects(targets, device="cpu"):
+    for subject in load_targets(targets, device="cpu"):
         about, levels = _look(subject, pixels)
         found.append(about)
         arrays[file_name(subject.label)] = levels
@@ -85,9 +86,9 @@ def write_matrices(run: str, side: str, *targets: str) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _look(subject: Subject, pixels: torch.Tensor) -> tuple[dict[str, Any], NDArray[np.uint8]]:
+def _look(subject: Target, pixels: torch.Tensor) -> tuple[dict[str, Any], NDArray[np.uint8]]:
     backbone = subject.backbone
-    [(layer, mixing)] = backbone.mixings(normalise(pixels, backbone), layers=[-1])
+    [(layer, mixing)] = backbone.mixings(backbone.preprocess(pixels), layers=[-1])
     ran = mixing.apply()
     heads = np.unique(np.linspace(0, mixing.num_heads - 1, NUM_HEADS).round().astype(int))
     error, levels = 0.0, []

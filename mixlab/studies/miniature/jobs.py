@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mixlab.analysis.subjects import Subject
+from mixlab.evaluation.target import Target
 from mixlab.recipes import find_recipe
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import flat_records
@@ -61,7 +61,7 @@ def write_scaling(run: str, sizes: str, batch_tokens: str, *rest: str) -> dict[s
             config = find_recipe(recipe).model
             tokens = (side // config.fields["patch"]) ** 2
             backbone = config.build().to(where)
-            known = Subject(label=label, backbone=backbone).describe()
+            known = Target(label=label, backbone=backbone).describe()
             about = {key: value for key, value in known.items() if key != "label"}  # no run of the study
             images = torch.randn(max(1, int(batch_tokens) // tokens), 3, side, side, device=where)
             for kind, step in {"forward": forward, "training": forward_backward}.items():

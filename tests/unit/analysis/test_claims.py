@@ -9,12 +9,13 @@ import torch
 import mixlab
 from mixlab.analysis.claims import CLAIMS, draw_up
 from mixlab.analysis.evidence import Evidence, Measurement, grouped, matched_pairs, mutual_pairs, scale_of
-from mixlab.analysis.rank import RankSettings, measure_ranks
-from mixlab.analysis.rank_summary import rank_measurements, summarise_ranks
+from mixlab.analysis.layer_ranks import RankSettings, layer_ranks
+from mixlab.analysis.rank import rank_measurements, summarise_ranks
 from mixlab.analysis.scores import Scorer
 from mixlab.analysis.studies import run_study
-from mixlab.analysis.subjects import MaskedImages, Subject
+from mixlab.analysis.subjects import MaskedImages
 from mixlab.data.mask_formats import parse_masks
+from mixlab.evaluation.target import Target
 from tests.unit.analysis.records import RANKED, measured
 
 
@@ -271,8 +272,8 @@ def test_results_of_rank_and_studies_reach_the_ledger() -> None:
     results, subjects = [], []
     for name in ("vit_tiny", "dinovim_tiny", "linearvit_tiny"):
         model = mixlab.create_model(name, dim=64, depth=4, image=64, patch=8, head_dim=16).eval()
-        subjects.append(Subject(label=name, backbone=model, training="dino"))
-        found = list(measure_ranks(model, torch.randn(2, 3, 64, 64), layers=1, settings=RankSettings(chunk=32)))
+        subjects.append(Target(label=name, backbone=model, training="dino"))
+        found = list(layer_ranks(model, torch.randn(2, 3, 64, 64), layers=1, settings=RankSettings(chunk=32)))
         result, _ = summarise_ranks(found, model.layout)
         records = rank_measurements(result, subjects[-1].describe(), "noise")
         results.append((name, {"measurements": json.loads(json.dumps(records, allow_nan=False))}))

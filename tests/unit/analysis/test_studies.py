@@ -5,19 +5,20 @@ import json
 import numpy as np
 import pytest
 import torch
-from scipy.stats import pearsonr, spearmanr
+from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
 
 import mixlab
-from mixlab.analysis.baselines import centre_prior
+from mixlab.analysis.binary_auc import centre_prior
 from mixlab.analysis.foreground import split_mask
 from mixlab.analysis.maps import MAPS
 from mixlab.analysis.scores import FALSE_POSITIVE_RATES, Scorer, either_sign, masks_on_grid, true_positive_rates
-from mixlab.analysis.studies import STUDIES, correlate, run_study
-from mixlab.analysis.subjects import MaskedImages, Subject, family_of, is_causal, normalise, untrained_twin
+from mixlab.analysis.studies import STUDIES, run_study
+from mixlab.analysis.subjects import MaskedImages
 from mixlab.data.mask_formats import parse_masks
 from mixlab.data.masks import MaskedImage, MaskSource
 from mixlab.data.unreadable import UnreadableImage
+from mixlab.evaluation.target import Target
 
 
 def tiny(name: str, seed: int = 0, **fields: object) -> mixlab.Backbone:
@@ -35,8 +36,8 @@ def shapes(num: int = 12, batch: int = 5) -> MaskedImages:
     return MaskedImages(parse_masks(f"shapes:n={num}"), size=64, batch=batch)
 
 
-def subject(label: str, name: str = "vit_tiny", training: str = "dino", seed: int = 0, **fields: object) -> Subject:
-    return Subject(label=label, backbone=tiny(name, seed, **fields), training=training, seed=seed)
+def subject(label: str, name: str = "vit_tiny", training: str = "dino", seed: int = 0, **fields: object) -> Target:
+    return Target(label=label, backbone=tiny(name, seed, **fields), training=training, seed=seed)
 
 
 def test_scores_are_those_of_scikit_learn_on_the_same_maps() -> None:
@@ -44,7 +45,7 @@ def test_scores_are_those_of_scikit_learn_on_the_same_maps() -> None:
     scores = Scorer(images).scores(one)
     expected, priors = [], []
     for batch in images:
-        maps = MAPS["cosine"](one.backbone, normalise(batch.images, one.backbone))
+        maps = MAPS["cosine"](one.backbone, one.backbone.preprocess(batch.images))
         foreground, background = split_mask(batch.masks, (8, 8), ignore=255)
         for values, inside, outside in zip(maps, foreground, background, strict=True):
             counted = inside | outside
@@ -78,8 +79,8 @@ def test_rows_carry_the_centre_prior_and_the_untrained_twin() -> None:
     first, second = result.rows
     assert first["untrained"]["mean"] is not None
     assert "untrained" not in second
-    twin = untrained_twin(one.backbone, seed=5)
-    twin_scores = Scorer(shapes()).scores(Subject(label="twin", backbone=twin))
+    twin = one.backbone.twin(5)
+    twin_scores = Scorer(shapes()).scores(Target(label="twin", backbone=twin))
     assert first["untrained"]["mean"] == pytest.approx(float(either_sign(twin_scores.raw).nanmean()))
     gap = first["above_untrained"]["mean"]
     assert gap == pytest.approx(first["auc"]["mean"] - first["untrained"]["mean"])
@@ -92,13 +93,13 @@ def test_rows_carry_the_centre_prior_and_the_untrained_twin() -> None:
 def test_a_twin_is_untrained_and_leaves_the_random_state_alone() -> None:
     one = tiny("dinovim_tiny", seed=3)
     before = torch.random.get_rng_state()
-    twin, again = untrained_twin(one, seed=1), untrained_twin(one, seed=1)
+    twin, again = one.twin(1), one.twin(1)
     assert torch.equal(before, torch.random.get_rng_state())
     assert twin.config == one.config
     weights = [model.layers[0].mixer.in_proj.weight for model in (one, twin, again)]
     assert torch.equal(weights[1], weights[2])
     assert not torch.equal(weights[0], weights[1])
-    timm_twin = untrained_twin(mixlab.create_model("timm/convnext_atto"))
+    timm_twin = mixlab.create_model("timm/convnext_atto").twin()
     assert timm_twin.name == "timm/convnext_atto"
 
 
@@ -131,7 +132,7 @@ def test_by_head_chooses_on_other_images_than_it_compares_on() -> None:
 def test_by_register_compares_the_middle_with_both_ends_and_with_probes() -> None:
     base = subject("reg", "dinomambareg_tiny", num_registers=6)
     accuracies = (0.1, 0.3, 0.5, 0.6, 0.4, 0.2)
-    probed = Subject(label="reg", backbone=base.backbone, training="dino", register_accuracies=accuracies)
+    probed = Target(label="reg", backbone=base.backbone, training="dino", register_accuracies=accuracies)
     result = run_study("register", [probed], Scorer(shapes()))
     raw = torch.from_numpy(result.arrays["reg"])[:, 0]
     for comparison, end in zip(result.comparisons, (raw[:, :2], raw[:, 4:]), strict=True):
@@ -145,10 +146,10 @@ def test_by_register_compares_the_middle_with_both_ends_and_with_probes() -> Non
 
 def test_by_size_training_and_registers_find_their_pairs() -> None:
     small, large = subject("small"), subject("large", seed=1)
-    large = Subject(
+    large = Target(
         label="large", backbone=mixlab.create_model("vit_tiny", dim=128, depth=4, image=64, patch=8), training="dino"
     )
-    supervised = Subject(label="taught", backbone=tiny("vit_tiny", 2), training="supervised")
+    supervised = Target(label="taught", backbone=tiny("vit_tiny", 2), training="supervised")
     plain, with_registers = subject("vim", "dinovim_tiny"), subject("reg", "dinomambareg_tiny", num_registers=3)
     scorer = Scorer(shapes(6), twins=False)
     pairs = {
@@ -164,19 +165,19 @@ def test_by_size_training_and_registers_find_their_pairs() -> None:
 
 def test_sizes_of_several_seeds_are_compared_seed_by_seed() -> None:
     small = [subject(f"small-s{seed}", seed=seed) for seed in (0, 1)]
-    large = [Subject(label=f"large-s{seed}", backbone=tiny_large(seed), training="dino", seed=seed) for seed in (0, 1)]
+    large = [Target(label=f"large-s{seed}", backbone=tiny_large(seed), training="dino", seed=seed) for seed in (0, 1)]
     found = run_study("size", [*small, *large], Scorer(shapes(4), twins=False)).comparisons
     assert [(one["better"], one["worse"]) for one in found] == [("large-s0", "small-s0"), ("large-s1", "small-s1")]
 
 
 def test_twins_have_the_seed_of_their_run() -> None:
     one, other = (
-        Subject(label=f"vit-s{seed}", backbone=tiny("vit_tiny"), training="dino", seed=seed) for seed in (0, 1)
+        Target(label=f"vit-s{seed}", backbone=tiny("vit_tiny"), training="dino", seed=seed) for seed in (0, 1)
     )
     scorer = Scorer(shapes(4), seed=5)
     first, second = (scorer.twin_scores(each) for each in (one, other))
     assert first is not None and second is not None and not torch.equal(first.raw, second.raw)
-    alone = Scorer(shapes(4)).scores(Subject(label="twin", backbone=untrained_twin(one.backbone, 1)))
+    alone = Scorer(shapes(4)).scores(Target(label="twin", backbone=one.backbone.twin(1)))
     torch.testing.assert_close(second.raw, alone.raw)
 
 
@@ -215,25 +216,14 @@ def test_results_are_json_with_measurements_for_the_ledger(name: str) -> None:
         assert {"metric", "value", "n", "model", "family", "training", "data", "study"} <= set(record)
 
 
-def test_correlations_are_those_of_scipy() -> None:
-    x, y = [0.1, 0.4, 0.4, 0.9, 0.2], [1.0, 3.0, 2.0, 2.5, 0.0]
-    found = correlate(x, y)
-    assert found["pearson"] == pytest.approx(pearsonr(x, y).statistic)
-    assert found["spearman"] == pytest.approx(spearmanr(x, y).statistic)
-    assert found["low"] < found["spearman"] < found["high"]
-    assert correlate([1, 1, 1], [1, 2, 3])["pearson"] is None
-    with pytest.raises(ValueError, match="two or more pairs"):
-        correlate([1], [2])
-
-
 def test_families_and_causality_are_read_off_the_backbone() -> None:
     names = ("vit_tiny", "linearvit_tiny", "dinovim_tiny", "gatedconv_tiny")
-    assert [family_of(tiny(name)) for name in names] == ["attention", "linear_attention", "mamba2", "gated_conv"]
-    assert family_of(mixlab.create_model("mambaout_femto")) == "gated_conv"
-    assert family_of(mixlab.create_model("timm/vit_tiny_patch16_224")) == "attention"
-    assert family_of(mixlab.create_model("timm/convnext_atto")) == "other"
-    assert is_causal(tiny("vit_tiny", causal=True)) and is_causal(tiny("dinovim_tiny", two_way=False))
-    assert not is_causal(tiny("vit_tiny")) and not is_causal(tiny("dinovim_tiny"))
+    assert [tiny(name).family for name in names] == ["attention", "linear_attention", "mamba2", "gated_conv"]
+    assert mixlab.create_model("mambaout_femto").family == "gated_conv"
+    assert mixlab.create_model("timm/vit_tiny_patch16_224").family == "attention"
+    assert mixlab.create_model("timm/convnext_atto").family == "other"
+    assert tiny("vit_tiny", causal=True).is_causal and tiny("dinovim_tiny", two_way=False).is_causal
+    assert not tiny("vit_tiny").is_causal and not tiny("dinovim_tiny").is_causal
 
 
 class Broken(MaskSource):
@@ -283,4 +273,4 @@ def test_pixels_are_normalised_with_the_backbones_own_statistics() -> None:
     model = mixlab.create_model("timm/vit_tiny_patch16_224")
     pixels = torch.full((1, 3, 2, 2), 255, dtype=torch.uint8)
     expected = (1 - torch.tensor(model.pixel_mean)) / torch.tensor(model.pixel_std)
-    torch.testing.assert_close(normalise(pixels, model)[0, :, 0, 0], expected)
+    torch.testing.assert_close(model.preprocess(pixels)[0, :, 0, 0], expected)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from mixlab.commands.laboratory.laboratory import LiveLaboratory
+from mixlab.app.laboratory import Laboratory
 from tests.unit.app.live_page import serve, tiny_laboratory
 
 
@@ -15,11 +15,11 @@ def one_thread() -> None:
 
 
 @pytest.fixture(scope="session")
-def laboratory() -> LiveLaboratory:
+def laboratory() -> Laboratory:
     return tiny_laboratory()
 
 
 @pytest.fixture(scope="session")
-def address(laboratory: LiveLaboratory) -> Iterator[str]:
+def address(laboratory: Laboratory) -> Iterator[str]:
     with serve(laboratory) as found:
         yield found

@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
 from mixlab.analysis.maps import MAPS
-from mixlab.analysis.subjects import Subject, normalise
-from mixlab.app.mask_runs import encode_runs
+from mixlab.app.encoding import encode_runs
+from mixlab.app.laboratory import Laboratory
 from mixlab.backbones.backbone import Backbone
-from mixlab.commands.laboratory.laboratory import LiveLaboratory
+from mixlab.evaluation.target import Target
 from mixlab.mixers import Mixing
 from tests.unit.app.live_page import MODELS, ask, tiny_subjects
 
-SUBJECTS: dict[str, Subject] = {subject.label: subject for subject in tiny_subjects()}
+SUBJECTS: dict[str, Target] = {subject.label: subject for subject in tiny_subjects()}
 
 
 def array(encoded: dict[str, Any]) -> NDArray[Any]:
@@ -31,20 +31,20 @@ def answer(address: str, kind: str, model: str, layer: int, more: dict[str, Any]
     return reply.body["answer"]
 
 
-def images(laboratory: LiveLaboratory, backbone: Backbone) -> torch.Tensor:
+def images(laboratory: Laboratory, backbone: Backbone) -> torch.Tensor:
     square = laboratory.square(laboratory.samples[1].pixels, 64, "crop")
-    return normalise(torch.from_numpy(square).permute(2, 0, 1)[None], backbone)
+    return backbone.preprocess(torch.from_numpy(square).permute(2, 0, 1))
 
 
 @torch.no_grad()
-def mixing_of(laboratory: LiveLaboratory, model: str, layer: int) -> Mixing:
+def mixing_of(laboratory: Laboratory, model: str, layer: int) -> Mixing:
     backbone = SUBJECTS[model].backbone
     return next(backbone.mixings(images(laboratory, backbone), layers=[layer]))[1]
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_every_map_that_a_model_offers_is_the_map_of_the_model(
-    address: str, laboratory: LiveLaboratory, model: str
+    address: str, laboratory: Laboratory, model: str
 ) -> None:
     backbone = SUBJECTS[model].backbone
     card = next(card for card in laboratory.models if card.id == model)
@@ -57,7 +57,7 @@ def test_every_map_that_a_model_offers_is_the_map_of_the_model(
 
 @pytest.mark.parametrize("model", ["vit_tiny", "dinovim_tiny", "gatedconv_tiny"])
 def test_the_row_of_a_patch_times_the_values_is_what_the_mixing_gives_it(
-    address: str, laboratory: LiveLaboratory, model: str
+    address: str, laboratory: Laboratory, model: str
 ) -> None:
     mixing, head = mixing_of(laboratory, model, 1), 1
     found = answer(address, "row", model, 1, {"head": head, "x": 0.3, "y": 0.8})
@@ -96,7 +96,7 @@ def test_a_scan_from_the_left_hears_nothing_of_later_patches(address: str) -> No
 @pytest.mark.parametrize("head", [None, 1])
 @pytest.mark.parametrize("model", ["linearvit_tiny", "dinomambareg_tiny", "gatedconv_tiny"])
 def test_the_shades_of_a_matrix_are_its_weights_over_four_powers_of_ten(
-    address: str, laboratory: LiveLaboratory, model: str, head: int | None
+    address: str, laboratory: Laboratory, model: str, head: int | None
 ) -> None:
     found = answer(address, "matrix", model, 1, {"head": head})
     matrix = mixing_of(laboratory, model, 1).matrix()[0].abs()
@@ -115,7 +115,7 @@ def test_a_head_beyond_the_last_is_the_last(address: str) -> None:
     assert last["head_name"] == "head 2 of 2"
 
 
-def test_the_first_component_is_the_one_of_a_plain_decomposition(address: str, laboratory: LiveLaboratory) -> None:
+def test_the_first_component_is_the_one_of_a_plain_decomposition(address: str, laboratory: Laboratory) -> None:
     backbone = SUBJECTS["vit_tiny"].backbone
     with torch.no_grad():
         _, features = next(backbone.features(images(laboratory, backbone), layers=[2]))
@@ -129,7 +129,7 @@ def test_the_first_component_is_the_one_of_a_plain_decomposition(address: str, l
     np.testing.assert_array_equal(array(found["foreground"]), array(found["first"]) > 0)
 
 
-def test_scores_are_those_of_scikit_learn_at_every_layer(address: str, laboratory: LiveLaboratory) -> None:
+def test_scores_are_those_of_scikit_learn_at_every_layer(address: str, laboratory: Laboratory) -> None:
     mask = laboratory.square_mask(laboratory.samples[1].mask, 256, "crop")
     labels = mask.reshape(8, 32, 8, 32).mean((1, 3)) >= 0.5
     runs = encode_runs(mask)
@@ -150,7 +150,7 @@ def test_a_mask_without_background_has_no_score(address: str) -> None:
     assert found == {"auc": None, "raw_auc": None, "centre_prior": None, "roc": None}
 
 
-def test_ignored_pixels_do_not_count(address: str, laboratory: LiveLaboratory) -> None:
+def test_ignored_pixels_do_not_count(address: str, laboratory: Laboratory) -> None:
     half = np.zeros((256, 256), dtype=np.uint8)
     half[:128] = 255
     half[128:, :128] = 1

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mixlab.app.cards import Picture
 from mixlab.app.jobs import Progress
-from mixlab.app.laboratory import Picture
+from mixlab.app.laboratory import Laboratory
 from mixlab.app.questions import Question
-from mixlab.commands.laboratory.laboratory import LiveLaboratory
 from tests.unit.app.live_page import ask, request, serve, tiny_laboratory
 
 MAP = {"kind": "map", "picture": "sample-1", "model": "vit_tiny", "layer": 0}
@@ -189,7 +189,7 @@ def test_images_of_every_kind_are_taken_and_looked_at(address: str, name: str) -
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of PIL, about the damage
-def test_damaged_files_of_every_kind_are_pictures_or_refused_never_a_failure(laboratory: LiveLaboratory) -> None:
+def test_damaged_files_of_every_kind_are_pictures_or_refused_never_a_failure(laboratory: Laboratory) -> None:
     random = np.random.default_rng(0)
     grey = Image.fromarray(random.integers(0, 2, (48, 48), dtype=np.uint8) * 255)
     sample = Picture("x", "x", np.zeros((48, 48, 3), dtype=np.uint8))
@@ -245,12 +245,12 @@ def test_an_uploaded_mask_comes_back_as_runs_on_the_fitted_square(address: str) 
             assert values == expected
 
 
-class Broken(LiveLaboratory):
+class Broken(Laboratory):
     def answer(self, question: Question, picture: Picture, progress: Progress) -> dict[str, Any]:
         raise RuntimeError("secret: /home/somebody/weights.pth")
 
 
-class Patient(LiveLaboratory):
+class Patient(Laboratory):
     """A real laboratory in which every question takes a second or more, in steps."""
 
     def answer(self, question: Question, picture: Picture, progress: Progress) -> dict[str, Any]:
@@ -260,7 +260,7 @@ class Patient(LiveLaboratory):
         return super().answer(question, picture, progress)
 
 
-def made_as(kind: type[LiveLaboratory]) -> LiveLaboratory:
+def made_as(kind: type[Laboratory]) -> Laboratory:
     laboratory = tiny_laboratory()
     laboratory.__class__ = kind
     return laboratory

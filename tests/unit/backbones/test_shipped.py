@@ -7,10 +7,9 @@ import torch
 import torch.nn.functional as F
 
 import mixlab
-from mixlab.analysis.subjects import normalise, untrained_twin
 from mixlab.backbones.shipped import NAMES
-from mixlab.commands.targets import load_target
 from mixlab.data.images import parse_source
+from mixlab.evaluation.target import load_target
 
 NUM_SCENES = 64
 
@@ -37,11 +36,11 @@ def test_they_know_a_scene_again_that_is_mirrored_shifted_and_relit(name: str) -
 
     @torch.no_grad()
     def known_again(model: mixlab.Backbone) -> float:
-        seen, again = (F.normalize(model(normalise(view.clamp(0, 255).byte(), model)), dim=-1) for view in views)
+        seen, again = (F.normalize(model(model.preprocess(view.clamp(0, 255).byte())), dim=-1) for view in views)
         return float(((seen @ again.T).argmax(1) == torch.arange(NUM_SCENES)).float().mean())
 
     model = mixlab.create_model(name).eval()
-    assert known_again(model) > 0.5 > 2 * known_again(untrained_twin(model, 0).eval())
+    assert known_again(model) > 0.5 > 2 * known_again(model.twin(0).eval())
 
 
 def test_wrong_names_and_settings_are_refused() -> None:

@@ -25,7 +25,6 @@ from mixlab.evaluation.classifier import (
 )
 from mixlab.evaluation.feature_plan import HeadInput
 from mixlab.evaluation.views import CentreView
-from mixlab.training.supervised import Classifier as Supervised
 
 VIEW = CentreView(16)
 
@@ -130,7 +129,7 @@ def test_a_timm_classifier_has_timms_classes_view_and_pixels(tmp_path: Path) -> 
 
 def test_what_training_exports_is_a_classifier_again(tmp_path: Path) -> None:
     backbone = tiny_backbone()
-    network = Supervised(backbone, num_classes=3)
+    network = backbone.with_classifier(3)
     head = {name: value for name, value in network.state_dict().items() if name.startswith("head.")}
     from safetensors.torch import save_file
 

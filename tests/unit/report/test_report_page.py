@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 from example_run import make_example, subject, write_scores
 
-from mixlab.analysis.rank_summary import TABLE_COLUMNS
 from mixlab.report import find_runs, write_report
-from mixlab.report.looks import BLOCK_COLUMNS
 from mixlab.run import RunDirectory
 
 
@@ -167,10 +165,6 @@ def test_runs_below_a_run_belong_to_it_and_working_folders_do_not(tmp_path: Path
         run.path.relative_to(tmp_path).as_posix() for run in find_runs([tmp_path / "run", tmp_path / "run" / "vit"])
     ]
     assert found == ["run", "run/vim", "run/vim/untrained", "run/vit", "run/vit/untrained"]
-
-
-def test_the_report_reads_the_columns_that_the_rank_analysis_writes() -> None:
-    assert BLOCK_COLUMNS == TABLE_COLUMNS
 
 
 def test_ranks_are_written_where_their_blocks_stand(tmp_path: Path) -> None:

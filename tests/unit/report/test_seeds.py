@@ -1,14 +1,11 @@
 """Runs that differ in their seed alone stand in one row."""
 
-import numpy as np
 import pytest
-from scipy import stats
 
 from mixlab.report.models import Figure, Model, colour
 from mixlab.report.records import Curve, Record
 from mixlab.report.seeds import merge_curves, merge_models, merge_roc, merge_rows
 from mixlab.run import RunDirectory
-from mixlab.student import mean_interval
 
 RECORD = Record(RunDirectory("nowhere"), "knn", "knn.json", {})
 
@@ -16,14 +13,6 @@ RECORD = Record(RunDirectory("nowhere"), "knn", "knn.json", {})
 def model(label: str, value: float, *, training: str = "dino") -> Model:
     figures = {"knn_top1": Figure(value, value - 0.1, value + 0.1, 100, RECORD)}
     return Model(label, "vit_tiny", "attention", training, 0, 1000, figures=figures)
-
-
-def test_the_interval_over_seeds_is_students() -> None:
-    values = [0.5, 0.6, 0.9]
-    mean, low, high = mean_interval(values)
-    half = stats.t.ppf(0.975, 2) * np.std(values, ddof=1) / np.sqrt(3)
-    assert (mean, low, high) == pytest.approx((np.mean(values), np.mean(values) - half, np.mean(values) + half))
-    assert mean_interval([0.5]) == (0.5, None, None)
 
 
 def test_seeds_of_one_training_become_one_row_and_others_stay() -> None:

@@ -8,7 +8,7 @@ import torch
 from mixlab.backbones.zoo import create_model
 from mixlab.data.loader import Batch
 from mixlab.recipes import RECIPES
-from mixlab.training.acceleration import TensorDropPath, compile_recipe, keep_few_activations
+from mixlab.training.acceleration import TensorDropPath, compile_recipe
 from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World
 from mixlab.training.recipe import Recipe, seed_all, seed_for
@@ -35,7 +35,7 @@ def train_three_steps(setup: TrainConfig, passes: list[Batch], prepare=None) -> 
     seed_all(0)
     backbone = create_model(setup.model.name, **setup.model.fields)
     if prepare == "activations":
-        keep_few_activations(backbone)
+        backbone.set_grad_checkpointing()
     recipe = setup.method.build(backbone, num_classes=4, total_steps=4, steps_per_epoch=2)
     if prepare == "compile":
         compile_recipe(recipe, backend="aot_eager")

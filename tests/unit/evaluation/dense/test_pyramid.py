@@ -8,7 +8,6 @@ from torch import nn
 
 from mixlab.backbones.zoo import create_model
 from mixlab.evaluation.dense.pyramid import Level, Pyramid, Tap, choose_taps
-from mixlab.training.acceleration import keep_few_activations
 
 PLAIN = {
     "vit-16": ("vit_tiny", {"dim": 32, "depth": 5, "head_dim": 16}),
@@ -129,7 +128,7 @@ def test_activations_made_twice_change_no_gradient_and_run_every_layer_twice(kin
     plain, thrifty = make(kind).double(), make(kind).double()
     for layer in thrifty.backbone.layers:
         layer.mixer.register_forward_pre_hook(lambda *_: calls.append(1))
-    keep_few_activations(thrifty.backbone)
+    thrifty.backbone.set_grad_checkpointing()
     for pyramid in (plain, thrifty):
         sum(part.square().mean() for part in pyramid(images.double())).backward()
     assert len(calls) == 2 * plain.backbone.num_layers

@@ -7,8 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mixlab.analysis.baselines import centre_matched_auc, centre_prior
-from mixlab.analysis.binary_auc import binary_auc
+from mixlab.analysis.binary_auc import binary_auc, centre_matched_auc, centre_prior
 
 
 def matched_auc_by_pairs(values: torch.Tensor, labels: torch.Tensor) -> float:

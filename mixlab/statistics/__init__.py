@@ -1,0 +1,52 @@
+"""How sure a number is, and how much larger than another: intervals, bootstraps, differences, correlation.
+
+Whoever compares two numbers asks here, so that the ledger, the report and the commands give one answer. All intervals
+are 95 %, unless said otherwise.
+"""
+
+from mixlab.statistics.bootstrap import (
+    bootstrap_difference,
+    bootstrap_groups,
+    bootstrap_mean,
+    paired_accuracy_difference,
+)
+from mixlab.statistics.correlation import Correlation, correlate
+from mixlab.statistics.differences import (
+    Difference,
+    Significance,
+    difference,
+    has_learnt,
+    mean_over_images,
+    mean_over_seeds,
+    significance,
+)
+from mixlab.statistics.intervals import (
+    Estimate,
+    Quantity,
+    interval_from_std,
+    mean_interval,
+    student,
+    wilson_interval,
+)
+
+__all__ = [
+    "Correlation",
+    "Difference",
+    "Estimate",
+    "Quantity",
+    "Significance",
+    "bootstrap_difference",
+    "bootstrap_groups",
+    "bootstrap_mean",
+    "correlate",
+    "difference",
+    "has_learnt",
+    "interval_from_std",
+    "mean_interval",
+    "mean_over_images",
+    "mean_over_seeds",
+    "paired_accuracy_difference",
+    "significance",
+    "student",
+    "wilson_interval",
+]

@@ -1,0 +1,100 @@
+"""Bootstrap intervals over images: how sure a mean score, or the difference of two, can be."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mixlab.errors import InputError
+from mixlab.statistics.intervals import LEVEL, Estimate, wilson_interval
+
+NUM_RESAMPLES = 2000
+_DRAWS_AT_ONCE = 1 << 22
+
+
+def bootstrap_mean(
+    scores: ArrayLike, *, level: float = LEVEL, num_resamples: int = NUM_RESAMPLES, seed: int = 0
+) -> Estimate:
+    """The mean of per-image scores (B,) with an interval from resampling images; the same seed, the same interval.
+
+    NaN scores are left out and counted. One image has a mean but no interval; of none, the mean is NaN.
+
+    >>> found = bootstrap_mean([0.5, 0.7, 0.9, float("nan")])
+    >>> round(found.value, 3), round(found.low, 3), round(found.high, 3), found.num_dropped
+    (0.7, 0.5, 0.9, 1)
+    """
+    scores = np.asarray(scores, dtype=np.float64)
+    if scores.ndim != 1:
+        raise InputError(f"scores have shape {scores.shape}; they must be (B,), one score per image")
+    if not 0 < level < 1:
+        raise InputError(f"level is {level}; an interval covers a share between 0 and 1: try 0.95")
+    if num_resamples < 100:
+        raise InputError(f"num_resamples is {num_resamples}; percentiles of fewer than 100 means are noise: try 2000")
+    if np.isinf(scores).any():
+        raise InputError("scores hold infinity; they must be finite, or NaN where undefined")
+    kept = scores[~np.isnan(scores)]
+    n, num_dropped = len(kept), int(np.isnan(scores).sum())
+    if n < 2:
+        return Estimate(float(kept[0]) if n else math.nan, None, None, n, num_dropped)
+    random = np.random.RandomState(seed)  # its stream never changes between versions: published intervals rest on it
+    means = []
+    for start in range(0, num_resamples, rows := max(1, _DRAWS_AT_ONCE // n)):
+        size = (min(rows, num_resamples - start), n)
+        draws = random.randint(0, 1 << 32, size, dtype=np.uint32) % n
+        means.append(kept[draws].mean(axis=1))
+    low, high = np.quantile(np.concatenate(means), ((1 - level) / 2, (1 + level) / 2))
+    return Estimate(float(kept.mean()), float(low), float(high), n, num_dropped)
+
+
+def bootstrap_difference(
+    scores: ArrayLike, others: ArrayLike, *, level: float = LEVEL, num_resamples: int = NUM_RESAMPLES, seed: int = 0
+) -> Estimate:
+    """The mean of scores - others on the same images, both (B,), with an interval: images are resampled in pairs.
+
+    A pair with a NaN on either side is left out and counted.
+
+    >>> found = bootstrap_difference([0.9, 0.8, 0.7, 0.9], [0.8, 0.7, 0.7, float("nan")])
+    >>> round(found.value, 3), found.n, found.num_dropped
+    (0.067, 3, 1)
+    """
+    scores, others = np.asarray(scores, dtype=np.float64), np.asarray(others, dtype=np.float64)
+    if scores.shape != others.shape:
+        raise InputError(
+            f"scores {scores.shape} and others {others.shape} do not pair up; both must be (B,) over the same images "
+            "in the same order"
+        )
+    return bootstrap_mean(scores - others, level=level, num_resamples=num_resamples, seed=seed)
+
+
+def bootstrap_groups(
+    num_groups: int, statistic: Callable[[NDArray[np.int64]], NDArray[np.float64]], *, seed: int = 0
+) -> tuple[float, float] | None:
+    """The interval of what is computed from groups of images; None of fewer than two.
+
+    `statistic` gets how often each group was drawn in each resample (R, G), and returns the resamples' values (R,).
+    """
+    if num_groups < 2:
+        return None
+    equal = np.full(num_groups, 1 / num_groups)
+    draws = np.random.default_rng(seed).multinomial(num_groups, equal, size=NUM_RESAMPLES)
+    low, high = np.quantile(statistic(draws), ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
+    return float(low), float(high)
+
+
+def paired_accuracy_difference(first: ArrayLike, second: ArrayLike, *, seed: int = 0) -> Estimate:
+    """How much more often the first is right: two boolean (n,) of right answers on the same images, resampled in pairs.
+
+    Each image is won, lost or drawn, so the counts of a resample are multinomial.
+    """
+    first, second = np.asarray(first, dtype=bool), np.asarray(second, dtype=bool)
+    if first.shape != second.shape or first.ndim != 1 or len(first) == 0:
+        raise InputError(f"answers {first.shape} and {second.shape} do not pair up; give two (n,) of the same images")
+    n = len(first)
+    won, lost = int((first & ~second).sum()), int((second & ~first).sum())
+    if won == lost == 0:  # resampling knows no other images; others would differ now and then
+        reach = wilson_interval(0, n).high or 0.0
+        return Estimate(0.0, -reach, reach, n)
+    draws = np.random.default_rng(seed).multinomial(n, [won / n, lost / n, (n - won - lost) / n], NUM_RESAMPLES)
+    low, high = np.quantile((draws[:, 0] - draws[:, 1]) / n, ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
+    return Estimate((won - lost) / n, float(low), float(high), n)

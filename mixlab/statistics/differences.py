@@ -1,0 +1,133 @@
+"""Differences between groups of measurements, over seeds and over images together.
+
+A group holds one measurement per seed. The spread of seeds says how much another training would change, the intervals
+that measurements carry how much other images would. Two networks scored on the same images are taken as if scored on
+different ones, which is cautious.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from mixlab.statistics.intervals import LEVEL, Quantity, student, variance
+
+Group = Sequence[Quantity]
+
+
+class Significance(StrEnum):
+    """What a difference says at 95 %."""
+
+    MORE = "significantly more"
+    LESS = "significantly less"
+    NONE = "not significant"
+    UNKNOWN = "no interval"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much one group of measurements exceeds another, with its standard error. It has an interval of its own, so
+    it is a `Quantity` as well."""
+
+    value: float
+    error: float  # infinite where nothing is known of it
+    freedom: float = math.inf
+    n: int = 0  # images
+    limit: float = math.inf  # no interval reaches beyond
+
+    def interval(self, together: int = 1) -> tuple[float, float]:
+        """95 %; of several that are judged together, so wide that all of them hold at once (Bonferroni)."""
+        if not math.isfinite(self.error):
+            return -math.inf, math.inf
+        half = student(self.freedom, 1 - (1 - LEVEL) / together) * self.error
+        return max(self.value - half, -self.limit), min(self.value + half, self.limit)
+
+    @property
+    def low(self) -> float | None:
+        return self.interval()[0] if math.isfinite(self.error) else None
+
+    @property
+    def high(self) -> float | None:
+        return self.interval()[1] if math.isfinite(self.error) else None
+
+    @property
+    def significance(self) -> Significance:
+        return significance(self)
+
+
+def difference(first: Group, second: Group) -> Difference:
+    """First minus second. Where one side alone has several seeds, their spread stands for that of the other too."""
+    fewer, more = sorted((first, second), key=len)
+    repeated = len(more) > 1
+    shares = [_over_images(group, unknown=0.0 if repeated else math.inf) for group in (first, second)]
+    if len(fewer) > 1:
+        shares += [_over_seeds(group) for group in (first, second)]
+    elif repeated:
+        shares.append(_Share(variance(_values(more)) * (1 + 1 / len(more)), len(more) - 1))
+    n = min(max(m.n for m in group) for group in (first, second))
+    return Difference(_mean(first) - _mean(second), *_error(shares), n)
+
+
+def mean_over_seeds(group: Group, *, limit: float = math.inf) -> Difference:
+    """The mean of measurements that are differences themselves (paired over images), or correlations (limit 1)."""
+    shares = [_over_images(group, unknown=0.0 if len(group) > 1 else math.inf)]
+    if len(group) > 1:
+        shares.append(_over_seeds(group))
+    return Difference(_mean(group), *_error(shares), max(m.n for m in group), limit)
+
+
+def mean_over_images(group: Group) -> Difference:
+    """The same of what is true of these networks, whatever others would come to: over images alone."""
+    total, freedom = _error([_over_images([m], unknown=math.inf) for m in group])
+    return Difference(_mean(group), total / len(group), freedom, max(m.n for m in group))
+
+
+def significance(gap: Quantity) -> Significance:
+    """What a difference says, whoever computed its interval."""
+    if gap.low is None or gap.high is None:
+        return Significance.UNKNOWN
+    return Significance.MORE if gap.low > 0 else Significance.LESS if gap.high < 0 else Significance.NONE
+
+
+def has_learnt(gains: Iterable[Quantity]) -> bool | None:
+    """Whether a network learnt anything: some measure is significantly more than that of its untrained twin. `gains`
+    are these differences, one per measure; None where nothing was measured of both."""
+    found = [significance(gain) is Significance.MORE for gain in gains]
+    return any(found) if found else None
+
+
+class _Share(NamedTuple):
+    """A part of the variance of a mean, and how well it is known."""
+
+    variance: float
+    freedom: float
+
+
+def _over_seeds(group: Group) -> _Share:
+    return _Share(variance(_values(group)) / len(group), len(group) - 1)
+
+
+def _over_images(group: Group, *, unknown: float) -> _Share:
+    """Seeds share their images, so more of them do not make this smaller. The interval of a single measurement comes
+    out of its difference to zero as it went in."""
+    known = [(m.high - m.low, max(m.n - 1, 1)) for m in group if m.low is not None and m.high is not None]
+    if len(known) < len(group):
+        return _Share(unknown, math.inf)
+    freedom = min(each for _, each in known)
+    return _Share(sum((width / 2 / student(each)) ** 2 for width, each in known) / len(group), freedom)
+
+
+def _error(shares: Sequence[_Share]) -> tuple[float, float]:
+    """The standard error of independent shares, and its degrees of freedom by Welch and Satterthwaite."""
+    total = sum(share.variance for share in shares)
+    doubt = sum(share.variance**2 / share.freedom for share in shares if math.isfinite(share.freedom))
+    return math.sqrt(total), total**2 / doubt if doubt > 0 else math.inf
+
+
+def _values(group: Group) -> list[float]:
+    return [m.value for m in group]
+
+
+def _mean(group: Group) -> float:
+    return sum(_values(group)) / len(group)

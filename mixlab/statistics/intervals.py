@@ -1,0 +1,100 @@
+"""Intervals of means (Student's t) and of shares (Wilson)."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
+from typing import Protocol
+
+import numpy as np
+
+from mixlab.errors import InputError
+
+LEVEL = 0.95
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)
+
+
+class Quantity(Protocol):
+    """What can be compared: a value with its interval over n images. A `Measurement` is one, an `Estimate` another."""
+
+    @property
+    def value(self) -> float: ...
+    @property
+    def low(self) -> float | None: ...
+    @property
+    def high(self) -> float | None: ...
+    @property
+    def n(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with its interval; low and high are None where too little is known for one."""
+
+    value: float
+    low: float | None
+    high: float | None
+    n: int
+    num_dropped: int = 0  # undefined (NaN) values, left out
+
+
+@lru_cache(maxsize=1024)
+def student(freedom: float, level: float = LEVEL) -> float:
+    """How many standard errors an interval reaches to either side; degrees of freedom need not be whole, from 1 on."""
+    low = NormalDist().inv_cdf((1 + level) / 2)
+    if freedom > 1e7:
+        return low
+    high = low
+    while _inside(high, freedom) < level:
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _inside(middle, freedom) < level else (low, middle)
+    return high
+
+
+def _inside(t: float, freedom: float) -> float:
+    """The share of Student's t within -t and t: with t = sqrt(freedom) tan(a), an integral of powers of cos(a)."""
+    end = math.atan(t / math.sqrt(freedom))
+    angles = end * (_NODES + 1) / 2
+    integral = end / 2 * float(_WEIGHTS @ np.exp((freedom - 1) * np.log(np.cos(angles))))
+    return 2 * integral * math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
+
+
+def variance(values: Sequence[float]) -> float:
+    """Of two or more values, unbiased."""
+    mean = sum(values) / len(values)
+    return sum((value - mean) ** 2 for value in values) / (len(values) - 1)
+
+
+def mean_interval(values: Sequence[float]) -> Estimate:
+    """The mean of a few values, such as those of seeds, by Student's t; one value has no interval."""
+    mean = sum(values) / len(values)
+    std = math.sqrt(variance(values)) if len(values) > 1 else None
+    return interval_from_std(mean, std, len(values))
+
+
+def interval_from_std(mean: float, std: float | None, n: int) -> Estimate:
+    """The same from the standard deviation (unbiased) of n values; no interval where that is None."""
+    if std is None or n < 2:
+        return Estimate(mean, None, None, n)
+    half = student(n - 1) * std / math.sqrt(n)
+    return Estimate(mean, mean - half, mean + half, n)
+
+
+def wilson_interval(correct: int, n: int) -> Estimate:
+    """`correct` of n images, with Wilson's interval: it has a width for shares of 0 and 1 too, and stays between them.
+
+    >>> found = wilson_interval(90, 100)
+    >>> found.value, round(found.low, 3), round(found.high, 3)
+    (0.9, 0.826, 0.945)
+    """
+    if n < 1 or not 0 <= correct <= n:
+        raise InputError(f"{correct} of {n} images cannot be right; give a count from 0 to {n} of at least one image")
+    share, z = correct / n, student(math.inf)
+    centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
+    low = 0.0 if correct == 0 else centre - half
+    high = 1.0 if correct == n else centre + half
+    return Estimate(share, low, high, n)

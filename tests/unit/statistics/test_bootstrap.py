@@ -1,0 +1,107 @@
+"""Bootstrap intervals: coverage, pairing, seeds and undefined images."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from mixlab.statistics import bootstrap_difference, bootstrap_groups, bootstrap_mean, paired_accuracy_difference
+
+RANDOM = np.random.default_rng
+
+
+def test_the_interval_is_that_of_the_central_limit_theorem_for_many_images() -> None:
+    scores = RANDOM(0).random(3000)
+    found = bootstrap_mean(scores, num_resamples=4000)
+    error = scores.std() / math.sqrt(3000)
+    assert found.value == pytest.approx(scores.mean(), abs=1e-12)
+    assert found.low == pytest.approx(found.value - 1.96 * error, abs=0.15 * error)
+    assert found.high == pytest.approx(found.value + 1.96 * error, abs=0.15 * error)
+
+
+def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
+    samples = RANDOM(1).random((300, 60)) ** 2  # mean 1/3
+    intervals = [bootstrap_mean(sample, level=0.8, num_resamples=400, seed=i) for i, sample in enumerate(samples)]
+    covered = sum(found.low <= 1 / 3 <= found.high for found in intervals) / 300
+    assert 0.72 < covered < 0.86
+
+
+def test_images_are_drawn_as_torch_draws_them() -> None:
+    """Published intervals were made so."""
+    scores = RANDOM(6).random(50)
+    draws = torch.randint(50, (2000, 50), generator=torch.Generator().manual_seed(3))
+    expected = np.quantile(scores[draws.numpy()].mean(1), (0.025, 0.975))
+    found = bootstrap_mean(torch.tensor(scores), seed=3)
+    assert (found.low, found.high) == pytest.approx(expected, abs=1e-12)
+    assert bootstrap_mean(scores, seed=4).low != found.low
+
+
+def test_pairing_removes_what_both_sides_share() -> None:
+    random = RANDOM(2)
+    difficulty = random.random(200)
+    ours, theirs = difficulty + 0.02, difficulty + 0.005 * random.standard_normal(200)
+    paired, single = bootstrap_difference(ours, theirs), bootstrap_mean(ours)
+    assert paired.low > 0.015 and paired.high < 0.025
+    assert single.high - single.low > 10 * (paired.high - paired.low)
+
+
+def test_a_wider_level_gives_a_wider_interval() -> None:
+    scores = RANDOM(5).random(50)
+    narrow, wide = bootstrap_mean(scores, level=0.5), bootstrap_mean(scores, level=0.99)
+    assert wide.low < narrow.low < narrow.high < wide.high
+
+
+def test_undefined_pairs_are_left_out_and_counted() -> None:
+    nan = math.nan
+    found = bootstrap_difference([0.5, nan, 0.75, 1.0, nan], [0.25, 0.5, nan, 0.5, nan])
+    assert (found.n, found.num_dropped) == (2, 3)
+    assert (found.value, found.low, found.high) == (0.375, 0.25, 0.5)
+
+
+def test_one_image_has_a_mean_but_no_interval_and_none_has_neither() -> None:
+    one = bootstrap_mean([0.7, math.nan])
+    assert (one.value, one.low, one.high) == (0.7, None, None)
+    none = bootstrap_mean([math.nan] * 3)
+    assert math.isnan(none.value) and (none.low, none.n, none.num_dropped) == (None, 0, 3)
+
+
+def test_groups_are_drawn_with_replacement() -> None:
+    values = RANDOM(7).random(400)
+    low, high = bootstrap_groups(400, lambda draws: draws @ values / 400)
+    mean = bootstrap_mean(values)
+    assert (low, high) == pytest.approx((mean.low, mean.high), abs=0.004)
+    assert bootstrap_groups(1, lambda draws: draws @ values[:1]) is None
+
+
+def test_a_paired_accuracy_difference_is_the_bootstrap_of_its_images() -> None:
+    first, second = RANDOM(8).random((2, 500)) < [[0.8], [0.7]]
+    slow, fast = bootstrap_difference(first, second), paired_accuracy_difference(first, second)
+    assert fast.value == pytest.approx(slow.value)
+    assert (fast.low, fast.high) == pytest.approx((slow.low, slow.high), abs=0.006)
+
+
+def test_answers_that_never_differ_leave_room_for_other_images() -> None:
+    same = np.ones(50, dtype=bool)
+    found = paired_accuracy_difference(same, same)
+    assert found.value == 0 and found.high == -found.low == pytest.approx(0.071, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("scores", "options", "message"),
+    [
+        ([[0.5, 0.5]], {}, r"shape \(1, 2\)"),
+        ([0.5] * 5, {"level": 95}, "level is 95"),
+        ([0.5] * 5, {"num_resamples": 10}, "num_resamples is 10"),
+        ([0.5, math.inf], {}, "infinity"),
+    ],
+)
+def test_bad_input_is_refused_with_a_sentence(scores: list[float], options: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        bootstrap_mean(scores, **options)
+
+
+def test_scores_of_different_images_are_refused() -> None:
+    for compare in (bootstrap_difference, paired_accuracy_difference):
+        with pytest.raises(ValueError, match="do not pair up"):
+            compare([1, 0, 1, 0], [1, 0, 1, 0, 1])

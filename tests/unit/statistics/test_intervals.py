@@ -1,0 +1,36 @@
+"""Student's t and Wilson's interval against scipy's."""
+
+import pytest
+from scipy import stats
+
+from mixlab.statistics import mean_interval, student, wilson_interval
+
+
+@pytest.mark.parametrize("freedom", [1, 1.3, 2, 2.83, 4, 30, 1e3, 1e6, 1e9, float("inf")])
+def test_quantiles_are_those_of_scipy(freedom: float) -> None:
+    for level in (0.5, 0.95, 0.95 + 0.05 * 15 / 16, 0.9999):
+        exact = stats.t.ppf((1 + level) / 2, min(freedom, 1e12))
+        assert student(freedom, level) == pytest.approx(exact, rel=1e-3)  # worst far out, at 1.3
+
+
+def test_an_interval_of_few_values_is_students() -> None:
+    values = [0.5, 0.6, 0.9]
+    found = mean_interval(values)
+    assert (found.low, found.high) == pytest.approx(stats.t.interval(0.95, 2, loc=2 / 3, scale=stats.sem(values)))
+    assert found.value == pytest.approx(2 / 3) and found.n == 3
+    assert (mean_interval([0.5]).low, mean_interval([0.5]).high) == (None, None)
+
+
+@pytest.mark.parametrize(("correct", "n"), [(0, 1), (0, 50), (50, 50), (1, 2), (37, 50), (3900, 3925)])
+def test_an_interval_of_a_share_is_wilsons_and_never_without_width(correct: int, n: int) -> None:
+    found = wilson_interval(correct, n)
+    exact = stats.binomtest(correct, n).proportion_ci(method="wilson")
+    assert (found.low, found.high) == pytest.approx((exact.low, exact.high), abs=1e-12)
+    assert found.low is not None and found.high is not None
+    assert 0 <= found.low <= found.value <= found.high <= 1 and found.low < found.high
+
+
+@pytest.mark.parametrize(("correct", "n"), [(0, 0), (5, 4), (-1, 4)])
+def test_impossible_counts_are_refused(correct: int, n: int) -> None:
+    with pytest.raises(ValueError, match=f"{correct} of {n} images cannot be right"):
+        wilson_interval(correct, n)
