@@ -17,7 +17,7 @@ from mixlab.console import console
 from mixlab.data.images import parse_source
 from mixlab.data.mask_formats import parse_masks
 from mixlab.errors import InputError
-from mixlab.report.make import make_report
+from mixlab.report import write_report
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import read_json, write_json
 from mixlab.run.lock import RunLock
@@ -86,7 +86,7 @@ def run_miniature(
                     setting = replace(setting, rates=_tuned(directory))
                 _write_summary(directory, setting, sizes)
         if "ledger" in parts:
-            page = make_report([run], run / "report.html", measure=False)
+            page = write_report([run], run / "report.html")
             console.print(f"the report: open {page}", highlight=False, soft_wrap=True)
     return {"parts": took, "report": None if page is None else str(page)}
 
