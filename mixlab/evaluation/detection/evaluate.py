@@ -16,8 +16,8 @@ from mixlab.data.source import Subset
 from mixlab.evaluation.detection.average_precision import Kind, average_precision
 from mixlab.evaluation.detection.detections import to_results
 from mixlab.evaluation.detection.detector import Detector, to_input
-from mixlab.training.config import Precise
 from mixlab.training.distributed import World, from_all, from_first
+from mixlab.training.precision import Precise
 from mixlab.training.stopping import never, until_stopped
 
 

@@ -23,9 +23,10 @@ from mixlab.evaluation.detection.detector import Detector, DetectorConfig, HeadK
 from mixlab.evaluation.detection.evaluate import find_objects, measure
 from mixlab.evaluation.detection.region_stage import RegionConfig
 from mixlab.training.batches import build_batches
-from mixlab.training.config import Precise, TrainConfig
+from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World
-from mixlab.training.monitors import Score
+from mixlab.training.live_scores import Score
+from mixlab.training.precision import Precise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,8 @@ class DetectionConfig(DenseConfig):
     """Mask R-CNN or Cascade Mask R-CNN. The defaults are theirs for photographs with a short side of 800 pixels."""
 
     kind: ClassVar[str] = "detect"
+    title: ClassVar[str] = "detection"
+    shown: ClassVar[tuple[str, ...]] = ("boxes_AP", "masks_AP")
     head: HeadKind = "mask"
     short: tuple[int, int] = (800, 800)  # pixels; with two numbers the side is drawn in steps of 32
     long: int = 1333
