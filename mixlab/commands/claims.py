@@ -9,8 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from mixlab.analysis.claims import CLAIMS, Entry, Evidence, Status, draw_up
-from mixlab.console import progress_bar
-from mixlab.commands.output import console, emit
+from mixlab.commands.output import console, emit, progress_bar
 from mixlab.run import RunDirectory, provenance
 
 COLOURS = {
@@ -34,7 +33,8 @@ def claims(
     protocol.
 
     Args:
-        runs: run directories whose results to read; without any, only claims that mathematics or counting settles.
+        runs: run directories whose results to read, or archives of runs (.tar.xz), which are read whole; without any,
+            only claims that mathematics or counting settles.
         run: also store the ledger in this run directory, as results/claims.json.
         json: also write the ledger as JSON to this file, or to stdout for "-".
     """

@@ -104,7 +104,7 @@ class Subject:
     def identity(self) -> tuple[Any, ...]:
         """Its weights where they are known: a network stays the same under another label."""
         name = self.label if self.weights is None else self.weights
-        return (name, self.model, self.training, self.num_parameters)
+        return (name, self.model, self.training, self.num_parameters, self.num_registers, self.causal)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mixlab.analysis.comparisons import Group, Network
-from mixlab.run import Measurement, RunDirectory
-from mixlab.run.measurement import once
+from mixlab.run import Measurement, RunDirectory, find_runs, once, unpacked
 from mixlab.statistics import Difference, difference, mean_over_seeds
 
 CORRELATIONS = ("auc_follows_probe", "register_auc_follows_probe")
@@ -32,7 +31,13 @@ class Evidence:
 
     @classmethod
     def from_runs(cls, runs: Iterable[Path | str]) -> "Evidence":
-        return cls(m for path in runs for m in RunDirectory.open(path).measurements())
+        """Of run directories, and of all runs in archives."""
+        found: list[Measurement] = []
+        for path in map(Path, runs):
+            with unpacked(path) as folder:
+                directories = [RunDirectory.open(folder)] if folder == path else find_runs([folder])
+                found += [m for directory in directories for m in directory.measurements()]
+        return cls(found)
 
     def select(self, *metrics: str, keep: Callable[[Measurement], bool] = lambda m: True) -> list[Measurement]:
         return [m for m in self.measurements if m.metric in metrics and keep(m)]
