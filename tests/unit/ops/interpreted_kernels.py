@@ -147,6 +147,12 @@ def mixer_errors(directions: int, length: int, num_heads: int, state: int, width
     )
 
 
+def autocast_errors() -> Errors:
+    """float32 inputs stay float32, forward and backward, whatever autocast would make of the products inside."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return mixer_errors(1, 3, 2, 16, 16, 128)
+
+
 def add_norm_inputs(centred: bool) -> list[Tensor]:
     return [*torch.randn(2, 2, 3, 41), *torch.randn(1 + centred, 41)]
 
@@ -211,6 +217,7 @@ def main() -> None:
         **{name: (mixer_errors, sizes) for name, sizes in MIXERS.items()},
         **{name: (attention_errors, sizes) for name, sizes in ATTENTIONS.items()},
         "scan of tokens that lie far apart": (far_scan_errors, ()),
+        "mixer in float32 under autocast": (autocast_errors, ()),
         "add and RMSNorm": (add_norm_errors, (False,)),
         "add and LayerNorm": (add_norm_errors, (True,)),
         "registered operators": (registered_errors, ()),
