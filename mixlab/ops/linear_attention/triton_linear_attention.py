@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixlab.ops.ssd.triton_steps import dot_precision
+from mixlab.ops.ssd.triton_launch import dot_precision
 
 TILE = 64  # tokens at a time
 MANY_PROGRAMS = 64  # images x heads: with fewer, most of the GPU would wait while a few programs walk the tokens

@@ -68,7 +68,8 @@ def mamba2_backward(
 def _types_as_given(projected: Tensor) -> AbstractContextManager[object]:
     """Autocast would multiply in a dtype of its own; entering a context takes 5 µs, so only where it would."""
     kind = projected.device.type
-    if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) != projected.dtype:
+    available = torch.amp.is_autocast_available(kind)  # not for tensors on the meta device
+    if available and torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) != projected.dtype:
         return torch.autocast(kind, enabled=False)
     return nullcontext()
 

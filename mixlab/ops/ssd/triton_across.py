@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mixlab.ops.ssd.tiling import Tiling
-from mixlab.ops.ssd.triton_steps import dot_precision
+from mixlab.ops.ssd.triton_launch import dot_precision, launch
 
 
 @triton.jit
@@ -186,10 +186,11 @@ def state_gradients(
     """The gradients of the states (B, H, tiles, N, P), and into `crossing` what passes whole tiles; dy dense."""
     batch, length, num_heads, width = dy.shape
     dstates = torch.empty(states.shape, dtype=states.dtype, device=states.device)
-    _dstates_kernel[(num_heads, batch)](
+    launch(
+        _dstates_kernel, (num_heads, batch),
         q, dy, steps, states, dstates, crossing, length, num_heads, num_heads // q.shape[2], num_heads - num_reverse,
         *q.stride()[:3], T=tiles.tile, TAIL=tiles.tail, N=q.shape[3], P=width, PRECISION=dot_precision(q.dtype),
-        num_warps=4, num_stages=3,
+        num_warps=4,
     )  # fmt: skip
     return dstates
 
@@ -200,9 +201,10 @@ def add_across(
 ) -> None:  # fmt: skip
     """Add to dqk (2, shares, B, L, G, N) what goes between tiles, `heads` to a share; note in `read` what is read."""
     batch, length, num_heads, width = v.shape
-    _across_kernel[(2 * num_heads // heads, tiles.count - 1, batch)](
+    launch(
+        _across_kernel, (2 * num_heads // heads, tiles.count - 1, batch),
         q, v, dy, steps, states, dstates, *dqk, read, length, num_heads, num_heads // q.shape[2],
         num_heads - num_reverse, heads, tiles.padded, steps.stride(0), *q.stride()[:3], *v.stride()[:3],
         *dqk.stride()[1:5], T=tiles.tile, LAST_T=tiles.tail or tiles.tile, N=q.shape[3], P=width,
-        PRECISION=dot_precision(q.dtype), num_warps=4, num_stages=3,
+        PRECISION=dot_precision(q.dtype), num_warps=4,
     )  # fmt: skip

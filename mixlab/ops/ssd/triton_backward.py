@@ -12,7 +12,8 @@ from torch import Tensor
 
 from mixlab.ops.ssd.tiling import Tiling
 from mixlab.ops.ssd.triton_across import add_across, state_gradients
-from mixlab.ops.ssd.triton_steps import Flows, dot_precision, largest_divisor, rows_dense
+from mixlab.ops.ssd.triton_launch import dot_precision, largest_divisor, launch, rows_dense
+from mixlab.ops.ssd.triton_steps import Flows
 
 MIN_PROGRAMS = 768  # fill a large chip three times over
 
@@ -82,11 +83,11 @@ def _values_tile(
         decay = next_decay
         source = next_source
     dk = tl.dot(dscores_t.to(q.dtype), q, input_precision=PRECISION)
-    # Not dot(trans(dscores_t), k): Triton before 3.7.1 transposes results of products wrongly on Hopper.
+    tl.store(dk_ptr + start * dq_l + row * dq_l + n, dk.to(dk_ptr.dtype.element_ty), mask=inside)
+    # Transposed as a whole: Triton before 3.7.1 may transpose dscores_t, made of products, wrongly on Hopper.
     dq_t = tl.dot(tl.trans(k), dscores_t.to(k.dtype), input_precision=PRECISION)  # (n, i)
-    dqk_offset = start * dq_l + row * dq_l + n
-    tl.store(dq_ptr + dqk_offset, tl.trans(dq_t).to(dq_ptr.dtype.element_ty), mask=inside)
-    tl.store(dk_ptr + dqk_offset, dk.to(dk_ptr.dtype.element_ty), mask=inside)
+    dq_ptr += start * dq_l + i[None, :] * dq_l + n[:, None]
+    tl.store(dq_ptr, dq_t.to(dq_ptr.dtype.element_ty), mask=first + i[None, :] < L)
 
 
 @triton.jit(do_not_specialize=["L", "group_heads", "first_reverse", "heads"])
@@ -153,12 +154,13 @@ def scan_backward(
     dstates = states
     if tiles.count > 1:
         dstates = state_gradients(q, dy, steps, states, flows.crossing, tiles, num_reverse=num_reverse)
-    _values_kernel[(num_heads // heads, tiles.count, batch)](
+    launch(
+        _values_kernel, (num_heads // heads, tiles.count, batch),
         q, k, v, dy, steps, skip, dstates, *dqk, dv, flows.sent, flows.read, length, num_heads, group_heads,
         num_heads - num_reverse, heads, tiles.padded, steps.stride(0),
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dqk.stride()[1:5],
         T=tiles.tile, LAST_T=tiles.tail or tiles.tile, N=state, P=width, ONE_TILE=tiles.count == 1,
-        PRECISION=dot_precision(v.dtype), num_warps=4, num_stages=3,
+        PRECISION=dot_precision(v.dtype), num_warps=4,
     )  # fmt: skip
     if tiles.count > 1:
         add_across(q, v, dy, steps, states, dstates, dqk, flows.read, tiles, heads=heads, num_reverse=num_reverse)

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mixlab.ops.ssd.tiling import Tiling
-from mixlab.ops.ssd.triton_steps import dot_precision, largest_divisor, rows_dense
+from mixlab.ops.ssd.triton_launch import dot_precision, largest_divisor, launch, rows_dense
 
 ONE_TILE_HEADS = 8  # per program: 4 to 24 measured alike, within 10 %
 
@@ -151,12 +151,14 @@ def scan_forward(
     sizes = {"N": q.shape[3], "P": width, "PRECISION": dot_precision(v.dtype)}
     if tiles.num_full == 0:
         heads = largest_divisor(group_heads, limit=ONE_TILE_HEADS)
-        _one_tile_kernel[(num_heads // heads, batch)](
-            q, k, v, steps, skip, y, *order, heads, *strides, **sizes, T=tiles.tail, num_warps=4, num_stages=3
-        )
+        launch(
+            _one_tile_kernel, (num_heads // heads, batch), q, k, v, steps, skip, y, *order, heads, *strides, **sizes,
+            T=tiles.tail, num_warps=4,
+        )  # fmt: skip
     else:
-        _many_tiles_kernel[(num_heads, batch)](
-            q, k, v, steps, skip, y, states, *order, *strides, **sizes, T=tiles.tile, TAIL=tiles.tail,
-            KEEP=keep_states, num_warps=4, num_stages=3, maxnreg=168 if q.shape[3] * width <= 4096 else None,
+        launch(
+            _many_tiles_kernel, (num_heads, batch), q, k, v, steps, skip, y, states, *order, *strides, **sizes,
+            T=tiles.tile, TAIL=tiles.tail, KEEP=keep_states, num_warps=4,
+            maxnreg=168 if q.shape[3] * width <= 4096 else None,
         )  # fmt: skip
     return y, states

@@ -19,7 +19,6 @@ from mixlab.ops.ssd.tiling import Tiling
 LOG2_E = tl.constexpr(1.4426950408889634)
 MIN_LOG2_DECAY = tl.constexpr(-57.7)  # e^-40, as in chunked.py: nothing beside 1, and the sums stay small and exact
 MIN_DT = tl.constexpr(2.0**-64)  # stands for less, zero included: nothing beside 1, and gradients can be divided by it
-MAX_STRIDE = 2**24  # of tokens and heads
 STEP_HEADS = 16  # heads per program here: 64 bytes of a row of dt
 
 
@@ -151,22 +150,3 @@ def steps_backward(
         T=tiles.tile, N=flows.crossing.shape[3], HEADS=STEP_HEADS, RAW=bias is not None,
     )  # fmt: skip
     return ddt, sums.sum(1)
-
-
-def dot_precision(dtype: torch.dtype) -> str:
-    """Three TF32 products keep float32 to about 1e-6; other types need no choice."""
-    return "tf32x3" if dtype == torch.float32 else "ieee"
-
-
-def largest_divisor(number: int, *, limit: int) -> int:
-    """The largest divisor of a number that is not above the limit."""
-    return max(divisor for divisor in range(1, min(number, limit) + 1) if number % divisor == 0)
-
-
-def rows_dense(tensor: Tensor) -> Tensor:
-    """(B, L, H, P) as it is, or a copy where the last dimension is strided, or tokens or heads lie too far apart.
-
-    Offsets inside a tile and between heads are 32-bit numbers; everything else is counted in 64 bits.
-    """
-    _, tokens, heads, last = tensor.stride()
-    return tensor if last == 1 and max(tokens, heads) <= MAX_STRIDE else tensor.contiguous()
