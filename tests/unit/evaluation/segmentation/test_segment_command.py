@@ -28,7 +28,7 @@ from tests.photographs import PHOTOGRAPHS, needs_photographs
 DATA = "shapes:n=48,size=32"
 SMALL = ["steps=8", "batch=8", "model.dim=16", "model.depth=4", "model.image=32", "model.patch=4",
          "method.crop=32", "method.short_side=32", "method.channels=16", "method.auxiliary_channels=8",
-         "optim.warmup_steps=2", "log.every_steps=2", "checkpoint.every_steps=1", "checkpoint.keep=99"]  # fmt: skip
+         "optim.warmup_steps=1", "log.every_steps=2", "checkpoint.every_steps=1", "checkpoint.keep=99"]  # fmt: skip
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["mixlab.commands.segment"])
 
@@ -206,7 +206,7 @@ def test_live_scores_are_those_of_the_held_out_part(tmp_path: Path) -> None:
         ("vit_tinny", {}, "unknown model 'vit_tinny'"),
         ("segment_vit_tiny64", {"settings": ["method.crop=0"]}, "method.crop is 0; give at least 1"),
         ("segment_vit_tiny64", {"settings": ["method.scale=2,1"]}, "no range of factors"),
-        ("segment_vit_tiny64", {"settings": ["method.norm=layer"]}, "choose one of batch, group"),
+        ("segment_vit_tiny64", {"settings": ["method.norm=layer"]}, "expected one of batch, group"),
     ],
 )
 def test_a_wrong_call_is_answered(target: str, options: dict, says: str) -> None:
