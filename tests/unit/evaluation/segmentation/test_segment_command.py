@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from mixlab.backbones.weights.reading import WeightsError
 from mixlab.commands.dense_task import say_recipe, small_recipe
 from mixlab.commands.segment import choose_config, segment
-from mixlab.evaluation.segmentation.data import parse_labels
+from mixlab.data.label_maps import parse_label_maps
 from mixlab.recipes import RECIPES
 from mixlab.training.loop import train
 from mixlab.training.settings import override
@@ -263,7 +263,7 @@ def test_runs_of_another_kind_or_with_other_classes_are_not_judged(finished: Pat
 
 def draw_labels(root: Path, number: int) -> Path:
     """A set in the layout of `labels/`, with as many classes as the drawn shapes have."""
-    source = parse_labels(f"shapes:n={number},size=32", split="val")
+    source = parse_label_maps(f"shapes:n={number},size=32", split="val")
     for index in range(number):
         pair = source.load(index)
         for part in ("training", "validation"):
