@@ -26,8 +26,8 @@ from tests.photographs import PHOTOGRAPHS, needs_photographs
 DATA = "shapes:n=24,size=32"
 LAST = 6
 SMALL = [f"steps={LAST}", "batch=4", "model.depths=[1,1,1,1]", "model.dims=[8,8,16,16]", "method.short=32,32",
-         "method.channels=16", "method.hidden=16", "method.mask_convs=1", "log.every_steps=2",
-         "checkpoint.every_steps=1", "checkpoint.keep=99", "model.drop_path_rate=0.1", "optim.warmup_steps=1"]  # fmt: skip
+         "method.channels=16", "method.hidden=16", "method.mask_convs=1", "log.every_steps=2", "optim.warmup_steps=1",
+         "checkpoint.every_steps=1", "checkpoint.keep=99", "model.drop_path_rate=0.1"]  # fmt: skip
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["mixlab.commands.detect"])
 
@@ -202,7 +202,8 @@ def test_unreadable_images_are_named_and_left_out_of_the_figures(tmp_path):
 
 def test_activations_can_be_made_twice_instead_of_kept(tmp_path):
     settings = ["steps=2", "batch=2", "method.short=32,32", "method.channels=16", "method.hidden=16",
-                "checkpoint.every_steps=2", "model.dim=32", "model.depth=4", "precision=fp64", "optim.warmup_steps=1"]  # fmt: skip
+                "optim.warmup_steps=1",
+                "checkpoint.every_steps=2", "model.dim=32", "model.depth=4", "precision=fp64"]  # fmt: skip
     weights = []
     for number, extra in enumerate(["activation_checkpointing=false", "activation_checkpointing=true"]):
         folder = tmp_path / str(number)
