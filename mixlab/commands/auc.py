@@ -11,12 +11,13 @@ from mixlab.analysis import figures
 from mixlab.analysis.scores import FALSE_POSITIVE_RATES, Scorer
 from mixlab.analysis.studies import STUDIES, StudyResult, run_study
 from mixlab.analysis.subjects import MaskedImages
-from mixlab.commands.output import check_json, console, emit, file_name, open_run, progress_bar, table
+from mixlab.commands.output import check_json, console, emit, open_run, progress_bar, table
 from mixlab.data.mask_formats import parse_masks
 from mixlab.data.masks import unpaired_note
 from mixlab.errors import InputError, check_counts
 from mixlab.evaluation.target import Target, load_targets
 from mixlab.run import UNTRAINED, provenance
+from mixlab.run.directory import file_name
 
 Curves = dict[str, tuple[NDArray[Any], NDArray[Any]]]
 

@@ -10,11 +10,12 @@ from mixlab.analysis import figures
 from mixlab.analysis.layer_ranks import LayerRanks, RankSettings, layer_ranks
 from mixlab.analysis.rank import Arrays, rank_measurements, summarise_ranks
 from mixlab.backbones.backbone import chosen_layers
-from mixlab.commands.output import check_json, console, emit, file_name, open_run, progress_bar, table
+from mixlab.commands.output import check_json, console, emit, open_run, progress_bar, table
 from mixlab.data.reading import read_images
 from mixlab.errors import check_counts
 from mixlab.evaluation.target import Target, load_targets
 from mixlab.run import RunDirectory, provenance
+from mixlab.run.directory import file_name
 
 
 def rank(
