@@ -4,12 +4,13 @@ axis named.
 
 from mixlab.analysis.figures.chart import STYLE, Chart, legend_key, save_charts, save_figure
 from mixlab.analysis.figures.curves import cost_by_pixels, cost_by_tokens, training_curves
-from mixlab.analysis.figures.line_styles import FAMILIES, LineStyle, base_label, line_styles
+from mixlab.analysis.figures.line_styles import FAMILIES, OTHER, LineStyle, base_label, line_styles
 from mixlab.analysis.figures.ranks import block_ranks, distances, matrix_with_ranks, rank_by_layer, spectra
-from mixlab.analysis.figures.scores import roc, scores_along, scores_by_head, scores_by_map, scores_by_model
+from mixlab.analysis.figures.scores import roc, study_charts
 
 __all__ = [
     "FAMILIES",
+    "OTHER",
     "STYLE",
     "Chart",
     "LineStyle",
@@ -25,10 +26,7 @@ __all__ = [
     "roc",
     "save_charts",
     "save_figure",
-    "scores_along",
-    "scores_by_head",
-    "scores_by_map",
-    "scores_by_model",
     "spectra",
+    "study_charts",
     "training_curves",
 ]

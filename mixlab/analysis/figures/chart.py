@@ -2,6 +2,7 @@
 
 import base64
 import io
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from mixlab.analysis.figures.line_styles import PALETTE, LineStyle
 TEXT, SOFT, LINE, GROUND = "#1b1f24", "#57606a", "#d0d7de", "#ffffff"
 INK = "#fefefe"  # on pictures: white whatever the theme
 UNIT = 72  # of a page's chart, an inch
+_MOST_COLUMNS = 3  # of panels in a file
 STYLE: dict[Any, Any] = {
     "font.size": 11,
     "text.color": TEXT,
@@ -37,6 +39,8 @@ STYLE: dict[Any, Any] = {
     "axes.xmargin": 0.03,
     "grid.color": LINE,
     "grid.linewidth": 0.7,
+    "xtick.major.pad": 5,
+    "ytick.major.pad": 5,
     "xtick.major.size": 0,
     "ytick.major.size": 0,
     "xtick.labelcolor": TEXT,
@@ -86,11 +90,15 @@ def save_figure(figure: Figure, path: Path) -> Path:
 
 def _figure(charts: Sequence[Chart], *, named: bool) -> Figure:
     with mpl.rc_context(STYLE):
-        size = (sum(chart.width for chart in charts), max(chart.height for chart in charts))
-        figure = Figure(figsize=size, layout="constrained")
-        ratios = [chart.width for chart in charts]
-        panels = figure.subplots(1, len(charts), squeeze=False, width_ratios=ratios)[0]
-        for chart, ax in zip(charts, panels, strict=True):
+        num_columns = min(len(charts), _MOST_COLUMNS)
+        num_rows = -(-len(charts) // num_columns)
+        size = (num_columns * max(c.width for c in charts), num_rows * max(c.height for c in charts))
+        figure = Figure(figsize=size)
+        figure.set_layout_engine("constrained", w_pad=1 / UNIT, h_pad=1 / UNIT)
+        panels = [*figure.subplots(num_rows, num_columns, squeeze=False).flat]
+        for ax in panels[len(charts) :]:
+            ax.set_axis_off()
+        for chart, ax in zip(charts, panels, strict=False):
             chart.draw(ax)
             for part in ax.get_children():
                 part.set_clip_on(False)  # axes hold all that is drawn
@@ -140,7 +148,9 @@ def log_axis(ax: Axes, name: str) -> None:
     powers = [power for power in range(-30, 31) if low <= 10.0**power * 1.0001 and 10.0**power <= high * 1.0001]
     axis.set_major_locator(FixedLocator([10.0**power for power in powers[:: max(1, -(-len(powers) // 5))]]))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if 1e-3 <= value <= 1e5 else f"{value:.0e}"))
+    axis.set_major_formatter(
+        FuncFormatter(lambda value, _: f"{value:g}" if 1e-3 <= value <= 1e4 else f"1e{math.log10(value):.0f}")
+    )
 
 
 def legend_key(style: LineStyle) -> str:
@@ -162,9 +172,8 @@ def inline_svg(figure: Figure, about: str) -> str:
         figure.savefig(written, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     root = ElementTree.fromstring(re.sub(r'\sxmlns(:\w+)?="[^"]*"|xlink:', "", written.getvalue()))
     marks = {part.get("id"): part for part in root.iter("path") if part.get("id")}
-    box = root.get("viewBox", "")
-    page = ElementTree.Element("svg", {"class": "chart", "viewBox": box})
-    page.attrib |= {"role": "img", "aria-label": about} if about else {"aria-hidden": "true"}
+    known = {"class": "chart", "role": "img", "aria-label": about} if about else {"class": "key", "aria-hidden": "true"}
+    page = ElementTree.Element("svg", {"viewBox": root.get("viewBox", "")} | known)
     _copy_parts(root, page, marks)
     return ElementTree.tostring(page, encoding="unicode")
 
@@ -179,7 +188,7 @@ def _copy_parts(source: ElementTree.Element, target: ElementTree.Element, marks:
             place = {"d": mark.get("d"), "transform": f"translate({part.get('x')} {part.get('y')})"}
             copied = _add(target, "path", place | {"style": part.get("style") or mark.get("style")})
             copied.extend(child for child in part if child.tag == "title")
-        elif part.tag in ("path", "text", "image") and "fill: none" != _plain_style(part.get("style")):
+        elif part.tag in ("path", "text", "image") and _plain_style(part.get("style")) != "fill: none":
             copied = _add(target, part.tag, part.attrib)
             copied.text = part.text
             copied.extend(child for child in part if child.tag in ("title", "tspan"))
@@ -230,7 +239,13 @@ def _in_few_bytes(source: str) -> str:
 def _plain_style(style: str | None) -> str:
     """The page's font and colours instead of the figure's own."""
     parts = [part.strip() for part in (style or "").split(";")]
-    kept = [part for part in parts if part and not part.startswith(("font-family", "font:", "stroke-linecap"))]
+    kept = [
+        part
+        for part in parts
+        if part and not part.startswith(("font-family", "font:", "stroke-linecap", "image-rendering"))
+    ]
     size = re.search(r"font:[^;]*?([\d.]+)px", style or "")
     text = "; ".join([*kept, *([f"font-size: {size[1]}px"] if size else [])])
-    return re.sub(r"#[0-9a-f]{6}", lambda colour: f"var({_VARIABLES[colour[0]]})" if colour[0] in _VARIABLES else colour[0], text)  # fmt: skip
+    for colour, variable in _VARIABLES.items():
+        text = text.replace(colour, f"var({variable})")
+    return text

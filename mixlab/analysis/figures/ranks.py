@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from mixlab.analysis.figures.chart import INK, SOFT, Chart, hint, log_axis, plot_line
-from mixlab.analysis.figures.line_styles import OTHER, Styles, line_styles
+from mixlab.analysis.figures.line_styles import OTHER, Styles
 from mixlab.analysis.rank import block_grid
 from mixlab.errors import InputError
 
@@ -19,13 +19,8 @@ Arrays = Mapping[str, NDArray[Any]]
 _MOST_PIXELS = 260  # a side of a drawn matrix
 
 
-def styles_of(results: Results) -> Styles:
-    return line_styles({label: result["subject"]["family"] for label, result in results.items()})
-
-
-def rank_by_layer(results: Results, measure: str, styles: Styles | None = None) -> Chart:
+def rank_by_layer(results: Results, measure: str, styles: Styles) -> Chart:
     """Off-diagonal rank of each model by layer; band: spread over heads; dotted: the bound of theory."""
-    styles = styles_of(results) if styles is None else styles
     means = {
         label: [np.nan if one["mean"] is None else one["mean"] for one in _by_layer(result, measure)]
         for label, result in results.items()

@@ -6,7 +6,6 @@ Rows are those of a study of `mixlab auc`.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
@@ -22,6 +21,22 @@ AXIS = {"layer": ("layer", "layer"), "index": ("register", "register, in the ord
 
 def styles_of(rows: Sequence[Row]) -> Styles:
     return line_styles({row["label"]: row["family"] for row in rows})
+
+
+def study_charts(study: str, rows: Sequence[Row], styles: Styles | None = None) -> list[Chart]:
+    """The charts of a study of `mixlab auc`: of heads one per model, else one."""
+    match study:
+        case "layer":
+            return [scores_along(rows, "layer", styles)]
+        case "register":
+            return [scores_along(rows, "index", styles)]
+        case "map":
+            return [scores_by_map(rows, styles)]
+        case "head":
+            labels = dict.fromkeys(row["label"] for row in rows)
+            return [scores_by_head(label, [row for row in rows if row["label"] == label]) for label in labels]
+        case _:
+            return [scores_by_model(rows, study, styles)]
 
 
 def scores_by_model(rows: Sequence[Row], study: str = "model", styles: Styles | None = None) -> Chart:
@@ -80,7 +95,7 @@ def scores_along(rows: Sequence[Row], along: str, styles: Styles | None = None) 
 
 
 def scores_by_head(label: str, rows: Sequence[Row]) -> Chart:
-    """Raw AUC of every head of one model: layers down, heads across; the stronger the colour, the farther from chance."""
+    """Raw AUC of every head of one model, layers down and heads across: strong colours are far from chance."""
     layers, heads = sorted({row["layer"] for row in rows}), sorted({row["index"] or 0 for row in rows})
     known = {(row["layer"], row["index"] or 0): row["raw_auc"]["mean"] for row in rows}
     values = [value for value in known.values() if value is not None]
@@ -109,13 +124,14 @@ def scores_by_head(label: str, rows: Sequence[Row]) -> Chart:
     return Chart(f"AUC of every head of {label}", about, draw, height=0.7 + 0.42 * len(layers), has_legend=False)
 
 
-def roc(false_rates: Sequence[float], true_rates: Mapping[str, Sequence[float]], styles: Styles) -> Chart:
-    """Mean ROC curves: true against false positive rate, one line per label; the diagonal is chance."""
+def roc(curves: Mapping[str, Any], styles: Styles) -> Chart:
+    """Mean ROC curves, as `mixlab auc` stores them: one line per label; the diagonal is chance."""
+    false_rates, true_rates = curves["false_positive_rate"], curves["true_positive_rate"]
 
     def draw(ax: Axes) -> None:
         ax.plot([0, 1], [0, 1], color=SOFT, linewidth=1)
         for label, rates in true_rates.items():
-            plot_line(ax, [*false_rates], [*rates], styles.get(label, OTHER), label, marks=False)
+            plot_line(ax, false_rates, rates, styles.get(label, OTHER), label, marks=False)
         ax.set(xlabel="false positive rate", ylabel="true positive rate", xlim=(0, 1), ylim=(0, 1), aspect="equal")
 
     return Chart("Mean ROC", f"{', '.join(true_rates)}; the diagonal is chance.", draw, height=4.9)
@@ -138,7 +154,11 @@ def _finish_scores(ax: Axes, names: Sequence[str]) -> None:
     ax.grid(visible=False, axis="y")
     ax.set(xlabel="mean of max(AUC, 1 − AUC)", yticks=range(len(names)), yticklabels=names)
     ax.set_ylim(len(names) - 0.4, -0.6)
-    for marker, face, label in (("o", TEXT, "model, 95 %"), ("o", GROUND, "untrained twin"), ("|", SOFT, "centre prior")):
+    for marker, face, label in (
+        ("o", TEXT, "model, 95 %"),
+        ("o", GROUND, "untrained twin"),
+        ("|", SOFT, "centre prior"),
+    ):
         sample = ax.add_line(Line2D([], [], marker=marker, linestyle="", color=TEXT, markerfacecolor=face, label=label))
         sample.set_in_layout(False)
 
