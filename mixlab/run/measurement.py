@@ -7,6 +7,7 @@ reads them. Two numbers are the same measurement if metric, network, protocol an
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
@@ -29,6 +30,7 @@ from mixlab.run.protocols import (
 )
 
 UNTRAINED = "untrained"
+_SEED = re.compile(r"[-_]s(eed)?\d+$")  # of a label such as vit-s0
 
 
 class Metric(NamedTuple):
@@ -94,10 +96,15 @@ class Subject:
     weights: str | None = None  # a digest of its weights; None in older run directories
 
     @property
+    def name(self) -> str:
+        """Its label without the seed: repetitions have it in common."""
+        return _SEED.sub("", self.label)
+
+    @property
     def identity(self) -> tuple[Any, ...]:
         """Its weights where they are known: a network stays the same under another label."""
         name = self.label if self.weights is None else self.weights
-        return (name, self.model, self.training, self.num_parameters)
+        return (name, self.model, self.training, self.num_parameters, self.num_registers, self.causal)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mixlab.analysis.advice import advise
 from mixlab.analysis.blocks import chunk_spans, in_float64, numerical_rank, off_diagonal_pairs, visible_sides
+from mixlab.analysis.claims.evidence import Evidence, Status, Verdict
 from mixlab.analysis.cost import count_macs, count_with_classifier, on_meta
-from mixlab.analysis.evidence import Evidence, Status, Verdict
 from mixlab.backbones.block import Layer
 from mixlab.mixers import (
     MIXERS,
@@ -80,8 +80,9 @@ def off_diagonal_bounds(evidence: Evidence) -> Verdict:
     ranks = {kind: _off_diagonal_ranks(_mixing(config)) for kind, config in _configs(causal=False).items()}
     held = max(ranks["linear_attention"]) <= _HEAD and max(ranks["mamba2"]) <= _STATE
     broken = evidence.select("rank_bound_holds", keep=lambda m: m.value != 1)
-    softmax = evidence.select(
-        "off_diagonal_rank", keep=lambda m: m.family == "attention" and m["definition"] == "numerical"
+    softmax, smallest = (
+        evidence.select(metric, keep=lambda m: m["family"] == "attention" and m["definition"] == "numerical")
+        for metric in ("off_diagonal_rank", "smallest_off_diagonal_rank")
     )
     full = min(ranks["attention"]) == _CHUNK and all(m.value >= _FULL * m["chunk"] for m in softmax)
     text = (
@@ -91,7 +92,7 @@ def off_diagonal_bounds(evidence: Evidence) -> Verdict:
     )
     if softmax:
         shares = [m.value / m["chunk"] for m in softmax]
-        lowest = min(m["minimum"] / m["chunk"] for m in softmax)
+        lowest = min((m.value / m["chunk"] for m in smallest), default=min(shares))
         text += (
             f", and softmax's numerical rank is {min(shares):.1%} to {max(shares):.1%} of C on average over blocks "
             f"(the lowest block {lowest:.1%}, {len(softmax)} results)"
@@ -166,7 +167,7 @@ def mambaout_sizes(evidence: Evidence) -> Verdict:
 
 
 def _holds(held: bool) -> Status:
-    return "supported" if held else "contradicted"
+    return Status.SUPPORTED if held else Status.CONTRADICTED
 
 
 def _agrees(counted: float, published: float | None) -> bool:
