@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -242,7 +243,18 @@ def _prepare(parent: int) -> None:
 
 def _told(step: Step, folder: Path) -> list[str]:
     """The command line, the same wherever the folder is."""
-    return [text.replace(str(folder), "RUN") for text in step.arguments]
+    return ["RUN" if text == str(folder) else rename_place(text, str(folder), "RUN") for text in step.arguments]
+
+
+def rename_place(text: str, place: str, name: str) -> str:
+    """Text with a folder, and the files below it, under another name; words that only contain its letters stay.
+
+    A folder of one word may share it with a model or a label: alone it is a folder after --run only.
+    """
+    start, end = r"(?<![\w./~-])", r"(?![\w.~-])"
+    word = re.escape(place)
+    pattern = f"{start}{word}{end}" if "/" in place else f"(?<=--run ){word}{end}|{start}{word}(?=/)"
+    return re.sub(pattern, lambda _: name, text)
 
 
 def _log(folder: Path, step: Step) -> Path:

@@ -26,7 +26,7 @@ from tests.photographs import PHOTOGRAPHS, needs_photographs
 DATA = "shapes:n=24,size=32"
 LAST = 6
 SMALL = [f"steps={LAST}", "batch=4", "model.depths=[1,1,1,1]", "model.dims=[8,8,16,16]", "method.short=32,32",
-         "method.channels=16", "method.hidden=16", "method.mask_convs=1", "log.every_steps=2",
+         "method.channels=16", "method.hidden=16", "method.mask_convs=1", "log.every_steps=2", "optim.warmup_steps=1",
          "checkpoint.every_steps=1", "checkpoint.keep=99", "model.drop_path_rate=0.1"]  # fmt: skip
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["mixlab.commands.detect"])
@@ -141,7 +141,8 @@ def child(judged: str, trained: str, rank: int, ports: list[int]) -> None:
     os.environ["MASTER_PORT"] = str(ports[0])
     run(Path(judged))
     os.environ["MASTER_PORT"] = str(ports[1])
-    settings = ["steps=2", "batch=4", "method.short=32,32", "method.channels=16", "model.dim=32", "log.every_steps=1"]
+    settings = ["steps=2", "batch=4", "method.short=32,32", "method.channels=16", "model.dim=32", "log.every_steps=1",
+                "optim.warmup_steps=1"]  # fmt: skip
     detect("detect_dinovim_tiny64", data=DATA, run=Path(trained), head="cascade", set=settings, num_val=3, device="cpu")
 
 
@@ -201,6 +202,7 @@ def test_unreadable_images_are_named_and_left_out_of_the_figures(tmp_path):
 
 def test_activations_can_be_made_twice_instead_of_kept(tmp_path):
     settings = ["steps=2", "batch=2", "method.short=32,32", "method.channels=16", "method.hidden=16",
+                "optim.warmup_steps=1",
                 "checkpoint.every_steps=2", "model.dim=32", "model.depth=4", "precision=fp64"]  # fmt: skip
     weights = []
     for number, extra in enumerate(["activation_checkpointing=false", "activation_checkpointing=true"]):
