@@ -126,14 +126,15 @@ def _print(results: dict[str, dict[str, Any]]) -> None:
 
 
 def _draw(directory: RunDirectory, results: dict[str, dict[str, Any]], arrays: dict[str, Arrays]) -> None:
+    styles = figures.line_styles({label: result["subject"]["family"] for label, result in results.items()})
     charts = {
-        "rank_by_layer": figures.rank_by_layer(results),
-        "rank_spectra": figures.spectra(arrays, results),
-        "rank_distance": figures.distance_profiles(arrays, results),
+        "rank_by_layer": [figures.rank_by_layer(results, name, styles) for name in ("numerical", "effective")],
+        "rank_spectra": [figures.spectra(arrays, styles)],
+        "rank_distance": [figures.distances(arrays, results, styles)],
     }
     for label, stored in arrays.items():
         layer = int(stored["layer"][-1])
-        charts[f"rank_blocks_{file_name(label)}"] = figures.block_ranks(label, stored["blocks"], layer)
+        charts[f"rank_blocks_{file_name(label)}"] = [figures.block_ranks(label, stored["blocks"], layer)]
     for name, chart in charts.items():
-        figures.save_figure(chart, directory.figure_path(f"{name}.svg"))
+        figures.save_charts(chart, directory.figure_path(f"{name}.svg"))
     console.print(f"results and {len(charts)} figures in {directory.path}")

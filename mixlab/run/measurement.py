@@ -33,6 +33,11 @@ UNTRAINED = "untrained"
 _SEED = re.compile(r"[-_]s(eed)?\d+$")  # of a label such as vit-s0
 
 
+def base_label(label: str) -> str:
+    """A label without the seed at its end."""
+    return _SEED.sub("", label)
+
+
 class Metric(NamedTuple):
     about: str
     protocol: type[EvaluationProtocol]
@@ -111,7 +116,7 @@ class Subject:
     @property
     def name(self) -> str:
         """Its label without the seed: repetitions have it in common."""
-        return _SEED.sub("", self.label)
+        return base_label(self.label)
 
     @property
     def identity(self) -> tuple[Any, ...]:
