@@ -150,6 +150,13 @@ class Gain(NamedTuple):
     untrained: Group
     difference: Difference
 
+    def to_json(self) -> dict[str, Any]:
+        about = {"model": self.network.model, "name": self.network.name, "training": self.network.training}
+        gap = self.difference
+        interval = {"value": gap.value, "low": gap.low, "high": gap.high, "n": gap.n}
+        seeds = {"num_trained": len(self.trained), "num_untrained": len(self.untrained)}
+        return {**about, "metric": self.metric, **interval, **seeds, "significance": str(gap.significance)}
+
 
 def training_gains(measurements: Iterable[Measurement]) -> list[Gain]:
     """Of accuracies, the difference of the two groups; of Binary-AUC, that on the same images."""
