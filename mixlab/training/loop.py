@@ -19,9 +19,9 @@ from mixlab.run import RunDirectory
 from mixlab.run.codec import to_json
 from mixlab.run.lock import RunLock
 from mixlab.training import run_config
-from mixlab.training.acceleration import compile_recipe
 from mixlab.training.batches import steps
 from mixlab.training.checkpoint import Checkpoint, Checkpoints
+from mixlab.training.compiled import compile_recipe
 from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World, any_rank, from_all, from_first, join_world, spread, whole
 from mixlab.training.log import FigureBuffer, Journal, NonFiniteLoss, forget_after
@@ -70,6 +70,7 @@ def train(
     """
     with join_world(device) as world, ExitStack() as stack:
         folder = RunDirectory(run)
+        stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
         if world.is_first:  # to others the directory may not even be visible
             RunDirectory.create(run)
             stack.enter_context(RunLock(folder.path))
@@ -237,7 +238,7 @@ class Trainer:
         self.clock = Clock(self.step)  # scoring is not training time
 
     def save(self, position: dict[str, Any]) -> None:
-        """A checkpoint of this step; never one of weights that are no numbers any more."""
+        """Write a checkpoint of this step; `report` refuses first where the loss is NaN or infinite."""
         self.report()
         skipped = {path: reason for part in from_all(position["skipped"]) for path, reason in part.items()}
         tensors = self.state.tensors()

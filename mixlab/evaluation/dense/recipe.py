@@ -40,7 +40,6 @@ class DenseNetwork(nn.Module):
 class DenseRecipe(Recipe):
     """Exports the backbone as any run does, and all that stands on it as the head."""
 
-    views_per_image = 1
     network: DenseNetwork
 
     def __init__(self, network: DenseNetwork, *, backbone_lr: float) -> None:
