@@ -1,8 +1,8 @@
 """ViT, LinearViT, Vim, Mamba-Reg and GatedConv: one class, told apart by their mixer and their token layout."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,8 @@ from mixlab.backbones.block import Add, AddNorm, Layer, NormKind
 from mixlab.backbones.classifier import IsotropicClassifier
 from mixlab.backbones.tokens import Features, TokenEmbedding, TokenLayout
 from mixlab.errors import InputError
-from mixlab.mixers import Grid, MixerConfig, Mixing
+from mixlab.mixers import MIXERS, Grid, MixerConfig, Mixing
+from mixlab.run.codec import from_json, to_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,11 @@ class IsotropicConfig:
             if size % self.patch:
                 near = max(size // self.patch, 1) * self.patch
                 raise InputError(f"{size}px is not a multiple of patch {self.patch}; try {near}")
+
+
+def config_from_json(values: Mapping[str, Any]) -> IsotropicConfig:
+    """The config in an `Isotropic.architecture()`; fields that are left out take their defaults."""
+    return from_json(IsotropicConfig, values, kinds={MixerConfig: MIXERS})
 
 
 class Isotropic(Backbone):
@@ -119,9 +125,7 @@ class Isotropic(Backbone):
             branch, stream = layer(branch, stream, grid)
 
     def architecture(self) -> Architecture:
-        from mixlab.backbones.config_json import config_to_json
-
-        return {"name": self.name, "config": config_to_json(self.config)}
+        return {"name": self.name, "config": to_json(self.config)}
 
     def fresh(self) -> "Isotropic":
         return Isotropic(self.config, name=self.name)
