@@ -8,9 +8,8 @@
 import torch
 
 import mixlab
-from mixlab.analysis.blocks import Span, rank_bound
+from mixlab.analysis.blocks import Span, rank_bound, rank_measures
 from mixlab.analysis.cost import count_macs, count_parameters, on_meta
-from mixlab.analysis.spectrum import rank_measures
 from mixlab.analysis.subjects import normalise
 from mixlab.data import Shapes
 

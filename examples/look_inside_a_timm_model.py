@@ -8,7 +8,7 @@
 import torch
 
 import mixlab
-from mixlab.analysis.baselines import centre_prior
+from mixlab.analysis.binary_auc import centre_prior
 from mixlab.analysis.maps import activation_map
 from mixlab.analysis.pca import pca_maps
 from mixlab.analysis.subjects import normalise

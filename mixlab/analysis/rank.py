@@ -1,300 +1,187 @@
-"""The rank of mixing matrices, block by block: measured, in several definitions, with the bound of theory beside it.
+"""From measured blocks to a table: averages with spread over images, what theory allows, and the arrays behind them."""
 
-A matrix is cut into a grid of C x C blocks. Blocks on the diagonal mix within a chunk, blocks off it between chunks.
-Where C does not divide the length the last chunk is shorter; its blocks are in the table, marked ragged, and left out
-of averages. All runs in float64, one image, layer and head at a time: matrices where the backbone is, singular values
-on the CPU, where LAPACK is. `blocks.py` has the bounds and proof.
-"""
-
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from mixlab.analysis.blocks import (
-    ScanDecay,
-    Span,
-    ThinBlocks,
-    chunk_spans,
-    default_chunk,
-    in_float64,
-    off_diagonal_pairs,
-    rank_after_deflation,
-    rank_bound,
-    thin_blocks,
-    visible_sides,
-)
-from mixlab.analysis.distance import DistanceProfile, distance_profile
-from mixlab.analysis.spectrum import MEASURES, rank_measures
-from mixlab.backbones.backbone import Backbone, Layers
+from mixlab.analysis.blocks import MEASURES
+from mixlab.analysis.distance import uniform_profile
+from mixlab.analysis.layer_ranks import BLOCK_COLUMNS, LayerRanks
+from mixlab.backbones.tokens import TokenLayout
 from mixlab.errors import InputError
-from mixlab.mixers import ConvMixing, Grid, Mixing, SSDMixing
+from mixlab.mixers import Grid
 
-_MATRICES_IN_MEMORY = 2**31  # bytes that all heads under work may take together
-_COPIES_PER_HEAD = 8  # matrices alive at once while one is built
-_LOG_TINY = float(np.log(np.finfo(np.float64).smallest_subnormal))
-Array = NDArray[np.float64]
-BLOCK_COLUMNS = ("head", "on_diagonal", "row", "column", "height", "width", "ragged", "bound", *MEASURES)
-SCAN_COLUMNS = ("mask", "product", "underflowed")  # of scans; -1 elsewhere and on the diagonal
+Arrays = dict[str, NDArray[Any]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankSettings:
-    """`factors` takes singular values of off-diagonal blocks from their thin factors where a mixing has them; `svd`
-    takes every block as it stands. Both measure the same; the first is many times faster on long sequences.
+def summarise_ranks(measured: Sequence[LayerRanks], layout: TokenLayout) -> tuple[dict[str, Any], Arrays]:
+    """A result for JSON, per layer and over all layers, and its arrays: the table of blocks, spectra and profiles.
+
+    Where layers differ in length (stages of a hierarchical model), length and grid of the whole are the first layer's.
     """
-
-    chunk: int | None = None  # C; None: see `default_chunk`
-    tolerance: float | None = None  # of the numerical rank; None: eps max(m, n) in float64
-    practical: float = 1e-3
-    energy: float = 0.99
-    method: Literal["factors", "svd"] = "factors"
-    skip: bool = True  # with the skip on the diagonal of scans, as they run; the paper's M leaves it out
-    whole: bool = False  # also an SVD of each whole matrix, O(L³)
-    max_heads: int = 64  # more heads than this (a convolution has one per channel) are sampled evenly
-
-
-class HeadRanks(NamedTuple):
-    """One head of one layer on one image. Spectra are means over full blocks of s / max(s); zero if there are none."""
-
-    blocks: list[list[float]]  # rows of BLOCK_COLUMNS and SCAN_COLUMNS
-    spectra: dict[str, Tensor]  # "diagonal" and "off_diagonal": (C,)
-    whole: dict[str, float]  # empty unless asked for
-    distance: DistanceProfile
-
-
-class LayerRanks(NamedTuple):
-    """All H chosen heads of one layer on one image; see `HeadRanks` and `DistanceProfile` for what each array holds."""
-
-    image: int
-    layer: int
-    mixer: str
-    length: int
-    chunk: int
-    grid: Grid
-    heads: list[int]
-    blocks: Array  # (blocks of all heads, len(BLOCK_COLUMNS) + len(SCAN_COLUMNS))
-    spectra: dict[str, Array]  # "diagonal" and "off_diagonal": (H, C)
-    whole: dict[str, Array]  # by measure: (H,); empty unless asked for
-    distance: dict[str, Array]  # by field of DistanceProfile: (H,), (H, L) or (H, R)
+    if not measured:
+        raise InputError("no layer was measured; give at least one image and one layer")
+    table = np.concatenate([layer.blocks for layer in measured])
+    layers = sorted({ranks.layer for ranks in measured})
+    entries = [
+        {"layer": layer}
+        | _summarise_place([ranks for ranks in measured if ranks.layer == layer], layout)
+        | summarise_blocks(table[block_column(table, "layer") == layer])
+        | _summarise_heads([ranks for ranks in measured if ranks.layer == layer])
+        for layer in layers
+    ]
+    result = {
+        "mixer": measured[0].mixer,
+        "num_images": len({ranks.image for ranks in measured}),
+        "overall": summarise_blocks(table) | _summarise_heads(measured),
+        "layers": entries,
+    }
+    return result | _summarise_place(measured, layout), {"blocks": table} | _head_arrays(measured, layers)
 
 
-@torch.no_grad()
-def measure_ranks(
-    backbone: Backbone,
-    images: Iterable[Tensor],
-    *,
-    layers: Layers = None,
-    heads: Sequence[int] | None = None,
-    settings: RankSettings | None = None,
-) -> Iterator[LayerRanks]:
-    """Yield the ranks of each chosen layer on each image (3, H, W), already normalised for the backbone."""
-    settings = settings or RankSettings()
-    with HeadWorkers() as workers:
-        for index, image in enumerate(images):
-            _, features = next(backbone.features(image[None], layers=[0]))
-            for layer, mixing in backbone.mixings(image[None], layers=layers):
-                grid = grid_of(mixing, features.grid)
-                patches = backbone.layout.patch_columns(grid[0] * grid[1])
-                chosen = choose_heads(mixing.num_heads, heads, settings.max_heads)
-                spans, ranks = _layer_ranks(mixing, chosen, grid, patches, settings, workers)
-                yield LayerRanks(
-                    image=index,
-                    layer=layer,
-                    mixer=type(mixing).__name__,
-                    length=spans[-1].stop,
-                    chunk=len(spans[0]),
-                    grid=grid,
-                    heads=chosen,
-                    **_stacked(ranks),
-                )
+def rank_measurements(result: dict[str, Any], about: dict[str, Any], data: str) -> list[dict[str, Any]]:
+    """The result as the ledger reads it: one flat record per figure, with the subject's description in each."""
+    overall, n = result["overall"], result["num_images"]
+    about = about | {"data": data, "n": n, "chunk": result["chunk"], "num_tokens": result["num_tokens"]}
+    records = [about | {"metric": "rank_bound_holds", "value": float(overall["bound_holds"])}]
+    for kind in ("diagonal", "off_diagonal"):
+        for name in MEASURES:
+            figure = overall[kind][name]
+            if figure["mean"] is None:
+                continue
+            half = None if figure["std_over_images"] is None else 1.96 * figure["std_over_images"] / n**0.5
+            records.append(
+                about
+                | {
+                    "metric": f"{kind}_rank",
+                    "definition": name,
+                    "value": figure["mean"],
+                    "minimum": figure["min"],
+                    "bound": overall[kind]["bound"]["max"],
+                    "low": None if half is None else figure["mean"] - half,
+                    "high": None if half is None else figure["mean"] + half,
+                }
+            )
+    if "scan" in overall:
+        records.append(about | {"metric": "mask_rank", "value": overall["scan"]["mask"]["max"]})
+    return records
 
 
-class HeadWorkers:
-    """One thread per core for all heads of all layers: LAPACK gains little from more cores at these sizes, and threads
-    that stay reuse their memory, where fresh ones would each keep some of it.
+def summarise_blocks(table: NDArray[np.float64]) -> dict[str, Any]:
+    """Figures of the full blocks in a table (rows, BLOCK_COLUMNS), on and off the diagonal. Ragged ones are counted,
+    and so are those that decay to zero: float64 knows no more of their rank.
     """
-
-    def __init__(self) -> None:
-        self.num_threads = torch.get_num_threads()
-        self.pool = ThreadPoolExecutor(self.num_threads, initializer=torch.set_num_threads, initargs=(1,))
-
-    def __enter__(self) -> "HeadWorkers":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.pool.shutdown(cancel_futures=True)
-
-    def run(self, work: Callable[[int], HeadRanks], heads: list[int], length: int) -> list[HeadRanks]:
-        """Heads in parallel, as many at once as memory allows."""
-        at_once = max(1, _MATRICES_IN_MEMORY // (_COPIES_PER_HEAD * 8 * length**2))
-        if self.num_threads == 1 or at_once == 1:
-            return [work(head) for head in heads]
-        at_once = min(at_once, self.num_threads) if at_once < self.num_threads else len(heads)
-        done: list[HeadRanks] = []
-        try:
-            for start in range(0, len(heads), at_once):
-                done += self.pool.map(work, heads[start : start + at_once])
-        finally:
-            torch.set_num_threads(self.num_threads)  # a worker's setting is also that of threads to come
-        return done
+    full = table[block_column(table, "ragged") == 0]
+    on_diagonal = block_column(full, "on_diagonal") == 1
+    summary: dict[str, Any] = {}
+    for kind, rows in (("diagonal", full[on_diagonal]), ("off_diagonal", full[~on_diagonal])):
+        known = rows[block_column(rows, "numerical") > 0]
+        summary[kind] = {name: _spread(known, name) for name in MEASURES}
+        summary[kind]["bound"] = _spread(known, "bound")
+        summary[kind]["num_blocks"] = len(rows)
+        summary[kind]["num_zero"] = len(rows) - len(known)
+    every = table[block_column(table, "on_diagonal") == 0]
+    summary["num_ragged"] = int((block_column(table, "ragged") == 1).sum())
+    summary["bound_holds"] = bool((block_column(table, "numerical") <= block_column(table, "bound")).all())
+    scans = every[block_column(every, "mask") >= 0]
+    if len(scans):
+        summary["scan"] = {
+            "mask": _spread(scans, "mask"),
+            "product": _spread(scans, "product"),
+            "num_underflowed": int(block_column(scans, "underflowed").sum()),
+        }
+    return summary
 
 
-def grid_of(mixing: Mixing, first_grid: Grid) -> Grid:
-    """The grid of a layer's patches: that of the first layer, but in stages a convolution knows its own."""
-    return mixing.grid if isinstance(mixing, ConvMixing) and mixing.grid[0] > 1 else first_grid
-
-
-def choose_heads(num_heads: int, heads: Sequence[int] | None, max_heads: int) -> list[int]:
-    """The heads asked for, or all, or `max_heads` of them spread evenly."""
-    if heads is None:
-        step = max(num_heads / max_heads, 1)
-        return sorted({int(index * step) for index in range(min(num_heads, max_heads))})
-    for head in heads:
-        if not -num_heads <= head < num_heads:
-            raise InputError(f"there is no head {head} among {num_heads}; choose {-num_heads} to {num_heads - 1}")
-    return sorted({head % num_heads for head in heads})
-
-
-def _layer_ranks(
-    mixing: Mixing, heads: list[int], grid: Grid, patches: list[int], settings: RankSettings, workers: HeadWorkers
-) -> tuple[list[Span], list[HeadRanks]]:
-    there = in_float64(mixing, mixing.values.device)
-    if isinstance(there, SSDMixing) and not settings.skip:
-        there = replace(there, skip=torch.zeros_like(there.skip))
-    mixing = in_float64(there)
-    length = mixing.values.shape[2]
-    spans = chunk_spans(length, default_chunk(length) if settings.chunk is None else settings.chunk)
-    products = _product_ranks(mixing, spans, settings) if isinstance(mixing, SSDMixing) else {}
-
-    def work(head: int) -> HeadRanks:
-        matrix = there.matrix(slice(head, head + 1))[0, 0]  # (L, L)
-        return _head_ranks(mixing, head, matrix, spans, grid, patches, products, settings)
-
-    return spans, workers.run(work, heads, length)
-
-
-def _stacked(ranks: list[HeadRanks]) -> dict[str, Any]:
-    """The arrays of a layer, few and large: thousands of small tensors kept between matrices would fragment memory."""
-    profiles = [head.distance._asdict() for head in ranks]
+def _summarise_place(measured: Sequence[LayerRanks], layout: TokenLayout) -> dict[str, Any]:
+    """Tokens, chunks and grid of the first of some layers, and how far a uniform mixing would reach there."""
+    first = measured[0]
+    length, grid, chunk = first.length, first.grid, first.chunk
+    to_others, far_share = _uniform_reach(length, grid, tuple(layout.patch_columns(grid[0] * grid[1])))
     return {
-        "blocks": np.array([row for head in ranks for row in head.blocks], dtype=np.float64),
-        "spectra": {kind: np.stack([head.spectra[kind] for head in ranks]) for kind in ranks[0].spectra},
-        "whole": {name: np.array([head.whole[name] for head in ranks]) for name in ranks[0].whole},
-        "distance": {name: np.stack([np.asarray(profile[name]) for profile in profiles]) for name in profiles[0]},
+        "num_tokens": length,
+        "grid": list(grid),
+        "chunk": chunk,
+        "ragged_chunk": length % chunk,
+        "heads": first.heads,
+        "uniform_distance_to_others": to_others,
+        "uniform_far_share": far_share,
     }
 
 
-@torch.no_grad()
-def _head_ranks(
-    mixing: Mixing,
-    head: int,
-    matrix: Tensor,
-    spans: list[Span],
-    grid: Grid,
-    patches: list[int],
-    products: dict[tuple[int, int, int], float],
-    settings: RankSettings,
-) -> HeadRanks:
-    diagonal = [(index, index) for index in range(len(spans))]
-    off_diagonal = off_diagonal_pairs(len(spans), visible_sides(mixing, head))
-    thin = thin_blocks(mixing, head, spans) if settings.method == "factors" else None
-    singular_values = _plain_singular_values(matrix, diagonal, spans)
-    if thin is None:
-        singular_values += _plain_singular_values(matrix, off_diagonal, spans)
-    else:
-        singular_values += thin.singular_values(off_diagonal)
-    scan = _scan_figures(mixing, head, spans, off_diagonal, products, settings) if isinstance(mixing, SSDMixing) else {}
-    rows: list[list[float]] = []
-    spectra: dict[str, list[Tensor]] = {"diagonal": [], "off_diagonal": []}
-    pairs = diagonal + off_diagonal
-    shapes = [(len(spans[row]), len(spans[column])) for row, column in pairs]
-    figures = _measures_by_shape(singular_values, shapes, settings)
-    for (row, column), shape, singular, measured in zip(pairs, shapes, singular_values, figures, strict=True):
-        on_diagonal, ragged = row == column, min(shape) < len(spans[0])
-        bound = rank_bound(mixing, spans[row], spans[column])
-        extra = scan.get((row, column), [-1.0] * len(SCAN_COLUMNS))
-        rows.append([head, on_diagonal, row, column, *shape, ragged, bound, *measured, *extra])
-        if not ragged and singular[0] > 0:
-            unit = torch.zeros(len(spans[0]), dtype=torch.float64)
-            unit[: len(singular)] = singular / singular[0]  # thin factors give the first N; the rest is zero
-            spectra["diagonal" if on_diagonal else "off_diagonal"].append(unit)
-    none = torch.zeros(1, len(spans[0]), dtype=torch.float64)
-    return HeadRanks(
-        blocks=rows,
-        spectra={kind: torch.stack(found).mean(0) if found else none[0] for kind, found in spectra.items()},
-        whole=_whole(matrix, settings) if settings.whole else {},
-        distance=distance_profile(matrix, grid, patches),
-    )
+@lru_cache(maxsize=8)
+def _uniform_reach(length: int, grid: Grid, patch_columns: tuple[int, ...]) -> tuple[float, float]:
+    profile = uniform_profile(length, grid, list(patch_columns))
+    return profile.distance_to_others, profile.far_share
 
 
-def _scan_figures(
-    mixing: SSDMixing,
-    head: int,
-    spans: list[Span],
-    pairs: list[tuple[int, int]],
-    products: dict[tuple[int, int, int], float],
-    settings: RankSettings,
-) -> dict[tuple[int, int], list[float]]:
-    """SCAN_COLUMNS of each off-diagonal block: the mask alone, q kᵀ alone, and whether decay takes it to zero."""
-    decay = ScanDecay.of(mixing, head, spans)
-    group = head * mixing.q.shape[2] // mixing.num_heads
-    return {
-        (row, column): [
-            rank_after_deflation(decay.mask_block(row, column), settings.tolerance),
-            products[group, row, column],
-            decay.largest_log(row, column) < _LOG_TINY,
-        ]
-        for row, column in pairs
+def block_column(table: NDArray[np.float64], name: str) -> NDArray[np.float64]:
+    """One of BLOCK_COLUMNS of a table of blocks."""
+    return table[:, BLOCK_COLUMNS.index(name)]
+
+
+def block_grid(
+    table: NDArray[np.float64], layer: int, head: int | None = None, measure: str = "effective"
+) -> NDArray[np.float64] | None:
+    """The rank of every block where it lies in the matrix, NaN where there is none: means over images, and over heads
+    for None or a head that was not measured. None if the layer was not measured.
+    """
+    rows = table[block_column(table, "layer") == layer]
+    if head is not None and (block_column(rows, "head") == head).any():
+        rows = rows[block_column(rows, "head") == head]
+    if not len(rows):
+        return None
+    size = 1 + int(max(block_column(rows, name).max() for name in ("row", "column")))
+    places = (block_column(rows, "row") * size + block_column(rows, "column")).astype(np.int64)
+    totals = np.bincount(places, block_column(rows, measure), minlength=size**2)
+    counts = np.bincount(places, minlength=size**2)
+    return np.where(counts > 0, totals / np.maximum(counts, 1), np.nan).reshape(size, size)
+
+
+def _spread(rows: NDArray[np.float64], name: str) -> dict[str, float | None]:
+    """Mean and extremes over all blocks, and the standard deviation of the means of images and of heads."""
+    values = block_column(rows, name)
+    if not len(values):
+        return {"mean": None, "min": None, "max": None, "std_over_images": None, "std_over_heads": None}
+    over = {}
+    for unit in ("image", "head"):
+        keys = block_column(rows, unit)
+        means = [values[keys == key].mean() for key in np.unique(keys)]
+        over[f"std_over_{unit}s"] = float(np.std(means, ddof=1)) if len(means) > 1 else None
+    return {"mean": float(values.mean()), "min": float(values.min()), "max": float(values.max()), **over}
+
+
+def _summarise_heads(measured: Sequence[LayerRanks]) -> dict[str, Any]:
+    """Means over heads, layers and images."""
+    scalars = [name for name, values in measured[0].distance.items() if values.ndim == 1]
+    distance = {name: float(np.concatenate([ranks.distance[name] for ranks in measured]).mean()) for name in scalars}
+    whole = {
+        name: float(np.concatenate([ranks.whole[name] for ranks in measured]).mean()) for name in measured[0].whole
     }
+    return {"distance": distance} | ({"whole": whole} if whole else {})
 
 
-def _measures(singular: Tensor, shape: tuple[int, ...], settings: RankSettings) -> dict[str, Tensor]:
-    return rank_measures(
-        singular,
-        (shape[0], shape[1]),
-        tolerance=settings.tolerance,
-        practical=settings.practical,
-        energy=settings.energy,
-    )
+def _head_arrays(measured: Sequence[LayerRanks], layers: list[int]) -> Arrays:
+    """Per layer and head, the mean over images: (layers, heads, ...)."""
+    read: dict[str, Callable[[LayerRanks], NDArray[np.float64]]] = {
+        "diagonal_spectrum": lambda ranks: ranks.spectra["diagonal"],
+        "off_diagonal_spectrum": lambda ranks: ranks.spectra["off_diagonal"],
+        "sequence_profile": lambda ranks: ranks.distance["sequence"],
+        "grid_profile": lambda ranks: ranks.distance["grid"],
+    }
+    means = {
+        name: [np.mean([get(ranks) for ranks in measured if ranks.layer == layer], axis=0) for layer in layers]
+        for name, get in read.items()
+    }
+    return {"layer": np.array(layers)} | {name: _padded(parts) for name, parts in means.items()}
 
 
-def _whole(matrix: Tensor, settings: RankSettings) -> dict[str, float]:
-    measured = _measures(torch.linalg.svdvals(matrix.cpu()), tuple(matrix.shape), settings)
-    return {name: float(value) for name, value in measured.items()}
-
-
-def _measures_by_shape(
-    singular_values: list[Tensor], shapes: list[tuple[int, int]], settings: RankSettings
-) -> list[list[float]]:
-    """MEASURES of each block; blocks of one shape together, since thousands of calls on small tensors cost more."""
-    found: list[list[float]] = [[]] * len(shapes)
-    for kind in {(shape, len(values)) for shape, values in zip(shapes, singular_values, strict=True)}:
-        same = [i for i, shape in enumerate(shapes) if (shape, len(singular_values[i])) == kind]
-        measured = _measures(torch.stack([singular_values[i] for i in same]), kind[0], settings)
-        for index, row in zip(same, torch.stack(list(measured.values()), dim=-1).tolist(), strict=True):
-            found[index] = row
-    return found
-
-
-def _plain_singular_values(matrix: Tensor, pairs: list[tuple[int, int]], spans: list[Span]) -> list[Tensor]:
-    return [torch.linalg.svdvals(matrix[spans[row].slice, spans[column].slice].cpu()) for row, column in pairs]
-
-
-def _product_ranks(mixing: SSDMixing, spans: list[Span], settings: RankSettings) -> dict[tuple[int, int, int], float]:
-    """Numerical rank of each off-diagonal block of q kᵀ alone, by (group, row, column): a group's heads share it."""
-    ranks = {}
-    pairs = off_diagonal_pairs(len(spans), (True, True))
-    for group in range(mixing.q.shape[2]):
-        factors = [[side[0, span.slice, group] for span in spans] for side in (mixing.q, mixing.k)]
-        thin = ThinBlocks(factors[0], factors[1], torch.zeros(len(spans), len(spans), dtype=torch.float64))
-        shapes = [(len(spans[row]), len(spans[column])) for row, column in pairs]
-        measured = _measures_by_shape(thin.singular_values(pairs), shapes, settings)
-        for (row, column), figures in zip(pairs, measured, strict=True):
-            ranks[group, row, column] = figures[MEASURES.index("numerical")]
-    return ranks
+def _padded(layers: list[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """(heads, width) of each layer as one array: layers may differ in both, and are filled up with zeros."""
+    padded = np.zeros((len(layers), *np.max([part.shape for part in layers], axis=0)))
+    for index, part in enumerate(layers):
+        padded[index, : part.shape[0], : part.shape[1]] = part
+    return padded

@@ -11,13 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mixlab.analysis.baselines import centre_matched_auc, centre_prior
-from mixlab.analysis.binary_auc import binary_auc, roc_curves
+from mixlab.analysis.binary_auc import binary_auc, centre_matched_auc, centre_prior, roc_curves
 from mixlab.analysis.foreground import split_mask
 from mixlab.analysis.maps import default_map, find_map
-from mixlab.analysis.subjects import IGNORE, MaskedImages, Subject
+from mixlab.analysis.subjects import MaskedImages
 from mixlab.backbones.backbone import Backbone, Layers
+from mixlab.data.mask_values import IGNORE
 from mixlab.errors import InputError
+from mixlab.evaluation.target import Target
 from mixlab.statistics import Estimate, bootstrap_difference, bootstrap_mean
 
 Progress = Callable[[str, int], None]
@@ -52,10 +53,10 @@ class Scorer:
         self._progress = progress or (lambda label, num_images: None)
         self._known: dict[Any, MapScores] = {}
 
-    def scores(self, subject: Subject, map_name: str | None = None, layers: Layers = 1) -> MapScores:
+    def scores(self, subject: Target, map_name: str | None = None, layers: Layers = 1) -> MapScores:
         return self._of(subject.label, subject.backbone, map_name, layers)
 
-    def twin_scores(self, subject: Subject, map_name: str | None = None, layers: Layers = 1) -> MapScores | None:
+    def twin_scores(self, subject: Target, map_name: str | None = None, layers: Layers = 1) -> MapScores | None:
         if not self.twins:
             return None
         key = (f"{subject.label}, untrained", map_name, str(layers))

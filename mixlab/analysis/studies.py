@@ -15,9 +15,10 @@ from torch import Tensor
 
 from mixlab.analysis.maps import MAPS, FeatureMap, single_maps
 from mixlab.analysis.scores import MapScores, Scorer, as_array, as_dict, either_sign, score_row
-from mixlab.analysis.subjects import UNTRAINED, Subject
 from mixlab.backbones.backbone import Layers
 from mixlab.errors import InputError
+from mixlab.evaluation.target import Target
+from mixlab.run import UNTRAINED
 from mixlab.statistics import bootstrap_difference, correlate
 
 
@@ -48,7 +49,7 @@ class StudyResult:
         }
 
 
-def by_model(subjects: Sequence[Subject], scorer: Scorer, map_name: str | None = None) -> StudyResult:
+def by_model(subjects: Sequence[Target], scorer: Scorer, map_name: str | None = None) -> StudyResult:
     """Figure 4f: subjects side by side, each against each; and, where known, against probe accuracy."""
     result = _scored("model", subjects, scorer, map_name)
     result.comparisons = [_compare(scorer, map_name, a, b) for a, b in combinations(subjects, 2)]
@@ -61,7 +62,7 @@ def by_model(subjects: Sequence[Subject], scorer: Scorer, map_name: str | None =
     return result
 
 
-def by_size(subjects: Sequence[Subject], scorer: Scorer, map_name: str | None = None) -> StudyResult:
+def by_size(subjects: Sequence[Target], scorer: Scorer, map_name: str | None = None) -> StudyResult:
     """Figure 4a: in a family trained one way, each size against the next smaller, the largest against the smallest; of
     several seeds, each against its own.
     """
@@ -78,7 +79,7 @@ def by_size(subjects: Sequence[Subject], scorer: Scorer, map_name: str | None = 
     return result
 
 
-def by_training(subjects: Sequence[Subject], scorer: Scorer, map_name: str | None = None) -> StudyResult:
+def by_training(subjects: Sequence[Target], scorer: Scorer, map_name: str | None = None) -> StudyResult:
     """Figure 4a, solid against dashed: the same architecture trained in different ways."""
     result = _scored("training", subjects, scorer, map_name)
     for group in _grouped(subjects, lambda s: (s.backbone.name, s.num_parameters)):
@@ -89,7 +90,7 @@ def by_training(subjects: Sequence[Subject], scorer: Scorer, map_name: str | Non
     return result
 
 
-def by_registers(subjects: Sequence[Subject], scorer: Scorer, map_name: str | None = None) -> StudyResult:
+def by_registers(subjects: Sequence[Target], scorer: Scorer, map_name: str | None = None) -> StudyResult:
     """Figure 4c: with registers against without, in one family trained one way at about one size."""
     result = _scored("registers", subjects, scorer, map_name)
     for group in _grouped(subjects, lambda s: (s.family, s.training)):
@@ -102,9 +103,7 @@ def by_registers(subjects: Sequence[Subject], scorer: Scorer, map_name: str | No
     return result
 
 
-def by_head(
-    subjects: Sequence[Subject], scorer: Scorer, map_name: str | None = None, layers: Layers = 2
-) -> StudyResult:
+def by_head(subjects: Sequence[Target], scorer: Scorer, map_name: str | None = None, layers: Layers = 2) -> StudyResult:
     """Figure 4b: every head of the last two layers, by its row of the mixing matrix; the best against the worst.
 
     Best and worst are chosen on every second image and compared on the others: choosing on the same images would find a
@@ -125,7 +124,7 @@ def by_head(
     return result
 
 
-def by_register_position(subjects: Sequence[Subject], scorer: Scorer, map_name: str | None = None) -> StudyResult:
+def by_register_position(subjects: Sequence[Target], scorer: Scorer, map_name: str | None = None) -> StudyResult:
     """Figure 4d: each register by its place, against probes on them; the middle third against the first and the last,
     in the untrained twin too.
     """
@@ -148,7 +147,7 @@ def by_register_position(subjects: Sequence[Subject], scorer: Scorer, map_name: 
     return result
 
 
-def by_layer(subjects: Sequence[Subject], scorer: Scorer, map_name: str | None = None) -> StudyResult:
+def by_layer(subjects: Sequence[Target], scorer: Scorer, map_name: str | None = None) -> StudyResult:
     """Figure 4e: the raw AUC after every layer, and its rank correlation with depth."""
     result = _scored("layer", subjects, scorer, map_name, layers=None)
     for subject in subjects:
@@ -159,7 +158,7 @@ def by_layer(subjects: Sequence[Subject], scorer: Scorer, map_name: str | None =
     return result
 
 
-def by_map(subjects: Sequence[Subject], scorer: Scorer, map_name: str | None = None) -> StudyResult:
+def by_map(subjects: Sequence[Target], scorer: Scorer, map_name: str | None = None) -> StudyResult:
     """Every kind of map with one picture per image, after the last layer: does the choice decide the score?"""
     if map_name is not None:
         raise InputError(f"the study by map scores every kind; leave --map {map_name} out")
@@ -188,7 +187,7 @@ STUDIES: dict[str, Callable[..., StudyResult]] = {
 }
 
 
-def run_study(name: str, subjects: Sequence[Subject], scorer: Scorer, map_name: str | None = None) -> StudyResult:
+def run_study(name: str, subjects: Sequence[Target], scorer: Scorer, map_name: str | None = None) -> StudyResult:
     """One of STUDIES by its name."""
     if name not in STUDIES:
         raise InputError(f"there is no study {name!r}; choose one of {', '.join(STUDIES)}")
@@ -199,7 +198,7 @@ def run_study(name: str, subjects: Sequence[Subject], scorer: Scorer, map_name: 
 
 
 def _scored(
-    study: str, subjects: Sequence[Subject], scorer: Scorer, map_name: str | None, layers: Layers = 1
+    study: str, subjects: Sequence[Target], scorer: Scorer, map_name: str | None, layers: Layers = 1
 ) -> StudyResult:
     rows: list[dict[str, Any]] = []
     arrays: dict[str, NDArray[np.float64]] = {}
@@ -211,7 +210,7 @@ def _scored(
     return StudyResult(study, rows, arrays=arrays)
 
 
-def _rows(subject: Subject, scores: MapScores, twin: MapScores | None) -> Iterable[dict[str, Any]]:
+def _rows(subject: Target, scores: MapScores, twin: MapScores | None) -> Iterable[dict[str, Any]]:
     about = subject.describe() | {"map": scores.map_name, "probe_accuracy": subject.probe_accuracy}
     for place, layer in enumerate(scores.layers):
         for index in range(scores.num_maps):
@@ -232,7 +231,7 @@ def _middle_over_ends(raw: Tensor) -> Iterable[tuple[str, dict[str, Any]]]:
         yield part, as_dict(bootstrap_difference(middle, end.mean(1)))
 
 
-def _compare(scorer: Scorer, map_name: str | None, better: Subject, worse: Subject) -> dict[str, Any]:
+def _compare(scorer: Scorer, map_name: str | None, better: Target, worse: Target) -> dict[str, Any]:
     """The first subject's score minus the second's on the same images."""
     first, second = (_best_sign(scorer.scores(subject, map_name)) for subject in (better, worse))
     difference = as_dict(bootstrap_difference(first, second))
@@ -243,7 +242,7 @@ def _best_sign(scores: MapScores) -> Tensor:
     return either_sign(scores.raw[:, -1]).mean(-1)  # (n,)
 
 
-def _grouped(subjects: Sequence[Subject], key: Callable[[Subject], Any]) -> Iterable[list[Subject]]:
+def _grouped(subjects: Sequence[Target], key: Callable[[Target], Any]) -> Iterable[list[Target]]:
     for _, group in groupby(sorted(subjects, key=lambda subject: str(key(subject))), key=key):
         yield list(group)
 

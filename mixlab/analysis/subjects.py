@@ -1,59 +1,17 @@
-"""What is under study: backbones with what is known of them, and images with masks."""
+"""Images with masks, in batches of one size."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from mixlab.backbones.backbone import Backbone
-from mixlab.data.mask_values import IGNORE
 from mixlab.data.masks import MaskSource
 from mixlab.data.unreadable import SkippedImages
 from mixlab.errors import InputError
 
-UNTRAINED = "untrained"
 _CACHE_BYTES = 2**30  # sets below this stay in memory between subjects
-
-
-@dataclass(frozen=True, kw_only=True)
-class Subject:
-    """A backbone under study: how it was trained ("dino", "supervised", ...) and, where known, how well it probes."""
-
-    label: str
-    backbone: Backbone
-    training: str = UNTRAINED
-    seed: int | None = None
-    probe_accuracy: float | None = None
-    register_accuracies: tuple[float, ...] = ()  # linear probes on single registers, in their order
-
-    @property
-    def family(self) -> str:
-        return self.backbone.family
-
-    @property
-    def num_parameters(self) -> int:
-        return self.backbone.num_parameters
-
-    @property
-    def num_registers(self) -> int:
-        return self.backbone.layout.num_registers
-
-    def describe(self) -> dict[str, Any]:
-        """What a result says of its subject."""
-        return {
-            "label": self.label,
-            "model": self.backbone.name,
-            "family": self.family,
-            "training": self.training,
-            "seed": self.seed,
-            "num_parameters": self.num_parameters,
-            "num_layers": self.backbone.num_layers,
-            "num_registers": self.num_registers,
-            "causal": self.backbone.is_causal,
-        }
 
 
 class MaskedBatch(NamedTuple):
@@ -91,12 +49,3 @@ class MaskedImages:
         while group := list(islice(items, self.batch)):
             images, masks = (torch.stack([getattr(item, part) for item in group]) for part in ("image", "mask"))
             yield MaskedBatch(images, masks, [item.name for item in group])
-
-
-__all__ = [
-    "IGNORE",
-    "UNTRAINED",
-    "MaskedBatch",
-    "MaskedImages",
-    "Subject",
-]

@@ -6,16 +6,14 @@ from typing import Any
 
 import torch
 
-from mixlab.analysis.subjects import Subject
 from mixlab.app.laboratory import Laboratory
 from mixlab.app.pictures import read_samples
 from mixlab.backbones import shipped
 from mixlab.backbones.zoo import create_model
-from mixlab.commands.looking import check_counts, load_subjects
-from mixlab.commands.targets import label_of, split_target
-from mixlab.errors import InputError
+from mixlab.errors import InputError, check_counts
+from mixlab.evaluation.target import Target, label_of, load_targets, split_target
 from mixlab.run import RunDirectory
-from mixlab.training.machine import choose_device
+from mixlab.training.distributed import choose_device
 
 DATA = ("photo", "shapes:size=256,n=7")
 # Shown where no target is given, at one size: what comes with the package, and an untrained one of the other kinds.
@@ -41,12 +39,10 @@ def build_laboratory(
     """The models and samples of a page."""
     check_counts(num_samples=num_samples, cache_mb=cache_mb, image=image)
     files = dict(_name_and_file(text) for text in weights)
-    unknown = sorted(set(files) - {split_target(text)[0] for text in targets})
-    if unknown:
-        raise InputError(f"--weights names {', '.join(unknown)}, which are not among the targets; add them as targets")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        subjects = _named_subjects(targets, files, device, seed) if targets else _small_subjects(device)
+    if targets or files:
+        subjects = load_targets(targets, weights=files, seed=seed, device=device)
+    else:
+        subjects = _small_targets(device, seed)
     places = {label_of(text): Path(split_target(text)[0]) for text in targets}
     facts = {label: run_facts(RunDirectory(place)) for label, place in places.items() if place.is_dir()}
     image = image if image or targets else SMALL_IMAGE
@@ -54,25 +50,15 @@ def build_laboratory(
     return Laboratory(subjects, samples, cache_bytes=cache_mb * 2**20, facts=facts, image=image)
 
 
-def _named_subjects(targets: Sequence[str], files: dict[str, str], device: str | None, seed: int) -> list[Subject]:
-    subjects = [
-        subject
-        for text in targets
-        for subject in load_subjects([text], weights=files.get(split_target(text)[0]), device=device, seed=seed)
-    ]
-    labels = [subject.label for subject in subjects]
-    if len(set(labels)) < len(labels):
-        raise InputError(f"two targets share a label among {', '.join(labels)}; write TARGET=LABEL to tell them apart")
-    return subjects
-
-
-def _small_subjects(device: str | None) -> list[Subject]:
+def _small_targets(device: str | None, seed: int) -> list[Target]:
     where = choose_device(device)
-    untrained = [
-        Subject(label=name, backbone=create_model(name, **settings).eval().to(where))
-        for name, settings in UNTRAINED_MODELS.items()
-    ]
-    return [*load_subjects(shipped.NAMES, device=device), *untrained]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        untrained = [
+            Target(label=name, backbone=create_model(name, **settings).eval().to(where))
+            for name, settings in UNTRAINED_MODELS.items()
+        ]
+    return [*load_targets(shipped.NAMES, device=device), *untrained]
 
 
 def _name_and_file(text: str) -> tuple[str, str]:

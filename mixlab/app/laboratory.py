@@ -6,7 +6,6 @@ from typing import Any, Literal
 import torch
 
 from mixlab.analysis.maps import MAPS, FeatureMap, default_map
-from mixlab.analysis.subjects import Subject
 from mixlab.app.cards import Fit, MapCard, MaskValues, ModelCard, Picture, Pixels
 from mixlab.app.jobs import Progress
 from mixlab.app.look import Look
@@ -14,6 +13,7 @@ from mixlab.app.pictures import decode_mask, decode_picture, square_mask, square
 from mixlab.app.questions import MapQuestion, MatrixQuestion, PcaQuestion, Question, RowQuestion, ScoreQuestion
 from mixlab.app.traces import Sight, Traces
 from mixlab.errors import InputError
+from mixlab.evaluation.target import Target
 from mixlab.mixers import Mixing, SSDMixing
 
 PARTS: dict[str, Literal["head", "register", "direction"]] = {
@@ -39,7 +39,7 @@ class Laboratory:
 
     def __init__(
         self,
-        subjects: Sequence[Subject],
+        subjects: Sequence[Target],
         samples: Sequence[Picture],
         *,
         cache_bytes: int,
@@ -97,7 +97,7 @@ class Laboratory:
                 return look.sweep(question)
 
 
-def describe(subject: Subject, facts: tuple[str, ...] = (), image: int | None = None) -> ModelCard:
+def describe(subject: Target, facts: tuple[str, ...] = (), image: int | None = None) -> ModelCard:
     """What visitors are told of a model; its first layer is run once, to see how it mixes."""
     backbone, size = subject.backbone, image or subject.backbone.image
     mixing = first_mixing(subject, size)
@@ -119,7 +119,7 @@ def describe(subject: Subject, facts: tuple[str, ...] = (), image: int | None = 
 
 
 @torch.inference_mode()
-def first_mixing(subject: Subject, size: int) -> Mixing | None:
+def first_mixing(subject: Target, size: int) -> Mixing | None:
     """The mixing of the first layer, or None where timm's model has no matrix to show."""
     backbone = subject.backbone
     if backbone.channels != 3:
@@ -132,7 +132,7 @@ def first_mixing(subject: Subject, size: int) -> Mixing | None:
         return None
 
 
-def _has_map(name: str, subject: Subject, mixing: Mixing | None) -> bool:
+def _has_map(name: str, subject: Target, mixing: Mixing | None) -> bool:
     if name in ("register_cosine", "register_dot"):
         return subject.num_registers > 0
     if isinstance(MAPS[name], FeatureMap):

@@ -8,17 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.analysis.baselines import centre_prior
-from mixlab.analysis.binary_auc import binary_auc, roc_curves
+from mixlab.analysis.binary_auc import binary_auc, centre_prior, roc_curves
 from mixlab.analysis.maps import FeatureMap, find_map, summary_rows
 from mixlab.analysis.pca import pca_maps
-from mixlab.analysis.subjects import IGNORE
 from mixlab.app.cards import ModelCard
 from mixlab.app.encoding import decode_runs
 from mixlab.app.jobs import Progress
 from mixlab.app.questions import MaskedQuestion, RowQuestion
 from mixlab.app.traces import Sight, Traces
 from mixlab.backbones.tokens import Features
+from mixlab.data.mask_values import IGNORE
 from mixlab.errors import InputError
 from mixlab.mixers import Mixing, SSDMixing
 

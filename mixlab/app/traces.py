@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mixlab.analysis.subjects import Subject
 from mixlab.app.byte_cache import ByteCache
 from mixlab.app.cards import Fit, Picture
 from mixlab.app.jobs import Progress
 from mixlab.app.pictures import square_picture
 from mixlab.backbones.tokens import Features
 from mixlab.errors import InputError
+from mixlab.evaluation.target import Target
 from mixlab.mixers import ConvMixing, Mixing
 
 MAX_TOKENS = 4096  # a matrix of so many is 64 MB
@@ -24,7 +24,7 @@ _VALUES_AT_ONCE = 1 << 22  # of a matrix with its heads: bounds the working memo
 class Sight:
     """A picture as one model sees it."""
 
-    subject: Subject
+    subject: Target
     picture: Picture
     fit: Fit
     size: int  # pixels a side

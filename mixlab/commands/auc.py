@@ -4,18 +4,19 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from mixlab.analysis import figures
 from mixlab.analysis.scores import FALSE_POSITIVE_RATES, Scorer
 from mixlab.analysis.studies import STUDIES, StudyResult, run_study
-from mixlab.analysis.subjects import UNTRAINED, MaskedImages, Subject
-from mixlab.commands.looking import check_counts, file_name, load_subjects, open_run, progress_bar
-from mixlab.commands.output import check_json, console, emit, table
+from mixlab.analysis.subjects import MaskedImages
+from mixlab.commands.output import check_json, console, emit, open_run, progress_bar, table
 from mixlab.data.mask_formats import parse_masks
-from mixlab.errors import InputError
-from mixlab.run import provenance
+from mixlab.data.masks import unpaired_note
+from mixlab.errors import InputError, check_counts
+from mixlab.evaluation.target import Target, load_targets
+from mixlab.run import UNTRAINED, provenance
+from mixlab.run.directory import file_name
 
 Curves = dict[str, tuple[NDArray[Any], NDArray[Any]]]
 
@@ -61,7 +62,7 @@ def auc(
         raise InputError(f"study {', '.join(unknown) or 'nothing'!r} does not exist; choose from {', '.join(STUDIES)}")
     check_counts(image=image, num_images=num_images, batch=batch)
     check_json(json)
-    subjects = load_subjects(targets, weights=weights, training=training, device=device, seed=seed)
+    subjects = load_targets(targets, weights=weights, training=training, device=device, seed=seed)
     source = parse_masks(data)
     images = MaskedImages(source, size=image or subjects[0].backbone.image, batch=batch, limit=num_images)
     directory = open_run(run, targets)
@@ -76,41 +77,27 @@ def auc(
                 "kind": "auc",
                 "image": images.size,
                 "skipped": images.skipped.reasons,
-                "unmatched": list(source.unmatched),
+                "unmatched": list(source.unpaired),
                 **({"roc": _roc_json(curves)} if curves else {}),
                 "provenance": provenance(seed=seed, device=str(next(subjects[0].backbone.parameters()).device)),
             }
             arrays = {file_name(label): values for label, values in found.arrays.items()}
             stored = directory.write(f"auc_{name}", result, arrays)
             results[name] = result
-            figures.save_figure(_chart(found), directory.figure_path(f"{stored}.svg"))
+            figures.save_charts(figures.study_charts(name, found.rows), directory.figure_path(f"{stored}.svg"))
             if curves:
-                families = {subject.label: subject.family for subject in subjects}
+                styles = figures.line_styles({subject.label: subject.family for subject in subjects})
                 roc = stored.replace("auc_model", "auc_roc", 1)
-                figures.save_figure(figures.roc(curves, families), directory.figure_path(f"{roc}.svg"))
+                figures.save_charts([figures.roc(result["roc"], styles)], directory.figure_path(f"{roc}.svg"))
             _print(found)
-    if len(images.skipped) or source.unmatched:
-        console.print(f"{images.skipped.summary()}; {len(source.unmatched)} files have no partner", highlight=False)
+    for note in (images.skipped.summary() if len(images.skipped) else None, unpaired_note(source)):
+        if note:
+            console.print(note, style="yellow", highlight=False)
     console.print(f"results and figures in {directory.path}")
     return emit({"kind": "auc", "results": results}, json)
 
 
-def _chart(found: StudyResult) -> Figure:
-    match found.study:
-        case "layer":
-            return figures.scores_along(found.rows, "layer")
-        case "register":
-            return figures.scores_along(found.rows, "index")
-        case "head":
-            return figures.scores_by_head(found.rows)
-        case "map":
-            named = [{**row, "label": f"{row['label']}, {row['map']}"} for row in found.rows]
-            return figures.scores(named, title="Binary-AUC by kind of map")
-        case _:
-            return figures.scores(found.rows, title=f"Binary-AUC by {found.study}")
-
-
-def _mean_roc(subjects: list[Subject], scorer: Scorer, map_name: str | None) -> Curves:
+def _mean_roc(subjects: list[Target], scorer: Scorer, map_name: str | None) -> Curves:
     """False and true positive rates of each subject, the mean over images."""
     curves: Curves = {}
     for subject in subjects:

@@ -10,8 +10,8 @@ from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.weights import save_weights
 from mixlab.commands.advise import parse_size
 from mixlab.commands.output import check_json, console, emit
-from mixlab.commands.targets import load_target
 from mixlab.errors import InputError
+from mixlab.evaluation.target import load_target
 
 Format = Literal["safetensors", "onnx"]
 
@@ -46,7 +46,7 @@ def export(
         raise InputError("--half is for safetensors; an ONNX file keeps 32 bits")
     size = None if image is None else parse_size(image)
     check_json(json)
-    model = load_target(target, weights=weights, seed=seed).model
+    model = load_target(target, weights=weights, seed=seed, device="cpu").backbone
     if chosen == "safetensors":
         save_weights(model, out, half=half)
     else:

@@ -6,28 +6,29 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from mixlab.commands.looking import check_counts, file_name, load_subjects, open_run
-from mixlab.commands.output import check_json, console, emit, table
-from mixlab.commands.probe import interval, percent, quiet_unless_first, training_said
+from mixlab.commands.output import check_json, console, emit, open_run, table
+from mixlab.commands.probe import interval, percent, quiet_unless_first
 from mixlab.data.labelled import label_subset, labelled_splits
 from mixlab.data.source import at_most
+from mixlab.errors import check_counts
 from mixlab.evaluation.accuracy import accuracy
 from mixlab.evaluation.feature_cache import Extraction, FeatureCache
 from mixlab.evaluation.feature_plan import FeaturePlan, head_inputs, published_source
 from mixlab.evaluation.feature_table import FeatureTable
-from mixlab.evaluation.knn import KS, TEMPERATURE, fitting_ks, knn_correct
+from mixlab.evaluation.target import load_target
 from mixlab.evaluation.views import (
     CROP_SHARE,
     CentreView,
     Precision,
-    num_workers,
     precision_in_use,
     run_precision,
 )
 from mixlab.run import provenance
-from mixlab.training.distributed import from_all, join_world
-from mixlab.training.run_lock import RunLock
-from mixlab.training.seeding import seed_all
+from mixlab.run.directory import file_name
+from mixlab.run.lock import RunLock
+from mixlab.training.distributed import from_all, join_world, num_workers
+from mixlab.training.knn import KS, TEMPERATURE, fitting_ks, knn_correct
+from mixlab.training.recipe import seed_all
 
 HEADLINE_K = 20  # DINO's best for most models; the ledger takes one figure per model
 
@@ -87,8 +88,7 @@ def knn(
     check_json(json)
     with join_world(device) as world, ExitStack() as stack:
         seed_all(seed)  # an untrained target is the same on every rank and in every call
-        said = training_said(target, training)
-        (subject,) = load_subjects([target], weights=weights, training=said, device=str(world.device), seed=seed)
+        subject = load_target(target, weights=weights, training=training, device=world.device, seed=seed)
         backbone = subject.backbone.requires_grad_(False)
         splits = labelled_splits(data, val_data=val_data)
         directory = open_run(run, [target])

@@ -11,17 +11,12 @@ from mixlab.analysis.figures import save_figure
 from mixlab.analysis.map_pictures import map_pictures, part_pictures, pca_pictures
 from mixlab.analysis.maps import MAPS, default_map, find_map
 from mixlab.analysis.pca import PCAMaps, pca_maps
-from mixlab.analysis.subjects import Subject
-from mixlab.commands.looking import (
-    check_counts,
-    file_name,
-    load_subjects,
-    open_run,
-    progress_bar,
-    read_images,
-)
-from mixlab.commands.output import check_json, console, emit, table
+from mixlab.commands.output import check_json, console, emit, open_run, progress_bar, table
+from mixlab.data.reading import read_images
+from mixlab.errors import check_counts
+from mixlab.evaluation.target import Target, load_targets
 from mixlab.run import provenance
+from mixlab.run.directory import file_name
 
 
 def maps(
@@ -63,7 +58,7 @@ def maps(
         find_map(map)
     check_counts(image=image, num_images=num_images)
     check_json(json)
-    subjects = load_subjects(targets, weights=weights, device=device, seed=seed)
+    subjects = load_targets(targets, weights=weights, device=device, seed=seed)
     directory = open_run(run, targets)
     pixels, masks, names = read_images(data, size=image or subjects[0].backbone.image, num_images=num_images)
     found: dict[str, Tensor] = {}
@@ -108,14 +103,14 @@ def maps(
     return emit(result, json)
 
 
-def _maps_of(subject: Subject, pixels: Tensor, name: str | None, layer: int) -> Tensor:
+def _maps_of(subject: Target, pixels: Tensor, name: str | None, layer: int) -> Tensor:
     kind = MAPS[name or default_map(subject.backbone)]
     return kind(subject.backbone, subject.backbone.preprocess(pixels), layer).float().cpu()
 
 
 @torch.no_grad()
 def _components_of(
-    subject: Subject, pixels: Tensor, layer: int, fit: Literal["image", "set"], threshold: float
+    subject: Target, pixels: Tensor, layer: int, fit: Literal["image", "set"], threshold: float
 ) -> PCAMaps:
     _, features = next(subject.backbone.features(subject.backbone.preprocess(pixels), layers=[layer]))
     return pca_maps(features.patches.float().cpu(), fit=fit, threshold=threshold)

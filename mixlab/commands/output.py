@@ -1,16 +1,22 @@
-"""How commands speak: tables and progress for people, JSON for programs."""
+"""How commands speak (tables and progress for people, JSON for programs), and where their results go."""
 
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from mixlab.console import console
+from mixlab.evaluation.target import split_target
+from mixlab.run import RunDirectory
 from mixlab.run.directory import write_json
+
+DEFAULT_RUN = Path("runs/look")
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -47,6 +53,41 @@ def emit(result: dict[str, Any], target: str | None) -> dict[str, Any]:
         write_json(Path(target), result)
         console.print(f"written to {target}")
     return result
+
+
+@contextmanager
+def progress_bar(description: str, total: int) -> Iterator[Any]:
+    """Yield a function that moves the bar on by so many steps, with an optional note."""
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(description, total=total)
+
+        def step(count: int = 1, note: str | None = None) -> None:
+            progress.update(task, advance=count, description=note or description)
+
+        yield step
+
+
+def open_run(run: Path | None, targets: Sequence[str]) -> RunDirectory:
+    """Where results go: as asked, into the run itself if it is the only target, else into runs/look."""
+    names = [split_target(text)[0] for text in targets]
+    if run is None and len(names) == 1 and Path(names[0]).is_dir():
+        run = Path(names[0])
+    place = run or DEFAULT_RUN
+    try:
+        directory = RunDirectory.create(place)
+    except OSError as error:
+        raise OSError(f"cannot write to {place} ({error.strerror or error}); choose another --run") from error
+    folders = (place, place / "results", place / "figures")
+    if not all(os.access(folder, os.W_OK) for folder in folders if folder.is_dir()):
+        raise PermissionError(f"{place} may not be written to; choose another --run")
+    return directory
 
 
 def _cell(value: Any) -> str:

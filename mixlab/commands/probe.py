@@ -8,14 +8,11 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from mixlab.analysis.subjects import Subject
 from mixlab.backbones.backbone import Source
-from mixlab.commands.looking import check_counts, load_subjects, open_run, progress_bar
-from mixlab.commands.output import check_json, console, emit, table
-from mixlab.commands.targets import label_of
+from mixlab.commands.output import check_json, console, emit, open_run, progress_bar, table
 from mixlab.data.labelled import LabelledSplits, label_subset, labelled_splits
 from mixlab.data.source import at_most
-from mixlab.errors import InputError
+from mixlab.errors import InputError, check_counts
 from mixlab.evaluation.feature_plan import heavy_blocks, light_blocks, possible_strategies, published_source
 from mixlab.evaluation.probe_result import VARIED
 from mixlab.evaluation.probe_run import (
@@ -28,11 +25,12 @@ from mixlab.evaluation.probe_run import (
     run_probe,
 )
 from mixlab.evaluation.probe_summary import summarise_probe
-from mixlab.evaluation.views import CROP_SHARE, Precision, num_workers
+from mixlab.evaluation.target import Target, load_target
+from mixlab.evaluation.views import CROP_SHARE, Precision
 from mixlab.run import provenance
-from mixlab.training.distributed import World, join_world
-from mixlab.training.run_lock import RunLock
-from mixlab.training.seeding import seed_all
+from mixlab.run.lock import RunLock
+from mixlab.training.distributed import World, join_world, num_workers
+from mixlab.training.recipe import seed_all
 from mixlab.training.stopping import Stopped, StopRequests
 
 Heads = Literal["grid", "light", "heavy"]
@@ -115,13 +113,7 @@ def probe(
     check_json(json)
     with join_world(device) as world, ExitStack() as stack:
         seed_all(seed)  # an untrained target is the same on every rank and in every call
-        (subject,) = load_subjects(
-            [target],
-            weights=weights,
-            training=training_said(target, training),
-            device=str(world.device),
-            seed=seed,
-        )
+        subject = load_target(target, weights=weights, training=training, device=world.device, seed=seed)
         backbone = subject.backbone.requires_grad_(False)
         splits = labelled_splits(data, val_data=val_data)
         few = label_subset(at_most(splits.train, num_train), label_share, seed=seed)
@@ -239,20 +231,13 @@ def quiet_unless_first(world: World) -> Callable[[str, int], Any]:
     return progress_bar if world.is_first else silent
 
 
-def _blocks(heads: Heads, subject: Subject) -> tuple[int, ...]:
+def _blocks(heads: Heads, subject: Target) -> tuple[int, ...]:
     backbone = subject.backbone
     if heads == "grid":
         return tuple(number for number in (1, 2, 3, 4) if number <= backbone.num_layers)
     return (light_blocks(backbone) if heads == "light" else heavy_blocks(backbone),)
 
 
-def _strategies(heads: Heads, subject: Subject) -> tuple[str, ...]:
+def _strategies(heads: Heads, subject: Target) -> tuple[str, ...]:
     possible = possible_strategies(subject.backbone)
     return possible if heads == "grid" else possible[:1]
-
-
-def training_said(target: str, training: str | None) -> tuple[str, ...]:
-    """What `load_subjects` wants to hear of one target's training."""
-    if training is None:
-        return ()
-    return (f"{label_of(target)}={training}",)

@@ -7,20 +7,15 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from mixlab.analysis import figures
-from mixlab.analysis.rank import LayerRanks, RankSettings, measure_ranks
-from mixlab.analysis.rank_summary import Arrays, rank_measurements, summarise_ranks
-from mixlab.analysis.subjects import Subject
+from mixlab.analysis.layer_ranks import LayerRanks, RankSettings, layer_ranks
+from mixlab.analysis.rank import Arrays, rank_measurements, summarise_ranks
 from mixlab.backbones.backbone import chosen_layers
-from mixlab.commands.looking import (
-    check_counts,
-    file_name,
-    load_subjects,
-    open_run,
-    progress_bar,
-    read_images,
-)
-from mixlab.commands.output import check_json, console, emit, table
+from mixlab.commands.output import check_json, console, emit, open_run, progress_bar, table
+from mixlab.data.reading import read_images
+from mixlab.errors import check_counts
+from mixlab.evaluation.target import Target, load_targets
 from mixlab.run import RunDirectory, provenance
+from mixlab.run.directory import file_name
 
 
 def rank(
@@ -68,7 +63,7 @@ def rank(
     """
     check_counts(image=image, num_images=num_images)
     check_json(json)
-    subjects = load_subjects(targets, weights=weights, training=training, device=device, seed=seed)
+    subjects = load_targets(targets, weights=weights, training=training, device=device, seed=seed)
     settings = RankSettings(chunk=chunk, tolerance=tolerance, method=method, skip=skip, whole=whole)
     directory = open_run(run, targets)
     results: dict[str, dict[str, Any]] = {}
@@ -90,14 +85,14 @@ def rank(
 
 
 def _measure(
-    subject: Subject, pixels: Any, layers: tuple[int, ...], heads: tuple[int, ...], settings: RankSettings
+    subject: Target, pixels: Any, layers: tuple[int, ...], heads: tuple[int, ...], settings: RankSettings
 ) -> list[LayerRanks]:
     backbone = subject.backbone
     wanted = chosen_layers(layers or None, backbone.num_layers)
     images = backbone.preprocess(pixels)
     found = []
     with progress_bar(f"ranks of {subject.label}", len(images) * len(wanted)) as step:
-        for layer in measure_ranks(backbone, images, layers=wanted, heads=heads or None, settings=settings):
+        for layer in layer_ranks(backbone, images, layers=wanted, heads=heads or None, settings=settings):
             found.append(layer)
             step()
     return found
@@ -131,14 +126,15 @@ def _print(results: dict[str, dict[str, Any]]) -> None:
 
 
 def _draw(directory: RunDirectory, results: dict[str, dict[str, Any]], arrays: dict[str, Arrays]) -> None:
+    styles = figures.line_styles({label: result["subject"]["family"] for label, result in results.items()})
     charts = {
-        "rank_by_layer": figures.rank_by_layer(results),
-        "rank_spectra": figures.spectra(arrays, results),
-        "rank_distance": figures.distance_profiles(arrays, results),
+        "rank_by_layer": [figures.rank_by_layer(results, name, styles) for name in ("numerical", "effective")],
+        "rank_spectra": [figures.spectra(arrays, styles)],
+        "rank_distance": [figures.distances(arrays, results, styles)],
     }
     for label, stored in arrays.items():
         layer = int(stored["layer"][-1])
-        charts[f"rank_blocks_{file_name(label)}"] = figures.block_ranks(label, stored["blocks"], layer)
+        charts[f"rank_blocks_{file_name(label)}"] = [figures.block_ranks(label, stored["blocks"], layer)]
     for name, chart in charts.items():
-        figures.save_figure(chart, directory.figure_path(f"{name}.svg"))
+        figures.save_charts(chart, directory.figure_path(f"{name}.svg"))
     console.print(f"results and {len(charts)} figures in {directory.path}")

@@ -8,16 +8,13 @@ from typing import Annotated, Any
 import torch
 import tyro
 
-from mixlab.analysis.subjects import Subject
-from mixlab.commands.looking import check_counts, file_name, load_subjects, open_run
-from mixlab.commands.output import check_json, console, emit, table
-from mixlab.commands.probe import interval, percent, quiet_unless_first, training_said
+from mixlab.commands.output import check_json, console, emit, open_run, table
+from mixlab.commands.probe import interval, percent, quiet_unless_first
 from mixlab.commands.robust_parts import join_parts, parts_like
-from mixlab.commands.targets import split_target
 from mixlab.data.images import parse_source
 from mixlab.data.labelled import few
 from mixlab.data.source import at_most
-from mixlab.errors import InputError
+from mixlab.errors import InputError, check_counts
 from mixlab.evaluation.accuracy import accuracy
 from mixlab.evaluation.classifier import (
     Classifier,
@@ -26,15 +23,16 @@ from mixlab.evaluation.classifier import (
     timm_classifier,
     trained_classifier,
 )
-from mixlab.evaluation.feature_cache import weights_checksum
 from mixlab.evaluation.paper import robustness_figure
 from mixlab.evaluation.robustness import SETS, SetScore, find_sets, score_set
 from mixlab.evaluation.shifts import PLAIN, ShiftScores, score_shifts
-from mixlab.evaluation.views import CROP_SHARE, CentreView, Precision, num_workers, run_precision
+from mixlab.evaluation.target import Target, load_target, split_target, weights_checksum
+from mixlab.evaluation.views import CROP_SHARE, CentreView, Precision, run_precision
 from mixlab.run import RunDirectory, provenance
+from mixlab.run.directory import file_name
 from mixlab.statistics import bootstrap_mean
-from mixlab.training.distributed import from_all, join_world
-from mixlab.training.seeding import seed_all
+from mixlab.training.distributed import from_all, join_world, num_workers
+from mixlab.training.recipe import seed_all
 
 PROBES = ("probe/augmented/best_head.safetensors", "probe/cached/best_head.safetensors")
 
@@ -195,7 +193,7 @@ def load_classifier(
         size = sum(parameter.numel() for parameter in classifier.parameters())
         known = {"label": classifier.label, "model": name, "training": training or "supervised"}
         return classifier, {**known, "num_parameters": size, "classifier": "its own"}
-    (subject,) = load_subjects([target], weights=weights, training=training_said(target, training), device="cpu")
+    subject = load_target(target, weights=weights, training=training, device="cpu")
     place = Path(name)
     if head is None and place.is_dir():
         head = next((place / probe for probe in PROBES if (place / probe).is_file()), None)
@@ -212,7 +210,7 @@ def load_classifier(
     )
 
 
-def _trained(place: Path, subject: Subject, image: int | None, crop_share: float | None) -> Classifier:
+def _trained(place: Path, subject: Target, image: int | None, crop_share: float | None) -> Classifier:
     classes = RunDirectory.open(place).read_config().get("classes", [])
     view = CentreView(image or subject.backbone.image, crop_share or CROP_SHARE)
     file = place / "classifier.safetensors"

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.data.images import ImageFolder
@@ -29,10 +29,11 @@ from mixlab.data.source import ImageSource, Subset
 from mixlab.errors import InputError, WorkError
 from mixlab.evaluation.feature_plan import FeaturePlan
 from mixlab.evaluation.feature_table import FeatureTable
+from mixlab.evaluation.target import weights_checksum
 from mixlab.evaluation.views import CentreView, PrecisionInUse
 from mixlab.run.directory import read_json, write_aside, write_json
+from mixlab.training.checkpoint import sha256_of
 from mixlab.training.distributed import World, from_all, from_first
-from mixlab.training.tensor_file import sha256_of
 
 FORMAT = 1
 SHARD = 4096  # images; about a second of a GPU's work to lose
@@ -200,15 +201,6 @@ class FeatureCache:
     def _files(self, number: int) -> tuple[Path, Path, Path]:
         stem = f"{number:05d}"
         return self.folder / f"{stem}.npy", self.folder / f"{stem}.rows.npy", self.folder / f"{stem}.json"
-
-
-def weights_checksum(module: nn.Module) -> str:
-    """The same for the same names and values of all parameters and buffers."""
-    digest = hashlib.sha256()
-    for name, tensor in module.state_dict().items():
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def images_checksum(source: ImageSource) -> str:

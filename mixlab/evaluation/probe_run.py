@@ -14,7 +14,7 @@ from mixlab.backbones.backbone import Backbone, Source
 from mixlab.data.labelled import LabelledSplits
 from mixlab.errors import InputError
 from mixlab.evaluation.classifier import ProbeHead, save_head
-from mixlab.evaluation.feature_cache import Extraction, FeatureCache, Stored, weights_checksum
+from mixlab.evaluation.feature_cache import Extraction, FeatureCache, Stored
 from mixlab.evaluation.feature_plan import FeaturePlan, head_inputs
 from mixlab.evaluation.feature_table import FeatureTable
 from mixlab.evaluation.head_grid import Head, HeadGrid
@@ -22,6 +22,7 @@ from mixlab.evaluation.head_sharing import collect_heads
 from mixlab.evaluation.probe import SAVE_EVERY_S, Probe, Say
 from mixlab.evaluation.probe_result import best_head, summarise_head
 from mixlab.evaluation.probe_streams import AugmentedStream, CachedStream, FeatureStream
+from mixlab.evaluation.target import weights_checksum
 from mixlab.evaluation.views import (
     CROP_SHARE,
     CentreView,

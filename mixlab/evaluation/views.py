@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,8 +15,8 @@ from mixlab.data.loader import Batch, Loader
 from mixlab.data.source import ImageSource
 from mixlab.errors import InputError
 from mixlab.training.distributed import World
-from mixlab.training.machine import num_cores
-from mixlab.training.recipe import Place, to_pixels_of
+from mixlab.training.precision import Precise, autocast
+from mixlab.training.recipe import BatchPart, to_pixels_of
 
 Precision = Literal["auto", "bf16", "fp32"]
 PrecisionInUse = Literal["bf16", "fp32"]
@@ -78,8 +76,8 @@ class ProbeCrops:
 
     def __call__(self, batch: Batch, backbone: Backbone, *, step: int, world: World) -> Tensor:
         """This rank's part of a global batch -> what the backbone takes, (B, 3, size, size)."""
-        place = Place(step=step, epoch=0, part=world.rank, num_parts=world.size, seed=self.seed)
-        drawn = self.crops.draw(batch.sizes, place.generator(), rank=world.rank, world_size=world.size)
+        part = BatchPart(step=step, epoch=0, index=world.rank, num_parts=world.size, seed=self.seed)
+        drawn = self.crops.draw(batch.sizes, part.generator(), rank=world.rank, world_size=world.size)
         return to_pixels_of(backbone, self.crops(batch.images, drawn)[0][0])
 
 
@@ -90,15 +88,6 @@ def precision_in_use(asked: Precision, device: torch.device) -> PrecisionInUse:
     return asked
 
 
-def run_precision(precision: Precision, device: torch.device) -> Callable[[], AbstractContextManager[None]]:
+def run_precision(precision: Precision, device: torch.device) -> Precise:
     """Backbones run inside of what this gives."""
-    if precision_in_use(precision, device) == "bf16":
-        return lambda: torch.autocast(device.type, dtype=torch.bfloat16)
-    return nullcontext
-
-
-def num_workers(asked: int | None, world: World) -> int:
-    """Processes that read images, per rank: as asked, or the cores shared out over the ranks of this machine."""
-    if asked is not None:
-        return asked
-    return max(0, num_cores() // world.ranks_here - 1)
+    return autocast(precision_in_use(precision, device), device)

@@ -10,8 +10,9 @@ figures/         pictures made from the results
 
 import json
 import os
+import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from mixlab.run.measurement import Measurement, once
 from mixlab.run.older_records import measurements_of_older
 
 AGAIN = "remove it, and run the command that wrote it again"
+NOT_RUNS = ("checkpoints", "results", "figures", "features", "tensorboard", "logs", "steps", "tuning", "data", "labels")
 
 
 class RunDirectory:
@@ -137,6 +139,25 @@ class RunDirectory:
         return folder / name
 
 
+def find_runs(places: Iterable[Path]) -> list[RunDirectory]:
+    """The run directories at these places and up to two levels below them, each once."""
+    found: dict[Path, RunDirectory] = {}
+    for place in places:
+        for run in _runs_below(place, 2):
+            found.setdefault(run.path.resolve(), run)
+    return list(found.values())
+
+
+def _runs_below(place: Path, depth: int) -> Iterator[RunDirectory]:
+    run = RunDirectory(place)
+    if run.exists():
+        yield run
+    if depth:
+        for child in sorted(place.iterdir()):
+            if child.is_dir() and not child.is_symlink() and child.name not in NOT_RUNS:
+                yield from _runs_below(child, depth - 1)
+
+
 def measurements_of(result: dict[str, Any], origin: str | Path) -> list[Measurement]:
     """The measurements of a result, none where it has none; the origin is named where one is wrong."""
     records = result.get("measurements", [])
@@ -153,14 +174,15 @@ def measurements_of(result: dict[str, Any], origin: str | Path) -> list[Measurem
 
 def flat_records(result: dict[str, Any], origin: str | Path) -> list[dict[str, Any]]:
     """All measurements as flat dictionaries; for readers that have not moved to `Measurement` yet."""
+    records = result.get("measurements", [])
+    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
+        raise InputError(f"{origin}: measurements must be a list of records, got {str(records)[:40]}; {AGAIN}")
     flat = []
-    for record in result.get("measurements", []):
-        if isinstance(record, dict) and "protocol" in record:
+    for record in records:
+        if "protocol" in record:
             record = {**record["subject"], **record["protocol"], **record}
             record = {key: value for key, value in record.items() if key not in ("subject", "protocol", "kind")}
         flat.append(record)
-    if not isinstance(flat, list) or not all(isinstance(record, dict) for record in flat):
-        raise InputError(f"{origin}: measurements must be a list of records, got {str(flat)[:40]}; {AGAIN}")
     return flat
 
 
@@ -169,6 +191,11 @@ def identity_of(result: dict[str, Any]) -> Any:
     if found := measurements_of(result, "this result"):
         return sorted({measurement.identity for measurement in found})
     return [result.get(key) for key in ("kind", "subject", "subjects", "protocol")]
+
+
+def file_name(label: str) -> str:
+    """A label as part of a file name."""
+    return re.sub(r"[^\w.-]+", "_", label)
 
 
 def write_json(path: Path, content: dict[str, Any], *, one_line: bool = False) -> None:

@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.data.crops import IMAGENET_MEAN, IMAGENET_STD
-from mixlab.training.seeding import seed_for
+
+
+def seed_for(*parts: int) -> int:
+    """One 63-bit seed from whole numbers such as (seed, step); other numbers, other seed."""
+    return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0]) >> 1
+
+
+def seed_all(*parts: int) -> None:
+    """Seed the generators of torch (every device), NumPy and Python."""
+    seed = seed_for(*parts)
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002  the global generator, for libraries that draw from it
+    random.seed(seed)
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a pass stands: its step, and which part of the global batch it holds (over ranks and accumulation)."""
+class BatchPart:
+    """Part `index` of the global batch of a step: each pass of each rank holds one."""
 
     step: int
     epoch: int
-    part: int = 0
+    index: int = 0
     num_parts: int = 1
     seed: int = 0
 
@@ -39,7 +53,7 @@ class Recipe(ABC):
     static: bool = False  # `loss` sees tensors of the same shapes at every step and decides nothing by their values
     head_name: str = "classifier"  # the file of `exported_head`
 
-    def prepare(self, batch: Any, place: Place) -> Any:
+    def prepare(self, batch: Any, part: BatchPart) -> Any:
         """What `loss` needs of a batch, which the method's loader gave and which is on the device: all choices are made
         here, on the host. A static recipe returns a tuple of tensors."""
         return batch
@@ -56,11 +70,11 @@ class Recipe(ABC):
     def modules(self) -> dict[str, nn.Module]:
         """Every module with state, by its name in checkpoints; `network` among them."""
 
-    def before_update(self, place: Place) -> None:
+    def before_update(self, part: BatchPart) -> None:
         """Between the backward pass and the optimiser; nothing unless a recipe has something to do there."""
         return
 
-    def after_update(self, place: Place) -> dict[str, Tensor]:
+    def after_update(self, part: BatchPart) -> dict[str, Tensor]:
         """After the optimiser: moving averages. Returns more figures to log."""
         return {}
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mixlab.analysis.baselines import centre_matched_auc, centre_prior
-from mixlab.analysis.binary_auc import binary_auc
+from mixlab.analysis.binary_auc import binary_auc, centre_matched_auc, centre_prior
 from tests.photographs import PHOTOGRAPHS, needs_photographs
 
 IGNORE = 128

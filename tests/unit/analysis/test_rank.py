@@ -9,11 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mixlab
-from mixlab.analysis.blocks import ScanDecay, chunk_spans, in_float64, rank_after_deflation, rank_bound, thin_blocks
+from mixlab.analysis.blocks import (
+    ScanDecay,
+    chunk_spans,
+    in_float64,
+    numerical_rank,
+    rank_after_deflation,
+    rank_bound,
+    rank_measures,
+    thin_blocks,
+)
 from mixlab.analysis.distance import distance_profile, uniform_profile
-from mixlab.analysis.rank import BLOCK_COLUMNS, SCAN_COLUMNS, RankSettings, choose_heads, measure_ranks
-from mixlab.analysis.rank_summary import TABLE_COLUMNS, summarise_ranks
-from mixlab.analysis.spectrum import numerical_rank, rank_measures
+from mixlab.analysis.layer_ranks import BLOCK_COLUMNS, RankSettings, choose_heads, layer_ranks
+from mixlab.analysis.rank import summarise_ranks
 from mixlab.mixers import (
     AttentionConfig,
     GatedConvConfig,
@@ -33,7 +41,6 @@ CONFIGS: dict[str, MixerConfig] = {
     "convolution": GatedConvConfig(kernel=3),
     "convolution-causal": GatedConvConfig(kernel=4, sequence=True, two_way=False),
 }
-COLUMNS = (*BLOCK_COLUMNS, *SCAN_COLUMNS)
 
 
 def tiny(name: str, **fields: object) -> mixlab.Backbone:
@@ -210,14 +217,14 @@ def test_full_visibility_costs_linear_attention_its_full_diagonal_rank() -> None
 
 
 def blocks_of(measured: list, name: str) -> np.ndarray:
-    return np.concatenate([layer.blocks[:, COLUMNS.index(name)] for layer in measured])
+    return np.concatenate([layer.blocks[:, BLOCK_COLUMNS.index(name)] for layer in measured])
 
 
 @pytest.mark.parametrize("name", ["vit_tiny", "linearvit_tiny", "dinovim_tiny", "dinomambareg_tiny", "gatedconv_tiny"])
 def test_measured_ranks_are_those_of_a_plain_svd_of_the_matrix(name: str) -> None:
     model = tiny(name)
     images = torch.randn(2, 3, 64, 64)
-    measured = list(measure_ranks(model, images, settings=RankSettings(chunk=20, max_heads=4, whole=True)))
+    measured = list(layer_ranks(model, images, settings=RankSettings(chunk=20, max_heads=4, whole=True)))
     assert [(ranks.image, ranks.layer) for ranks in measured] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     with torch.no_grad():
         for index, image in enumerate(images):
@@ -226,8 +233,8 @@ def test_measured_ranks_are_those_of_a_plain_svd_of_the_matrix(name: str) -> Non
                 for place, head in enumerate(ranks.heads):
                     matrix = in_float64(mixing).matrix(slice(head, head + 1))[0, 0].numpy()
                     assert ranks.whole["numerical"][place] == np.linalg.matrix_rank(matrix)
-                    for row in ranks.blocks[ranks.blocks[:, COLUMNS.index("head")] == head]:
-                        block = dict(zip(COLUMNS, row, strict=True))
+                    for row in ranks.blocks[ranks.blocks[:, BLOCK_COLUMNS.index("head")] == head]:
+                        block = dict(zip(BLOCK_COLUMNS, row, strict=True))
                         i, j = int(block["row"]) * 20, int(block["column"]) * 20
                         singular = np.linalg.svd(matrix[i : i + 20, j : j + 20], compute_uv=False)
                         assert (block["height"], block["width"]) == matrix[i : i + 20, j : j + 20].shape
@@ -242,7 +249,7 @@ def test_measured_ranks_are_those_of_a_plain_svd_of_the_matrix(name: str) -> Non
 def test_the_two_methods_agree_on_every_figure() -> None:
     model, image = tiny("dinovim_tiny", state=8), torch.randn(1, 3, 64, 64)
     tables = [
-        np.concatenate([layer.blocks for layer in measure_ranks(model, image, settings=chosen)])
+        np.concatenate([layer.blocks for layer in layer_ranks(model, image, settings=chosen)])
         for chosen in (
             RankSettings(chunk=16, method="factors", tolerance=1e-12),
             RankSettings(chunk=16, method="svd", tolerance=1e-12),
@@ -265,7 +272,7 @@ def test_trained_scans_keep_within_the_bound_and_their_masks_at_rank_one() -> No
         losses.append(loss.item())
     assert losses[-1] < losses[0]
     assert not torch.equal(before, model.layers[0].mixer.A_log)
-    measured = list(measure_ranks(model.eval(), images[:1], settings=RankSettings(chunk=22, method="svd")))
+    measured = list(layer_ranks(model.eval(), images[:1], settings=RankSettings(chunk=22, method="svd")))
     off = blocks_of(measured, "on_diagonal") == 0
     assert (blocks_of(measured, "numerical")[off] <= 8).all()
     assert (blocks_of(measured, "mask")[off] == 1).all()
@@ -277,7 +284,7 @@ def test_blocks_that_decay_to_nothing_are_counted_and_have_rank_zero() -> None:
     with torch.no_grad():
         for layer in model.layers:
             layer.mixer.dt_bias.fill_(40.0)  # softplus: dt = 40, A at least 1: exp(-40) a step
-    measured = list(measure_ranks(model, image, settings=RankSettings(chunk=11)))
+    measured = list(layer_ranks(model, image, settings=RankSettings(chunk=11)))
     result, _ = summarise_ranks(measured, model.layout)
     assert result["overall"]["scan"]["num_underflowed"] > 0
     assert result["overall"]["off_diagonal"]["num_zero"] > 0
@@ -288,16 +295,16 @@ def test_blocks_that_decay_to_nothing_are_counted_and_have_rank_zero() -> None:
 
 def test_a_summary_leaves_ragged_blocks_out_of_averages_and_counts_them() -> None:
     model = tiny("dinovim_tiny", state=8)
-    measured = list(measure_ranks(model, torch.randn(3, 3, 64, 64), settings=RankSettings(chunk=32)))
+    measured = list(layer_ranks(model, torch.randn(3, 3, 64, 64), settings=RankSettings(chunk=32)))
     result, arrays = summarise_ranks(measured, model.layout)
     assert (result["num_tokens"], result["chunk"], result["ragged_chunk"], result["num_images"]) == (66, 32, 2, 3)
     assert result["overall"]["diagonal"]["numerical"]["mean"] == 32
     assert result["overall"]["off_diagonal"]["num_blocks"] == 3 * 2 * 16  # images, layers, heads of both directions
     assert result["overall"]["num_ragged"] == 3 * 2 * 16 * 3
     table = arrays["blocks"]
-    assert table.shape[1] == len(TABLE_COLUMNS)
-    rows = table[(table[:, TABLE_COLUMNS.index("ragged")] == 0) & (table[:, TABLE_COLUMNS.index("on_diagonal")] == 0)]
-    effective = rows[:, TABLE_COLUMNS.index("effective")]
+    assert table.shape[1] == len(BLOCK_COLUMNS)
+    rows = table[(table[:, BLOCK_COLUMNS.index("ragged")] == 0) & (table[:, BLOCK_COLUMNS.index("on_diagonal")] == 0)]
+    effective = rows[:, BLOCK_COLUMNS.index("effective")]
     per_image = [effective[rows[:, 0] == image].mean() for image in range(3)]
     figure = result["overall"]["off_diagonal"]["effective"]
     assert figure["mean"] == pytest.approx(effective.mean())
@@ -310,14 +317,14 @@ def test_timm_vits_with_and_without_registers_are_measured() -> None:
     for name in ("timm/vit_tiny_patch16_224", "timm/vit_small_patch14_reg4_dinov2"):
         model = mixlab.create_model(name).eval()
         size = 16 * 4 if "patch16" in name else 14 * 4
-        layer = next(measure_ranks(model, torch.randn(1, 3, size, size), layers=[0], heads=[1]))
+        layer = next(layer_ranks(model, torch.randn(1, 3, size, size), layers=[0], heads=[1]))
         assert (layer.mixer, layer.heads, layer.grid) == ("SoftmaxMixing", [1], (4, 4))
         assert layer.length == 16 + (1 if "patch16" in name else 5)
 
 
 def test_stages_of_mambaout_are_measured_each_on_its_own_grid() -> None:
     model = mixlab.create_model("mambaout_femto").eval()
-    measured = list(measure_ranks(model, torch.randn(1, 3, 64, 64), settings=RankSettings(max_heads=3)))
+    measured = list(layer_ranks(model, torch.randn(1, 3, 64, 64), settings=RankSettings(max_heads=3)))
     assert [(layer.grid, layer.length, layer.mixer) for layer in measured] == [
         ((16, 16), 256, "ConvMixing"),
         ((8, 8), 64, "ConvMixing"),
@@ -333,14 +340,14 @@ def test_stages_of_mambaout_are_measured_each_on_its_own_grid() -> None:
 def test_a_backbone_without_mixing_matrices_says_so() -> None:
     model = mixlab.create_model("timm/convnext_atto").eval()
     with pytest.raises(ValueError, match="convnext_atto has no softmax attention"):
-        next(measure_ranks(model, torch.randn(1, 3, 64, 64)))
+        next(layer_ranks(model, torch.randn(1, 3, 64, 64)))
 
 
 def test_threads_are_left_as_they_were_found() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        next(measure_ranks(tiny("vit_tiny"), torch.randn(1, 3, 64, 64), layers=[0]))
+        next(layer_ranks(tiny("vit_tiny"), torch.randn(1, 3, 64, 64), layers=[0]))
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -348,7 +355,7 @@ def test_threads_are_left_as_they_were_found() -> None:
 
 def test_wrong_chunks_and_heads_are_named() -> None:
     with pytest.raises(ValueError, match="chunk of 70 does not fit 65 tokens"):
-        next(measure_ranks(tiny("vit_tiny"), torch.randn(1, 3, 64, 64), settings=RankSettings(chunk=70)))
+        next(layer_ranks(tiny("vit_tiny"), torch.randn(1, 3, 64, 64), settings=RankSettings(chunk=70)))
     with pytest.raises(ValueError, match="no head 9 among 4; choose -4 to 3"):
         choose_heads(4, [9], 64)
     assert choose_heads(4, [-1, 0], 64) == [0, 3]

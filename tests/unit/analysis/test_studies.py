@@ -9,15 +9,16 @@ from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
 
 import mixlab
-from mixlab.analysis.baselines import centre_prior
+from mixlab.analysis.binary_auc import centre_prior
 from mixlab.analysis.foreground import split_mask
 from mixlab.analysis.maps import MAPS
 from mixlab.analysis.scores import FALSE_POSITIVE_RATES, Scorer, either_sign, masks_on_grid, true_positive_rates
 from mixlab.analysis.studies import STUDIES, run_study
-from mixlab.analysis.subjects import MaskedImages, Subject
+from mixlab.analysis.subjects import MaskedImages
 from mixlab.data.mask_formats import parse_masks
 from mixlab.data.masks import MaskedImage, MaskSource
 from mixlab.data.unreadable import UnreadableImage
+from mixlab.evaluation.target import Target
 
 
 def tiny(name: str, seed: int = 0, **fields: object) -> mixlab.Backbone:
@@ -35,8 +36,8 @@ def shapes(num: int = 12, batch: int = 5) -> MaskedImages:
     return MaskedImages(parse_masks(f"shapes:n={num}"), size=64, batch=batch)
 
 
-def subject(label: str, name: str = "vit_tiny", training: str = "dino", seed: int = 0, **fields: object) -> Subject:
-    return Subject(label=label, backbone=tiny(name, seed, **fields), training=training, seed=seed)
+def subject(label: str, name: str = "vit_tiny", training: str = "dino", seed: int = 0, **fields: object) -> Target:
+    return Target(label=label, backbone=tiny(name, seed, **fields), training=training, seed=seed)
 
 
 def test_scores_are_those_of_scikit_learn_on_the_same_maps() -> None:
@@ -79,7 +80,7 @@ def test_rows_carry_the_centre_prior_and_the_untrained_twin() -> None:
     assert first["untrained"]["mean"] is not None
     assert "untrained" not in second
     twin = one.backbone.twin(5)
-    twin_scores = Scorer(shapes()).scores(Subject(label="twin", backbone=twin))
+    twin_scores = Scorer(shapes()).scores(Target(label="twin", backbone=twin))
     assert first["untrained"]["mean"] == pytest.approx(float(either_sign(twin_scores.raw).nanmean()))
     gap = first["above_untrained"]["mean"]
     assert gap == pytest.approx(first["auc"]["mean"] - first["untrained"]["mean"])
@@ -131,7 +132,7 @@ def test_by_head_chooses_on_other_images_than_it_compares_on() -> None:
 def test_by_register_compares_the_middle_with_both_ends_and_with_probes() -> None:
     base = subject("reg", "dinomambareg_tiny", num_registers=6)
     accuracies = (0.1, 0.3, 0.5, 0.6, 0.4, 0.2)
-    probed = Subject(label="reg", backbone=base.backbone, training="dino", register_accuracies=accuracies)
+    probed = Target(label="reg", backbone=base.backbone, training="dino", register_accuracies=accuracies)
     result = run_study("register", [probed], Scorer(shapes()))
     raw = torch.from_numpy(result.arrays["reg"])[:, 0]
     for comparison, end in zip(result.comparisons, (raw[:, :2], raw[:, 4:]), strict=True):
@@ -145,10 +146,10 @@ def test_by_register_compares_the_middle_with_both_ends_and_with_probes() -> Non
 
 def test_by_size_training_and_registers_find_their_pairs() -> None:
     small, large = subject("small"), subject("large", seed=1)
-    large = Subject(
+    large = Target(
         label="large", backbone=mixlab.create_model("vit_tiny", dim=128, depth=4, image=64, patch=8), training="dino"
     )
-    supervised = Subject(label="taught", backbone=tiny("vit_tiny", 2), training="supervised")
+    supervised = Target(label="taught", backbone=tiny("vit_tiny", 2), training="supervised")
     plain, with_registers = subject("vim", "dinovim_tiny"), subject("reg", "dinomambareg_tiny", num_registers=3)
     scorer = Scorer(shapes(6), twins=False)
     pairs = {
@@ -164,19 +165,19 @@ def test_by_size_training_and_registers_find_their_pairs() -> None:
 
 def test_sizes_of_several_seeds_are_compared_seed_by_seed() -> None:
     small = [subject(f"small-s{seed}", seed=seed) for seed in (0, 1)]
-    large = [Subject(label=f"large-s{seed}", backbone=tiny_large(seed), training="dino", seed=seed) for seed in (0, 1)]
+    large = [Target(label=f"large-s{seed}", backbone=tiny_large(seed), training="dino", seed=seed) for seed in (0, 1)]
     found = run_study("size", [*small, *large], Scorer(shapes(4), twins=False)).comparisons
     assert [(one["better"], one["worse"]) for one in found] == [("large-s0", "small-s0"), ("large-s1", "small-s1")]
 
 
 def test_twins_have_the_seed_of_their_run() -> None:
     one, other = (
-        Subject(label=f"vit-s{seed}", backbone=tiny("vit_tiny"), training="dino", seed=seed) for seed in (0, 1)
+        Target(label=f"vit-s{seed}", backbone=tiny("vit_tiny"), training="dino", seed=seed) for seed in (0, 1)
     )
     scorer = Scorer(shapes(4), seed=5)
     first, second = (scorer.twin_scores(each) for each in (one, other))
     assert first is not None and second is not None and not torch.equal(first.raw, second.raw)
-    alone = Scorer(shapes(4)).scores(Subject(label="twin", backbone=one.backbone.twin(1)))
+    alone = Scorer(shapes(4)).scores(Target(label="twin", backbone=one.backbone.twin(1)))
     torch.testing.assert_close(second.raw, alone.raw)
 
 

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import torch
 import uvicorn
 
-from mixlab.analysis.subjects import Subject
 from mixlab.app import create_app
 from mixlab.app.laboratory import Laboratory
 from mixlab.app.pictures import read_samples
 from mixlab.backbones.zoo import create_model
+from mixlab.evaluation.target import Target
 
 STACK = {"dim": 32, "depth": 3, "patch": 8, "image": 64}
 MODELS: dict[str, dict[str, Any]] = {
@@ -34,10 +34,10 @@ class Reply(NamedTuple):
     headers: dict[str, str]
 
 
-def tiny_subjects() -> list[Subject]:
+def tiny_subjects() -> list[Target]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return [Subject(label=name, backbone=create_model(name, **MODELS[name]).eval()) for name in MODELS]
+        return [Target(label=name, backbone=create_model(name, **MODELS[name]).eval()) for name in MODELS]
 
 
 def tiny_laboratory(cache_bytes: int = 64 * 2**20) -> Laboratory:

@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
 from mixlab.analysis.maps import MAPS
-from mixlab.analysis.subjects import Subject
 from mixlab.app.encoding import encode_runs
 from mixlab.app.laboratory import Laboratory
 from mixlab.backbones.backbone import Backbone
+from mixlab.evaluation.target import Target
 from mixlab.mixers import Mixing
 from tests.unit.app.live_page import MODELS, ask, tiny_subjects
 
-SUBJECTS: dict[str, Subject] = {subject.label: subject for subject in tiny_subjects()}
+SUBJECTS: dict[str, Target] = {subject.label: subject for subject in tiny_subjects()}
 
 
 def array(encoded: dict[str, Any]) -> NDArray[Any]:

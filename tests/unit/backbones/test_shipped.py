@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 import mixlab
 from mixlab.backbones.shipped import NAMES
-from mixlab.commands.targets import load_target
 from mixlab.data.images import parse_source
+from mixlab.evaluation.target import load_target
 
 NUM_SCENES = 64
 

@@ -12,10 +12,11 @@ from safetensors import SafetensorError
 
 import mixlab.commands.models
 from mixlab.cli import main
-from mixlab.commands import looking
-from mixlab.commands.looking import progress_bar, read_images
-from mixlab.commands.output import console, emit, table
+from mixlab.commands import output
+from mixlab.commands.output import console, emit, progress_bar, table
+from mixlab.data.reading import read_images
 from mixlab.data.unreadable import TooManyUnreadableError, UnreadableImage
+from mixlab.errors import InputError
 from mixlab.studies.steps import Step, run_steps
 
 BRACKETS = "[/tmp/x] [bold]mixlab[onnx] a:dog:b\\"
@@ -28,7 +29,7 @@ def said(capfd: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize(
     "error",
     [
-        ValueError(f"install mixlab[onnx], not {BRACKETS}"),
+        InputError(f"install mixlab[onnx], not {BRACKETS}"),
         UnreadableImage("[/tmp/x]/a.jpg", "torn"),
         TooManyUnreadableError("3 of 4 images cannot be read"),
         SafetensorError("no space left"),
@@ -64,22 +65,20 @@ def test_brackets_in_tables_titles_and_paths_are_printed(capfd: pytest.CaptureFi
 def test_a_progress_bar_takes_any_label(monkeypatch: pytest.MonkeyPatch) -> None:
     printed = io.StringIO()
     terminal = Console(file=printed, force_terminal=True, width=120, _environ={"TERM": "xterm"})
-    monkeypatch.setattr(looking, "console", terminal)
+    monkeypatch.setattr(output, "console", terminal)
     with progress_bar("ranks of [/run]", 2) as step:
         step(note="[/other]")
     assert "ranks of [/run]" in printed.getvalue() and "[/other]" in printed.getvalue()
 
 
-def test_images_that_cannot_be_read_are_named_whatever_their_folder_is_called(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_images_that_cannot_be_read_are_named_whatever_their_folder_is_called(tmp_path: Path) -> None:
     folder = tmp_path / "[tmp]"
     folder.mkdir()
     (folder / "a.png").write_bytes(b"torn")
     Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(folder / "b.png")
-    images, masks, names = read_images(str(folder), size=8, num_images=4)
+    with pytest.warns(UserWarning, match=r"\[tmp\]/a\.png"):
+        images, masks, names = read_images(str(folder), size=8, num_images=4)
     assert (images.shape, masks, names) == ((1, 3, 8, 8), None, ["b.png"])
-    assert "[tmp]/a.png" in said(capfd).replace(" ", "")
 
 
 class Pool:

@@ -1,0 +1,176 @@
+"""Images and their objects as batches: resized as published, flipped, padded to one size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from mixlab.errors import InputError
+
+from .batch_loader import SampleReader
+from .decode import to_pil, to_tensor
+from .objects import Objects, ObjectSource, scale_boxes
+
+MULTIPLE = 32  # of pixels, for the sides of a batch: the coarsest stride
+
+
+class ObjectSample(NamedTuple):
+    """One image as the network will see it, before padding."""
+
+    image: Tensor  # uint8 (3, H, W)
+    objects: Objects
+    number: int  # in the source
+    own_size: tuple[int, int]  # height and width before resizing
+
+
+class ObjectBatch(NamedTuple):
+    """B images padded with zeros to one size, and the M objects in all of them, image by image."""
+
+    images: Tensor  # uint8 (B, 3, H, W)
+    boxes: Tensor  # float32 (M, 4)
+    classes: Tensor  # int64 (M,)
+    masks: Tensor  # uint8 (M, H, W / 8): eight pixels a byte, for the way between processes and to the device
+    counts: Tensor  # int64 (B,): objects of each image
+    sizes: Tensor  # int64 (B, 2): height and width without padding
+    own_sizes: Tensor  # int64 (B, 2): before resizing
+    indexes: Tensor  # int64 (B,)
+
+    def to(self, device: torch.device | str) -> ObjectBatch:
+        """Pixels and objects go to the device; counts and sizes stay on the host, where shapes are decided."""
+        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in self._fields[:4]}
+        return self._replace(**moved)
+
+    def objects(self) -> list[Objects]:
+        """The objects of each image."""
+        whole = (self.boxes, self.classes, unpack(self.masks))
+        columns = zip(*(part.split(self.counts.tolist()) for part in whole), strict=True)
+        return [Objects(*parts) for parts in columns]
+
+    def shapes(self) -> list[tuple[int, int]]:
+        """(height, width) of each image without padding."""
+        return [(height, width) for height, width in self.sizes.tolist()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resizing:
+    """The short side is drawn from `short`, in steps of 32, unless the long side would be above `long`.
+
+    Detection and the papers' 1x schedule take the upper end of `short` always.
+    """
+
+    short: tuple[int, int] = (800, 800)
+    long: int = 1333
+    flip: float = 0.0  # how often
+
+    def __post_init__(self) -> None:
+        low, high = self.short
+        if not 1 <= low <= high <= self.long:
+            raise InputError(f"short sides {low} to {high}, long side {self.long}: they must rise, from at least 1")
+
+    def draw_short(self, random: np.random.Generator) -> int:
+        low, high = self.short
+        return int(random.choice(np.arange(high, low - 1, -MULTIPLE)))
+
+    def size(self, height: int, width: int, short: int) -> tuple[int, int]:
+        """The new size of an image, its shape kept."""
+        scale = min(short / min(height, width), self.long / max(height, width))
+        return max(round(height * scale), 1), max(round(width * scale), 1)
+
+
+class ObjectReader(SampleReader[ObjectSample, ObjectBatch]):
+    """What a sample is. `augment` draws sizes and flips; otherwise images come at the largest size and alone."""
+
+    def __init__(self, source: ObjectSource, resizing: Resizing, *, augment: bool, seed: int = 0) -> None:
+        self.source, self.resizing, self.augment, self.seed = source, resizing, augment, seed
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def read(self, index: int, epoch: int) -> ObjectSample:
+        if not self.augment:
+            image = self.source.load(index).image
+            own = (image.shape[1], image.shape[2])
+            size = self.resizing.size(*own, short=self.resizing.short[1])
+            return ObjectSample(resize_image(image, size), no_objects(size), index, own)
+        random = np.random.default_rng([self.seed, epoch, index])
+        annotated = self.source.load(index)
+        image, objects = annotated.image, annotated.objects()
+        own = (image.shape[1], image.shape[2])
+        size = self.resizing.size(*own, short=self.resizing.draw_short(random))
+        sample = ObjectSample(resize_image(image, size), resize_objects(objects, own, size), index, own)
+        return flip(sample) if random.random() < self.resizing.flip else sample
+
+    def collate(self, samples: list[ObjectSample]) -> ObjectBatch:
+        return collate(samples)
+
+
+def collate(samples: Sequence[ObjectSample]) -> ObjectBatch:
+    """A batch; its sides are multiples of 32."""
+    sizes = torch.tensor([sample.image.shape[1:] for sample in samples], dtype=torch.int64).reshape(-1, 2)
+    height, width = (sizes.amax(0) + -sizes.amax(0) % MULTIPLE).tolist() if samples else (MULTIPLE, MULTIPLE)
+    counts = torch.tensor([len(sample.objects.boxes) for sample in samples], dtype=torch.int64)
+    images = torch.zeros(len(samples), 3, height, width, dtype=torch.uint8)
+    masks = torch.zeros(int(counts.sum()), height, width, dtype=torch.bool)
+    first = 0
+    for number, sample in enumerate(samples):
+        (h, w), last = sample.image.shape[1:], first + int(counts[number])
+        images[number, :, :h, :w] = sample.image
+        masks[first:last, :h, :w] = sample.objects.masks
+        first = last
+    return ObjectBatch(
+        images=images,
+        boxes=torch.cat([torch.empty(0, 4), *(sample.objects.boxes for sample in samples)]),
+        classes=torch.cat([torch.empty(0, dtype=torch.int64), *(sample.objects.classes for sample in samples)]),
+        masks=pack(masks),
+        counts=counts,
+        sizes=sizes,
+        own_sizes=torch.tensor([sample.own_size for sample in samples], dtype=torch.int64).reshape(-1, 2),
+        indexes=torch.tensor([sample.number for sample in samples], dtype=torch.int64),
+    )
+
+
+def pack(masks: Tensor) -> Tensor:
+    """bool (M, H, W), W a multiple of 8 -> uint8 (M, H, W / 8)."""
+    return torch.from_numpy(np.packbits(masks.numpy(), axis=-1))
+
+
+def unpack(masks: Tensor) -> Tensor:
+    """What `pack` packed, on any device."""
+    bits = 2 ** torch.arange(7, -1, -1, dtype=torch.uint8, device=masks.device)
+    return (masks[..., None] & bits).bool().flatten(-2)
+
+
+def resize_image(image: Tensor, size: tuple[int, int]) -> Tensor:
+    """uint8 (3, H, W) at another (height, width)."""
+    if tuple(image.shape[1:]) == size:
+        return image
+    return to_tensor(to_pil(image).resize((size[1], size[0]), Image.Resampling.BILINEAR))
+
+
+def resize_objects(objects: Objects, old: tuple[int, int], new: tuple[int, int]) -> Objects:
+    if old == new:
+        return objects
+    masks = objects.masks.new_zeros(0, *new)
+    if len(objects.masks):
+        masks = interpolate(objects.masks[:, None].to(torch.uint8), size=new, mode="nearest-exact")[:, 0].bool()
+    return Objects(scale_boxes(objects.boxes, old=old, new=new), objects.classes, masks)
+
+
+def flip(sample: ObjectSample) -> ObjectSample:
+    """Left becomes right."""
+    width = sample.image.shape[-1]
+    left, top, right, bottom = sample.objects.boxes.unbind(1)
+    boxes = torch.stack([width - right, top, width - left, bottom], dim=1)
+    objects = sample.objects._replace(boxes=boxes, masks=sample.objects.masks.flip(-1))
+    return sample._replace(image=sample.image.flip(-1), objects=objects)
+
+
+def no_objects(size: tuple[int, int]) -> Objects:
+    return Objects(torch.empty(0, 4), torch.empty(0, dtype=torch.int64), torch.empty(0, *size, dtype=torch.bool))

@@ -1,0 +1,222 @@
+"""The networks to measure: what TARGET on the command line names, loaded.
+
+TARGET is a run (finished or stopped), a file that `mixlab export` wrote, a name of the zoo, `shipped/NAME` or
+`timm/NAME`; `=LABEL` after it gives it another name in tables.
+"""
+
+import hashlib
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from mixlab.backbones import shipped
+from mixlab.backbones.backbone import Backbone
+from mixlab.backbones.weights import build_architecture, model_from_file
+from mixlab.backbones.zoo import create_model
+from mixlab.errors import InputError
+from mixlab.run import UNTRAINED, RunDirectory, Subject
+from mixlab.training.checkpoint import Checkpoints
+from mixlab.training.distributed import choose_device, make_current
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A backbone in evaluation mode, and what is known of it."""
+
+    label: str  # its name in tables
+    backbone: Backbone
+    training: str = UNTRAINED  # "dino", "supervised", ...; "trained" where only the weights are known
+    seed: int | None = None  # of its training
+    weights: str | None = None  # where they come from; None: untrained
+    probe_accuracy: float | None = None  # of the linear probes in its run, where there are any
+    register_accuracies: tuple[float, ...] = ()  # linear probes on single registers, in their order
+
+    @cached_property
+    def subject(self) -> Subject:
+        """What its measurements say of it."""
+        return Subject(
+            label=self.label,
+            model=self.backbone.name,
+            family=self.family,
+            training=self.training,
+            num_parameters=self.num_parameters,
+            num_layers=self.backbone.num_layers,
+            num_registers=self.num_registers,
+            causal=self.backbone.is_causal,
+            weights=network_digest(self.backbone),
+        )
+
+    @property
+    def family(self) -> str:
+        return self.backbone.family
+
+    @property
+    def num_parameters(self) -> int:
+        return self.backbone.num_parameters
+
+    @property
+    def num_registers(self) -> int:
+        return self.backbone.layout.num_registers
+
+    def describe(self) -> dict[str, Any]:
+        """The subject and its seed as JSON."""
+        return asdict(self.subject) | {"seed": self.seed}
+
+
+def load_target(
+    text: str,
+    *,
+    weights: str | None = None,
+    training: str | None = None,
+    seed: int = 0,
+    device: str | torch.device | None = "auto",
+) -> Target:
+    """Load what TARGET names.
+
+    A run and a file bring their own weights; a name takes `weights`, or is untrained, drawn from `seed`. `training`
+    overrides what the run says of its training.
+    """
+    name, label = split_target(text)[0], label_of(text)
+    place, where = Path(name), choose_device(str(device) if device is not None else None)
+    make_current(where)
+    if weights and place.exists():
+        kind = "run" if place.is_dir() else "file"
+        raise InputError(f"{name} is a {kind} and has weights of its own; leave out --weights or name a model")
+    known: dict[str, Any] = {}
+    if place.is_dir():
+        backbone, origin, known = _load_run(place)
+    elif place.is_file():
+        backbone, origin = model_from_file(place), name
+    elif name in shipped.NAMES and weights is None:
+        backbone, origin, known = shipped.load_shipped(name), name, {"training": shipped.TRAINING}
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)  # as an untrained twin is
+            backbone, origin = create_model(name, weights=weights), weights
+    known["training"] = training or known.get("training") or (UNTRAINED if origin is None else "trained")
+    return Target(label=label, backbone=backbone.eval().to(where), weights=origin, **known)
+
+
+def load_targets(
+    texts: Sequence[str],
+    *,
+    weights: str | Mapping[str, str] | None = None,
+    training: Sequence[str] = (),
+    seed: int = 0,
+    device: str | torch.device | None = "auto",
+) -> list[Target]:
+    """Load several under labels of their own. `weights`: a file for a single name, or files by name; `training`:
+    LABEL=KIND for each whose run does not say."""
+    if not texts:
+        raise InputError("no target given; name a run, a model of the zoo (`mixlab models`), shipped/NAME or timm/NAME")
+    if isinstance(weights, str) and len(texts) > 1:
+        raise InputError(f"--weights {weights} goes with one target, got {len(texts)}; look at them one by one")
+    names = {text: split_target(text)[0] for text in texts}
+    files = dict.fromkeys(names.values(), weights) if isinstance(weights, str) else dict(weights or {})
+    if unknown := sorted(set(files) - set(names.values())):
+        raise InputError(f"--weights names {', '.join(unknown)}, which are not among the targets; add them as targets")
+    labels = [label_of(text) for text in texts]
+    if len(set(labels)) < len(labels):
+        raise InputError(f"two targets share a label among {', '.join(labels)}; write TARGET=LABEL to tell them apart")
+    kinds = dict(_label_and_kind(text) for text in training)
+    if unknown := sorted(set(kinds) - set(labels)):
+        raise InputError(f"--training names {', '.join(unknown)}, the labels are {', '.join(labels)}")
+    return [
+        load_target(text, weights=files.get(names[text]), training=kinds.get(label), seed=seed, device=device)
+        for text, label in zip(texts, labels, strict=True)
+    ]
+
+
+def split_target(text: str) -> tuple[str, str]:
+    """TARGET=LABEL as what is named and its label, "" without one; a path that exists may have `=` in its name."""
+    if "=" not in text or Path(text).exists():
+        return text, ""
+    name, _, label = text.rpartition("=")
+    return name, label
+
+
+def label_of(text: str) -> str:
+    """What a TARGET is called in tables: as asked, a run and a file by its own name, a model by its full one."""
+    name, label = split_target(text)
+    place = Path(name)
+    return label or (place.name if place.is_dir() else place.stem if place.is_file() else name)
+
+
+def network_digest(backbone: Backbone) -> str:
+    """The same for the same architecture with the same weights."""
+    architecture = json.dumps(backbone.architecture(), sort_keys=True)
+    return hashlib.sha256(f"{architecture} {weights_checksum(backbone)}".encode()).hexdigest()[:16]
+
+
+def weights_checksum(module: nn.Module) -> str:
+    """The same for the same names and values of all parameters and buffers."""
+    digest = hashlib.sha256()
+    for name, tensor in module.state_dict().items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _load_run(place: Path) -> tuple[Backbone, str, dict[str, Any]]:
+    """Its backbone, where its weights are, and what its config and its results say."""
+    run, exported = RunDirectory(place), place / "weights.safetensors"
+    config = run.read_config() if (place / "config.json").is_file() else {}
+    if exported.is_file():
+        backbone, origin = model_from_file(exported), exported
+    else:
+        backbone, origin = _load_stopped(RunDirectory.open(place), config)
+    probes = [measurement for measurement in run.measurements() if measurement.metric == "probe_top1"]
+    by_register = {found["register"]: found.value for found in probes if found["register"] is not None}
+    known = {
+        "training": config.get("settings", {}).get("method", {}).get("kind"),
+        "seed": config.get("seed") if isinstance(config.get("seed"), int) else None,
+        "probe_accuracy": max((found.value for found in probes if found["register"] is None), default=None),
+        "register_accuracies": tuple(by_register[index] for index in sorted(by_register)),
+    }
+    return backbone, str(origin), known
+
+
+def _load_stopped(run: RunDirectory, config: dict[str, Any]) -> tuple[Backbone, Path]:
+    """The backbone of the newest checkpoint, as the recipe would export it (for DINO the teacher's), and its file."""
+    from mixlab.evaluation.methods import METHODS, train_config  # all of them, dense tasks too: slow to import
+
+    found = Checkpoints(run.path / "checkpoints", keep=1).newest(_warn)
+    if found is None or config.get("settings", {}).get("method", {}).get("kind") not in METHODS:
+        raise FileNotFoundError(
+            f"{run.path} has no exported weights (weights.safetensors); run the same command again to finish it"
+        )
+    with torch.random.fork_rng(devices=[]):
+        recipe = train_config(config["settings"]).method.build(
+            build_architecture(config["architecture"]),
+            num_classes=len(config["classes"]),
+            total_steps=config["total_steps"],
+            steps_per_epoch=config["steps_per_epoch"],
+        )
+    stored = {name: tensor for name, tensor in found.tensors() if not name.startswith("optimizer/")}
+    for prefix, module in recipe.modules().items():
+        module.load_state_dict(
+            {name.removeprefix(f"{prefix}/"): value for name, value in stored.items() if name.startswith(f"{prefix}/")}
+        )
+    trained = recipe.exported()
+    backbone = build_architecture(trained.architecture())  # the recipe's may drop paths and refuse gradients
+    backbone.load_state_dict(trained.state_dict())
+    _warn(f"{run.path} is not finished: these are the weights of step {found.step} of {config['total_steps']}")
+    return backbone, found.tensor_file
+
+
+def _label_and_kind(text: str) -> tuple[str, str]:
+    label, equals, kind = text.rpartition("=")
+    if not (label and equals and kind):
+        raise InputError(f"--training {text!r} must be LABEL=KIND, such as vit_tiny=dino or vit_tiny=supervised")
+    return label, kind
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=2)
