@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from mixlab.errors import InputError
 from mixlab.run.protocols import (
@@ -86,6 +86,19 @@ METRICS = {
 }
 
 
+class Estimated(Protocol):
+    """A value with its interval over n images."""
+
+    @property
+    def value(self) -> float: ...
+    @property
+    def low(self) -> float | None: ...
+    @property
+    def high(self) -> float | None: ...
+    @property
+    def n(self) -> int: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Subject:
     """The network that was measured."""
@@ -142,6 +155,16 @@ class Measurement:
             raise InputError(f"the interval of {self.metric} is {self.low} to {self.high}; give both ends, in order")
         if isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 1:
             raise InputError(f"n of {self.metric} is {self.n!r}; it must be a whole number from 1 on")
+
+    @classmethod
+    def of(
+        cls, metric: str, estimate: "Estimated", *, subject: Subject, protocol: EvaluationProtocol, seed: int | None
+    ) -> "Measurement":
+        """From a value with its interval, as `mixlab.statistics` makes them."""
+        ends = {} if None in (estimate.low, estimate.high) else {"low": estimate.low, "high": estimate.high}
+        return cls(
+            metric=metric, value=estimate.value, n=estimate.n, subject=subject, protocol=protocol, seed=seed, **ends
+        )
 
     @cached_property
     def identity(self) -> str:

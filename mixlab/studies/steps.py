@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.text import Text
 
 from mixlab.console import console
-from mixlab.errors import WorkError
+from mixlab.errors import InputError, WorkError
 from mixlab.run import RunDirectory
 from mixlab.run.directory import read_json, write_json
 from mixlab.run.lock import RunLock
@@ -175,9 +175,8 @@ def num_threads(workers: int) -> int:
 
 
 def _command(arguments: Sequence[str]) -> int:
-    from mixlab.cli import main
-
-    return main(arguments)
+    """As typed: a worker is the command line, which stands above the studies and is imported by name."""
+    return int(import_module("mixlab.cli").main(arguments))
 
 
 def _own_job(arguments: Sequence[str], command: str) -> int:
@@ -185,7 +184,7 @@ def _own_job(arguments: Sequence[str], command: str) -> int:
     module, name = OWN_JOBS[arguments[0]]
     try:
         getattr(import_module(module), name)(*arguments[1:])
-    except (ValueError, OSError, RuntimeError) as error:  # as commands have it
+    except (InputError, WorkError, OSError) as error:  # as commands have it
         print(f"error: {error}", flush=True)
         return 1
     return 0
