@@ -10,6 +10,7 @@ figures/         pictures made from the results
 
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterable, Iterator
 from itertools import chain, count
@@ -190,6 +191,11 @@ def identity_of(result: dict[str, Any]) -> Any:
     if found := measurements_of(result, "this result"):
         return sorted({measurement.identity for measurement in found})
     return [result.get(key) for key in ("kind", "subject", "subjects", "protocol")]
+
+
+def file_name(label: str) -> str:
+    """A label as part of a file name."""
+    return re.sub(r"[^\w.-]+", "_", label)
 
 
 def write_json(path: Path, content: dict[str, Any], *, one_line: bool = False) -> None:

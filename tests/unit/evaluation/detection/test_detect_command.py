@@ -27,7 +27,7 @@ from tests.photographs import PHOTOGRAPHS, needs_photographs
 DATA = "shapes:n=24,size=32"
 LAST = 6
 SMALL = [f"steps={LAST}", "batch=4", "model.depths=[1,1,1,1]", "model.dims=[8,8,16,16]", "method.short=32,32",
-         "method.channels=16", "method.hidden=16", "method.mask_convs=1", "log.every_steps=2",
+         "method.channels=16", "method.hidden=16", "method.mask_convs=1", "log.every_steps=2", "optim.warmup_steps=1",
          "checkpoint.every_steps=1", "checkpoint.keep=99", "model.drop_path_rate=0.1"]  # fmt: skip
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["mixlab.commands.detect"])
@@ -139,7 +139,8 @@ def test_a_finished_run_is_judged_again_without_training(finished, tmp_path):
 
 
 def test_a_shipped_network_is_trained_on_and_scored_again_as_what_it_is(tmp_path):
-    settings = ["steps=1", "batch=2", "method.short=32,32", "method.channels=16", "method.hidden=16"]
+    settings = ["steps=1", "optim.warmup_steps=0", "batch=2", "method.short=32,32", "method.channels=16",
+                "method.hidden=16"]  # fmt: skip
     first = detect("shipped/gatedconv", data=DATA, run=tmp_path, set=settings, num_val=2, device="cpu")
     again = detect(str(tmp_path), data=DATA, evaluate_only=True, num_val=2, device="cpu")
     assert first["subject"]["training"] == again["subject"]["training"] == "dino"
@@ -160,7 +161,8 @@ def child(judged: str, trained: str, rank: int, ports: list[int]) -> None:
     os.environ["MASTER_PORT"] = str(ports[0])
     run(Path(judged))
     os.environ["MASTER_PORT"] = str(ports[1])
-    settings = ["steps=2", "batch=4", "method.short=32,32", "method.channels=16", "model.dim=32", "log.every_steps=1"]
+    settings = ["steps=2", "batch=4", "method.short=32,32", "method.channels=16", "model.dim=32", "log.every_steps=1",
+                "optim.warmup_steps=1"]  # fmt: skip
     detect("detect_dinovim_tiny64", data=DATA, run=Path(trained), head="cascade", set=settings, num_val=3, device="cpu")
 
 
@@ -220,6 +222,7 @@ def test_unreadable_images_are_named_and_left_out_of_the_figures(tmp_path):
 
 def test_activations_can_be_made_twice_instead_of_kept(tmp_path):
     settings = ["steps=2", "batch=2", "method.short=32,32", "method.channels=16", "method.hidden=16",
+                "optim.warmup_steps=1",
                 "checkpoint.every_steps=2", "model.dim=32", "model.depth=4", "precision=fp64"]  # fmt: skip
     weights = []
     for number, extra in enumerate(["activation_checkpointing=false", "activation_checkpointing=true"]):
