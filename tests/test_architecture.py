@@ -19,7 +19,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "training": _CORE | _FREE_PARTS,
     "evaluation": _CORE | _FREE_PARTS | {"training"},
     "analysis": _CORE | _FREE_PARTS | {"training", "evaluation"},
-    "report": _CORE | _FREE_PARTS | {"training", "evaluation", "analysis", "studies"},
+    "report": _CORE | _FREE_PARTS | {"training", "evaluation", "analysis"},
     "app": _CORE | _FREE_PARTS | {"training", "evaluation", "analysis", "report", "commands"},
     "studies": _CORE
     | _FREE_PARTS

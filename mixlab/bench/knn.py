@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from mixlab.evaluation.feature_table import FeatureTable
-from mixlab.evaluation.knn import KS, knn_correct, nearest
+from mixlab.training.knn import KS, knn_correct, nearest
 
 NUM_BANK, NUM_QUERIES, DIM, NUM_CLASSES = 1_281_167, 50_000, 768, 1000  # ImageNet, a base backbone
 

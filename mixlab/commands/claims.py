@@ -11,7 +11,7 @@ from rich.table import Table
 from mixlab.analysis.claims import CLAIMS, Entry, draw_up
 from mixlab.analysis.evidence import Evidence, Status
 from mixlab.commands.output import console, emit, progress_bar
-from mixlab.run import RunDirectory, provenance
+from mixlab.run import RunDirectory, find_runs, provenance, unpacked
 
 COLOURS: dict[Status, str] = {
     "supported": "green",
@@ -31,7 +31,8 @@ def claims(
     """Hold each claim of the papers against computation and against the results of runs.
 
     Args:
-        runs: run directories whose results to read; without any, only claims that mathematics or counting settles.
+        runs: run directories whose results to read, or archives of runs (.tar.xz), which are read whole; without any,
+            only claims that mathematics or counting settles.
         run: also store the ledger in this run directory, as results/claims.json.
         json: also write the ledger as JSON to this file, or to stdout for "-".
     """
@@ -58,8 +59,10 @@ def read_evidence(runs: list[Path]) -> Evidence:
     """All measurements in the result files of the runs."""
     found = []
     for path in runs:
-        directory = RunDirectory.open(path)
-        found += [(f"{path}/results/{name}.json", result) for name, result in directory.results().items()]
+        with unpacked(path) as folder:
+            directory = RunDirectory.open(folder)
+            for each in [directory] if folder == path else find_runs([folder]):
+                found += [(str(each.file_of(name)), result) for name, result in each.results().items()]
     return Evidence.from_results(found)
 
 

@@ -8,13 +8,13 @@ from typing import Any
 from rich.text import Text
 
 from mixlab.commands.output import console, emit
-from mixlab.commands.report import make_report
 from mixlab.errors import InputError
+from mixlab.report import write_report
 from mixlab.run import RunDirectory, provenance
+from mixlab.run.lock import RunLock
 from mixlab.studies.demo.plan import FULL, MODELS, QUICK, DemoModel, Effort, plan
 from mixlab.studies.steps import run_steps, wait_for_workers, worker_pool
-from mixlab.training.machine import num_cores
-from mixlab.training.run_lock import RunLock
+from mixlab.training.distributed import num_cores
 
 
 def demo(*, run: Path | None = None, quick: bool = False, seed: int = 0, json: str | None = None) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def run_demo(
         )
         with worker_pool(workers) as pool:
             run_steps(steps, folder, pool, workers=workers, command="demo")
-        page = make_report([folder], folder / "report.html")
+        page = write_report([folder], folder / "report.html")
     seconds = time.monotonic() - start
     console.print(Text.assemble(f"\nAll in {seconds:.0f} s. The report: open ", (str(page), "bold")), soft_wrap=True)
     runs = shlex.join(str(folder / model.label) for model in models)

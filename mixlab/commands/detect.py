@@ -29,11 +29,10 @@ from mixlab.evaluation.detection.sources import parse_objects
 from mixlab.evaluation.target import Target
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import write_aside
-from mixlab.training.batches import workers
 from mixlab.training.config import TrainConfig
-from mixlab.training.distributed import World
+from mixlab.training.distributed import World, num_workers
 from mixlab.training.loop import Trainer
-from mixlab.training.update import precise
+from mixlab.training.precision import autocast
 
 NUM_PICTURES = 6
 
@@ -53,7 +52,7 @@ def detect(
     device: str | None = "auto",
     json: str | None = None,
 ) -> dict[str, Any]:
-    """Train a detector on a backbone and judge it. The same --run again goes on where it stopped; torchrun works as is.
+    """Train a detector on a backbone and judge it. The same --run again resumes where it stopped; torchrun works as is.
 
     SIGTERM and Ctrl-C save and stop, with exit code 143 or 130.
 
@@ -116,8 +115,8 @@ def judge(
             method.resizing(),
             batch=config.part_size(world.size),
             world=world,
-            precise=precise(config, world.device),
-            workers=workers(config, world),
+            precise=autocast(config.precision, world.device),
+            workers=num_workers(config.data.workers, world),
             progress=step,
         )
     if world.is_first:

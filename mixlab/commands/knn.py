@@ -15,20 +15,19 @@ from mixlab.evaluation.accuracy import accuracy
 from mixlab.evaluation.feature_cache import Extraction, FeatureCache
 from mixlab.evaluation.feature_plan import FeaturePlan, head_inputs, published_source
 from mixlab.evaluation.feature_table import FeatureTable
-from mixlab.evaluation.knn import KS, TEMPERATURE, fitting_ks, knn_correct
 from mixlab.evaluation.target import load_target
 from mixlab.evaluation.views import (
     CROP_SHARE,
     CentreView,
     Precision,
-    num_workers,
     precision_in_use,
     run_precision,
 )
 from mixlab.run import provenance
-from mixlab.training.distributed import from_all, join_world
-from mixlab.training.run_lock import RunLock
-from mixlab.training.seeding import seed_all
+from mixlab.run.lock import RunLock
+from mixlab.training.distributed import from_all, join_world, num_workers
+from mixlab.training.knn import KS, TEMPERATURE, fitting_ks, knn_correct
+from mixlab.training.recipe import seed_all
 
 HEADLINE_K = 20  # DINO's best for most models; the ledger takes one figure per model
 

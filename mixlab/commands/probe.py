@@ -26,11 +26,11 @@ from mixlab.evaluation.probe_run import (
 )
 from mixlab.evaluation.probe_summary import summarise_probe
 from mixlab.evaluation.target import Target, load_target
-from mixlab.evaluation.views import CROP_SHARE, Precision, num_workers
+from mixlab.evaluation.views import CROP_SHARE, Precision
 from mixlab.run import provenance
-from mixlab.training.distributed import World, join_world
-from mixlab.training.run_lock import RunLock
-from mixlab.training.seeding import seed_all
+from mixlab.run.lock import RunLock
+from mixlab.training.distributed import World, join_world, num_workers
+from mixlab.training.recipe import seed_all
 from mixlab.training.stopping import Stopped, StopRequests
 
 Heads = Literal["grid", "light", "heavy"]

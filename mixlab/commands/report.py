@@ -7,7 +7,9 @@ import tyro
 
 from mixlab.commands.output import console, emit
 from mixlab.errors import InputError
-from mixlab.report.make import make_report
+from mixlab.report import write_report
+from mixlab.run import UNTRAINED, find_runs
+from mixlab.studies.demo.jobs import write_costs
 
 
 def report(
@@ -20,7 +22,7 @@ def report(
     """Write one self-contained page about runs: figures, tables, the ledger, and every record behind them.
 
     Args:
-        runs: run directories; runs below a run belong to it.
+        runs: run directories or archives of them (.tar.xz); runs below a run belong to it.
         out: the page to write; as .md its tables alone.
         measure: count and time backbones of runs that do not say yet how large and fast they are (results/cost.json).
         json: also write a summary as JSON to this file, or to stdout for "-".
@@ -29,7 +31,18 @@ def report(
         raise InputError("no run given; name the directory of a run, such as demo")
     if out.suffix not in (".html", ".md"):
         raise InputError(f"--out {out} is neither .html nor .md; end its name in one of them")
-    page = make_report(runs, out, measure=measure)
+    if measure:
+        measure_costs(runs)
+    page = write_report(runs, out)
     size = page.stat().st_size
     console.print(f"{page}, {size / 1e6:.1f} MB: open it in any browser", highlight=False)
     return emit({"page": str(page), "bytes": size, "runs": [str(run) for run in runs]}, json)
+
+
+def measure_costs(places: list[Path]) -> None:
+    """Size and speed of the exported backbones that have no results/cost.json yet."""
+    for run in find_runs(place for place in places if place.is_dir()):
+        is_whole = (run.path / "weights.safetensors").is_file() and (run.path / "config.json").is_file()
+        if is_whole and run.path.name != UNTRAINED and not run.file_of("cost").is_file():
+            console.print(f"measuring {run.path}", highlight=False)
+            write_costs(run.path)

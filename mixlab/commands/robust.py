@@ -27,11 +27,11 @@ from mixlab.evaluation.paper import robustness_figure
 from mixlab.evaluation.robustness import SETS, SetScore, find_sets, score_set
 from mixlab.evaluation.shifts import PLAIN, ShiftScores, score_shifts
 from mixlab.evaluation.target import Target, load_target, split_target, weights_checksum
-from mixlab.evaluation.views import CROP_SHARE, CentreView, Precision, num_workers, run_precision
+from mixlab.evaluation.views import CROP_SHARE, CentreView, Precision, run_precision
 from mixlab.run import RunDirectory, provenance
 from mixlab.statistics import bootstrap_mean
-from mixlab.training.distributed import from_all, join_world
-from mixlab.training.seeding import seed_all
+from mixlab.training.distributed import from_all, join_world, num_workers
+from mixlab.training.recipe import seed_all
 
 PROBES = ("probe/augmented/best_head.safetensors", "probe/cached/best_head.safetensors")
 

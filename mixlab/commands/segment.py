@@ -28,11 +28,10 @@ from mixlab.evaluation.segmentation.recipes import segment as on_ade20k
 from mixlab.evaluation.segmentation.recipes import segment_64 as on_shapes
 from mixlab.evaluation.target import Target
 from mixlab.run import RunDirectory, provenance
-from mixlab.training.batches import workers
 from mixlab.training.config import TrainConfig
-from mixlab.training.distributed import World
+from mixlab.training.distributed import World, num_workers
 from mixlab.training.loop import Trainer
-from mixlab.training.update import precise
+from mixlab.training.precision import autocast
 
 NUM_PICTURES = 6
 
@@ -52,7 +51,7 @@ def segment(
     device: str | None = "auto",
     json: str | None = None,
 ) -> dict[str, Any]:
-    """Train UperNet on a backbone and judge it. The same --run again goes on where it stopped; torchrun works as is.
+    """Train UperNet on a backbone and judge it. The same --run again resumes where it stopped; torchrun works as is.
 
     SIGTERM and Ctrl-C save and stop, with exit code 143 or 130.
 
@@ -111,9 +110,11 @@ def judge(
     if num_val is not None:
         source = FirstLabels(source, num_val)
     recipe.network.eval()
-    predictor = Predictor(recipe.network, method.inference(mode), precise=precise(config, world.device))
+    predictor = Predictor(recipe.network, method.inference(mode), precise=autocast(config.precision, world.device))
     with quiet_unless_first(world)(f"judging ({mode})", -(-len(source) // world.size)) as step:
-        scores, skipped = evaluate(predictor, source, world=world, workers=workers(config, world), step=step)
+        scores, skipped = evaluate(
+            predictor, source, world=world, workers=num_workers(config.data.workers, world), step=step
+        )
     if not world.is_first:
         return {}
     about = Target(

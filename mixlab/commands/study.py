@@ -49,7 +49,7 @@ def study(
         at_once: processes side by side; two thirds of the cores (at most 10) on a GPU, which small models leave idle.
         quick: a few steps of tiny models, which teach nothing, through the same parts.
         device: auto (a GPU where there is one), cpu, cuda or cuda:N.
-        publish: also copy what the report needs, without weights and photographs, to this folder, with its report;
+        publish: also write the report to this folder, with all it is made from (without weights and photographs);
             alone with --run, nothing is run.
         json: also write a summary as JSON to this file, or to stdout for "-".
     """

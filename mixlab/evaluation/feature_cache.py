@@ -32,8 +32,8 @@ from mixlab.evaluation.feature_table import FeatureTable
 from mixlab.evaluation.target import weights_checksum
 from mixlab.evaluation.views import CentreView, PrecisionInUse
 from mixlab.run.directory import read_json, write_aside, write_json
+from mixlab.training.checkpoint import sha256_of
 from mixlab.training.distributed import World, from_all, from_first
-from mixlab.training.tensor_file import sha256_of
 
 FORMAT = 1
 SHARD = 4096  # images; about a second of a GPU's work to lose

@@ -14,7 +14,6 @@ from mixlab.errors import InputError
 from mixlab.evaluation.feature_table import FeatureTable
 from mixlab.evaluation.head_grid import LR_BATCH, HeadGrid
 from mixlab.evaluation.head_sharing import collect_heads, spread_heads
-from mixlab.evaluation.matrix_products import matrix_products
 from mixlab.evaluation.probe_streams import FeatureStream
 from mixlab.run import RunDirectory
 from mixlab.run.codec import differences
@@ -22,7 +21,8 @@ from mixlab.run.directory import read_json, write_json
 from mixlab.training.checkpoint import Checkpoints
 from mixlab.training.distributed import any_rank, from_all, from_first
 from mixlab.training.log import forget_after
-from mixlab.training.schedules import cosine
+from mixlab.training.optim import cosine
+from mixlab.training.precision import matrix_products
 from mixlab.training.stopping import Stopped, StopRequests
 
 SCORE_ROWS = 2048  # images whose logits are in memory at once

@@ -14,7 +14,7 @@ from mixlab.data.colour import to_grey
 from mixlab.data.source import ImageSource, Subset
 from mixlab.errors import InputError
 from mixlab.evaluation.classifier import Classifier
-from mixlab.training.seeding import seed_for
+from mixlab.training.recipe import seed_for
 
 Shift = Callable[[Tensor, Sequence[int]], Tensor]  # pixels (B, 3, S, S) in [0, 1], and the numbers of the images
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,7 +15,7 @@ from mixlab.data.loader import Batch, Loader
 from mixlab.data.source import ImageSource
 from mixlab.errors import InputError
 from mixlab.training.distributed import World
-from mixlab.training.machine import num_cores
+from mixlab.training.precision import Precise, autocast
 from mixlab.training.recipe import Place, to_pixels_of
 
 Precision = Literal["auto", "bf16", "fp32"]
@@ -90,15 +88,6 @@ def precision_in_use(asked: Precision, device: torch.device) -> PrecisionInUse:
     return asked
 
 
-def run_precision(precision: Precision, device: torch.device) -> Callable[[], AbstractContextManager[None]]:
+def run_precision(precision: Precision, device: torch.device) -> Precise:
     """Backbones run inside of what this gives."""
-    if precision_in_use(precision, device) == "bf16":
-        return lambda: torch.autocast(device.type, dtype=torch.bfloat16)
-    return nullcontext
-
-
-def num_workers(asked: int | None, world: World) -> int:
-    """Processes that read images, per rank: as asked, or the cores shared out over the ranks of this machine."""
-    if asked is not None:
-        return asked
-    return max(0, num_cores() // world.ranks_here - 1)
+    return autocast(precision_in_use(precision, device), device)

@@ -1,7 +1,8 @@
 """The page: what the runs hold, section by section; what is missing is left out."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from mixlab.report.sections import (
 )
 from mixlab.report.seeds import merge_models
 from mixlab.report.study import scaling_part, study_part
-from mixlab.run import RunDirectory
+from mixlab.run import RunDirectory, unpacked
 from mixlab.run.directory import write_aside
 
 COLUMNS = {
@@ -44,11 +45,19 @@ COLUMNS = {
 }
 
 
-def write_report(runs: list[RunDirectory], out: Path) -> Path:
-    """Write the page of these runs; as .md its tables alone."""
-    findings = read_findings(runs) if runs else Findings([], [])
+def write_report(places: Sequence[Path], out: Path) -> Path:
+    """Write the page of the runs at these places and below them; as .md its tables alone.
+
+    A place is a run directory, an archive of runs, or a published study.
+    """
+    with ExitStack() as stack:
+        folders = [RunDirectory.open(stack.enter_context(unpacked(place))).path for place in places]
+        return _write(read_findings(folders), places, out)
+
+
+def _write(findings: Findings, places: Sequence[Path], out: Path) -> Path:
     if not findings.records and not findings.curves:
-        named = ", ".join(str(run.path) for run in runs) or "no directory"
+        named = ", ".join(map(str, places)) or "no directory"
         raise InputError(
             f"nothing to report in {named}: no results and no training curves; run `mixlab auc`, `rank`, `maps`, `knn` "
             "or `probe` on it first, or `mixlab demo` for a whole example"

@@ -4,17 +4,15 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mixlab.run import RunDirectory
+from mixlab.run import RunDirectory, find_runs
 from mixlab.run.directory import flat_records
 
-NOT_RUNS = ("checkpoints", "results", "figures", "features", "tensorboard", "logs", "steps", "tuning", "data", "labels")
-DEPTH = 2  # runs below a run, and runs below those
 LONG = 60  # lists of objects longer than this are cut on the page; the file has them all
 
 
@@ -80,47 +78,31 @@ class Findings:
                 yield record, measurement
 
 
-def find_runs(paths: Iterable[Path]) -> list[RunDirectory]:
-    """The run directories at these places and below them, each once."""
-    found: dict[Path, RunDirectory] = {}
-    for path in paths:
-        for run in _below(path, DEPTH):
-            found.setdefault(run.path.resolve(), run)
-    return list(found.values())
-
-
-def read_findings(runs: list[RunDirectory]) -> Findings:
-    """Read every result and every training curve."""
-    root = _common_root([run.path for run in runs])
-    records, curves = [], []
-    for run in runs:
-        place = run.path.resolve().relative_to(root).as_posix()
+def read_findings(places: Iterable[Path]) -> Findings:
+    """Read every result and every training curve of the runs at these places and below them."""
+    findings = Findings([], [])
+    folders = [place.resolve() for place in places]
+    named = dict(zip(folders, _distinct_names(folders), strict=True))
+    for run in find_runs(named):
+        top = next(folder for folder in named if run.path.is_relative_to(folder))
+        shown = (named[top] / run.path.relative_to(top)).as_posix()
+        findings.runs.append(run)
         for name, content in run.results().items():
-            records.append(Record(run, name, f"{place}/results/{name}.json", content))
+            findings.records.append(Record(run, name, f"{shown}/results/{name}.json", content))
         rows = list(run.read_metrics())
         if rows:
             config = run.read_config() if (run.path / "config.json").is_file() else {}
-            curves.append(Curve(run.path.name, rows, config))
-    return Findings(runs, records, curves)
+            findings.curves.append(Curve(run.path.name, rows, config))
+    return findings
 
 
-def _below(path: Path, depth: int) -> Iterator[RunDirectory]:
-    run = RunDirectory(path)
-    if run.exists():
-        yield run
-    if depth:
-        for child in sorted(path.iterdir()):
-            if child.is_dir() and not child.is_symlink() and child.name not in NOT_RUNS:
-                yield from _below(child, depth - 1)
-
-
-def _common_root(paths: list[Path]) -> Path:
-    """The folder from which runs are named: above the highest of them."""
-    resolved = [path.resolve() for path in paths]
-    shared = resolved[0].parent
-    while not all(path.is_relative_to(shared) for path in resolved):
-        shared = shared.parent
-    return shared
+def _distinct_names(folders: list[Path]) -> list[PurePath]:
+    """The names of some folders, with as many of those above as tell them apart."""
+    for count in range(1, max((len(folder.parts) for folder in folders), default=0) + 1):
+        names = [PurePath(*folder.parts[-count:]) for folder in folders]
+        if len(set(names)) == len(set(folders)):
+            return names
+    return [*folders]
 
 
 def _cut(value: Any) -> Any:

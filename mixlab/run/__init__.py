@@ -1,7 +1,20 @@
 """Run directories and measurements: what every command writes and everything else reads."""
 
-from mixlab.run.directory import RunDirectory, measurements_of
+from mixlab.run.archive import unpacked, write_archive
+from mixlab.run.directory import RunDirectory, find_runs, measurements_of
 from mixlab.run.measurement import METRICS, UNTRAINED, Measurement, Subject, once
 from mixlab.run.provenance import provenance
 
-__all__ = ["METRICS", "UNTRAINED", "Measurement", "RunDirectory", "Subject", "measurements_of", "once", "provenance"]
+__all__ = [
+    "METRICS",
+    "UNTRAINED",
+    "Measurement",
+    "RunDirectory",
+    "Subject",
+    "find_runs",
+    "measurements_of",
+    "once",
+    "provenance",
+    "unpacked",
+    "write_archive",
+]

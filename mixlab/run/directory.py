@@ -11,7 +11,7 @@ figures/         pictures made from the results
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from mixlab.run.measurement import Measurement, once
 from mixlab.run.older_records import measurements_of_older
 
 AGAIN = "remove it, and run the command that wrote it again"
+NOT_RUNS = ("checkpoints", "results", "figures", "features", "tensorboard", "logs", "steps", "tuning", "data", "labels")
 
 
 class RunDirectory:
@@ -135,6 +136,25 @@ class RunDirectory:
         folder = self.path / "figures"
         folder.mkdir(parents=True, exist_ok=True)
         return folder / name
+
+
+def find_runs(places: Iterable[Path]) -> list[RunDirectory]:
+    """The run directories at these places and up to two levels below them, each once."""
+    found: dict[Path, RunDirectory] = {}
+    for place in places:
+        for run in _runs_below(place, 2):
+            found.setdefault(run.path.resolve(), run)
+    return list(found.values())
+
+
+def _runs_below(place: Path, depth: int) -> Iterator[RunDirectory]:
+    run = RunDirectory(place)
+    if run.exists():
+        yield run
+    if depth:
+        for child in sorted(place.iterdir()):
+            if child.is_dir() and not child.is_symlink() and child.name not in NOT_RUNS:
+                yield from _runs_below(child, depth - 1)
 
 
 def measurements_of(result: dict[str, Any], origin: str | Path) -> list[Measurement]:

@@ -15,7 +15,7 @@ playwright_api = pytest.importorskip("playwright.sync_api", reason="needs playwr
 
 from example_run import make_example  # noqa: E402
 
-from mixlab.report import find_runs, write_report  # noqa: E402
+from mixlab.report import write_report  # noqa: E402
 
 SCREENS = {"desk": (1280, 900), "tablet": (820, 1100), "phone": (360, 740)}
 
@@ -35,7 +35,7 @@ def chromium() -> Iterator[Any]:
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "lab"
     make_example(folder)
-    return write_report(find_runs([folder]), folder / "report.html")
+    return write_report([folder], folder / "report.html")
 
 
 @pytest.fixture(scope="module")

@@ -175,7 +175,7 @@ def test_the_operators_pass_torchs_own_check() -> None:
     from mixlab.ops.ssd import op
 
     inputs = [t.requires_grad_() for t in scan_inputs(40, torch.float32, state=16, width=16)]
-    torch.library.opcheck(op._scan, (*inputs, 4, True), test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(op._scan.registered, (*inputs, 4, True), test_utils=("test_schema", "test_faketensor"))
 
 
 def test_a_captured_graph_replays_on_new_input() -> None:

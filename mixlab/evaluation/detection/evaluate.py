@@ -17,8 +17,8 @@ from mixlab.evaluation.detection.coco_results import to_results
 from mixlab.evaluation.detection.detector import Detector
 from mixlab.evaluation.detection.object_source import ObjectSource, ObjectSubset
 from mixlab.evaluation.detection.scenes import Resizing, SceneReader, to_input
-from mixlab.training.config import Precise
 from mixlab.training.distributed import World, from_all, from_first
+from mixlab.training.precision import Precise
 from mixlab.training.stopping import never, until_stopped
 
 

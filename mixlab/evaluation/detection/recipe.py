@@ -23,9 +23,10 @@ from mixlab.evaluation.detection.region_stage import RegionConfig
 from mixlab.evaluation.detection.scenes import Resizing, SceneBatch, SceneReader, to_input
 from mixlab.evaluation.detection.sources import parse_objects
 from mixlab.training.batches import build_batches
-from mixlab.training.config import Precise, TrainConfig
+from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World
-from mixlab.training.monitors import Score
+from mixlab.training.live_scores import Score
+from mixlab.training.precision import Precise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,8 @@ class DetectionConfig(DenseConfig):
     """Mask R-CNN or Cascade Mask R-CNN. The defaults are theirs for photographs with a short side of 800 pixels."""
 
     kind: ClassVar[str] = "detect"
+    title: ClassVar[str] = "detection"
+    shown: ClassVar[tuple[str, ...]] = ("boxes_AP", "masks_AP")
     head: HeadKind = "mask"
     short: tuple[int, int] = (800, 800)  # pixels; with two numbers the side is drawn in steps of 32
     long: int = 1333

@@ -22,9 +22,10 @@ from mixlab.evaluation.segmentation.samples import CropBatch, CropReader
 from mixlab.evaluation.segmentation.transforms import CropRule, change_colours, draw_colours
 from mixlab.evaluation.segmentation.upernet import Norm, UperNet, resize
 from mixlab.training.batches import build_batches
-from mixlab.training.config import Precise, TrainConfig
+from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World
-from mixlab.training.monitors import Score
+from mixlab.training.live_scores import Score
+from mixlab.training.precision import Precise
 from mixlab.training.recipe import Place, to_pixels_of
 
 
@@ -33,6 +34,8 @@ class SegmentConfig(DenseConfig):
     """UperNet as MMSegmentation trains it on ADE20K, which both papers use."""
 
     kind: ClassVar[str] = "segment"
+    title: ClassVar[str] = "segmentation"
+    shown: ClassVar[tuple[str, ...]] = ("miou",)
     crop: int = 512
     short_side: int = 512
     long_side: int = 2048

@@ -1,7 +1,5 @@
 """Add and normalise, wherever the tensors are: one kernel for CUDA tensors, plain torch for the rest."""
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -9,6 +7,7 @@ from torch import Tensor
 
 from mixlab.ops.add_norm import reference
 from mixlab.ops.backend import HAS_TRITON
+from mixlab.ops.operator import Operator
 
 DTYPES = (torch.float32, torch.bfloat16)
 MAX_WIDTH = 8192  # a row must fit into the registers of one program
@@ -23,8 +22,7 @@ def add_norm(
     """
     if not runs_kernels(branch, stream):
         return reference.add_norm(branch, stream, weight, bias, eps=eps)
-    run = _add_norm if torch.compiler.is_compiling() or type(branch) is not Tensor else _Eager.apply
-    return run(branch, stream, weight, bias, eps)
+    return _add_norm(branch, stream, weight, bias, eps)
 
 
 def runs_kernels(branch: Tensor, stream: Tensor) -> bool:
@@ -39,11 +37,7 @@ def _forward(branch: Tensor, stream: Tensor, weight: Tensor, bias: Tensor | None
     return add_norm_forward(branch, stream, weight, bias, eps=eps)
 
 
-_add_norm = torch.library.custom_op("mixlab::add_norm", _forward, mutates_args=(), device_types="cuda")
-
-
-@_add_norm.register_fake
-def _(branch: Tensor, stream: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+def _fake(branch: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return branch.new_empty(branch.shape, dtype=torch.float32), branch.new_empty(branch.shape)
 
 
@@ -55,60 +49,31 @@ def _backward(
     branch_dtype: torch.dtype,
     centred: bool,
     eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> list[Tensor]:
     from mixlab.ops.add_norm.triton_add_norm import add_norm_backward
 
     return add_norm_backward(dout, dnormed, out, weight, branch_dtype, centred=centred, eps=eps)
 
 
-_add_norm_backward = torch.library.custom_op(
-    "mixlab::add_norm_backward", _backward, mutates_args=(), device_types="cuda"
-)
-
-
-@_add_norm_backward.register_fake
-def _(
+def _fake_backward(
     dout: Tensor | None,
     dnormed: Tensor | None,
     out: Tensor,
     weight: Tensor,
-    branch_dtype: torch.dtype,
+    dtype: torch.dtype,
     centred: bool,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    dbranch = out.new_empty(out.shape, dtype=branch_dtype)
-    dvectors = weight.new_empty((1 + centred, *weight.shape), dtype=torch.float32)
-    return dbranch, out.new_empty(out.shape), dvectors
+    _: float,
+) -> list[Tensor]:
+    vectors = [weight.new_empty(weight.shape) for _ in range(1 + centred)]
+    return [out.new_empty(out.shape, dtype=dtype), out.new_empty(out.shape), *vectors]
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    branch, _, weight, bias, ctx.eps = inputs
-    ctx.save_for_backward(output[0], weight)
-    ctx.branch_dtype, ctx.centred = branch.dtype, bias is not None
-    ctx.set_materialize_grads(False)
-
-
-def _gradients(
-    ctx: Any, dout: Tensor | None, dnormed: Tensor | None, backward: Callable[..., Any] = _add_norm_backward
-) -> tuple[Tensor | None, ...]:
-    if dout is None and dnormed is None:
-        return None, None, None, None, None
-    out, weight = ctx.saved_tensors
-    dbranch, dstream, dvectors = backward(dout, dnormed, out, weight, ctx.branch_dtype, ctx.centred, ctx.eps)
-    dweight, *dbias = dvectors.to(weight.dtype)
-    return dbranch, dstream, dweight, dbias[0] if dbias else None, None
-
-
-_add_norm.register_autograd(_gradients, setup_context=_keep)
-
-
-class _Eager(torch.autograd.Function):
-    """The same without the dispatcher, whose 0.1 ms per call is more than the kernel takes."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Any:
-        output = _forward(*inputs)
-        _keep(ctx, inputs, output)
-        return output
-
-    backward = staticmethod(partial(_gradients, backward=_backward))
+_add_norm = Operator(
+    "add_norm",
+    forward=_forward,
+    fake=_fake,
+    backward=_backward,
+    fake_backward=_fake_backward,
+    keep=lambda branch, stream, weight, bias, eps, out, _: ((out, weight), (branch.dtype, bias is not None, eps)),
+    num_results=2,
+)

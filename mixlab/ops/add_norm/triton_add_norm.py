@@ -100,8 +100,8 @@ def add_norm_backward(
     *,
     centred: bool,
     eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the branch, of the stream, and of weight and bias, (1 or 2, D), the latter in float32."""
+) -> list[Tensor]:
+    """Gradients of the branch, the stream, the weight and, if centred, the bias."""
     dout = torch.zeros_like(out) if dout is None else dout.contiguous()
     dnormed = torch.zeros_like(out) if dnormed is None else dnormed.contiguous()
     width = out.shape[-1]
@@ -114,7 +114,7 @@ def add_norm_backward(
         dout, dnormed, out, weight, dbranch, dstream, dvectors, num_rows, width, eps,
         CENTRED=centred, BLOCK=row_block(width), num_warps=row_warps(width),
     )  # fmt: skip
-    return dbranch, dstream, dvectors.sum(1)
+    return [dbranch, dstream, *dvectors.sum(1).to(weight.dtype)]
 
 
 def row_block(width: int) -> int:

@@ -34,9 +34,8 @@ def mamba2_forward(
 def mamba2_backward(
     dout: Tensor, projected: Tensor, conv_weight: Tensor, conv_bias: Tensor, dt_bias: Tensor, A_log: Tensor,
     skip: Tensor, norm_weight: Tensor, out_weight: Tensor, *, head_dim: int, eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of the projection and, in float32, of the convolution (R, C, W + 1; its bias last), of A_log, skip and
-    dt_bias (3, R, heads) and of norm_weight; of out_weight in the dtype of the projection."""
+) -> list[Tensor]:  # fmt: skip
+    """Gradients of the projection and of all parameters, in their order and dtypes."""
     projected = projected.contiguous()
     dprojected = torch.empty(projected.shape, dtype=projected.dtype, device=projected.device)
     gate, xkq, dt = split_projected(projected, conv_weight, dt_bias)
@@ -55,7 +54,10 @@ def mamba2_backward(
     ddt_heads, sums = steps_backward(steps, flows, dt, A, tiles, num_reverse=num_reverse, bias=bias)
     ddt.copy_(ddt_heads.unflatten(2, A_log.shape).sum(2))
     dconv = short_conv_backward(dv, dqk, xkq, conv_weight, conv_bias, dxkq)
-    return dprojected, dconv, sums.unflatten(1, A_log.shape), dnorm_weight, dout_weight
+    dA_log, dskip, ddt_bias = sums.unflatten(1, A_log.shape)
+    gradients = (dconv[..., :-1], dconv[..., -1], ddt_bias, dA_log, dskip, dnorm_weight, dout_weight)
+    parameters = (conv_weight, conv_bias, dt_bias, A_log, skip, norm_weight, out_weight)
+    return [dprojected, *(g.to(p.dtype) for g, p in zip(gradients, parameters, strict=True))]
 
 
 def _scanned(xkq: Tensor, conv_weight: Tensor, conv_bias: Tensor, A_log: Tensor, head_dim: int) -> tuple[Tensor, ...]:

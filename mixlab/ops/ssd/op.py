@@ -1,13 +1,10 @@
 """The scan, wherever the tensors are: Triton kernels for CUDA tensors of sizes they know, plain torch for the rest."""
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from mixlab.errors import InputError
+from mixlab.ops.operator import Operator
 from mixlab.ops.ssd.chunked import ssd_chunked
 from mixlab.ops.ssd.tiling import kernels_take, tiling
 
@@ -19,8 +16,7 @@ def ssd(q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, *,
         return ssd_chunked(q, k, v, dt, A, skip, num_reverse=num_reverse)
     q, k, dt, A, skip = q.to(v.dtype), k.to(v.dtype), dt.float(), A.float(), skip.float()
     keep_states = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, dt, A, skip))
-    run = _scan if torch.compiler.is_compiling() or type(v) is not Tensor else _Eager.apply
-    return run(q, k, v, dt, A, skip, num_reverse, keep_states)[0]
+    return _scan(q, k, v, dt, A, skip, num_reverse, keep_states)
 
 
 def runs_kernels(q: Tensor, v: Tensor) -> bool:
@@ -36,11 +32,7 @@ def _forward(
     return ssd_forward(q, k, v, dt, A, skip, num_reverse=num_reverse, keep_states=keep_states)
 
 
-_scan = torch.library.custom_op("mixlab::ssd", _forward, mutates_args=(), device_types="cuda")
-
-
-@_scan.register_fake
-def _(
+def _fake(
     q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, num_reverse: int, keep_states: bool
 ) -> tuple[Tensor, Tensor]:
     batch, length, num_heads, width = v.shape
@@ -50,49 +42,20 @@ def _(
 
 def _backward(
     dy: Tensor, q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, states: Tensor, num_reverse: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> list[Tensor]:
     from mixlab.ops.ssd.triton_scan import ssd_backward
 
     return ssd_backward(dy, q, k, v, dt, A, skip, states, num_reverse=num_reverse)
 
 
-_scan_backward = torch.library.custom_op("mixlab::ssd_backward", _backward, mutates_args=(), device_types="cuda")
-
-
-@_scan_backward.register_fake
-def _(
-    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, states: Tensor, num_reverse: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return q.new_empty(2, *q.shape), v.new_empty(v.shape), dt.new_empty(dt.shape), A.new_empty(2, *A.shape)
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, dt, A, skip, ctx.num_reverse, _ = inputs
-    ctx.save_for_backward(q, k, v, dt, A, skip, output[1])
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-
-
-def _gradients(
-    ctx: Any, dy: Tensor, _: None, backward: Callable[..., Any] = _scan_backward
-) -> tuple[Tensor | None, ...]:
-    dqk, dv, ddt, sums = backward(dy, *ctx.saved_tensors, ctx.num_reverse)
-    return *dqk.unbind(0), dv, ddt, *sums.unbind(0), None, None
-
-
-_scan.register_autograd(_gradients, setup_context=_keep)
-
-
-class _Eager(torch.autograd.Function):
-    """The same without the dispatcher, whose 0.1 ms per call is more than some of the kernels take."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Any:
-        output = _forward(*inputs)
-        _keep(ctx, inputs, output)
-        return output
-
-    backward = staticmethod(partial(_gradients, backward=_backward))
+_scan = Operator(
+    "ssd",
+    forward=_forward,
+    fake=_fake,
+    backward=_backward,
+    fake_backward=lambda dy, *kept: [t.new_empty(t.shape) for t in kept[:6]],
+    keep=lambda q, k, v, dt, A, skip, num_reverse, _, y, states: ((q, k, v, dt, A, skip, states), (num_reverse,)),
+)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, num_reverse: int) -> None:

@@ -21,20 +21,12 @@ def ssd_forward(
 
 
 def ssd_backward(
-    dy: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    skip: Tensor,
-    states: Tensor,
-    *,
+    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, states: Tensor, *,
     num_reverse: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """From the gradient of y those of q and k (2, B, L, G, N), of v, of dt, and of A and skip (2, H)."""
+) -> list[Tensor]:  # fmt: skip
+    """From the gradient of y those of q, k, v, dt, A and skip."""
     tiles = tiling(v.shape[1], v.dtype)
     steps = make_steps(dt, A, tiles, num_reverse=num_reverse)
     dqk, dv, flows = scan_backward(dy, q, k, v, steps, skip, states, tiles, num_reverse=num_reverse)
     ddt, sums = steps_backward(steps, flows, dt, A, tiles, num_reverse=num_reverse)
-    return dqk, dv, ddt, sums
+    return [*dqk, dv, ddt, *sums]

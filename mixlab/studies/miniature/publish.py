@@ -13,21 +13,22 @@ from numpy.typing import NDArray
 
 from mixlab.console import console
 from mixlab.errors import InputError
-from mixlab.report.make import make_report
-from mixlab.run import RunDirectory
+from mixlab.report import write_report
+from mixlab.run import RunDirectory, unpacked, write_archive
+from mixlab.run.archive import PUBLISHED_RUNS
 from mixlab.run.directory import read_json
 from mixlab.studies.miniature.parts import finished_runs
 
 MOST_ROWS = 60  # of a training curve
-WRITTEN = ("config.json", "metrics.jsonl", "report.html", "README.md")  # in a published study, beside results/
+WRITTEN = (PUBLISHED_RUNS, "report.html", "README.md", "config.json", "metrics.jsonl")  # the last two in an older form
 FILES_NAMED = ("skipped", "unreadable", "unmatched", "images")  # lists of file names, kept as numbers
 OTHER_PLACES = re.compile(r"(?:^|(?<=[\s'\"=]))/(?:[^\s/'\"]+/)+")  # folders above a file of any other absolute path
 Arrays = dict[str, NDArray[Any]]
 
 
 def publish_study(run: Path, out: Path) -> Path:
-    """Copy config.json, thinned metrics.jsonl and results/*.json of a study and its runs to OUT, with a report
-    and its tables as README.md.
+    """Pack config.json, thinned metrics.jsonl and results/*.json of a study and its runs into OUT/runs.tar.xz, with a
+    report and its tables as README.md beside it.
     """
     directory = RunDirectory.open(run)
     config = directory.read_config()
@@ -39,10 +40,13 @@ def publish_study(run: Path, out: Path) -> Path:
     _check_place(run.resolve(), out)
     names = _short_names(run, config)
     with _built_aside(out.resolve()) as made:
+        runs = made.parent / "runs" / made.name
         for place in places:
-            _copy(RunDirectory(place), RunDirectory.create(made / place.relative_to(run)), names)
+            _copy(RunDirectory(place), RunDirectory.create(runs / place.relative_to(run)), names)
+        made.mkdir()
         for page in ("report.html", "README.md"):
-            make_report([made], made / page, measure=False)
+            write_report([runs], made / page)
+        write_archive(runs, made / PUBLISHED_RUNS)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     console.print(f"published in {out}: {size / 1e6:.1f} MB", highlight=False)
     return out / "report.html"
@@ -65,7 +69,8 @@ def _check_place(run: Path, out: Path) -> None:
 def _not_published(place: Path) -> Iterator[Path]:
     """What `publish_study` did not write: everything where config.json names no study."""
     try:
-        is_study = "study" in read_json(place / "config.json")
+        with unpacked(place) as runs:
+            is_study = "study" in read_json(runs / "config.json")
     except (OSError, ValueError):
         is_study = False
     if not is_study:

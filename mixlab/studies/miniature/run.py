@@ -17,16 +17,16 @@ from mixlab.console import console
 from mixlab.data.images import parse_source
 from mixlab.data.mask_formats import parse_masks
 from mixlab.errors import InputError
-from mixlab.report.make import make_report
+from mixlab.report import write_report
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import read_json, write_json
+from mixlab.run.lock import RunLock
 from mixlab.studies.miniature.copies import prepare
 from mixlab.studies.miniature.parts import PARTS, Part
 from mixlab.studies.miniature.plan import FAMILIES, QUICK, Effort, Family, Setting
 from mixlab.studies.miniature.sharing import shared_gpu
 from mixlab.studies.steps import Step, is_done, mark_of, run_steps, wait_for_workers, worker_pool
-from mixlab.training.machine import choose_device, num_cores
-from mixlab.training.run_lock import RunLock
+from mixlab.training.distributed import choose_device, num_cores
 
 COMMAND = "study miniature"
 NOTE_S = 2.0
@@ -86,7 +86,7 @@ def run_miniature(
                     setting = replace(setting, rates=_tuned(directory))
                 _write_summary(directory, setting, sizes)
         if "ledger" in parts:
-            page = make_report([run], run / "report.html", measure=False)
+            page = write_report([run], run / "report.html")
             console.print(f"the report: open {page}", highlight=False, soft_wrap=True)
     return {"parts": took, "report": None if page is None else str(page)}
 

@@ -1,5 +1,6 @@
 """The study in docs/: tables, verdicts and intervals come out of the JSON beside them."""
 
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
@@ -8,23 +9,30 @@ import pytest
 
 from mixlab.analysis.claims import draw_up
 from mixlab.analysis.evidence import Evidence
-from mixlab.report import find_runs, write_report
+from mixlab.report import write_report
+from mixlab.run import unpacked
 from mixlab.run.directory import read_json
 
 STUDY = Path(__file__).parents[3] / "docs" / "studies" / "miniature"
 OTHER_REGISTERS = ("mambareg-4-", "mambareg-front-", "registers")  # a question of their own
 
 
+@pytest.fixture(scope="module")
+def runs() -> Iterator[Path]:
+    with unpacked(STUDY) as folder:
+        yield folder
+
+
 def test_its_tables_are_made_from_its_records(tmp_path: Path) -> None:
-    made = write_report(find_runs([STUDY]), tmp_path / "README.md").read_text(encoding="utf-8")
+    made = write_report([STUDY], tmp_path / "README.md").read_text(encoding="utf-8")
     assert made == (STUDY / "README.md").read_text(encoding="utf-8"), "run `mixlab report` on it with --out README.md"
 
 
-def test_its_measured_verdicts_follow_from_its_measurements() -> None:
-    files = [file for file in STUDY.rglob("results/*.json") if file.name != "claims.json"]
+def test_its_measured_verdicts_follow_from_its_measurements(runs: Path) -> None:
+    files = [file for file in runs.rglob("results/*.json") if file.name != "claims.json"]
     kept = [file for file in files if not any(part.startswith(OTHER_REGISTERS) for part in file.parts)]
     evidence = Evidence.from_results((str(file), read_json(file)) for file in kept)
-    stored = {claim["number"]: claim for claim in read_json(STUDY / "results" / "claims.json")["claims"]}
+    stored = {claim["number"]: claim for claim in read_json(runs / "results" / "claims.json")["claims"]}
     checked = 0
     for entry in draw_up(evidence):
         if entry.claim.kind == "measured":
@@ -33,8 +41,8 @@ def test_its_measured_verdicts_follow_from_its_measurements() -> None:
     assert checked > 10
 
 
-def test_intervals_over_images_come_out_of_the_published_scores() -> None:
-    result = read_json(STUDY / "results" / "auc_model.json")
+def test_intervals_over_images_come_out_of_the_published_scores(runs: Path) -> None:
+    result = read_json(runs / "results" / "auc_model.json")
     for row in result["rows"]:
         raw = np.array(result["raw_auc_by_image"][row["label"]], dtype=float)
         scores = np.maximum(raw, 1 - raw)
@@ -43,11 +51,11 @@ def test_intervals_over_images_come_out_of_the_published_scores() -> None:
         assert (low, high) == pytest.approx((row["auc"]["low"], row["auc"]["high"]), abs=2e-3)
 
 
-def test_every_family_has_three_seeds_and_learnt() -> None:
+def test_every_family_has_three_seeds_and_learnt(runs: Path) -> None:
     found = []
-    for file in sorted(STUDY.glob("*-s[0-9]/results/knn_*.json")):
+    for file in sorted(runs.glob("*-s[0-9]/results/knn_*.json")):
         name = file.parts[-3]
-        twin = STUDY / name / "untrained" / "results" / file.name
+        twin = runs / name / "untrained" / "results" / file.name
         if twin.is_file():
             figures = [read_json(place)["measurements"][0]["value"] for place in (file, twin)]
             found.append((name.rsplit("-s", 1)[0], figures[0] / figures[1]))

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from example_run import make_example, subject, write_scores
 
-from mixlab.report import find_runs, write_report
-from mixlab.run import RunDirectory
+from mixlab.report import write_report
+from mixlab.run import RunDirectory, find_runs
 
 
 class Page(HTMLParser):
@@ -33,7 +33,7 @@ class Page(HTMLParser):
 
 
 def report(folder: Path) -> Page:
-    out = write_report(find_runs([folder]), folder / "page.html")
+    out = write_report([folder], folder / "page.html")
     return Page(out.read_text(encoding="utf-8"))
 
 
@@ -142,7 +142,7 @@ def test_a_run_without_results_says_what_to_do(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path)
     run.write_config({})
     with pytest.raises(ValueError, match="nothing to report.*mixlab auc"):
-        write_report([run], tmp_path / "page.html")
+        write_report([tmp_path], tmp_path / "page.html")
 
 
 def test_a_result_of_another_form_is_named(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_result_of_another_form_is_named(tmp_path: Path) -> None:
 def test_a_page_for_a_folder_that_is_not_there_says_so(tmp_path: Path) -> None:
     run = make_example(tmp_path / "run")
     with pytest.raises(FileNotFoundError, match=r"nowhere does not exist.*--out"):
-        write_report([run], tmp_path / "nowhere" / "page.html")
+        write_report([run.path], tmp_path / "nowhere" / "page.html")
 
 
 def test_runs_below_a_run_belong_to_it_and_working_folders_do_not(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_runs_below_a_run_belong_to_it_and_working_folders_do_not(tmp_path: Path
 
 def test_ranks_are_written_where_their_blocks_stand(tmp_path: Path) -> None:
     make_example(tmp_path / "run")
-    out = write_report(find_runs([tmp_path / "run"]), tmp_path / "page.html").read_text(encoding="utf-8")
+    out = write_report([tmp_path / "run"], tmp_path / "page.html").read_text(encoding="utf-8")
     numbers = re.findall(r'<text class="on-picture" x="([\d.]+)" y="([\d.]+)"[^>]*>([\d.]+)</text>', out)
     # Effective rank 1.5 + row + 10 column, in quarters of a square of 300.
     expected = {("75.0", "81.0", "1.5"), ("225.0", "81.0", "12"), ("75.0", "231.0", "2.5"), ("225.0", "231.0", "12")}
@@ -181,7 +181,7 @@ def test_the_tables_alone_are_written_as_markdown_with_the_same_numbers(tmp_path
     claims = run.results()["claims"]
     claims["claims"][0]["measured"] = "a | b; <script>"
     run.write_result("claims", claims)
-    lines = write_report(find_runs([run.path]), tmp_path / "x.md").read_text(encoding="utf-8").splitlines()
+    lines = write_report([run.path], tmp_path / "x.md").read_text(encoding="utf-8").splitlines()
     assert any(line.startswith("| vit | 1 | softmax attention | dino |") and "50.0 % (45.0" in line for line in lines)
     assert any("+30.0 [+22.9, +37.1], more" in line for line in lines)
     assert any("a \\| b;<br>\\<script\\>" in line for line in lines), "what files say is neither markup nor a cell"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mixlab.run import RunDirectory, provenance
-from mixlab.run.directory import read_json
+from mixlab.run import RunDirectory, provenance, unpacked
+from mixlab.run.archive import PUBLISHED_RUNS
 from mixlab.studies.miniature import publish
 from mixlab.studies.miniature.publish import publish_study
 
@@ -22,6 +22,12 @@ def make_study(root: Path) -> Path:
     below.write_result("knn_vit-s0", {"measurements": [], "provenance": provenance(seed=0)})
     (below.path / "weights.safetensors").write_bytes(b"hours of work")
     return run.path
+
+
+def published(out: Path) -> dict[str, bytes]:
+    """All that was published in a folder, the packed runs by their names."""
+    with unpacked(out) as runs:
+        return contents(runs) | {name: part for name, part in contents(out).items() if name != PUBLISHED_RUNS}
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -71,18 +77,19 @@ def test_a_published_study_is_replaced_and_only_once_the_new_one_is_whole(
     run, out = make_study(tmp_path), tmp_path / "out"
     page = publish_study(run, out)
     assert page == out / "report.html" and page.is_file()
-    before = contents(out)
+    before, names = contents(out), published(out).keys()
     RunDirectory(run).write_result("more", {"kind": "note"})
 
     def full(*_: object, **__: object) -> None:
         raise OSError("no space left")
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="no space left"):
-        patch.setattr(publish, "make_report", full)
+        patch.setattr(publish, "write_report", full)
         publish_study(run, out)
     assert contents(out) == before
     publish_study(run, out)
-    assert contents(out).keys() == before.keys() | {"results/more.json"}
+    assert published(out).keys() == names | {"results/more.json"}
+    assert contents(out).keys() == {"README.md", "report.html", PUBLISHED_RUNS}
     assert {entry.name for entry in tmp_path.iterdir()} == {"work", "out"}, "something was left beside it"
 
 
@@ -108,14 +115,14 @@ def test_the_kernel_of_the_machine_is_not_published_its_processor_is(tmp_path: P
     run, out = make_study(tmp_path), tmp_path / "out"
     machine = provenance()["machine"]
     publish_study(run, out)
-    for name, text in contents(out).items():
-        if name.endswith(".json"):
-            assert machine["system"] not in text.decode(), name
-    published = read_json(out / "results" / "note.json")
-    assert published["provenance"]["machine"] == {key: machine[key] for key in ("device", "processor")}
-    assert published["provenance"]["versions"]["torch"]
-    assert published["rows"] == [{"system": "mixlab"}], "a program is no kernel"
-    assert "system" not in json.dumps(read_json(out / "vit-s0" / "config.json"))
+    files = published(out)
+    for name, text in files.items():
+        assert machine["system"] not in text.decode(), name
+    note = json.loads(files["results/note.json"])
+    assert note["provenance"]["machine"] == {key: machine[key] for key in ("device", "processor")}
+    assert note["provenance"]["versions"]["torch"]
+    assert note["rows"] == [{"system": "mixlab"}], "a program is no kernel"
+    assert b"system" not in files["vit-s0/config.json"]
 
 
 def test_a_study_without_results_is_not_published(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from PIL import Image
 
 from mixlab.cli import main
 from mixlab.evaluation.segmentation.data import parse_labels
-from mixlab.run import RunDirectory
+from mixlab.run import RunDirectory, unpacked
 from mixlab.run.directory import read_json
 from mixlab.studies.miniature.folders import hold_out, write_labels
 from mixlab.studies.miniature.plan import FAMILIES, QUICK
@@ -112,31 +112,36 @@ def test_a_finished_part_is_left_alone(studied: Path) -> None:
 def test_the_published_form_is_small_names_no_place_and_makes_the_same_report(studied: Path, tmp_path: Path) -> None:
     out = tmp_path / "published"
     page = publish_study(studied / "run", out).read_text(encoding="utf-8")
-    kinds = {file.suffix for file in out.rglob("*") if file.is_file()}
-    assert kinds <= {".json", ".jsonl", ".html", ".md", ".npz"}, "weights or pictures were published"
-    assert [file.name for file in out.rglob("*.npz")] == ["maps.npz"], "arrays that no figure needs were published"
-    for file in out.rglob("*"):
-        if file.is_file() and file.suffix != ".npz":
-            assert str(studied) not in file.read_text(encoding="utf-8"), f"{file} names a place on this machine"
+    assert {file.name for file in out.iterdir()} == {"report.html", "README.md", "runs.tar.xz"}
+    with unpacked(out) as runs:
+        files = [*out.glob("*.*m*"), *(file for file in runs.rglob("*") if file.is_file())]
+        kinds = {file.suffix for file in files}
+        assert kinds <= {".json", ".jsonl", ".html", ".md", ".npz"}, "weights or pictures were published"
+        assert [file.name for file in runs.rglob("*.npz")] == ["maps.npz"], "arrays that no figure needs were published"
+        for file in files:
+            if file.suffix != ".npz":
+                assert str(studied) not in file.read_text(encoding="utf-8"), f"{file} names a place on this machine"
+        assert read_json(runs / "results" / "maps.json")["data"].startswith("shapes"), "photographs were published"
     sections = re.findall(r'<section id="(\w+)"', page)
     own = re.findall(r'<section id="(\w+)"', (studied / "run" / "report.html").read_text(encoding="utf-8"))
     assert sections == own and "study" in sections and "ledger" in sections
     assert "2 seeds" in page and "## The ledger" in (out / "README.md").read_text(encoding="utf-8")
-    assert read_json(out / "results" / "maps.json")["data"].startswith("shapes"), "photographs were published"
 
 
 def test_no_absolute_path_of_any_kind_is_published(studied: Path, tmp_path: Path) -> None:
     RunDirectory.open(studied / "run").write_result("note", {"command": "mixlab x --json /srv/my data/a.json --b 3/4"})
     publish_study(studied / "run", tmp_path / "published")
     (studied / "run" / "results" / "note.json").unlink()
-    assert read_json(tmp_path / "published" / "results" / "note.json")["command"].startswith("mixlab x --json my ")
-    for file in (tmp_path / "published").rglob("*.json"):
-        assert not re.search(r"""["' =]/\w+/""", file.read_text(encoding="utf-8")), f"{file} names a place"
+    with unpacked(tmp_path / "published") as runs:
+        assert read_json(runs / "results" / "note.json")["command"].startswith("mixlab x --json my ")
+        for file in runs.rglob("*.json"):
+            assert not re.search(r"""["' =]/\w+/""", file.read_text(encoding="utf-8")), f"{file} names a place"
 
 
 def test_published_scores_of_images_give_the_published_mean(studied: Path, tmp_path: Path) -> None:
     publish_study(studied / "run", tmp_path / "published")
-    result = read_json(tmp_path / "published" / "results" / "auc_model.json")
+    with unpacked(tmp_path / "published") as runs:
+        result = read_json(runs / "results" / "auc_model.json")
     for row in result["rows"]:
         raw = np.array(result["raw_auc_by_image"][row["label"]], dtype=float)
         assert np.nanmean(np.maximum(raw, 1 - raw)) == pytest.approx(row["auc"]["mean"], abs=1e-3)

@@ -16,7 +16,7 @@ from mixlab.evaluation.segmentation.inference import SCALES, Inference, Predicto
 from mixlab.evaluation.segmentation.metrics import ConfusionMatrix
 from mixlab.evaluation.segmentation.upernet import UperNet
 from mixlab.training.distributed import World
-from mixlab.training.stopping import ScoringLeft
+from mixlab.training.stopping import ScoringStopped
 
 ALONE = World(torch.device("cpu"))
 
@@ -147,7 +147,7 @@ def test_judging_is_left_at_once_when_asked_to() -> None:
         seen.append(len(images))
         return [torch.zeros(image.shape[-2:], dtype=torch.int64) for image in images]
 
-    with pytest.raises(ScoringLeft):
+    with pytest.raises(ScoringStopped):
         evaluate(look, MixedSizes(), world=ALONE, stopped=lambda: bool(seen))  # type: ignore[arg-type]
     assert len(seen) == 1
 

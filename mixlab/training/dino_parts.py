@@ -1,0 +1,140 @@
+"""DINO in parts that work alone, in anyone's loop (Caron et al. 2021): head, centre, targets, loss and KoLeo.
+
+One step: `targets = teacher_targets(teacher, centre.mean, temperature=0.04)`, `centre.collect(teacher)`,
+`dino_loss(student, targets, temperature=0.1).backward()`, the optimiser, `centre.move(0.9)`; the views come from
+`mixlab.data.crops.MultiCrop(dino_crops())`.
+
+The loss: every view must predict what the teacher says of each other global view. With targets q_t (softmax of the
+centred teacher) and student logits s_v, the mean of -q_t · log softmax(s_v / τ) over pairs v ≠ t needs no loop over
+pairs, because a target sums to one and the rest is linear in it:
+
+    Σ_v n_v logsumexp(s_v / τ)  -  Σ_v (Q - [v < T] q_v) · s_v / τ,      Q = Σ_t q_t,   n_v = T - [v < T]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mixlab.errors import InputError
+from mixlab.training.distributed import mean_over_ranks_
+
+
+class DinoHead(nn.Module):
+    """An MLP to a unit vector, then its cosine with each of K prototypes (weight-normalised, norm fixed at 1)."""
+
+    def __init__(self, *, dim: int, hidden: int, bottleneck: int, num_prototypes: int) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(
+            nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.GELU(), nn.Linear(hidden, bottleneck)
+        )
+        for layer in self.mlp:
+            if isinstance(layer, nn.Linear):
+                nn.init.trunc_normal_(layer.weight, std=0.02)
+                nn.init.zeros_(layer.bias)
+        self.prototypes = nn.Parameter(torch.empty(num_prototypes, bottleneck))
+        nn.init.uniform_(self.prototypes, -(bottleneck**-0.5), bottleneck**-0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features (B, D) -> cosines (B, K)."""
+        x = F.normalize(self.mlp(x), dim=-1)
+        return F.linear(x, F.normalize(self.prototypes, dim=-1))
+
+
+class Centre(nn.Module):
+    """The moving mean of the teacher's outputs: taken off before the softmax, it keeps any one from winning always."""
+
+    def __init__(self, num_prototypes: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(num_prototypes))
+        self.register_buffer("pending", torch.zeros(num_prototypes), persistent=False)
+        self.register_buffer("num_pending", torch.zeros(()), persistent=False)
+        self.mean: Tensor
+        self.pending: Tensor
+        self.num_pending: Tensor
+
+    @torch.no_grad()
+    def collect(self, teacher: Tensor) -> None:
+        """Remember the outputs (T, B, K) of one pass; every pass of a step weighs the same."""
+        self.pending += teacher.mean((0, 1), dtype=self.pending.dtype)
+        self.num_pending += 1
+
+    @torch.no_grad()
+    def move(self, momentum: float) -> Tensor:
+        """Go towards the mean over all passes and ranks since the last time. Returns how far (RMS over outputs)."""
+        mean_over_ranks_(self.pending.div_(self.num_pending))
+        change = (self.pending - self.mean).mul_(1 - momentum)
+        self.mean += change
+        self.pending.zero_()
+        self.num_pending.zero_()
+        return change.square_().mean().sqrt_()
+
+
+def dino_loss(student: Tensor, targets: Tensor, *, temperature: float) -> Tensor:
+    """Student logits (V, B, K), of which the first T views are the teacher's; targets (T, B, K). A scalar."""
+    num_views, num_targets = len(student), len(targets)
+    if num_views < 2 or num_targets < 1 or num_targets > num_views:
+        raise InputError(f"{num_views} views and {num_targets} of the teacher make no pairs; give at least 2 and 1")
+    if student.shape[1:] != targets.shape[1:]:
+        shapes = f"student {tuple(student.shape)} and targets {tuple(targets.shape)}"
+        raise InputError(f"{shapes} differ in images or outputs; give both networks the same views and heads")
+    loss: Tensor = _CrossViewEntropy.apply(student, targets, temperature)
+    return loss
+
+
+def teacher_targets(teacher: Tensor, centre: Tensor, *, temperature: float | Tensor) -> Tensor:
+    """softmax((teacher - centre) / temperature) over the outputs, at least in float32."""
+    return (teacher.to(centre.dtype) - centre).div_(temperature).softmax(-1)
+
+
+def crowding(features: Tensor) -> Tensor:
+    """How close each image's feature is to its nearest other one in the batch: features (V, B, D) -> a scalar.
+
+    The mean over views and images of -log |u - nearest u|, u the features as unit vectors (KoLeo: Sablayrolles et al.
+    2019). Small sets let DINO settle on one answer for all images; this term drives them apart.
+    """
+    unit = F.normalize(features, dim=-1, eps=1e-8)
+    with torch.no_grad():
+        cosines = unit @ unit.mT  # (V, B, B)
+        cosines.diagonal(dim1=-2, dim2=-1).fill_(-torch.inf)
+        nearest = cosines.argmax(-1, keepdim=True).expand_as(unit)  # (V, B, D)
+    distance = (unit - unit.gather(1, nearest)).norm(dim=-1)
+    return -(distance + 1e-8).log().mean()
+
+
+class _CrossViewEntropy(torch.autograd.Function):
+    """Keeps the logits in their own precision and nothing else of their size until the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, student: Tensor, targets: Tensor, temperature: float) -> Tensor:
+        num_views, num_images, _ = student.shape
+        num_targets = len(targets)
+        logits = student.to(targets.dtype) / temperature  # (V, B, K)
+        normaliser = logits.logsumexp(-1)  # (V, B)
+        pairs = _pairs_per_view(num_views, num_targets, normaliser)
+        agreement = (logits.sum(0) * targets.sum(0)).sum() - (logits[:num_targets] * targets).sum()
+        ctx.save_for_backward(student, targets, normaliser)
+        ctx.temperature = temperature
+        ctx.count = num_images * num_targets * (num_views - 1)
+        return ((pairs * normaliser).sum() - agreement) / ctx.count
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        student, targets, normaliser = ctx.saved_tensors
+        num_targets = len(targets)
+        gradient = student.to(targets.dtype).div(ctx.temperature).sub_(normaliser[..., None]).exp_()
+        gradient *= _pairs_per_view(len(student), num_targets, normaliser)[..., None]
+        gradient -= targets.sum(0)
+        gradient[:num_targets] += targets
+        gradient *= gradients[0] / (ctx.temperature * ctx.count)
+        return gradient.to(student.dtype), None, None
+
+
+def _pairs_per_view(num_views: int, num_targets: int, like: Tensor) -> Tensor:
+    """How many targets each view is compared with: all, but not its own, (V, 1)."""
+    pairs = torch.full((num_views, 1), float(num_targets), dtype=like.dtype, device=like.device)
+    pairs[:num_targets] -= 1
+    return pairs

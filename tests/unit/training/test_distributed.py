@@ -1,0 +1,89 @@
+"""Which device and how many cores: alike for every command, with one sentence where there is no such device."""
+
+import os
+
+import pytest
+import torch
+
+from mixlab.training.distributed import World, choose_device, join_world, num_cores, num_workers
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, num_gpus: int) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: num_gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+
+
+@pytest.mark.parametrize(("num_gpus", "kind"), [(0, "cpu"), (2, "cuda")])
+@pytest.mark.parametrize("text", ["auto", None])
+def test_auto_is_a_gpu_where_there_is_one(
+    text: str | None, num_gpus: int, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, num_gpus)
+    assert choose_device(text) == torch.device(kind)
+
+
+def test_other_devices_are_taken_at_their_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, 2)
+    for text in ("cpu", "cuda", "cuda:0", "cuda:1"):
+        assert choose_device(text) == torch.device(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "num_gpus", "words"),
+    [
+        ("cuda", 0, "device 'cuda', but torch sees no GPU here"),
+        ("cuda:0", 0, "device 'cuda:0', but torch sees no GPU here"),
+        ("cuda:1", 1, "device 'cuda:1', but torch sees 1 GPU here, counted from 0"),
+        ("cuda:7", 4, "device 'cuda:7', but torch sees 4 GPUs here, counted from 0"),
+        ("gpu", 1, "device 'gpu' does not exist; choose auto, cpu, cuda or cuda:N"),
+        ("cuda:", 1, "device 'cuda:' does not exist"),
+        ("meta", 1, "device 'meta' does not exist"),
+    ],
+)
+def test_a_device_that_is_not_there_gets_a_sentence(
+    text: str, num_gpus: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, num_gpus)
+    with pytest.raises(ValueError, match=words):
+        choose_device(text)
+    with pytest.raises(ValueError, match=words), join_world(text):
+        pass
+
+
+def test_the_world_takes_auto_and_none_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, 0)
+    for text in ("auto", None, "cpu"):
+        with join_world(text) as world:
+            assert world == World(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "chosen"),
+    [("auto", True, "cuda:1"), ("cuda", True, "cuda:1"), ("cuda:0", True, "cuda:0"), ("cuda:1", False, "cuda:1")],
+)
+def test_the_gpu_of_a_process_becomes_the_current_one(
+    text: str, ranks: bool, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, 2)
+    current: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    for name in ("init_process_group", "destroy_process_group"):
+        monkeypatch.setattr(torch.distributed, name, lambda *options: None)
+    for name, value in {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value) if ranks else monkeypatch.delenv(name, raising=False)
+    with join_world(text) as world:
+        assert world == (World(torch.device(chosen), 3, 4, 2) if ranks else World(torch.device(chosen)))
+    assert current == [torch.device(chosen)]
+
+
+def test_cores_are_those_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {1, 5, 7}, raising=False)
+    assert num_cores() == 3
+
+
+def test_cores_are_counted_where_the_system_does_not_say_which_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS."""
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 9)
+    world = World(torch.device("cpu"), ranks_here=3)
+    assert (num_cores(), num_workers(None, world), num_workers(5, world)) == (9, 2, 5)
