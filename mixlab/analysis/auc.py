@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mixlab.analysis.auc_result import AucResult, Comparison, ScoreRow, measurements_of_estimate
+from mixlab.analysis.auc_result import AucResult, Comparison, ScoreRow, to_measurements
 from mixlab.analysis.map_scores import MapScorer, MapScores, Progress, either_sign
 from mixlab.analysis.maps import MAPS, FeatureMap, single_maps
 from mixlab.analysis.viewed_images import ViewedImages
@@ -63,7 +63,7 @@ def by_model(targets: Sequence[Target], scorer: MapScorer, map_name: str | None 
         return result
     found = correlate([scores[label] for label in known], list(known.values()))
     group = Subject(label=", ".join(known))
-    measured = measurements_of_estimate("auc_follows_probe", found, result.protocol, group, None)
+    measured = to_measurements("auc_follows_probe", found, result.protocol, group, None)
     return replace(result, correlations={"probe_accuracy": found}, findings=tuple(measured))
 
 
@@ -103,9 +103,7 @@ def by_registers(targets: Sequence[Target], scorer: MapScorer, map_name: str | N
     return _compared("registers", targets, pairs, scorer, map_name, needs=needs)
 
 
-def by_head(
-    targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None, layers: Layers = 2
-) -> AucResult:
+def by_head(targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None, layers: Layers = 2) -> AucResult:
     """Figure 4b: every head of the last two layers, by its row of the mixing matrix; the best against the worst.
 
     Best and worst are chosen on every second image and compared on the others: choosing on the same images would find a
@@ -124,7 +122,7 @@ def by_head(
             names = [f"{target.label}, layer {layer}, head {head}" for head in (best, worst)]
             comparisons.append(Comparison(*names, gap))
             protocol = scorer.protocol(map_name, layer, None, None)
-            findings += measurements_of_estimate("best_head_over_worst", gap, protocol, target.subject, target.seed)
+            findings += to_measurements("best_head_over_worst", gap, protocol, target.subject, target.seed)
     return replace(result, comparisons=tuple(comparisons), findings=tuple(findings))
 
 
@@ -144,17 +142,15 @@ def by_register_position(targets: Sequence[Target], scorer: MapScorer, map_name:
             names = [f"{target.label}, {place} registers" for place in ("middle", part)]
             comparisons.append(Comparison(*names, gap))
             metric = f"middle_registers_over_{part}"
-            findings += measurements_of_estimate(metric, gap, protocol, target.subject, target.seed)
+            findings += to_measurements(metric, gap, protocol, target.subject, target.seed)
         for part, gap in _middle_over_ends(twin.raw[:, -1]) if twin is not None else ():
             beside = replace(protocol, twin_seed=scorer.twin_seed(target))
-            findings += measurements_of_estimate(f"untrained_middle_over_{part}", gap, beside, target.subject, target.seed)
+            findings += to_measurements(f"untrained_middle_over_{part}", gap, beside, target.subject, target.seed)
         if len(target.register_accuracies) == raw.shape[1]:
             found = correlate(raw.nanmean(0).tolist(), target.register_accuracies)
             correlations[target.label] = found
-            findings += measurements_of_estimate("register_auc_follows_probe", found, protocol, target.subject, target.seed)
-    return replace(
-        result, comparisons=tuple(comparisons), findings=tuple(findings), correlations=correlations
-    )
+            findings += to_measurements("register_auc_follows_probe", found, protocol, target.subject, target.seed)
+    return replace(result, comparisons=tuple(comparisons), findings=tuple(findings), correlations=correlations)
 
 
 def by_layer(targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None) -> AucResult:
@@ -298,5 +294,3 @@ def _mean_roc(scores: MapScores) -> list[float]:
 def _grouped(targets: Sequence[Target], key: Callable[[Target], Any]) -> Iterator[list[Target]]:
     for _, group in groupby(sorted(targets, key=lambda target: str(key(target))), key=key):
         yield list(group)
-
-

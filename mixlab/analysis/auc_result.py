@@ -31,7 +31,7 @@ class ScoreRow:
     def measurements(self) -> Iterator[Measurement]:
         for name, found in self.scores.items():
             protocol = self.protocol if name in _OF_TWINS else replace(self.protocol, twin_seed=None)
-            yield from measurements_of_estimate(_METRICS.get(name, name), found, protocol, self.subject, self.seed)
+            yield from to_measurements(_METRICS.get(name, name), found, protocol, self.subject, self.seed)
 
     def to_json(self) -> dict[str, Any]:
         place = {"map": self.protocol.map, "layer": self.protocol.layer, "index": self.protocol.index}
@@ -95,7 +95,7 @@ class AucResult:
         return result
 
 
-def measurements_of_estimate(
+def to_measurements(
     metric: str, found: Estimate | Correlation, protocol: MapProtocol, subject: Subject, seed: int | None
 ) -> Iterator[Measurement]:
     """The estimate as a measurement; none where it is undefined."""

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from mixlab.analysis.cost import count_macs, count_parameters
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.weights import build_architecture, model_from_file, save_weights
-from mixlab.commands.output import file_name
 from mixlab.data.reading import read_images
 from mixlab.evaluation.target import Target, load_targets
 from mixlab.run import RunDirectory, provenance
+from mixlab.run.directory import file_name
 
 DECADES = 4  # matrices are drawn on a logarithmic scale of so many powers of ten
 NUM_HEADS = 3
