@@ -30,25 +30,29 @@ def score_maps(
     targets: Sequence[Target],
     images: ViewedImages,
     *,
-    studies: Sequence[str] = ("model",),
+    study: str = "model",
     map_name: str | None = None,
     twins: bool = True,
     seed: int = 0,
     progress: Progress | None = None,
-) -> dict[str, AucResult]:
-    """Score the maps of some networks against the masks of the images, by one or more of STUDIES.
+) -> AucResult:
+    """Score the maps of some networks against the masks of the images, by one of STUDIES.
 
-    `map_name` is a key of `maps.MAPS`, each study's own without it. `twins` scores untrained twins too, with the seed
-    of each network's training, or else `seed`.
+    `map_name` is a key of `maps.MAPS`, the study's own without it. `twins` scores untrained twins too, with the seed of
+    each network's training, or else `seed`.
     """
-    for name in studies:
-        if name not in STUDIES:
-            raise InputError(f"there is no study {name!r}; choose one of {', '.join(STUDIES)}")
+    scorer = MapScorer(images, twins=twins, seed=seed, progress=progress)
+    return run_study(study, targets, scorer, map_name)
+
+
+def run_study(name: str, targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None) -> AucResult:
+    """One of STUDIES; several with one scorer share its passes over the images."""
+    if name not in STUDIES:
+        raise InputError(f"there is no study {name!r}; choose one of {', '.join(STUDIES)}")
     labels = [target.label for target in targets]
     if not labels or len(set(labels)) < len(labels):
         raise InputError(f"targets need labels of their own, got {labels}; write TARGET=LABEL to tell them apart")
-    scorer = MapScorer(images, twins=twins, seed=seed, progress=progress)
-    return {name: STUDIES[name](targets, scorer, map_name) for name in studies}
+    return STUDIES[name](targets, scorer, map_name)
 
 
 def by_model(targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None) -> AucResult:

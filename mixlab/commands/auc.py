@@ -8,9 +8,9 @@ import tyro
 from matplotlib.figure import Figure
 
 from mixlab.analysis import figures
-from mixlab.analysis.auc import STUDIES, score_maps
+from mixlab.analysis.auc import STUDIES, run_study
 from mixlab.analysis.auc_result import AucResult
-from mixlab.analysis.map_scores import FALSE_POSITIVE_RATES
+from mixlab.analysis.map_scores import FALSE_POSITIVE_RATES, MapScorer
 from mixlab.analysis.viewed_images import Fit, ViewedImages
 from mixlab.commands.output import check_json, console, emit, open_run, print_left_out, progress_bar, table
 from mixlab.data.mask_formats import parse_masks
@@ -69,23 +69,19 @@ def auc(
         parse_masks(data), size=size, fit=fit, num_images=num_images, batch=batch, data=data, split="val"
     )
     directory = open_run(run, targets)
+    contents: dict[str, dict[str, Any]] = {}
+    where = str(next(loaded[0].backbone.parameters()).device)
     num_models = sum(1 + (twins and target.training != UNTRAINED) for target in loaded)
     with progress_bar("scoring", images.num_wanted * num_models * len(study)) as step:
-        found = score_maps(
-            loaded,
-            images,
-            studies=study,
-            map_name=map,
-            twins=twins,
-            seed=seed,
-            progress=lambda label, count: step(count, f"scoring {label}"),
+        scorer = MapScorer(
+            images, twins=twins, seed=seed, progress=lambda label, count: step(count, f"scoring {label}")
         )
-    about = {"provenance": provenance(seed=seed, device=str(next(loaded[0].backbone.parameters()).device))}
-    contents = {name: result.to_json() | about for name, result in found.items()}
-    for name, result in found.items():
-        stored = directory.write(f"auc_{name}", contents[name], result.arrays)
-        _draw(directory, stored, result, contents[name])
-        _print(contents[name])
+        for name in study:
+            result = run_study(name, loaded, scorer, map)
+            contents[name] = result.to_json() | {"provenance": provenance(seed=seed, device=where)}
+            stored = directory.write(f"auc_{name}", contents[name], result.arrays)
+            _draw(directory, stored, result, contents[name])
+            _print(contents[name])
     print_left_out(images)
     console.print(f"results and figures in {directory.path}")
     return emit({"kind": "auc", "results": contents}, json)

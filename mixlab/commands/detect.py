@@ -15,17 +15,17 @@ from mixlab.commands.dense_task import finished_run, say_recipe, train_and_judge
 from mixlab.commands.output import console, emit, table
 from mixlab.commands.pretrain import Settings
 from mixlab.commands.probe import quiet_unless_first
+from mixlab.data.objects import ObjectSource, instances_file, parse_objects
+from mixlab.data.source import Subset, at_most
 from mixlab.errors import InputError
 from mixlab.evaluation.dense.targets import training_of
 from mixlab.evaluation.detection.average_precision import NAMES
 from mixlab.evaluation.detection.detector import HeadKind
-from mixlab.evaluation.detection.evaluate import Found, Precision, evenly, find_objects, measure
-from mixlab.evaluation.detection.object_source import ObjectSource
+from mixlab.evaluation.detection.evaluate import Found, Precision, find_objects, measure
 from mixlab.evaluation.detection.pictures import detection_pictures
 from mixlab.evaluation.detection.recipe import DetectionConfig, DetectionRecipe
 from mixlab.evaluation.detection.recipes import detect as on_coco
 from mixlab.evaluation.detection.recipes import detect_64 as on_shapes
-from mixlab.evaluation.detection.sources import parse_objects
 from mixlab.evaluation.target import Target
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import write_aside
@@ -101,7 +101,7 @@ def judge(
     num_val: int | None,
 ) -> dict[str, Any]:
     """Average precision on the held-out part, COCO's results file and pictures. Empty but on rank 0."""
-    method, source = config.method, evenly(parse_objects(data, split="val"), num_val)
+    method, source = config.method, at_most(parse_objects(data, split="val"), num_val)
     assert isinstance(method, DetectionConfig)
     if len(source.classes) != recipe.num_classes:
         raise InputError(
@@ -179,18 +179,18 @@ def _judge(target: Path, data: str, run: Path | None, num_val: int | None, devic
 
 def _shown(source: ObjectSource, found: Found) -> list[int]:
     """The first few images with objects that could be read."""
-    full = (index for index in range(len(source)) if source.num_objects(index))
+    full = (index for index in range(len(source)) if source.load(index).has_objects)
     return list(islice((index for index in full if not found.lacks(source.name(index))), NUM_PICTURES))
 
 
 def _pictures(source: ObjectSource, found: Found, chosen: list[int]) -> Figure:
-    ids = [source.image_id(index) for index in chosen]
-    truth = source.truth(chosen)["annotations"]
+    ids = [source.load(index).number for index in chosen]
+    truth = instances_file(Subset(source, chosen))["annotations"]
     return detection_pictures(
-        [source.image(index) for index in chosen],
+        [source.load(index).image for index in chosen],
         [[entry for entry in truth if entry["image_id"] == number] for number in ids],
         [[entry for entry in found.results if entry["image_id"] == number] for number in ids],
-        dict(zip(source.category_ids, source.classes, strict=True)),
+        dict(zip(source.class_ids, source.classes, strict=True)),
     )
 
 

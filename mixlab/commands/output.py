@@ -80,7 +80,7 @@ def print_left_out(images: ViewedImages) -> None:
     """Name the images that could not be read, and the files that have no partner."""
     notes = (images.skipped.summary() if len(images.skipped) else None, unpaired_note(images.source))
     for note in filter(None, notes):
-        console.print(note, highlight=False)
+        console.print(note, style="yellow", highlight=False)
 
 
 def open_run(run: Path | None, targets: Sequence[str]) -> RunDirectory:

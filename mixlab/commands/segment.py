@@ -15,11 +15,12 @@ from mixlab.commands.dense_task import finished_run, say_recipe, train_and_judge
 from mixlab.commands.output import console, emit, table
 from mixlab.commands.pretrain import Settings
 from mixlab.commands.probe import quiet_unless_first
-from mixlab.data.masks import MaskedImage
+from mixlab.data.label_maps import parse_label_maps
+from mixlab.data.masks import MaskedImage, MaskSource
+from mixlab.data.source import at_most
 from mixlab.data.unreadable import UnreadableImage
 from mixlab.errors import InputError
 from mixlab.evaluation.dense.targets import training_of
-from mixlab.evaluation.segmentation.data import FirstLabels, LabelMaps, parse_labels
 from mixlab.evaluation.segmentation.evaluate import evaluate
 from mixlab.evaluation.segmentation.inference import Mode, Predictor
 from mixlab.evaluation.segmentation.pictures import prediction_pictures
@@ -100,7 +101,7 @@ def judge(
     num_val: int | None,
 ) -> dict[str, Any]:
     """Scores on the held-out part into results/segmentation[_MODE], pictures into figures/. Empty but on rank 0."""
-    method, source = config.method, parse_labels(data, split="val")
+    method, source = config.method, parse_label_maps(data, split="val")
     assert isinstance(method, SegmentConfig)
     if len(source.classes) != recipe.num_classes:
         raise InputError(
@@ -108,7 +109,7 @@ def judge(
             "judge it on the label set that it knows"
         )
     if num_val is not None:
-        source = FirstLabels(source, num_val)
+        source = at_most(source, num_val)
     recipe.network.eval()
     predictor = Predictor(recipe.network, method.inference(mode), precise=autocast(config.precision, world.device))
     with quiet_unless_first(world)(f"judging ({mode})", -(-len(source) // world.size)) as step:
@@ -169,9 +170,9 @@ def _judge(
         return judge(recipe, config, data=data, world=world, folder=folder, mode=mode, num_val=num_val)
 
 
-def _examples(predictor: Predictor, source: LabelMaps, world: World) -> tuple[list[MaskedImage], list[torch.Tensor]]:
+def _examples(predictor: Predictor, source: MaskSource, world: World) -> tuple[list[MaskedImage], list[torch.Tensor]]:
     """A few, evenly spread, without those that cannot be read: evaluation has named them."""
-    chosen, pairs = FirstLabels(source, NUM_PICTURES), []
+    chosen, pairs = at_most(source, NUM_PICTURES), []
     for index in range(len(chosen)):
         with suppress(UnreadableImage):
             pairs.append(chosen.load(index))
