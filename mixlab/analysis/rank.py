@@ -110,7 +110,7 @@ def measure_ranks(
         **images.choices,
         chunk=measured[0].chunk,
         layers=None if len(wanted) == backbone.num_layers else tuple(wanted),
-        heads=None if heads is None else tuple(sorted(set(heads))),
+        heads=None if heads is None else tuple(measured[0].heads),
         max_heads=settings.max_heads,
         method=settings.method,
         tolerance=settings.tolerance,
