@@ -20,10 +20,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "evaluation": _CORE | _FREE_PARTS | {"training"},
     "analysis": _CORE | _FREE_PARTS | {"training", "evaluation"},
     "report": _CORE | _FREE_PARTS | {"training", "evaluation", "analysis"},
-    "app": _CORE | _FREE_PARTS | {"training", "evaluation", "analysis", "report", "commands"},
-    "studies": _CORE
-    | _FREE_PARTS
-    | {"training", "evaluation", "analysis", "report", "recipes", "miniature_recipes", "commands", "cli"},
+    "app": _CORE | _FREE_PARTS | {"training", "evaluation", "analysis", "report"},
+    "studies": _CORE | _FREE_PARTS | {"training", "evaluation", "analysis", "report", "recipes", "miniature_recipes"},
 }
 FREE = {"console", "errors"}  # for all to import; they import nothing of ours
 # These may import all; the parts above may not import them.

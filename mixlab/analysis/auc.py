@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mixlab.analysis.auc_result import AucResult, Comparison, ScoreRow, to_measurements
+from mixlab.analysis.auc_result import AucResult, ScoreDifference, ScoreRow, to_measurements
 from mixlab.analysis.map_scores import MapScorer, MapScores, Progress, either_sign
 from mixlab.analysis.maps import MAPS, FeatureMap, single_maps
 from mixlab.analysis.viewed_images import ViewedImages
@@ -124,7 +124,7 @@ def by_head(targets: Sequence[Target], scorer: MapScorer, map_name: str | None =
             best, worst = int(means.argmax()), int(means.argmin())
             gap = bootstrap_difference(auc[1::2, best], auc[1::2, worst])
             names = [f"{target.label}, layer {layer}, head {head}" for head in (best, worst)]
-            comparisons.append(Comparison(*names, gap))
+            comparisons.append(ScoreDifference(*names, gap))
             protocol = scorer.protocol(map_name, layer, None, None)
             findings += to_measurements("best_head_over_worst", gap, protocol, target.subject, target.seed)
     return replace(result, comparisons=tuple(comparisons), findings=tuple(findings))
@@ -144,7 +144,7 @@ def by_register_position(targets: Sequence[Target], scorer: MapScorer, map_name:
         twin = scorer.twin_scores(target, map_name) if target.training != UNTRAINED else None
         for part, gap in _middle_over_ends(raw):
             names = [f"{target.label}, {place} registers" for place in ("middle", part)]
-            comparisons.append(Comparison(*names, gap))
+            comparisons.append(ScoreDifference(*names, gap))
             metric = f"middle_registers_over_{part}"
             findings += to_measurements(metric, gap, protocol, target.subject, target.seed)
         for part, gap in _middle_over_ends(twin.raw[:, -1]) if twin is not None else ():
@@ -271,11 +271,11 @@ def _compared(
     return replace(result, comparisons=tuple(_compare(scorer, map_name, a, b) for a, b in pairs))
 
 
-def _compare(scorer: MapScorer, map_name: str | None, better: Target, worse: Target) -> Comparison:
+def _compare(scorer: MapScorer, map_name: str | None, better: Target, worse: Target) -> ScoreDifference:
     first, second = (
         either_sign(scorer.scores(target, map_name).raw[:, -1]).mean(-1) for target in (better, worse)
     )  # (n,) each
-    return Comparison(better.label, worse.label, bootstrap_difference(first, second))
+    return ScoreDifference(better.label, worse.label, bootstrap_difference(first, second))
 
 
 def _middle_over_ends(raw: Tensor) -> Iterable[tuple[str, Estimate]]:

@@ -41,7 +41,7 @@ class ScoreRow:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ScoreDifference:
     """How much the first scores above the second, on the same images."""
 
     better: str
@@ -61,7 +61,7 @@ class AucResult:
     protocol: MapProtocol  # what all rows have in common
     rows: tuple[ScoreRow, ...]
     arrays: dict[str, NDArray[np.float64]]
-    comparisons: tuple[Comparison, ...] = ()
+    comparisons: tuple[ScoreDifference, ...] = ()
     correlations: dict[str, Correlation] = field(default_factory=dict)
     findings: tuple[Measurement, ...] = ()  # of the study, beyond the scores of its rows
     roc: dict[str, list[float]] = field(default_factory=dict)  # by label: true positive rates, means over images
@@ -97,20 +97,13 @@ class AucResult:
 
 def to_measurements(
     metric: str, found: Estimate | Correlation, protocol: MapProtocol, subject: Subject, seed: int | None
-) -> Iterator[Measurement]:
-    """The estimate as a measurement; none where it is undefined."""
-    value = found.spearman if isinstance(found, Correlation) else found.value
-    if value is not None and not math.isnan(value):
-        yield Measurement(
-            metric=metric,
-            value=value,
-            low=found.low,
-            high=found.high,
-            n=found.n,
-            subject=subject,
-            protocol=protocol,
-            seed=seed,
-        )
+) -> list[Measurement]:
+    """One measurement (of a correlation, Spearman's), or none where the estimate is undefined."""
+    if isinstance(found, Correlation):
+        found = Estimate(math.nan if found.spearman is None else found.spearman, found.low, found.high, found.n)
+    if math.isnan(found.value):
+        return []
+    return [Measurement.of(metric, found, subject=subject, protocol=protocol, seed=seed)]
 
 
 def _estimate_json(found: Estimate) -> dict[str, float | int | None]:

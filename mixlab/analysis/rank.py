@@ -23,7 +23,7 @@ from mixlab.evaluation.target import Target
 from mixlab.mixers import Grid
 from mixlab.run import Measurement, Subject
 from mixlab.run.protocols import RankProtocol
-from mixlab.statistics import mean_interval
+from mixlab.statistics import Estimate, mean_interval
 
 Table = NDArray[np.float64]  # (blocks, len(BLOCK_COLUMNS))
 Arrays = dict[str, NDArray[Any]]
@@ -72,17 +72,17 @@ class RankResult:
         }
 
     def _measurement(
-        self, metric: str, value: float, definition: str | None = None, **interval: float | None
+        self,
+        metric: str,
+        value: float,
+        definition: str | None = None,
+        *,
+        low: float | None = None,
+        high: float | None = None,
     ) -> Measurement:
-        return Measurement(
-            metric=metric,
-            value=value,
-            n=self.summary["num_images"],
-            subject=self.subject,
-            protocol=replace(self.protocol, definition=definition),
-            seed=self.seed,
-            **interval,
-        )
+        estimate = Estimate(value, low, high, self.summary["num_images"])
+        protocol = replace(self.protocol, definition=definition)
+        return Measurement.of(metric, estimate, subject=self.subject, protocol=protocol, seed=self.seed)
 
 
 def measure_ranks(

@@ -3,14 +3,11 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import tyro
-from matplotlib.figure import Figure
 
 from mixlab.analysis import figures
 from mixlab.analysis.auc import STUDIES, run_study
-from mixlab.analysis.auc_result import AucResult
-from mixlab.analysis.map_scores import FALSE_POSITIVE_RATES, MapScorer
+from mixlab.analysis.map_scores import MapScorer
 from mixlab.analysis.viewed_images import Fit, ViewedImages
 from mixlab.commands.output import check_json, console, emit, open_run, print_left_out, progress_bar, table
 from mixlab.data.mask_formats import parse_masks
@@ -80,37 +77,21 @@ def auc(
             result = run_study(name, loaded, scorer, map)
             contents[name] = result.to_json() | {"provenance": provenance(seed=seed, device=where)}
             stored = directory.write(f"auc_{name}", contents[name], result.arrays)
-            _draw(directory, stored, result, contents[name])
+            _draw(directory, stored, contents[name])
             _print(contents[name])
     print_left_out(images)
     console.print(f"results and figures in {directory.path}")
     return emit({"kind": "auc", "results": contents}, json)
 
 
-def _draw(directory: RunDirectory, stored: str, result: AucResult, content: dict[str, Any]) -> None:
+def _draw(directory: RunDirectory, stored: str, content: dict[str, Any]) -> None:
     """Figures are named after the file of their result, so that those of another protocol stay."""
-    figures.save_figure(_chart(content), directory.figure_path(f"{stored}.svg"))
-    if result.roc:
-        families = {subject.label: subject.family for subject in result.subjects}
-        curves = {label: (FALSE_POSITIVE_RATES.numpy(), np.array(rates)) for label, rates in result.roc.items()}
+    charts = figures.study_charts(content["study"], content["rows"])
+    figures.save_charts(charts, directory.figure_path(f"{stored}.svg"))
+    if "roc" in content:
+        styles = figures.line_styles({subject["label"]: subject["family"] for subject in content["subjects"]})
         name = stored.replace("auc_model", "auc_roc", 1)
-        figures.save_figure(figures.roc(curves, families), directory.figure_path(f"{name}.svg"))
-
-
-def _chart(content: dict[str, Any]) -> Figure:
-    study, rows = content["study"], content["rows"]
-    match study:
-        case "layer":
-            return figures.scores_along(rows, "layer")
-        case "register":
-            return figures.scores_along(rows, "index")
-        case "head":
-            return figures.scores_by_head(rows)
-        case "map":
-            named = [{**row, "label": f"{row['label']}, {row['map']}"} for row in rows]
-            return figures.scores(named, title="Binary-AUC by kind of map")
-        case _:
-            return figures.scores(rows, title=f"Binary-AUC by {study}")
+        figures.save_charts([figures.roc(content["roc"], styles)], directory.figure_path(f"{name}.svg"))
 
 
 def _print(content: dict[str, Any]) -> None:

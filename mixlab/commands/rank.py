@@ -119,17 +119,18 @@ def _print(results: dict[str, dict[str, Any]]) -> None:
 def _draw(directory: RunDirectory, found: dict[str, RankResult], contents: dict[str, dict[str, Any]]) -> None:
     """Figures are named after the files of their results, so that those of another protocol stay."""
     arrays = {result.subject.label: result.arrays for result in found.values()}
+    styles = figures.line_styles({result.subject.label: result.subject.family for result in found.values()})
     together = _joined(list(found))
     charts = {
-        f"{together}_by_layer": figures.rank_by_layer(contents),
-        f"{together}_spectra": figures.spectra(arrays, contents),
-        f"{together}_distance": figures.distance_profiles(arrays, contents),
+        f"{together}_by_layer": [figures.rank_by_layer(contents, name, styles) for name in ("numerical", "effective")],
+        f"{together}_spectra": [figures.spectra(arrays, styles)],
+        f"{together}_distance": [figures.distances(arrays, contents, styles)],
     }
     for name, result in found.items():
         layer = int(result.arrays["layer"][-1])
-        charts[f"{name}_blocks"] = figures.block_ranks(result.subject.label, result.arrays["blocks"], layer)
+        charts[f"{name}_blocks"] = [figures.block_ranks(result.subject.label, result.arrays["blocks"], layer)]
     for name, chart in charts.items():
-        figures.save_figure(chart, directory.figure_path(f"{name}.svg"))
+        figures.save_charts(chart, directory.figure_path(f"{name}.svg"))
     console.print(f"results and {len(charts)} figures in {directory.path}")
 
 

@@ -2,10 +2,11 @@
 
 from typing import Any
 
+from mixlab.analysis.figures import matrix_with_ranks
 from mixlab.analysis.rank import block_grid
-from mixlab.report.charts import matrix_with_ranks
 from mixlab.report.pictures import colour_picture, file_picture, map_picture, mask_picture, photograph
 from mixlab.report.records import Findings, Record
+from mixlab.report.sections import inline
 from mixlab.run.directory import file_name
 
 
@@ -56,7 +57,7 @@ def matrix_pictures(findings: Findings) -> list[dict[str, Any]]:
             for place, head in enumerate(model["heads"]):
                 grid = None if blocks is None else block_grid(blocks, layer, head)
                 chunk = rank.content["chunk"] if rank is not None and same else None
-                charts.append({"svg": matrix_with_ranks(label, levels[place], head, grid, chunk), "head": head})
+                charts.append(inline(matrix_with_ranks(label, levels[place], head, grid, chunk)))
             found.append({"model": model, "charts": charts, "record": record, "rank": rank if same else None})
     return found
 

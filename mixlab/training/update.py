@@ -47,13 +47,13 @@ class Update:
 
     def lr(self, step: int) -> float:
         optim = self.config.optim
-        peak, warmup = optim.lr * self.config.batch / optim.lr_batch, optim.warmup_steps
+        peak = optim.lr * self.config.batch / optim.lr_batch
         return learning_rate(
             step,
             peak=peak,
             end=optim.min_lr,
             start=optim.warmup_start * peak,
-            warmup=warmup if warmup is not None else optim.warmup_epochs * self.steps_per_epoch,
+            warmup=self.config.warmup_steps(self.steps_per_epoch),
             total=self.total_steps,
             decay=optim.decay,
             drops=tuple(epoch * self.steps_per_epoch for epoch in optim.drop_epochs),

@@ -54,6 +54,19 @@ def test_changes_look_like_pils(name: str, strength: float, oracle) -> None:
     assert np.abs(pil(image) - expected).mean() > 2 * difference.mean(), "the oracle should change the image more"
 
 
+def test_channels_of_one_level_stay_as_they_are_when_levels_are_spread() -> None:
+    flat = torch.zeros(1, 3, 8, 8)
+    flat[:, 0], flat[:, 1] = 0.5, 1.0
+    noisy = picture(96)[None].float() / 255
+    noisy[:, 1] = 100 / 255
+    for images in (flat, noisy):
+        found = _change("equalise", images, torch.tensor([0.5]))[0] * 255
+        image = Image.fromarray((images[0] * 255).round().to(torch.uint8).permute(1, 2, 0).numpy())
+        expected = pil(ImageOps.equalize(image))
+        assert np.abs(found.numpy() - expected).mean() < 3, "PIL leaves a channel of one level alone"
+    torch.testing.assert_close(_change("auto_contrast", flat, torch.tensor([0.5])), flat)
+
+
 def test_rand_augment_changes_each_image_as_if_it_were_alone() -> None:
     images = torch.rand(16, 3, 24, 24)
     chosen, strengths = draw_changes(
