@@ -19,7 +19,7 @@ from mixlab.analysis.rank import measure_ranks
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.data.mask_formats import parse_masks
 from mixlab.evaluation.target import Target
-from mixlab.run import Measurement
+from mixlab.run import Measurement, measurements_of
 from mixlab.statistics import Difference
 from tests.unit.analysis.records import RANKED, measured
 
