@@ -10,7 +10,7 @@ from mixlab.backbones.zoo import create_model
 from mixlab.data.loader import Batch
 from mixlab.training.label_mixing import Blend, draw_beta, draw_blend, draw_erasures, erase, soft_targets
 from mixlab.training.rand_augment import CHANGES, COLOURS, _change, draw_changes, rand_augment
-from mixlab.training.recipe import Place
+from mixlab.training.recipe import BatchPart
 from mixlab.training.supervised import SupervisedConfig, SupervisedRecipe
 
 
@@ -160,7 +160,7 @@ def test_a_recipe_exports_the_trained_backbone_and_its_classifier(name: str) -> 
     recipe = SupervisedRecipe(SupervisedConfig(size=32), create_model(name, **fields), num_classes=5)
     images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
     batch = Batch(images, torch.arange(4), torch.arange(4), torch.full((4, 2), 32))
-    loss, figures = recipe.loss(recipe.prepare(batch, Place(step=0, epoch=0)))
+    loss, figures = recipe.loss(recipe.prepare(batch, BatchPart(step=0, epoch=0)))
     loss.backward()
     assert set(figures) == {"train_accuracy"}
     assert all(p.grad is not None for p in recipe.network.parameters() if p.requires_grad)
