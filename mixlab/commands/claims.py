@@ -9,7 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from mixlab.analysis.claims import CLAIMS, Entry, Evidence, Status, draw_up
-from mixlab.commands.output import console, emit, progress_bar
+from mixlab.analysis.comparisons import Gain, training_gains
+from mixlab.commands.output import console, emit, progress_bar, table
 from mixlab.run import RunDirectory, provenance
 
 COLOURS = {
@@ -44,12 +45,15 @@ def claims(
         for entry in draw_up(evidence):
             entries.append(entry)
             step()
+    gains = training_gains(evidence.measurements)
     _print(entries, len(evidence.measurements), len(runs))
+    _print_gains(gains)
     result = {
         "kind": "claims",
         "runs": [str(path) for path in runs],
         "num_measurements": len(evidence.measurements),
         "claims": [entry.to_json() for entry in entries],
+        "gains": [gain.to_json() for gain in gains],
         "provenance": provenance(),
     }
     if run is not None:
@@ -71,3 +75,15 @@ def _print(entries: list[Entry], num_measurements: int, num_runs: int) -> None:
     console.print(view, markup=True)
     counts = Counter(entry.verdict.status for entry in entries)
     console.print(", ".join(f"{counts[status]} {status}" for status in COLOURS if counts[status]), highlight=False)
+
+
+def _print_gains(gains: list[Gain]) -> None:
+    rows = []
+    for gain in gains:
+        gap = gain.difference
+        interval = "" if gap.low is None else f" [{gap.low:+.3f}, {gap.high:+.3f}]"
+        rows.append(
+            [gain.network.name or gain.network.model, gain.metric, f"{gap.value:+.3f}{interval}", gap.significance]
+        )
+    if rows:
+        table("Trained minus untrained, 95 %", ("network", "metric", "difference", ""), rows)

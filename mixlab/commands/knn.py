@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from mixlab.commands.output import check_json, console, emit, file_name, open_run, table
+from mixlab.commands.output import check_json, console, emit, open_run, table
 from mixlab.commands.probe import interval, percent, quiet_unless_first
 from mixlab.data.labelled import label_subset, labelled_splits
 from mixlab.data.source import at_most
@@ -24,6 +24,7 @@ from mixlab.evaluation.views import (
     run_precision,
 )
 from mixlab.run import provenance
+from mixlab.run.directory import file_name
 from mixlab.run.lock import RunLock
 from mixlab.training.distributed import from_all, join_world, num_workers
 from mixlab.training.knn import KS, TEMPERATURE, fitting_ks, knn_correct

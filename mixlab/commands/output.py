@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +11,9 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.console import console
+from mixlab.data.masks import unpaired_note
 from mixlab.evaluation.target import split_target
 from mixlab.run import RunDirectory
 from mixlab.run.directory import write_json
@@ -75,6 +76,13 @@ def progress_bar(description: str, total: int) -> Iterator[Any]:
         yield step
 
 
+def print_left_out(images: ViewedImages) -> None:
+    """Name the images that could not be read, and the files that have no partner."""
+    notes = (images.skipped.summary() if len(images.skipped) else None, unpaired_note(images.source))
+    for note in filter(None, notes):
+        console.print(note, style="yellow", highlight=False)
+
+
 def open_run(run: Path | None, targets: Sequence[str]) -> RunDirectory:
     """Where results go: as asked, into the run itself if it is the only target, else into runs/look."""
     names = [split_target(text)[0] for text in targets]
@@ -89,11 +97,6 @@ def open_run(run: Path | None, targets: Sequence[str]) -> RunDirectory:
     if not all(os.access(folder, os.W_OK) for folder in folders if folder.is_dir()):
         raise PermissionError(f"{place} may not be written to; choose another --run")
     return directory
-
-
-def file_name(label: str) -> str:
-    """A label as part of a file name."""
-    return re.sub(r"[^\w.-]+", "_", label)
 
 
 def _cell(value: Any) -> str:

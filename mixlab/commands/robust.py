@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import torch
 import tyro
 
-from mixlab.commands.output import check_json, console, emit, file_name, open_run, table
+from mixlab.commands.output import check_json, console, emit, open_run, table
 from mixlab.commands.probe import interval, percent, quiet_unless_first
 from mixlab.commands.robust_parts import join_parts, parts_like
 from mixlab.data.images import parse_source
@@ -29,6 +29,7 @@ from mixlab.evaluation.shifts import PLAIN, ShiftScores, score_shifts
 from mixlab.evaluation.target import Target, load_target, split_target, weights_checksum
 from mixlab.evaluation.views import CROP_SHARE, CentreView, Precision, run_precision
 from mixlab.run import RunDirectory, provenance
+from mixlab.run.directory import file_name
 from mixlab.statistics import bootstrap_mean
 from mixlab.training.distributed import from_all, join_world, num_workers
 from mixlab.training.recipe import seed_all

@@ -16,7 +16,7 @@ from mixlab.data.source import ImageSource
 from mixlab.errors import InputError
 from mixlab.training.distributed import World
 from mixlab.training.precision import Precise, autocast
-from mixlab.training.recipe import Place, to_pixels_of
+from mixlab.training.recipe import BatchPart, to_pixels_of
 
 Precision = Literal["auto", "bf16", "fp32"]
 PrecisionInUse = Literal["bf16", "fp32"]
@@ -76,8 +76,8 @@ class ProbeCrops:
 
     def __call__(self, batch: Batch, backbone: Backbone, *, step: int, world: World) -> Tensor:
         """This rank's part of a global batch -> what the backbone takes, (B, 3, size, size)."""
-        place = Place(step=step, epoch=0, part=world.rank, num_parts=world.size, seed=self.seed)
-        drawn = self.crops.draw(batch.sizes, place.generator(), rank=world.rank, world_size=world.size)
+        part = BatchPart(step=step, epoch=0, index=world.rank, num_parts=world.size, seed=self.seed)
+        drawn = self.crops.draw(batch.sizes, part.generator(), rank=world.rank, world_size=world.size)
         return to_pixels_of(backbone, self.crops(batch.images, drawn)[0][0])
 
 

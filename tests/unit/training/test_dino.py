@@ -15,9 +15,9 @@ from mixlab.data.loader import Batch
 from mixlab.recipes import RECIPES
 from mixlab.training.collapse import describe
 from mixlab.training.dino import DinoConfig, DinoNetwork, DinoRecipe
-from mixlab.training.dino_parts import Centre, DinoHead, crowding
+from mixlab.training.dino_parts import DinoCentre, DinoHead, koleo_loss
 from mixlab.training.loop import train
-from mixlab.training.recipe import Place, to_pixels_of
+from mixlab.training.recipe import BatchPart, to_pixels_of
 from mixlab.training.settings import override
 
 CONFIG = DinoConfig(
@@ -64,7 +64,7 @@ def test_views_of_all_sizes_come_out_in_order_as_if_each_went_alone() -> None:
 
 
 def test_the_centre_moves_to_the_mean_of_all_passes_of_a_step() -> None:
-    centre = Centre(5)
+    centre = DinoCentre(5)
     centre.mean.copy_(torch.arange(5.0))
     passes = [torch.randn(2, 3, 5), torch.randn(2, 3, 5)]
     for teacher in passes:
@@ -79,13 +79,13 @@ def test_the_teacher_starts_as_the_student_never_learns_by_gradient_and_follows_
     recipe = small_recipe()
     before = {name: value.clone() for name, value in recipe.teacher.state_dict().items()}
     assert all(torch.equal(before[name], value) for name, value in recipe.student.state_dict().items())
-    loss, _ = recipe.loss(recipe.prepare(batch(), Place(step=0, epoch=0)))
+    loss, _ = recipe.loss(recipe.prepare(batch(), BatchPart(step=0, epoch=0)))
     loss.backward()
     assert all(parameter.grad is None for parameter in recipe.teacher.parameters())
     with torch.no_grad():
         for parameter in recipe.student.parameters():
             parameter += 1.0
-    recipe.after_update(Place(step=0, epoch=0))
+    recipe.after_update(BatchPart(step=0, epoch=0))
     for name, value in recipe.teacher.state_dict().items():
         torch.testing.assert_close(value, before[name] + 0.1)
 
@@ -108,7 +108,7 @@ def test_the_teacher_stands_still_at_the_end_of_a_run_of_less_than_an_epoch() ->
             parameter += 1.0
     for step, share in ((0, 0.1), (50, 0.05), (99, 0.1 * (1 + math.cos(0.99 * math.pi)) / 2)):
         recipe.teacher.load_state_dict({k: v.clone().zero_() for k, v in recipe.teacher.state_dict().items()})
-        recipe.after_update(Place(step=step, epoch=0))
+        recipe.after_update(BatchPart(step=step, epoch=0))
         for ours, theirs in zip(recipe.teacher.parameters(), recipe.student.parameters(), strict=True):
             torch.testing.assert_close(ours, share * theirs)
 
@@ -116,12 +116,32 @@ def test_the_teacher_stands_still_at_the_end_of_a_run_of_less_than_an_epoch() ->
 def test_a_run_too_short_to_free_its_prototypes_says_so() -> None:
     backbone = create_model("vit_tiny", dim=32, depth=1, patch=8, image=32, head_dim=16)
     for steps, epochs in ((100, 1), (2502, 2)):
-        config = replace(CONFIG, frozen_prototype_epochs=epochs)
+        config = replace(CONFIG, frozen_prototype_epochs=epochs, teacher_warmup_epochs=0)
         with pytest.warns(UserWarning, match=f"a run of {steps} steps .* first {epochs * 1251};"):
             config.build(backbone, num_classes=0, total_steps=steps, steps_per_epoch=1251)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             config.build(backbone, num_classes=0, total_steps=2503, steps_per_epoch=1251)
+
+
+def test_a_temperature_that_rises_for_longer_than_the_run_says_so() -> None:
+    backbone = create_model("vit_tiny", dim=32, depth=1, patch=8, image=32, head_dim=16)
+    config = replace(CONFIG, frozen_prototype_epochs=0, teacher_warmup_epochs=3)
+    with pytest.warns(UserWarning, match="rises for 3 epochs, longer than the run"):
+        config.build(backbone, num_classes=0, total_steps=20, steps_per_epoch=10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        config.build(backbone, num_classes=0, total_steps=30, steps_per_epoch=10)
+
+
+def test_the_teacher_sees_the_two_global_views_alone_even_if_local_ones_have_their_size() -> None:
+    torch.manual_seed(0)
+    backbone = create_model("vit_tiny", dim=32, depth=1, patch=8, image=32, head_dim=16)
+    recipe = DinoRecipe(replace(CONFIG, local_size=32), backbone, total_steps=100)
+    seen: list[int] = []
+    recipe.teacher.register_forward_pre_hook(lambda module, inputs: seen.extend(len(views) for views in inputs[0]))
+    recipe.loss(recipe.prepare(batch(), BatchPart(step=0, epoch=0)))
+    assert seen == [2]
 
 
 def test_training_tells_the_recipe_its_true_number_of_steps(tmp_path: Path) -> None:
@@ -141,30 +161,30 @@ def test_training_tells_the_recipe_its_true_number_of_steps(tmp_path: Path) -> N
 def test_prototypes_are_frozen_in_the_first_epoch_only() -> None:
     recipe = small_recipe()
     for epoch, frozen in ((0, True), (1, False)):
-        recipe.loss(recipe.prepare(batch(), Place(step=epoch, epoch=epoch)))[0].backward()
-        recipe.before_update(Place(step=epoch, epoch=epoch))
+        recipe.loss(recipe.prepare(batch(), BatchPart(step=epoch, epoch=epoch)))[0].backward()
+        recipe.before_update(BatchPart(step=epoch, epoch=epoch))
         assert (recipe.student.head.prototypes.grad is None) == frozen
 
 
 @pytest.mark.parametrize("num_parts", [2, 4])
 def test_parts_of_a_batch_get_the_views_of_the_whole_batch(num_parts: int) -> None:
     recipe, whole = small_recipe(), batch(4)
-    together = recipe.views(whole, Place(step=7, epoch=0, seed=5))
+    together = recipe.views(whole, BatchPart(step=7, epoch=0, seed=5))
     size = 4 // num_parts
     for part in range(num_parts):
         rows = slice(part * size, (part + 1) * size)
-        place = Place(step=7, epoch=0, part=part, num_parts=num_parts, seed=5)
-        own = recipe.views(Batch(*(column[rows] for column in whole)), place)
+        own_part = BatchPart(step=7, epoch=0, index=part, num_parts=num_parts, seed=5)
+        own = recipe.views(Batch(*(column[rows] for column in whole)), own_part)
         for ours, theirs in zip(own, together, strict=True):
             torch.testing.assert_close(ours, theirs[:, rows])
 
 
 def test_other_steps_and_other_seeds_draw_other_views() -> None:
     recipe, images = small_recipe(), batch()
-    first = recipe.views(images, Place(step=1, epoch=0, seed=0))[0]
-    assert torch.equal(first, recipe.views(images, Place(step=1, epoch=0, seed=0))[0])
-    assert not torch.equal(first, recipe.views(images, Place(step=2, epoch=0, seed=0))[0])
-    assert not torch.equal(first, recipe.views(images, Place(step=1, epoch=0, seed=1))[0])
+    first = recipe.views(images, BatchPart(step=1, epoch=0, seed=0))[0]
+    assert torch.equal(first, recipe.views(images, BatchPart(step=1, epoch=0, seed=0))[0])
+    assert not torch.equal(first, recipe.views(images, BatchPart(step=2, epoch=0, seed=0))[0])
+    assert not torch.equal(first, recipe.views(images, BatchPart(step=1, epoch=0, seed=1))[0])
 
 
 def test_figures_tell_uniform_targets_one_output_and_equal_features_apart() -> None:
@@ -203,20 +223,20 @@ def test_a_network_knows_which_of_its_parameters_do_not_decay() -> None:
     assert "backbone.embed.positions.table" in names and "head.prototypes" not in names
 
 
-def test_crowding_is_the_mean_log_distance_to_the_nearest_other_image() -> None:
+def test_koleo_is_the_mean_log_distance_to_the_nearest_other_image() -> None:
     features = torch.randn(2, 5, 3, dtype=torch.float64)
     logs = []
     for view in F.normalize(features, dim=-1):
         for i, one in enumerate(view):
             logs.append(math.log(min(float((one - other).norm()) for j, other in enumerate(view) if j != i)))
-    assert crowding(features).item() == pytest.approx(-sum(logs) / 10, rel=1e-6)
+    assert koleo_loss(features).item() == pytest.approx(-sum(logs) / 10, rel=1e-6)
 
 
-def test_crowding_of_equal_features_stays_finite_and_falls_as_they_part() -> None:
+def test_koleo_of_equal_features_stays_finite_and_falls_as_they_part() -> None:
     same = torch.ones(1, 4, 6, requires_grad=True)
-    crowding(same).backward()
+    koleo_loss(same).backward()
     assert same.grad is not None and same.grad.isfinite().all()
     torch.manual_seed(0)
     direction = torch.randn(1, 4, 6)
-    crowded = [crowding(1 + scale * direction).item() for scale in (0.01, 0.1, 1.0)]
+    crowded = [koleo_loss(1 + scale * direction).item() for scale in (0.01, 0.1, 1.0)]
     assert crowded == sorted(crowded, reverse=True)
