@@ -36,7 +36,7 @@ def obstacle(device: int, dtype: torch.dtype, shared_bytes: int) -> str | None:
     return None
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@torch.compiler.assume_constant_result
 def _runs(device: int, dtype: torch.dtype, shared_bytes: int) -> bool:
     return _runs_or_warns(device, dtype, shared_bytes)
 

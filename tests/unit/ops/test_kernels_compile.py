@@ -40,8 +40,15 @@ def kernels() -> dict[str, Launch]:
     return {f"{launch.name} {launch.sizes}": launch for launch in found}
 
 
-# Bytes that a thread may spill, with Triton 3.9: what was measured, and an eighth more. All others spill nothing.
-SPILLS: dict[str, dict[int, int]] = {}
+# Bytes that a thread may spill on Ampere and its like, Hopper and Blackwell: an eighth more than with Triton 3.9.
+SPILLS = {
+    "_many_tiles_kernel": (568, 176, 88),
+    "_values_kernel": (592, 128, 328),
+    "_gated_norm_backward_kernel": (136, 144, 216),
+    "_backward_kernel": (112, 136, 0),
+    "_write_gradients_span_kernel": (88, 128, 0),
+}
+GENERATIONS = {90: 1, 100: 2}  # places in that table; the rest is first
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -52,7 +59,8 @@ def test_every_kernel_compiles_within_its_resources(name: str, architecture: int
     used = resources(compiled)
     assert used.shared <= SHARED_BYTES[architecture], f"{name}: {used}"
     assert used.registers <= (launch.options.get("maxnreg") or 255), f"{name}: {used}"
-    assert used.stack <= SPILLS.get(launch.name, {}).get(architecture, 0), f"{name}: {used}"
+    spills = SPILLS.get(launch.name, (0, 0, 0))[GENERATIONS.get(architecture, 0)]
+    assert used.stack <= spills, f"{name}: {used}"
     if architecture == 90:
         # A product transposed in registers and multiplied again: wrong on Hopper with Triton 3.4 to 3.7.0.
         transposed = re.findall(r"tt\.trans .*: tensor<\S+ #mma\d*> ->", compiled.asm["ttgir"])
