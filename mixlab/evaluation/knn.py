@@ -1,118 +1,144 @@
-"""DINO's weighted vote of nearest neighbours, exact and for any size: blocks of queries against blocks of keys.
-
-Everything that could tie is a whole number. A cosine is rounded to a grid finer than its own error, and of equal ones
-the image with the lower number is nearer; weights are rounded relative to the nearest neighbour's, so that sums do not
-depend on their order, and of classes with equal votes the lower one wins. Hence the same answer on every device, in
-every block size and with any number of ranks.
-"""
+"""kNN accuracy of frozen features: every validation image is classified by a weighted vote of its nearest neighbours
+among the training images, as DINO does. The vote itself is `training.knn`, which live scores ask too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from mixlab.backbones.backbone import Backbone
+from mixlab.data.labelled import LabelledSplits, label_subset, labelled_splits
+from mixlab.data.source import at_most
+from mixlab.evaluation.accuracy import Accuracy, measured
+from mixlab.evaluation.feature_cache import Extraction, extract_features
+from mixlab.evaluation.features import OUTPUT, FeaturePlan, head_inputs, published_source
+from mixlab.evaluation.machine import Machine, PrecisionChoice, precision_in_use
+from mixlab.evaluation.target import Target, as_target
+from mixlab.evaluation.views import CROP_SHARE, CentreView
+from mixlab.run import Measurement, Subject
+from mixlab.run.protocols import KnnProtocol
+from mixlab.training.distributed import from_all
+from mixlab.training.knn import KS, TEMPERATURE, fitting_ks, knn_correct
 
-from mixlab.errors import InputError
-from mixlab.evaluation.feature_table import FeatureTable
-from mixlab.evaluation.matrix_products import matrix_products
 
-KS = (10, 20, 100, 200)  # DINO
-TEMPERATURE = 0.07  # DINO
-_GRID_BITS = {torch.float32: 22, torch.float64: 30}  # of a cosine; float32 products are good to about 2^-22
-_LOW = (1 << 32) - 1  # a key is (cosine on the grid) * 2^32 + (2^32 - 1 - image number)
+@dataclass(frozen=True)
+class KnnResult:
+    subject: Subject
+    seed: int | None  # of the network
+    protocol: KnnProtocol  # of all scores; k is theirs
+    scores: dict[int, Accuracy]  # by k
+    num_neighbours: int
+    num_classes: int
+    unreadable: dict[str, str]
+    unknown_classes: dict[str, int]  # of the validation set alone: images left out
+    absent_classes: tuple[str, ...]  # of the training set alone
+
+    @property
+    def measurements(self) -> list[Measurement]:
+        """One for each k."""
+        about = {"subject": self.subject, "seed": self.seed}
+        return [
+            found
+            for k, score in self.scores.items()
+            for found in measured("knn_top1", score.estimate, protocol=replace(self.protocol, k=k), **about)
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        protocol = self.protocol
+        return {
+            "kind": "knn",
+            "subject": asdict(self.subject) | {"seed": self.seed},
+            "data": protocol.data,
+            "val_data": protocol.val_data,
+            "image": protocol.image,
+            "strategy": protocol.strategy,
+            "blocks": protocol.blocks,
+            "temperature": protocol.temperature,
+            "label_share": protocol.label_share,
+            "num_neighbours": self.num_neighbours,
+            "num_classes": self.num_classes,
+            "scores": [{"k": k, **score.to_json()} for k, score in self.scores.items()],
+            "unreadable": self.unreadable,
+            "unknown_classes": self.unknown_classes,
+            "absent_classes": list(self.absent_classes),
+            "measurements": [found.to_json() for found in self.measurements],
+        }
 
 
-@torch.no_grad()
-def nearest(
-    bank: FeatureTable,
-    queries: FeatureTable,
-    k: int,
+def evaluate_knn(
+    target: Target | Backbone,
+    data: str | LabelledSplits,
     *,
-    device: torch.device,
-    query_block: int = 1024,
-    bank_block: int = 65536,
-    progress: Callable[[int], None] = lambda count: None,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """For each block of queries the cosines (q, k), on the grid, and the rows (q, k) of the nearest, nearest first."""
-    if k < 1 or len(bank) == 0:
-        raise InputError(f"the {k} nearest of {len(bank)} images do not exist; give k of at least 1 and some images")
-    if len(bank) > _LOW:
-        raise InputError(f"{len(bank)} images are more than can be numbered in 32 bits; split the bank")
-    dtype = torch.float32 if device.type == "cuda" else torch.float64
-    k, bits = min(k, len(bank)), _GRID_BITS[dtype]
-    bank_block = min(bank_block, len(bank))
-    for query, _ in queries.blocks(query_block, device):
-        query = F.normalize(query.to(dtype), dim=-1)
-        found = torch.empty(len(query), 0, dtype=torch.int64, device=device)
-        for start in range(0, len(bank), bank_block):
-            keys = _keys(query, bank, start, bank_block, bits)
-            found = torch.cat([found, keys.topk(min(k, keys.shape[1]), dim=1).values], dim=1)
-            found = found.topk(min(k, found.shape[1]), dim=1).values
-        progress(len(query))
-        yield (found >> 32).to(dtype) / 2**bits, _LOW - (found & _LOW)
-
-
-def _keys(query: Tensor, bank: FeatureTable, start: int, size: int, bits: int) -> Tensor:
-    """Cosine and number of each key in one whole number, (q, keys): the larger, the nearer."""
-    # The last block is moved back to full size: a product of another shape may round in another way.
-    first = max(0, min(start, len(bank) - size))
-    block, _ = bank.block(first, size, query.device)
-    with matrix_products(exact=True):
-        cosine = query @ F.normalize(block.to(query.dtype), dim=-1).mT
-    keys = (cosine * 2**bits).round().to(torch.int64) << 32
-    keys += _LOW - torch.arange(first, first + size, device=query.device)
-    return keys[:, start - first :]
-
-
-def fitting_ks(ks: Sequence[int], num_images: int) -> tuple[int, ...]:
-    """Those k that a bank of so many images has, each once and in order; where none fits, all of the bank."""
-    return tuple(dict.fromkeys(k for k in ks if k <= num_images)) or (num_images,)
-
-
-def vote(cosine: Tensor, labels: Tensor, *, num_classes: int, temperature: float = TEMPERATURE) -> Tensor:
-    """Classes (q,) from the cosines and labels (q, k) of the nearest, nearest first."""
-    if temperature <= 0:
-        raise InputError(f"temperature {temperature} weighs nothing; give a number above 0, such as {TEMPERATURE}")
-    relative = ((cosine.double() - cosine[:, :1].double()) / temperature).exp()
-    bits = min(52, 62 - cosine.shape[1].bit_length())  # as fine as float64 allows, and no sum overflows
-    weight = (relative * 2**bits).round().to(torch.int64)
-    votes = torch.zeros(len(cosine), num_classes, dtype=torch.int64, device=cosine.device)
-    return votes.scatter_add_(1, labels, weight).argmax(-1)
-
-
-@torch.no_grad()
-def knn_correct(
-    bank: FeatureTable,
-    queries: FeatureTable,
-    *,
-    num_classes: int,
     ks: Sequence[int] = KS,
     temperature: float = TEMPERATURE,
-    device: torch.device,
-    query_block: int = 1024,
-    bank_block: int = 65536,
-    progress: Callable[[int], None] = lambda count: None,
-) -> dict[int, Tensor]:
-    """For each k, which queries the vote of the k nearest gets right, bool (n,). A k above the bank takes all of it."""
-    if not ks or min(ks) < 1:
-        raise InputError(f"k {tuple(ks)}: give at least one number from 1 on")
-    labels = bank.labels.to(device)
-    right: dict[int, list[Tensor]] = {k: [] for k in ks}
-    start = 0
-    for cosine, rows in nearest(
-        bank,
-        queries,
-        max(ks),
-        device=device,
-        query_block=query_block,
-        bank_block=bank_block,
-        progress=progress,
-    ):
-        truth = queries.labels[start : start + len(rows)]
-        start += len(rows)
-        for k in ks:
-            answer = vote(cosine[:, :k], labels[rows[:, :k]], num_classes=num_classes, temperature=temperature)
-            right[k].append(answer.cpu() == truth)
-    return {k: torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool) for k, parts in right.items()}
+    strategy: str = OUTPUT,
+    blocks: int = 1,
+    source: Literal["auto", "branch", "stream"] = "auto",
+    label_share: float = 1.0,
+    label_seed: int = 0,
+    num_train: int | None = None,
+    num_val: int | None = None,
+    image: int | None = None,
+    crop_share: float = CROP_SHARE,
+    precision: PrecisionChoice = "auto",
+    machine: Machine | None = None,
+) -> KnnResult:
+    """Accuracy for each k in `ks` that the training set has enough images for.
+
+    `data` is labelled images: a name as the commands take it, or `labelled_splits` of one. `strategy` and `blocks` say
+    which features are compared: what the backbone returns ("output"), or a pooling (`features.STRATEGIES`) of its last
+    `blocks` layers out of `source`. `label_share` of each class are neighbours, chosen by `label_seed`.
+    """
+    target, splits = as_target(target), labelled_splits(data) if isinstance(data, str) else data
+    backbone = target.backbone
+    machine = machine or Machine.of(backbone)
+    device, size = machine.world.device, image or backbone.image
+    chosen_source = published_source(backbone) if source == "auto" else source
+    plan = FeaturePlan.build(backbone, head_inputs(backbone, (blocks,), (strategy,)), source=chosen_source, image=size)
+    in_use = precision_in_use(precision, device)
+    extraction = Extraction(plan, CentreView(size, crop_share), in_use, stored="float32")
+    train = label_subset(at_most(splits.train, num_train), label_share, seed=label_seed)
+    bank = extract_features(backbone, train, extraction, name=splits.name("train"), machine=machine).to(device)
+    val = at_most(splits.val, num_val)
+    queries = extract_features(backbone, val, extraction, name=splits.name("val"), machine=machine)
+    fitting = fitting_ks(ks, len(bank))
+    own = queries.every(machine.world.size, machine.world.rank)
+    with machine.bar("neighbours", len(own)) as step:
+        right = knn_correct(
+            bank,
+            own,
+            num_classes=len(splits.classes),
+            ks=fitting,
+            temperature=temperature,
+            device=device,
+            progress=step,
+        )
+    counts = from_all({k: int(hits.sum()) for k, hits in right.items()})
+    protocol = KnnProtocol(
+        data=splits.data,
+        val_data=splits.val_data,
+        num_images=num_val,
+        image=size,
+        crop_share=crop_share,
+        fit=extraction.view.fit,
+        precision=in_use,
+        source=None if strategy == OUTPUT else chosen_source,
+        blocks=None if strategy == OUTPUT else blocks,
+        strategy=strategy,
+        label_share=label_share,
+        label_seed=label_seed if label_share < 1 else None,
+        num_train=num_train,
+        temperature=temperature,
+    )
+    return KnnResult(
+        subject=target.subject,
+        seed=target.seed,
+        protocol=protocol,
+        scores={k: Accuracy(sum(part[k] for part in counts), len(queries)) for k in fitting},
+        num_neighbours=len(bank),
+        num_classes=len(splits.classes),
+        unreadable={**bank.unreadable, **queries.unreadable},
+        unknown_classes=splits.unknown,
+        absent_classes=splits.absent,
+    )
