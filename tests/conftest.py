@@ -1,7 +1,12 @@
 """Tests marked `gpu` are skipped where there is no CUDA device."""
 
+import os
+import tempfile
+
 import pytest
 import torch
+
+os.environ["MIXLAB_CACHE"] = tempfile.mkdtemp(prefix="mixlab-cache-")  # never the cache of whoever runs the tests
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

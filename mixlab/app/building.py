@@ -13,7 +13,7 @@ from mixlab.backbones.zoo import create_model
 from mixlab.errors import InputError, check_counts
 from mixlab.evaluation.target import Target, label_of, load_targets, split_target
 from mixlab.run import RunDirectory
-from mixlab.training.machine import choose_device
+from mixlab.training.distributed import choose_device
 
 DATA = ("photo", "shapes:size=256,n=7")
 # Shown where no target is given, at one size: what comes with the package, and an untrained one of the other kinds.

@@ -15,7 +15,7 @@ from mixlab.app.byte_cache import ByteCache
 from mixlab.app.cards import Fit, MaskValues, Picture, Pixels
 from mixlab.data.decode import FORMATS, decode, fit_box, fit_image, open_image
 from mixlab.data.images import parse_source
-from mixlab.data.mask_formats import parse_masks
+from mixlab.data.mask_formats import mask_format, parse_masks
 from mixlab.data.mask_values import plain_mask
 from mixlab.data.reading import read_first
 from mixlab.data.unreadable import UnreadableImage
@@ -65,9 +65,7 @@ def read_samples(data: Sequence[str], count: int) -> list[Picture]:
 
 
 def _read_source(data: str, count: int) -> list[Picture]:
-    try:
-        masked = parse_masks(data)
-    except (ValueError, OSError):
+    if mask_format(data) is None:
         source = parse_source(data, split="val")
 
         def load(index: int) -> tuple[Tensor, MaskValues | None, str]:
@@ -75,6 +73,7 @@ def _read_source(data: str, count: int) -> list[Picture]:
 
         images = read_first(data, load, total=len(source), most=count)
     else:
+        masked = parse_masks(data)
         items = read_first(data, masked.load, total=len(masked), most=count)
         images = [(item.image, item.mask.numpy(), item.name) for item in items]
     samples = []

@@ -15,10 +15,10 @@ import torch
 
 from mixlab.bench.dense_scaling import REFERENCE, Row, crossings
 from mixlab.bench.gpu_time import wall_ms
+from mixlab.data.label_map_batches import CropBatch
+from mixlab.data.object_batches import ObjectBatch
 from mixlab.evaluation.detection.recipes import detect, detect_64
-from mixlab.evaluation.detection.scenes import SceneBatch
 from mixlab.evaluation.segmentation.recipes import segment, segment_64
-from mixlab.evaluation.segmentation.samples import CropBatch
 from mixlab.training.config import ModelConfig, TrainConfig
 from mixlab.training.distributed import World
 from mixlab.training.update import Update
@@ -190,7 +190,7 @@ class Bench:
             torch.cuda.empty_cache()
 
 
-def random_scenes(batch: int, height: int, width: int) -> SceneBatch:
+def random_scenes(batch: int, height: int, width: int) -> ObjectBatch:
     """Images with rectangles for objects, as many as COCO has on average."""
     generator = torch.Generator().manual_seed(0)
     num = batch * OBJECTS
@@ -201,7 +201,7 @@ def random_scenes(batch: int, height: int, width: int) -> SceneBatch:
     for mask, (left, top, right, bottom) in zip(masks, boxes.int().tolist(), strict=True):
         mask[top:bottom, left // 8 : right // 8 + 1] = 255
     sizes = torch.tensor([[height, width]] * batch)
-    return SceneBatch(
+    return ObjectBatch(
         images=torch.randint(0, 256, (batch, 3, height, width), dtype=torch.uint8, generator=generator),
         boxes=boxes,
         classes=torch.zeros(num, dtype=torch.int64),

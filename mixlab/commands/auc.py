@@ -13,6 +13,7 @@ from mixlab.analysis.studies import STUDIES, StudyResult, run_study
 from mixlab.analysis.subjects import MaskedImages
 from mixlab.commands.output import check_json, console, emit, file_name, open_run, progress_bar, table
 from mixlab.data.mask_formats import parse_masks
+from mixlab.data.masks import unpaired_note
 from mixlab.errors import InputError, check_counts
 from mixlab.evaluation.target import Target, load_targets
 from mixlab.run import UNTRAINED, provenance
@@ -76,7 +77,7 @@ def auc(
                 "kind": "auc",
                 "image": images.size,
                 "skipped": images.skipped.reasons,
-                "unmatched": list(source.unmatched),
+                "unmatched": list(source.unpaired),
                 **({"roc": _roc_json(curves)} if curves else {}),
                 "provenance": provenance(seed=seed, device=str(next(subjects[0].backbone.parameters()).device)),
             }
@@ -89,8 +90,9 @@ def auc(
                 roc = stored.replace("auc_model", "auc_roc", 1)
                 figures.save_figure(figures.roc(curves, families), directory.figure_path(f"{roc}.svg"))
             _print(found)
-    if len(images.skipped) or source.unmatched:
-        console.print(f"{images.skipped.summary()}; {len(source.unmatched)} files have no partner", highlight=False)
+    for note in (images.skipped.summary() if len(images.skipped) else None, unpaired_note(source)):
+        if note:
+            console.print(note, style="yellow", highlight=False)
     console.print(f"results and figures in {directory.path}")
     return emit({"kind": "auc", "results": results}, json)
 

@@ -11,10 +11,10 @@ from mixlab.commands.output import console, emit
 from mixlab.errors import InputError
 from mixlab.report import write_report
 from mixlab.run import RunDirectory, provenance
+from mixlab.run.lock import RunLock
 from mixlab.studies.demo.plan import FULL, MODELS, QUICK, DemoModel, Effort, plan
 from mixlab.studies.steps import run_steps, wait_for_workers, worker_pool
-from mixlab.training.machine import num_cores
-from mixlab.training.run_lock import RunLock
+from mixlab.training.distributed import num_cores
 
 
 def demo(*, run: Path | None = None, quick: bool = False, seed: int = 0, json: str | None = None) -> dict[str, Any]:

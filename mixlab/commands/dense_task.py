@@ -17,9 +17,8 @@ from mixlab.evaluation.methods import train_config
 from mixlab.recipes import RECIPES, find_recipe
 from mixlab.run import RunDirectory
 from mixlab.training.config import ModelConfig, TrainConfig
-from mixlab.training.distributed import World, join_world
+from mixlab.training.distributed import World, choose_device, join_world
 from mixlab.training.loop import Trainer, train
-from mixlab.training.machine import choose_device
 from mixlab.training.settings import override
 from mixlab.training.stopping import Stopped
 
@@ -107,7 +106,7 @@ def train_and_judge(
     try:
         train(config, data=data, run=run, device=device, name=name, then=lambda trainer: result.update(judge(trainer)))
     except Stopped as stopped:
-        console.print(f"{stopped}; run the same command again to go on")
+        console.print(f"{stopped}; run the same command again to resume")
         raise SystemExit(stopped.exit_code) from stopped
     except TooManyUnreadableError as error:
         raise WorkError(f"{error} (data.skip_limit)") from error

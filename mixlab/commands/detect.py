@@ -12,28 +12,26 @@ from matplotlib.figure import Figure
 from mixlab.analysis.figures import save_figure
 from mixlab.commands import dense_task
 from mixlab.commands.dense_task import finished_run, say_recipe, train_and_judge
-from mixlab.commands.output import console, emit, table
+from mixlab.commands.output import bar_of_first_rank, console, emit, table
 from mixlab.commands.pretrain import Settings
-from mixlab.commands.probe import quiet_unless_first
+from mixlab.data.objects import ObjectSource, instances_file, parse_objects
+from mixlab.data.source import Subset, at_most
 from mixlab.errors import InputError
 from mixlab.evaluation.dense.targets import training_of
 from mixlab.evaluation.detection.average_precision import NAMES
 from mixlab.evaluation.detection.detector import HeadKind
-from mixlab.evaluation.detection.evaluate import Found, Precision, evenly, find_objects, measure
-from mixlab.evaluation.detection.object_source import ObjectSource
+from mixlab.evaluation.detection.evaluate import Found, Precision, find_objects, measure
 from mixlab.evaluation.detection.pictures import detection_pictures
 from mixlab.evaluation.detection.recipe import DetectionConfig, DetectionRecipe
 from mixlab.evaluation.detection.recipes import detect as on_coco
 from mixlab.evaluation.detection.recipes import detect_64 as on_shapes
-from mixlab.evaluation.detection.sources import parse_objects
 from mixlab.evaluation.target import Target
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import write_aside
-from mixlab.training.batches import workers
 from mixlab.training.config import TrainConfig
-from mixlab.training.distributed import World
+from mixlab.training.distributed import World, num_workers
 from mixlab.training.loop import Trainer
-from mixlab.training.update import precise
+from mixlab.training.precision import autocast
 
 NUM_PICTURES = 6
 
@@ -53,7 +51,7 @@ def detect(
     device: str | None = "auto",
     json: str | None = None,
 ) -> dict[str, Any]:
-    """Train a detector on a backbone and judge it. The same --run again goes on where it stopped; torchrun works as is.
+    """Train a detector on a backbone and judge it. The same --run again resumes where it stopped; torchrun works as is.
 
     SIGTERM and Ctrl-C save and stop, with exit code 143 or 130.
 
@@ -102,22 +100,22 @@ def judge(
     num_val: int | None,
 ) -> dict[str, Any]:
     """Average precision on the held-out part, COCO's results file and pictures. Empty but on rank 0."""
-    method, source = config.method, evenly(parse_objects(data, split="val"), num_val)
+    method, source = config.method, at_most(parse_objects(data, split="val"), num_val)
     assert isinstance(method, DetectionConfig)
     if len(source.classes) != recipe.num_classes:
         raise InputError(
             f"{data!r} has {len(source.classes)} classes, this network was trained for {recipe.num_classes}; "
             "judge it on the categories that it knows"
         )
-    with quiet_unless_first(world)("judging", -(-len(source) // world.size)) as step:
+    with bar_of_first_rank(world)("judging", -(-len(source) // world.size)) as step:
         found = find_objects(
             recipe.network,
             source,
             method.resizing(),
             batch=config.part_size(world.size),
             world=world,
-            precise=precise(config, world.device),
-            workers=workers(config, world),
+            precise=autocast(config.precision, world.device),
+            workers=num_workers(config.data.workers, world),
             progress=step,
         )
     if world.is_first:
@@ -180,18 +178,18 @@ def _judge(target: Path, data: str, run: Path | None, num_val: int | None, devic
 
 def _shown(source: ObjectSource, found: Found) -> list[int]:
     """The first few images with objects that could be read."""
-    full = (index for index in range(len(source)) if source.num_objects(index))
+    full = (index for index in range(len(source)) if source.load(index).has_objects)
     return list(islice((index for index in full if not found.lacks(source.name(index))), NUM_PICTURES))
 
 
 def _pictures(source: ObjectSource, found: Found, chosen: list[int]) -> Figure:
-    ids = [source.image_id(index) for index in chosen]
-    truth = source.truth(chosen)["annotations"]
+    ids = [source.load(index).number for index in chosen]
+    truth = instances_file(Subset(source, chosen))["annotations"]
     return detection_pictures(
-        [source.image(index) for index in chosen],
+        [source.load(index).image for index in chosen],
         [[entry for entry in truth if entry["image_id"] == number] for number in ids],
         [[entry for entry in found.results if entry["image_id"] == number] for number in ids],
-        dict(zip(source.category_ids, source.classes, strict=True)),
+        dict(zip(source.class_ids, source.classes, strict=True)),
     )
 
 

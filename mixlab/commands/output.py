@@ -13,9 +13,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from mixlab.console import console
+from mixlab.evaluation.machine import Bar, Machine, no_bar
 from mixlab.evaluation.target import split_target
 from mixlab.run import RunDirectory
 from mixlab.run.directory import write_json
+from mixlab.training.distributed import World, join_world, num_workers
 
 DEFAULT_RUN = Path("runs/look")
 
@@ -75,6 +77,25 @@ def progress_bar(description: str, total: int) -> Iterator[Any]:
         yield step
 
 
+def bar_of_first_rank(world: World) -> Bar:
+    """Progress bars for the first rank, none for the others."""
+    return progress_bar if world.is_first else no_bar
+
+
+@contextmanager
+def evaluation_machine(
+    device: str | None, *, workers: int | None, batch: int = 256, features: Path | None = None
+) -> Iterator[Machine]:
+    """This process, or all that torchrun started; the first rank shows bars and notes."""
+    with join_world(device) as world:
+
+        def say(text: str) -> None:
+            if world.is_first:
+                console.print(text, style="yellow", highlight=False)
+
+        yield Machine(world, num_workers(workers, world), batch, features, bar_of_first_rank(world), say)
+
+
 def open_run(run: Path | None, targets: Sequence[str]) -> RunDirectory:
     """Where results go: as asked, into the run itself if it is the only target, else into runs/look."""
     names = [split_target(text)[0] for text in targets]
@@ -94,6 +115,20 @@ def open_run(run: Path | None, targets: Sequence[str]) -> RunDirectory:
 def file_name(label: str) -> str:
     """A label as part of a file name."""
     return re.sub(r"[^\w.-]+", "_", label)
+
+
+def percent(value: float | None) -> float | None:
+    return None if value is None else round(100 * value, 2)
+
+
+def interval(row: dict[str, Any]) -> str:
+    """The ends of an interval of shares, in per cent."""
+    return "-" if row["low"] is None else f"{100 * row['low']:.1f} to {100 * row['high']:.1f}"
+
+
+def name_unreadable(images: dict[str, str]) -> None:
+    if images:
+        console.print(f"{len(images)} images could not be read: {next(iter(images))} ...")
 
 
 def _cell(value: Any) -> str:

@@ -32,7 +32,7 @@ def pretrain(
     slurm: SlurmConfig = SlurmConfig(),  # noqa: B008  frozen
     json: str | None = None,
 ) -> dict[str, Any]:
-    """Pretrain a backbone with DINO. The same --run again goes on where it stopped; torchrun works as is.
+    """Pretrain a backbone with DINO. The same --run again resumes where it stopped; torchrun works as is.
 
     SIGTERM and Ctrl-C save and stop, with exit code 143 or 130.
 
@@ -77,7 +77,7 @@ def launch(
     try:
         outcome = train(config, data=data, run=run, device=device, name=recipe, then=then)
     except Stopped as stopped:
-        console.print(f"{stopped}; run the same command again to go on")
+        console.print(f"{stopped}; run the same command again to resume")
         raise SystemExit(stopped.exit_code) from stopped
     except TooManyUnreadableError as error:
         raise WorkError(f"{error} (data.skip_limit)") from error

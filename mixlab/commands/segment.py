@@ -12,14 +12,14 @@ import tyro
 from mixlab.analysis.figures import save_figure
 from mixlab.commands import dense_task
 from mixlab.commands.dense_task import finished_run, say_recipe, train_and_judge
-from mixlab.commands.output import console, emit, table
+from mixlab.commands.output import bar_of_first_rank, console, emit, table
 from mixlab.commands.pretrain import Settings
-from mixlab.commands.probe import quiet_unless_first
-from mixlab.data.masks import MaskedImage
+from mixlab.data.label_maps import parse_label_maps
+from mixlab.data.masks import MaskedImage, MaskSource
+from mixlab.data.source import at_most
 from mixlab.data.unreadable import UnreadableImage
 from mixlab.errors import InputError
 from mixlab.evaluation.dense.targets import training_of
-from mixlab.evaluation.segmentation.data import FirstLabels, LabelMaps, parse_labels
 from mixlab.evaluation.segmentation.evaluate import evaluate
 from mixlab.evaluation.segmentation.inference import Mode, Predictor
 from mixlab.evaluation.segmentation.pictures import prediction_pictures
@@ -28,11 +28,10 @@ from mixlab.evaluation.segmentation.recipes import segment as on_ade20k
 from mixlab.evaluation.segmentation.recipes import segment_64 as on_shapes
 from mixlab.evaluation.target import Target
 from mixlab.run import RunDirectory, provenance
-from mixlab.training.batches import workers
 from mixlab.training.config import TrainConfig
-from mixlab.training.distributed import World
+from mixlab.training.distributed import World, num_workers
 from mixlab.training.loop import Trainer
-from mixlab.training.update import precise
+from mixlab.training.precision import autocast
 
 NUM_PICTURES = 6
 
@@ -52,7 +51,7 @@ def segment(
     device: str | None = "auto",
     json: str | None = None,
 ) -> dict[str, Any]:
-    """Train UperNet on a backbone and judge it. The same --run again goes on where it stopped; torchrun works as is.
+    """Train UperNet on a backbone and judge it. The same --run again resumes where it stopped; torchrun works as is.
 
     SIGTERM and Ctrl-C save and stop, with exit code 143 or 130.
 
@@ -101,7 +100,7 @@ def judge(
     num_val: int | None,
 ) -> dict[str, Any]:
     """Scores on the held-out part into results/segmentation[_MODE], pictures into figures/. Empty but on rank 0."""
-    method, source = config.method, parse_labels(data, split="val")
+    method, source = config.method, parse_label_maps(data, split="val")
     assert isinstance(method, SegmentConfig)
     if len(source.classes) != recipe.num_classes:
         raise InputError(
@@ -109,11 +108,13 @@ def judge(
             "judge it on the label set that it knows"
         )
     if num_val is not None:
-        source = FirstLabels(source, num_val)
+        source = at_most(source, num_val)
     recipe.network.eval()
-    predictor = Predictor(recipe.network, method.inference(mode), precise=precise(config, world.device))
-    with quiet_unless_first(world)(f"judging ({mode})", -(-len(source) // world.size)) as step:
-        scores, skipped = evaluate(predictor, source, world=world, workers=workers(config, world), step=step)
+    predictor = Predictor(recipe.network, method.inference(mode), precise=autocast(config.precision, world.device))
+    with bar_of_first_rank(world)(f"judging ({mode})", -(-len(source) // world.size)) as step:
+        scores, skipped = evaluate(
+            predictor, source, world=world, workers=num_workers(config.data.workers, world), step=step
+        )
     if not world.is_first:
         return {}
     about = Target(
@@ -168,9 +169,9 @@ def _judge(
         return judge(recipe, config, data=data, world=world, folder=folder, mode=mode, num_val=num_val)
 
 
-def _examples(predictor: Predictor, source: LabelMaps, world: World) -> tuple[list[MaskedImage], list[torch.Tensor]]:
+def _examples(predictor: Predictor, source: MaskSource, world: World) -> tuple[list[MaskedImage], list[torch.Tensor]]:
     """A few, evenly spread, without those that cannot be read: evaluation has named them."""
-    chosen, pairs = FirstLabels(source, NUM_PICTURES), []
+    chosen, pairs = at_most(source, NUM_PICTURES), []
     for index in range(len(chosen)):
         with suppress(UnreadableImage):
             pairs.append(chosen.load(index))

@@ -8,11 +8,11 @@ import tyro
 
 from mixlab.commands.pretrain import Launcher, Settings, launch
 from mixlab.data.labelled import labelled_splits
-from mixlab.evaluation.accuracy import accuracy
+from mixlab.evaluation.accuracy import Accuracy
 from mixlab.evaluation.target import Target
 from mixlab.evaluation.views import CentreView
 from mixlab.run import provenance
-from mixlab.training.batches import workers
+from mixlab.training.distributed import num_workers
 from mixlab.training.loop import Trainer
 from mixlab.training.slurm import SlurmConfig
 from mixlab.training.supervised import SupervisedRecipe
@@ -29,7 +29,7 @@ def train(
     slurm: SlurmConfig = SlurmConfig(),  # noqa: B008  frozen
     json: str | None = None,
 ) -> dict[str, Any]:
-    """Train a classifier. The same --run again goes on where it stopped; torchrun works as is.
+    """Train a classifier. The same --run again resumes where it stopped; torchrun works as is.
 
     SIGTERM and Ctrl-C save and stop, with exit code 143 or 130.
 
@@ -66,15 +66,15 @@ def judge(trainer: Trainer) -> None:
     backbone, view = recipe.exported().eval(), CentreView(config.method.image)
     recipe.network.eval()
     correct = num = 0
-    for batch in view.loader(splits.val, batch=256, workers=workers(config, world)):
-        images = view(batch.images.to(world.device), mean=backbone.pixel_mean, std=backbone.pixel_std)
+    for batch in view.loader(splits.val, batch=256, workers=num_workers(config.data.workers, world)):
+        images = backbone.preprocess(view.crop(batch.images))
         with torch.no_grad(), trainer.update.precise():
-            logits = recipe.network(images.to(next(backbone.parameters()).dtype))
+            logits = recipe.network(images)
         correct += int((logits.argmax(-1).cpu() == batch.labels).sum())
         num += len(batch.labels)
     if not world.is_first:
         return
-    found = accuracy(correct, num, seed=config.seed).as_json()
+    found = Accuracy(correct, num).to_json()
     about = Target(label=trainer.folder.path.name, backbone=backbone, training="supervised", seed=config.seed)
     figure = {"value": found["top1"], "low": found["low"], "high": found["high"], "n": num}
     result = {

@@ -8,7 +8,7 @@ from .loader import Batch, Loader
 from .mask_formats import parse_masks
 from .masks import MaskedImage, MaskSource
 from .sample_order import SampleOrder
-from .shapes import SHAPE_CLASSES, Scene, Shapes
+from .shapes import SHAPE_CLASSES, DrawnScene, Shapes
 from .shards import TarShards
 from .source import ImageSource, Source, Subset, at_most, evenly_spaced, split
 from .unreadable import SkippedImages, TooManyUnreadableError, UnreadableImage
@@ -20,6 +20,7 @@ __all__ = [
     "Batch",
     "CropKind",
     "CropParameters",
+    "DrawnScene",
     "ImageFolder",
     "ImageSource",
     "Loader",
@@ -27,7 +28,6 @@ __all__ = [
     "MaskedImage",
     "MultiCrop",
     "SampleOrder",
-    "Scene",
     "Shapes",
     "SkippedImages",
     "Source",

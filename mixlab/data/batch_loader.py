@@ -75,10 +75,10 @@ class BatchLoader(Generic[B]):
             raise InputError(f"unreadable {unreadable!r} is unknown; choose 'replace' or 'drop'")
         self.order = order
         self.skipped = SkippedImages(total=len(reader), limit=skip_limit)
-        self._place = _Place(order)
+        self._position = _Position(order)
         self._batches: DataLoader[Any] = DataLoader(
             _Batches(reader, replace=unreadable == "replace"),
-            sampler=self._place,
+            sampler=self._position,
             batch_size=None,  # a sample of this data set is a whole batch
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
@@ -91,20 +91,20 @@ class BatchLoader(Generic[B]):
 
     def __iter__(self) -> Iterator[B]:
         for batch in self._rest():
-            self._place.samples += self.order.global_batch
+            self._position.samples += self.order.global_batch
             if len(batch.indexes):
                 yield batch
-        self._place.move_to(self.epoch + 1, 0)
+        self._position.move_to(self.epoch + 1, 0)
 
     @property
     def epoch(self) -> int:
-        return self._place.epoch
+        return self._position.epoch
 
     def state_dict(self) -> dict[str, Any]:
         """Where to go on: after the last batch that was given out, not after those prefetched."""
         return {
             "epoch": self.epoch,
-            "samples": self._place.samples,
+            "samples": self._position.samples,
             "num_images": self.order.num_images,
             "seed": self.order.seed,
             "skipped": self.skipped.state_dict(),
@@ -118,9 +118,9 @@ class BatchLoader(Generic[B]):
                     f"the saved position is in data with {key} {state[key]}, here it is {ours}; "
                     "resume with the same source and seed, or start a new run"
                 )
-        self._place.move_to(int(state["epoch"]), int(state["samples"]))
-        if self._place.samples >= len(self) * self.order.global_batch:  # saved after an epoch's last batch
-            self._place.move_to(self.epoch + 1, 0)
+        self._position.move_to(int(state["epoch"]), int(state["samples"]))
+        if self._position.samples >= len(self) * self.order.global_batch:  # saved after an epoch's last batch
+            self._position.move_to(self.epoch + 1, 0)
         self.skipped.load_state_dict(state["skipped"])
 
     def _rest(self) -> Iterator[B]:
@@ -135,7 +135,7 @@ class BatchLoader(Generic[B]):
                 warnings.warn(f"skipped {error}", stacklevel=3)
 
 
-class _Place:
+class _Position:
     """Where the loader stands; to torch it is the sampler that gives the index batches left in this epoch."""
 
     def __init__(self, order: SampleOrder) -> None:

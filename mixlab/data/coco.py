@@ -1,16 +1,21 @@
-"""COCO instance annotations: the JSON, and polygons and run lengths to masks."""
+"""COCO's files: instance annotations, their images, and masks as polygons or run lengths."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from mixlab.errors import InputError
+
+from .decode import decode, to_tensor
+from .unreadable import UnreadableImage
 
 Bitmap = NDArray[np.bool_]
 
@@ -23,6 +28,7 @@ class CocoObject:
     box: tuple[float, float, float, float]
     segmentation: Any
     is_crowd: bool
+    area: float | None = None  # where the file says it
 
     def bitmap(self, height: int, width: int) -> Bitmap:
         return decode_segmentation(self.segmentation, height, width)
@@ -36,11 +42,22 @@ class CocoImage:
     width: int
     objects: list[CocoObject] = field(default_factory=list)
 
+    def read(self, root: Path) -> Tensor:
+        """The image, uint8 (3, H, W); `UnreadableImage` where it is not as the annotations say."""
+        image = decode(root / self.file_name)
+        if image.size != (self.width, self.height):
+            raise UnreadableImage(
+                root / self.file_name,
+                f"the image is {image.width} x {image.height}, its annotations say {self.width} x {self.height}",
+            )
+        return to_tensor(image)
+
 
 @dataclass(frozen=True)
 class CocoAnnotations:
     """An instances file: its images in file order, and the names of its categories (ids may have gaps)."""
 
+    file: Path
     images: list[CocoImage]
     categories: dict[int, str]
 
@@ -71,6 +88,7 @@ def read_coco(path: str | Path) -> CocoAnnotations:
                     box=(left, top, width, height),
                     segmentation=entry.get("segmentation"),
                     is_crowd=bool(entry.get("iscrowd", 0)),
+                    area=entry.get("area"),
                 )
             )
     except (KeyError, TypeError, ValueError) as error:
@@ -78,7 +96,27 @@ def read_coco(path: str | Path) -> CocoAnnotations:
             f"{path} has an entry that is not COCO's ({type(error).__name__}: {error}); "
             "images need id, file_name, height and width, annotations need image_id, category_id and bbox"
         ) from error
-    return CocoAnnotations(images=list(images.values()), categories=categories)
+    return CocoAnnotations(file=Path(path), images=list(images.values()), categories=categories)
+
+
+def coco_files(place: Path) -> list[Path]:
+    """The instances files of a folder."""
+    return sorted(place.glob("instances*.json")) + sorted((place / "annotations").glob("instances*.json"))
+
+
+def read_coco_with_images(file: Path) -> tuple[CocoAnnotations, Path]:
+    """An instances file with at least one image, and the folder of its images, which lies near."""
+    content = read_coco(file)
+    if not content.images:
+        raise InputError(f"{file} lists no images; give a file with some")
+    part = file.stem.removeprefix("instances_")
+    parents = (file.parent, file.parent.parent)
+    for folder in (parent / name for parent in parents for name in ("images", part, f"images/{part}", ".")):
+        if any((folder / image.file_name).is_file() for image in content.images[:10]):
+            return content, folder
+    raise FileNotFoundError(
+        f"{file} names images such as {content.images[0].file_name}, which are not in images/ or {part}/ beside it"
+    )
 
 
 def decode_segmentation(segmentation: Any, height: int, width: int) -> Bitmap:
@@ -138,3 +176,31 @@ def _unpack_counts(packed: str | bytes) -> NDArray[np.int64]:
     if shift:
         raise InputError("run lengths that break off in the middle of a number")
     return np.array(runs, dtype=np.int64)
+
+
+def box_as_coco(box: Sequence[float]) -> list[float]:
+    """Left, top, width, height from left, top, right, bottom."""
+    left, top, right, bottom = box
+    return [left, top, right - left, bottom - top]
+
+
+def encode_mask(mask: Tensor) -> dict[str, Any]:
+    """A bool mask (H, W) as COCO's packed run lengths: down the columns, background first."""
+    pixels = np.concatenate([[False], mask.numpy().T.ravel()])
+    starts = np.flatnonzero(pixels[1:] != pixels[:-1])
+    runs = np.diff(np.concatenate([[0], starts, [mask.numel()]]))
+    return {"size": list(mask.shape), "counts": _pack_runs(runs.tolist())}
+
+
+def _pack_runs(runs: Sequence[int]) -> str:
+    """Groups of five bits, lowest first, with a flag for more; from the fourth run on, differences to two before."""
+    text = []
+    for place, run in enumerate(runs):
+        value = run - runs[place - 2] if place > 2 else run
+        more = True
+        while more:
+            group = value & 31
+            value >>= 5
+            more = value != (-1 if group & 16 else 0)  # the sign is the last group's highest bit
+            text.append(chr(48 + group + (32 if more else 0)))
+    return "".join(text)

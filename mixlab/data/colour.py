@@ -65,3 +65,21 @@ JITTER: tuple[Callable[..., Tensor], ...] = (
 def solarise(x: Tensor) -> Tensor:
     """Invert what is bright."""
     return torch.where(x >= SOLARISE_FROM, 1 - x, x)
+
+
+def draw_colours(num: int, generator: torch.Generator) -> Tensor:
+    """Strengths (num, 4) of brightness, contrast, saturation and hue; each changes half of the images.
+
+    Ranges: +-32 of 255, 0.5 to 1.5 twice, and +-18 of OpenCV's 180 degrees.
+    """
+    low, high = torch.tensor([[-32 / 255, 0.5, 0.5, -0.1], [32 / 255, 1.5, 1.5, 0.1]])
+    drawn = low + (high - low) * torch.rand(num, 4, generator=generator)
+    changed = torch.rand(num, 4, generator=generator) < 0.5
+    return torch.where(changed, drawn, torch.tensor([0.0, 1.0, 1.0, 0.0]))
+
+
+def change_colours(images: Tensor, strengths: Tensor) -> Tensor:
+    """Images (B, 3, H, W) in [0, 1], changed in place by `draw_colours`' strengths (B, 4)."""
+    brightness, contrast, saturation, hue = strengths[:, :, None, None, None].unbind(1)  # (B, 1, 1, 1) each
+    images.add_(brightness).clamp_(0, 1).mul_(contrast).clamp_(0, 1)
+    return shift_hue(change_saturation(images, saturation), hue)

@@ -1,8 +1,7 @@
 """The list of files under a folder, kept on disk so that a million files start in seconds the second time.
 
-The cache is JSON: every folder below the root with its modification time and file names. Adding or removing a file
-changes its folder's time, so folders are checked and files are not. The root itself is checked by its names, because
-the cache may live there.
+The index is JSON in a cache folder of the user's, never beside the data: every folder with its modification time and
+file names. Adding or removing a file changes its folder's time, so folders are checked and files are not.
 """
 
 from __future__ import annotations
@@ -12,13 +11,14 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .decode import SUFFIXES
 
-CACHE_NAME = ".mixlab-index.json"
-_FORMAT = 1
+_FORMAT = 2
 _SETTLED_NS = 50_000_000  # file systems count time in ticks: a folder changed within this time may change unseen
 
 
@@ -33,18 +33,40 @@ class _Folder:
 def list_images(root: str | Path, *, cache: str | Path | None = None) -> list[str]:
     """Paths of all image files below `root`, relative to it and sorted; names with a leading dot are left out.
 
-    `cache` is a folder for the index; without one it goes into `root` if that is writable, and otherwise nowhere.
+    `cache` is a folder for the index, `cache_folder()` without one.
     """
     root = Path(root)
-    if cache is None:
-        place = root / CACHE_NAME
-    else:
-        place = Path(cache) / f"index-{hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:24]}.json"
-    folders = _read(place, root)
+    file = index_file("folder", root, cache)
+    folders = _read(file, root)
     if folders is None:
         folders = list(_scan(root))
-        _write(place, folders)
+        write_index(file, {"format": _FORMAT, "folders": [vars(folder) for folder in folders]})
     return _paths(folders)
+
+
+def cache_folder() -> Path:
+    """Where indexes are kept: $MIXLAB_CACHE, or mixlab/ in $XDG_CACHE_HOME or ~/.cache."""
+    if chosen := os.environ.get("MIXLAB_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "mixlab"  # noqa: PTH111 - never fails
+
+
+def index_file(kind: str, indexed: Path, cache: str | Path | None) -> Path:
+    """The file of one index, named for what is indexed."""
+    name = hashlib.sha256(os.fsencode(indexed.resolve())).hexdigest()[:24]
+    return (cache_folder() if cache is None else Path(cache)) / f"{kind}-{name}.json"
+
+
+def write_index(file: Path, content: dict[str, Any]) -> None:
+    """Keep an index where that is possible; without one, everything works and only starts slower."""
+    aside = file.with_name(f"{file.name}.{os.getpid()}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_text(json.dumps(content, ensure_ascii=True), encoding="utf-8")
+        aside.replace(file)
+    except OSError:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
 
 
 def find_images(root: str | Path) -> list[str]:
@@ -63,7 +85,7 @@ def _scan(root: Path) -> Iterator[_Folder]:
     while waiting:
         path = waiting.pop()
         here = root / path
-        stamp = _stamp(here, is_root=not path)  # before the listing: a file that arrives later makes the cache stale
+        stamp = _stamp(here)  # before the listing: a file that arrives later makes the cache stale
         files, folders = [], []
         with os.scandir(here) as entries:
             for entry in entries:
@@ -80,33 +102,19 @@ def _scan(root: Path) -> Iterator[_Folder]:
         yield _Folder(path, stamp, sorted(files), sorted(folders))
 
 
-def _stamp(folder: Path, *, is_root: bool) -> str:
-    if not is_root:
-        changed = folder.stat().st_mtime_ns
-        return str(changed) if time.time_ns() - changed > _SETTLED_NS else "just changed"
-    names = sorted(name for name in os.listdir(folder) if not name.startswith("."))  # noqa: PTH208 - names only
-    return hashlib.sha256("\0".join(names).encode("utf-8", "surrogateescape")).hexdigest()
+def _stamp(folder: Path) -> str:
+    changed = folder.stat().st_mtime_ns
+    return str(changed) if time.time_ns() - changed > _SETTLED_NS else "just changed"
 
 
-def _read(place: Path, root: Path) -> list[_Folder] | None:
+def _read(file: Path, root: Path) -> list[_Folder] | None:
     try:
-        stored = json.loads(place.read_text(encoding="utf-8", errors="surrogateescape"))
+        stored = json.loads(file.read_text(encoding="utf-8", errors="surrogateescape"))
         if stored["format"] != _FORMAT:
             return None
         folders = [_Folder(**folder) for folder in stored["folders"]]
-        fresh = all(_stamp(root / folder.path, is_root=not folder.path) == folder.stamp for folder in folders)
+        fresh = all(_stamp(root / folder.path) == folder.stamp for folder in folders)
     except (OSError, ValueError, KeyError, TypeError):
         return None  # no cache, a damaged one, or a folder that is gone: look again
     unsettled = any(folder.stamp == "just changed" for folder in folders)
     return folders if folders and fresh and not unsettled else None
-
-
-def _write(place: Path, folders: list[_Folder]) -> None:
-    content = json.dumps({"format": _FORMAT, "folders": [vars(folder) for folder in folders]}, ensure_ascii=True)
-    aside = place.with_name(f"{place.name}.{os.getpid()}")
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(content, encoding="utf-8")
-        aside.replace(place)
-    except OSError:  # a read-only folder works too, only without a cache
-        aside.unlink(missing_ok=True)

@@ -6,23 +6,22 @@ from pathlib import Path
 
 from torch import Tensor
 
-from mixlab.errors import InputError
-
 from .decode import SUFFIXES, decode, fit_image, to_tensor
 from .folder_index import list_images
-from .mask_folders import images_beside_masks
-from .shapes import SPLITS, Shapes
+from .shapes import parse_shapes
 from .shards import TarShards
-from .source import ImageSource
-from .source_name import parse_options, to_number
+from .source import ImageSource, check_split
 
-_SPLIT_FOLDERS = {"train": ("train", "training"), "val": ("val", "validation", "valid", "test")}
+SPLIT_FOLDERS = {"train": ("train", "training"), "val": ("val", "validation", "valid", "test")}
+IMAGE_FOLDERS = ("images", "image", "imgs", "JPEGImages")
+MASK_FOLDERS = ("masks", "mask", "gt", "GT", "ground_truth")
+LABEL_FOLDERS = ("annotations", "labels", "SegmentationClass")  # ADE20K, COCO and Pets; VOC, by its two names
 
 
 class ImageFolder(ImageSource):
     """All images below a folder, or one image file. Sub-folders are classes, unless images lie in the folder itself.
 
-    Of images beside their masks (`mask_folders`) the images alone are read, and have no classes.
+    Of images beside their masks (`images_beside_masks`) the images alone are read, and have no classes.
     """
 
     def __init__(self, root: str | Path, *, split: str | None = None, cache: str | Path | None = None) -> None:
@@ -63,15 +62,13 @@ def parse_source(name: str, *, split: str = "train", cache: str | Path | None = 
     """A source from what people type: `shapes[:size=64,n=2000,seed=0]`, a folder, an image file, `wds:PATTERN`, or
     `photo`, which comes with matplotlib.
 
-    A folder with a sub-folder for the split (train; val, validation, valid, test) means that sub-folder. Of images
-    beside masks only the images are read.
+    A folder with a sub-folder for the split (train; val, validation, valid, test) means that sub-folder. One that has
+    a sub-folder for the other split alone means that one: `labelled_splits` then cuts it in two. Of images beside
+    masks only the images are read.
     """
-    if split not in SPLITS:
-        raise InputError(f"split {split!r} does not exist; choose {' or '.join(SPLITS)}")
-    if name == "shapes" or name.startswith("shapes:"):
-        options = parse_options(name, name.removeprefix("shapes").removeprefix(":"), known=("size", "n", "seed"))
-        size, num, seed = (to_number(name, options, *default) for default in (("size", 64), ("n", 2000), ("seed", 0)))
-        return Shapes(size=size, num_images=num, seed=seed, split=split)
+    check_split(split)
+    if shapes := parse_shapes(name, split=split):
+        return shapes
     if name.startswith("wds:"):
         return TarShards(name.removeprefix("wds:"), cache=cache)
     folder = sample_photo() if name == "photo" else Path(name).expanduser()
@@ -85,10 +82,33 @@ def parse_source(name: str, *, split: str = "train", cache: str | Path | None = 
     return ImageFolder(folder, split=split, cache=cache)
 
 
+def child(place: Path, *names: str) -> Path | None:
+    """The first of these folders that is there."""
+    return next((place / name for name in names if (place / name).is_dir()), None)
+
+
+def images_beside_masks(place: Path) -> Path | None:
+    """The images of a folder that also has their masks; None where it lacks either."""
+    images = child(place, *IMAGE_FOLDERS)
+    return images if child(place, *MASK_FOLDERS, *LABEL_FOLDERS) else None
+
+
 def _part(folder: Path, split: str | None) -> Path:
-    """The sub-folder for the split, where there is one."""
-    inside = (folder / part for part in _SPLIT_FOLDERS.get(split or "", ()))
-    return next((part for part in inside if part.is_dir()), folder)
+    """The sub-folder for the split, or for the only split there is, or the folder itself."""
+    if split is None:
+        return folder
+    if own := child(folder, *SPLIT_FOLDERS[split]):
+        return own
+    (other,) = (child(folder, *names) for kind, names in SPLIT_FOLDERS.items() if kind != split)
+    if other is None or (split == "train" and _has_other_folders(folder)):
+        return folder
+    return other
+
+
+def _has_other_folders(folder: Path) -> bool:
+    """Whether there are sub-folders that are no splits: then one called "test" may be a class like them."""
+    known = {name for names in SPLIT_FOLDERS.values() for name in names}
+    return any(entry.is_dir() and entry.name not in known and entry.name[0] != "." for entry in folder.iterdir())
 
 
 def sample_photo() -> Path:

@@ -96,7 +96,7 @@ class Loader(BatchLoader[Batch]):
     def _from_memory(self) -> Iterator[Batch]:
         assert self._resident is not None
         whole, rows = self._resident
-        for _, indexes in self._place:
+        for _, indexes in self._position:
             here = rows[torch.from_numpy(indexes)]
             here = here[here >= 0]
             there = here.to(whole.images.device, non_blocking=True)

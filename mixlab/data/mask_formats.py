@@ -1,4 +1,4 @@
-"""Which mask format a folder holds, said by name or seen by its contents."""
+"""What is at a place: images alone, or images with masks, and in which format."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from pathlib import Path
 
 from mixlab.errors import InputError
 
-from .coco import read_coco
-from .mask_folders import IMAGE_FOLDERS, MASK_FOLDERS, child
+from .coco import coco_files
+from .decode import SUFFIXES
+from .images import IMAGE_FOLDERS, MASK_FOLDERS, child
 from .mask_values import ADE_THINGS, ade_mask, imagenet_s_mask, pets_mask, plain_mask, voc_mask
 from .masks import CocoMasks, MaskSource, PairedMasks, ShapesMasks
-from .shapes import Shapes
-from .source_name import parse_options, to_number, to_numbers
+from .shapes import parse_shapes
+from .source_name import parse_options, to_numbers
 
 
 def parse_masks(name: str, *, split: str = "val") -> MaskSource:
@@ -22,38 +23,48 @@ def parse_masks(name: str, *, split: str = "val") -> MaskSource:
     FORMAT is masks, imagenet-s, voc, pets, coco or ade. Two have options: `masks:DIR:foreground=nonzero` (or half, see
     `plain_mask`) and `ade:DIR:things=1-76+90` for label sets other than ADE20K's 150.
     """
-    head, colon, rest = name.partition(":")
-    if head == "shapes":
-        options = parse_options(name, rest, known=("size", "n", "seed"))
-        size, num, seed = (to_number(name, options, *default) for default in (("size", 64), ("n", 500), ("seed", 0)))
-        return ShapesMasks(Shapes(size=size, num_images=num, seed=seed, split=split))
-    if colon and head in _FORMATS:
-        place, _, options_text = rest.partition(":")
-        return _FORMATS[head](_existing(name, place), name, options_text)
-    found = _existing(name, name)
-    return _FORMATS[_recognise(found)](found, name, "")
-
-
-def _existing(name: str, place: str) -> Path:
+    if shapes := parse_shapes(name, split=split, num_images=500):
+        return ShapesMasks(shapes)
+    head, place, options = _split_name(name)
     path = Path(place).expanduser()
     if not path.exists():
         raise FileNotFoundError(
             f"{name!r} is no source of masks: {place!r} does not exist. Give 'shapes', a folder, a COCO JSON file, "
             f"or a format and a folder ({', '.join(f'{known}:DIR' for known in _FORMATS)})"
         )
-    return path
+    found = head or _recognise(path)
+    if found is None:
+        raise InputError(
+            f"{place} holds no masks in a known layout: images/ beside masks/, ImageNet-S, PASCAL VOC, Oxford Pets, "
+            "COCO or ADE20K; name the format, for example masks:DIR"
+        )
+    return _FORMATS[found](path, name, options)
 
 
-def _recognise(place: Path) -> str:
+def mask_format(name: str) -> str | None:
+    """What is at a place that people name: masks in which FORMAT of `parse_masks` ("shapes" among them), or None.
+
+    None means images alone: an image file, a folder without masks, shards, or label maps that do not say which of
+    their classes are the foreground. Whether there is anything at all is for `parse_source` to say.
+    """
+    head, text, _ = _split_name(name)
+    if head or text.partition(":")[0] == "shapes":
+        return head or "shapes"
+    place = Path(text).expanduser()
+    found = _recognise(place)
+    return None if found == "ade" and _has_other_labels(place) else found
+
+
+def _recognise(place: Path) -> str | None:
     if place.is_file():
-        return "coco"
+        return None if place.suffix.lower() in SUFFIXES else "coco"
     if child(place, "validation-segmentation", "train-semi-segmentation"):
         return "imagenet-s"
     if (place / "SegmentationClass").is_dir():
         return "voc"
     if (place / "annotations" / "trimaps").is_dir():
         return "pets"
-    if _coco_files(place):
+    if coco_files(place):
         return "coco"
     if child(place, *IMAGE_FOLDERS):
         if child(place, *MASK_FOLDERS):
@@ -62,10 +73,16 @@ def _recognise(place: Path) -> str:
             return "ade"
         if (place / "labels").is_dir():
             return "voc"
-    raise InputError(
-        f"{place} holds no masks in a known layout: images/ beside masks/, ImageNet-S, PASCAL VOC, Oxford Pets, "
-        "COCO or ADE20K; name the format, for example masks:DIR"
-    )
+    return None
+
+
+def _split_name(name: str) -> tuple[str, str, str]:
+    """FORMAT:PLACE:OPTIONS in its parts, the first and the last "" where they are not given."""
+    head, colon, rest = name.partition(":")
+    if not colon or head not in _FORMATS:
+        return "", name, ""
+    place, _, options = rest.partition(":")
+    return head, place, options
 
 
 def _need(place: Path, *names: str) -> Path:
@@ -107,9 +124,9 @@ def _open_pets(place: Path, name: str, options: str) -> MaskSource:
 
 def _open_ade(place: Path, name: str, options: str) -> MaskSource:
     text = parse_options(name, options, known=("things",)).get("things")
-    if text is None and (tables := list(place.glob("objectInfo*.txt"))) and "150" not in tables[0].name:
+    if text is None and (table := _has_other_labels(place)):
         raise InputError(
-            f"{place} has labels of its own ({tables[0].name}), not ADE20K's 150; "
+            f"{place} has labels of its own ({table}), not ADE20K's 150; "
             f"say which of them are things, for example ade:{place}:things=1-76"
         )
     things = ADE_THINGS if text is None else to_numbers(name, text)
@@ -120,24 +137,18 @@ def _open_ade(place: Path, name: str, options: str) -> MaskSource:
     return PairedMasks(images, masks, partial(ade_mask, things=things), every_image=True)
 
 
+def _has_other_labels(place: Path) -> str | None:
+    """The table of labels of a folder in ADE20K's layout, unless it has ADE20K's 150."""
+    tables = sorted(place.glob("objectInfo*.txt"))
+    return tables[0].name if tables and "150" not in tables[0].name else None
+
+
 def _open_coco(place: Path, name: str, options: str) -> MaskSource:
     _no_options(name, options)
-    files = [place] if place.is_file() else _coco_files(place)
+    files = [place] if place.is_file() else coco_files(place)
     if not files:
         raise FileNotFoundError(f"{place} has no instances*.json, nor has its folder annotations; give the file itself")
-    annotations = files[0]
-    first = next(iter(read_coco(annotations).images), None)
-    near = (annotations.parent, annotations.parent.parent)
-    split = annotations.stem.removeprefix("instances_")
-    for folder in (parent / part for parent in near for part in ("images", split, f"images/{split}", ".")):
-        if first is None or (folder / first.file_name).is_file():
-            return CocoMasks(annotations, folder)
-    raise FileNotFoundError(f"{annotations} names images that are not in images/ or {split}/ beside it")
-
-
-def _coco_files(place: Path) -> list[Path]:
-    found = sorted(place.glob("instances*.json")) + sorted((place / "annotations").glob("instances*.json"))
-    return sorted(found, key=lambda file: "val" not in file.name)  # the validation part first
+    return CocoMasks(min(files, key=lambda file: "val" not in file.name))  # the validation part first
 
 
 _FORMATS: dict[str, Callable[[Path, str, str], MaskSource]] = {

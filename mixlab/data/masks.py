@@ -1,32 +1,34 @@
-"""Images with foreground masks, for activation maps: one form for every format that people have."""
+"""Images with a mask: foreground and background, or a class for every pixel. One form for every format."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from mixlab.errors import InputError
-
-from .coco import read_coco
+from .coco import read_coco_with_images
 from .decode import decode, fit_box, open_image, read_orientation, to_pil, to_tensor, turn_upright
 from .folder_index import find_images
 from .mask_values import BACKGROUND, FOREGROUND, IGNORE, Mask
-from .shapes import Shapes
-from .unreadable import SkippedImages, UnreadableImage
+from .shapes import SHAPE_CLASSES, Shapes
+from .source import Source
+from .unreadable import UnreadableImage
 
 MaskReader = Callable[[Image.Image], Mask]
 
 
 @dataclass(frozen=True)
 class MaskedImage:
-    """An image uint8 (3, H, W) and its mask uint8 (H, W): 0 background, 1 foreground, 255 ignore."""
+    """An image uint8 (3, H, W) and its mask uint8 (H, W) of class numbers; 255 is not counted.
+
+    Of foreground masks 0 is the background and 1 the foreground.
+    """
 
     image: Tensor
     mask: Tensor
@@ -40,32 +42,18 @@ class MaskedImage:
         return MaskedImage(to_tensor(image), torch.from_numpy(np.array(mask)), self.name)
 
 
-class MaskSource(ABC):
-    """Numbered images with masks. `unmatched` names files that have no partner and are left out."""
-
-    unmatched: tuple[str, ...] = ()
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
-    def load(self, index: int) -> MaskedImage:
-        """One pair; `UnreadableImage` where the image or the mask is no good."""
-
-    def read(self, skipped: SkippedImages | None = None) -> Iterator[MaskedImage]:
-        """All pairs that can be read; the others are counted in `skipped`, whose limit decides when to stop."""
-        skipped = skipped if skipped is not None else SkippedImages(total=len(self), limit=1.0)
-        for index in range(len(self)):
-            try:
-                yield self.load(index)
-            except UnreadableImage as error:
-                skipped.add(error)
+MaskSource: TypeAlias = Source[MaskedImage]
 
 
 class PairedMasks(MaskSource):
-    """Files of two folders with the same stem (and sub-folder), and a rule that reads the mask files."""
+    """Files of two folders with the same stem (and sub-folder), and a rule that reads the mask files.
 
-    def __init__(self, images: Path, masks: Path, read_mask: MaskReader, *, every_image: bool) -> None:
+    `every_image` expects a mask for each image: one without is named in `unpaired`.
+    """
+
+    def __init__(
+        self, images: Path, masks: Path, read_mask: MaskReader, *, every_image: bool, classes: tuple[str, ...] = ()
+    ) -> None:
         image_files, mask_files = _by_stem(images), _by_stem(masks)
         self.pairs = [(images / image_files[s], masks / mask_files[s]) for s in sorted(image_files.keys() & mask_files)]
         if not self.pairs:
@@ -76,11 +64,14 @@ class PairedMasks(MaskSource):
         alone = [str(masks / mask_files[stem]) for stem in sorted(mask_files.keys() - image_files)]
         if every_image:  # otherwise only part of the images is annotated, by design
             alone += [str(images / image_files[stem]) for stem in sorted(image_files.keys() - mask_files)]
-        self.unmatched = tuple(alone)
+        self.classes, self.unpaired = classes, tuple(alone)
         self._root, self._read_mask = images, read_mask
 
     def __len__(self) -> int:
         return len(self.pairs)
+
+    def name(self, index: int) -> str:
+        return self.pairs[index][0].relative_to(self._root).as_posix()
 
     def load(self, index: int) -> MaskedImage:
         image_path, mask_path = self.pairs[index]
@@ -91,49 +82,58 @@ class PairedMasks(MaskSource):
         except (ValueError, OSError, SyntaxError) as error:
             raise UnreadableImage(mask_path, str(error)) from error
         mask = _match_size(mask, image.size, image_path, mask_path)
-        return MaskedImage(to_tensor(image), torch.from_numpy(mask), image_path.relative_to(self._root).as_posix())
+        return MaskedImage(to_tensor(image), torch.from_numpy(mask), self.name(index))
 
 
 class CocoMasks(MaskSource):
     """COCO instances merged: any object is foreground, crowd regions are ignored where no object covers them."""
 
-    def __init__(self, annotations: Path, images: Path) -> None:
-        self.images, self._root = read_coco(annotations).images, images
-        if not self.images:
-            raise InputError(f"{annotations} lists no images")
+    def __init__(self, annotations: Path) -> None:
+        content, self._root = read_coco_with_images(annotations)
+        self.images = content.images
 
     def __len__(self) -> int:
         return len(self.images)
 
+    def name(self, index: int) -> str:
+        return self.images[index].file_name
+
     def load(self, index: int) -> MaskedImage:
         about = self.images[index]
-        image = decode(self._root / about.file_name)
-        if image.size != (about.width, about.height):
-            raise UnreadableImage(
-                self._root / about.file_name,
-                f"the image is {image.width} x {image.height}, its annotations say {about.width} x {about.height}",
-            )
+        image = about.read(self._root)
         mask = np.full((about.height, about.width), BACKGROUND, dtype=np.uint8)
         try:
             for item in sorted(about.objects, key=lambda item: not item.is_crowd):  # crowds first, objects over them
                 mask[item.bitmap(about.height, about.width)] = IGNORE if item.is_crowd else FOREGROUND
         except (ValueError, TypeError, OverflowError) as error:
             raise UnreadableImage(self._root / about.file_name, f"its annotations hold {error}") from error
-        return MaskedImage(to_tensor(image), torch.from_numpy(mask), about.file_name)
+        return MaskedImage(image, torch.from_numpy(mask), about.file_name)
 
 
 class ShapesMasks(MaskSource):
-    """The embedded set with its foreground masks."""
+    """The embedded set with its foreground masks, or with its label maps: the ground, and ten kinds of shape."""
 
-    def __init__(self, shapes: Shapes) -> None:
-        self.shapes = shapes
+    def __init__(self, shapes: Shapes, *, kind: Literal["foreground", "semantic"] = "foreground") -> None:
+        self.shapes, self.kind = shapes, kind
+        self.classes = ("ground", *SHAPE_CLASSES) if kind == "semantic" else ()
 
     def __len__(self) -> int:
         return len(self.shapes)
 
+    def name(self, index: int) -> str:
+        return self.shapes.name(index)
+
     def load(self, index: int) -> MaskedImage:
         scene = self.shapes.scene(index)
-        return MaskedImage(scene.image, scene.foreground, self.shapes.name(index))
+        return MaskedImage(scene.image, getattr(scene, self.kind), self.name(index))
+
+
+def unpaired_note(source: Source[Any], most: int = 3) -> str | None:
+    """A sentence on the files that are left out because their partner is missing, or None."""
+    if not source.unpaired:
+        return None
+    named = ", ".join(source.unpaired[:most]) + (", ..." if len(source.unpaired) > most else "")
+    return f"{len(source.unpaired)} files have no partner of the same name and are left out: {named}"
 
 
 def _by_stem(folder: Path) -> dict[str, str]:

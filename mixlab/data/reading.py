@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from mixlab.data.images import parse_source
-from mixlab.data.mask_formats import parse_masks
+from mixlab.data.mask_formats import mask_format, parse_masks
+from mixlab.data.masks import unpaired_note
 from mixlab.data.unreadable import SkippedImages, UnreadableImage
 from mixlab.errors import InputError
 
@@ -19,13 +20,11 @@ def read_images(
     data: str, *, size: int, num_images: int, fit: str = "squash"
 ) -> tuple[Tensor, Tensor | None, list[str]]:
     """The first images uint8 (n, 3, S, S) of a source, their masks (n, S, S) where it has masks, and their names."""
-    try:
-        source = parse_masks(data)
-    except (ValueError, OSError) as no_masks:
-        try:
-            return _plain_images(data, size, num_images, fit)
-        except FileNotFoundError as error:
-            raise FileNotFoundError(f"{error}. As a set with masks: {no_masks}") from error
+    if mask_format(data) is None:
+        return _plain_images(data, size, num_images, fit)
+    source = parse_masks(data)
+    if note := unpaired_note(source):
+        warnings.warn(note, stacklevel=2)
     items = read_first(data, lambda index: source.load(index).fitted(size, fit), total=len(source), most=num_images)
     images, masks = (torch.stack([getattr(item, part) for item in items]) for part in ("image", "mask"))
     return images, masks, [item.name for item in items]

@@ -22,14 +22,14 @@ from mixlab.errors import InputError
 from .drawing.outlines import OUTLINES
 from .drawing.paint import paint
 from .drawing.plan import draw_label, draw_plan
-from .source import ImageSource
+from .source import SPLITS, ImageSource, check_split
+from .source_name import parse_options, to_number
 
 SHAPE_CLASSES = tuple(OUTLINES)
-SPLITS = ("train", "val")
 
 
 @dataclass(frozen=True)
-class Scene:
+class DrawnScene:
     """One drawn image and its labels. N visible objects, the main one first; S pixels a side."""
 
     image: Tensor  # uint8 (3, S, S)
@@ -49,8 +49,7 @@ class Shapes(ImageSource):
             raise InputError(f"shapes of {size} px cannot be told apart; give a size of at least 8")
         if num_images < 1:
             raise InputError(f"{num_images} images are not a set; give n of at least 1")
-        if split not in SPLITS:
-            raise InputError(f"split {split!r} does not exist; shapes has {' and '.join(SPLITS)}")
+        check_split(split)
         if not 0 <= seed < 2**32:
             raise InputError(f"seed {seed} is out of range; give a number from 0 to 2^32 - 1")
         self.size, self.num_images, self.seed, self.split = size, num_images, seed, split
@@ -69,7 +68,7 @@ class Shapes(ImageSource):
     def name(self, index: int) -> str:
         return f"shapes/{self.split}/{self.seed}/{self.check(index)}"
 
-    def scene(self, index: int) -> Scene:
+    def scene(self, index: int) -> DrawnScene:
         """The image with all its labels."""
         return draw_scene(self._stream(index), self.size)
 
@@ -79,7 +78,18 @@ class Shapes(ImageSource):
         return np.random.Generator(np.random.Philox(key=key))
 
 
-def draw_scene(random: np.random.Generator, size: int) -> Scene:
+def parse_shapes(name: str, *, split: str, num_images: int = 2000) -> Shapes | None:
+    """The embedded set from what people type, `shapes[:size=64,n=2000,seed=0]`; None for any other name."""
+    head, _, options_text = name.partition(":")
+    if head != "shapes":
+        return None
+    options = parse_options(name, options_text, known=("size", "n", "seed"))
+    defaults = (("size", 64), ("n", num_images), ("seed", 0))
+    size, num, seed = (to_number(name, options, *default) for default in defaults)
+    return Shapes(size=size, num_images=num, seed=seed, split=split)
+
+
+def draw_scene(random: np.random.Generator, size: int) -> DrawnScene:
     """Draw the scene that a random stream holds, at any size."""
     plan = draw_plan(random)
     image, covers = paint(plan, size)
@@ -91,7 +101,7 @@ def draw_scene(random: np.random.Generator, size: int) -> Scene:
     kinds = np.array([item.kind for item in plan.objects], dtype=np.int64)
     semantic = np.where(owner >= 0, kinds[owner] + 1, 0).astype(np.uint8)
     seen = np.flatnonzero(masks.any(axis=(1, 2)))
-    return Scene(
+    return DrawnScene(
         image=torch.from_numpy(image),
         label=int(kinds[0]),
         foreground=torch.from_numpy((owner >= 0).astype(np.uint8)),

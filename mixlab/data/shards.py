@@ -1,13 +1,13 @@
 """Images in tar shards of the webdataset layout, read in place: one sample is the files with one name before the dot.
 
-Each shard is indexed once (offsets and sizes, kept as JSON), after which any sample is one seek away. So shards shuffle
-and resume like folders do, with no shuffle buffer; the price is random access, so keep shards on a local disk.
+Each shard is indexed once (offsets and sizes, kept as JSON in the cache folder), after which any sample is one seek
+away. So shards shuffle and resume like folders do, with no shuffle buffer; the price is random access, so keep shards
+on a local disk.
 """
 
 from __future__ import annotations
 
 import glob
-import hashlib
 import json
 import os
 import re
@@ -21,6 +21,7 @@ from torch import Tensor
 from mixlab.errors import InputError
 
 from .decode import SUFFIXES, decode, fit_image, to_tensor
+from .folder_index import index_file, write_index
 from .source import ImageSource
 from .unreadable import UnreadableImage
 
@@ -37,7 +38,7 @@ class TarShards(ImageSource):
 
     def __init__(self, pattern: str, *, cache: str | Path | None = None) -> None:
         self.shards = expand_pattern(pattern)
-        indexes = [_index_shard(shard, Path(cache) if cache is not None else None) for shard in self.shards]
+        indexes = [_index_shard(shard, cache) for shard in self.shards]
         samples = [sample for index in indexes for sample in index]
         if not samples:
             raise FileNotFoundError(f"wds:{pattern} holds no images; a sample needs a file such as 000001.jpg")
@@ -111,25 +112,18 @@ def _existing(text: str, pattern: str) -> list[str]:
     return found
 
 
-def _index_shard(shard: Path, cache: Path | None) -> list[_Sample]:
+def _index_shard(shard: Path, cache: str | Path | None) -> list[_Sample]:
     about = shard.stat()
     stamp = [_FORMAT, about.st_size, about.st_mtime_ns]
-    tag = hashlib.sha256(str(shard.resolve()).encode()).hexdigest()[:24]
-    place = shard.with_name(f".{shard.name}.index.json") if cache is None else cache / f"shard-{tag}.json"
+    file = index_file("shard", shard, cache)
     try:
-        stored = json.loads(place.read_text(encoding="utf-8"))
+        stored = json.loads(file.read_text(encoding="utf-8"))
         if stored["stamp"] == stamp:
             return [(str(key), int(offset), int(size), int(label)) for key, offset, size, label in stored["samples"]]
     except (OSError, ValueError, KeyError, TypeError):
         pass  # no index yet, or a damaged one: read the shard
     samples = _scan_shard(shard)
-    aside = place.with_name(f"{place.name}.{os.getpid()}")
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(json.dumps({"stamp": stamp, "samples": samples}), encoding="utf-8")
-        aside.replace(place)
-    except OSError:  # a read-only folder works too, only without an index
-        aside.unlink(missing_ok=True)
+    write_index(file, {"stamp": stamp, "samples": samples})
     return samples
 
 

@@ -16,6 +16,7 @@ from mixlab.errors import InputError
 from .decode import fit_image, to_pil, to_tensor
 from .unreadable import SkippedImages, UnreadableImage
 
+SPLITS = ("train", "val")
 HELD_OUT = 5  # without a split of its own, every fifth sample of a class is for validation
 
 
@@ -35,6 +36,7 @@ class Source(ABC, Generic[T]):
     """
 
     classes: tuple[str, ...] = ()  # empty: nothing here has a class
+    class_ids: tuple[int, ...] = ()  # the classes' numbers in a COCO file, which have gaps
     unpaired: tuple[str, ...] = ()  # files that are left out because their partner is missing
 
     @abstractmethod
@@ -91,7 +93,7 @@ class Subset(Source[T]):
     def __init__(self, source: Source[T], indexes: Sequence[int]) -> None:
         self.source = source
         self.indexes = [source.check(int(index)) for index in indexes]
-        self.classes, self.unpaired = source.classes, source.unpaired
+        self.classes, self.class_ids, self.unpaired = source.classes, source.class_ids, source.unpaired
 
     def __len__(self) -> int:
         return len(self.indexes)
@@ -124,6 +126,19 @@ def split(source: Source[T]) -> tuple[Subset[T], Subset[T]]:
         (val if seen[label] % HELD_OUT == 0 else train).append(index)
         seen[label] += 1
     return Subset(source, train), Subset(source, val)
+
+
+def part_of(source: Source[T], which: str, *, name: str) -> Source[T]:
+    """The train or the val part of a source without splits of its own; `name` is what the person typed."""
+    part = split(source)[SPLITS.index(which)]
+    if not len(part):
+        raise InputError(f"{name} has {len(source)} image, too few to hold some out for validation; give at least 2")
+    return part
+
+
+def check_split(which: str) -> None:
+    if which not in SPLITS:
+        raise InputError(f"split {which!r} does not exist; choose {' or '.join(SPLITS)}")
 
 
 def evenly_spaced(total: int, most: int | None) -> list[int]:

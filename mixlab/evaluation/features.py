@@ -173,7 +173,10 @@ def _pool(features: Features, pool: str) -> Tensor:
 
 
 class FeatureTable:
-    """n rows of F features with labels: shards on the disk, or one tensor on a device. `numbers` are the images' places in their source, `labels` their classes."""
+    """n rows of F features: shards on the disk, or one tensor on a device.
+
+    `numbers` are the images' numbers in their source, `labels` their classes.
+    """
 
     def __init__(
         self, parts: Sequence[NDArray[np.generic]], rows: NDArray[np.int64], unreadable: dict[str, str] | None = None

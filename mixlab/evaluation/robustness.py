@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mixlab.data.imagenet_labels import (
     imagenet_a_classes,

@@ -23,7 +23,7 @@ from mixlab.backbones.zoo import create_model
 from mixlab.errors import InputError
 from mixlab.run import UNTRAINED, RunDirectory, Subject
 from mixlab.training.checkpoint import Checkpoints
-from mixlab.training.machine import choose_device, make_current
+from mixlab.training.distributed import choose_device, make_current
 
 
 @dataclass(frozen=True, kw_only=True)

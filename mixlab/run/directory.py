@@ -179,6 +179,11 @@ def flat_records(result: dict[str, Any], origin: str | Path) -> list[dict[str, A
     flat = []
     for record in records:
         if "protocol" in record:
+            measurement = Measurement.from_json(record)
+            if measurement["label_share"] not in (None, 1) or (
+                measurement["k"] and not measurement.protocol.is_headline
+            ):
+                continue
             record = {**record["subject"], **record["protocol"], **record}
             record = {key: value for key, value in record.items() if key not in ("subject", "protocol", "kind")}
         flat.append(record)

@@ -23,8 +23,8 @@ from mixlab.console import console
 from mixlab.errors import WorkError
 from mixlab.run import RunDirectory
 from mixlab.run.directory import read_json, write_json
-from mixlab.training.machine import num_cores
-from mixlab.training.run_lock import RunLock
+from mixlab.run.lock import RunLock
+from mixlab.training.distributed import num_cores
 
 POLL_S = 0.3
 WATCH_S = 0.5

@@ -11,8 +11,7 @@ from mixlab.data.sample_order import SampleOrder
 from mixlab.data.source import ImageSource
 from mixlab.errors import InputError
 from mixlab.training.config import TrainConfig
-from mixlab.training.distributed import World
-from mixlab.training.machine import num_cores
+from mixlab.training.distributed import World, num_workers
 
 B = TypeVar("B", bound=AnyBatch)
 
@@ -27,7 +26,7 @@ def build_loader(source: ImageSource, config: TrainConfig, *, world: World) -> L
         seed=config.seed,
         rank=world.rank,
         world_size=world.size,
-        num_workers=workers(config, world),
+        num_workers=num_workers(config.data.workers, world),
         skip_limit=config.data.skip_limit,
         pin_memory=world.device.type == "cuda" and not config.data.resident,
         resident_on=world.device if config.data.resident else None,
@@ -42,7 +41,7 @@ def build_batches(
     return BatchLoader(
         reader,
         order or SampleOrder(len(reader), config.part_size(world.size), config.seed, world.rank, world.size),
-        num_workers=workers(config, world),
+        num_workers=num_workers(config.data.workers, world),
         skip_limit=config.data.skip_limit,
         pin_memory=world.device.type == "cuda",
     )
@@ -55,11 +54,6 @@ def check_enough(num_images: int, config: TrainConfig, world: World) -> None:
         raise InputError(
             f"{num_images} images are fewer than one batch of {config.batch}; set batch={possible} or less"
         )
-
-
-def workers(config: TrainConfig, world: World) -> int:
-    """Processes that read images for this rank."""
-    return config.data.workers if config.data.workers is not None else max(0, num_cores() // world.ranks_here - 1)
 
 
 def steps(loader: BatchLoader[B], accumulate: int) -> Iterator[list[B]]:

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from mixlab.errors import WorkError
-from mixlab.training.config import Precise, TrainConfig
+from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World
 from mixlab.training.optim import gradients
+from mixlab.training.precision import Precise
 from mixlab.training.recipe import Recipe
 
 WARM_UP = 3  # plain steps first: kernels compile, libraries take their memory

@@ -17,17 +17,27 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from safetensors import safe_open
 from torch import Tensor
 
 from mixlab.errors import InputError
-from mixlab.training.tensor_file import flush_folder, sha256_of, write_tensors
 
 FORMAT = 1
 NAME = re.compile(r"step-(\d{8,})\.json")
 PARTIAL = ".partial"
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
 class DamagedCheckpoint(Exception):  # noqa: N818  it names the thing
@@ -73,7 +83,7 @@ class Checkpoints:
             raise OSError(
                 error.errno,
                 f"the checkpoint of step {step} could not be written to {self.folder} ({error.strerror}); {good}. "
-                "Make room and run the same command again: it goes on from there",
+                "Make room and run the same command again to resume from there",
             ) from error
         self._tidy()
 
@@ -162,3 +172,53 @@ class Checkpoints:
 
 def _checksum(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+class Written(NamedTuple):
+    bytes: int
+    sha256: str
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], *, whole: Callable[[Tensor], Tensor] = lambda tensor: tensor
+) -> Written:
+    """Write safetensors' format piece by piece, one tensor in host memory, and flush it to the disk.
+
+    The library's own writer neither flushes nor gives a checksum of what it wrote. `whole` puts a sharded tensor
+    together when its turn comes.
+    """
+    header: dict[str, object] = {}
+    offset = 0
+    for name, tensor in tensors.items():
+        end = offset + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the format wants the data aligned
+    digest, size = hashlib.sha256(), 0
+    with path.open("wb") as file:
+        for piece in (len(text).to_bytes(8, "little"), text):
+            digest.update(piece)
+            size += file.write(piece)
+        for tensor in tensors.values():
+            values = whole(tensor).detach().to("cpu").contiguous().reshape(-1)
+            data = values.view(torch.uint8).numpy().data
+            digest.update(data)
+            size += file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return Written(size, digest.hexdigest())
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def flush_folder(folder: Path) -> None:
+    """Make names in a folder survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

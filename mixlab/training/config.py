@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.zoo import create_model
@@ -19,20 +18,29 @@ from mixlab.errors import InputError
 
 if TYPE_CHECKING:
     from mixlab.training.distributed import World
-    from mixlab.training.monitors import Scores
+    from mixlab.training.live_scores import Scores
+    from mixlab.training.precision import Precise
     from mixlab.training.recipe import Recipe
 
-Precision = Literal["bf16", "fp32", "fp64"]
+TrainingPrecision = Literal["bf16", "fp32", "fp64"]
 Sharding = Literal["ddp", "fsdp"]
 Decay = Literal["cosine", "poly", "drops"]
-Precise = Callable[[], AbstractContextManager[None]]
+
+
+class Watch(Protocol):
+    """Looks at the figures of every report."""
+
+    def look(self, step: int, figures: Mapping[str, float]) -> list[str]:
+        """Warnings to print."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodConfig(ABC):
-    """What is trained for; `kind` is its name in files. By default its samples are images, scored by kNN."""
+    """What is trained for. By default its samples are images, scored by kNN, and nothing is watched."""
 
-    kind: ClassVar[str]
+    kind: ClassVar[str]  # its name in files, and in the table `mixlab.evaluation.methods.METHODS`
+    title: ClassVar[str]  # its name in messages
+    shown: ClassVar[tuple[str, ...]] = ("knn_accuracy",)  # the scores that a progress bar shows
 
     @property
     @abstractmethod
@@ -54,10 +62,14 @@ class MethodConfig(ABC):
         return build_loader(source, config, world=world)
 
     def scores(self, data: str, source: Any, config: TrainConfig, *, world: World, precise: Precise) -> Scores:
-        """What to measure while the run goes on."""
-        from mixlab.training.monitors import LiveScores  # which reads this module
+        """What to measure during a run."""
+        from mixlab.training.live_scores import KnnScores  # which reads this module
 
-        return LiveScores(data, source, config.knn, image=self.image, world=world, precise=precise)
+        return KnnScores(data, source, config, world=world, precise=precise)
+
+    def watch(self) -> Watch | None:
+        """What looks out for a run that fails without an error; None where nothing does."""
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +155,7 @@ class TrainConfig:
     batch: int  # images per step over all ranks
     accumulate: int = 1  # passes that share one step, to fit a batch into memory
     seed: int = 0
-    precision: Precision = "bf16"
+    precision: TrainingPrecision = "bf16"
     compile: bool = False
     graph: bool = False  # a pass as one CUDA graph, on one GPU: for small networks, which launching holds up
     activation_checkpointing: bool = False

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone
@@ -16,13 +16,12 @@ from mixlab.data.crop_parameters import dino_crops
 from mixlab.data.crops import MultiCrop
 from mixlab.data.loader import Batch
 from mixlab.errors import InputError
+from mixlab.training.collapse import CollapseWatch, describe
 from mixlab.training.config import MethodConfig
-from mixlab.training.dino_head import DinoHead, DinoNetwork
-from mixlab.training.dino_loss import crowding, dino_loss, teacher_targets
-from mixlab.training.distributed import mean_over_ranks_, rows_of_all
-from mixlab.training.optim import move_towards_
+from mixlab.training.dino_parts import Centre, DinoHead, crowding, dino_loss, teacher_targets
+from mixlab.training.distributed import rows_of_all
+from mixlab.training.optim import cosine, linear_by_epoch, move_towards_
 from mixlab.training.recipe import Place, Recipe, drop_empty, to_pixels_of
-from mixlab.training.schedules import cosine, linear_by_epoch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +29,7 @@ class DinoConfig(MethodConfig):
     """The defaults are those of Dino-Mamba §5.1 and its released code."""
 
     kind: ClassVar[str] = "dino"
+    title: ClassVar[str] = "DINO pretraining"
     num_prototypes: int = 65_536
     hidden: int = 2048
     bottleneck: int = 256
@@ -62,6 +62,9 @@ class DinoConfig(MethodConfig):
     def image(self) -> int:
         return self.global_size
 
+    def watch(self) -> CollapseWatch:
+        return CollapseWatch(self.num_prototypes)
+
     def crops(self) -> MultiCrop:
         kinds = dino_crops(
             global_size=self.global_size,
@@ -83,33 +86,23 @@ class DinoConfig(MethodConfig):
         return DinoRecipe(self, backbone, total_steps=total_steps)
 
 
-class Centre(nn.Module):
-    """The moving mean of the teacher's outputs: taken off before the softmax, it keeps any one from winning always."""
+class DinoNetwork(nn.Module):
+    """Backbone and head; views of one size go through the backbone together, all views through the head."""
 
-    def __init__(self, num_prototypes: int) -> None:
+    def __init__(self, backbone: Backbone, head: DinoHead) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.zeros(num_prototypes))
-        self.register_buffer("pending", torch.zeros(num_prototypes), persistent=False)
-        self.register_buffer("num_pending", torch.zeros(()), persistent=False)
-        self.mean: Tensor
-        self.pending: Tensor
-        self.num_pending: Tensor
+        self.backbone = backbone
+        self.head = head
 
-    @torch.no_grad()
-    def collect(self, teacher: Tensor) -> None:
-        """Remember the outputs (T, B, K) of one pass; every pass of a step weighs the same."""
-        self.pending += teacher.mean((0, 1), dtype=self.pending.dtype)
-        self.num_pending += 1
+    def forward(self, views: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """One (V, B, 3, S, S) per size -> cosines (V, B, K) and features (V, B, D), over the views of all sizes."""
+        num_images = views[0].shape[1]
+        features = torch.cat([self.backbone(part.flatten(0, 1)) for part in views])
+        cosines = self.head(features)
+        return cosines.unflatten(0, (-1, num_images)), features.unflatten(0, (-1, num_images))
 
-    @torch.no_grad()
-    def move(self, momentum: float) -> Tensor:
-        """Go towards the mean over all passes and ranks since the last time. Returns how far (RMS over outputs)."""
-        mean_over_ranks_(self.pending.div_(self.num_pending))
-        change = (self.pending - self.mean).mul_(1 - momentum)
-        self.mean += change
-        self.pending.zero_()
-        self.num_pending.zero_()
-        return change.square_().mean().sqrt_()
+    def no_weight_decay(self) -> set[str]:
+        return {f"backbone.{name}" for name in self.backbone.no_weight_decay()}
 
 
 class DinoRecipe(Recipe):
@@ -181,20 +174,3 @@ class DinoRecipe(Recipe):
 
     def exported(self) -> Backbone:
         return self.teacher.backbone
-
-
-@torch.no_grad()
-def describe(targets: Tensor, features: Tensor) -> dict[str, Tensor]:
-    """What tells a collapse: targets (T, B, K) and the teacher's features (T, B, D).
-
-    teacher_entropy  mean entropy of one image's target, in nats: ln K if the teacher says nothing
-    batch_entropy    entropy of the mean target: 0 if the teacher says the same of every image
-    feature_spread   1 if the features point in all directions, 0 if they are all the same
-    """
-    mean = targets.mean((0, 1))
-    unit = F.normalize(features.flatten(0, 1).to(targets.dtype), dim=-1)
-    return {
-        "teacher_entropy": torch.special.entr(targets).sum(-1).mean(),
-        "batch_entropy": torch.special.entr(mean).sum(),
-        "feature_spread": (1 - unit.mean(0).square().sum()).clamp_(min=0).sqrt_(),
-    }

@@ -1,8 +1,9 @@
-"""One process or many: who we are, and what has to be agreed between ranks. `torchrun` sets everything this reads."""
+"""One process or many: their devices and cores, and what ranks have to agree on. `torchrun` sets what this reads."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,8 +17,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from mixlab.backbones.backbone import Backbone
+from mixlab.errors import InputError
 from mixlab.training.config import Sharding
-from mixlab.training.machine import choose_device, make_current
 from mixlab.training.recipe import Recipe
 
 T = TypeVar("T")
@@ -35,6 +36,36 @@ class World:
     @property
     def is_first(self) -> bool:
         return self.rank == 0
+
+
+def choose_device(text: str | None = "auto") -> torch.device:
+    """`auto`, or None, is a GPU where there is one; `cpu`, `cuda` and `cuda:N` are taken at their word."""
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if text is None or text == "auto":
+        return torch.device("cuda" if num_gpus else "cpu")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
+        raise InputError(f"device {text!r} does not exist; choose auto, cpu, cuda or cuda:N")
+    device = torch.device(text)
+    if device.type == "cuda" and (device.index or 0) >= num_gpus:
+        seen = f"{num_gpus} GPU{'s' * (num_gpus > 1)} here, counted from 0" if num_gpus else "no GPU here"
+        raise InputError(f"device {text!r}, but torch sees {seen}; leave it out or give --device cpu")
+    return device
+
+
+def make_current(device: torch.device) -> None:
+    """Kernels of Triton are launched on the current GPU, wherever their tensors are."""
+    if device.index is not None:
+        torch.cuda.set_device(device)
+
+
+def num_cores() -> int:
+    """Those that this process may use; all of them where the system does not say (macOS)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def num_workers(asked: int | None, world: World) -> int:
+    """Processes that read images, per rank: as asked, or the cores shared out over the ranks of this machine."""
+    return asked if asked is not None else max(0, num_cores() // world.ranks_here - 1)
 
 
 @contextmanager

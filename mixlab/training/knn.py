@@ -1,46 +1,156 @@
-"""The weighted nearest-neighbour vote of DINO: how well features recognise classes, with nothing to train."""
+"""DINO's weighted vote of nearest neighbours, exact and for any size: blocks of queries against blocks of keys.
+`mixlab knn` and the live score of a training run both ask here.
+
+Everything that could tie is a whole number. A cosine is rounded to a grid finer than its own error, and of equal ones
+the image with the lower number is nearer; weights are rounded relative to the nearest neighbour's, so that sums do not
+depend on their order, and of classes with equal votes the lower one wins. Hence the same answer on every device, in
+every block size and with any number of ranks.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mixlab.errors import InputError
+from mixlab.training.precision import matrix_products
 
-CHUNK = 1024  # queries at a time
+KS = (10, 20, 100, 200)  # DINO
+TEMPERATURE = 0.07  # DINO
+_GRID_BITS = {torch.float32: 22, torch.float64: 30}  # of a cosine; float32 products are good to about 2^-22
+_LOW = (1 << 32) - 1  # a key is (cosine on the grid) * 2^32 + (2^32 - 1 - image number)
+
+
+class LabelledRows(Protocol):
+    """n features with their classes, wherever they lie: `LabelledFeatures` in memory, a `FeatureTable` on the disk."""
+
+    @property
+    def labels(self) -> Tensor:
+        """Classes (n,), on the host."""
+
+    def __len__(self) -> int: ...
+
+    def block(self, first: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Features (size, D) and labels (size,) from row `first` on, or as many as there are, on the device."""
+
+
+@dataclass(frozen=True)
+class LabelledFeatures:
+    """Features (n, D) and labels (n,) in memory."""
+
+    features: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def block(self, first: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        rows = slice(first, first + size)
+        return self.features[rows].to(device), self.labels[rows].to(device)
 
 
 @torch.no_grad()
-def knn_predict(
-    bank: Tensor, labels: Tensor, queries: Tensor, *, num_classes: int, k: int = 20, temperature: float = 0.07
-) -> Tensor:
-    """Classes (Q,) of queries (Q, D): the k nearest of the bank (n, D) vote with exp(cosine / temperature)."""
-    if len(bank) == 0 or len(bank) != len(labels):
-        raise InputError(f"{len(bank)} features and {len(labels)} labels make no bank; give one label for each feature")
-    if k < 1 or temperature <= 0:
-        raise InputError(f"k = {k} and temperature {temperature}: give at least 1 and more than 0")
-    bank = F.normalize(bank, dim=-1)
-    k = min(k, len(bank))
-    found = []
-    for chunk in F.normalize(queries, dim=-1).split(CHUNK):
-        cosine, nearest = (chunk @ bank.mT).topk(k, dim=-1)  # (q, k)
-        votes = torch.zeros(len(chunk), num_classes, dtype=bank.dtype, device=bank.device)
-        votes.scatter_add_(1, labels[nearest], (cosine / temperature).exp())
-        found.append(votes.argmax(-1))
-    return torch.cat(found) if found else labels.new_zeros(0)
+def nearest(
+    bank: LabelledRows,
+    queries: LabelledRows,
+    k: int,
+    *,
+    device: torch.device,
+    query_block: int = 1024,
+    bank_block: int = 65536,
+    progress: Callable[[int], None] = lambda count: None,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each block of queries the cosines (q, k), on the grid, and the rows (q, k) of the nearest, nearest first."""
+    if k < 1 or len(bank) == 0:
+        raise InputError(f"the {k} nearest of {len(bank)} images do not exist; give k of at least 1 and some images")
+    if len(bank) > _LOW:
+        raise InputError(f"{len(bank)} images are more than can be numbered in 32 bits; split the bank")
+    dtype = torch.float32 if device.type == "cuda" else torch.float64
+    k, bits = min(k, len(bank)), _GRID_BITS[dtype]
+    bank_block = min(bank_block, len(bank))
+    for first in range(0, len(queries), query_block):
+        query = F.normalize(queries.block(first, query_block, device)[0].to(dtype), dim=-1)
+        found = torch.empty(len(query), 0, dtype=torch.int64, device=device)
+        for start in range(0, len(bank), bank_block):
+            keys = _keys(query, bank, start, bank_block, bits)
+            found = torch.cat([found, keys.topk(min(k, keys.shape[1]), dim=1).values], dim=1)
+            found = found.topk(min(k, found.shape[1]), dim=1).values
+        progress(len(query))
+        yield (found >> 32).to(dtype) / 2**bits, _LOW - (found & _LOW)
+
+
+def _keys(query: Tensor, bank: LabelledRows, start: int, size: int, bits: int) -> Tensor:
+    """Cosine and number of each key in one whole number, (q, keys): the larger, the nearer."""
+    # The last block is moved back to full size: a product of another shape may round in another way.
+    first = max(0, min(start, len(bank) - size))
+    block, _ = bank.block(first, size, query.device)
+    with matrix_products(exact=True):
+        cosine = query @ F.normalize(block.to(query.dtype), dim=-1).mT
+    keys = (cosine * 2**bits).round().to(torch.int64) << 32
+    keys += _LOW - torch.arange(first, first + size, device=query.device)
+    return keys[:, start - first :]
+
+
+def fitting_ks(ks: Sequence[int], num_images: int) -> tuple[int, ...]:
+    """Those k that a bank of so many images has, each once and in order; where none fits, all of the bank."""
+    return tuple(dict.fromkeys(k for k in ks if k <= num_images)) or (num_images,)
+
+
+def vote(cosine: Tensor, labels: Tensor, *, num_classes: int, temperature: float = TEMPERATURE) -> Tensor:
+    """Classes (q,) from the cosines and labels (q, k) of the nearest, nearest first."""
+    if temperature <= 0:
+        raise InputError(f"temperature {temperature} weighs nothing; give a number above 0, such as {TEMPERATURE}")
+    relative = ((cosine.double() - cosine[:, :1].double()) / temperature).exp()
+    bits = min(52, 62 - cosine.shape[1].bit_length())  # as fine as float64 allows, and no sum overflows
+    weight = (relative * 2**bits).round().to(torch.int64)
+    votes = torch.zeros(len(cosine), num_classes, dtype=torch.int64, device=cosine.device)
+    return votes.scatter_add_(1, labels, weight).argmax(-1)
+
+
+@torch.no_grad()
+def knn_correct(
+    bank: LabelledRows,
+    queries: LabelledRows,
+    *,
+    num_classes: int,
+    ks: Sequence[int] = KS,
+    temperature: float = TEMPERATURE,
+    device: torch.device,
+    query_block: int = 1024,
+    bank_block: int = 65536,
+    progress: Callable[[int], None] = lambda count: None,
+) -> dict[int, Tensor]:
+    """For each k, which queries the vote of the k nearest gets right, bool (n,). A k above the bank takes all of it."""
+    if not ks or min(ks) < 1:
+        raise InputError(f"k {tuple(ks)}: give at least one number from 1 on")
+    labels = bank.labels.to(device)
+    right: dict[int, list[Tensor]] = {k: [] for k in ks}
+    start = 0
+    for cosine, rows in nearest(
+        bank,
+        queries,
+        max(ks),
+        device=device,
+        query_block=query_block,
+        bank_block=bank_block,
+        progress=progress,
+    ):
+        truth = queries.labels[start : start + len(rows)]
+        start += len(rows)
+        for k in ks:
+            answer = vote(cosine[:, :k], labels[rows[:, :k]], num_classes=num_classes, temperature=temperature)
+            right[k].append(answer.cpu() == truth)
+    return {k: torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool) for k, parts in right.items()}
 
 
 def knn_accuracy(
-    bank: Tensor,
-    labels: Tensor,
-    queries: Tensor,
-    query_labels: Tensor,
-    *,
-    num_classes: int,
-    k: int = 20,
-    temperature: float = 0.07,
+    bank: LabelledRows, queries: LabelledRows, *, num_classes: int, k: int, temperature: float, device: torch.device
 ) -> float:
-    """The share of queries that the vote of `knn_predict` gets right."""
-    predicted = knn_predict(bank, labels, queries, num_classes=num_classes, k=k, temperature=temperature)
-    return float((predicted == query_labels).float().mean())
+    """The share of queries that the vote of the k nearest gets right."""
+    right = knn_correct(bank, queries, num_classes=num_classes, ks=(k,), temperature=temperature, device=device)[k]
+    return float(right.double().mean())

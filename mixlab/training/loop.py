@@ -17,22 +17,19 @@ from mixlab.data.batch_loader import AnyBatch
 from mixlab.errors import WorkError
 from mixlab.run import RunDirectory
 from mixlab.run.codec import to_json
+from mixlab.run.lock import RunLock
 from mixlab.training import run_config
 from mixlab.training.acceleration import compile_recipe
 from mixlab.training.batches import steps
 from mixlab.training.checkpoint import Checkpoint, Checkpoints
 from mixlab.training.config import TrainConfig
-from mixlab.training.dino import DinoConfig
 from mixlab.training.distributed import World, any_rank, from_all, from_first, join_world, spread, whole
-from mixlab.training.export import export_weights
 from mixlab.training.log import FigureBuffer, Journal, NonFiniteLoss, forget_after
 from mixlab.training.progress import TrainingProgress
-from mixlab.training.run_lock import RunLock
-from mixlab.training.seeding import seed_all
-from mixlab.training.state import TrainingState
-from mixlab.training.stopping import ScoringLeft, Stopped, StopRequests
+from mixlab.training.recipe import seed_all
+from mixlab.training.state import TrainingState, export_weights
+from mixlab.training.stopping import ScoringStopped, Stopped, StopRequests, interruptible
 from mixlab.training.update import Update
-from mixlab.training.watch import CollapseWatch
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ def train(
     name: str = "",
     then: Callable[[Trainer], None] | None = None,
 ) -> Outcome:
-    """Train to the end, going on where an earlier call into the same directory stopped.
+    """Train to the end, resuming where an earlier call with the same directory stopped.
 
     `then` is called at the end on every rank, for example to evaluate what was trained; a later call calls it again.
     Raises `Stopped` after a signal, with everything saved.
@@ -80,9 +77,10 @@ def train(
             trainer = Trainer(config, data=data, folder=folder, world=world, name=name)
             outcome = trainer.train(stop)
         if then is not None:  # all is saved, so a signal from here on ends the process at once
-            trainer.leave_if_asked(stop)
+            trainer.stop_if_asked(stop)
             try:
-                then(trainer)
+                with interruptible():
+                    then(trainer)
             except KeyboardInterrupt:
                 raise Stopped(signal.SIGINT, trainer.step) from None
         return outcome
@@ -100,14 +98,14 @@ class Trainer:
         self.update = Update(self.recipe, config, steps_per_epoch=self.steps_per_epoch, world=world)
         self.state = TrainingState(self.recipe, self.update.optimizer)
         self.scores = config.method.scores(data, self.source, config, world=world, precise=self.update.precise)
-        self.watch = CollapseWatch(config.method.num_prototypes) if isinstance(config.method, DinoConfig) else None
+        self.watch = config.method.watch()
         self.checkpoints = Checkpoints(folder.path / "checkpoints", keep=config.checkpoint.keep)
         self.journal = Journal(None, config.log, settings={}, step=0)
         self.buffer = FigureBuffer()
         self.figures: dict[str, float] = {}
         self.step = 0
         self.saved_step: int | None = None
-        self.was_scored = False  # at the step where the run goes on; known to the first rank
+        self.was_scored = False  # at the step from which it resumes; known to the first rank
 
     def train(self, stop: StopRequests) -> Outcome:
         start = time.monotonic()
@@ -115,13 +113,13 @@ class Trainer:
         from_step = self.step
         try:
             with self.progress:
-                self.go_on(stop)
+                self.run_steps(stop)
             self.finish(time.monotonic() - start)
         finally:
             self.journal.close()
         return Outcome(self.step, from_step, self.figures, time.monotonic() - start)
 
-    def go_on(self, stop: StopRequests) -> None:
+    def run_steps(self, stop: StopRequests) -> None:
         """From the current step to the last."""
         batches = steps(self.loader, self.config.accumulate)
         self.clock = Clock(self.step)
@@ -132,7 +130,7 @@ class Trainer:
             passes = self.next_passes(batches, stop)
             if any_rank(stop.asked()):
                 self.save(position)
-                self.leave_if_asked(stop)
+                self.stop_if_asked(stop)
             figures = self.update(passes, self.step)
             self.step += 1
             self.buffer.add(self.step, figures, [batch.indexes for batch in passes])
@@ -168,7 +166,7 @@ class Trainer:
         finally:
             self.clock.waited += time.monotonic() - before
 
-    def leave_if_asked(self, stop: StopRequests) -> None:
+    def stop_if_asked(self, stop: StopRequests) -> None:
         """`Stopped` on every rank, where any was asked to stop."""
         if any_rank(stop.asked()):
             raise Stopped(max(from_all(stop.number or 0)), self.step)
@@ -193,7 +191,9 @@ class Trainer:
             self.loader.load_state_dict(place[1]["loader"])
             self.state.load(found.tensors() if found else None)
         self.lacks_scores = self.scores_are_due and not from_first(self.was_scored)
-        self.progress = TrainingProgress(total=self.total_steps, done=self.step, enabled=self.world.is_first)
+        self.progress = TrainingProgress(
+            total=self.total_steps, done=self.step, enabled=self.world.is_first, scores=self.config.method.shown
+        )
         for warning in warnings:
             self.progress.say(warning, style="yellow")
         self.progress.say(self._greeting())
@@ -222,14 +222,14 @@ class Trainer:
             self.progress.say(warning, style="yellow")
 
     def score(self, stop: StopRequests) -> None:
-        """How good the exported backbone is by now. A stop ends it at once; going on, the run scores this step anew."""
+        """How good the exported backbone is by now. A stop breaks it off; resumed, the run scores this step again."""
         self.report()
         try:
             found = dict(self.scores(self.recipe, stop.asked))
-        except ScoringLeft:
+        except ScoringStopped:
             if self.saved_step != self.step:
                 self.save(self.loader.state_dict())
-            self.leave_if_asked(stop)
+            self.stop_if_asked(stop)
             raise
         self._note(found)
         self.clock = Clock(self.step)  # scoring is not training time
@@ -305,7 +305,7 @@ class Trainer:
 
     def _greeting(self) -> str:
         total = f"{self.total_steps:,} step{'s' * (self.total_steps > 1)}"
-        begun = f"going on from step {self.step:,} of {self.total_steps:,}" if self.step else f"starting {total}"
+        begun = f"resuming from step {self.step:,} of {self.total_steps:,}" if self.step else f"starting {total}"
         images = f"{len(self.source):,} images in batches of {self.config.batch}"
-        what = f"{self.config.model.name} on {self.data}, {images}"
+        what = f"{self.config.method.title} of {self.config.model.name} on {self.data}, {images}"
         return f"{begun}: {what}, in {self.folder.path}"

@@ -1,5 +1,8 @@
-"""The optimiser: which parameters decay, AdamW in few launches, clipping without asking the device."""
+"""The optimiser: which parameters decay, AdamW in few launches, clipping without asking the device; and schedules,
+which are pure functions of the step: nothing to save, nothing to restore.
+"""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any
@@ -81,3 +84,44 @@ def move_towards_(targets: Iterable[Tensor], sources: Iterable[Tensor], share: f
 def local(tensor: Tensor) -> Tensor:
     """The part of a sharded tensor that lies on this rank; other tensors as they are."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def cosine(step: int, *, start: float, end: float, total: int) -> float:
+    """From `start` at step 0 along half a cosine towards `end` at step `total`."""
+    return end + 0.5 * (start - end) * (1 + math.cos(math.pi * min(step, total) / max(total, 1)))
+
+
+def learning_rate(
+    step: int,
+    *,
+    peak: float,
+    end: float,
+    warmup: int,
+    total: int,
+    start: float = 0.0,
+    decay: str = "cosine",
+    drops: tuple[int, ...] = (),
+) -> float:
+    """Linearly from `start` to `peak`, which the last warm-up step has (DINO), then as `decay` says.
+
+    cosine  along half a cosine towards `end`
+    poly    in a straight line towards `end`
+    drops   a tenth of it after each step of `drops`
+    """
+    if step < warmup:
+        return start + (peak - start) * step / max(warmup - 1, 1)
+    match decay:
+        case "cosine":
+            return cosine(step - warmup, start=peak, end=end, total=total - warmup)
+        case "poly":
+            return end + (peak - end) * (1 - min(step - warmup, total - warmup) / max(total - warmup, 1))
+        case "drops":
+            return peak * 0.1 ** sum(step >= drop for drop in drops)
+    raise InputError(f"decay {decay!r} is unknown; choose cosine, poly or drops")
+
+
+def linear_by_epoch(epoch: int, *, start: float, end: float, epochs: int) -> float:
+    """From `start` in epoch 0 in equal steps to `end` in epoch `epochs` - 1, and `end` ever after."""
+    if epoch >= epochs - 1:
+        return end
+    return start + (end - start) * epoch / (epochs - 1)

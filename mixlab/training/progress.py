@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-SHOWN = ("loss", "knn_accuracy", "accuracy", "miou", "boxes_AP", "masks_AP", "images_per_s")
 LINE_EVERY_S = 30.0
 
 
 class TrainingProgress:
     """Progress of the first rank; the others stay silent."""
 
-    def __init__(self, *, total: int, done: int, enabled: bool) -> None:
+    def __init__(self, *, total: int, done: int, enabled: bool, scores: Sequence[str] = ()) -> None:
         self.console = Console(stderr=True, quiet=not enabled)
         self.total = total
+        self.names = ("loss", *scores, "images_per_s")
         self._first, self._started, self._last_line = done, time.monotonic(), -LINE_EVERY_S
         self._shown: dict[str, float] = {}
         self._last = ""
@@ -49,7 +49,7 @@ class TrainingProgress:
 
     def show(self, done: int, figures: Mapping[str, float]) -> None:
         """The newest figures; off a terminal, a line every half minute and, once it is complete, the last."""
-        self._shown |= {name: figures[name] for name in SHOWN if name in figures}
+        self._shown |= {name: figures[name] for name in self.names if name in figures}
         text = "  ".join(f"{name.replace('_per_s', '/s')} {value:.4g}" for name, value in self._shown.items())
         self._bar.update(self._task, figures=text)
         now = time.monotonic()

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.data.crops import IMAGENET_MEAN, IMAGENET_STD
-from mixlab.training.seeding import seed_for
+
+
+def seed_for(*parts: int) -> int:
+    """One 63-bit seed from whole numbers such as (seed, step); other numbers, other seed."""
+    return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0]) >> 1
+
+
+def seed_all(*parts: int) -> None:
+    """Seed the generators of torch (every device), NumPy and Python."""
+    seed = seed_for(*parts)
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002  the global generator, for libraries that draw from it
+    random.seed(seed)
 
 
 @dataclass(frozen=True)

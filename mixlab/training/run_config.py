@@ -1,4 +1,4 @@
-"""config.json of a training run: everything needed to repeat it, and the check that a run goes on as it began."""
+"""config.json of a training run: everything needed to repeat it, and the check that a run resumes as it began."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mixlab.run import RunDirectory, provenance
 from mixlab.run.codec import differences, from_json, to_json
 from mixlab.training.config import MethodConfig, TrainConfig
 
-# What may differ when a run goes on: none of it changes the weights by more than rounding.
+# What may differ when a run resumes: none of it changes the weights by more than rounding.
 MAY_CHANGE = ("data.workers", "data.resident", "data.skip_limit", "activation_checkpointing", "sharding",
               "checkpoint.", "log.", "knn.", "method.score_")  # fmt: skip
 
@@ -39,7 +39,7 @@ def agree(folder: RunDirectory, *, data: str, config: TrainConfig) -> dict[str, 
         listed = "; ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed.items())
         raise InputError(
             f"{folder.path} was started with other settings ({listed}); "
-            "give the same ones to go on, or another --run directory"
+            "give the same ones to resume, or another --run directory"
         )
     return stored
 

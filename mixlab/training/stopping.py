@@ -1,10 +1,11 @@
-"""SIGTERM and Ctrl-C ask the loop to finish its step or leave its scoring, write a checkpoint and stop."""
+"""SIGTERM and Ctrl-C ask the loop to finish its step or break off its scoring, write a checkpoint and stop."""
 
 from __future__ import annotations
 
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
@@ -22,7 +23,7 @@ class Stopped(Exception):  # noqa: N818  not an error
         self.exit_code = 128 + signal_number
 
 
-class ScoringLeft(Exception):  # noqa: N818  not an error
+class ScoringStopped(Exception):  # noqa: N818  not an error
     """A stop was asked for while the network was scored, so that there are no scores."""
 
 
@@ -57,14 +58,38 @@ def never() -> bool:
     return False
 
 
-def until_stopped(batches: Iterable[T], stopped: Callable[[], bool]) -> Iterator[T]:
-    """Batches until this process is asked to stop, then `ScoringLeft`, on every rank.
+def until_stopped(batches: Iterable[T], stopped: Callable[[], bool], *, together: bool = False) -> Iterator[T]:
+    """Batches until this process is asked to stop, then `ScoringStopped`, on every rank.
 
-    Ranks may have different numbers of batches, so they agree once each has left off.
+    Ranks may have different numbers of batches: they agree once each has no more. `together` they agree at every
+    batch, for networks that need every rank in every pass.
     """
-    for batch in batches:
-        if stopped():
+    left = iter(batches)
+    while True:
+        try:
+            batch = next(left)
+        except StopIteration:
+            break
+        except RuntimeError:  # the signal also ended the processes that read images
+            if not stopped():
+                raise
+            batch = None
+        asked = any_rank(stopped()) if together else stopped()
+        if asked or batch is None:
             break
         yield batch
     if any_rank(stopped()):
-        raise ScoringLeft
+        raise ScoringStopped
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, even where a shell started us in the background with SIGINT ignored."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,10 +13,13 @@ from mixlab.backbones.backbone import Backbone
 from mixlab.data.crop_parameters import CropKind
 from mixlab.data.crops import IMAGENET_MEAN, IMAGENET_STD, MultiCrop
 from mixlab.data.loader import Batch
+from mixlab.data.source import ImageSource
 from mixlab.errors import InputError
-from mixlab.training.config import MethodConfig
-from mixlab.training.distributed import whole
+from mixlab.training.config import MethodConfig, TrainConfig
+from mixlab.training.distributed import World, whole
 from mixlab.training.label_mixing import draw_blend, draw_erasures, erase, soft_targets
+from mixlab.training.live_scores import KnnScores, Score
+from mixlab.training.precision import Precise
 from mixlab.training.rand_augment import draw_changes, rand_augment
 from mixlab.training.recipe import Place, Recipe, drop_empty, to_pixels_of
 
@@ -25,6 +29,8 @@ class SupervisedConfig(MethodConfig):
     """Stochastic depth belongs to the model: model.drop_path, or drop_path_rate for models of timm."""
 
     kind: ClassVar[str] = "supervised"
+    title: ClassVar[str] = "supervised training"
+    shown: ClassVar[tuple[str, ...]] = ("knn_accuracy", "accuracy")
     size: int = 224
     scale: tuple[float, float] = (0.08, 1.0)
     rand_augment: float = 9.0  # magnitude of 10; 0: none
@@ -48,6 +54,22 @@ class SupervisedConfig(MethodConfig):
                 "put images into one folder per class, or pretrain without labels"
             )
         return SupervisedRecipe(self, backbone, num_classes=num_classes)
+
+    def scores(
+        self, data: str, source: ImageSource, config: TrainConfig, *, world: World, precise: Precise
+    ) -> ClassifierScores:
+        return ClassifierScores(data, source, config, world=world, precise=precise)
+
+
+class ClassifierScores(KnnScores):
+    """kNN, and the classifier's own accuracy where the data has a validation set."""
+
+    def scores(self, recipe: Recipe, stopped: Callable[[], bool]) -> Iterator[Score]:
+        yield from super().scores(recipe, stopped)
+        if self.has_held_out:
+            found = self.outputs(recipe.exported(), recipe.network, self.queries, stopped)
+            hits = found.features.argmax(-1).cpu() == found.labels
+            yield "accuracy", float(hits.float().mean())
 
 
 class SupervisedRecipe(Recipe):

@@ -11,19 +11,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mixlab.data.batch_loader import AnyBatch
 from mixlab.training.captured import CapturedPass, can_capture, run_pass
-from mixlab.training.config import Precise, TrainConfig
+from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World
-from mixlab.training.optim import build_adamw, clip_each_, gradients, parameter_groups, set_rates
-from mixlab.training.recipe import Place, Recipe
-from mixlab.training.schedules import cosine, learning_rate
-from mixlab.training.seeding import seed_all
-
-
-def precise(config: TrainConfig, device: torch.device) -> Precise:
-    """The precision in which networks run: bf16 keeps weights and sums in float32."""
-    if config.precision == "bf16":
-        return lambda: torch.autocast(device.type, dtype=torch.bfloat16)
-    return nullcontext
+from mixlab.training.optim import build_adamw, clip_each_, cosine, gradients, learning_rate, parameter_groups, set_rates
+from mixlab.training.precision import autocast
+from mixlab.training.recipe import Place, Recipe, seed_all
 
 
 class Update:
@@ -33,7 +25,7 @@ class Update:
         self.recipe, self.config, self.world = recipe, config, world
         self.steps_per_epoch = steps_per_epoch
         self.total_steps = config.total_steps(steps_per_epoch)
-        self.precise = precise(config, world.device)
+        self.precise = autocast(config.precision, world.device)
         recipe.network.train()
         groups = parameter_groups(recipe.network, recipe.no_weight_decay(), recipe.lr_shares())
         self.optimizer = build_adamw(groups, config.optim)

@@ -19,7 +19,7 @@ from torch import Tensor
 from mixlab.commands.pretrain import pretrain
 from mixlab.run.directory import read_json
 from mixlab.training import checkpoint
-from mixlab.training.tensor_file import Written
+from mixlab.training.checkpoint import Written
 
 KILLS = int(os.environ.get("MIXLAB_KILLS", "4"))
 SEED = int(os.environ.get("MIXLAB_KILL_SEED", "0"))

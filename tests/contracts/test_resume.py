@@ -131,7 +131,7 @@ def test_a_damaged_checkpoint_is_told_and_passed_over(damage: str, uninterrupted
     DAMAGES[damage](folder / "checkpoints" / "step-00000009")
     run("dino", folder)
     told = capfd.readouterr().err
-    assert "step 9 is damaged" in told and "going on from step 8" in told
+    assert "step 9 is damaged" in told and "resuming from step 8" in told
     assert_same_end(folder, whole)
 
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from mixlab.recipes import RECIPES
-from mixlab.training import monitors
+from mixlab.training import live_scores
 from mixlab.training.loop import Trainer, train
 from mixlab.training.settings import override
 from mixlab.training.stopping import Stopped
@@ -61,8 +61,8 @@ def test_a_signal_while_scoring_saves_and_stops_and_the_run_goes_on_to_the_same_
             os.kill(os.getpid(), signal.SIGTERM)
         return normalise(images)
 
-    normalise = monitors.normalise
-    monkeypatch.setattr(monitors, "normalise", signal_then_normalise)
+    normalise = live_scores.normalise
+    monkeypatch.setattr(live_scores, "normalise", signal_then_normalise)
     with pytest.raises(Stopped, match=f"stopped by SIGTERM after step {step}, which is saved"):
         run(tmp_path)
     assert len(looks) == 2 * scoring - 1, "it went on scoring"
@@ -82,11 +82,11 @@ def test_the_last_checkpoint_is_written_before_the_last_scoring(
 ) -> None:
     there: list[bool] = []
 
-    def look(self: monitors.LiveScores, *_: object) -> Iterator[monitors.Score]:
+    def look(self: live_scores.KnnScores, *_: object) -> Iterator[live_scores.Score]:
         there.append((tmp_path / "checkpoints" / f"step-{LAST:08d}.json").is_file())
         yield "knn_accuracy", 0.5
 
-    monkeypatch.setattr(monitors.LiveScores, "__call__", look)
+    monkeypatch.setattr(live_scores.KnnScores, "__call__", look)
     run(tmp_path)
     assert there == [False, False, True]
 

@@ -13,7 +13,7 @@ from mixlab.errors import InputError
 from mixlab.evaluation.dense.pyramid import Pyramid
 from mixlab.training.config import MethodConfig
 from mixlab.training.distributed import whole
-from mixlab.training.monitors import Score, Scores
+from mixlab.training.live_scores import Score, Scores
 from mixlab.training.recipe import Recipe, drop_empty
 from mixlab.training.stopping import never
 

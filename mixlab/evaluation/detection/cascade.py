@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import batched_nms, clip_boxes_to_image
 
+from mixlab.data.objects import Objects
 from mixlab.errors import InputError
+from mixlab.evaluation.detection.detections import Detections
 from mixlab.evaluation.detection.heads import MASK_REGION, REGION, pick
-from mixlab.evaluation.detection.objects import Detections, Objects
-from mixlab.evaluation.detection.region_pooling import pool_regions
-from mixlab.evaluation.detection.region_stage import Cut, RegionConfig, RegionStage, Sizes, Stage
+from mixlab.evaluation.detection.region_stage import Cut, RegionConfig, RegionStage, Sizes, Stage, pool_regions
 
 SINGLE = (Stage(iou=0.5, weights=(10.0, 10.0, 5.0, 5.0)),)  # Fast R-CNN
 CASCADE = (

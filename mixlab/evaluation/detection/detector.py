@@ -14,12 +14,17 @@ from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
+from mixlab.backbones.backbone import Backbone
+from mixlab.data.crops import normalise
+from mixlab.data.object_batches import ObjectBatch
+from mixlab.data.objects import Objects
 from mixlab.evaluation.dense.pyramid import Pyramid
 from mixlab.evaluation.dense.recipe import DenseNetwork
 from mixlab.evaluation.detection.cascade import CASCADE, SINGLE, RegionHeads
+from mixlab.evaluation.detection.detections import Detections
 from mixlab.evaluation.detection.heads import at_least_float32
-from mixlab.evaluation.detection.objects import Detections, Objects
 from mixlab.evaluation.detection.region_stage import RegionConfig, Sizes
+from mixlab.training.recipe import to_pixels_of
 
 HeadKind = Literal["mask", "cascade"]
 RATIOS = (0.5, 1.0, 2.0)  # of anchors, height by width: Faster R-CNN
@@ -84,6 +89,16 @@ class Detector(DenseNetwork):
         """Five levels of one width; the last, for proposals alone, is the fourth at half its size."""
         named = {str(number): features for number, features in enumerate(self.pyramid(images))}
         return [at_least_float32(features) for features in self.neck(named).values()]
+
+
+def to_input(batch: ObjectBatch, backbone: Backbone) -> Tensor:
+    """Pixels as the backbone takes them; the padding is 0, the mean colour."""
+    dtype = next(backbone.parameters()).dtype
+    images = to_pixels_of(backbone, normalise(batch.images).to(dtype))
+    for image, (height, width) in zip(images, batch.shapes(), strict=True):
+        image[:, height:] = 0
+        image[:, :, width:] = 0
+    return images
 
 
 class CentredAnchors(AnchorGenerator):

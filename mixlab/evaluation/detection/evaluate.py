@@ -6,19 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, get_args
 
-import numpy as np
 import torch
 
 from mixlab.data.batch_loader import BatchLoader
+from mixlab.data.object_batches import ObjectReader, Resizing
+from mixlab.data.objects import ObjectSource, instances_file
 from mixlab.data.sample_order import SampleOrder
-from mixlab.errors import InputError
+from mixlab.data.source import Subset
 from mixlab.evaluation.detection.average_precision import Kind, average_precision
-from mixlab.evaluation.detection.coco_results import to_results
-from mixlab.evaluation.detection.detector import Detector
-from mixlab.evaluation.detection.object_source import ObjectSource, ObjectSubset
-from mixlab.evaluation.detection.scenes import Resizing, SceneReader, to_input
-from mixlab.training.config import Precise
+from mixlab.evaluation.detection.detections import to_results
+from mixlab.evaluation.detection.detector import Detector, to_input
 from mixlab.training.distributed import World, from_all, from_first
+from mixlab.training.precision import Precise
 from mixlab.training.stopping import never, until_stopped
 
 
@@ -63,29 +62,29 @@ def find_objects(
     """
     was_training = detector.training
     detector.eval()
-    own = ObjectSubset(source, by_orientation(source)[world.rank :: world.size])
+    own = Subset(source, by_orientation(source)[world.rank :: world.size])
     results: list[dict[str, Any]] = []
     reasons: dict[str, str] = {}
     loader = None
     if len(own):
         loader = BatchLoader(
-            SceneReader(own, resizing, augment=False),
+            ObjectReader(own, resizing, augment=False),
             SampleOrder(len(own), min(batch, len(own)), shuffle=False, drop_last=False),
             num_workers=workers,
             unreadable="drop",
             skip_limit=1.0,
         )
         reasons = loader.skipped.reasons
-    for scenes in until_stopped(loader or (), stopped):
-        scenes = scenes.to(world.device)
+    for images in until_stopped(loader or (), stopped):
+        images = images.to(world.device)
         with precise():
-            found = detector.detect(to_input(scenes, detector.pyramid.backbone), scenes.shapes())
-        sizes = zip(scenes.shapes(), scenes.own_sizes.tolist(), strict=True)
-        for index, one, (seen, size) in zip(scenes.indexes.tolist(), found, sizes, strict=True):
+            found = detector.detect(to_input(images, detector.pyramid.backbone), images.shapes())
+        sizes = zip(images.shapes(), images.own_sizes.tolist(), strict=True)
+        for index, one, (seen, size) in zip(images.indexes.tolist(), found, sizes, strict=True):
             results += to_results(
-                one, image_id=own.image_id(index), category_ids=own.category_ids, seen=seen, own=tuple(size)
+                one, image_id=own.load(index).number, category_ids=own.class_ids, seen=seen, own=tuple(size)
             )
-        progress(len(scenes.indexes))
+        progress(len(images.indexes))
     detector.train(was_training)
     everyone = from_all((results, reasons))
     together = [entry for part, _ in everyone for entry in part]
@@ -101,7 +100,7 @@ def measure(source: ObjectSource, found: Found, *, world: World) -> Precision:
 
 
 def _measure(source: ObjectSource, found: Found) -> Precision:
-    truth = source.truth()
+    truth = instances_file(source)
     unread = {image["id"] for image in truth["images"] if found.lacks(image["file_name"])}
     truth["images"] = [image for image in truth["images"] if image["id"] not in unread]
     truth["annotations"] = [entry for entry in truth["annotations"] if entry["image_id"] not in unread]
@@ -116,14 +115,5 @@ def _measure(source: ObjectSource, found: Found) -> Precision:
 
 def by_orientation(source: ObjectSource) -> list[int]:
     """All numbers, wide images first, so that batches need little padding."""
-    sizes = [source.size(index) for index in range(len(source))]
+    sizes = [source.load(index).size for index in range(len(source))]
     return sorted(range(len(source)), key=lambda index: sizes[index][0] > sizes[index][1])
-
-
-def evenly(source: ObjectSource, most: int | None) -> ObjectSource:
-    """At most so many images, spread evenly over the source."""
-    if most is None or most >= len(source):
-        return source
-    if most < 1:
-        raise InputError(f"{most} images are none; give at least 1")
-    return ObjectSubset(source, np.linspace(0, len(source), most, endpoint=False, dtype=np.int64).tolist())

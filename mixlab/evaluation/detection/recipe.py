@@ -12,20 +12,21 @@ from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.data.batch_loader import BatchLoader
+from mixlab.data.object_batches import ObjectBatch, ObjectReader, Resizing
+from mixlab.data.objects import ObjectSource, parse_objects
+from mixlab.data.sample_order import AspectOrder
+from mixlab.data.source import at_most
 from mixlab.errors import InputError
 from mixlab.evaluation.dense.pyramid import Pyramid
 from mixlab.evaluation.dense.recipe import DenseConfig, DenseRecipe, DenseScores
-from mixlab.evaluation.detection.aspect_order import AspectOrder
-from mixlab.evaluation.detection.detector import Detector, DetectorConfig, HeadKind, ProposalConfig
-from mixlab.evaluation.detection.evaluate import evenly, find_objects, measure
-from mixlab.evaluation.detection.object_source import ObjectSource
+from mixlab.evaluation.detection.detector import Detector, DetectorConfig, HeadKind, ProposalConfig, to_input
+from mixlab.evaluation.detection.evaluate import find_objects, measure
 from mixlab.evaluation.detection.region_stage import RegionConfig
-from mixlab.evaluation.detection.scenes import Resizing, SceneBatch, SceneReader, to_input
-from mixlab.evaluation.detection.sources import parse_objects
 from mixlab.training.batches import build_batches
-from mixlab.training.config import Precise, TrainConfig
+from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World
-from mixlab.training.monitors import Score
+from mixlab.training.live_scores import Score
+from mixlab.training.precision import Precise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,8 @@ class DetectionConfig(DenseConfig):
     """Mask R-CNN or Cascade Mask R-CNN. The defaults are theirs for photographs with a short side of 800 pixels."""
 
     kind: ClassVar[str] = "detect"
+    title: ClassVar[str] = "detection"
+    shown: ClassVar[tuple[str, ...]] = ("boxes_AP", "masks_AP")
     head: HeadKind = "mask"
     short: tuple[int, int] = (800, 800)  # pixels; with two numbers the side is drawn in steps of 32
     long: int = 1333
@@ -96,8 +99,8 @@ class DetectionConfig(DenseConfig):
     def open(self, data: str) -> ObjectSource:
         return parse_objects(data, keep_empty=self.keep_empty)
 
-    def loader(self, source: ObjectSource, config: TrainConfig, *, world: World) -> BatchLoader[SceneBatch]:
-        sizes = np.array([source.size(index) for index in range(len(source))])
+    def loader(self, source: ObjectSource, config: TrainConfig, *, world: World) -> BatchLoader[ObjectBatch]:
+        sizes = np.array([source.load(index).size for index in range(len(source))])
         order = None
         if len(source) >= config.batch:  # otherwise `build_batches` says what is wrong
             order = AspectOrder(
@@ -109,7 +112,7 @@ class DetectionConfig(DenseConfig):
                 tall=sizes[:, 0] > sizes[:, 1],
                 group=config.batch,
             )
-        reader = SceneReader(source, self.resizing(), augment=True, seed=config.seed)
+        reader = ObjectReader(source, self.resizing(), augment=True, seed=config.seed)
         return build_batches(reader, config, world=world, order=order)
 
     def scores(
@@ -117,7 +120,7 @@ class DetectionConfig(DenseConfig):
     ) -> DenseScores:
         def score(network: nn.Module, stopped: Callable[[], bool]) -> Iterator[Score]:
             assert isinstance(network, Detector)
-            held_out = evenly(parse_objects(data, split="val"), self.score_images)
+            held_out = at_most(parse_objects(data, split="val"), self.score_images)
             found = find_objects(
                 network,
                 held_out,
@@ -142,7 +145,7 @@ class DetectionRecipe(DenseRecipe):
         pyramid = Pyramid(backbone, taps=config.taps, frozen=config.frozen)
         super().__init__(Detector(pyramid, config.detector(num_classes)), backbone_lr=config.backbone_lr)
 
-    def loss(self, batch: SceneBatch) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, batch: ObjectBatch) -> tuple[Tensor, dict[str, Tensor]]:
         losses: dict[str, Tensor] = self.run(to_input(batch, self.backbone), batch.shapes(), batch.objects())
         total = torch.stack(list(losses.values())).sum()
         return total, {name: value.detach() for name, value in losses.items()}

@@ -55,7 +55,10 @@ class ProbeCrops:
 
 
 class FeatureStream(ABC):
-    """Batches of features without end, from any step on. Step s gives the same batch in every run, whatever came before and however many ranks there are."""
+    """Batches of features without end, from any step on.
+
+    Step s gives the same batch in every run, whatever came before and however many ranks there are.
+    """
 
     num_images: int
     batch: int  # over all ranks

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from mixlab.data.batch_loader import BatchLoader
-from mixlab.data.masks import MaskedImage
+from mixlab.data.label_map_batches import WholeReader
+from mixlab.data.masks import MaskedImage, MaskSource
 from mixlab.data.sample_order import SampleOrder
-from mixlab.evaluation.segmentation.data import LabelMaps
 from mixlab.evaluation.segmentation.inference import Predictor
 from mixlab.evaluation.segmentation.metrics import ConfusionMatrix, SegmentationScores, scores_of
-from mixlab.evaluation.segmentation.samples import WholeReader
 from mixlab.training.distributed import World, from_all
 from mixlab.training.stopping import never, until_stopped
 
@@ -23,7 +22,7 @@ MOST_GROUPS = 200  # of images, for the interval
 
 def evaluate(
     predictor: Predictor,
-    source: LabelMaps,
+    source: MaskSource,
     *,
     world: World,
     workers: int = 0,

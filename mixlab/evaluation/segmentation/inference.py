@@ -12,9 +12,9 @@ from torch import Tensor
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.data.crops import normalise
-from mixlab.evaluation.segmentation.transforms import fitted_size
+from mixlab.data.label_map_batches import fitted_size
 from mixlab.evaluation.segmentation.upernet import UperNet, resize
-from mixlab.training.config import Precise
+from mixlab.training.precision import Precise
 from mixlab.training.recipe import to_pixels_of
 
 Mode = Literal["single", "multi", "slide"]

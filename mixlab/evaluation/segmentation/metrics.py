@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torchmetrics import Metric
 
+from mixlab.data.mask_values import IGNORE
 from mixlab.errors import InputError
-from mixlab.evaluation.segmentation.data import IGNORE
 
 NUM_RESAMPLES = 2000
 

@@ -10,9 +10,8 @@ from matplotlib.patches import Patch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mixlab.data.mask_values import voc_palette
+from mixlab.data.mask_values import IGNORE, voc_palette
 from mixlab.data.masks import MaskedImage
-from mixlab.evaluation.segmentation.data import IGNORE
 
 _CELL = 1.8  # inches a picture
 _NOT_COUNTED = (255, 255, 255)

@@ -11,20 +11,24 @@ from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.data.batch_loader import BatchLoader
+from mixlab.data.colour import change_colours, draw_colours
 from mixlab.data.crops import normalise
+from mixlab.data.label_map_batches import CropBatch, CropReader, CropRule
+from mixlab.data.label_maps import parse_label_maps
+from mixlab.data.mask_values import IGNORE
+from mixlab.data.masks import MaskSource
+from mixlab.data.source import at_most
 from mixlab.errors import InputError
 from mixlab.evaluation.dense.pyramid import Pyramid
 from mixlab.evaluation.dense.recipe import DenseConfig, DenseRecipe, DenseScores
-from mixlab.evaluation.segmentation.data import IGNORE, FirstLabels, LabelMaps, parse_labels
 from mixlab.evaluation.segmentation.evaluate import evaluate
 from mixlab.evaluation.segmentation.inference import Inference, Mode, Predictor
-from mixlab.evaluation.segmentation.samples import CropBatch, CropReader
-from mixlab.evaluation.segmentation.transforms import CropRule, change_colours, draw_colours
 from mixlab.evaluation.segmentation.upernet import Norm, UperNet, resize
 from mixlab.training.batches import build_batches
-from mixlab.training.config import Precise, TrainConfig
+from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World
-from mixlab.training.monitors import Score
+from mixlab.training.live_scores import Score
+from mixlab.training.precision import Precise
 from mixlab.training.recipe import Place, to_pixels_of
 
 
@@ -33,6 +37,8 @@ class SegmentConfig(DenseConfig):
     """UperNet as MMSegmentation trains it on ADE20K, which both papers use."""
 
     kind: ClassVar[str] = "segment"
+    title: ClassVar[str] = "segmentation"
+    shown: ClassVar[tuple[str, ...]] = ("miou",)
     crop: int = 512
     short_side: int = 512
     long_side: int = 2048
@@ -56,10 +62,10 @@ class SegmentConfig(DenseConfig):
     def image(self) -> int:
         return self.crop
 
-    def open(self, data: str) -> LabelMaps:
-        return parse_labels(data)
+    def open(self, data: str) -> MaskSource:
+        return parse_label_maps(data)
 
-    def loader(self, source: LabelMaps, config: TrainConfig, *, world: World) -> BatchLoader[CropBatch]:
+    def loader(self, source: MaskSource, config: TrainConfig, *, world: World) -> BatchLoader[CropBatch]:
         rule = CropRule(
             crop=self.crop,
             short_side=self.short_side,
@@ -73,11 +79,11 @@ class SegmentConfig(DenseConfig):
         return SegmentRecipe(self, backbone, num_classes=num_classes)
 
     def scores(
-        self, data: str, source: LabelMaps, config: TrainConfig, *, world: World, precise: Precise
+        self, data: str, source: MaskSource, config: TrainConfig, *, world: World, precise: Precise
     ) -> DenseScores:
         def measure(network: nn.Module, stopped: Callable[[], bool]) -> Iterator[Score]:
             assert isinstance(network, UperNet)
-            held_out = FirstLabels(parse_labels(data, split="val"), self.score_images)
+            held_out = at_most(parse_label_maps(data, split="val"), self.score_images)
             predictor = Predictor(network, self.inference("single"), precise=precise)
             found, _ = evaluate(predictor, held_out, world=world, stopped=stopped)
             yield from (("miou", found.miou), ("macc", found.macc), ("aacc", found.aacc))

@@ -13,7 +13,7 @@ from mixlab.evaluation.target import Target
 from mixlab.recipes import find_recipe
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import flat_records
-from mixlab.training.machine import choose_device, make_current
+from mixlab.training.distributed import choose_device, make_current
 
 REPEATS, WARM_UP = 12, 3
 METRICS = {"dino": "knn_top1", "supervised": "top1"}

@@ -20,13 +20,13 @@ from mixlab.errors import InputError
 from mixlab.report import write_report
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import read_json, write_json
+from mixlab.run.lock import RunLock
 from mixlab.studies.miniature.copies import prepare
 from mixlab.studies.miniature.parts import PARTS, Part
 from mixlab.studies.miniature.plan import FAMILIES, QUICK, Effort, Family, Setting
 from mixlab.studies.miniature.sharing import shared_gpu
 from mixlab.studies.steps import Step, is_done, mark_of, run_steps, wait_for_workers, worker_pool
-from mixlab.training.machine import choose_device, num_cores
-from mixlab.training.run_lock import RunLock
+from mixlab.training.distributed import choose_device, num_cores
 
 COMMAND = "study miniature"
 NOTE_S = 2.0

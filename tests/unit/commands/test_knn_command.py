@@ -13,7 +13,7 @@ from mixlab.commands.knn import knn
 from mixlab.data.images import parse_source
 from mixlab.run import RunDirectory
 from mixlab.run.directory import read_json
-from mixlab.training.knn import knn_accuracy
+from mixlab.training.knn import LabelledFeatures, knn_accuracy
 from tests.photographs import PHOTOGRAPHS, needs_photographs
 
 OPTIONS = {"workers": 0, "device": "cpu"}
@@ -32,11 +32,10 @@ def test_scores_go_to_the_run_and_follow_the_vote(tmp_path: Path) -> None:
         with torch.no_grad():
             features[split], labels[split] = model((pixels - mean) / std), source.labels()
     for row in result["scores"]:
-        expected = knn_accuracy(
-            features["train"], labels["train"], features["val"], labels["val"], num_classes=10, k=row["k"]
-        )
+        bank, queries = (LabelledFeatures(features[split], labels[split]) for split in ("train", "val"))
+        expected = knn_accuracy(bank, queries, num_classes=10, k=row["k"], temperature=0.07, device=torch.device("cpu"))
         assert row["top1"] == pytest.approx(expected, abs=1 / 80)  # rounding may move one image
-    assert [record["k"] for record in result["measurements"]] == [20]
+    assert [record["protocol"]["k"] for record in result["measurements"]] == [row["k"] for row in result["scores"]]
     assert result["num_neighbours"] == 80
 
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from study_folders_drawn import draw_folders
 
 from mixlab.backbones.weights import model_from_file
 from mixlab.cli import main
 from mixlab.data.decode import decode, fit_image, to_tensor
 from mixlab.run.directory import read_json
+from tests.drawn_folders import draw_folders
 
 QUICK = ("--set", "epochs=1", "--set", "batch=16", "--set", "knn.every_epochs=0", "--device", "cpu")
 

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from mixlab.data import ImageFolder, Shapes, Subset, TarShards, UnreadableImage, parse_source
-from mixlab.data.folder_index import CACHE_NAME, find_images
+from mixlab.data.folder_index import cache_folder, find_images, index_file
 from mixlab.data.shards import expand_pattern
 
 
@@ -110,7 +110,7 @@ def test_the_index_is_read_back_and_notices_every_change(photos):
     ImageFolder(photos)
     settle(photos)
     ImageFolder(photos)
-    index = photos / CACHE_NAME
+    index = index_file("folder", photos, None)
     stored = json.loads(index.read_text())
     stored["folders"][-1]["files"].append("from the cache.png")
     index.write_text(json.dumps(stored))
@@ -133,14 +133,32 @@ def test_a_file_that_arrives_right_after_indexing_is_seen(photos):
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 99}', '{"format": 1, "folders": [{"a": 1}]}'])
 def test_a_damaged_index_is_built_again(photos, content):
-    (photos / CACHE_NAME).write_text(content)
+    index_file("folder", photos, None).write_text(content)
     assert len(ImageFolder(photos)) == 4
 
 
-def test_the_index_can_live_elsewhere(photos, tmp_path):
+def test_nothing_is_written_beside_the_data(photos, shards, tmp_path, monkeypatch):
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.setenv("MIXLAB_CACHE", str(tmp_path.parent / f"{tmp_path.name} cache"))
+    ImageFolder(photos)
+    TarShards(f"{shards}/set-*.tar")
+    assert sorted(tmp_path.rglob("*")) == before
+    assert sorted(file.name[:6] for file in cache_folder().iterdir()) == ["folder", "shard-", "shard-", "shard-"]
+
+
+def test_the_cache_is_where_the_user_says_and_need_not_be_writable(photos, tmp_path, monkeypatch):
+    monkeypatch.delenv("MIXLAB_CACHE")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert cache_folder() == tmp_path / ".cache" / "mixlab"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_folder() == tmp_path / "xdg" / "mixlab"
+    (tmp_path / "a file").write_text("in the way")
+    for where in (tmp_path / "a file", tmp_path / "a file" / "below"):
+        monkeypatch.setenv("MIXLAB_CACHE", str(where))
+        assert len(ImageFolder(photos)) == 4
     ImageFolder(photos, cache=tmp_path / "cache")
-    assert not (photos / CACHE_NAME).exists()
-    assert len(list((tmp_path / "cache").glob("index-*.json"))) == 1
+    assert len(list((tmp_path / "cache").glob("folder-*.json"))) == 1
 
 
 def test_a_link_back_up_does_not_loop(photos):
@@ -258,6 +276,21 @@ def test_a_folder_with_splits_gives_the_split(tmp_path):
     save(tmp_path / "validation" / "b" / "2.png")
     assert parse_source(str(tmp_path)).classes == ("a",)
     assert parse_source(str(tmp_path), split="val").classes == ("b",)
+
+
+@pytest.mark.parametrize("only", ["train", "val"])
+def test_a_folder_with_one_split_gives_it_for_both(tmp_path, only):
+    for name in "ab":
+        save(tmp_path / only / name / "1.png")
+    for split in ("train", "val"):
+        source = parse_source(str(tmp_path), split=split)
+        assert source.classes == ("a", "b") and source.root == tmp_path / only
+
+
+def test_a_class_called_test_stays_a_class_among_others(tmp_path):
+    for name in ("cat", "dog", "test"):
+        save(tmp_path / name / "1.png")
+    assert parse_source(str(tmp_path)).classes == ("cat", "dog", "test")
 
 
 @pytest.mark.parametrize(

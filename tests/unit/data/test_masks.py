@@ -9,7 +9,9 @@ import torch
 from PIL import Image
 
 from mixlab.data import MaskSource, Shapes, SkippedImages, TooManyUnreadableError, UnreadableImage, parse_masks
+from mixlab.data.mask_formats import mask_format
 from mixlab.data.mask_values import ADE_STUFF, ADE_THINGS, MaskValueError, plain_mask, voc_palette
+from mixlab.data.masks import unpaired_note
 from tests.photographs import PHOTOGRAPHS, needs_photographs
 
 
@@ -90,8 +92,31 @@ def test_files_without_a_partner_are_reported_and_the_rest_goes_on(tmp_path):
     save_image(tmp_path / "images" / "alone.jpg")
     save_mask(tmp_path / "masks" / "sub" / "lost.png", [[0]])
     source = parse_masks(name)
-    assert [Path(path).name for path in source.unmatched] == ["lost.png", "alone.jpg"]
+    assert [Path(path).name for path in source.unpaired] == ["lost.png", "alone.jpg"]
     assert [item.name for item in source.read()] == ["a b.jpg"]
+    assert "2 files have no partner" in unpaired_note(source) and "lost.png" in unpaired_note(source)
+
+
+def test_what_is_at_a_place_is_decided_by_what_lies_there_and_never_by_trying(tmp_path, monkeypatch):
+    monkeypatch.setattr("mixlab.data.coco.read_coco", lambda path: pytest.fail(f"read {path} to find out"))
+    save_image(tmp_path / "plain" / "cat" / "a.jpg")
+    own_folder(tmp_path / "own", [[0, 255]])
+    save_image(tmp_path / "ade" / "images" / "validation" / "a.jpg")
+    save_mask(tmp_path / "ade" / "annotations" / "validation" / "a.png", [[1]])
+    (tmp_path / "instances.json").write_text("{}")
+    expected = {
+        "plain": None, "plain/cat/a.jpg": None, "own": "masks", "own/images": None, "own/masks/a b.png": None,
+        "instances.json": "coco", "ade": "ade", "nowhere": None,
+    }  # fmt: skip
+    assert {name: mask_format(str(tmp_path / name)) for name in expected} == expected
+    assert [mask_format(name) for name in ("shapes:n=3", "wds:x.tar", "photo", "voc:here", "voc")] == [
+        "shapes", None, None, "voc", None,
+    ]  # fmt: skip
+    (tmp_path / "ade" / "objectInfo9.txt").write_text("Idx\tName\n1\tcat\n2\tdog\n")
+    assert mask_format(str(tmp_path / "ade")) is None  # which of its labels are things is not said
+    for image in ("plain", "plain/cat/a.jpg"):
+        with pytest.raises(ValueError, match="holds no masks in a known layout"):
+            parse_masks(str(tmp_path / image))
 
 
 def test_folders_without_any_pair_are_refused(tmp_path):
@@ -158,7 +183,7 @@ def test_voc_labels_merge_and_the_border_is_ignored(tmp_path):
     values = [[0, 15, 255]]
     save_mask(tmp_path / "SegmentationClass" / "1.png", values, "P")
     source = parse_masks(str(tmp_path))
-    assert only(source) == [[0, 1, 255]] and source.unmatched == ()
+    assert only(source) == [[0, 1, 255]] and source.unpaired == ()
     Image.fromarray(voc_palette()[np.array(values)]).save(tmp_path / "SegmentationClass" / "1.png")
     assert only(source) == [[0, 1, 255]]
     save_mask(tmp_path / "SegmentationClass" / "1.png", [[0, 21, 255]], "P")
@@ -177,7 +202,7 @@ def test_pet_trimaps_ignore_the_border(tmp_path):
     save_mask(tmp_path / "annotations" / "trimaps" / "Abyssinian_1.png", [[1, 2, 3]])
     save_mask(tmp_path / "annotations" / "trimaps" / "._Abyssinian_1.png", [[1, 2, 3]])  # the archive has these
     source = parse_masks(str(tmp_path))
-    assert only(source) == [[1, 0, 255]] and source.unmatched == ()
+    assert only(source) == [[1, 0, 255]] and source.unpaired == ()
 
 
 def test_ade_things_are_foreground_and_unlabelled_pixels_are_ignored(tmp_path):
@@ -249,7 +274,7 @@ def test_a_folder_of_nothing_known_is_refused(tmp_path):
 )
 def test_real_photographs_with_masks_are_read(name, number):
     source = parse_masks(name.format(PHOTOGRAPHS))
-    assert len(source) == number and source.unmatched == ()
+    assert len(source) == number and source.unpaired == ()
     for index in range(0, number, max(1, number // 6)):
         item = source.load(index)
         assert set(item.mask.unique().tolist()) <= {0, 1, 255}

@@ -1,4 +1,4 @@
-"""Intervals, few labels, splits, and the lists of ImageNet's classes."""
+"""Intervals of accuracies, the view for evaluation, and the lists of ImageNet's classes."""
 
 import importlib.resources
 import json
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from torchvision import transforms
 from torchvision.transforms import InterpolationMode
@@ -20,99 +19,19 @@ from mixlab.data.imagenet_labels import (
     val_number,
 )
 from mixlab.data.images import ImageFolder
-from mixlab.data.labelled import few_labels, labelled_splits
-from mixlab.data.source import at_most, evenly_spaced
-from mixlab.evaluation.accuracy import accuracy, paired_gap
+from mixlab.evaluation.accuracy import Accuracy
 from mixlab.evaluation.views import CentreView
-from mixlab.statistics import bootstrap_difference, bootstrap_mean
 
 
-def test_the_interval_is_that_of_resampling_images_one_by_one() -> None:
-    right = torch.zeros(400, dtype=torch.float64)
-    right[:300] = 1
-    slow, fast = bootstrap_mean(right, num_resamples=4000), accuracy(300, 400)
-    assert fast.value == slow.value == 0.75
-    assert abs(fast.low - slow.low) < 0.006 and abs(fast.high - slow.high) < 0.006
-
-
-def test_the_interval_of_a_difference_is_that_of_resampling_pairs() -> None:
-    generator = torch.Generator().manual_seed(0)
-    first = torch.rand(500, generator=generator) < 0.8
-    second = first ^ (torch.rand(500, generator=generator) < 0.15)
-    slow, fast = bootstrap_difference(first.double(), second.double(), num_resamples=4000), paired_gap(first, second)
-    assert fast.value == pytest.approx(slow.value)
-    assert abs(fast.low - slow.low) < 0.006 and abs(fast.high - slow.high) < 0.006
-
-
-def test_no_images_have_no_accuracy_and_impossible_counts_are_refused() -> None:
-    assert accuracy(0, 0)[:3] == (None, None, None)
+def test_accuracies_of_nothing_and_of_everything_have_intervals_with_a_width() -> None:
+    for correct, inner in ((0, "high"), (50, "low")):
+        found = Accuracy(correct, 50).to_json()
+        assert found["low"] <= found["top1"] == correct / 50 <= found["high"]
+        # Wilson's inner end at 0 or n of n is z^2 / (n + z^2) away from it.
+        assert abs(found[inner] - found["top1"]) == pytest.approx(1.959964**2 / (50 + 1.959964**2), abs=1e-6)
+    assert Accuracy(0, 0).to_json() == {"top1": None, "low": None, "high": None, "correct": 0, "n": 0}
     with pytest.raises(ValueError, match="5 of 4"):
-        accuracy(5, 4)
-    with pytest.raises(ValueError, match="do not pair up"):
-        paired_gap(torch.ones(3, dtype=torch.bool), torch.ones(4, dtype=torch.bool))
-
-
-def test_few_labels_are_a_share_of_every_class_and_one_at_least() -> None:
-    labels = torch.tensor([0] * 300 + [1] * 100 + [2] * 7 + [0] * 200)
-    for share, counts in ((0.01, [5, 1, 1]), (0.1, [50, 10, 1]), (1.0, [500, 100, 7])):
-        chosen = few_labels(labels, share)
-        assert torch.bincount(labels[chosen]).tolist() == counts
-        assert chosen == sorted(set(chosen))
-
-
-def test_few_labels_depend_on_the_seed_alone_and_small_shares_lie_in_large_ones() -> None:
-    labels = torch.arange(1000) % 10
-    one, ten = few_labels(labels, 0.01, seed=1), few_labels(labels, 0.1, seed=1)
-    assert set(one) < set(ten) and len(one) == 10 and len(ten) == 100
-    assert few_labels(labels, 0.1, seed=1) == ten != few_labels(labels, 0.1, seed=2)
-    with pytest.raises(ValueError, match="share of 10"):
-        few_labels(labels, 10)
-
-
-def make_folder(root: Path, classes: dict[str, int]) -> None:
-    for name, number in classes.items():
-        (root / name).mkdir(parents=True)
-        for index in range(number):
-            pixels = np.random.default_rng(index).integers(0, 255, (8, 8, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(root / name / f"{index:03d}.png")
-
-
-def test_classes_of_two_splits_are_matched_by_name_and_the_rest_is_named(tmp_path: Path) -> None:
-    make_folder(tmp_path / "train", {"ant": 4, "cat": 4, "dog": 4})
-    make_folder(tmp_path / "val", {"bee": 2, "cat": 3, "dog": 1})
-    splits = labelled_splits(str(tmp_path))
-    assert splits.classes == splits.val.classes == ("ant", "cat", "dog")
-    assert [splits.val.label(i) for i in range(len(splits.val))] == [1, 1, 1, 2]
-    assert [splits.val.name(i) for i in range(4)] == ["cat/000.png", "cat/001.png", "cat/002.png", "dog/000.png"]
-    assert splits.unknown == {"bee": 2} and splits.absent == ("ant",)
-    assert "2 images of 1 unknown classes are left out: bee" in splits.notes()[0]
-
-
-def test_a_single_split_is_cut_class_by_class(tmp_path: Path) -> None:
-    make_folder(tmp_path, {"ant": 11, "cat": 5})
-    splits = labelled_splits(str(tmp_path))
-    assert torch.bincount(splits.val.labels()).tolist() == [3, 1]
-    assert torch.bincount(splits.train.labels()).tolist() == [8, 4]
-    names = [{part.name(i) for i in range(len(part))} for part in (splits.train, splits.val)]
-    assert not names[0] & names[1] and len(names[0] | names[1]) == 16
-
-
-def test_data_without_usable_labels_gets_a_sentence(tmp_path: Path) -> None:
-    make_folder(tmp_path / "one", {"ant": 3})
-    with pytest.raises(ValueError, match="has 1 classes"):
-        labelled_splits(str(tmp_path / "one"))
-    make_folder(tmp_path / "two" / "train", {"ant": 3, "bee": 3})
-    make_folder(tmp_path / "two" / "val", {"cow": 1, "dog": 1})
-    with pytest.raises(ValueError, match=r"no validation image .* found cow, dog, known are ant, bee"):
-        labelled_splits(str(tmp_path / "two"))
-
-
-def test_a_limit_spreads_over_the_whole_source() -> None:
-    assert evenly_spaced(100, 4) == [0, 25, 50, 75] and evenly_spaced(3, 9) == [0, 1, 2]
-    with pytest.raises(ValueError, match="0 images"):
-        evenly_spaced(10, 0)
-    shapes = labelled_splits("shapes:n=40,size=16")
-    assert len(at_most(shapes.val, 7)) == 7 and at_most(shapes.val, None) is shapes.val
+        Accuracy(5, 4).to_json()
 
 
 def test_the_view_for_evaluation_is_resize_and_centre_crop(tmp_path: Path) -> None:
@@ -122,13 +41,12 @@ def test_the_view_for_evaluation_is_resize_and_centre_crop(tmp_path: Path) -> No
     Image.fromarray((127 + 120 * waves).astype(np.uint8)).save(tmp_path / "ant" / "a.png")
     view = CentreView(56)  # 64 before the cut, as 256 before 224
     (batch,) = view.loader(ImageFolder(tmp_path), batch=4)
-    ours = view(batch.images, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
+    ours = view.crop(batch.images)[0] / 255
     steps = [transforms.Resize(64, InterpolationMode.BICUBIC), transforms.CenterCrop(56), transforms.ToTensor()]
-    theirs = transforms.Compose([*steps, transforms.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))])
-    expected = theirs(Image.open(tmp_path / "ant" / "a.png"))
-    off = (ours[0] - expected).abs()
-    assert off.mean() < 0.1 and off.max() < 0.3  # Resize rounds the longer side: less than a pixel
-    assert (ours[0].flip(2) - expected).abs().mean() > 0.3
+    expected = transforms.Compose(steps)(Image.open(tmp_path / "ant" / "a.png"))
+    off = (ours - expected).abs()
+    assert off.mean() < 0.03 and off.max() < 0.09  # Resize rounds the longer side: less than a pixel
+    assert (ours.flip(2) - expected).abs().mean() > 0.09
     for size, share in ((0, 0.9), (8, 0.0), (8, 1.1)):
         with pytest.raises(ValueError, match="give at least 1 px"):
             CentreView(size, share)

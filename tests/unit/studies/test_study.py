@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from mixlab.cli import main
-from mixlab.evaluation.segmentation.data import parse_labels
+from mixlab.data.label_maps import parse_label_maps
 from mixlab.run import RunDirectory, unpacked
 from mixlab.run.directory import read_json
 from mixlab.studies.miniature.folders import hold_out, write_labels
@@ -246,7 +246,7 @@ def test_every_fifth_image_of_a_class_is_held_out_where_there_is_no_split(tmp_pa
 def test_masks_become_label_maps_of_ground_and_figure(tmp_path: Path) -> None:
     _, masked = draw_folders(tmp_path)
     write_labels(str(masked), str(tmp_path / "labels"))
-    train, val = (parse_labels(str(tmp_path / "labels"), split=part) for part in ("train", "val"))
+    train, val = (parse_label_maps(str(tmp_path / "labels"), split=part) for part in ("train", "val"))
     assert (len(train), len(val)) == (NUM_MASKS * 3 // 4, NUM_MASKS // 4)
     assert train.classes == ("ground", "figure")
     first = val.load(0)

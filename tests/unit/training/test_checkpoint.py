@@ -8,8 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mixlab.training.checkpoint import Checkpoints
-from mixlab.training.tensor_file import write_tensors
+from mixlab.training.checkpoint import Checkpoints, write_tensors
 
 TENSORS = {
     "matrix": torch.randn(3, 5),

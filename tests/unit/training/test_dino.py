@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from mixlab.backbones.zoo import create_model
 from mixlab.data.loader import Batch
 from mixlab.recipes import RECIPES
-from mixlab.training.dino import Centre, DinoConfig, DinoRecipe, describe
-from mixlab.training.dino_head import DinoHead, DinoNetwork
-from mixlab.training.dino_loss import crowding
+from mixlab.training.collapse import describe
+from mixlab.training.dino import DinoConfig, DinoNetwork, DinoRecipe
+from mixlab.training.dino_parts import Centre, DinoHead, crowding
 from mixlab.training.loop import train
 from mixlab.training.recipe import Place, to_pixels_of
 from mixlab.training.settings import override

@@ -1,46 +1,143 @@
-"""The weighted vote against a plain loop, and against scikit-learn where the weights do not matter."""
+"""Nearest neighbours against a plain double loop, ties and all."""
 
 import math
 
 import pytest
 import torch
-import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sklearn.neighbors import KNeighborsClassifier
+from torch import Tensor
 
-from mixlab.training.knn import knn_accuracy, knn_predict
+from mixlab.training.knn import LabelledFeatures, fitting_ks, knn_accuracy, knn_correct, nearest, vote
+
+CPU = torch.device("cpu")
 
 
-def features(num: int, dim: int, seed: int) -> torch.Tensor:
-    return torch.randn(num, dim, generator=torch.Generator().manual_seed(seed))
+def double_loop(bank: Tensor, labels: list[int], queries: Tensor, k: int, num_classes: int) -> list[int]:
+    """DINO's vote in plain Python: equal cosines by the lower number, equal votes for the lower class."""
+    answers = []
+    for query in queries.double().tolist():
+        cosines = []
+        for key in bank.double().tolist():
+            dot = math.fsum(a * b for a, b in zip(query, key, strict=True))
+            norms = math.sqrt(math.fsum(a * a for a in query)) * math.sqrt(math.fsum(b * b for b in key))
+            cosines.append(round(dot / norms, 9))
+        order = sorted(range(len(bank)), key=lambda index: (-cosines[index], index))[:k]
+        votes = [0.0] * num_classes
+        for number in range(num_classes):
+            votes[number] = math.fsum(math.exp(cosines[i] / 0.07) for i in order if labels[i] == number)
+        answers.append(votes.index(max(votes)))  # fsum rounds once: equal votes are equal numbers
+    return answers
 
 
-@pytest.mark.parametrize("k", [1, 5, 20, 500])
-def test_the_vote_is_that_of_a_plain_loop(k: int) -> None:
-    bank, queries = features(60, 8, 0), features(15, 8, 1)
-    labels = torch.arange(60) % 7
-    expected = []
-    for query in queries:
-        cosines = [(float(F.cosine_similarity(query, row, dim=0)), i % 7) for i, row in enumerate(bank)]
-        votes = [0.0] * 7
-        for cosine, label in sorted(cosines, reverse=True)[:k]:
-            votes[label] += math.exp(cosine / 0.07)
-        expected.append(votes.index(max(votes)))
-    assert knn_predict(bank, labels, queries, num_classes=7, k=k).tolist() == expected
+def predictions(bank: Tensor, labels: Tensor, queries: Tensor, k: int, num_classes: int, **blocks: int) -> list[int]:
+    """Our answers, read off which truths come out right."""
+    table = LabelledFeatures(bank, labels)
+    found = torch.full((len(queries),), -1)
+    for number in range(num_classes):
+        asked = LabelledFeatures(queries, torch.full((len(queries),), number))
+        right = knn_correct(table, asked, num_classes=num_classes, ks=(k,), device=CPU, **blocks)[k]
+        found[right] = number
+    return found.tolist()
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_answers_are_those_of_a_double_loop(data: st.DataObject) -> None:
+    num_keys, num_queries = data.draw(st.integers(1, 30)), data.draw(st.integers(1, 6))
+    k, num_classes = data.draw(st.integers(1, 35)), data.draw(st.integers(2, 4))
+    # Few different directions, so that equal cosines and equal votes are common.
+    direction = st.sampled_from([(1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.6, 0.8, 0.0), (1.0, 2.0, 2.0), (0.0, -1.0, 0.0)])
+    bank = torch.tensor(data.draw(st.lists(direction, min_size=num_keys, max_size=num_keys)))
+    queries = torch.tensor(data.draw(st.lists(direction, min_size=num_queries, max_size=num_queries)))
+    labels = data.draw(st.lists(st.integers(0, num_classes - 1), min_size=num_keys, max_size=num_keys))
+    ours = predictions(
+        bank,
+        torch.tensor(labels),
+        queries,
+        k,
+        num_classes,
+        query_block=data.draw(st.integers(1, 7)),
+        bank_block=data.draw(st.integers(1, 31)),
+    )
+    assert ours == double_loop(bank, labels, queries, k, num_classes)
+
+
+@pytest.mark.parametrize("k", [1, 10, 20])
+def test_random_features_agree_with_the_double_loop(k: int) -> None:
+    generator = torch.Generator().manual_seed(k)
+    bank, queries = torch.randn(60, 8, generator=generator), torch.randn(12, 8, generator=generator)
+    labels = torch.randint(4, (60,), generator=generator)
+    ours = predictions(bank, labels, queries, k, 4)
+    assert ours == double_loop(bank, labels.tolist(), queries, k, 4)
+
+
+def test_of_equal_cosines_the_lower_number_is_nearer_in_every_block() -> None:
+    bank = torch.ones(50, 3) * torch.arange(1, 51)[:, None]  # one direction, many lengths
+    table = LabelledFeatures(bank, torch.zeros(50, dtype=torch.int64))
+    query = LabelledFeatures(torch.rand(4, 3) + 0.1, torch.zeros(4, dtype=torch.int64))
+    for block in (1, 3, 7, 49, 50, 64):
+        found = torch.cat([rows for _, rows in nearest(table, query, 6, device=CPU, query_block=3, bank_block=block)])
+        assert found.tolist() == [[0, 1, 2, 3, 4, 5]] * 4
+
+
+def test_cosines_are_right_and_fall() -> None:
+    generator = torch.Generator().manual_seed(0)
+    bank, queries = torch.randn(200, 16, generator=generator), torch.randn(5, 16, generator=generator)
+    zeros = torch.zeros(200, dtype=torch.int64)
+    ((cosine, rows),) = nearest(LabelledFeatures(bank, zeros), LabelledFeatures(queries, zeros[:5]), 200, device=CPU)
+    expected = torch.nn.functional.cosine_similarity(queries.double()[:, None], bank.double()[None], dim=-1)
+    torch.testing.assert_close(cosine, expected.gather(1, rows), rtol=0, atol=1e-8)
+    assert (cosine.diff(dim=1) <= 0).all() and rows.sort(1).values.tolist() == [list(range(200))] * 5
+
+
+def test_of_equal_votes_the_lower_class_wins_whatever_the_order() -> None:
+    cosine = torch.tensor([[0.9, 0.9, 0.5, 0.5], [0.9, 0.9, 0.5, 0.5]])
+    assert vote(cosine, torch.tensor([[3, 1, 1, 3], [1, 3, 3, 1]]), num_classes=5).tolist() == [1, 1]
+
+
+def test_shares_of_the_queries_give_together_what_one_process_gives() -> None:
+    generator = torch.Generator().manual_seed(1)
+    bank = LabelledFeatures(torch.randn(40, 6, generator=generator), torch.arange(40) % 3)
+    queries = LabelledFeatures(torch.randn(11, 6, generator=generator), torch.arange(11) % 3)
+    whole = knn_correct(bank, queries, num_classes=3, ks=(5,), device=CPU)[5]
+    for rank in range(3):
+        own = LabelledFeatures(queries.features[rank::3], queries.labels[rank::3])
+        share = knn_correct(bank, own, num_classes=3, ks=(5,), device=CPU)[5]
+        assert torch.equal(share, whole[rank::3])
+    assert 0 < whole.sum() < 11
 
 
 def test_with_one_neighbour_it_is_scikit_learns_classifier() -> None:
-    bank, queries, labels = features(200, 16, 2), features(50, 16, 3), torch.arange(200) % 10
+    generator = torch.Generator().manual_seed(2)
+    bank, queries = torch.randn(200, 16, generator=generator), torch.randn(50, 16, generator=generator)
+    labels = torch.arange(200) % 10
     judge = KNeighborsClassifier(n_neighbors=1, metric="cosine").fit(bank.numpy(), labels.numpy())
-    assert knn_predict(bank, labels, queries, num_classes=10, k=1).tolist() == judge.predict(queries.numpy()).tolist()
+    assert predictions(bank, labels, queries, 1, 10) == judge.predict(queries.numpy()).tolist()
 
 
 def test_accuracy_is_one_on_the_bank_itself_and_chance_on_noise() -> None:
-    bank, labels = features(400, 32, 4), torch.arange(400) % 4
-    assert knn_accuracy(bank, labels, bank, labels, num_classes=4, k=1) == 1.0
-    noise = knn_accuracy(bank, labels, features(2000, 32, 5), torch.arange(2000) % 4, num_classes=4)
-    assert 0.15 < noise < 0.35
+    options = {"num_classes": 4, "temperature": 0.07, "device": CPU}
+    generator = torch.Generator().manual_seed(4)
+    bank = LabelledFeatures(torch.randn(400, 32, generator=generator), torch.arange(400) % 4)
+    assert knn_accuracy(bank, bank, k=1, **options) == 1.0
+    noise = LabelledFeatures(torch.randn(2000, 32, generator=generator), torch.arange(2000) % 4)
+    assert 0.15 < knn_accuracy(bank, noise, k=20, **options) < 0.35
 
 
-def test_a_bank_without_labels_is_refused() -> None:
-    with pytest.raises(ValueError, match="one label for each feature"):
-        knn_predict(features(3, 2, 0), torch.zeros(2, dtype=torch.int64), features(1, 2, 0), num_classes=2)
+def test_a_bank_is_asked_only_for_the_numbers_of_neighbours_that_it_has() -> None:
+    assert fitting_ks((10, 20, 100, 200), 50) == (10, 20)
+    assert fitting_ks((20, 5, 20), 20) == (20, 5)
+    assert fitting_ks((100, 200), 50) == (50,)
+
+
+def test_calls_without_neighbours_are_refused() -> None:
+    table = LabelledFeatures(torch.ones(2, 3), torch.tensor([0, 1]))
+    none = LabelledFeatures(torch.ones(0, 3), torch.zeros(0, dtype=torch.int64))
+    with pytest.raises(ValueError, match="at least one number from 1"):
+        knn_correct(table, table, num_classes=2, ks=(0,), device=CPU)
+    with pytest.raises(ValueError, match="nearest of 0 images"):
+        knn_correct(none, table, num_classes=2, ks=(1,), device=CPU)
+    with pytest.raises(ValueError, match="temperature 0"):
+        knn_correct(table, table, num_classes=2, ks=(1,), temperature=0.0, device=CPU)

@@ -6,7 +6,7 @@ from mixlab.training.progress import TrainingProgress
 
 
 def test_the_last_line_is_printed_once_with_all_its_figures(capfd: pytest.CaptureFixture[str]) -> None:
-    progress = TrainingProgress(total=4, done=0, enabled=True)
+    progress = TrainingProgress(total=4, done=0, enabled=True, scores=("knn_accuracy",))
     with progress:
         progress.show(2, {"loss": 3.0})
         progress.show(4, {"loss": 2.0})

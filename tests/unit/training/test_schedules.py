@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from mixlab.training.schedules import cosine, learning_rate, linear_by_epoch
+from mixlab.training.optim import cosine, learning_rate, linear_by_epoch
 
 
 def dino_table(base: float, final: float, epochs: int, per_epoch: int, warmup_epochs: int = 0) -> np.ndarray:

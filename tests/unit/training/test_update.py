@@ -11,8 +11,7 @@ from mixlab.recipes import RECIPES
 from mixlab.training.acceleration import TensorDropPath, compile_recipe
 from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World
-from mixlab.training.recipe import Recipe
-from mixlab.training.seeding import seed_all, seed_for
+from mixlab.training.recipe import Recipe, seed_all, seed_for
 from mixlab.training.settings import override
 from mixlab.training.update import Update
 

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from coco_folder import draw_coco
 from safetensors.torch import load_file
 from test_average_precision import by_pycocotools
 
 from mixlab.analysis.claim_measured import mamba_does_dense_better
 from mixlab.commands.claims import read_evidence
 from mixlab.commands.detect import choose_config, detect
+from mixlab.data.objects import instances_file, parse_objects
 from mixlab.evaluation.detection.average_precision import NAMES
 from mixlab.evaluation.detection.detector import Detector
-from mixlab.evaluation.detection.sources import parse_objects
 from mixlab.run import RunDirectory
+from tests.coco_folder import draw_coco
 from tests.photographs import PHOTOGRAPHS, needs_photographs
 
 DATA = "shapes:n=24,size=32"
@@ -66,7 +66,7 @@ def test_figures_are_those_of_pycocotools_on_the_results_file(finished):
     found = json.loads((finished / "detections.json").read_text())
     images = {entry["image_id"] for entry in found}
     source = parse_objects(DATA, split="val")
-    truth = source.truth()
+    truth = instances_file(source)
     judged = {3 * number + 1 for number in range(8)}  # 8 of 24, evenly
     assert images <= judged and found
     truth["images"] = [image for image in truth["images"] if image["id"] in judged]

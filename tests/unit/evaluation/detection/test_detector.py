@@ -6,15 +6,14 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import box_iou
 
 import mixlab
+from mixlab.data.object_batches import ObjectReader, Resizing
+from mixlab.data.objects import parse_objects
 from mixlab.evaluation.dense.pyramid import Pyramid
 from mixlab.evaluation.detection.cascade import CASCADE, SINGLE, RegionHeads
-from mixlab.evaluation.detection.detector import CentredAnchors, Detector
-from mixlab.evaluation.detection.objects import paste_masks
+from mixlab.evaluation.detection.detections import paste_masks
+from mixlab.evaluation.detection.detector import CentredAnchors, Detector, to_input
 from mixlab.evaluation.detection.recipe import DetectionConfig
-from mixlab.evaluation.detection.region_pooling import pool_regions
-from mixlab.evaluation.detection.region_stage import RegionConfig
-from mixlab.evaluation.detection.scenes import Resizing, SceneReader, to_input
-from mixlab.evaluation.detection.sources import parse_objects
+from mixlab.evaluation.detection.region_stage import RegionConfig, pool_regions
 from mixlab.recipes import find_recipe
 
 HEADS = ("mask", "cascade")
@@ -38,7 +37,7 @@ def tiny(head: str, *, seed: int = 0, frozen: bool = False) -> Detector:
 
 
 def batch_of(data: str = "shapes:n=8,size=64", number: int = 4):
-    reader = SceneReader(parse_objects(data), Resizing(short=(64, 64), long=128), augment=True)
+    reader = ObjectReader(parse_objects(data), Resizing(short=(64, 64), long=128), augment=True)
     return reader.collate([reader.read(index, 0) for index in range(number)])
 
 

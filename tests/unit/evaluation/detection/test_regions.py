@@ -5,11 +5,11 @@ import pytest
 import torch
 from torchvision.ops import box_iou
 
+from mixlab.data.objects import Objects, scale_boxes
 from mixlab.data.shapes import Shapes
+from mixlab.evaluation.detection.detections import paste_masks
 from mixlab.evaluation.detection.heads import BoxHead, MaskHead, box_losses, mask_loss
-from mixlab.evaluation.detection.objects import Objects, paste_masks, scale_boxes
-from mixlab.evaluation.detection.region_pooling import cut_masks, pool_regions
-from mixlab.evaluation.detection.region_sampling import sample_regions
+from mixlab.evaluation.detection.region_stage import cut_masks, pool_regions, sample_regions
 
 STRIDES = (4, 8, 16, 32)
 

@@ -9,14 +9,15 @@ from torch import Tensor
 
 from mixlab.backbones.zoo import create_model
 from mixlab.data.crops import normalise
+from mixlab.data.label_maps import parse_label_maps
+from mixlab.data.masks import MaskSource
 from mixlab.evaluation.dense.pyramid import Pyramid
-from mixlab.evaluation.segmentation.data import LabelMaps, parse_labels
 from mixlab.evaluation.segmentation.evaluate import evaluate, same_size
 from mixlab.evaluation.segmentation.inference import SCALES, Inference, Predictor
 from mixlab.evaluation.segmentation.metrics import ConfusionMatrix
 from mixlab.evaluation.segmentation.upernet import UperNet
 from mixlab.training.distributed import World
-from mixlab.training.stopping import ScoringLeft
+from mixlab.training.stopping import ScoringStopped
 
 ALONE = World(torch.device("cpu"))
 
@@ -108,11 +109,11 @@ def test_the_auxiliary_head_speaks_in_training_alone() -> None:
     assert [tuple(part.shape) for part in net.train()(images)] == [(2, 5, 16, 16), (2, 5, 4, 4)]
 
 
-class MixedSizes(LabelMaps):
+class MixedSizes(MaskSource):
     """Shapes of two sizes, taking turns."""
 
     def __init__(self) -> None:
-        self.parts = [parse_labels("shapes:n=9,size=24"), parse_labels("shapes:n=9,size=32")]
+        self.parts = [parse_label_maps("shapes:n=9,size=24"), parse_label_maps("shapes:n=9,size=32")]
         self.classes = self.parts[0].classes
 
     def __len__(self) -> int:
@@ -147,12 +148,12 @@ def test_judging_is_left_at_once_when_asked_to() -> None:
         seen.append(len(images))
         return [torch.zeros(image.shape[-2:], dtype=torch.int64) for image in images]
 
-    with pytest.raises(ScoringLeft):
+    with pytest.raises(ScoringStopped):
         evaluate(look, MixedSizes(), world=ALONE, stopped=lambda: bool(seen))  # type: ignore[arg-type]
     assert len(seen) == 1
 
 
-def evaluate_share(look: Predictor, source: LabelMaps, rank: int) -> Tensor:
+def evaluate_share(look: Predictor, source: MaskSource, rank: int) -> Tensor:
     """What one of three processes counts, before they add up."""
     found, _ = evaluate(look, source, world=World(torch.device("cpu"), rank=rank, size=3))
     return torch.from_numpy(found.matrix)

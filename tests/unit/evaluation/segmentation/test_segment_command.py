@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from mixlab.backbones.weights.reading import WeightsError
 from mixlab.commands.dense_task import say_recipe, small_recipe
 from mixlab.commands.segment import choose_config, segment
-from mixlab.evaluation.segmentation.data import parse_labels
+from mixlab.data.label_maps import parse_label_maps
 from mixlab.recipes import RECIPES
 from mixlab.training.loop import train
 from mixlab.training.settings import override
@@ -206,7 +206,7 @@ def test_live_scores_are_those_of_the_held_out_part(tmp_path: Path) -> None:
         ("vit_tinny", {}, "unknown model 'vit_tinny'"),
         ("segment_vit_tiny64", {"settings": ["method.crop=0"]}, "method.crop is 0; give at least 1"),
         ("segment_vit_tiny64", {"settings": ["method.scale=2,1"]}, "no range of factors"),
-        ("segment_vit_tiny64", {"settings": ["method.norm=layer"]}, "choose one of batch, group"),
+        ("segment_vit_tiny64", {"settings": ["method.norm=layer"]}, "expected one of batch, group"),
     ],
 )
 def test_a_wrong_call_is_answered(target: str, options: dict, says: str) -> None:
@@ -263,7 +263,7 @@ def test_runs_of_another_kind_or_with_other_classes_are_not_judged(finished: Pat
 
 def draw_labels(root: Path, number: int) -> Path:
     """A set in the layout of `labels/`, with as many classes as the drawn shapes have."""
-    source = parse_labels(f"shapes:n={number},size=32", split="val")
+    source = parse_label_maps(f"shapes:n={number},size=32", split="val")
     for index in range(number):
         pair = source.load(index)
         for part in ("training", "validation"):

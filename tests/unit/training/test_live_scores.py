@@ -1,6 +1,7 @@
 """Live scores: which images they use, and that they are the scores they say."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,14 @@ from PIL import Image
 from mixlab.backbones.zoo import create_model
 from mixlab.data.crops import normalise
 from mixlab.data.images import parse_source
+from mixlab.data.shapes import Shapes
 from mixlab.data.source import split
+from mixlab.recipes import RECIPES
 from mixlab.training.config import KnnConfig
 from mixlab.training.dino import DinoConfig
 from mixlab.training.distributed import World
-from mixlab.training.knn import knn_accuracy
-from mixlab.training.monitors import LiveScores, held_out_part
+from mixlab.training.knn import LabelledFeatures, knn_accuracy
+from mixlab.training.live_scores import KnnScores, validation_set
 from mixlab.training.supervised import SupervisedConfig
 
 WORLD = World(torch.device("cpu"))
@@ -27,9 +30,16 @@ def backbone():
     return create_model("vit_tiny", dim=32, depth=1, patch=8, image=32, head_dim=16)
 
 
-def scores(data: str, **settings: int) -> LiveScores:
-    config = KnnConfig(**{"bank": 40, "queries": 30, **settings})
-    return LiveScores(data, parse_source(data), config, image=32, world=WORLD, precise=nullcontext)
+def scores(data: str, recipe: str = "dino", workers: int = 0, **settings: int) -> KnnScores:
+    config = RECIPES[f"{recipe}_vit_tiny64"]()
+    sizes = {"size": 32} if recipe == "supervised" else {"global_size": 32}
+    config = replace(
+        config,
+        method=replace(config.method, **sizes),
+        knn=KnnConfig(**{"bank": 40, "queries": 30, **settings}),
+        data=replace(config.data, workers=workers),
+    )
+    return config.method.scores(data, parse_source(data), config, world=WORLD, precise=nullcontext)
 
 
 def test_the_live_score_is_knn_on_the_two_splits_of_the_data() -> None:
@@ -43,14 +53,15 @@ def test_the_live_score_is_knn_on_the_two_splits_of_the_data() -> None:
             recipe.teacher.backbone(normalise(torch.stack([source.load(i) for i in range(60)])))
             for source in (train, val)
         ]
-    expected = knn_accuracy(features[0], train.labels(), features[1], val.labels(), num_classes=10)
+    bank, queries = (LabelledFeatures(f, s.labels()) for f, s in zip(features, (train, val), strict=True))
+    expected = knn_accuracy(bank, queries, num_classes=10, k=20, temperature=0.07, device=WORLD.device)
     assert (name, value) == ("knn_accuracy", pytest.approx(expected))
 
 
 def test_classifiers_also_get_their_accuracy_and_go_back_to_training_mode() -> None:
     recipe = SupervisedConfig(size=32).build(backbone(), num_classes=10, total_steps=1, steps_per_epoch=1)
     recipe.network.train()
-    found = dict(scores(DATA)(recipe))
+    found = dict(scores(DATA, "supervised")(recipe))
     assert set(found) == {"knn_accuracy", "accuracy"} and all(0 <= value <= 1 for value in found.values())
     assert recipe.network.training
 
@@ -64,7 +75,7 @@ def save_images(folder: Path, classes: list[str], each: int) -> None:
 
 def test_a_folder_without_a_held_out_part_is_cut_so_that_no_query_is_in_the_bank(tmp_path: Path) -> None:
     save_images(tmp_path, ["cat", "dog"], 10)
-    assert held_out_part(str(tmp_path), parse_source(str(tmp_path))) is None
+    assert validation_set(str(tmp_path), parse_source(str(tmp_path))) is None
     bank, queries = split(parse_source(str(tmp_path)))
     in_bank, in_queries = ({part.name(i) for i in range(len(part))} for part in (bank, queries))
     assert len(in_bank) == 16 and len(in_queries) == 4 and not in_bank & in_queries
@@ -73,15 +84,15 @@ def test_a_folder_without_a_held_out_part_is_cut_so_that_no_query_is_in_the_bank
 def test_accuracy_is_given_only_for_images_that_were_not_trained_on(tmp_path: Path) -> None:
     save_images(tmp_path / "train", ["cat", "dog"], 10)
     recipe = SupervisedConfig(size=32).build(backbone(), num_classes=2, total_steps=1, steps_per_epoch=1)
-    assert [name for name, _ in scores(str(tmp_path / "train"))(recipe)] == ["knn_accuracy"]
+    assert [name for name, _ in scores(str(tmp_path / "train"), "supervised")(recipe)] == ["knn_accuracy"]
     save_images(tmp_path / "val", ["cat", "dog"], 2)
-    assert [name for name, _ in scores(str(tmp_path))(recipe)] == ["knn_accuracy", "accuracy"]
+    assert [name for name, _ in scores(str(tmp_path), "supervised")(recipe)] == ["knn_accuracy", "accuracy"]
 
 
 def test_a_held_out_part_of_other_classes_is_none(tmp_path: Path) -> None:
     save_images(tmp_path / "train", ["cat", "dog"], 5)
     save_images(tmp_path / "val", ["cat", "emu"], 2)
-    assert held_out_part(str(tmp_path), parse_source(str(tmp_path))) is None
+    assert validation_set(str(tmp_path), parse_source(str(tmp_path))) is None
 
 
 def test_a_folder_with_a_held_out_part_uses_it(tmp_path: Path) -> None:
@@ -100,3 +111,22 @@ def test_scores_are_due_every_few_epochs_and_at_the_end_and_never_without_labels
     for index in range(30):
         Image.new("RGB", (32, 32), (index, 0, 0)).save(tmp_path / f"{index}.png")
     assert not scores(str(tmp_path)).due(8, 8)
+
+
+def test_images_to_score_are_read_by_the_worker_processes_and_the_score_stays_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recipe = DinoConfig(num_prototypes=8, hidden=8, bottleneck=4).build(
+        backbone(), num_classes=0, total_steps=2, steps_per_epoch=1
+    )
+    alone = dict(scores(DATA, bank=60, queries=60)(recipe))
+    read_here: list[int] = []
+    load = Shapes.load_fitted
+
+    def counted(self: Shapes, index: int, *rest: object) -> object:
+        read_here.append(index)
+        return load(self, index, *rest)
+
+    monkeypatch.setattr(Shapes, "load_fitted", counted)  # workers count in their own memory
+    assert dict(scores(DATA, workers=2, bank=60, queries=60)(recipe)) == alone
+    assert not read_here

@@ -6,6 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
 PATIENCE = 5  # reports in a row before a word is said
 UNIFORM_GAP = 0.05  # nats below ln K: the targets say almost nothing
 ONE_OUTPUT = 0.5  # nats: fewer than two outputs in use over a whole batch
@@ -66,3 +70,20 @@ class CollapseWatch:
                 said = f"{symptom.name}: {symptom.says.format(**values)}"
                 warnings.append(f"step {step}: this looks like a collapse, {said}. Try: {symptom.advice}")
         return warnings
+
+
+@torch.no_grad()
+def describe(targets: Tensor, features: Tensor) -> dict[str, Tensor]:
+    """What tells a collapse: targets (T, B, K) and the teacher's features (T, B, D).
+
+    teacher_entropy  mean entropy of one image's target, in nats: ln K if the teacher says nothing
+    batch_entropy    entropy of the mean target: 0 if the teacher says the same of every image
+    feature_spread   1 if the features point in all directions, 0 if they are all the same
+    """
+    mean = targets.mean((0, 1))
+    unit = F.normalize(features.flatten(0, 1).to(targets.dtype), dim=-1)
+    return {
+        "teacher_entropy": torch.special.entr(targets).sum(-1).mean(),
+        "batch_entropy": torch.special.entr(mean).sum(),
+        "feature_spread": (1 - unit.mean(0).square().sum()).clamp_(min=0).sqrt_(),
+    }

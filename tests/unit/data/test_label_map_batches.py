@@ -4,17 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from mixlab.data.colour import change_colours, draw_colours
+from mixlab.data.label_map_batches import MEAN_COLOUR, CropReader, CropRule, fitted_size, random_crop
+from mixlab.data.label_maps import parse_label_maps
 from mixlab.data.masks import MaskedImage
-from mixlab.evaluation.segmentation.data import parse_labels
-from mixlab.evaluation.segmentation.samples import CropReader
-from mixlab.evaluation.segmentation.transforms import (
-    MEAN_COLOUR,
-    CropRule,
-    change_colours,
-    draw_colours,
-    fitted_size,
-    random_crop,
-)
 
 
 def rule(**changes) -> CropRule:
@@ -84,7 +77,7 @@ def test_images_are_as_large_as_both_sides_allow(size: tuple[int, int], expected
 
 
 def test_a_crop_depends_on_seed_epoch_and_image_alone() -> None:
-    source = parse_labels("shapes:n=6,size=48")
+    source = parse_label_maps("shapes:n=6,size=48")
     reader = CropReader(source, rule(), seed=3)
     first = reader.read(2, 1)
     again = CropReader(source, rule(), seed=3).read(2, 1)

@@ -5,10 +5,9 @@ import pytest
 import torch
 
 from mixlab.data.batch_loader import BatchLoader
-from mixlab.evaluation.detection.aspect_order import AspectOrder
-from mixlab.evaluation.detection.objects import Objects
-from mixlab.evaluation.detection.scenes import Resizing, Scene, SceneReader, collate, flip, resize_objects
-from mixlab.evaluation.detection.sources import parse_objects
+from mixlab.data.object_batches import ObjectReader, ObjectSample, Resizing, collate, flip, resize_objects
+from mixlab.data.objects import Objects, parse_objects
+from mixlab.data.sample_order import AspectOrder
 
 
 def boxes_around(masks: torch.Tensor) -> list[list[float]]:
@@ -44,9 +43,8 @@ def test_short_sides_are_drawn_from_the_published_steps():
 
 def test_a_flip_moves_boxes_with_their_masks_and_twice_changes_nothing():
     source = parse_objects("shapes:n=4,size=48")
-    image, objects = source.load(1)
-    scene = Scene(image, objects, 1, (48, 48))
-    turned = flip(scene)
+    image, objects = source.load(1).image, source.load(1).objects()
+    turned = flip(ObjectSample(image, objects, 1, (48, 48)))
     assert turned.objects.boxes.tolist() == boxes_around(turned.objects.masks)
     assert torch.equal(turned.image, image.flip(-1))
     assert torch.equal(flip(turned).objects.boxes, objects.boxes)
@@ -63,21 +61,21 @@ def test_objects_are_resized_as_their_image_is():
 
 
 def test_batches_are_padded_to_multiples_of_32_and_give_objects_back_image_by_image():
-    scenes = []
+    samples = []
     for number, (height, width, count) in enumerate([(30, 70, 2), (50, 20, 0), (33, 33, 1)]):
         masks = torch.rand(count, height, width) < 0.5
         objects = Objects(torch.rand(count, 4), torch.arange(count), masks)
         image = torch.randint(0, 255, (3, height, width), dtype=torch.uint8)
-        scenes.append(Scene(image, objects, number, (height, width)))
-    batch = collate(scenes)
+        samples.append(ObjectSample(image, objects, number, (height, width)))
+    batch = collate(samples)
     assert batch.images.shape == (3, 3, 64, 96)
-    for scene, image, (height, width), objects in zip(
-        scenes, batch.images, batch.shapes(), batch.objects(), strict=True
+    for sample, image, (height, width), objects in zip(
+        samples, batch.images, batch.shapes(), batch.objects(), strict=True
     ):
-        assert torch.equal(image[:, :height, :width], scene.image)
+        assert torch.equal(image[:, :height, :width], sample.image)
         assert image[:, height:].sum() == 0 and image[:, :, width:].sum() == 0
-        assert torch.equal(objects.boxes, scene.objects.boxes)
-        assert torch.equal(objects.masks[:, :height, :width], scene.objects.masks)
+        assert torch.equal(objects.boxes, sample.objects.boxes)
+        assert torch.equal(objects.masks[:, :height, :width], sample.objects.masks)
     assert len(collate([]).indexes) == 0
 
 
@@ -86,7 +84,7 @@ def test_what_is_drawn_depends_on_seed_epoch_and_image_alone():
     resizing = Resizing(short=(32, 96), long=128, flip=0.5)
 
     def reader(seed=0):
-        return SceneReader(source, resizing, augment=True, seed=seed)
+        return ObjectReader(source, resizing, augment=True, seed=seed)
 
     def sizes(epoch, seed=0):
         return [tuple(reader(seed).read(index, epoch).image.shape) for index in range(40)]
@@ -124,7 +122,7 @@ def test_ranks_and_passes_share_the_steps_of_one_process():
 
 def test_a_loader_goes_on_in_the_middle_of_an_epoch():
     source = parse_objects("shapes:n=37,size=16")
-    reader = SceneReader(source, Resizing(short=(16, 16), long=16), augment=True)
+    reader = ObjectReader(source, Resizing(short=(16, 16), long=16), augment=True)
     loader = BatchLoader(reader, order())
     seen = []
     for batch in loader:

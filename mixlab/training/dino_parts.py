@@ -1,18 +1,76 @@
-"""DINO's loss: every view must predict what the teacher says of each other global view.
+"""DINO in parts that work alone, in anyone's loop (Caron et al. 2021): head, centre, targets, loss and KoLeo.
 
-With targets q_t (softmax of the centred teacher) and student logits s_v, the mean of -q_t · log softmax(s_v / τ) over
-pairs v ≠ t needs no loop over pairs, because a target sums to one and the rest is linear in it:
+One step: `targets = teacher_targets(teacher, centre.mean, temperature=0.04)`, `centre.collect(teacher)`,
+`dino_loss(student, targets, temperature=0.1).backward()`, the optimiser, `centre.move(0.9)`; the views come from
+`mixlab.data.crops.MultiCrop(dino_crops())`.
+
+The loss: every view must predict what the teacher says of each other global view. With targets q_t (softmax of the
+centred teacher) and student logits s_v, the mean of -q_t · log softmax(s_v / τ) over pairs v ≠ t needs no loop over
+pairs, because a target sums to one and the rest is linear in it:
 
     Σ_v n_v logsumexp(s_v / τ)  -  Σ_v (Q - [v < T] q_v) · s_v / τ,      Q = Σ_t q_t,   n_v = T - [v < T]
 """
+
+from __future__ import annotations
 
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from mixlab.errors import InputError
+from mixlab.training.distributed import mean_over_ranks_
+
+
+class DinoHead(nn.Module):
+    """An MLP to a unit vector, then its cosine with each of K prototypes (weight-normalised, norm fixed at 1)."""
+
+    def __init__(self, *, dim: int, hidden: int, bottleneck: int, num_prototypes: int) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(
+            nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.GELU(), nn.Linear(hidden, bottleneck)
+        )
+        for layer in self.mlp:
+            if isinstance(layer, nn.Linear):
+                nn.init.trunc_normal_(layer.weight, std=0.02)
+                nn.init.zeros_(layer.bias)
+        self.prototypes = nn.Parameter(torch.empty(num_prototypes, bottleneck))
+        nn.init.uniform_(self.prototypes, -(bottleneck**-0.5), bottleneck**-0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features (B, D) -> cosines (B, K)."""
+        x = F.normalize(self.mlp(x), dim=-1)
+        return F.linear(x, F.normalize(self.prototypes, dim=-1))
+
+
+class Centre(nn.Module):
+    """The moving mean of the teacher's outputs: taken off before the softmax, it keeps any one from winning always."""
+
+    def __init__(self, num_prototypes: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(num_prototypes))
+        self.register_buffer("pending", torch.zeros(num_prototypes), persistent=False)
+        self.register_buffer("num_pending", torch.zeros(()), persistent=False)
+        self.mean: Tensor
+        self.pending: Tensor
+        self.num_pending: Tensor
+
+    @torch.no_grad()
+    def collect(self, teacher: Tensor) -> None:
+        """Remember the outputs (T, B, K) of one pass; every pass of a step weighs the same."""
+        self.pending += teacher.mean((0, 1), dtype=self.pending.dtype)
+        self.num_pending += 1
+
+    @torch.no_grad()
+    def move(self, momentum: float) -> Tensor:
+        """Go towards the mean over all passes and ranks since the last time. Returns how far (RMS over outputs)."""
+        mean_over_ranks_(self.pending.div_(self.num_pending))
+        change = (self.pending - self.mean).mul_(1 - momentum)
+        self.mean += change
+        self.pending.zero_()
+        self.num_pending.zero_()
+        return change.square_().mean().sqrt_()
 
 
 def dino_loss(student: Tensor, targets: Tensor, *, temperature: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""A small COCO folder drawn for the tests of this directory."""
+"""A small COCO folder drawn for tests."""
 
 import json
 from pathlib import Path

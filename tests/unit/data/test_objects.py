@@ -6,16 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from coco_folder import draw_coco
 from pycocotools import mask as oracle_mask
 from pycocotools.coco import COCO
 
+from mixlab.data.coco import encode_mask
+from mixlab.data.objects import CocoObjects, Objects, ObjectSource, ShapeObjects, instances_file, parse_objects
 from mixlab.data.shapes import Shapes
 from mixlab.data.unreadable import UnreadableImage
-from mixlab.evaluation.detection.coco_objects import CocoObjects
-from mixlab.evaluation.detection.coco_results import encode_mask
-from mixlab.evaluation.detection.object_source import ShapeObjects
-from mixlab.evaluation.detection.sources import parse_objects
+from tests.coco_folder import draw_coco
 from tests.photographs import PHOTOGRAPHS, needs_photographs
 
 COCO_SAMPLE = PHOTOGRAPHS / "coco"
@@ -28,20 +26,25 @@ def folder(tmp_path: Path) -> Path:
 
 
 def whole(folder: Path) -> CocoObjects:
-    return CocoObjects(folder / "instances.json", folder / "images")
+    return CocoObjects(folder / "instances.json")
+
+
+def read(source: ObjectSource, index: int) -> tuple[torch.Tensor, Objects]:
+    sample = source.load(index)
+    return sample.image, sample.objects()
 
 
 def test_categories_with_gaps_become_consecutive_classes(folder):
     source = whole(folder)
     assert source.classes == ("cat", "kite", "brush")
-    assert source.category_ids == (3, 17, 90)
-    _, objects = source.load(0)
+    assert source.class_ids == (3, 17, 90)
+    _, objects = read(source, 0)
     assert objects.classes.tolist() == [1, 0]  # 17 is the second of 3, 17, 90
 
 
 def test_boxes_and_masks_of_polygons_and_run_lengths_agree(folder):
     for index in (0, 1, 2):
-        image, objects = whole(folder).load(index)
+        image, objects = read(whole(folder), index)
         assert objects.masks.shape[1:] == image.shape[1:]
         for box, mask in zip(objects.boxes, objects.masks, strict=True):
             rows, columns = mask.nonzero(as_tuple=True)
@@ -51,24 +54,24 @@ def test_boxes_and_masks_of_polygons_and_run_lengths_agree(folder):
 
 def test_crowds_are_not_learnt_but_stay_in_the_truth(folder):
     source = whole(folder)
-    assert source.num_objects(1) == len(source.load(1)[1].boxes) == 1
-    assert sum(entry["iscrowd"] for entry in source.truth()["annotations"]) == 1
+    assert len(source.load(1).objects().boxes) == 1
+    assert sum(entry["iscrowd"] for entry in instances_file(source)["annotations"]) == 1
 
 
 def test_an_image_without_objects_is_an_image_with_none(folder):
-    image, objects = whole(folder).load(4)
+    image, objects = read(whole(folder), 4)
     assert image.shape == (3, 44, 44)
     assert objects.boxes.shape == (0, 4) and objects.masks.shape == (0, 44, 44)
 
 
 def test_thin_objects_are_left_out_and_boxes_end_at_the_border(folder):
-    _, objects = whole(folder).load(3)
+    _, objects = read(whole(folder), 3)
     assert objects.boxes.tolist() == [[30.0, 30.0, 50.0, 50.0]]
 
 
 def test_pycocotools_takes_the_truth_of_a_file_without_ids_and_areas(folder, capsys):
     api = COCO()
-    api.dataset = whole(folder).truth()
+    api.dataset = instances_file(whole(folder))
     api.createIndex()
     assert len(api.anns) == 7 and 0 not in api.anns
     assert api.anns[1]["area"] == 600
@@ -78,8 +81,8 @@ def test_without_a_split_every_fifth_image_is_held_out(folder):
     train, val = parse_objects(str(folder)), parse_objects(str(folder), split="val")
     assert [val.name(index) for index in range(len(val))] == ["0.png"]
     assert {train.name(index) for index in range(len(train))} == {"1.png", "2.png", "3.png", "4.png"}
-    assert [image["id"] for image in val.truth()["images"]] == [100]
-    assert {entry["image_id"] for entry in val.truth()["annotations"]} == {100}
+    assert [image["id"] for image in instances_file(val)["images"]] == [100]
+    assert {entry["image_id"] for entry in instances_file(val)["annotations"]} == {100}
 
 
 def test_images_without_objects_can_be_left_out(folder):
@@ -93,9 +96,24 @@ def test_the_official_layout_has_its_own_splits(tmp_path):
     for split in ("train", "val"):
         source = parse_objects(str(tmp_path), split=split)
         assert len(source) == 5 and source.root.name == f"{split}2017"
-    (tmp_path / "annotations" / "instances_val2017.json").unlink()
-    with pytest.raises(FileNotFoundError, match="none for the val split"):
-        parse_objects(str(tmp_path), split="val")
+
+
+@pytest.mark.parametrize("name", ["instances_train2017.json", "instances_trainval2017.json"])
+@pytest.mark.parametrize("as_file", [False, True])
+def test_no_image_is_trained_on_and_validated_on_where_one_file_is_all(tmp_path, name, as_file):
+    draw_coco(tmp_path, name=name)
+    place = tmp_path / name if as_file else tmp_path
+    train, val = (parse_objects(str(place), split=split) for split in ("train", "val"))
+    names = [{part.name(index) for index in range(len(part))} for part in (train, val)]
+    assert names == [{"1.png", "2.png", "3.png", "4.png"}, {"0.png"}]
+
+
+def test_a_file_for_validation_is_whole_and_not_trained_on(tmp_path):
+    draw_coco(tmp_path, name="instances_val.json")
+    for place in (tmp_path, tmp_path / "instances_val.json"):
+        assert len(parse_objects(str(place), split="val")) == 5
+        with pytest.raises(FileNotFoundError, match="instances_val.json is for validation"):
+            parse_objects(str(place))
 
 
 def broken(folder: Path, change) -> None:
@@ -138,7 +156,7 @@ def test_an_object_of_an_unlisted_category_or_image_is_named(folder):
 def test_a_broken_mask_makes_its_image_unreadable_by_name(folder, segmentation, reason):
     broken(folder, lambda content: content["annotations"][0].update(segmentation=segmentation))
     with pytest.raises(UnreadableImage, match=f"0.png: its annotations hold {reason}"):
-        whole(folder).load(0)
+        read(whole(folder), 0)
 
 
 @pytest.mark.parametrize(
@@ -147,13 +165,13 @@ def test_a_broken_mask_makes_its_image_unreadable_by_name(folder, segmentation, 
 def test_a_broken_mask_never_reaches_the_scoring(folder, segmentation):
     broken(folder, lambda content: content["annotations"][0].update(segmentation=segmentation))
     with pytest.raises(ValueError, match=r"instances.json: an annotation of 0.png holds .*; correct it"):
-        whole(folder).truth()
+        instances_file(whole(folder))
 
 
 def test_an_image_of_another_size_than_the_file_says_is_unreadable(folder):
     broken(folder, lambda content: content["images"][0].update(width=61))
     with pytest.raises(UnreadableImage, match="60 x 40, its annotations say 61 x 40"):
-        whole(folder).load(0)
+        read(whole(folder), 0)
 
 
 def test_wrong_places_get_an_answer(folder, tmp_path):
@@ -173,7 +191,7 @@ def test_wrong_places_get_an_answer(folder, tmp_path):
 
 def test_shapes_truth_says_what_the_scenes_show():
     source = ShapeObjects(Shapes(size=32, num_images=6, split="val"))
-    truth = source.truth()
+    truth = instances_file(source)
     assert [image["id"] for image in truth["images"]] == [1, 2, 3, 4, 5, 6]
     for index in range(6):
         scene = source.shapes.scene(index)
@@ -197,14 +215,14 @@ def test_packed_masks_are_those_of_pycocotools(share):
 
 @needs_photographs
 def test_the_real_sample_reads_as_pycocotools_reads_it(capsys):
-    source = CocoObjects(COCO_SAMPLE / "instances.json", COCO_SAMPLE / "images")
+    source = CocoObjects(COCO_SAMPLE / "instances.json")
     oracle = COCO(str(COCO_SAMPLE / "instances.json"))
-    assert len(source.classes) == 80 and max(source.category_ids) == 90
+    assert len(source.classes) == 80 and max(source.class_ids) == 90
     for index in range(0, len(source), 27):
-        image, objects = source.load(index)
+        image, objects = read(source, index)
         theirs = [
             entry
-            for entry in oracle.imgToAnns[source.image_id(index)]
+            for entry in oracle.imgToAnns[source.load(index).number]
             if not entry["iscrowd"] and min(entry["bbox"][2:]) >= 1
         ]
         assert len(objects.boxes) == len(theirs)

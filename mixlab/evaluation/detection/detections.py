@@ -1,20 +1,16 @@
-"""What is in an image, and what was found in it."""
+"""What was found in an image, and the same in COCO's results format."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
-
-class Objects(NamedTuple):
-    """N objects of one image. Boxes are left, top, right, bottom in pixels; edges, not pixel centres."""
-
-    boxes: Tensor  # float (N, 4)
-    classes: Tensor  # int64 (N,)
-    masks: Tensor  # bool (N, H, W)
+from mixlab.data.coco import box_as_coco, encode_mask
+from mixlab.data.objects import scale_boxes
 
 
 class Detections(NamedTuple):
@@ -27,12 +23,6 @@ class Detections(NamedTuple):
 
     def cpu(self) -> Detections:
         return Detections(*(part.float().cpu() if part.is_floating_point() else part.cpu() for part in self))
-
-
-def scale_boxes(boxes: Tensor, *, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
-    """Boxes (N, 4) of an image of size `old` (height, width) in the same image at size `new`."""
-    across, down = new[1] / old[1], new[0] / old[0]
-    return boxes * boxes.new_tensor([across, down, across, down])
 
 
 def paste_masks(masks: Tensor, boxes: Tensor, height: int, width: int, threshold: float = 0.5) -> Tensor:
@@ -49,3 +39,23 @@ def paste_masks(masks: Tensor, boxes: Tensor, height: int, width: int, threshold
         inside = (x.abs() <= 1)[None, :] & (y.abs() <= 1)[:, None]
         pasted[number] = (values >= threshold) & inside
     return pasted
+
+
+def to_results(
+    found: Detections, *, image_id: int, category_ids: Sequence[int], seen: tuple[int, int], own: tuple[int, int]
+) -> list[dict[str, Any]]:
+    """One entry per detection. `seen` is the image's (height, width) as the network saw it, `own` its own."""
+    boxes = scale_boxes(found.boxes, old=seen, new=own)
+    masks = paste_masks(found.masks, boxes, *own).cpu()
+    return [
+        {
+            "image_id": image_id,
+            "category_id": category_ids[kind],
+            "bbox": box_as_coco(box),
+            "score": score,
+            "segmentation": encode_mask(mask),
+        }
+        for box, score, kind, mask in zip(
+            boxes.tolist(), found.scores.tolist(), found.classes.tolist(), masks, strict=True
+        )
+    ]

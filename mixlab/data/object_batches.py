@@ -12,19 +12,16 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from mixlab.backbones.backbone import Backbone
-from mixlab.data.batch_loader import SampleReader
-from mixlab.data.crops import normalise
-from mixlab.data.decode import to_pil, to_tensor
 from mixlab.errors import InputError
-from mixlab.evaluation.detection.object_source import ObjectSource
-from mixlab.evaluation.detection.objects import Objects, scale_boxes
-from mixlab.training.recipe import to_pixels_of
+
+from .batch_loader import SampleReader
+from .decode import to_pil, to_tensor
+from .objects import Objects, ObjectSource, scale_boxes
 
 MULTIPLE = 32  # of pixels, for the sides of a batch: the coarsest stride
 
 
-class Scene(NamedTuple):
+class ObjectSample(NamedTuple):
     """One image as the network will see it, before padding."""
 
     image: Tensor  # uint8 (3, H, W)
@@ -33,7 +30,7 @@ class Scene(NamedTuple):
     own_size: tuple[int, int]  # height and width before resizing
 
 
-class SceneBatch(NamedTuple):
+class ObjectBatch(NamedTuple):
     """B images padded with zeros to one size, and the M objects in all of them, image by image."""
 
     images: Tensor  # uint8 (B, 3, H, W)
@@ -45,7 +42,7 @@ class SceneBatch(NamedTuple):
     own_sizes: Tensor  # int64 (B, 2): before resizing
     indexes: Tensor  # int64 (B,)
 
-    def to(self, device: torch.device | str) -> SceneBatch:
+    def to(self, device: torch.device | str) -> ObjectBatch:
         """Pixels and objects go to the device; counts and sizes stay on the host, where shapes are decided."""
         moved = {name: getattr(self, name).to(device, non_blocking=True) for name in self._fields[:4]}
         return self._replace(**moved)
@@ -87,7 +84,7 @@ class Resizing:
         return max(round(height * scale), 1), max(round(width * scale), 1)
 
 
-class SceneReader(SampleReader[Scene, SceneBatch]):
+class ObjectReader(SampleReader[ObjectSample, ObjectBatch]):
     """What a sample is. `augment` draws sizes and flips; otherwise images come at the largest size and alone."""
 
     def __init__(self, source: ObjectSource, resizing: Resizing, *, augment: bool, seed: int = 0) -> None:
@@ -96,45 +93,46 @@ class SceneReader(SampleReader[Scene, SceneBatch]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def read(self, index: int, epoch: int) -> Scene:
+    def read(self, index: int, epoch: int) -> ObjectSample:
         if not self.augment:
-            image = self.source.image(index)
+            image = self.source.load(index).image
             own = (image.shape[1], image.shape[2])
             size = self.resizing.size(*own, short=self.resizing.short[1])
-            return Scene(resize_image(image, size), no_objects(size), index, own)
+            return ObjectSample(resize_image(image, size), no_objects(size), index, own)
         random = np.random.default_rng([self.seed, epoch, index])
-        image, objects = self.source.load(index)
+        annotated = self.source.load(index)
+        image, objects = annotated.image, annotated.objects()
         own = (image.shape[1], image.shape[2])
         size = self.resizing.size(*own, short=self.resizing.draw_short(random))
-        scene = Scene(resize_image(image, size), resize_objects(objects, own, size), index, own)
-        return flip(scene) if random.random() < self.resizing.flip else scene
+        sample = ObjectSample(resize_image(image, size), resize_objects(objects, own, size), index, own)
+        return flip(sample) if random.random() < self.resizing.flip else sample
 
-    def collate(self, samples: list[Scene]) -> SceneBatch:
+    def collate(self, samples: list[ObjectSample]) -> ObjectBatch:
         return collate(samples)
 
 
-def collate(samples: Sequence[Scene]) -> SceneBatch:
+def collate(samples: Sequence[ObjectSample]) -> ObjectBatch:
     """A batch; its sides are multiples of 32."""
-    sizes = torch.tensor([scene.image.shape[1:] for scene in samples], dtype=torch.int64).reshape(-1, 2)
+    sizes = torch.tensor([sample.image.shape[1:] for sample in samples], dtype=torch.int64).reshape(-1, 2)
     height, width = (sizes.amax(0) + -sizes.amax(0) % MULTIPLE).tolist() if samples else (MULTIPLE, MULTIPLE)
-    counts = torch.tensor([len(scene.objects.boxes) for scene in samples], dtype=torch.int64)
+    counts = torch.tensor([len(sample.objects.boxes) for sample in samples], dtype=torch.int64)
     images = torch.zeros(len(samples), 3, height, width, dtype=torch.uint8)
     masks = torch.zeros(int(counts.sum()), height, width, dtype=torch.bool)
     first = 0
-    for number, scene in enumerate(samples):
-        (h, w), last = scene.image.shape[1:], first + int(counts[number])
-        images[number, :, :h, :w] = scene.image
-        masks[first:last, :h, :w] = scene.objects.masks
+    for number, sample in enumerate(samples):
+        (h, w), last = sample.image.shape[1:], first + int(counts[number])
+        images[number, :, :h, :w] = sample.image
+        masks[first:last, :h, :w] = sample.objects.masks
         first = last
-    return SceneBatch(
+    return ObjectBatch(
         images=images,
-        boxes=torch.cat([torch.empty(0, 4), *(scene.objects.boxes for scene in samples)]),
-        classes=torch.cat([torch.empty(0, dtype=torch.int64), *(scene.objects.classes for scene in samples)]),
+        boxes=torch.cat([torch.empty(0, 4), *(sample.objects.boxes for sample in samples)]),
+        classes=torch.cat([torch.empty(0, dtype=torch.int64), *(sample.objects.classes for sample in samples)]),
         masks=pack(masks),
         counts=counts,
         sizes=sizes,
-        own_sizes=torch.tensor([scene.own_size for scene in samples], dtype=torch.int64).reshape(-1, 2),
-        indexes=torch.tensor([scene.number for scene in samples], dtype=torch.int64),
+        own_sizes=torch.tensor([sample.own_size for sample in samples], dtype=torch.int64).reshape(-1, 2),
+        indexes=torch.tensor([sample.number for sample in samples], dtype=torch.int64),
     )
 
 
@@ -165,24 +163,14 @@ def resize_objects(objects: Objects, old: tuple[int, int], new: tuple[int, int])
     return Objects(scale_boxes(objects.boxes, old=old, new=new), objects.classes, masks)
 
 
-def flip(scene: Scene) -> Scene:
+def flip(sample: ObjectSample) -> ObjectSample:
     """Left becomes right."""
-    width = scene.image.shape[-1]
-    left, top, right, bottom = scene.objects.boxes.unbind(1)
+    width = sample.image.shape[-1]
+    left, top, right, bottom = sample.objects.boxes.unbind(1)
     boxes = torch.stack([width - right, top, width - left, bottom], dim=1)
-    objects = scene.objects._replace(boxes=boxes, masks=scene.objects.masks.flip(-1))
-    return scene._replace(image=scene.image.flip(-1), objects=objects)
+    objects = sample.objects._replace(boxes=boxes, masks=sample.objects.masks.flip(-1))
+    return sample._replace(image=sample.image.flip(-1), objects=objects)
 
 
 def no_objects(size: tuple[int, int]) -> Objects:
     return Objects(torch.empty(0, 4), torch.empty(0, dtype=torch.int64), torch.empty(0, *size, dtype=torch.bool))
-
-
-def to_input(batch: SceneBatch, backbone: Backbone) -> Tensor:
-    """Pixels as the backbone wants them; the padding is 0, the mean colour."""
-    dtype = next(backbone.parameters()).dtype
-    images = to_pixels_of(backbone, normalise(batch.images).to(dtype))
-    for image, (height, width) in zip(images, batch.shapes(), strict=True):
-        image[:, height:] = 0
-        image[:, :, width:] = 0
-    return images

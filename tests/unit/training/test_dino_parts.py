@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.training.dino_loss import dino_loss, teacher_targets
+from mixlab.training.dino_parts import dino_loss, teacher_targets
 
 
 def slow_dino_loss(student: Tensor, teacher: Tensor, centre: Tensor, *, student_t: float, teacher_t: float) -> Tensor:

@@ -1,8 +1,9 @@
-"""What an image and its mask go through before training: scale, crop and flip together; colours on the device."""
+"""Label maps in batches: random crops to train on, whole images to evaluate on."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,11 +11,11 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from mixlab.data.colour import change_saturation, shift_hue
-from mixlab.data.crops import IMAGENET_MEAN
-from mixlab.data.decode import to_pil
-from mixlab.data.masks import MaskedImage
-from mixlab.evaluation.segmentation.data import IGNORE
+from .batch_loader import SampleReader
+from .crops import IMAGENET_MEAN
+from .decode import to_pil
+from .mask_values import IGNORE
+from .masks import MaskedImage, MaskSource
 
 MEAN_COLOUR = tuple(round(255 * mean) for mean in IMAGENET_MEAN)
 _TRIES = 10  # to find a crop that one class does not fill
@@ -47,7 +48,7 @@ def random_crop(pair: MaskedImage, rule: CropRule, random: np.random.Generator) 
     own = (image.height, image.width)
     height, width = fitted_size(own, short_side=rule.short_side * factor, long_side=rule.long_side * factor)
     mask = np.array(Image.fromarray(pair.mask.numpy()).resize((width, height), Image.Resampling.NEAREST))
-    top, left = _place(mask, rule, random)
+    top, left = _corner(mask, rule, random)
     rows, columns = min(rule.crop, height), min(rule.crop, width)
     box = (
         left * own[1] / width,
@@ -67,7 +68,7 @@ def random_crop(pair: MaskedImage, rule: CropRule, random: np.random.Generator) 
     return torch.from_numpy(whole).permute(2, 0, 1).contiguous(), torch.from_numpy(classes)
 
 
-def _place(mask: NDArray[np.uint8], rule: CropRule, random: np.random.Generator) -> tuple[int, int]:
+def _corner(mask: NDArray[np.uint8], rule: CropRule, random: np.random.Generator) -> tuple[int, int]:
     """The top left corner of a crop that no class fills, or of the last that was tried."""
     height, width = mask.shape
     for _ in range(_TRIES):
@@ -79,19 +80,58 @@ def _place(mask: NDArray[np.uint8], rule: CropRule, random: np.random.Generator)
     return top, left
 
 
-def draw_colours(num: int, generator: torch.Generator) -> Tensor:
-    """Strengths (num, 4) of brightness, contrast, saturation and hue; each changes half of the images.
+class CropBatch(NamedTuple):
+    images: Tensor  # uint8 (B, 3, S, S)
+    masks: Tensor  # uint8 (B, S, S)
+    indexes: Tensor  # int64 (B,)
 
-    Ranges: +-32 of 255, 0.5 to 1.5 twice, and +-18 of OpenCV's 180 degrees.
-    """
-    low, high = torch.tensor([[-32 / 255, 0.5, 0.5, -0.1], [32 / 255, 1.5, 1.5, 0.1]])
-    drawn = low + (high - low) * torch.rand(num, 4, generator=generator)
-    changed = torch.rand(num, 4, generator=generator) < 0.5
-    return torch.where(changed, drawn, torch.tensor([0.0, 1.0, 1.0, 0.0]))
+    def to(self, device: torch.device | str) -> CropBatch:
+        images, masks = (part.to(device, non_blocking=True) for part in (self.images, self.masks))
+        return self._replace(images=images, masks=masks)
 
 
-def change_colours(images: Tensor, strengths: Tensor) -> Tensor:
-    """Images (B, 3, H, W) in [0, 1], changed in place by `draw_colours`' strengths (B, 4)."""
-    brightness, contrast, saturation, hue = strengths[:, :, None, None, None].unbind(1)  # (B, 1, 1, 1) each
-    images.add_(brightness).clamp_(0, 1).mul_(contrast).clamp_(0, 1)
-    return shift_hue(change_saturation(images, saturation), hue)
+class CropReader(SampleReader[tuple[Tensor, Tensor, int], CropBatch]):
+    """A random crop of every image, another one in every epoch."""
+
+    def __init__(self, source: MaskSource, rule: CropRule, *, seed: int) -> None:
+        self.source, self.rule, self.seed = source, rule, seed
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def read(self, index: int, epoch: int) -> tuple[Tensor, Tensor, int]:
+        random = np.random.default_rng([self.seed, epoch, index])
+        return *random_crop(self.source.load(index), self.rule, random), index
+
+    def collate(self, samples: list[tuple[Tensor, Tensor, int]]) -> CropBatch:
+        side = self.rule.crop
+        images = [image for image, _, _ in samples] or [torch.empty(3, side, side, dtype=torch.uint8)]
+        masks = [mask for _, mask, _ in samples] or [torch.empty(side, side, dtype=torch.uint8)]
+        count = len(samples)
+        indexes = torch.tensor([index for _, _, index in samples], dtype=torch.int64)
+        return CropBatch(torch.stack(images)[:count], torch.stack(masks)[:count], indexes)
+
+
+class WholeBatch(NamedTuple):
+    """Images as they are, of any shapes."""
+
+    pairs: list[MaskedImage]
+    indexes: Tensor  # int64 (B,)
+
+    def to(self, device: torch.device | str) -> WholeBatch:
+        return self  # one at a time goes to the device, by whoever needs it
+
+
+class WholeReader(SampleReader[tuple[MaskedImage, int], WholeBatch]):
+    def __init__(self, source: MaskSource) -> None:
+        self.source = source
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def read(self, index: int, epoch: int) -> tuple[MaskedImage, int]:
+        return self.source.load(index), index
+
+    def collate(self, samples: list[tuple[MaskedImage, int]]) -> WholeBatch:
+        indexes = torch.tensor([index for _, index in samples], dtype=torch.int64)
+        return WholeBatch([pair for pair, _ in samples], indexes)

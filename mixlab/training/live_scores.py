@@ -1,0 +1,129 @@
+"""Scores of a network while it trains: kNN by default; a method may have others. Each score is (name, value)."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+
+from mixlab.backbones.backbone import Backbone
+from mixlab.data.crops import normalise
+from mixlab.data.images import parse_source
+from mixlab.data.labelled import is_held_out
+from mixlab.data.loader import Loader
+from mixlab.data.source import ImageSource, Subset, evenly_spaced, split
+from mixlab.errors import InputError
+from mixlab.training.config import TrainConfig
+from mixlab.training.distributed import World, gather_rows, num_workers
+from mixlab.training.knn import LabelledFeatures, knn_accuracy
+from mixlab.training.precision import Precise
+from mixlab.training.recipe import Recipe, to_pixels_of
+from mixlab.training.stopping import never, until_stopped
+
+BATCH = 64
+
+Score = tuple[str, float]
+
+
+class Scores(ABC):
+    """What is measured during a run."""
+
+    wanted: bool
+    every_epochs: int
+
+    def due(self, epoch: int, epochs: int) -> bool:
+        """Whether to score after this many finished epochs."""
+        return self.wanted and (epoch % self.every_epochs == 0 or epoch == epochs)
+
+    @abstractmethod
+    def __call__(self, recipe: Recipe, stopped: Callable[[], bool] = never) -> Iterator[Score]:
+        """The scores by name. Modules are given back in the mode in which they came.
+
+        `stopped` is asked between batches; once it says yes, `ScoringStopped` is raised on every rank.
+        """
+
+
+class KnnScores(Scores):
+    """The exported backbone's kNN accuracy on the validation set.
+
+    Where the data has none, the queries are training images that are left out of the bank. DINO has not seen their
+    labels, so the score still shows progress; it says nothing about new images.
+    """
+
+    def __init__(self, data: str, source: ImageSource, config: TrainConfig, *, world: World, precise: Precise) -> None:
+        self.config, self.world, self.precise = config, world, precise
+        self.num_classes = len(source.classes)
+        self.every_epochs = config.knn.every_epochs
+        self.wanted = config.knn.every_epochs > 0 and self.num_classes > 1
+        if self.wanted:
+            held_out = validation_set(data, source)
+            self.has_held_out = held_out is not None
+            bank, queries = (source, held_out) if held_out is not None else split(source)
+            self.bank, self.queries = self._share(bank, config.knn.bank), self._share(queries, config.knn.queries)
+
+    def __call__(self, recipe: Recipe, stopped: Callable[[], bool] = never) -> Iterator[Score]:
+        modules = [recipe.exported(), *recipe.modules().values()]
+        modes = [module.training for module in modules]
+        for module in modules:
+            module.eval()
+        try:
+            yield from self.scores(recipe, stopped)
+        finally:
+            for module, mode in zip(modules, modes, strict=True):
+                module.train(mode)
+
+    def scores(self, recipe: Recipe, stopped: Callable[[], bool]) -> Iterator[Score]:
+        """Every module is in evaluation mode here."""
+        backbone, knn = recipe.exported(), self.config.knn
+        bank, queries = (self.outputs(backbone, backbone, part, stopped) for part in (self.bank, self.queries))
+        accuracy = knn_accuracy(
+            bank,
+            queries,
+            num_classes=self.num_classes,
+            k=knn.k,
+            temperature=knn.temperature,
+            device=self.world.device,
+        )
+        yield "knn_accuracy", accuracy
+
+    @torch.no_grad()
+    def outputs(
+        self, backbone: Backbone, module: nn.Module, source: ImageSource, stopped: Callable[[], bool]
+    ) -> LabelledFeatures:
+        """What a module says of the images of all ranks, (n, D), with their labels."""
+        num_batches = math.ceil(len(source) / BATCH)
+        loader = Loader(
+            source,
+            batch_size=min(BATCH, len(source)),
+            size=self.config.method.image,
+            fit="crop",
+            shuffle=False,
+            drop_last=False,
+            num_workers=min(num_workers(self.config.data.workers, self.world), num_batches),
+            skip_limit=1.0,  # the training's own loader counts and stops
+        )
+        outputs, labels = [], []
+        dtype = next(module.parameters()).dtype
+        for batch in until_stopped(loader, stopped, together=True):  # shards need every rank in every pass
+            images = normalise(batch.images.to(self.world.device)).to(dtype)
+            with self.precise():
+                outputs.append(module(to_pixels_of(backbone, images)).float())
+            labels.append(batch.labels.to(self.world.device))
+        return LabelledFeatures(gather_rows(torch.cat(outputs)), gather_rows(torch.cat(labels)).cpu())
+
+    def _share(self, source: ImageSource, most: int) -> ImageSource:
+        """This rank's images of at most `most`, evenly chosen; the same number on every rank."""
+        size = self.world.size
+        num = min(most, len(source)) // size * size
+        if num == 0:
+            raise InputError(f"{len(source)} images are too few to score on {size} ranks; set knn.every_epochs=0")
+        return Subset(source, evenly_spaced(len(source), num)[self.world.rank :: size])
+
+
+def validation_set(data: str, source: ImageSource) -> ImageSource | None:
+    """The data's images of the same classes that are not trained on; None where there are none."""
+    other = parse_source(data, split="val")
+    return other if is_held_out(other, source) and other.classes == source.classes else None
