@@ -3,11 +3,11 @@
 import json
 from pathlib import Path
 
-from mixlab.analysis.figures import save_figure
-from mixlab.bench.dense_scaling import scaling_figure
+from mixlab.analysis.figures import save_charts
+from mixlab.bench.dense_scaling import scaling_charts
 
 HERE = Path(__file__).parent
 
 if __name__ == "__main__":
     measured = json.loads((HERE / "studies" / "long_sequences.json").read_text(encoding="utf-8"))
-    save_figure(scaling_figure(measured["backbones"]), HERE / "gallery" / "long-sequences.png")
+    save_charts(scaling_charts(measured["backbones"]), HERE / "gallery" / "long-sequences.png")

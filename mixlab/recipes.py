@@ -2,7 +2,9 @@
 
 dino_NAME              DINO on ImageNet, Dino-Mamba §5.1
 dino_FAMILY_mini, supervised_FAMILY_mini, segment_FAMILY_mini
-                       photographs of about 112 px such as Imagenette: a minute on one GPU (`mixlab study miniature`)
+                       photographs of about 112 px such as Imagenette: a minute on one GPU (`mixlab study miniature`).
+                       Families share all but the depth (without an MLP a layer is half as large) and the learning rate,
+                       which the study tunes; training lasts so many steps, not epochs: as long on any set of images
 dino_FAMILY_tiny64     DINO on 64 px images such as `shapes`: minutes on two cores
 supervised_NAME        classification on ImageNet, MambaOut Table 5
 supervised_FAMILY_tiny64, supervised_mambaout_femto64
@@ -24,8 +26,8 @@ from mixlab.backbones.zoo import list_models
 from mixlab.errors import InputError
 from mixlab.evaluation.detection.recipes import detect, detect_64
 from mixlab.evaluation.methods import train_config
+from mixlab.evaluation.segmentation.recipe import SegmentConfig
 from mixlab.evaluation.segmentation.recipes import segment, segment_64
-from mixlab.miniature_recipes import dino_mini, segment_mini, small_model, supervised_mini
 from mixlab.run.directory import read_json
 from mixlab.training.config import (
     CheckpointConfig,
@@ -39,9 +41,11 @@ from mixlab.training.config import (
 from mixlab.training.dino import DinoConfig
 from mixlab.training.supervised import SupervisedConfig
 
-FAMILIES = ("vit", "linearvit", "dinovim", "dinomambareg", "gatedconv")
+RECIPE_FAMILIES = ("vit", "linearvit", "dinovim", "dinomambareg", "gatedconv")
 BIG_TRANSFORMERS = ("vit_base", "linearvit_base")
 MAMBAOUT_DROP_PATH = {"femto": 0.025, "kobe": 0.025, "tiny": 0.2, "small": 0.4, "base": 0.6}  # Table 5; kobe as femto
+MINI_IMAGE = 64  # px of a view: 8 x 8 patches
+MINI_DEPTHS = {"vit": 6, "linearvit": 6, "dinovim": 12, "dinomambareg": 12, "gatedconv": 12}  # 1.2 to 1.5 M parameters
 
 
 def dino(name: str) -> TrainConfig:
@@ -118,6 +122,91 @@ def model_64(family: str) -> ModelConfig:
     return small_model(family, patch=8, image=64, depth=4, dim=64, head_dim=head_dim, state=16)
 
 
+def small_model(family: str, **fields: Any) -> ModelConfig:
+    """A family's tiny backbone with other sizes; fields that its mixer does not have are left out."""
+    missing = {"vit": {"state"}, "linearvit": {"state"}, "gatedconv": {"state", "head_dim"}}.get(family, set())
+    positions = {"position_image": fields["image"]} if family == "dinomambareg" else {}
+    kept = {key: value for key, value in fields.items() if key not in missing}
+    return ModelConfig(name=f"{family}_tiny", fields={**kept, **positions})
+
+
+def model_mini(family: str) -> ModelConfig:
+    return small_model(
+        family, patch=8, image=MINI_IMAGE, depth=MINI_DEPTHS[family], dim=128, head_dim=32, state=32, drop_path=0.05
+    )
+
+
+def dino_mini(family: str) -> TrainConfig:
+    """DINO with crops of 64 and 32 px out of images held at 112 px in the device's memory."""
+    method = DinoConfig(
+        num_prototypes=2048,
+        hidden=512,
+        bottleneck=128,
+        teacher_temperature=0.04,
+        teacher_warmup_epochs=0,
+        teacher_momentum=0.99,  # a short training needs a teacher that follows
+        global_size=MINI_IMAGE,
+        local_size=32,
+        num_local=4,
+        local_scale=(0.1, 0.4),
+        blur_sigma=(0.1, 0.6),  # as wide a share of a view as DINO's 2 px are of 224
+        spread=0.02,
+    )
+    return TrainConfig(
+        method=method,
+        model=model_mini(family),
+        optim=OptimConfig(lr=2e-3, min_lr=1e-6, warmup_steps=200, weight_decay=0.04, weight_decay_end=0.4, clip=3.0),
+        steps=3000,
+        **_on_one_gpu(),
+    )
+
+
+def supervised_mini(family: str) -> TrainConfig:
+    """Classification of the same pixels by the same models."""
+    return TrainConfig(
+        method=SupervisedConfig(
+            size=MINI_IMAGE, scale=(0.25, 1.0), rand_augment=0.0, mixup=0.2, cutmix=1.0, erasing=0.0
+        ),
+        model=model_mini(family),
+        optim=OptimConfig(lr=2e-3, min_lr=1e-6, warmup_steps=200, weight_decay=0.05, weight_decay_end=0.05, clip=3.0),
+        steps=1500,
+        **_on_one_gpu(),
+    )
+
+
+def segment_mini(family: str) -> TrainConfig:
+    """A small UperNet at 224 px: 784 tokens, twelve times as many as in pretraining."""
+    return TrainConfig(
+        method=SegmentConfig(
+            crop=224,
+            short_side=224,
+            long_side=448,
+            scale=(0.8, 1.6),
+            channels=64,
+            auxiliary_channels=32,
+            dropout=0.0,
+            norm="group",  # few images a batch
+        ),
+        model=model_mini(family),
+        optim=OptimConfig(
+            lr=5e-4,
+            lr_batch=16,
+            min_lr=1e-6,
+            decay="poly",
+            warmup_steps=50,
+            weight_decay=0.05,
+            weight_decay_end=0.05,
+            clip=3.0,
+        ),
+        data=DataConfig(size=224),
+        steps=600,
+        batch=16,
+        graph=True,
+        checkpoint=CheckpointConfig(every_steps=300, keep=1),
+        log=LogConfig(every_steps=50, tensorboard=False),
+    )
+
+
 def _on_cpu(*, epochs: int, batch: int) -> dict[str, Any]:
     return {
         "data": DataConfig(size=64, workers=0),
@@ -130,28 +219,39 @@ def _on_cpu(*, epochs: int, batch: int) -> dict[str, Any]:
     }
 
 
+def _on_one_gpu() -> dict[str, Any]:
+    return {
+        "data": DataConfig(size=112, resident=True),
+        "batch": 128,
+        "graph": True,
+        "checkpoint": CheckpointConfig(every_steps=500, keep=1),
+        "log": LogConfig(every_steps=50, tensorboard=False),
+        "knn": KnnConfig(every_epochs=0),
+    }
+
+
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
-    **{f"dino_{name}": partial(dino, name) for family in FAMILIES for name in list_models(f"{family}_*")},
-    **{f"dino_{family}_mini": partial(dino_mini, family) for family in FAMILIES},
-    **{f"supervised_{family}_mini": partial(supervised_mini, family) for family in FAMILIES},
-    **{f"segment_{family}_mini": partial(segment_mini, family) for family in FAMILIES},
-    **{f"dino_{family}_tiny64": partial(dino_64, family) for family in FAMILIES},
+    **{f"dino_{name}": partial(dino, name) for family in RECIPE_FAMILIES for name in list_models(f"{family}_*")},
+    **{f"dino_{family}_mini": partial(dino_mini, family) for family in RECIPE_FAMILIES},
+    **{f"supervised_{family}_mini": partial(supervised_mini, family) for family in RECIPE_FAMILIES},
+    **{f"segment_{family}_mini": partial(segment_mini, family) for family in RECIPE_FAMILIES},
+    **{f"dino_{family}_tiny64": partial(dino_64, family) for family in RECIPE_FAMILIES},
     **{
         f"supervised_mambaout_{size}": partial(supervised, f"mambaout_{size}", drop_path=rate)
         for size, rate in MAMBAOUT_DROP_PATH.items()
     },
     **{
         f"supervised_{name}": partial(supervised, name, drop_path=0.1)  # DeiT's rate, on which MambaOut §5 builds
-        for family in FAMILIES
+        for family in RECIPE_FAMILIES
         for name in list_models(f"{family}_*")
     },
-    **{f"supervised_{family}_tiny64": partial(supervised_64, family) for family in FAMILIES},
+    **{f"supervised_{family}_tiny64": partial(supervised_64, family) for family in RECIPE_FAMILIES},
     "supervised_mambaout_femto64": partial(supervised_64, "mambaout"),
     **{f"segment_{name}": partial(segment, ModelConfig(name=name)) for name in list_models()},
-    **{f"segment_{family}_tiny64": partial(segment_64, model_64(family)) for family in FAMILIES},
+    **{f"segment_{family}_tiny64": partial(segment_64, model_64(family)) for family in RECIPE_FAMILIES},
     "segment_mambaout_femto64": partial(segment_64, model_64("mambaout")),
     **{f"detect_{name}": partial(detect, ModelConfig(name=name)) for name in list_models()},
-    **{f"detect_{family}_tiny64": partial(detect_64, model_64(family)) for family in FAMILIES},
+    **{f"detect_{family}_tiny64": partial(detect_64, model_64(family)) for family in RECIPE_FAMILIES},
     "detect_mambaout_femto64": partial(detect_64, model_64("mambaout")),
 }
 

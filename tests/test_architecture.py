@@ -20,14 +20,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "evaluation": _CORE | _FREE_PARTS | {"training"},
     "analysis": _CORE | _FREE_PARTS | {"training", "evaluation"},
     "report": _CORE | _FREE_PARTS | {"training", "evaluation", "analysis"},
-    "app": _CORE | _FREE_PARTS | {"training", "evaluation", "analysis", "report", "commands"},
-    "studies": _CORE
-    | _FREE_PARTS
-    | {"training", "evaluation", "analysis", "report", "recipes", "miniature_recipes", "commands", "cli"},
+    "app": _CORE | _FREE_PARTS | {"training", "evaluation", "analysis", "report"},
+    "studies": _CORE | _FREE_PARTS | {"training", "evaluation", "analysis", "report", "recipes"},
 }
 FREE = {"console", "errors"}  # for all to import; they import nothing of ours
 # These may import all; the parts above may not import them.
-ANYTHING = {"__init__", "__main__", "bench", "cli", "commands", "miniature_recipes", "recipes"}
+ANYTHING = {"__init__", "__main__", "bench", "cli", "commands", "recipes"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

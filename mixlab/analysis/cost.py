@@ -1,12 +1,20 @@
-"""Parameters and multiply-accumulates, counted on shapes alone: no weights are made, nothing is typed in."""
+"""What a backbone costs: parameters and multiply-accumulates, counted on shapes alone, and measured speed."""
 
+import time
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from mixlab.backbones.backbone import Backbone
+from mixlab.backbones.weights import build_architecture
 from mixlab.backbones.zoo import create_model
+from mixlab.evaluation.target import Target
+from mixlab.run import Measurement
+from mixlab.run.protocols import SpeedProtocol
+from mixlab.statistics import median_interval
+
+TIMED_BATCH, TIMED_SECONDS = 16, 0.6
 
 
 def on_meta(name: str, **fields: Any) -> Backbone:
@@ -33,3 +41,38 @@ def count_with_classifier(model: Backbone, num_classes: int = 1000) -> int:
     """Parameters with the classifier that papers count: a linear layer on the summary, or timm's own head."""
     with torch.device("meta"):
         return count_parameters(model.with_classifier(num_classes))
+
+
+def measure_cost(target: Target) -> dict[str, Any]:
+    """Parameters, multiply-accumulates and images per second of a forward pass at the backbone's own image size."""
+    backbone, size = target.backbone, target.backbone.image
+    with torch.device("meta"):
+        flat = build_architecture(backbone.architecture()).eval().requires_grad_(False)
+    rate = median_interval(_images_per_second(backbone, size))
+    device = str(next(backbone.parameters()).device)
+    protocol = SpeedProtocol(data="noise", px=size, batch=TIMED_BATCH, precision="fp32", device=device)
+    measured = Measurement.of("images_per_s", rate, subject=target.subject, protocol=protocol, seed=target.seed)
+    return {
+        "kind": "cost",
+        "subject": target.describe(),
+        "image": size,
+        "batch": TIMED_BATCH,
+        "threads": torch.get_num_threads(),
+        "num_parameters": count_parameters(backbone),
+        "macs": count_macs(flat, size),
+        "images_per_s": rate.value,
+        "measurements": [measured.to_json()],
+    }
+
+
+@torch.no_grad()
+def _images_per_second(backbone: Backbone, size: int) -> list[float]:
+    """Rates of forward passes, as many as fit into the time; the first two only warm up."""
+    images = torch.zeros(TIMED_BATCH, backbone.channels, size, size)
+    rates: list[float] = []
+    start = time.perf_counter()
+    while len(rates) < 12 or (time.perf_counter() - start < TIMED_SECONDS and len(rates) < 100):
+        before = time.perf_counter()
+        backbone(images)
+        rates.append(TIMED_BATCH / (time.perf_counter() - before))
+    return rates[2:]

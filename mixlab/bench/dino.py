@@ -24,7 +24,7 @@ from mixlab.recipes import RECIPES
 from mixlab.training.config import TrainConfig
 from mixlab.training.dino import DinoConfig, DinoRecipe
 from mixlab.training.distributed import World
-from mixlab.training.recipe import Place
+from mixlab.training.recipe import BatchPart
 from mixlab.training.update import Update
 
 Row = dict[str, Any]
@@ -43,7 +43,7 @@ class ReadyViews(DinoRecipe):
 
     ready: list[Tensor]
 
-    def views(self, batch: Batch, place: Place) -> list[Tensor]:
+    def views(self, batch: Batch, part: BatchPart) -> list[Tensor]:
         return self.ready
 
 
@@ -88,7 +88,7 @@ def _ours(config: TrainConfig, device: torch.device, steps: int, crops: bool) ->
     numbers = torch.arange(config.batch)
     data = Batch(images, numbers, numbers, torch.full((config.batch, 2), side))
     if isinstance(recipe, ReadyViews):
-        recipe.ready = DinoRecipe.views(recipe, data, Place(step=0, epoch=0))
+        recipe.ready = DinoRecipe.views(recipe, data, BatchPart(step=0, epoch=0))
     update = Update(recipe, config, steps_per_epoch=100, world=World(device))
     count = iter(range(100, 10**9))  # past the first epoch, in which the prototypes are frozen
     return _time(lambda: update([data], next(count)), config.batch, device, steps)

@@ -4,19 +4,19 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from mixlab.analysis import figures
 from mixlab.analysis.scores import FALSE_POSITIVE_RATES, Scorer
 from mixlab.analysis.studies import STUDIES, StudyResult, run_study
 from mixlab.analysis.subjects import MaskedImages
-from mixlab.commands.output import check_json, console, emit, file_name, open_run, progress_bar, table
+from mixlab.commands.output import check_json, console, emit, open_run, progress_bar, table
 from mixlab.data.mask_formats import parse_masks
 from mixlab.data.masks import unpaired_note
 from mixlab.errors import InputError, check_counts
 from mixlab.evaluation.target import Target, load_targets
 from mixlab.run import UNTRAINED, provenance
+from mixlab.run.directory import file_name
 
 Curves = dict[str, tuple[NDArray[Any], NDArray[Any]]]
 
@@ -84,32 +84,17 @@ def auc(
             arrays = {file_name(label): values for label, values in found.arrays.items()}
             stored = directory.write(f"auc_{name}", result, arrays)
             results[name] = result
-            figures.save_figure(_chart(found), directory.figure_path(f"{stored}.svg"))
+            figures.save_charts(figures.study_charts(name, found.rows), directory.figure_path(f"{stored}.svg"))
             if curves:
-                families = {subject.label: subject.family for subject in subjects}
+                styles = figures.line_styles({subject.label: subject.family for subject in subjects})
                 roc = stored.replace("auc_model", "auc_roc", 1)
-                figures.save_figure(figures.roc(curves, families), directory.figure_path(f"{roc}.svg"))
+                figures.save_charts([figures.roc(result["roc"], styles)], directory.figure_path(f"{roc}.svg"))
             _print(found)
     for note in (images.skipped.summary() if len(images.skipped) else None, unpaired_note(source)):
         if note:
             console.print(note, style="yellow", highlight=False)
     console.print(f"results and figures in {directory.path}")
     return emit({"kind": "auc", "results": results}, json)
-
-
-def _chart(found: StudyResult) -> Figure:
-    match found.study:
-        case "layer":
-            return figures.scores_along(found.rows, "layer")
-        case "register":
-            return figures.scores_along(found.rows, "index")
-        case "head":
-            return figures.scores_by_head(found.rows)
-        case "map":
-            named = [{**row, "label": f"{row['label']}, {row['map']}"} for row in found.rows]
-            return figures.scores(named, title="Binary-AUC by kind of map")
-        case _:
-            return figures.scores(found.rows, title=f"Binary-AUC by {found.study}")
 
 
 def _mean_roc(subjects: list[Target], scorer: Scorer, map_name: str | None) -> Curves:

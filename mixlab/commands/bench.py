@@ -42,10 +42,10 @@ def bench(
     for title, rows in tables.items():
         table(title, [key.replace("_", " ") for key in rows[0]], [list(row.values()) for row in rows])
     if what == "dense" and figure is not None:
-        from mixlab.analysis.figures import save_figure
-        from mixlab.bench.dense_scaling import scaling_figure
+        from mixlab.analysis.figures import save_charts
+        from mixlab.bench.dense_scaling import scaling_charts
 
-        save_figure(scaling_figure(next(iter(tables.values()))), figure)
+        save_charts(scaling_charts(next(iter(tables.values()))), figure)
     return emit({"benchmark": what, "tables": tables, "provenance": provenance(device=device)}, json)
 
 

@@ -8,17 +8,17 @@ import tyro
 from rich.markup import escape
 from rich.table import Table
 
-from mixlab.analysis.claims import CLAIMS, Entry, draw_up
-from mixlab.analysis.evidence import Evidence, Status
-from mixlab.commands.output import console, emit, progress_bar
-from mixlab.run import RunDirectory, find_runs, provenance, unpacked
+from mixlab.analysis.claims import CLAIMS, Entry, Evidence, Status, draw_up
+from mixlab.analysis.comparisons import Gain, training_gains
+from mixlab.commands.output import console, emit, progress_bar, table
+from mixlab.run import RunDirectory, provenance
 
-COLOURS: dict[Status, str] = {
-    "supported": "green",
-    "supported in part": "green",
-    "contradicted": "red",
-    "not resolved at this scale": "yellow",
-    "not measured": "dim",
+COLOURS = {
+    Status.SUPPORTED: "green",
+    Status.IN_PART: "green",
+    Status.CONTRADICTED: "red",
+    Status.NOT_RESOLVED: "yellow",
+    Status.NOT_MEASURED: "dim",
 }
 
 
@@ -30,40 +30,35 @@ def claims(
 ) -> dict[str, Any]:
     """Hold each claim of the papers against computation and against the results of runs.
 
+    Runs called NAME-s0, NAME-s1, ... count as seeds of one network. Two networks are compared only by figures of one
+    protocol.
+
     Args:
         runs: run directories whose results to read, or archives of runs (.tar.xz), which are read whole; without any,
             only claims that mathematics or counting settles.
         run: also store the ledger in this run directory, as results/claims.json.
         json: also write the ledger as JSON to this file, or to stdout for "-".
     """
-    evidence = read_evidence(runs)
+    evidence = Evidence.from_runs(runs)
     entries: list[Entry] = []
     with progress_bar("claims", len(CLAIMS)) as step:
         for entry in draw_up(evidence):
             entries.append(entry)
             step()
+    gains = training_gains(evidence.measurements)
     _print(entries, len(evidence.measurements), len(runs))
+    _print_gains(gains)
     result = {
         "kind": "claims",
         "runs": [str(path) for path in runs],
         "num_measurements": len(evidence.measurements),
-        "claims": [entry.as_json() for entry in entries],
+        "claims": [entry.to_json() for entry in entries],
+        "gains": [gain.to_json() for gain in gains],
         "provenance": provenance(),
     }
     if run is not None:
         RunDirectory.create(run).write_result("claims", result)
     return emit(result, json)
-
-
-def read_evidence(runs: list[Path]) -> Evidence:
-    """All measurements in the result files of the runs."""
-    found = []
-    for path in runs:
-        with unpacked(path) as folder:
-            directory = RunDirectory.open(folder)
-            for each in [directory] if folder == path else find_runs([folder]):
-                found += [(str(each.file_of(name)), result) for name, result in each.results().items()]
-    return Evidence.from_results(found)
 
 
 def _print(entries: list[Entry], num_measurements: int, num_runs: int) -> None:
@@ -74,14 +69,21 @@ def _print(entries: list[Entry], num_measurements: int, num_runs: int) -> None:
     for entry in entries:
         claim, verdict = entry.claim, entry.verdict
         scale = f"\n[dim]{escape(verdict.scale)}[/dim]" if verdict.scale else ""
-        colour = COLOURS[verdict.status]
         place = f"[dim]{claim.paper}, {claim.place}; {claim.kind}[/dim]"
-        view.add_row(
-            str(claim.number),
-            f"{claim.statement}\n{place}",
-            f"[{colour}]{verdict.status}[/{colour}]",
-            escape(verdict.measured) + scale,
-        )
+        status = f"[{COLOURS[verdict.status]}]{verdict.status}[/]"
+        view.add_row(str(claim.number), f"{claim.statement}\n{place}", status, escape(verdict.measured) + scale)
     console.print(view, markup=True)
     counts = Counter(entry.verdict.status for entry in entries)
     console.print(", ".join(f"{counts[status]} {status}" for status in COLOURS if counts[status]), highlight=False)
+
+
+def _print_gains(gains: list[Gain]) -> None:
+    rows = []
+    for gain in gains:
+        gap = gain.difference
+        interval = "" if gap.low is None else f" [{gap.low:+.3f}, {gap.high:+.3f}]"
+        rows.append(
+            [gain.network.name or gain.network.model, gain.metric, f"{gap.value:+.3f}{interval}", gap.significance]
+        )
+    if rows:
+        table("Trained minus untrained, 95 %", ("network", "metric", "difference", ""), rows)

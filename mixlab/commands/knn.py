@@ -11,7 +11,6 @@ from mixlab.commands.output import (
     console,
     emit,
     evaluation_machine,
-    file_name,
     interval,
     name_unreadable,
     open_run,
@@ -25,6 +24,7 @@ from mixlab.evaluation.machine import PrecisionChoice
 from mixlab.evaluation.target import load_target
 from mixlab.evaluation.views import CROP_SHARE
 from mixlab.run import provenance
+from mixlab.run.directory import file_name
 from mixlab.run.lock import RunLock
 from mixlab.training.knn import KS, TEMPERATURE
 

@@ -11,11 +11,12 @@ from mixlab.analysis.figures import save_figure
 from mixlab.analysis.map_pictures import map_pictures, part_pictures, pca_pictures
 from mixlab.analysis.maps import MAPS, default_map, find_map
 from mixlab.analysis.pca import PCAMaps, pca_maps
-from mixlab.commands.output import check_json, console, emit, file_name, open_run, progress_bar, table
+from mixlab.commands.output import check_json, console, emit, open_run, progress_bar, table
 from mixlab.data.reading import read_images
 from mixlab.errors import check_counts
 from mixlab.evaluation.target import Target, load_targets
 from mixlab.run import provenance
+from mixlab.run.directory import file_name
 
 
 def maps(

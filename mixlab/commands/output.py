@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -110,11 +109,6 @@ def open_run(run: Path | None, targets: Sequence[str]) -> RunDirectory:
     if not all(os.access(folder, os.W_OK) for folder in folders if folder.is_dir()):
         raise PermissionError(f"{place} may not be written to; choose another --run")
     return directory
-
-
-def file_name(label: str) -> str:
-    """A label as part of a file name."""
-    return re.sub(r"[^\w.-]+", "_", label)
 
 
 def percent(value: float | None) -> float | None:

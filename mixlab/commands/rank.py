@@ -10,11 +10,12 @@ from mixlab.analysis import figures
 from mixlab.analysis.layer_ranks import LayerRanks, RankSettings, layer_ranks
 from mixlab.analysis.rank import Arrays, rank_measurements, summarise_ranks
 from mixlab.backbones.backbone import chosen_layers
-from mixlab.commands.output import check_json, console, emit, file_name, open_run, progress_bar, table
+from mixlab.commands.output import check_json, console, emit, open_run, progress_bar, table
 from mixlab.data.reading import read_images
 from mixlab.errors import check_counts
 from mixlab.evaluation.target import Target, load_targets
 from mixlab.run import RunDirectory, provenance
+from mixlab.run.directory import file_name
 
 
 def rank(
@@ -125,14 +126,15 @@ def _print(results: dict[str, dict[str, Any]]) -> None:
 
 
 def _draw(directory: RunDirectory, results: dict[str, dict[str, Any]], arrays: dict[str, Arrays]) -> None:
+    styles = figures.line_styles({label: result["subject"]["family"] for label, result in results.items()})
     charts = {
-        "rank_by_layer": figures.rank_by_layer(results),
-        "rank_spectra": figures.spectra(arrays, results),
-        "rank_distance": figures.distance_profiles(arrays, results),
+        "rank_by_layer": [figures.rank_by_layer(results, name, styles) for name in ("numerical", "effective")],
+        "rank_spectra": [figures.spectra(arrays, styles)],
+        "rank_distance": [figures.distances(arrays, results, styles)],
     }
     for label, stored in arrays.items():
         layer = int(stored["layer"][-1])
-        charts[f"rank_blocks_{file_name(label)}"] = figures.block_ranks(label, stored["blocks"], layer)
+        charts[f"rank_blocks_{file_name(label)}"] = [figures.block_ranks(label, stored["blocks"], layer)]
     for name, chart in charts.items():
-        figures.save_figure(chart, directory.figure_path(f"{name}.svg"))
+        figures.save_charts(chart, directory.figure_path(f"{name}.svg"))
     console.print(f"results and {len(charts)} figures in {directory.path}")

@@ -12,7 +12,6 @@ from mixlab.commands.output import (
     console,
     emit,
     evaluation_machine,
-    file_name,
     interval,
     open_run,
     percent,
@@ -26,6 +25,7 @@ from mixlab.evaluation.machine import PrecisionChoice
 from mixlab.evaluation.robustness import SETS, RobustnessResult, evaluate_robustness, find_sets, join_parts
 from mixlab.evaluation.shifts import evaluate_shifts
 from mixlab.run import provenance
+from mixlab.run.directory import file_name
 
 
 def robust(

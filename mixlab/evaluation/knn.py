@@ -10,7 +10,7 @@ from typing import Any, Literal
 from mixlab.backbones.backbone import Backbone
 from mixlab.data.labelled import LabelledSplits, label_subset, labelled_splits
 from mixlab.data.source import at_most
-from mixlab.evaluation.accuracy import Accuracy, measured
+from mixlab.evaluation.accuracy import Accuracy
 from mixlab.evaluation.feature_cache import Extraction, extract_features
 from mixlab.evaluation.features import OUTPUT, FeaturePlan, head_inputs, published_source
 from mixlab.evaluation.machine import Machine, PrecisionChoice, precision_in_use
@@ -37,11 +37,16 @@ class KnnResult:
     @property
     def measurements(self) -> list[Measurement]:
         """One for each k."""
-        about = {"subject": self.subject, "seed": self.seed}
         return [
-            found
+            Measurement.of(
+                "knn_top1",
+                score.estimate,
+                subject=self.subject,
+                protocol=replace(self.protocol, k=k),
+                seed=self.seed,
+            )
             for k, score in self.scores.items()
-            for found in measured("knn_top1", score.estimate, protocol=replace(self.protocol, k=k), **about)
+            if score.n
         ]
 
     def to_json(self) -> dict[str, Any]:

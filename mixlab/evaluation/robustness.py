@@ -27,7 +27,7 @@ from mixlab.data.images import ImageFolder
 from mixlab.data.labelled import few
 from mixlab.data.source import Subset, evenly_spaced
 from mixlab.errors import InputError
-from mixlab.evaluation.accuracy import Accuracy, measured
+from mixlab.evaluation.accuracy import Accuracy
 from mixlab.evaluation.classifier import NamedClassifier
 from mixlab.evaluation.machine import Machine, PrecisionChoice, PrecisionInUse, precision_in_use, run_precision
 from mixlab.evaluation.paper import robustness_figure
@@ -201,12 +201,16 @@ class RobustnessResult:
     @property
     def measurements(self) -> list[Measurement]:
         """One for each shifted set; none of a part, and none of plain validation, which is no shift."""
-        about = {"subject": self.classifier.subject, "seed": self.classifier.seed}
         return [
-            found
+            Measurement.of(
+                "robust_top1",
+                score.accuracy.estimate,
+                subject=self.classifier.subject,
+                protocol=replace(self.protocol, data=f"imagenet-{name}"),
+                seed=self.classifier.seed,
+            )
             for name, score in self.scores.items()
-            if name != "val" and self.num_parts == 1
-            for found in measured("robust_top1", score.accuracy.estimate, protocol=self._protocol(name), **about)
+            if name != "val" and self.num_parts == 1 and score.n
         ]
 
     def to_json(self) -> dict[str, Any]:
@@ -224,9 +228,6 @@ class RobustnessResult:
             return result
         records = [found.to_json() for found in self.measurements]
         return result | {"sets": {name: self._set_json(name) for name in self.scores}, "measurements": records}
-
-    def _protocol(self, name: str) -> RobustnessProtocol:
-        return replace(self.protocol, data=f"imagenet-{name}")
 
     def _set_json(self, name: str) -> dict[str, Any]:
         score, subject = self.scores[name], self.classifier.subject

@@ -15,7 +15,7 @@ from mixlab.data.colour import to_grey
 from mixlab.data.images import parse_source
 from mixlab.data.source import ImageSource, Subset, at_most
 from mixlab.errors import InputError
-from mixlab.evaluation.accuracy import Accuracy, measured
+from mixlab.evaluation.accuracy import Accuracy
 from mixlab.evaluation.classifier import NamedClassifier
 from mixlab.evaluation.machine import Machine, PrecisionChoice, precision_in_use, run_precision
 from mixlab.evaluation.robustness import robustness_protocol
@@ -105,16 +105,15 @@ class ShiftResult:
     def measurements(self) -> list[Measurement]:
         """One for each change, and their mean."""
         changes = {name: score.estimate for name, score in self.accuracies.items() if name != PLAIN}
-        about = {"subject": self.classifier.subject, "seed": self.classifier.seed}
         return [
-            found
-            for name, estimate in (*changes.items(), (MEAN, self.mean))
-            for found in measured(
+            Measurement.of(
                 "shifted_top1" if name == MEAN else "shift_top1",
                 estimate,
+                subject=self.classifier.subject,
                 protocol=replace(self.protocol, change=name),
-                **about,
+                seed=self.classifier.seed,
             )
+            for name, estimate in (*changes.items(), (MEAN, self.mean))
         ]
 
     def to_json(self) -> dict[str, Any]:

@@ -1,12 +1,13 @@
 """Pictures side by side: the same images through every model, and the matrices with the ranks of their blocks."""
 
-import re
 from typing import Any
 
+from mixlab.analysis.figures import matrix_with_ranks
 from mixlab.analysis.rank import block_grid
-from mixlab.report.charts import matrix_with_ranks
 from mixlab.report.pictures import colour_picture, file_picture, map_picture, mask_picture, photograph
 from mixlab.report.records import Findings, Record
+from mixlab.report.sections import inline
+from mixlab.run.directory import file_name
 
 
 def picture_rows(record: Record) -> dict[str, Any]:
@@ -24,13 +25,13 @@ def picture_rows(record: Record) -> dict[str, Any]:
     if "masks" in arrays:
         maps.append(_row("mask", "Its foreground mask", [mask_picture(mask) for mask in arrays["masks"]], names))
     for label in labels:
-        stack = arrays[f"map_{_file_name(label)}"]
+        stack = arrays[f"map_{file_name(label)}"]
         flat = stack.mean(1) if stack.ndim == 4 else stack  # heads or registers as their mean
         what = f"{content['maps'][label]} map of {label}"
         maps.append(_row(label, what, [map_picture(one) for one in flat], names))
     pca = [images]
     for label in labels:
-        key = _file_name(label)
+        key = file_name(label)
         if f"pca_first_{key}" in arrays:
             first, colours = arrays[f"pca_first_{key}"], arrays[f"pca_colours_{key}"]
             what = f"first principal component of {label}"
@@ -48,7 +49,7 @@ def matrix_pictures(findings: Findings) -> list[dict[str, Any]]:
         arrays = record.arrays()
         for model in record.content["models"]:
             label, layer = model["label"], model["layer"]
-            levels = arrays[_file_name(label)]
+            levels = arrays[file_name(label)]
             rank = ranks.get(label)
             same = rank is not None and rank.content["image"] == record.content["image"]
             blocks = rank.arrays().get("blocks") if rank is not None and same else None
@@ -56,7 +57,7 @@ def matrix_pictures(findings: Findings) -> list[dict[str, Any]]:
             for place, head in enumerate(model["heads"]):
                 grid = None if blocks is None else block_grid(blocks, layer, head)
                 chunk = rank.content["chunk"] if rank is not None and same else None
-                charts.append({"svg": matrix_with_ranks(label, levels[place], head, grid, chunk), "head": head})
+                charts.append(inline(matrix_with_ranks(label, levels[place], head, grid, chunk)))
             found.append({"model": model, "charts": charts, "record": record, "rank": rank if same else None})
     return found
 
@@ -76,7 +77,3 @@ def _files(record: Record) -> list[dict[str, str]]:
             alt = alts.get(path.stem, "Maps of heads or registers")
             found.append({"source": file_picture(path), "alt": alt, "name": path.name})
     return found
-
-
-def _file_name(label: str) -> str:
-    return re.sub(r"[^\w.-]+", "_", label)

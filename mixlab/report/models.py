@@ -1,25 +1,15 @@
 """The models of a report, one row each: what was measured of them, and what training brought over an untrained twin."""
 
 import math
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from mixlab.report.plot import NUM_COLOURS
+from mixlab.analysis.figures import FAMILIES, OTHER, LineStyle, line_styles
 from mixlab.report.records import Findings, Record
+from mixlab.run import UNTRAINED
 
-UNTRAINED = "untrained"
-FAMILIES = {
-    "attention": "softmax attention",
-    "linear_attention": "linear attention",
-    "mamba2": "Mamba-2 scan",
-    "gated_conv": "gated convolution",
-}
-FAMILY_COLOURS = {"attention": 0, "mamba2": 1, "linear_attention": 2, "gated_conv": 4}
 WHOLE_MODELS = ("model", "training", "size", "registers")  # studies of Binary-AUC with one score for each model
-SPARE_COLOURS = (3, 5, 6, 0, 1, 2, 4)
-SEED = re.compile(r"-s\d+$")  # of a label such as vit-s0
 
 
 @dataclass(frozen=True)
@@ -57,7 +47,7 @@ class Model:
     training: str
     seed: int | None
     num_parameters: int
-    colour: int = 0
+    style: LineStyle = OTHER
     figures: dict[str, Figure] = field(default_factory=dict)
     untrained: dict[str, Figure] = field(default_factory=dict)
     passed_over: list[tuple[str, Record, Record]] = field(default_factory=list)  # metric, not shown, shown
@@ -103,11 +93,6 @@ def collect_models(findings: Findings) -> list[Model]:
     _add_costs(models, findings)
     _add_twins_of_maps(list(models.values()), findings)
     return in_order(models.values())
-
-
-def base_label(label: str) -> str:
-    """A label without its seed."""
-    return SEED.sub("", label)
 
 
 def in_order(models: Iterable[Model]) -> list[Model]:
@@ -165,24 +150,9 @@ def _add_twins_of_maps(models: list[Model], findings: Findings) -> None:
                     model.untrained.setdefault("binary_auc", twin)
 
 
-def colour(models: list[Model]) -> dict[str, int]:
-    """One colour per label: the first of a family has the family's own, vit-large that of vit with other dashes."""
-    names = {model.label: base_label(model.label) for model in models}
-    parents = {
-        label: max((other for other in names.values() if name.startswith(f"{other}-")), key=len, default=None)
-        for label, name in names.items()
-    }
-    chosen: dict[str, int] = {}
-    for model in (model for model in models if parents[model.label] is None):
-        own = FAMILY_COLOURS.get(model.family)
-        free = [index for index in SPARE_COLOURS if index not in chosen.values()] or list(SPARE_COLOURS)
-        chosen.setdefault(model.label, own if own is not None and own not in chosen.values() else free[0])
-    of_name = {names[label]: number for label, number in chosen.items()}
-    taken = dict.fromkeys(of_name, 0)
-    for model in (model for model in models if parents[model.label] is not None and model.label not in chosen):
-        root = next(name for name in of_name if names[model.label].startswith(f"{name}-"))
-        taken[root] += 1
-        chosen[model.label] = of_name[root] % NUM_COLOURS + NUM_COLOURS * taken[root]
+def style_models(models: list[Model]) -> dict[str, LineStyle]:
+    """The line style of every label and of the seeds behind it."""
+    found = line_styles({model.label: model.family for model in models})
     for model in models:
-        model.colour = chosen[model.label]
-    return chosen | of_name | {member: model.colour for model in models for member in model.members}
+        model.style = found[model.label]
+    return found | {member: model.style for model in models for member in model.members}

@@ -9,10 +9,10 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from mixlab.analysis.figures import OTHER, legend_key
 from mixlab.errors import InputError
-from mixlab.report import charts
 from mixlab.report.looks import matrix_pictures, picture_rows
-from mixlab.report.models import Figure, collect_models, colour, in_order
+from mixlab.report.models import Figure, collect_models, in_order, style_models
 from mixlab.report.records import Findings, read_findings
 from mixlab.report.sections import (
     auc_part,
@@ -94,18 +94,18 @@ def _templates(*, autoescape: bool) -> Environment:
 def page_parts(findings: Findings) -> dict[str, Any]:
     """Everything that the template shows."""
     models = _drawn("auc", lambda: in_order(merge_models(collect_models(findings))))
-    colours = colour(models)
+    styles = style_models(models)
     parts: dict[str, Callable[[], Any]] = {
         "maps": lambda: [picture_rows(record) for record in findings.of("maps")],
         "matrices": lambda: sorted(
-            matrix_pictures(findings), key=lambda look: place_of(look["model"]["label"], colours)
+            matrix_pictures(findings), key=lambda look: place_of(look["model"]["label"], styles)
         ),
-        "auc": lambda: auc_part(findings, colours),
-        "rank": lambda: rank_part(findings, colours),
+        "auc": lambda: auc_part(findings, styles),
+        "rank": lambda: rank_part(findings, styles),
         "claims": lambda: [ledger_part(record) for record in findings.of("claims")],
-        "training": lambda: training_part(findings, colours),
+        "training": lambda: training_part(findings, styles),
         "study": lambda: study_part(findings),
-        "scaling": lambda: [scaling_part(record, colours) for record in findings.of("scaling")],
+        "scaling": lambda: [scaling_part(record, styles) for record in findings.of("scaling")],
     }
     return {kind: _drawn(kind, draw) for kind, draw in parts.items()} | {
         "style": Markup(_style()),  # our own file
@@ -116,7 +116,7 @@ def page_parts(findings: Findings) -> dict[str, Any]:
         "chance": chance_level(findings),
         "cell": cell,
         "signed": signed,
-        "legend": lambda labels: charts.legend(labels, colours),
+        "legend": lambda labels: [(label, Markup(legend_key(styles.get(label, OTHER)))) for label in labels],
         "others": other_measurements(findings),
         "made": commands_with_records(findings),
         "machines": machines_of(findings),

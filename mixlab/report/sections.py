@@ -1,19 +1,20 @@
 """The sections of the page that charts and tables fill, each from the records of its kind."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any
 
 from markupsafe import Markup
 
+from mixlab.analysis import figures
 from mixlab.analysis.blocks import MEASURES
-from mixlab.report import auc_charts, charts
+from mixlab.analysis.figures import LineStyle, base_label
 from mixlab.report.models import Figure
 from mixlab.report.pictures import file_picture
-from mixlab.report.plot import Colours
 from mixlab.report.records import Findings, Record
-from mixlab.report.seeds import base_label, merge_curves, merge_roc, merge_rows
+from mixlab.report.seeds import merge_curves, merge_roc, merge_rows
 
+Styles = Mapping[str, LineStyle]
 STUDY_ORDER = {"model": 0, "size": 1, "training": 2, "registers": 3, "map": 4, "layer": 5, "register": 6, "head": 7}
 VERDICTS = ("supported", "supported in part", "contradicted", "not resolved at this scale", "not measured")
 SHOWN_ELSEWHERE = {
@@ -31,7 +32,7 @@ def chance_level(findings: Findings) -> float | None:
     return 1 / counts.pop() if len(counts) == 1 else None
 
 
-def auc_part(findings: Findings, colours: Colours) -> dict[str, Any] | None:
+def auc_part(findings: Findings, styles: Styles) -> dict[str, Any] | None:
     """One chart of each study on the same images, whichever records it is spread over; seeds as one."""
     figures: list[dict[str, Any]] = []
     comparisons: list[dict[str, Any]] = []
@@ -45,7 +46,7 @@ def auc_part(findings: Findings, colours: Colours) -> dict[str, Any] | None:
         every = [row for record in records for row in record.content["rows"]]
         study = records[0].content["study"]
         shown = _first_seeds(every) if study == "head" else merge_rows(every)
-        rows = sorted(shown, key=lambda row: place_of(row["label"], colours))
+        rows = sorted(shown, key=lambda row: place_of(row["label"], styles))
         labels |= dict.fromkeys(row["label"] for row in rows if base_label(row["label"]) not in labels)
         seeds = len({row["seed"] for row in every if row.get("seed") is not None}) if len(rows) < len(every) else 1
         figures += [
@@ -58,7 +59,7 @@ def auc_part(findings: Findings, colours: Colours) -> dict[str, Any] | None:
                 "n": rows[0]["auc"]["n"],
                 "seeds": seeds if study != "head" else 1,
             }
-            for title, svg, file in _auc_charts(records[0], rows, colours)
+            for title, svg, file in _auc_charts(records[0], rows, styles)
         ]
     return {"figures": figures, "comparisons": comparisons, "labels": list(labels)} if figures else None
 
@@ -72,59 +73,56 @@ def _first_seeds(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _auc_charts(
-    record: Record, rows: list[dict[str, Any]], colours: Colours
-) -> Iterator[tuple[str, Markup | None, str | None]]:
+    record: Record, rows: list[dict[str, Any]], styles: Styles
+) -> list[tuple[str, Markup | None, str | None]]:
     """Title, chart, or a picture where the run has only that."""
     study = record.content["study"]
-    if study == "layer":
-        yield "By layer", auc_charts.lines(rows, "layer", colours, "layer"), None
-    elif study == "register":
-        yield (
-            "By register",
-            auc_charts.lines(rows, "index", colours, "register, in the order of the sequence"),
-            None,
-        )
-    elif study == "map":
-        yield "By kind of map", auc_charts.by_map(rows, colours), None
-    elif study == "head":
-        for label in dict.fromkeys(row["label"] for row in rows):
-            own = [row for row in rows if row["label"] == label]
-            yield f"Heads of {label}", auc_charts.head_grid(label, own), None
-    else:
-        yield f"By {study}", auc_charts.dots(rows, colours), None
-        file = record.run.path / "figures" / "auc_roc.svg"
-        if "roc" in record.content:
-            roc = record.content["roc"]
-            roc = {**roc, "true_positive_rate": merge_roc(roc["true_positive_rate"])}
-            yield "Mean ROC", auc_charts.roc_curves(roc, colours), None
-        elif study == "model" and file.is_file():
-            yield "Mean ROC", None, file_picture(file)
+    title = {"map": "By kind of map", "head": "Heads of {}"}.get(study, f"By {study}")
+    labels = dict.fromkeys(row["label"] for row in rows)
+    found: list[tuple[str, Markup | None, str | None]] = [
+        (title.format(label), inline(chart), None)
+        for label, chart in zip(labels, figures.study_charts(study, rows, styles), strict=False)
+    ]
+    file = record.run.path / "figures" / "auc_roc.svg"
+    if "roc" in record.content:
+        roc = record.content["roc"]
+        roc = {**roc, "true_positive_rate": merge_roc(roc["true_positive_rate"])}
+        found.append(("Mean ROC", inline(figures.roc(roc, styles)), None))
+    elif study == "model" and file.is_file():
+        found.append(("Mean ROC", None, file_picture(file)))
+    return found
 
 
-def place_of(label: str, colours: Colours) -> int:
+def inline(chart: figures.Chart) -> Markup:
+    """A chart as a part of the page."""
+    return Markup(chart.svg())  # its texts are escaped
+
+
+def place_of(label: str, styles: Styles) -> int:
     """The place of a model in the table."""
-    return list(colours).index(label) if label in colours else len(colours)
+    return list(styles).index(label) if label in styles else len(styles)
 
 
-def rank_part(findings: Findings, colours: Colours) -> dict[str, Any] | None:
+def rank_part(findings: Findings, styles: Styles) -> dict[str, Any] | None:
     found = {record.content["subject"]["label"]: record for record in findings.of("rank")}
     if not found:
         return None
-    ordered = {label: found[label] for label in sorted(found, key=lambda label: (place_of(label, colours), label))}
+    ordered = {label: found[label] for label in sorted(found, key=lambda label: (place_of(label, styles), label))}
     first: dict[str, str] = {}
     for label in ordered:
         first.setdefault(base_label(label), label)
     records = {label: ordered[label] for label in first.values()}  # charts show one seed, the table all
-    spectra = {label: record.arrays().get("off_diagonal_spectrum") for label, record in records.items()}
-    known = {label: values for label, values in spectra.items() if values is not None}
+    results = {label: record.content for label, record in records.items()}
+    arrays = {label: record.arrays() for label, record in records.items()}
     shown = {
-        f"{measure.capitalize()} rank": charts.rank_lines(records, measure, colours)
+        f"{measure.capitalize()} rank": inline(figures.rank_by_layer(results, measure, styles))
         for measure in ("numerical", "effective")
     }
-    if known:
-        shown["Spectra"] = charts.spectrum_lines(known, colours)
-    if all("grid_profile" in record.arrays() for record in records.values()):
-        shown["Where the weight lies"] = charts.distance_lines(records, colours)
+    if any("off_diagonal_spectrum" in stored for stored in arrays.values()):
+        known = {label: stored for label, stored in arrays.items() if "off_diagonal_spectrum" in stored}
+        shown["Spectra"] = inline(figures.spectra(known, styles))
+    if all("grid_profile" in stored for stored in arrays.values()):
+        shown["Where the weight lies"] = inline(figures.distances(arrays, results, styles))
     rows = [_rank_row(label, record) for label, record in ordered.items()]
     return {"charts": shown, "labels": list(records), "rows": rows, "measures": MEASURES}
 
@@ -146,10 +144,10 @@ def _rank_row(label: str, record: Record) -> dict[str, Any]:
     }
 
 
-def training_part(findings: Findings, colours: Colours) -> dict[str, Any] | None:
+def training_part(findings: Findings, styles: Styles) -> dict[str, Any] | None:
     if not findings.curves:
         return None
-    ordered = sorted(merge_curves(findings.curves), key=lambda curve: place_of(curve.label, colours))
+    ordered = sorted(merge_curves(findings.curves), key=lambda curve: place_of(curve.label, styles))
     supervised, segment = ([c for c in ordered if _method(c.config) == kind] for kind in ("supervised", "segment"))
     dino = [curve for curve in ordered if curve not in supervised and curve not in segment]
     wanted = {
@@ -159,8 +157,12 @@ def training_part(findings: Findings, colours: Colours) -> dict[str, Any] | None
         "Nearest neighbours, live": (ordered, "knn_accuracy", "kNN accuracy"),
         "Entropy of the teacher": (dino, "teacher_entropy", "nats"),
     }
-    drawn = {title: charts.training_lines(*what, title=title, colours=colours) for title, what in wanted.items()}
-    shown = {title: svg for title, svg in drawn.items() if svg is not None}
+    shown = {}
+    for title, (curves, name, ylabel) in wanted.items():
+        lines = {curve.label: curve.points(name) for curve in curves}
+        lines = {label: points for label, points in lines.items() if points[0]}
+        if lines:
+            shown[title] = inline(figures.training_curves(lines, ylabel, title, styles))
     steps = {curve.label: curve.rows[-1].get("step") for curve in ordered}
     configs = {curve.label: curve.config for curve in ordered}
     return {"charts": shown, "labels": list(steps), "steps": steps, "configs": configs}

@@ -5,7 +5,8 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from mixlab.report.models import Figure, Model, base_label
+from mixlab.analysis.figures import base_label
+from mixlab.report.models import Figure, Model
 from mixlab.report.records import Curve
 from mixlab.statistics import Estimate, mean_interval
 

@@ -1,10 +1,11 @@
 """The sections of a study: on what and how long, the learning rates tried, and cost against tokens."""
 
+from collections.abc import Callable
 from typing import Any
 
-from mixlab.report import charts
-from mixlab.report.plot import Colours
+from mixlab.analysis import figures
 from mixlab.report.records import Findings, Record
+from mixlab.report.sections import Styles, inline
 
 
 def study_part(findings: Findings) -> list[dict[str, Any]]:
@@ -21,7 +22,7 @@ def study_part(findings: Findings) -> list[dict[str, Any]]:
     ]
 
 
-def scaling_part(record: Record, colours: Colours) -> dict[str, Any]:
+def scaling_part(record: Record, styles: Styles) -> dict[str, Any]:
     rows = [
         {**row, "rate": row["images_per_s"]["value"]}
         for row in sorted(record.content["rows"], key=lambda row: row["tokens"])
@@ -30,17 +31,27 @@ def scaling_part(record: Record, colours: Colours) -> dict[str, Any]:
     for kind, title in (("forward", "Forward"), ("training", "Forward and backward")):
         own = [row for row in rows if row["pass"] == kind]
         name = f"{title}: images per second"
-        shown[name] = charts.scaling_lines(own, "rate", "images/s", title=name, colours=colours)
+        speeds = _by_label(own, lambda row: row["rate"])
+        shown[name] = inline(figures.cost_by_tokens(speeds, "images/s", name, styles))
         if all(row["peak_gib"] for row in own):
             name = f"{title}: GiB per image"
-            own = [{**row, "share": row["peak_gib"] / row["batch"]} for row in own]
-            shown[name] = charts.scaling_lines(own, "share", "GiB / image", title=name, colours=colours)
+            memory = _by_label(own, lambda row: row["peak_gib"] / row["batch"])
+            shown[name] = inline(figures.cost_by_tokens(memory, "GiB / image", name, styles))
     table: dict[int, dict[str, dict[str, Any]]] = {}
     for row in rows:
         if row["pass"] == "training":
             table.setdefault(row["tokens"], {})[row["label"]] = row
     labels = list(dict.fromkeys(row["label"] for row in rows))
     return {"record": record, "charts": shown, "labels": labels, "table": table}
+
+
+def _by_label(
+    rows: list[dict[str, Any]], value: Callable[[dict[str, Any]], float]
+) -> dict[str, tuple[list[int], list[float]]]:
+    """Tokens and values of each model."""
+    labels = dict.fromkeys(row["label"] for row in rows)
+    own = {label: [row for row in rows if row["label"] == label] for label in labels}
+    return {label: ([row["tokens"] for row in part], [value(row) for row in part]) for label, part in own.items()}
 
 
 def _tuning(record: Record) -> dict[str, Any]:

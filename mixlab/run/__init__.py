@@ -2,7 +2,7 @@
 
 from mixlab.run.archive import unpacked, write_archive
 from mixlab.run.directory import RunDirectory, find_runs, measurements_of
-from mixlab.run.measurement import METRICS, UNTRAINED, Measurement, Subject, once
+from mixlab.run.measurement import METRICS, UNTRAINED, Measurement, Subject, base_label, once
 from mixlab.run.provenance import provenance
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Measurement",
     "RunDirectory",
     "Subject",
+    "base_label",
     "find_runs",
     "measurements_of",
     "once",

@@ -10,6 +10,7 @@ figures/         pictures made from the results
 
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterable, Iterator
 from itertools import chain, count
@@ -180,10 +181,8 @@ def flat_records(result: dict[str, Any], origin: str | Path) -> list[dict[str, A
     for record in records:
         if "protocol" in record:
             measurement = Measurement.from_json(record)
-            if measurement["label_share"] not in (None, 1) or (
-                measurement["k"] and not measurement.protocol.is_headline
-            ):
-                continue
+            if measurement["label_share"] not in (None, 1) or measurement["k"] not in (None, 20):
+                continue  # they have no column
             record = {**record["subject"], **record["protocol"], **record}
             record = {key: value for key, value in record.items() if key not in ("subject", "protocol", "kind")}
         flat.append(record)
@@ -195,6 +194,11 @@ def identity_of(result: dict[str, Any]) -> Any:
     if found := measurements_of(result, "this result"):
         return sorted({measurement.identity for measurement in found})
     return [result.get(key) for key in ("kind", "subject", "subjects", "protocol")]
+
+
+def file_name(label: str) -> str:
+    """A label as part of a file name."""
+    return re.sub(r"[^\w.-]+", "_", label)
 
 
 def write_json(path: Path, content: dict[str, Any], *, one_line: bool = False) -> None:

@@ -7,10 +7,11 @@ reads them. Two numbers are the same measurement if metric, network, protocol an
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from mixlab.errors import InputError
 from mixlab.run.protocols import (
@@ -29,6 +30,12 @@ from mixlab.run.protocols import (
 )
 
 UNTRAINED = "untrained"
+_SEED = re.compile(r"[-_]s(eed)?\d+$")  # of a label such as vit-s0
+
+
+def base_label(label: str) -> str:
+    """A label without the seed at its end."""
+    return _SEED.sub("", label)
 
 
 class Metric(NamedTuple):
@@ -79,6 +86,19 @@ METRICS = {
 }
 
 
+class Estimated(Protocol):
+    """A value with its interval over n images."""
+
+    @property
+    def value(self) -> float: ...
+    @property
+    def low(self) -> float | None: ...
+    @property
+    def high(self) -> float | None: ...
+    @property
+    def n(self) -> int: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Subject:
     """The network that was measured."""
@@ -94,10 +114,15 @@ class Subject:
     weights: str | None = None  # a digest of its weights; None in older run directories
 
     @property
+    def name(self) -> str:
+        """Its label without the seed: repetitions have it in common."""
+        return base_label(self.label)
+
+    @property
     def identity(self) -> tuple[Any, ...]:
         """Its weights where they are known: a network stays the same under another label."""
         name = self.label if self.weights is None else self.weights
-        return (name, self.model, self.training, self.num_parameters)
+        return (name, self.model, self.training, self.num_parameters, self.num_registers, self.causal)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +156,16 @@ class Measurement:
         if isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 1:
             raise InputError(f"n of {self.metric} is {self.n!r}; it must be a whole number from 1 on")
 
+    @classmethod
+    def of(
+        cls, metric: str, estimate: "Estimated", *, subject: Subject, protocol: EvaluationProtocol, seed: int | None
+    ) -> "Measurement":
+        """From a value with its interval, as `mixlab.statistics` makes them."""
+        ends = {} if None in (estimate.low, estimate.high) else {"low": estimate.low, "high": estimate.high}
+        return cls(
+            metric=metric, value=estimate.value, n=estimate.n, subject=subject, protocol=protocol, seed=seed, **ends
+        )
+
     @cached_property
     def identity(self) -> str:
         """The same for two numbers if and only if they are the same measurement."""
@@ -154,7 +189,7 @@ class Measurement:
         missing = [key for key in ("metric", "value", "n", "subject", "protocol") if record.get(key) is None]
         if missing:
             raise InputError(f"a measurement lacks {', '.join(missing)}; it has {', '.join(sorted(record))}")
-        numbers = {key: record.get(key) for key in ("metric", "value", "low", "high", "n", "seed")}
+        numbers: dict[str, Any] = {key: record.get(key) for key in ("metric", "value", "low", "high", "n", "seed")}
         subject = _made(Subject, record["subject"])
         kind = record["protocol"].get("kind") if isinstance(record["protocol"], dict) else record["protocol"]
         if kind not in PROTOCOLS:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 DRAWN = ("label_seed", "head_seed", "twin_seed", "initial_weights", "classifier_weights")
-HEADLINE_K = 20  # DINO's best for most models
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +29,6 @@ class EvaluationProtocol:
     def choices(self) -> dict[str, Any]:
         """All but what repetitions draw anew: seeds of one study have these in common."""
         return {name: value for name, value in self.to_json().items() if name not in DRAWN}
-
-    @property
-    def is_headline(self) -> bool:
-        """Whether the number stands for its network in tables; not a cell of an ablation, and not of few labels."""
-        return True
 
     def to_json(self) -> dict[str, Any]:
         given = {item.name: getattr(self, item.name) for item in fields(self)}
@@ -62,20 +56,12 @@ class LabelledProtocol(ViewProtocol):
     label_seed: int | None = None  # of the choice of few labels
     num_train: int | None = None  # a limit on the training images; None: all
 
-    @property
-    def is_headline(self) -> bool:
-        return self.label_share == 1
-
 
 @dataclass(frozen=True, kw_only=True)
 class KnnProtocol(LabelledProtocol):
     kind = "knn"
     k: int | None = None
     temperature: float | None = None
-
-    @property
-    def is_headline(self) -> bool:
-        return super().is_headline and self.strategy in (None, "output") and self.k in (None, HEADLINE_K)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,10 +78,6 @@ class ProbeProtocol(LabelledProtocol):
     weight_decays: tuple[float, ...] | None = None
     load_size: int | None = None
     head_seed: int | None = None
-
-    @property
-    def is_headline(self) -> bool:
-        return super().is_headline and self.blocks is None and self.register is None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ from mixlab.statistics.intervals import (
     Quantity,
     interval_from_std,
     mean_interval,
+    median_interval,
     student,
     wilson_interval,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "mean_interval",
     "mean_over_images",
     "mean_over_seeds",
+    "median_interval",
     "paired_accuracy_difference",
     "significance",
     "student",

@@ -98,3 +98,10 @@ def wilson_interval(correct: int, n: int) -> Estimate:
     low = 0.0 if correct == 0 else centre - half
     high = 1.0 if correct == n else centre + half
     return Estimate(share, low, high, n)
+
+
+def median_interval(values: Sequence[float]) -> Estimate:
+    """The median of repeated timings and the order statistics around it that cover it 95 % of the time."""
+    ordered = sorted(values)
+    edge = max(0, int(len(ordered) / 2 - 0.98 * len(ordered) ** 0.5))
+    return Estimate(float(np.median(ordered)), ordered[edge], ordered[-1 - edge], len(ordered))

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -20,7 +21,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.text import Text
 
 from mixlab.console import console
-from mixlab.errors import WorkError
+from mixlab.errors import InputError, WorkError
 from mixlab.run import RunDirectory
 from mixlab.run.directory import read_json, write_json
 from mixlab.run.lock import RunLock
@@ -174,9 +175,8 @@ def num_threads(workers: int) -> int:
 
 
 def _command(arguments: Sequence[str]) -> int:
-    from mixlab.cli import main
-
-    return main(arguments)
+    """As typed: a worker is the command line, which stands above the studies and is imported by name."""
+    return int(import_module("mixlab.cli").main(arguments))
 
 
 def _own_job(arguments: Sequence[str], command: str) -> int:
@@ -184,7 +184,7 @@ def _own_job(arguments: Sequence[str], command: str) -> int:
     module, name = OWN_JOBS[arguments[0]]
     try:
         getattr(import_module(module), name)(*arguments[1:])
-    except (ValueError, OSError, RuntimeError) as error:  # as commands have it
+    except (InputError, WorkError, OSError) as error:  # as commands have it
         print(f"error: {error}", flush=True)
         return 1
     return 0
@@ -242,7 +242,18 @@ def _prepare(parent: int) -> None:
 
 def _told(step: Step, folder: Path) -> list[str]:
     """The command line, the same wherever the folder is."""
-    return [text.replace(str(folder), "RUN") for text in step.arguments]
+    return ["RUN" if text == str(folder) else rename_place(text, str(folder), "RUN") for text in step.arguments]
+
+
+def rename_place(text: str, place: str, name: str) -> str:
+    """Text with a folder, and the files below it, under another name; words that only contain its letters stay.
+
+    A folder of one word may share it with a model or a label: alone it is a folder after --run only.
+    """
+    start, end = r"(?<![\w./~-])", r"(?![\w.~-])"
+    word = re.escape(place)
+    pattern = f"{start}{word}{end}" if "/" in place else f"(?<=--run ){word}{end}|{start}{word}(?=/)"
+    return re.sub(pattern, lambda _: name, text)
 
 
 def _log(folder: Path, step: Step) -> Path:

@@ -179,6 +179,8 @@ class TrainConfig:
                 raise InputError(f"{name} is {value}; give at least 1")
         if not 0 < self.optim.lr < math.inf:
             raise InputError(f"optim.lr is {self.optim.lr}; give a number above 0, such as 5e-4")
+        if self.optim.warmup_steps is not None and self.optim.warmup_steps < 0:
+            raise InputError(f"optim.warmup_steps is {self.optim.warmup_steps}; give 0 or more")
         if self.seed < 0:
             raise InputError(f"seed is {self.seed}; give 0 or more")
         by_epochs = self.steps is None and self.optim.warmup_steps is None
@@ -187,6 +189,10 @@ class TrainConfig:
                 f"{self.optim.warmup_epochs} warm-up epochs do not fit into {self.epochs}; "
                 f"set optim.warmup_epochs to at most {self.epochs}"
             )
+
+    def warmup_steps(self, steps_per_epoch: int) -> int:
+        given = self.optim.warmup_steps
+        return given if given is not None else self.optim.warmup_epochs * steps_per_epoch
 
     def total_steps(self, steps_per_epoch: int) -> int:
         return self.steps if self.steps is not None else self.epochs * steps_per_epoch

@@ -21,7 +21,7 @@ from mixlab.training.config import MethodConfig
 from mixlab.training.dino_parts import Centre, DinoHead, crowding, dino_loss, teacher_targets
 from mixlab.training.distributed import rows_of_all
 from mixlab.training.optim import cosine, linear_by_epoch, move_towards_
-from mixlab.training.recipe import Place, Recipe, drop_empty, to_pixels_of
+from mixlab.training.recipe import BatchPart, Recipe, drop_empty, to_pixels_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,16 +127,16 @@ class DinoRecipe(Recipe):
     def modules(self) -> dict[str, nn.Module]:
         return {"network": self.student, "teacher": self.teacher, "centre": self.centre}
 
-    def prepare(self, batch: Batch, place: Place) -> tuple[Tensor, ...]:
+    def prepare(self, batch: Batch, part: BatchPart) -> tuple[Tensor, ...]:
         """The teacher's temperature, then the views of each size."""
         temperature = linear_by_epoch(
-            place.epoch,
+            part.epoch,
             start=self.config.teacher_temperature_start,
             end=self.config.teacher_temperature,
             epochs=self.config.teacher_warmup_epochs,
         )
         mean = self.centre.mean
-        return torch.full((), temperature, dtype=mean.dtype, device=mean.device), *self.views(batch, place)
+        return torch.full((), temperature, dtype=mean.dtype, device=mean.device), *self.views(batch, part)
 
     def loss(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
         temperature, *views = inputs
@@ -151,19 +151,19 @@ class DinoRecipe(Recipe):
             loss = loss + self.config.spread * crowding(seen)
         return loss, describe(targets, features)
 
-    def views(self, batch: Batch, place: Place) -> list[Tensor]:
+    def views(self, batch: Batch, part: BatchPart) -> list[Tensor]:
         """All crops of this part's images: (V, B, 3, S, S) for each size, the global ones first."""
-        drawn = self.crops.draw(batch.sizes, place.generator(), rank=place.part, world_size=place.num_parts)
+        drawn = self.crops.draw(batch.sizes, part.generator(), rank=part.index, world_size=part.num_parts)
         dtype = self.student.head.prototypes.dtype
         views = self.crops(batch.images, drawn)
         return [to_pixels_of(self.student.backbone, view.to(dtype)) for view in views]
 
-    def before_update(self, place: Place) -> None:
-        if place.epoch < self.config.frozen_prototype_epochs:
+    def before_update(self, part: BatchPart) -> None:
+        if part.epoch < self.config.frozen_prototype_epochs:
             self.student.head.prototypes.grad = None
 
-    def after_update(self, place: Place) -> dict[str, Tensor]:
-        momentum = cosine(place.step, start=self.config.teacher_momentum, end=1.0, total=self.total_steps)
+    def after_update(self, part: BatchPart) -> dict[str, Tensor]:
+        momentum = cosine(part.step, start=self.config.teacher_momentum, end=1.0, total=self.total_steps)
         move_towards_(self.teacher.parameters(), self.student.parameters(), 1 - momentum)
         for ours, theirs in zip(self.teacher.buffers(), self.student.buffers(), strict=True):
             ours.copy_(theirs)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from mixlab.data.batch_loader import AnyBatch
-from mixlab.errors import WorkError
+from mixlab.errors import InputError, WorkError
 from mixlab.run import RunDirectory
 from mixlab.run.codec import to_json
 from mixlab.run.lock import RunLock
@@ -186,7 +186,9 @@ class Trainer:
             self.journal = Journal(self.folder, self.config.log, settings=settings, step=step)
             self.was_scored = any("loss" not in row for row in self.folder.read_metrics() if row.get("step") == step)
         place = from_first((found.step, found.state) if found else None)
-        if place is not None:
+        if place is None:
+            self._check_warmup()
+        else:
             self.step = self.saved_step = place[0]
             self.loader.load_state_dict(place[1]["loader"])
             self.state.load(found.tensors() if found else None)
@@ -276,6 +278,15 @@ class Trainer:
         for module in self.recipe.modules().values():
             module.to(self.world.device, dtype)
         spread(self.recipe, config.sharding, world=self.world, find_unused=backbone.has_unused_parameters)
+
+    def _check_warmup(self) -> None:
+        """Only at the start, so that a run which an older version accepted can be resumed."""
+        warmup = self.config.warmup_steps(self.steps_per_epoch)
+        if warmup > self.total_steps:
+            raise InputError(
+                f"a warm-up of {warmup} steps does not fit into a run of {self.total_steps}; "
+                f"set optim.warmup_steps to at most {self.total_steps}, such as {self.total_steps // 10}"
+            )
 
     def _write_config(self, stored: dict[str, Any], settings: dict[str, Any], step: int) -> None:
         what = {

@@ -102,14 +102,15 @@ def learning_rate(
     decay: str = "cosine",
     drops: tuple[int, ...] = (),
 ) -> float:
-    """Linearly from `start` to `peak`, which the last warm-up step has (DINO), then as `decay` says.
+    """Linearly from `start` to `peak`, which the last warm-up step has (DINO), then as `decay` says. A warm-up of one
+    step is that last step.
 
     cosine  along half a cosine towards `end`
     poly    in a straight line towards `end`
     drops   a tenth of it after each step of `drops`
     """
     if step < warmup:
-        return start + (peak - start) * step / max(warmup - 1, 1)
+        return start + (peak - start) * step / (warmup - 1) if warmup > 1 else peak
     match decay:
         case "cosine":
             return cosine(step - warmup, start=peak, end=end, total=total - warmup)

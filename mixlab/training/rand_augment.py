@@ -50,13 +50,14 @@ def auto_contrast(x: Tensor, strength: Tensor) -> Tensor:
 
 
 def equalise(x: Tensor, strength: Tensor) -> Tensor:
-    """Each channel's 256 levels spread by their ranks."""
+    """Each channel's 256 levels spread by their ranks; a channel of one level stays as it is (PIL)."""
     levels = (x * 255).round_().long().flatten(2)  # (n, 3, S S)
     counts = torch.zeros(*levels.shape[:2], 256, device=x.device)
     counts.scatter_add_(2, levels, torch.ones((), device=x.device).expand_as(levels))
     below = counts.cumsum(-1) - counts
-    spread = below / (levels.shape[-1] - counts.gather(2, levels.amax(-1, keepdim=True))).clamp(min=1)
-    return spread.clamp_(max=1).gather(2, levels).view_as(x).to(x.dtype)
+    num_spread = levels.shape[-1] - counts.gather(2, levels.amax(-1, keepdim=True))  # (n, 3, 1), 0 for one level
+    spread = (below / num_spread.clamp(min=1)).clamp_(max=1).gather(2, levels).view_as(x).to(x.dtype)
+    return torch.where(num_spread[..., None] > 0, spread, x)
 
 
 def invert(x: Tensor, strength: Tensor) -> Tensor:

@@ -30,12 +30,12 @@ def seed_all(*parts: int) -> None:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a pass stands: its step, and which part of the global batch it holds (over ranks and accumulation)."""
+class BatchPart:
+    """Part `index` of the global batch of a step: each pass of each rank holds one."""
 
     step: int
     epoch: int
-    part: int = 0
+    index: int = 0
     num_parts: int = 1
     seed: int = 0
 
@@ -53,7 +53,7 @@ class Recipe(ABC):
     static: bool = False  # `loss` sees tensors of the same shapes at every step and decides nothing by their values
     head_name: str = "classifier"  # the file of `exported_head`
 
-    def prepare(self, batch: Any, place: Place) -> Any:
+    def prepare(self, batch: Any, part: BatchPart) -> Any:
         """What `loss` needs of a batch, which the method's loader gave and which is on the device: all choices are made
         here, on the host. A static recipe returns a tuple of tensors."""
         return batch
@@ -70,11 +70,11 @@ class Recipe(ABC):
     def modules(self) -> dict[str, nn.Module]:
         """Every module with state, by its name in checkpoints; `network` among them."""
 
-    def before_update(self, place: Place) -> None:
+    def before_update(self, part: BatchPart) -> None:
         """Between the backward pass and the optimiser; nothing unless a recipe has something to do there."""
         return
 
-    def after_update(self, place: Place) -> dict[str, Tensor]:
+    def after_update(self, part: BatchPart) -> dict[str, Tensor]:
         """After the optimiser: moving averages. Returns more figures to log."""
         return {}
 

@@ -21,7 +21,7 @@ from mixlab.training.label_mixing import draw_blend, draw_erasures, erase, soft_
 from mixlab.training.live_scores import KnnScores, Score
 from mixlab.training.precision import Precise
 from mixlab.training.rand_augment import draw_changes, rand_augment
-from mixlab.training.recipe import Place, Recipe, drop_empty, to_pixels_of
+from mixlab.training.recipe import BatchPart, Recipe, drop_empty, to_pixels_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,10 +93,10 @@ class SupervisedRecipe(Recipe):
         hits = (logits.argmax(-1) == targets.argmax(-1)).float().mean()
         return loss, {"train_accuracy": hits.detach()}
 
-    def prepare(self, batch: Batch, place: Place) -> tuple[Tensor, Tensor]:
+    def prepare(self, batch: Batch, part: BatchPart) -> tuple[Tensor, Tensor]:
         """Crop, change, erase and blend this part's images: (B, 3, S, S) and soft labels (B, K)."""
-        config, generator = self.config, place.generator()
-        drawn = self.crops.draw(batch.sizes, generator, rank=place.part, world_size=place.num_parts)
+        config, generator = self.config, part.generator()
+        drawn = self.crops.draw(batch.sizes, generator, rank=part.index, world_size=part.num_parts)
         images = self.crops(batch.images, drawn)[0][0]
         num_images = len(images)
         if config.rand_augment > 0:
@@ -105,16 +105,16 @@ class SupervisedRecipe(Recipe):
                 generator,
                 magnitude=config.rand_augment,
                 deviation=config.rand_augment_deviation,
-                part=place.part,
-                num_parts=place.num_parts,
+                part=part.index,
+                num_parts=part.num_parts,
             )
             mean, std = (
                 torch.tensor(scale).to(images, non_blocking=True)[:, None, None]
                 for scale in (IMAGENET_MEAN, IMAGENET_STD)
             )
             images = (rand_augment((images * std + mean).clamp_(0, 1), chosen, strengths) - mean) / std
-        every = draw_erasures(num_images * place.num_parts, generator, side=config.size, probability=config.erasing)
-        images = erase(images, every[place.part * num_images : (place.part + 1) * num_images])
+        every = draw_erasures(num_images * part.num_parts, generator, side=config.size, probability=config.erasing)
+        images = erase(images, every[part.index * num_images : (part.index + 1) * num_images])
         targets = soft_targets(batch.labels, num_classes=self.num_classes, smoothing=config.smoothing)
         blend = draw_blend(generator, side=config.size, mixup=config.mixup, cutmix=config.cutmix, switch=config.switch)
         dtype = next(self.network.parameters()).dtype

@@ -15,7 +15,7 @@ from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World
 from mixlab.training.optim import build_adamw, clip_each_, cosine, gradients, learning_rate, parameter_groups, set_rates
 from mixlab.training.precision import autocast
-from mixlab.training.recipe import Place, Recipe, seed_all
+from mixlab.training.recipe import BatchPart, Recipe, seed_all
 
 
 class Update:
@@ -35,25 +35,25 @@ class Update:
         """Train on one global batch. Returns figures that are still on the device."""
         set_rates(self.optimizer, lr=self.lr(step), weight_decay=self.weight_decay(step))
         figures = [self._forward_backward(batch, step, index, len(passes)) for index, batch in enumerate(passes)]
-        place = self._place(step, 0, len(passes))
-        self.recipe.before_update(place)
+        part = self._part(step, 0, len(passes))
+        self.recipe.before_update(part)
         norm = clip_each_(gradients(self.recipe.network.parameters()), self.config.optim.clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         mean = figures[0]
         if len(figures) > 1:
             mean = {name: torch.stack([part[name] for part in figures]).mean() for name in mean}
-        return {**mean, "grad_norm": norm, **self.recipe.after_update(place)}
+        return {**mean, "grad_norm": norm, **self.recipe.after_update(part)}
 
     def lr(self, step: int) -> float:
         optim = self.config.optim
-        peak, warmup = optim.lr * self.config.batch / optim.lr_batch, optim.warmup_steps
+        peak = optim.lr * self.config.batch / optim.lr_batch
         return learning_rate(
             step,
             peak=peak,
             end=optim.min_lr,
             start=optim.warmup_start * peak,
-            warmup=warmup if warmup is not None else optim.warmup_epochs * self.steps_per_epoch,
+            warmup=self.config.warmup_steps(self.steps_per_epoch),
             total=self.total_steps,
             decay=optim.decay,
             drops=tuple(epoch * self.steps_per_epoch for epoch in optim.drop_epochs),
@@ -63,19 +63,19 @@ class Update:
         optim = self.config.optim
         return cosine(step, start=optim.weight_decay, end=optim.weight_decay_end, total=self.total_steps)
 
-    def _place(self, step: int, index: int, num_passes: int) -> Place:
-        return Place(
+    def _part(self, step: int, index: int, num_passes: int) -> BatchPart:
+        return BatchPart(
             step=step,
             epoch=step // self.steps_per_epoch,
-            part=index * self.world.size + self.world.rank,
+            index=index * self.world.size + self.world.rank,
             num_parts=num_passes * self.world.size,
             seed=self.config.seed,
         )
 
     def _forward_backward(self, batch: AnyBatch, step: int, index: int, num_passes: int) -> dict[str, Tensor]:
-        place = self._place(step, index, num_passes)
-        seed_all(place.seed, place.step, place.part)  # for drop path and the like
-        inputs = self.recipe.prepare(batch.to(self.world.device), place)
+        part = self._part(step, index, num_passes)
+        seed_all(part.seed, part.step, part.index)  # for drop path and the like
+        inputs = self.recipe.prepare(batch.to(self.world.device), part)
         if self.captured is not None:
             return self.captured(inputs, index=index, num_passes=num_passes)
         with _gradients_stay_here(self.recipe, unless=index == num_passes - 1):

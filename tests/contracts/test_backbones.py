@@ -226,7 +226,7 @@ def test_branch_features_leave_the_residual_stream_out() -> None:
     model = small("dinovim_tiny")
     images = torch.randn(1, 3, 32, 32)
     [(_, branch)] = model.features(images, layers=[0], source="branch")
-    start, stream, grid = model._start(images)
+    start, stream, grid = model.start(images)
     mixed = model.layers[0].mixer(model.layers[0].norm(start, stream)[1], grid)
     expected = mixed * (mixed.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * model.final_norm.weight
     torch.testing.assert_close(branch.summary, expected[:, 8])  # 16 patches and a copy in front: the middle is 8

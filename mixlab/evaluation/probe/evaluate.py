@@ -98,7 +98,9 @@ class ProbeSettings:
         """What its measurements say of it; mode, blocks and strategy are each head's own."""
         full = self.for_backbone(backbone)
         assert full.image is not None
-        asked = " x ".join(" ".join(map(str, part)) for part in (full.blocks, full.strategies))
+        asked = [
+            f"{name} {' '.join(map(str, part))}" for name in ("blocks", "strategies") if (part := getattr(self, name))
+        ]
         return ProbeProtocol(
             data=splits.data,
             val_data=splits.val_data,
@@ -111,7 +113,7 @@ class ProbeSettings:
             label_share=self.label_share,
             label_seed=self.seed if self.label_share < 1 else None,
             num_train=self.num_train,
-            heads=asked if self.blocks or self.strategies else self.heads,
+            heads=", ".join(asked if len(asked) == 2 else [self.heads, *asked]),
             epochs=self.epochs,
             batch=self.batch,
             lrs=self.lrs,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mixlab.errors import InputError
 from mixlab.evaluation import paper
-from mixlab.evaluation.accuracy import Accuracy, measured
+from mixlab.evaluation.accuracy import Accuracy
 from mixlab.evaluation.features import FeaturePlan, HeadInput
 from mixlab.evaluation.probe.heads import Head
 from mixlab.run import Measurement, Subject
@@ -68,7 +68,7 @@ class ProbeResult:
         found = []
         for mode, scores in self.scores.items():
             protocol = self._protocol(mode)
-            found += self._measured(scores, scores.best, protocol)
+            found.append(self._measured(scores, scores.best, protocol))
             counts = scores.correct.sum(1).tolist()
             best: dict[HeadInput, int] = {}
             for number, head in enumerate(scores.heads):
@@ -76,7 +76,7 @@ class ProbeResult:
                     best[head.input] = max(best.get(head.input, number), number, key=counts.__getitem__)
             for (blocks, strategy), number in sorted(best.items()) if len(best) > 1 else ():
                 where = replace(protocol, blocks=blocks, strategy=strategy, register=register_of(strategy))
-                found += self._measured(scores, number, where)
+                found.append(self._measured(scores, number, where))
         return found
 
     @property
@@ -129,9 +129,9 @@ class ProbeResult:
     def _protocol(self, mode: Mode) -> ProbeProtocol:
         return replace(self.protocol, mode=mode, load_size=self.protocol.load_size if mode == "augmented" else None)
 
-    def _measured(self, scores: GridScores, number: int, protocol: ProbeProtocol) -> list[Measurement]:
+    def _measured(self, scores: GridScores, number: int, protocol: ProbeProtocol) -> Measurement:
         found = scores.accuracy(number).estimate
-        return measured("probe_top1", found, subject=self.subject, protocol=protocol, seed=self.seed)
+        return Measurement.of("probe_top1", found, subject=self.subject, protocol=protocol, seed=self.seed)
 
     def _mode_json(self, mode: Mode, scores: GridScores) -> dict[str, Any]:
         setting = paper.Setting(

@@ -32,7 +32,7 @@ from mixlab.training.distributed import World, any_rank, from_all, from_first, g
 from mixlab.training.log import forget_after
 from mixlab.training.optim import cosine
 from mixlab.training.precision import Precise, matrix_products
-from mixlab.training.recipe import Place, to_pixels_of
+from mixlab.training.recipe import BatchPart, to_pixels_of
 from mixlab.training.stopping import Stopped, StopRequests
 
 SCORE_ROWS = 2048  # images whose logits are in memory at once
@@ -49,8 +49,8 @@ class ProbeCrops:
 
     def __call__(self, batch: Batch, backbone: Backbone, *, step: int, world: World) -> Tensor:
         """This rank's part of a global batch -> what the backbone takes, (B, 3, size, size)."""
-        place = Place(step=step, epoch=0, part=world.rank, num_parts=world.size, seed=self.seed)
-        drawn = self.crops.draw(batch.sizes, place.generator(), rank=world.rank, world_size=world.size)
+        part = BatchPart(step=step, epoch=0, index=world.rank, num_parts=world.size, seed=self.seed)
+        drawn = self.crops.draw(batch.sizes, part.generator(), rank=world.rank, world_size=world.size)
         return to_pixels_of(backbone, self.crops(batch.images, drawn)[0][0])
 
 

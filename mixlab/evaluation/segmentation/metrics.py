@@ -13,8 +13,7 @@ from torchmetrics import Metric
 
 from mixlab.data.mask_values import IGNORE
 from mixlab.errors import InputError
-
-NUM_RESAMPLES = 2000
+from mixlab.statistics import bootstrap_groups
 
 
 @dataclass(frozen=True)
@@ -92,16 +91,14 @@ def scores_of(matrices: NDArray[np.int64]) -> SegmentationScores:
 def interval(matrices: NDArray[np.int64], *, seed: int = 0) -> tuple[float, float] | None:
     """The 95 % interval of the mIoU, by drawing groups of counts (G, K, K) with replacement; None of fewer than two."""
     matrices = matrices[matrices.any(axis=(1, 2))]
-    num_groups = len(matrices)
-    if num_groups < 2:
-        return None
-    random = np.random.default_rng(seed)
-    draws = random.multinomial(num_groups, np.full(num_groups, 1 / num_groups), size=NUM_RESAMPLES)  # (R, G)
-    right = draws @ matrices.diagonal(axis1=1, axis2=2)  # (R, K)
-    union = draws @ (matrices.sum(axis=1) + matrices.sum(axis=2)) - right
-    shares = np.divide(right, union, out=np.full(right.shape, np.nan), where=union > 0)
-    low, high = np.quantile([_mean(row) for row in shares], (0.025, 0.975))
-    return float(low), float(high)
+
+    def mean_ious(draws: NDArray[np.int64]) -> NDArray[np.float64]:  # (R, G) -> (R,)
+        right = draws @ matrices.diagonal(axis1=1, axis2=2)  # (R, K)
+        union = draws @ (matrices.sum(axis=1) + matrices.sum(axis=2)) - right
+        shares = np.divide(right, union, out=np.full(right.shape, np.nan), where=union > 0)
+        return np.array([_mean(row) for row in shares])
+
+    return bootstrap_groups(len(matrices), mean_ious, seed=seed)
 
 
 def _share(part: NDArray[np.int64], whole: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -29,7 +29,7 @@ from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World
 from mixlab.training.live_scores import Score
 from mixlab.training.precision import Precise
-from mixlab.training.recipe import Place, to_pixels_of
+from mixlab.training.recipe import BatchPart, to_pixels_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +114,8 @@ class SegmentRecipe(DenseRecipe):
             backbone_lr=config.backbone_lr,
         )
 
-    def prepare(self, batch: CropBatch, place: Place) -> tuple[Tensor, Tensor]:
-        return self.pixels(batch, place), batch.masks.long()
+    def prepare(self, batch: CropBatch, part: BatchPart) -> tuple[Tensor, Tensor]:
+        return self.pixels(batch, part), batch.masks.long()
 
     def loss(self, inputs: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy summed over counted pixels and divided by all, so that parts of a batch weigh the same."""
@@ -130,12 +130,12 @@ class SegmentRecipe(DenseRecipe):
         total = loss + self.config.auxiliary_weight * auxiliary_loss
         return total, {"auxiliary_loss": auxiliary_loss.detach(), "pixel_accuracy": hits.detach()}
 
-    def pixels(self, batch: CropBatch, place: Place) -> Tensor:
+    def pixels(self, batch: CropBatch, part: BatchPart) -> Tensor:
         """Images as the backbone takes them, with this part's share of the colour changes."""
         dtype = next(self.network.parameters()).dtype
         images = batch.images.float() / 255
         if self.config.colours:
             num = len(images)
-            drawn = draw_colours(num * place.num_parts, place.generator())[place.part * num : (place.part + 1) * num]
+            drawn = draw_colours(num * part.num_parts, part.generator())[part.index * num : (part.index + 1) * num]
             images = change_colours(images, drawn.to(images.device, non_blocking=True))
         return to_pixels_of(self.backbone, normalise(images).to(dtype))

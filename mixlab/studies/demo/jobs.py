@@ -1,6 +1,5 @@
 """The demo's own small jobs, for which there is no command: a twin, the matrices as pictures, sizes and speed."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -8,17 +7,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mixlab.analysis.cost import count_macs, count_parameters
-from mixlab.backbones.backbone import Backbone
-from mixlab.backbones.weights import build_architecture, model_from_file, save_weights
-from mixlab.commands.output import file_name
+from mixlab.analysis.cost import measure_cost
+from mixlab.backbones.weights import model_from_file, save_weights
 from mixlab.data.reading import read_images
-from mixlab.evaluation.target import Target, load_targets
+from mixlab.evaluation.target import Target, load_target, load_targets
 from mixlab.run import RunDirectory, provenance
+from mixlab.run.directory import file_name
 
 DECADES = 4  # matrices are drawn on a logarithmic scale of so many powers of ten
 NUM_HEADS = 3
-TIMED_BATCH, TIMED_SECONDS = 16, 0.6
 
 
 def write_twin(run: str, out: str, seed: str) -> None:
@@ -34,33 +31,10 @@ def write_all_costs(*runs: str) -> None:
         write_costs(Path(run))
 
 
-def write_costs(run: Path) -> dict[str, Any]:
+def write_costs(run: Path) -> None:
     """Parameters, multiply-accumulates and images per second of a run's backbone, into results/cost.json."""
-    (subject,) = load_targets([str(run)], device="cpu")
-    backbone, size = subject.backbone, subject.backbone.image
-    with torch.device("meta"):
-        flat = build_architecture(backbone.architecture()).eval().requires_grad_(False)
-    about = subject.describe()
-    rates = sorted(_images_per_second(backbone, size))
-    edge = max(0, int(len(rates) / 2 - 0.98 * len(rates) ** 0.5))  # the order statistics around 95 % of medians
-    figures = {
-        "num_parameters": count_parameters(backbone),
-        "macs": count_macs(flat, size),
-        "images_per_s": float(np.median(rates)),
-    }
-    record = about | {"metric": "images_per_s", "value": figures["images_per_s"], "n": len(rates)}
-    result = {
-        "kind": "cost",
-        "subject": about,
-        "image": size,
-        "batch": TIMED_BATCH,
-        "threads": torch.get_num_threads(),
-        **figures,
-        "measurements": [record | {"low": rates[edge], "high": rates[-1 - edge]}],
-        "provenance": provenance(device="cpu"),
-    }
-    RunDirectory.open(run).write_result("cost", result)
-    return result
+    result = measure_cost(load_target(str(run), device="cpu"))
+    RunDirectory.open(run).write_result("cost", result | {"provenance": provenance(device="cpu")})
 
 
 def write_matrices(run: str, side: str, *targets: str) -> dict[str, Any]:
@@ -107,16 +81,3 @@ def _look(subject: Target, pixels: torch.Tensor) -> tuple[dict[str, Any], NDArra
         "run_and_look_differ_by": error,
     }
     return about, np.stack(levels)
-
-
-@torch.no_grad()
-def _images_per_second(backbone: Backbone, size: int) -> list[float]:
-    """Rates of forward passes, as many as fit into the time; the first two only warm up."""
-    images = torch.zeros(TIMED_BATCH, backbone.channels, size, size)
-    rates: list[float] = []
-    start = time.perf_counter()
-    while len(rates) < 12 or (time.perf_counter() - start < TIMED_SECONDS and len(rates) < 100):
-        before = time.perf_counter()
-        backbone(images)
-        rates.append(TIMED_BATCH / (time.perf_counter() - before))
-    return rates[2:]

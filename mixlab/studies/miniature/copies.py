@@ -9,6 +9,7 @@ from PIL import Image
 from mixlab.console import console
 from mixlab.data.decode import decode, open_image
 from mixlab.data.images import ImageFolder, parse_source
+from mixlab.data.source import evenly_spaced
 from mixlab.data.unreadable import UnreadableImage
 from mixlab.run.directory import write_json
 from mixlab.studies.miniature.folders import held_out
@@ -58,8 +59,7 @@ def _is_small(images: Images, most: int) -> bool:
 
 def _evenly(images: Images, most: int) -> Images:
     """At most so many, spread over the sorted paths and so over classes."""
-    number = min(most, len(images))
-    return [images[index * len(images) // number] for index in range(number)]
+    return [images[index] for index in evenly_spaced(len(images), most)]
 
 
 def _copy(file: Path, place: Path) -> None:

@@ -8,11 +8,11 @@ from PIL import Image
 from mixlab.data.decode import to_pil
 from mixlab.data.images import ImageFolder, parse_source
 from mixlab.data.mask_formats import parse_masks
+from mixlab.data.source import HELD_OUT, SPLITS, split
 from mixlab.data.unreadable import SkippedImages
 from mixlab.errors import InputError
 from mixlab.run.directory import write_json
 
-HELD_OUT = 5  # every fifth image of a class
 HELD_OUT_MASKS = 4
 SHORT_SIDE = 256  # px of what segmentation reads
 
@@ -35,13 +35,10 @@ def hold_out(data: str, out: str) -> None:
 
 def held_out(source: ImageFolder) -> dict[str, list[str]]:
     """The paths of a source in two parts."""
-    parts: dict[str, list[str]] = {"train": [], "val": []}
-    seen: dict[str, int] = {}
-    for path in source.paths:
-        name = path.split("/", 1)[0]
-        number = seen[name] = seen.get(name, -1) + 1
-        parts["val" if number % HELD_OUT == 0 else "train"].append(path)
-    return parts
+    return {
+        part: [source.paths[index] for index in chosen.indexes]
+        for part, chosen in zip(SPLITS, split(source), strict=True)
+    }
 
 
 def write_labels(masks: str, out: str) -> None:

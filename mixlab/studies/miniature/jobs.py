@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from mixlab.evaluation.target import Target
 from mixlab.recipes import find_recipe
-from mixlab.run import RunDirectory, provenance
-from mixlab.run.directory import flat_records
+from mixlab.run import Measurement, RunDirectory, provenance
+from mixlab.run.protocols import SpeedProtocol
+from mixlab.run.provenance import device_name
+from mixlab.statistics import median_interval
 from mixlab.training.distributed import choose_device, make_current
 
 REPEATS, WARM_UP = 12, 3
@@ -25,8 +27,7 @@ def choose_rates(run: str, *trials: str) -> dict[str, Any]:
     for trial in trials:
         training, family, rate = trial.split("/")
         folder = RunDirectory.open(Path(run) / "tuning" / f"{training}-{family}-{rate}")
-        records = [m for result in folder.results().values() for m in flat_records(result, folder.path)]
-        found = next(m for m in records if m["metric"] == METRICS[training])
+        found = next(m for m in folder.measurements() if m.metric == METRICS[training])
         config = folder.read_config()
         rows.append(
             {
@@ -36,7 +37,7 @@ def choose_rates(run: str, *trials: str) -> dict[str, Any]:
                 "steps": config["settings"]["steps"],
                 "seed": config["seed"],
                 "command": config["command"],
-                **{key: found[key] for key in ("metric", "value", "low", "high", "n")},
+                **{key: getattr(found, key) for key in ("metric", "value", "low", "high", "n")},
             }
         )
     chosen: dict[str, dict[str, float]] = {}
@@ -53,6 +54,7 @@ def write_scaling(run: str, sizes: str, batch_tokens: str, *rest: str) -> dict[s
     *models, device = rest
     where = choose_device(device)
     make_current(where)
+    precision = "bf16" if where.type == "cuda" else "fp32"
     rows: list[dict[str, Any]] = []
     records: list[dict[str, Any]] = []
     for side in map(int, sizes.split(",")):
@@ -61,24 +63,28 @@ def write_scaling(run: str, sizes: str, batch_tokens: str, *rest: str) -> dict[s
             config = find_recipe(recipe).model
             tokens = (side // config.fields["patch"]) ** 2
             backbone = config.build().to(where)
-            known = Target(label=label, backbone=backbone).describe()
-            about = {key: value for key, value in known.items() if key != "label"}  # no run of the study
+            target = Target(label=label, backbone=backbone)
             images = torch.randn(max(1, int(batch_tokens) // tokens), 3, side, side, device=where)
+            protocol = SpeedProtocol(
+                data="noise", px=side, tokens=tokens, batch=len(images), precision=precision, device=device_name(device)
+            )
             for kind, step in {"forward": forward, "training": forward_backward}.items():
                 gc.collect()
                 if where.type == "cuda":
                     torch.cuda.empty_cache()
                 rates, gib = _measure(step(backbone, images), where, len(images))
-                edge = max(0, int(len(rates) / 2 - 0.98 * len(rates) ** 0.5))  # the order statistics around 95 %
-                figure = {"value": rates[len(rates) // 2], "low": rates[edge], "high": rates[-1 - edge]}
+                rate = median_interval(rates)
                 row = {"px": side, "tokens": tokens, "batch": len(images), "pass": kind, "peak_gib": gib}
-                rows.append({"label": label, "images_per_s": figure, "n": len(rates), **row})
-                place = {**about, "n": len(rates), "data": "noise", **row}
-                records.append({**place, "metric": f"{kind}_images_per_s", **figure})
+                figure = {"value": rate.value, "low": rate.low, "high": rate.high}
+                rows.append({"label": label, "images_per_s": figure, "n": rate.n, **row})
+                about: dict[str, Any] = {"subject": target.subject, "protocol": protocol, "seed": None}
+                records.append(Measurement.of(f"{kind}_images_per_s", rate, **about).to_json())
+                if gib is not None:
+                    records.append(Measurement(metric=f"{kind}_peak_gib", value=gib, n=rate.n, **about).to_json())
     about_memory = "peak GiB of the pass, parameters and gradients included; none on a CPU"
     result = {
         "kind": "scaling",
-        "precision": "bf16" if where.type == "cuda" else "fp32",
+        "precision": precision,
         "memory": about_memory,
         "rows": rows,
         "measurements": records,
@@ -111,7 +117,7 @@ def forward_backward(backbone: nn.Module, images: Tensor) -> Callable[[], None]:
 
 
 def _measure(step: Callable[[], None], device: torch.device, batch: int) -> tuple[list[float], float | None]:
-    """Images per second of some passes in rising order, and the peak memory in GiB."""
+    """Images per second of some passes, and the peak memory in GiB."""
     on_gpu = device.type == "cuda"
     for _ in range(WARM_UP if on_gpu else 1):
         step()
@@ -126,4 +132,4 @@ def _measure(step: Callable[[], None], device: torch.device, batch: int) -> tupl
         if on_gpu:
             torch.cuda.synchronize(device)
         rates.append(batch / (time.perf_counter() - start))
-    return sorted(rates), torch.cuda.max_memory_allocated(device) / 2**30 if on_gpu else None
+    return rates, torch.cuda.max_memory_allocated(device) / 2**30 if on_gpu else None

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from mixlab.miniature_recipes import DEPTHS
+from mixlab.recipes import MINI_DEPTHS
 from mixlab.studies.miniature.plan import Setting, Training, Variant, judge, score, sets, train
 from mixlab.studies.steps import Step
 
@@ -207,7 +207,7 @@ def ranks(setting: Setting) -> Iterator[Step]:
     effort = setting.effort
     for family, seed in product(setting.having(*RANKED), setting.seeds):
         run = Variant(family).run(setting, seed)
-        depth = effort.depth or DEPTHS[family.name]
+        depth = effort.depth or MINI_DEPTHS[family.name]
         layers = sorted({max(1, round(depth * quarter / 4)) - 1 for quarter in (1, 2, 3, 4)})
         size = ("--image", str(effort.rank_image), "--chunk", str(effort.rank_chunk), "--num-images", "1")
         yield Step(

@@ -18,6 +18,7 @@ from mixlab.run import RunDirectory, unpacked, write_archive
 from mixlab.run.archive import PUBLISHED_RUNS
 from mixlab.run.directory import read_json
 from mixlab.studies.miniature.parts import finished_runs
+from mixlab.studies.steps import rename_place
 
 MOST_ROWS = 60  # of a training curve
 WRITTEN = (PUBLISHED_RUNS, "report.html", "README.md", "config.json", "metrics.jsonl")  # the last two in an older form
@@ -158,7 +159,7 @@ def _cleaned(value: Any, names: list[tuple[str, str]]) -> Any:
         return [_cleaned(part, names) for part in value]
     if isinstance(value, str):
         for place, name in names:
-            value = value.replace(place, name)
+            value = rename_place(value, place, name)
         return OTHER_PLACES.sub("", value)
     return _six_digits(value) if isinstance(value, float) else value
 

@@ -1,6 +1,9 @@
 """Measurements to hold claims against."""
 
-from mixlab.analysis.evidence import Measurement
+from dataclasses import fields
+from typing import Any
+
+from mixlab.run import METRICS, Measurement, Subject
 
 RANKED = ("attention", "mamba2", "linear_attention")
 MODELS = {
@@ -9,20 +12,14 @@ MODELS = {
     "linear_attention": "linearvit_tiny",
     "gated_conv": "gatedconv_tiny",
 }
+FACTS = {item.name for item in fields(Subject)}
 
 
-def measured(metric: str, family: str, value: float, **other: object) -> Measurement:
-    record = {
-        "metric": metric,
-        "value": value,
-        "low": value - 0.01,
-        "high": value + 0.01,
-        "n": 100,
-        "model": MODELS[family],
-        "family": family,
-        "training": "dino",
-        "num_parameters": 6_000_000,
-        "data": "photos",
-        "study": "model",
-    }
-    return Measurement.from_record(record | other, "test")
+def measured(metric: str, family: str, value: float, **other: Any) -> Measurement:
+    """`other`: facts of the subject, choices of the protocol, or an interval other than +- 0.01."""
+    about = {"model": MODELS[family], "family": family, "training": "dino", "num_parameters": 6_000_000}
+    about |= {name: other.pop(name) for name in FACTS & other.keys()}
+    own = {"low": value - 0.01, "high": value + 0.01, "n": 100, "seed": None}
+    own |= {name: other.pop(name) for name in own.keys() & other.keys()}
+    protocol = METRICS[metric].protocol(**{"data": "photos"} | other)
+    return Measurement(metric=metric, value=value, subject=Subject(**about), protocol=protocol, **own)

@@ -2,13 +2,16 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 import mixlab
-from mixlab.analysis.claims import CLAIMS, draw_up
-from mixlab.analysis.evidence import Evidence, Measurement, grouped, matched_pairs, mutual_pairs, scale_of
+from mixlab.analysis.claims import CLAIMS, Evidence, Verdict, draw_up
+from mixlab.analysis.claims.evidence import Comparison, judge, scale_of
+from mixlab.analysis.claims.measured import mutual_pairs
+from mixlab.analysis.comparisons import over_seeds
 from mixlab.analysis.layer_ranks import RankSettings, layer_ranks
 from mixlab.analysis.rank import rank_measurements, summarise_ranks
 from mixlab.analysis.scores import Scorer
@@ -16,12 +19,18 @@ from mixlab.analysis.studies import run_study
 from mixlab.analysis.subjects import MaskedImages
 from mixlab.data.mask_formats import parse_masks
 from mixlab.evaluation.target import Target
+from mixlab.run import Measurement, measurements_of
+from mixlab.statistics import Difference
 from tests.unit.analysis.records import RANKED, measured
 
 
-def status(number: int, *measurements: Measurement) -> str:
+def verdict(number: int, *measurements: Measurement) -> Verdict:
     claim = next(claim for claim in CLAIMS if claim.number == number)
-    return claim.check(Evidence(measurements)).status
+    return claim.check(Evidence(measurements))
+
+
+def status(number: int, *measurements: Measurement) -> str:
+    return verdict(number, *measurements).status
 
 
 # ---------------------------------------------------------------- the table
@@ -39,66 +48,117 @@ def test_without_runs_only_theorems_have_a_verdict_and_claim_five_fails() -> Non
         expected = "not measured" if entry.claim.kind == "measured" else "contradicted" if number == 5 else "supported"
         assert entry.verdict.status == expected, (number, entry.verdict.measured)
     assert entries[5].verdict.value == 1
-    json.dumps([entry.as_json() for entry in entries.values()], allow_nan=False)
+    json.dumps([entry.to_json() for entry in entries.values()], allow_nan=False)
 
 
 def test_theorems_give_way_to_evidence_against_them() -> None:
     assert status(4, measured("rank_bound_holds", "mamba2", 0.0)) == "contradicted"
-    short = {"definition": "numerical", "minimum": 200.0, "chunk": 256}
+    short = {"definition": "numerical", "chunk": 256}
     assert status(4, measured("off_diagonal_rank", "attention", 230.0, **short)) == "contradicted"
     assert status(4, measured("off_diagonal_rank", "attention", 254.0, **short)) == "supported"  # up to rounding
     assert status(5, measured("mask_rank", "mamba2", 3.0)) == "supported"
     assert status(5, measured("mask_rank", "mamba2", 1.0)) == "contradicted"
 
 
-# ---------------------------------------------------------------- groups and pairs
+# ---------------------------------------------------------------- judging
+
+
+def gap(value: float, error: float, what: str = "x") -> Comparison:
+    return Comparison(what, Difference(value, error, n=9), (measured("miou", "attention", 0.5),))
+
+
+def test_judgement_needs_every_difference_to_be_significant() -> None:
+    up, open_, down = (gap(value, 0.03) for value in (0.2, 0.05, -0.2))
+    assert judge([]).status == "not measured"
+    assert judge([up, up]).status == "supported"
+    part = judge([up, up], missing=["the rest"])
+    assert part.status == "supported in part" and part.measured.endswith("not measured: the rest")
+    assert judge([up, open_]).status == "not resolved at this scale"
+    assert judge([gap(0.0, 0.0)]).status == "contradicted"
+    worst = judge([up, down, gap(-0.3, 0.5)])
+    assert worst.status == "contradicted" and worst.value == -0.2, "the difference that decided is the one recorded"
+    assert worst.high is not None and worst.high < 0
+
+
+def test_one_difference_of_many_may_come_out_significant_by_chance() -> None:
+    assert judge([gap(-0.25, 0.1)]).status == "contradicted"
+    assert judge([gap(-0.25, 0.1), *[gap(0.1, 0.1)] * 9]).status == "not resolved at this scale"
+
+
+def test_the_scale_names_sizes_data_labels_and_seeds() -> None:
+    found = [
+        measured("knn_top1", "attention", 0.5, seed=s, num_parameters=n, label_share=0.1)
+        for s, n in ((0, 5_500_000), (1, 10_700_000))
+    ]
+    assert scale_of(found) == "5.5 to 10.7 M parameters, photos, 10% of the labels, n = 100, 2 seeds"
 
 
 def test_no_rival_of_a_family_is_left_out() -> None:
-    vit = grouped([measured("probe_top1", "attention", 0.8)])
-    mambas = grouped([measured("probe_top1", "mamba2", 0.7, model=name) for name in ("dinovim_tiny", "mambareg_tiny")])
-    assert [(a[0].model, b[0].model) for a, b in mutual_pairs(vit, mambas)] == [
+    vit = over_seeds([measured("probe_top1", "attention", 0.8)])
+    rivals = [measured("probe_top1", "mamba2", 0.7, model=name) for name in ("dinovim_tiny", "mambareg_tiny")]
+    mambas = over_seeds(rivals)
+    assert [(a[0]["model"], b[0]["model"]) for a, b in mutual_pairs(vit, mambas)] == [
         ("vit_tiny", "dinovim_tiny"), ("vit_tiny", "mambareg_tiny")
     ]  # fmt: skip
     assert len(mutual_pairs(mambas, vit)) == 2
 
 
 def test_only_models_of_one_training_data_and_size_are_paired() -> None:
-    vit = grouped([measured("binary_auc", "attention", 0.8)])
+    vit = over_seeds([measured("binary_auc", "attention", 0.8)])
     rivals = [
         measured("binary_auc", "mamba2", 0.7, num_parameters=90_000_000),
         measured("binary_auc", "mamba2", 0.7, training="supervised"),
         measured("binary_auc", "mamba2", 0.7, data="drawings"),
         measured("binary_auc", "mamba2", 0.7, num_parameters=11_000_000),
     ]
-    (pair,) = matched_pairs(vit, grouped(rivals))
-    assert pair[1][0].num_parameters == 11_000_000
+    (pair,) = mutual_pairs(vit, over_seeds(rivals))
+    assert pair[1][0]["num_parameters"] == 11_000_000
 
 
-def test_detectors_of_two_kinds_are_neither_pooled_nor_paired() -> None:
-    ours = [measured("box_ap", "mamba2", value, head=head) for head, value in (("mask", 0.3), ("cascade", 0.4))]
-    assert sorted(len(group) for group in grouped(ours)) == [1, 1]
-    theirs = grouped([measured("box_ap", "gated_conv", 0.2, head="mask")])
-    assert [(a[0].value, b[0].value) for a, b in matched_pairs(grouped(ours), theirs)] == [(0.3, 0.2)]
-
-
-def test_the_same_figure_out_of_two_studies_counts_once() -> None:
-    twice = [measured("binary_auc", "attention", 0.8, study=study, label="a") for study in ("model", "size")]
+def test_a_measurement_that_two_runs_hold_counts_once() -> None:
+    twice = [measured("binary_auc", "attention", 0.8, label="a") for _ in range(2)]
     assert len(Evidence(twice).measurements) == 1
     seeds = [measured("binary_auc", "attention", 0.8, seed=seed, label="a") for seed in (0, 1)]
     assert len(Evidence(seeds).measurements) == 2
 
 
-def test_a_wrong_record_is_named_with_its_file() -> None:
-    with pytest.raises(ValueError, match=r"run/results/x.json: a measurement lacks value, n; it has metric"):
-        Evidence.from_results([("run/results/x.json", {"measurements": [{"metric": "miou"}]})])
-    with pytest.raises(ValueError, match="must be numbers"):
-        Measurement.from_record({"metric": "miou", "value": "high", "n": 3}, "x")
+# ---------------------------------------------------------------- protocols and verdicts
+
+ORDERED = {"attention": 0.9, "mamba2": 0.8, "linear_attention": 0.7}
+ELSE = {"attention": 0.2, "mamba2": 0.5, "linear_attention": 0.8}
 
 
-def test_the_scale_names_sizes_data_and_seeds() -> None:
-    found = [measured("miou", "attention", 0.5, seed=s, num_parameters=n) for s, n in ((0, 5_500_000), (1, 10_700_000))]
-    assert scale_of(found) == "5.5 to 10.7 M parameters, photos, n = 100, 2 seeds"
+@pytest.mark.parametrize(
+    ("number", "metric", "first", "other"),
+    [
+        (14, "probe_top1", {}, {"label_share": 0.1}),
+        (14, "probe_top1", {}, {"label_share": 0.1, "blocks": 4, "strategy": "cls"}),
+        (14, "probe_top1", {"mode": "augmented"}, {"mode": "cached"}),
+        (14, "probe_top1", {"heads": "light"}, {"heads": "heavy"}),
+        (15, "miou", {"mode": "single"}, {"mode": "multi"}),
+        (16, "box_ap", {"head": "cascade"}, {"head": "mask"}),
+        (17, "robust_top1", {}, {"limited": True}),
+        (7, "binary_auc", {"fit": "crop"}, {"fit": "squash"}),
+    ],
+)
+def test_figures_of_another_protocol_change_no_verdict(
+    number: int, metric: str, first: dict[str, Any], other: dict[str, Any]
+) -> None:
+    chosen = [measured(metric, family, value, **first) for family, value in ORDERED.items()]
+    others = [measured(metric, family, value, **other) for family, value in ELSE.items()]
+    assert verdict(number, *others, *chosen) == verdict(number, *chosen)
+    assert status(number, *chosen) == "supported" and status(number, *others) != "supported"
+    mixed = [*chosen[:1], *others[1:]]
+    assert status(number, *mixed) == "not measured", "two protocols are not compared"
+
+
+def test_dense_claims_prefer_the_detector_of_their_own_paper() -> None:
+    def boxes(head: str, scan: float) -> list[Measurement]:
+        return [
+            measured("box_ap", family, value, head=head) for family, value in (("gated_conv", 0.4), ("mamba2", scan))
+        ]
+
+    assert status(23, *boxes("cascade", 0.2), *boxes("mask", 0.6)) == "supported"
 
 
 # ---------------------------------------------------------------- each measured claim, both ways
@@ -129,9 +189,13 @@ def test_ranks_that_are_equal_contradict_a_strict_order() -> None:
     assert status(6, *ranks(64.0)) == "contradicted"
     assert status(6, *ranks(60.0)) == "contradicted"
     assert status(6, *ranks(40.0)) == "supported"
-    unsure = [replace(m, low=m.value - 30, high=m.value + 30, where=m.where | {"bound": 64.0}) for m in ranks(64.0)]
-    assert status(6, *unsure) == "contradicted", "a scan of state 64 cannot have more"
-    assert status(6, *(replace(m, where=m.where | {"bound": 128.0}) for m in unsure)) == "not resolved at this scale"
+    unsure = [replace(m, low=m.value - 30, high=m.value + 30) for m in ranks(64.0)]
+
+    def bounds(value: float) -> list[Measurement]:
+        return [replace(m, metric="off_diagonal_rank_bound", value=value, low=None, high=None) for m in unsure]
+
+    assert status(6, *unsure, *bounds(64.0)) == "contradicted", "a scan of state 64 cannot have more"
+    assert status(6, *unsure, *bounds(128.0)) == "not resolved at this scale"
     sizes = [
         measured("off_diagonal_rank", f, 9.0, definition="numerical", chunk=c)
         for f, c in zip(RANKED, (256, 64, 64), strict=True)
@@ -179,7 +243,7 @@ def test_heads_are_judged_network_by_network_and_some_must_be_lazy() -> None:
     scores = [replace(head(value, index), metric="binary_auc") for index, value in enumerate((0.5, 0.9))]
     claim = next(claim for claim in CLAIMS if claim.number == 10)
     text = claim.check(Evidence([*seeds, *twins, *scores])).measured
-    assert text.endswith("best less worst on the same images 0.400, in untrained twins 0.100")
+    assert text.endswith("best minus worst on the same images 0.400, in untrained twins 0.100")
 
 
 def test_middle_registers_must_beat_both_ends() -> None:
@@ -196,7 +260,7 @@ def test_middle_registers_must_beat_both_ends() -> None:
 
 def test_layers() -> None:
     def layers(values: list[float]) -> list[Measurement]:
-        return [measured("binary_auc_raw", "attention", v, study="layer", layer=i) for i, v in enumerate(values)]
+        return [measured("binary_auc_raw", "attention", v, layer=i) for i, v in enumerate(values)]
 
     assert status(13, *layers([0.4, 0.5, 0.6, 0.7])) == "supported"
     assert status(13, *layers([0.6, 0.62, 0.64, 0.7])) == "contradicted"
@@ -212,9 +276,7 @@ def test_probes_causality_and_the_gated_cnn() -> None:
     seen, causal = measured("knn_top1", "attention", 0.8), measured("knn_top1", "attention", 0.7, causal=True)
     assert status(21, seen, causal) == "supported"
     assert status(21, seen) == "not measured"
-    own = [
-        replace(m, metric="top1", value=1.5 - m.value, low=1.49 - m.value, high=1.51 - m.value) for m in (seen, causal)
-    ]
+    own = [measured("top1", "attention", value, causal=hidden) for value, hidden in ((0.7, False), (0.8, True))]
     assert status(21, seen, causal, *own) == "contradicted", "the classifier's own accuracy is what the paper measured"
     conv, scan = (measured("top1", f, v, training="supervised") for f, v in (("gated_conv", 0.8), ("mamba2", 0.7)))
     assert status(22, conv, scan) == "supported"
@@ -231,7 +293,7 @@ def test_ablations_are_judged_over_seeds_and_causality_at_one_size() -> None:
     ]
     claim = next(claim for claim in CLAIMS if claim.number == 18)
     verdict = claim.check(Evidence(seeds))
-    assert verdict.status == "supported in part" and "hold together" not in verdict.measured, "one comparison in all"
+    assert verdict.status == "supported in part" and "Bonferroni" not in verdict.measured, "one comparison in all"
     twins = [
         measured("probe_top1", "mamba2", v, blocks=4, strategy=s, training="untrained")
         for s, v in (("cls", 0.1), ("mean", 0.9))
@@ -280,7 +342,10 @@ def test_results_of_rank_and_studies_reach_the_ledger() -> None:
     scorer = Scorer(MaskedImages(parse_masks("shapes:n=8"), size=64), twins=False)
     studies = ("layer", "model", "head")
     results += [(study, run_study(study, subjects, scorer).as_json("shapes")) for study in studies]
-    statuses = {entry.claim.number: entry.verdict.status for entry in draw_up(Evidence.from_results(results))}
+    statuses = {
+        entry.claim.number: entry.verdict.status
+        for entry in draw_up(Evidence(m for name, result in results for m in measurements_of(result, name)))
+    }
     assert statuses[5] == "contradicted"
     assert {statuses[number] for number in (6, 7, 10, 13)} <= {
         "supported",

@@ -1,14 +1,24 @@
 """`mixlab train` measures its classifier on images that it has not seen, and only there."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
 from mixlab.backbones.weights import model_from_file
 from mixlab.cli import main
 from mixlab.data.decode import decode, fit_image, to_tensor
+from mixlab.data.labelled import labelled_splits
+from mixlab.data.source import Subset
+from mixlab.evaluation import trained_classifier
+from mixlab.evaluation.views import CentreView
+from mixlab.recipes import RECIPES
 from mixlab.run.directory import read_json
+from mixlab.training.loop import Trainer
+from mixlab.training.loop import train as train_here
+from mixlab.training.settings import override
 from tests.drawn_folders import draw_folders
 
 QUICK = ("--set", "epochs=1", "--set", "batch=16", "--set", "knn.every_epochs=0", "--device", "cpu")
@@ -40,3 +50,31 @@ def test_without_a_held_out_part_nothing_is_claimed(tmp_path: Path) -> None:
     photos, _ = draw_folders(tmp_path)
     train(photos / "train", tmp_path / "run")
     assert not (tmp_path / "run" / "results" / "accuracy.json").exists()
+
+
+def test_ranks_share_the_validation_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos, _ = draw_folders(tmp_path)
+    seen: list[list[int]] = []
+
+    def count(trainer: Trainer, source: Subset, view: CentreView) -> tuple[int, int]:
+        seen.append(source.indexes)
+        return 1, len(source)
+
+    monkeypatch.setattr(trained_classifier, "_count_correct", count)
+    monkeypatch.setattr(trained_classifier, "from_all", lambda value: [value, (2, 9)])
+
+    def as_second_of_two(trainer: Trainer) -> None:
+        whole = len(labelled_splits(trainer.data).val)
+        for rank in range(2):
+            trainer.world = replace(trainer.world, rank=rank, size=2)
+            trained_classifier.write_accuracy(trainer)
+        assert sorted(seen[0] + seen[1]) == list(range(whole)) and abs(len(seen[0]) - len(seen[1])) <= 1
+        trainer.config = replace(trainer.config, sharding="fsdp")
+        trained_classifier.write_accuracy(trainer)
+        assert seen[2] == list(range(whole))  # shards need every rank in every pass
+
+    settings = [setting for setting in QUICK if "=" in setting]
+    config = override(RECIPES["supervised_vit_tiny64"](), settings)
+    train_here(config, data=str(photos), run=tmp_path / "run", device="cpu", then=as_second_of_two)
+    found = read_json(tmp_path / "run" / "results" / "accuracy.json")["score"]
+    assert (found["correct"], found["n"]) == (3, len(seen[0]) + 9)

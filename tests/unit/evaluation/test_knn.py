@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from tiny_backbones import DATA, tiny_backbone, tiny_settings, tiny_splits
 
+from mixlab.analysis.comparisons import over_seeds, preferred
 from mixlab.evaluation.knn import evaluate_knn
 from mixlab.evaluation.probe import evaluate_linear_probe
 from mixlab.evaluation.target import Target
@@ -51,9 +52,11 @@ def test_a_run_keeps_the_headline_knn_beside_every_other_protocol(tmp_path: Path
     kept = run.measurements()
     assert len(kept) == len(run.results()) == 1 + len(VARIED)
     (again,) = [m for m in kept if m.identity == headline.measurements[0].identity]
-    assert again.value == headline.measurements[0].value and again.protocol.is_headline
-    few = [m for m in kept if m["label_share"] < 1 or m["strategy"] != "output"]
-    assert len(few) == 2 and not any(m.protocol.is_headline for m in few)
+    assert again.value == headline.measurements[0].value
+    ((chosen,),) = preferred(over_seeds(kept))  # what ledger and tables take
+    assert (chosen["label_share"], chosen["strategy"], chosen["num_train"], chosen["num_images"]) == (
+        1.0, "output", None, None
+    )  # fmt: skip
 
 
 def test_probes_of_few_labels_of_both_modes_and_of_light_and_heavy_heads_stand_side_by_side(tmp_path: Path) -> None:
@@ -74,7 +77,6 @@ def test_probes_of_few_labels_of_both_modes_and_of_light_and_heavy_heads_stand_s
         ("cached", "grid", 0.5, 16), ("augmented", "grid", 1.0, 16), ("cached", "grid", 1.0, 16),
         ("cached", "light", 1.0, 16), ("cached", "heavy", 1.0, 32),
     }  # fmt: skip
-    assert [m["label_share"] for m in kept if not m.protocol.is_headline] == [0.5]
     choices = [str(m.protocol.choices) for m in kept]
     assert len(set(choices)) == len(kept)  # nothing here repeats another as a second seed would
     other_seed = evaluate_linear_probe(target, DATA, replace(settings[2], seed=7)).measurements[0]
@@ -90,4 +92,4 @@ def test_a_probe_without_a_folder_leaves_nothing_behind(tmp_path: Path, monkeypa
     assert best["blocks"] is None and {(m["blocks"], m["strategy"]) for m in cells} == {
         (blocks, strategy) for blocks in (1, 2) for strategy in ("cls", "cls+mean")
     }
-    assert best.value == max(m.value for m in cells) and best["heads"] == "1 2 x cls cls+mean"
+    assert best.value == max(m.value for m in cells) and best["heads"] == "blocks 1 2, strategies cls cls+mean"

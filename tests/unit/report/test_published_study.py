@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mixlab.analysis.claims import draw_up
-from mixlab.analysis.evidence import Evidence
+from mixlab.analysis.claims import Evidence, draw_up
 from mixlab.report import write_report
-from mixlab.run import unpacked
+from mixlab.run import find_runs, unpacked
 from mixlab.run.directory import read_json
 
 STUDY = Path(__file__).parents[3] / "docs" / "studies" / "miniature"
@@ -29,9 +28,9 @@ def test_its_tables_are_made_from_its_records(tmp_path: Path) -> None:
 
 
 def test_its_measured_verdicts_follow_from_its_measurements(runs: Path) -> None:
-    files = [file for file in runs.rglob("results/*.json") if file.name != "claims.json"]
-    kept = [file for file in files if not any(part.startswith(OTHER_REGISTERS) for part in file.parts)]
-    evidence = Evidence.from_results((str(file), read_json(file)) for file in kept)
+    found = [run.path for run in find_runs([runs])]
+    kept = [path for path in found if not any(part.startswith(OTHER_REGISTERS) for part in path.parts)]
+    evidence = Evidence.from_runs(kept)
     stored = {claim["number"]: claim for claim in read_json(runs / "results" / "claims.json")["claims"]}
     checked = 0
     for entry in draw_up(evidence):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mixlab.report.models import Figure, Model, colour
+from mixlab.report.models import Figure, Model
 from mixlab.report.records import Curve, Record
 from mixlab.report.seeds import merge_curves, merge_models, merge_roc, merge_rows
 from mixlab.run import RunDirectory
@@ -22,13 +22,6 @@ def test_seeds_of_one_training_become_one_row_and_others_stay() -> None:
     assert merged[0].figures["knn_top1"].value == pytest.approx(0.6)
     assert merged[0].members == ("vit-s0", "vit-s1")
     assert merged[1].figures["knn_top1"].low == pytest.approx(0.8), "one seed keeps its interval over images"
-
-
-def test_seeds_and_variants_share_the_hue_of_their_family() -> None:
-    models = merge_models([model("vit-s0", 0.5), model("vit-s1", 0.7), model("vit-large-s0", 0.9)])
-    colours = colour(models)
-    assert colours["vit"] == colours["vit-s0"] == colours["vit-s1"]
-    assert colours["vit-large-s0"] % 7 == colours["vit"] % 7 and colours["vit-large-s0"] != colours["vit"]
 
 
 def test_a_row_that_two_records_share_counts_once() -> None:

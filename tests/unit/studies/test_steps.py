@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mixlab.studies.steps import Step, run_step, run_steps, worker_pool
+from mixlab.studies.steps import Step, rename_place, run_step, run_steps, worker_pool
 
 ENDLESS = ("epochs=100000", "model.dim=32", "model.depth=2", "batch=16", "log.every_steps=1", "knn.every_epochs=0")
 
@@ -27,3 +27,21 @@ def test_a_step_that_fails_stops_the_others_which_save(tmp_path: Path) -> None:
         run_steps([fails], tmp_path, pool, workers=1, command="test")
     assert not any(process.is_alive() for process in processes)
     assert list((run / "checkpoints").iterdir()), "what was trained is lost"
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "told"),
+    [
+        ("dino_vit_tiny64", "vit", "dino_vit_tiny64"),  # a recipe, in a run that is called vit
+        ("vit_tiny", "vit", "vit_tiny"),
+        ("vit", "vit", "vit"),
+        ("vit/dino_vit_s0", "vit", "RUN/dino_vit_s0"),
+        ("model.weights=vit/dino_vit_s0", "vit", "model.weights=RUN/dino_vit_s0"),
+        ("mixlab study miniature --run vit --part vit", "vit", "mixlab study miniature --run RUN --part vit"),
+        ("runs/a/x and runs/ab/x", "runs/a", "RUN/x and runs/ab/x"),
+        ("knn /home/me/runs/a --json -", "/home/me/runs/a", "knn RUN --json -"),
+        ("wds:/home/me/runs/a/{0..3}.tar", "/home/me/runs/a", "wds:RUN/{0..3}.tar"),
+    ],
+)
+def test_a_folder_gets_another_name_and_words_with_its_letters_do_not(text: str, place: str, told: str) -> None:
+    assert rename_place(text, place, "RUN") == told

@@ -17,7 +17,7 @@ from mixlab.training.collapse import describe
 from mixlab.training.dino import DinoConfig, DinoNetwork, DinoRecipe
 from mixlab.training.dino_parts import Centre, DinoHead, crowding
 from mixlab.training.loop import train
-from mixlab.training.recipe import Place, to_pixels_of
+from mixlab.training.recipe import BatchPart, to_pixels_of
 from mixlab.training.settings import override
 
 CONFIG = DinoConfig(
@@ -79,13 +79,13 @@ def test_the_teacher_starts_as_the_student_never_learns_by_gradient_and_follows_
     recipe = small_recipe()
     before = {name: value.clone() for name, value in recipe.teacher.state_dict().items()}
     assert all(torch.equal(before[name], value) for name, value in recipe.student.state_dict().items())
-    loss, _ = recipe.loss(recipe.prepare(batch(), Place(step=0, epoch=0)))
+    loss, _ = recipe.loss(recipe.prepare(batch(), BatchPart(step=0, epoch=0)))
     loss.backward()
     assert all(parameter.grad is None for parameter in recipe.teacher.parameters())
     with torch.no_grad():
         for parameter in recipe.student.parameters():
             parameter += 1.0
-    recipe.after_update(Place(step=0, epoch=0))
+    recipe.after_update(BatchPart(step=0, epoch=0))
     for name, value in recipe.teacher.state_dict().items():
         torch.testing.assert_close(value, before[name] + 0.1)
 
@@ -108,7 +108,7 @@ def test_the_teacher_stands_still_at_the_end_of_a_run_of_less_than_an_epoch() ->
             parameter += 1.0
     for step, share in ((0, 0.1), (50, 0.05), (99, 0.1 * (1 + math.cos(0.99 * math.pi)) / 2)):
         recipe.teacher.load_state_dict({k: v.clone().zero_() for k, v in recipe.teacher.state_dict().items()})
-        recipe.after_update(Place(step=step, epoch=0))
+        recipe.after_update(BatchPart(step=step, epoch=0))
         for ours, theirs in zip(recipe.teacher.parameters(), recipe.student.parameters(), strict=True):
             torch.testing.assert_close(ours, share * theirs)
 
@@ -141,30 +141,30 @@ def test_training_tells_the_recipe_its_true_number_of_steps(tmp_path: Path) -> N
 def test_prototypes_are_frozen_in_the_first_epoch_only() -> None:
     recipe = small_recipe()
     for epoch, frozen in ((0, True), (1, False)):
-        recipe.loss(recipe.prepare(batch(), Place(step=epoch, epoch=epoch)))[0].backward()
-        recipe.before_update(Place(step=epoch, epoch=epoch))
+        recipe.loss(recipe.prepare(batch(), BatchPart(step=epoch, epoch=epoch)))[0].backward()
+        recipe.before_update(BatchPart(step=epoch, epoch=epoch))
         assert (recipe.student.head.prototypes.grad is None) == frozen
 
 
 @pytest.mark.parametrize("num_parts", [2, 4])
 def test_parts_of_a_batch_get_the_views_of_the_whole_batch(num_parts: int) -> None:
     recipe, whole = small_recipe(), batch(4)
-    together = recipe.views(whole, Place(step=7, epoch=0, seed=5))
+    together = recipe.views(whole, BatchPart(step=7, epoch=0, seed=5))
     size = 4 // num_parts
     for part in range(num_parts):
         rows = slice(part * size, (part + 1) * size)
-        place = Place(step=7, epoch=0, part=part, num_parts=num_parts, seed=5)
-        own = recipe.views(Batch(*(column[rows] for column in whole)), place)
+        own_part = BatchPart(step=7, epoch=0, index=part, num_parts=num_parts, seed=5)
+        own = recipe.views(Batch(*(column[rows] for column in whole)), own_part)
         for ours, theirs in zip(own, together, strict=True):
             torch.testing.assert_close(ours, theirs[:, rows])
 
 
 def test_other_steps_and_other_seeds_draw_other_views() -> None:
     recipe, images = small_recipe(), batch()
-    first = recipe.views(images, Place(step=1, epoch=0, seed=0))[0]
-    assert torch.equal(first, recipe.views(images, Place(step=1, epoch=0, seed=0))[0])
-    assert not torch.equal(first, recipe.views(images, Place(step=2, epoch=0, seed=0))[0])
-    assert not torch.equal(first, recipe.views(images, Place(step=1, epoch=0, seed=1))[0])
+    first = recipe.views(images, BatchPart(step=1, epoch=0, seed=0))[0]
+    assert torch.equal(first, recipe.views(images, BatchPart(step=1, epoch=0, seed=0))[0])
+    assert not torch.equal(first, recipe.views(images, BatchPart(step=2, epoch=0, seed=0))[0])
+    assert not torch.equal(first, recipe.views(images, BatchPart(step=1, epoch=0, seed=1))[0])
 
 
 def test_figures_tell_uniform_targets_one_output_and_equal_features_apart() -> None:

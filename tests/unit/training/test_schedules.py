@@ -59,3 +59,8 @@ def test_drops_leave_a_tenth_each() -> None:
 def test_an_unknown_decay_is_refused() -> None:
     with pytest.raises(ValueError, match="choose cosine, poly or drops"):
         learning_rate(5, peak=1.0, end=0.0, warmup=0, total=9, decay="stairs")
+
+
+def test_a_warm_up_of_one_step_has_the_full_rate_and_not_none() -> None:
+    rates = [learning_rate(s, peak=2.0, end=0.0, warmup=1, total=9, decay="drops", drops=()) for s in range(3)]
+    assert rates == [2.0] * 3

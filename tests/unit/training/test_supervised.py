@@ -10,7 +10,7 @@ from mixlab.backbones.zoo import create_model
 from mixlab.data.loader import Batch
 from mixlab.training.label_mixing import Blend, draw_beta, draw_blend, draw_erasures, erase, soft_targets
 from mixlab.training.rand_augment import CHANGES, COLOURS, _change, draw_changes, rand_augment
-from mixlab.training.recipe import Place
+from mixlab.training.recipe import BatchPart
 from mixlab.training.supervised import SupervisedConfig, SupervisedRecipe
 
 
@@ -52,6 +52,19 @@ def test_changes_look_like_pils(name: str, strength: float, oracle) -> None:
     difference = np.abs(changed(name, strength) - expected)
     assert np.median(difference) <= 2.0 and difference.mean() < 6.0, (name, difference.mean())
     assert np.abs(pil(image) - expected).mean() > 2 * difference.mean(), "the oracle should change the image more"
+
+
+def test_channels_of_one_level_stay_as_they_are_when_levels_are_spread() -> None:
+    flat = torch.zeros(1, 3, 8, 8)
+    flat[:, 0], flat[:, 1] = 0.5, 1.0
+    noisy = picture(96)[None].float() / 255
+    noisy[:, 1] = 100 / 255
+    for images in (flat, noisy):
+        found = _change("equalise", images, torch.tensor([0.5]))[0] * 255
+        image = Image.fromarray((images[0] * 255).round().to(torch.uint8).permute(1, 2, 0).numpy())
+        expected = pil(ImageOps.equalize(image))
+        assert np.abs(found.numpy() - expected).mean() < 3, "PIL leaves a channel of one level alone"
+    torch.testing.assert_close(_change("auto_contrast", flat, torch.tensor([0.5])), flat)
 
 
 def test_rand_augment_changes_each_image_as_if_it_were_alone() -> None:
@@ -147,7 +160,7 @@ def test_a_recipe_exports_the_trained_backbone_and_its_classifier(name: str) -> 
     recipe = SupervisedRecipe(SupervisedConfig(size=32), create_model(name, **fields), num_classes=5)
     images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
     batch = Batch(images, torch.arange(4), torch.arange(4), torch.full((4, 2), 32))
-    loss, figures = recipe.loss(recipe.prepare(batch, Place(step=0, epoch=0)))
+    loss, figures = recipe.loss(recipe.prepare(batch, BatchPart(step=0, epoch=0)))
     loss.backward()
     assert set(figures) == {"train_accuracy"}
     assert all(p.grad is not None for p in recipe.network.parameters() if p.requires_grad)

@@ -126,7 +126,7 @@ def test_steps_count_instead_of_epochs_where_given() -> None:
 def test_a_run_of_steps_stops_within_an_epoch_and_scores_there(tmp_path: Path) -> None:
     settings = ["steps=5", "batch=4", "model.dim=16", "model.image=32", "method.crop=16", "method.short_side=16",
                 "method.channels=16", "method.score_every_epochs=1", "method.score_images=4",
-                "log.every_steps=1"]  # fmt: skip
+                "log.every_steps=1", "optim.warmup_steps=1"]  # fmt: skip
     config = override(RECIPES["segment_gatedconv_tiny64"](), settings)
     outcome = train(config, data="shapes:n=12,size=16", run=tmp_path / "run", device="cpu")
     assert outcome.step == 5 and "miou" in outcome.figures  # 3 steps an epoch: scored after 0, 3 and 5

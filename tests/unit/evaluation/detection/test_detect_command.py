@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 from test_average_precision import by_pycocotools
 
-from mixlab.analysis.claim_measured import mamba_does_dense_better
-from mixlab.commands.claims import read_evidence
+from mixlab.analysis.claims import Evidence
+from mixlab.analysis.claims.measured import mamba_does_dense_better
 from mixlab.commands.detect import choose_config, detect
 from mixlab.data.objects import instances_file, parse_objects
 from mixlab.evaluation.detection.average_precision import NAMES
@@ -26,7 +26,7 @@ from tests.photographs import PHOTOGRAPHS, needs_photographs
 DATA = "shapes:n=24,size=32"
 LAST = 6
 SMALL = [f"steps={LAST}", "batch=4", "model.depths=[1,1,1,1]", "model.dims=[8,8,16,16]", "method.short=32,32",
-         "method.channels=16", "method.hidden=16", "method.mask_convs=1", "log.every_steps=2",
+         "method.channels=16", "method.hidden=16", "method.mask_convs=1", "log.every_steps=2", "optim.warmup_steps=1",
          "checkpoint.every_steps=1", "checkpoint.keep=99", "model.drop_path_rate=0.1"]  # fmt: skip
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["mixlab.commands.detect"])
@@ -79,12 +79,18 @@ def test_figures_are_those_of_pycocotools_on_the_results_file(finished):
 
 def test_the_figures_reach_the_ledger_and_seeds_decide_there(finished, tmp_path):
     result = RunDirectory.open(finished).results()["detection"]
-    found = {m.metric: m for m in read_evidence([finished]).measurements}
+    found = {m.metric: m for m in Evidence.from_runs([finished]).measurements}
     assert set(found) == {"box_ap", "mask_ap"}
     for metric, kind in (("box_ap", "boxes"), ("mask_ap", "masks")):
         m = found[metric]
         assert (m.value, m.n, m.low, m.high) == (result[kind]["AP"], 8, None, None)
-        assert (m.family, m.training, m.seed, m.data, m["head"]) == ("gated_conv", "untrained", 0, DATA, "cascade")
+        assert (m["family"], m["training"], m.seed, m["data"], m["head"]) == (
+            "gated_conv",
+            "untrained",
+            0,
+            DATA,
+            "cascade",
+        )
 
     def verdict(num_seeds: int) -> str:
         for family, lead in (("mamba2", 0.2), ("gated_conv", 0.0)):
@@ -93,7 +99,7 @@ def test_the_figures_reach_the_ledger_and_seeds_decide_there(finished, tmp_path)
                 records = [r | changed | {"value": r["value"] + lead + 0.01 * seed} for r in result["measurements"]]
                 other = RunDirectory.create(tmp_path / f"{family}{seed}")
                 other.write_result("detection", {"measurements": records})
-        return mamba_does_dense_better(read_evidence(sorted(tmp_path.iterdir()))).status
+        return mamba_does_dense_better(Evidence.from_runs(sorted(tmp_path.iterdir()))).status
 
     assert verdict(num_seeds=1) == "not resolved at this scale"  # without intervals, one run against one says nothing
     assert verdict(num_seeds=3) == "supported"
@@ -135,7 +141,8 @@ def child(judged: str, trained: str, rank: int, ports: list[int]) -> None:
     os.environ["MASTER_PORT"] = str(ports[0])
     run(Path(judged))
     os.environ["MASTER_PORT"] = str(ports[1])
-    settings = ["steps=2", "batch=4", "method.short=32,32", "method.channels=16", "model.dim=32", "log.every_steps=1"]
+    settings = ["steps=2", "batch=4", "method.short=32,32", "method.channels=16", "model.dim=32", "log.every_steps=1",
+                "optim.warmup_steps=1"]  # fmt: skip
     detect("detect_dinovim_tiny64", data=DATA, run=Path(trained), head="cascade", set=settings, num_val=3, device="cpu")
 
 
@@ -195,6 +202,7 @@ def test_unreadable_images_are_named_and_left_out_of_the_figures(tmp_path):
 
 def test_activations_can_be_made_twice_instead_of_kept(tmp_path):
     settings = ["steps=2", "batch=2", "method.short=32,32", "method.channels=16", "method.hidden=16",
+                "optim.warmup_steps=1",
                 "checkpoint.every_steps=2", "model.dim=32", "model.depth=4", "precision=fp64"]  # fmt: skip
     weights = []
     for number, extra in enumerate(["activation_checkpointing=false", "activation_checkpointing=true"]):

@@ -28,7 +28,7 @@ from tests.photographs import PHOTOGRAPHS, needs_photographs
 DATA = "shapes:n=48,size=32"
 SMALL = ["steps=8", "batch=8", "model.dim=16", "model.depth=4", "model.image=32", "model.patch=4",
          "method.crop=32", "method.short_side=32", "method.channels=16", "method.auxiliary_channels=8",
-         "optim.warmup_steps=2", "log.every_steps=2", "checkpoint.every_steps=1", "checkpoint.keep=99"]  # fmt: skip
+         "optim.warmup_steps=1", "log.every_steps=2", "checkpoint.every_steps=1", "checkpoint.keep=99"]  # fmt: skip
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["mixlab.commands.segment"])
 

@@ -3,13 +3,12 @@ the runs at hand. No verdict is written by hand.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from mixlab.analysis import claim_measured as measured
-from mixlab.analysis import claim_theorems as theorems
-from mixlab.analysis.evidence import Evidence, Trained, Verdict
-from mixlab.analysis.learnt import unlearnt_features, unlearnt_maps
+from mixlab.analysis.claims import measured, theorems
+from mixlab.analysis.claims.evidence import Evidence, Status, Verdict
+from mixlab.analysis.comparisons import Network, learnt_features, learnt_maps, training_gains
 
 DINO_MAMBA, MAMBAOUT = "RNN as Linear Transformer", "MambaOut"
 
@@ -154,28 +153,39 @@ class Entry:
     claim: Claim
     verdict: Verdict
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         claim = {key: value for key, value in vars(self.claim).items() if key not in ("check", "about_maps")}
-        return claim | asdict(self.verdict)
+        return claim | self.verdict.to_json()
 
 
 def draw_up(evidence: Evidence, claims: Iterable[Claim] = CLAIMS) -> Iterator[Entry]:
-    """Yield the verdict on each claim; what only runs that learnt nothing say is no verdict."""
-    features, maps = unlearnt_features(evidence), unlearnt_maps(evidence)
+    """Yield the verdict on each claim; what rests on networks that learnt nothing is no verdict."""
+    gains = training_gains(evidence.measurements)
+    networks = {Network.of(m) for m in evidence.measurements}
+    features, maps = (_unlearnt(networks, learnt(gains)) for learnt in (learnt_features, learnt_maps))
     for claim in claims:
         verdict = claim.check(evidence)
-        unlearnt = features | maps if claim.about_maps else features
-        sure = verdict.status not in ("not resolved at this scale", "not measured")
-        if claim.kind == "measured" and sure and not verdict.proven:
-            firm = claim.check(evidence.without(unlearnt))
-            verdict = firm if firm.status == verdict.status else _withheld(verdict, unlearnt, maps)
+        doubtful = {"features": features, "maps": maps if claim.about_maps else set[Network]()}
+        decided = verdict.status not in (Status.NOT_RESOLVED, Status.NOT_MEASURED)
+        if claim.kind == "measured" and decided and not verdict.proven:
+            without = set().union(*doubtful.values())
+            firm = claim.check(Evidence(m for m in evidence.measurements if Network.of(m) not in without))
+            verdict = firm if firm.status == verdict.status else _withheld(verdict, doubtful)
         yield Entry(claim, verdict)
 
 
-def _withheld(verdict: Verdict, unlearnt: set[Trained], maps: set[Trained]) -> Verdict:
-    kind = "maps" if unlearnt <= maps else "features"
-    text = verdict.measured
-    involved = {found for found in unlearnt if found.model in text and f"{found.training})" in text}
-    names = ", ".join(sorted({f"{found.model} ({found.training})" for found in involved}))
-    why = f"but {kind} of {names} are no better than those of their untrained twins"
-    return replace(verdict, status="not resolved at this scale", measured=f"{text}; {why}")
+def _unlearnt(networks: Iterable[Network], learnt: dict[Network, bool]) -> set[Network]:
+    """Networks that learnt nothing. A network without a twin of its own (one that was fine-tuned) is judged by those of
+    its architecture and training."""
+    kin: dict[Network, list[bool]] = {}
+    for network, found in learnt.items():
+        kin.setdefault(network._replace(name=""), []).append(found)
+    return {each for each in networks if not learnt.get(each, any(kin.get(each._replace(name=""), [True])))}
+
+
+def _withheld(verdict: Verdict, doubtful: dict[str, set[Network]]) -> Verdict:
+    """Not resolved, with the networks that it rests on and that learnt nothing."""
+    involved = {kind: sorted({str(each) for each in found & verdict.networks}) for kind, found in doubtful.items()}
+    kinds = " and ".join(f"{kind} of {', '.join(names)}" for kind, names in involved.items() if names)
+    why = f"but {kinds} are not significantly better than those of their untrained twins"
+    return replace(verdict, status=Status.NOT_RESOLVED, measured=f"{verdict.measured}; {why}")

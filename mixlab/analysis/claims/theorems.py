@@ -1,13 +1,16 @@
 """Claims that mathematics or counting settles: checked by computation each time the ledger is drawn up, in seconds."""
 
+from collections.abc import Callable
+from functools import cache, wraps
+
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from mixlab.analysis.advice import advise
 from mixlab.analysis.blocks import chunk_spans, in_float64, numerical_rank, off_diagonal_pairs, visible_sides
+from mixlab.analysis.claims.evidence import Evidence, Status, Verdict
 from mixlab.analysis.cost import count_macs, count_with_classifier, on_meta
-from mixlab.analysis.evidence import Evidence, Status, Verdict
 from mixlab.backbones.block import Layer
 from mixlab.mixers import (
     MIXERS,
@@ -21,6 +24,7 @@ from mixlab.mixers import (
 from mixlab.ops.ssd.op import ssd
 
 _DIM, _HEAD, _STATE, _CHUNK, _LENGTH = 32, 16, 16, 40, 120  # C > N = D_QK, or no bound would bite
+_NUM_DRAWS = 200
 _FULL = 0.95  # of C: a trained softmax has singular values below rounding
 MAMBAOUT = {  # MambaOut, Tables 1 and 4: parameters in M, MACs in G at 224 px; kobe: its README, no MACs given
     "femto": (7.3, 1.2),
@@ -31,7 +35,14 @@ MAMBAOUT = {  # MambaOut, Tables 1 and 4: parameters in M, MACs in G at 224 px; 
 }
 
 
-def one_form(evidence: Evidence) -> Verdict:
+def _settled(compute: Callable[[], Verdict]) -> Callable[[Evidence], Verdict]:
+    """A verdict that no run can change, computed once."""
+    found = cache(compute)
+    return wraps(compute)(lambda evidence: found())
+
+
+@_settled
+def one_form() -> Verdict:
     """Claim 1: apply() against matrix() @ values for every registered mixer."""
     errors = {kind: _form_error(config(), _DIM * 4) for kind, config in MIXERS.items()}
     worst = max(errors.values())
@@ -39,7 +50,8 @@ def one_form(evidence: Evidence) -> Verdict:
     return Verdict(_holds(worst < 1e-10), text, worst, scale="random inputs, float64")
 
 
-def lemmas(evidence: Evidence, num_draws: int = 200) -> Verdict:
+@_settled
+def lemmas() -> Verdict:
     """Claim 2: both rank inequalities on random matrices of known low rank."""
     generator = torch.Generator().manual_seed(0)
 
@@ -48,18 +60,19 @@ def lemmas(evidence: Evidence, num_draws: int = 200) -> Verdict:
         return left @ right.mT
 
     violations = 0
-    for _ in range(num_draws):
+    for _ in range(_NUM_DRAWS):
         m, n, p, r, s = torch.randint(1, 25, (5,), generator=generator).tolist()
         r, s = min(r, 5), min(s, 5)
         a, b, c = low_rank(m, n, r), low_rank(m, n, s), low_rank(n, p, s)
         rank_a, rank_b, rank_c = (numerical_rank(matrix) for matrix in (a, b, c))
         violations += numerical_rank(a * b) > rank_a * rank_b
         violations += numerical_rank(a @ c) > min(rank_a, rank_c)
-    text = f"{violations} violations in {num_draws} random draws of each; the proofs are elementary"
-    return Verdict(_holds(not violations), text, float(violations), n=num_draws, scale="float64")
+    text = f"{violations} violations in {_NUM_DRAWS} random draws of each; the proofs are elementary"
+    return Verdict(_holds(not violations), text, float(violations), n=_NUM_DRAWS, scale="float64")
 
 
-def diagonal_blocks(evidence: Evidence) -> Verdict:
+@_settled
+def diagonal_blocks() -> Verdict:
     """Claim 3: a triangular block is non-singular if and only if its diagonal has no zero."""
     smallest = {}
     for kind, config in _configs(causal=True).items():
@@ -80,8 +93,9 @@ def off_diagonal_bounds(evidence: Evidence) -> Verdict:
     ranks = {kind: _off_diagonal_ranks(_mixing(config)) for kind, config in _configs(causal=False).items()}
     held = max(ranks["linear_attention"]) <= _HEAD and max(ranks["mamba2"]) <= _STATE
     broken = evidence.select("rank_bound_holds", keep=lambda m: m.value != 1)
-    softmax = evidence.select(
-        "off_diagonal_rank", keep=lambda m: m.family == "attention" and m["definition"] == "numerical"
+    softmax, smallest = (
+        evidence.select(metric, keep=lambda m: m["family"] == "attention" and m["definition"] == "numerical")
+        for metric in ("off_diagonal_rank", "smallest_off_diagonal_rank")
     )
     full = min(ranks["attention"]) == _CHUNK and all(m.value >= _FULL * m["chunk"] for m in softmax)
     text = (
@@ -91,7 +105,7 @@ def off_diagonal_bounds(evidence: Evidence) -> Verdict:
     )
     if softmax:
         shares = [m.value / m["chunk"] for m in softmax]
-        lowest = min(m["minimum"] / m["chunk"] for m in softmax)
+        lowest = min((m.value / m["chunk"] for m in smallest), default=min(shares))
         text += (
             f", and softmax's numerical rank is {min(shares):.1%} to {max(shares):.1%} of C on average over blocks "
             f"(the lowest block {lowest:.1%}, {len(softmax)} results)"
@@ -116,7 +130,8 @@ def mask_rank(evidence: Evidence) -> Verdict:
     return Verdict(_holds(largest > 1), text, float(largest), n=len(ranks), scale=_scale())
 
 
-def linear_cost(evidence: Evidence) -> Verdict:
+@_settled
+def linear_cost() -> Verdict:
     """Claim 19: count the scan's own multiplications at L, 2L, 4L and at N, 2N, 4N."""
     by_length = [_scan_flops(length, 64) for length in (1024, 2048, 4096)]
     by_state = [_scan_flops(2048, state) for state in (64, 128, 256)]
@@ -130,7 +145,8 @@ def linear_cost(evidence: Evidence) -> Verdict:
     return Verdict(_holds(holds), text, growth["L"], scale="counted, as run on a CPU")
 
 
-def long_sequences(evidence: Evidence) -> Verdict:
+@_settled
+def long_sequences() -> Verdict:
     """Claim 20: count a Transformer block, and hold the three tasks against 6D."""
     errors = []
     for dim, length in ((128, 64), (128, 1024), (192, 640)):
@@ -152,7 +168,8 @@ def long_sequences(evidence: Evidence) -> Verdict:
     return Verdict(_holds(holds), text, max(errors), scale="counted")
 
 
-def mambaout_sizes(evidence: Evidence) -> Verdict:
+@_settled
+def mambaout_sizes() -> Verdict:
     """Claim 24: count parameters and multiply-accumulates on shapes."""
     found, wrong = [], []
     for size, (published_params, published_macs) in MAMBAOUT.items():
@@ -166,7 +183,7 @@ def mambaout_sizes(evidence: Evidence) -> Verdict:
 
 
 def _holds(held: bool) -> Status:
-    return "supported" if held else "contradicted"
+    return Status.SUPPORTED if held else Status.CONTRADICTED
 
 
 def _agrees(counted: float, published: float | None) -> bool:

@@ -1,0 +1,100 @@
+"""A number has one interval wherever it is shown, and no number replaces another of a different protocol."""
+
+import json
+import re
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from mixlab.analysis.claims import Evidence
+from mixlab.analysis.comparisons import over_seeds
+from mixlab.commands.claims import claims
+from mixlab.run import METRICS, Measurement, RunDirectory, Subject
+from mixlab.run.protocols import DRAWN, PROTOCOLS, KnnProtocol
+from tests.unit.run.test_measurement import another
+
+TRAINED, UNTRAINED, CAUSAL = [0.61, 0.66, 0.63], [0.31, 0.35, 0.30], [0.52, 0.50, 0.55]
+N = 400
+
+
+def write(folder: Path, values: list[float], **about: Any) -> list[Path]:
+    """A run per seed, each with its kNN accuracy."""
+    runs = []
+    for seed, value in enumerate(values):
+        run = RunDirectory.create(folder / f"{about['name']}-s{seed}" / about.get("below", ""))
+        run.write_config({"seed": seed})
+        subject = Subject(
+            label=f"{about['name']}-s{seed}",
+            model="vit_tiny",
+            family="attention",
+            training=about.get("training", "dino"),
+            num_parameters=6_000_000,
+            num_layers=12,
+            causal=about.get("causal", False),
+        )
+        found = Measurement(
+            metric="knn_top1", value=value, low=value - 0.03, high=value + 0.03, n=N, subject=subject, seed=seed,
+            protocol=KnnProtocol(data="photos", k=20),
+        )  # fmt: skip
+        run.write("knn", {"kind": "knn", "num_classes": 10, "measurements": [found.to_json()]})
+        runs.append(run.path)
+    return runs
+
+
+def by_hand(first: list[float], second: list[float]) -> tuple[float, float, float]:
+    """Welch's interval with the variance over images added."""
+    images = (0.03 / stats.t.ppf(0.975, N - 1)) ** 2
+    parts = [(np.var(side, ddof=1) / len(side), len(side) - 1) for side in (first, second)] + [(images, N - 1)] * 2
+    total = sum(part for part, _ in parts)
+    half = stats.t.ppf(0.975, total**2 / sum(part**2 / freedom for part, freedom in parts)) * np.sqrt(total)
+    gap = float(np.mean(first) - np.mean(second))
+    return gap, gap - half, gap + half
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Path]:
+    folder = tmp_path / "study"
+    return [
+        *write(folder, TRAINED, name="vit"),
+        *write(folder, UNTRAINED, name="vit", training="untrained", below="untrained"),
+        *write(folder, CAUSAL, name="vit-causal", causal=True),
+    ]
+
+
+def test_the_ledger_its_command_and_its_json_have_one_interval_for_a_comparison(
+    runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    claims(runs, run=tmp_path / "study", json=str(tmp_path / "claims.json"))
+    result = json.loads((tmp_path / "claims.json").read_text())
+    printed = re.sub(r"\s+", " ", capsys.readouterr().err)
+    causal = next(claim for claim in result["claims"] if claim["number"] == 21)
+    expected = by_hand(TRAINED, CAUSAL)
+    assert (causal["value"], causal["low"], causal["high"]) == pytest.approx(expected, abs=1e-6)
+    text = "{:+.3f} [{:+.3f}, {:+.3f}]"
+    assert text.format(*expected) in causal["measured"]
+    (gain,) = result["gains"]
+    expected = by_hand(TRAINED, UNTRAINED)
+    assert (gain["value"], gain["low"], gain["high"]) == pytest.approx(expected, abs=1e-6)
+    assert gain["significance"] == "significantly more" and (gain["num_trained"], gain["num_untrained"]) == (3, 3)
+    assert text.format(*expected) in printed and "significantly more" in printed
+
+
+@pytest.mark.parametrize("cls", PROTOCOLS.values(), ids=lambda cls: cls.kind)
+def test_two_that_differ_in_one_choice_both_survive_a_run_the_ledger_and_the_report(cls: Any, tmp_path: Path) -> None:
+    subject = Subject(label="vit", model="vit_tiny", family="attention", training="dino", num_parameters=5)
+    metric = next(name for name, metric in METRICS.items() if metric.protocol is cls)
+    first = Measurement(metric=metric, value=0.5, n=10, subject=subject, protocol=cls(data="photos"), seed=0)
+    for name in (item.name for item in fields(cls)):
+        other = replace(first.protocol, **{name: another(cls, name, getattr(first.protocol, name))})
+        run = RunDirectory.create(tmp_path / name)
+        for measurement in (first, replace(first, value=0.75, protocol=other)):
+            run.write("result", {"kind": cls.kind, "measurements": [measurement.to_json()]})
+        evidence = Evidence.from_runs([run.path])
+        assert {m.value for m in evidence.measurements} == {0.5, 0.75}, name
+        groups = sorted([m.value for m in group] for group in over_seeds(evidence.measurements))
+        # What was drawn twice for one network is averaged; any other choice makes no further seed.
+        assert groups == ([[0.625]] if name in DRAWN else [[0.5], [0.75]]), name
