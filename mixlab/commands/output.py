@@ -11,7 +11,9 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.console import console
+from mixlab.data.masks import unpaired_note
 from mixlab.evaluation.machine import Bar, Machine, no_bar
 from mixlab.evaluation.target import split_target
 from mixlab.run import RunDirectory
@@ -93,6 +95,13 @@ def evaluation_machine(
                 console.print(text, style="yellow", highlight=False)
 
         yield Machine(world, num_workers(workers, world), batch, features, bar_of_first_rank(world), say)
+
+
+def print_left_out(images: ViewedImages) -> None:
+    """Name the images that could not be read, and the files that have no partner."""
+    notes = (images.skipped.summary() if len(images.skipped) else None, unpaired_note(images.source))
+    for note in filter(None, notes):
+        console.print(note, style="yellow", highlight=False)
 
 
 def open_run(run: Path | None, targets: Sequence[str]) -> RunDirectory:

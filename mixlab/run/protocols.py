@@ -114,7 +114,8 @@ class RankProtocol(ViewProtocol):
     kind = "rank"
     definition: str | None = None  # which rank
     chunk: int | None = None  # side of a block in tokens
-    layers: tuple[int, ...] | None = None
+    layers: tuple[int, ...] | None = None  # None: all
+    heads: tuple[int, ...] | None = None  # those that were asked for; None: all, at most `max_heads`, evenly spaced
     max_heads: int | None = None
     method: str | None = None
     tolerance: float | None = None
