@@ -24,6 +24,7 @@ from mixlab.errors import InputError
 from mixlab.run import UNTRAINED, RunDirectory, Subject
 from mixlab.training.checkpoint import Checkpoints
 from mixlab.training.distributed import choose_device, make_current
+from mixlab.training.recipe import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,6 +195,15 @@ def _load_run(place: Path) -> tuple[Backbone, str, dict[str, Any]]:
 
 def _load_stopped(run: RunDirectory, config: dict[str, Any]) -> tuple[Backbone, Path]:
     """The backbone of the newest checkpoint, as the recipe would export it (for DINO the teacher's), and its file."""
+    recipe, file = restore_stopped(run, config)
+    trained = recipe.exported()
+    backbone = build_architecture(trained.architecture())  # the recipe's may drop paths and refuse gradients
+    backbone.load_state_dict(trained.state_dict())
+    return backbone, file
+
+
+def restore_stopped(run: RunDirectory, config: dict[str, Any]) -> tuple[Recipe, Path]:
+    """What a run that was stopped has trained so far, out of its newest checkpoint, and that file."""
     from mixlab.evaluation.methods import METHODS, train_config  # all of them, dense tasks too: slow to import
 
     found = Checkpoints(run.path / "checkpoints", keep=1).newest(_warn)
@@ -213,11 +223,8 @@ def _load_stopped(run: RunDirectory, config: dict[str, Any]) -> tuple[Backbone, 
         module.load_state_dict(
             {name.removeprefix(f"{prefix}/"): value for name, value in stored.items() if name.startswith(f"{prefix}/")}
         )
-    trained = recipe.exported()
-    backbone = build_architecture(trained.architecture())  # the recipe's may drop paths and refuse gradients
-    backbone.load_state_dict(trained.state_dict())
     _warn(f"{run.path} is not finished: these are the weights of step {found.step} of {config['total_steps']}")
-    return backbone, found.tensor_file
+    return recipe, found.tensor_file
 
 
 def _label_and_kind(text: str) -> tuple[str, str]:
