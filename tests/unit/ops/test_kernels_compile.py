@@ -44,7 +44,7 @@ def kernels() -> dict[str, Launch]:
 SPILLS = {
     "_many_tiles_kernel": (568, 176, 88),
     "_values_kernel": (592, 128, 328),
-    "_gated_norm_backward_kernel": (136, 144, 216),
+    "_gated_norm_backward_kernel": (184, 144, 216),
     "_backward_kernel": (112, 136, 0),
     "_write_gradients_span_kernel": (88, 128, 0),
 }
