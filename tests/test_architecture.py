@@ -18,7 +18,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "statistics": set(),
     "training": _CORE | _FREE_PARTS,
     "evaluation": _CORE | _FREE_PARTS | {"training"},
-    "analysis": _CORE | _FREE_PARTS | {"training", "evaluation"},
+    "analysis": _CORE | _FREE_PARTS | {"evaluation"},  # it never trains
     "report": _CORE | _FREE_PARTS | {"training", "evaluation", "analysis"},
     "app": _CORE | _FREE_PARTS | {"training", "evaluation", "analysis", "report"},
     "studies": _CORE | _FREE_PARTS | {"training", "evaluation", "analysis", "report", "recipes"},
