@@ -12,7 +12,7 @@ _FREE_PARTS = {"data", "run", "statistics"}
 MAY_IMPORT: dict[str, set[str]] = {
     "ops": set(),
     "mixers": {"ops"},
-    "backbones": {"ops", "mixers", "run"},
+    "backbones": {"ops", "mixers"} | _FREE_PARTS,
     "data": set(),
     "run": set(),
     "statistics": set(),
