@@ -10,7 +10,7 @@ registers, softmax, linear and Mamba alike: families are compared by one and the
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -26,7 +26,6 @@ from mixlab.backbones.tokens import Features, TokenLayout
 from mixlab.errors import InputError
 from mixlab.evaluation.target import Target
 from mixlab.mixers import Grid, Mixing, SSDMixing
-from mixlab.run import Subject
 from mixlab.run.directory import file_name
 from mixlab.run.protocols import MapProtocol
 
@@ -199,7 +198,7 @@ def find_map(name: str) -> MapOfFeatures | MapOfMixing:
 class MapsResult:
     """The maps and principal components of some networks on the same images, by the labels of the networks."""
 
-    subjects: tuple[Subject, ...]
+    subjects: tuple[dict[str, Any], ...]  # their descriptions
     protocol: MapProtocol
     pca_fit: str
     pca_threshold: float
@@ -229,13 +228,20 @@ class MapsResult:
             "image": self.protocol.image,
             "images": self.seen.names,
             "layer": self.protocol.layer,
-            "subjects": [asdict(subject) for subject in self.subjects],
+            "subjects": list(self.subjects),
             "protocol": self.protocol.to_json() | {"pca": pca},
             "maps": self.names,
             "pca": pca | {"explained": explained},
             "skipped": self.skipped,
             "unpaired": list(self.unpaired),
         }
+
+
+def check_labels(targets: Sequence[Target]) -> None:
+    """Refuse no network at all, and networks that results could not tell from each other."""
+    labels = [target.label for target in targets]
+    if not labels or len(set(labels)) < len(labels):
+        raise InputError(f"targets need labels of their own, got {labels}; write TARGET=LABEL to tell them apart")
 
 
 @torch.no_grad()
@@ -252,6 +258,7 @@ def activation_maps(
     """One map of each network, its default without a name, and its principal components after the same layer;
     `progress` is called after each network. See `pca_maps` for the fit and the threshold.
     """
+    check_labels(targets)
     seen = images.together()
     names: dict[str, str] = {}
     maps: dict[str, Tensor] = {}
@@ -265,7 +272,7 @@ def activation_maps(
         if progress is not None:
             progress()
     return MapsResult(
-        subjects=tuple(target.subject for target in targets),
+        subjects=tuple(target.describe() for target in targets),
         protocol=MapProtocol(**images.choices, map=map_name, layer=layer),
         pca_fit=pca_fit,
         pca_threshold=pca_threshold,
