@@ -89,7 +89,7 @@ def test_a_finished_run_holds_scores_pictures_and_all_that_rebuilds_it(finished:
     assert (finished / "segmenter.safetensors").is_file() and (finished / "weights.safetensors").is_file()
 
 
-@pytest.mark.parametrize("step", [1, 6, 8])
+@pytest.mark.parametrize("step", [1, 8])
 def test_a_run_resumed_at_any_step_ends_with_the_same_bits(step: int, finished: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
@@ -275,12 +275,12 @@ def test_a_run_that_was_stopped_is_scored_as_far_as_it_came(finished: Path, tmp_
 def test_training_lowers_the_loss_with_every_mixer(tmp_path: Path) -> None:
     for family in ("dinovim", "mambaout"):
         name = "segment_mambaout_femto64" if family == "mambaout" else f"segment_{family}_tiny64"
-        settings = ["steps=40", "batch=8", "method.crop=32", "method.short_side=32", "method.channels=16",
+        settings = ["steps=32", "batch=8", "method.crop=32", "method.short_side=32", "method.channels=16",
                     "optim.warmup_steps=2", "log.every_steps=8", "optim.lr=1e-2"]  # fmt: skip
         config = override(RECIPES[name](), settings)
         outcome = train(config, data="shapes:n=8,size=32", run=tmp_path / family, device="cpu", name=name)
         lines = [json.loads(line) for line in (tmp_path / family / "metrics.jsonl").read_text().splitlines()]
-        assert outcome.step == 40 and lines[-1]["loss"] < 0.85 * lines[0]["loss"]
+        assert outcome.step == 32 and lines[-1]["loss"] < 0.85 * lines[0]["loss"]
 
 
 def test_live_scores_are_those_of_the_held_out_part(tmp_path: Path) -> None:
