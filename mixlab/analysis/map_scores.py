@@ -17,7 +17,7 @@ from mixlab.errors import InputError
 from mixlab.evaluation.target import Target
 from mixlab.run.protocols import MapProtocol
 
-Progress = Callable[[str, int], None]  # the label of a network, and how many images were scored
+ScoreProgress = Callable[[str, int], None]  # the label of a network, and how many images were scored
 FALSE_POSITIVE_RATES = torch.linspace(0, 1, 101, dtype=torch.float64)
 
 
@@ -45,7 +45,7 @@ class MapScorer:
     """
 
     def __init__(
-        self, images: ViewedImages, *, twins: bool = True, seed: int = 0, progress: Progress | None = None
+        self, images: ViewedImages, *, twins: bool = True, seed: int = 0, progress: ScoreProgress | None = None
     ) -> None:
         self.images, self.twins, self.seed = images, twins, seed
         self._progress = progress or (lambda label, num_images: None)
@@ -97,8 +97,6 @@ class MapScorer:
             roc = true_positive_rates(maps.flatten(0, 1), masks).unflatten(0, maps.shape[:2])
             parts.append((*(torch.stack(scores, dim=1) for scores in zip(*by_layer.values(), strict=True)), roc))
             self._progress(label, len(batch.names))
-        if not parts:
-            raise InputError(f"no image with a mask could be read. {self.images.skipped.summary()}")
         return MapScores(map_name, indices, *(torch.cat(column) for column in zip(*parts, strict=True)))
 
 

@@ -10,7 +10,7 @@ registers, softmax, linear and Mamba alike: families are compared by one and the
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -26,13 +26,12 @@ from mixlab.backbones.tokens import Features, TokenLayout
 from mixlab.errors import InputError
 from mixlab.evaluation.target import Target
 from mixlab.mixers import Grid, Mixing, SSDMixing
-from mixlab.run import Subject
 from mixlab.run.directory import file_name
 from mixlab.run.protocols import MapProtocol
 
 
 @dataclass(frozen=True)
-class FeatureMap:
+class MapOfFeatures:
     """A map read from the features after a layer (the residual stream after the final norm)."""
 
     about: str
@@ -49,7 +48,7 @@ class FeatureMap:
 
 
 @dataclass(frozen=True)
-class MixingMap:
+class MapOfMixing:
     """A map read from the mixing of a layer: the rows of its matrix that feed the summary tokens."""
 
     about: str
@@ -137,20 +136,20 @@ def _rows_by_register(rows: Tensor, mixing: Mixing) -> Tensor:
     return rows.mean(1)
 
 
-MAPS: dict[str, FeatureMap | MixingMap] = {
-    "cosine": FeatureMap("cosine of the summary (class token, mean register or mean patch) to each patch", _cosine),
-    "dot": FeatureMap("dot product of the summary and each patch", _dot),
-    "register_cosine": FeatureMap("cosine of each register to each patch, (B, R, h, w)", _register_cosine),
-    "register_dot": FeatureMap("dot product of each register and each patch, (B, R, h, w)", _register_dot),
-    "pooled_cosine": FeatureMap("cosine of the mean patch to each patch", _pooled_cosine),
-    "norm": FeatureMap("length of the feature of each patch", _norm),
-    "pca": FeatureMap("first principal component of the patches of each image", _first_component),
-    "mixing_rows": MixingMap("|row| of the mixing matrix at the summary, per head, (B, H, h, w)", _rows_by_head),
-    "mixing_mean": MixingMap("the mean of mixing_rows over heads", lambda rows, m: _rows_by_head(rows, m).mean(1)),
-    "direction_rows": MixingMap(
+MAPS: dict[str, MapOfFeatures | MapOfMixing] = {
+    "cosine": MapOfFeatures("cosine of the summary (class token, mean register or mean patch) to each patch", _cosine),
+    "dot": MapOfFeatures("dot product of the summary and each patch", _dot),
+    "register_cosine": MapOfFeatures("cosine of each register to each patch, (B, R, h, w)", _register_cosine),
+    "register_dot": MapOfFeatures("dot product of each register and each patch, (B, R, h, w)", _register_dot),
+    "pooled_cosine": MapOfFeatures("cosine of the mean patch to each patch", _pooled_cosine),
+    "norm": MapOfFeatures("length of the feature of each patch", _norm),
+    "pca": MapOfFeatures("first principal component of the patches of each image", _first_component),
+    "mixing_rows": MapOfMixing("|row| of the mixing matrix at the summary, per head, (B, H, h, w)", _rows_by_head),
+    "mixing_mean": MapOfMixing("the mean of mixing_rows over heads", lambda rows, m: _rows_by_head(rows, m).mean(1)),
+    "direction_rows": MapOfMixing(
         "|row| of a scan, per direction, the mean over heads, (B, 2, h, w)", _rows_by_direction
     ),
-    "register_rows": MixingMap("|row| at each summary token, the mean over heads, (B, S, h, w)", _rows_by_register),
+    "register_rows": MapOfMixing("|row| at each summary token, the mean over heads, (B, S, h, w)", _rows_by_register),
 }
 
 
@@ -178,7 +177,7 @@ def activation_map(backbone: Backbone, images: Tensor, name: str | None = None, 
     return find_map(name or default_map(backbone))(backbone, images, layer)
 
 
-def find_map(name: str) -> FeatureMap | MixingMap:
+def find_map(name: str) -> MapOfFeatures | MapOfMixing:
     """A map of the table; or several that are read from features, as `cosine+pca`, stacked (B, K, h, w) in one pass."""
     names = name.split("+")
     for part in names:
@@ -187,17 +186,19 @@ def find_map(name: str) -> FeatureMap | MixingMap:
     kinds = [MAPS[part] for part in names]
     if len(kinds) == 1:
         return kinds[0]
-    readers = [kind.read for kind in kinds if isinstance(kind, FeatureMap)]
+    readers = [kind.read for kind in kinds if isinstance(kind, MapOfFeatures)]
     if len(readers) < len(kinds):
         raise InputError(f"{name!r} holds maps of a mixing matrix; only maps of features go together")
-    return FeatureMap(f"{', '.join(names)}, (B, {len(names)}, h, w)", lambda f: torch.stack([r(f) for r in readers], 1))
+    return MapOfFeatures(
+        f"{', '.join(names)}, (B, {len(names)}, h, w)", lambda f: torch.stack([r(f) for r in readers], 1)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class MapsResult:
     """The maps and principal components of some networks on the same images, by the labels of the networks."""
 
-    subjects: tuple[Subject, ...]
+    subjects: tuple[dict[str, Any], ...]  # their descriptions
     protocol: MapProtocol
     pca_fit: str
     pca_threshold: float
@@ -227,13 +228,20 @@ class MapsResult:
             "image": self.protocol.image,
             "images": self.seen.names,
             "layer": self.protocol.layer,
-            "subjects": [asdict(subject) for subject in self.subjects],
+            "subjects": list(self.subjects),
             "protocol": self.protocol.to_json() | {"pca": pca},
             "maps": self.names,
             "pca": pca | {"explained": explained},
             "skipped": self.skipped,
             "unpaired": list(self.unpaired),
         }
+
+
+def check_labels(targets: Sequence[Target]) -> None:
+    """Refuse no network at all, and networks that results could not tell from each other."""
+    labels = [target.label for target in targets]
+    if not labels or len(set(labels)) < len(labels):
+        raise InputError(f"targets need labels of their own, got {labels}; write TARGET=LABEL to tell them apart")
 
 
 @torch.no_grad()
@@ -250,6 +258,7 @@ def activation_maps(
     """One map of each network, its default without a name, and its principal components after the same layer;
     `progress` is called after each network. See `pca_maps` for the fit and the threshold.
     """
+    check_labels(targets)
     seen = images.together()
     names: dict[str, str] = {}
     maps: dict[str, Tensor] = {}
@@ -263,7 +272,7 @@ def activation_maps(
         if progress is not None:
             progress()
     return MapsResult(
-        subjects=tuple(target.subject for target in targets),
+        subjects=tuple(target.describe() for target in targets),
         protocol=MapProtocol(**images.choices, map=map_name, layer=layer),
         pca_fit=pca_fit,
         pca_threshold=pca_threshold,

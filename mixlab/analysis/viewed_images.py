@@ -2,19 +2,18 @@
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from mixlab.data.decode import fit_image, to_pil, to_tensor
+from mixlab.data.decode import Fit, fit_image, to_pil, to_tensor
 from mixlab.data.masks import MaskedImage
 from mixlab.data.source import Source
 from mixlab.data.unreadable import SkippedImages, UnreadableImage
 from mixlab.errors import InputError
 from mixlab.evaluation.views import CentreView
 
-Fit = Literal["crop", "squash"]
 _CACHE_BYTES = 2**30  # sets below this stay in memory between networks
 
 
@@ -76,22 +75,22 @@ class ViewedImages:
     def together(self) -> ImageBatch:
         """All of them as one batch."""
         batches = list(self)
-        if not batches:
-            raise InputError(f"{self.choices['data'] or 'the source'} has no readable image. {self.skipped.summary()}")
         masks = [batch.masks for batch in batches if batch.masks is not None]
         names = [name for batch in batches for name in batch.names]
         return ImageBatch(torch.cat([batch.images for batch in batches]), torch.cat(masks) if masks else None, names)
 
     def _read(self) -> Iterator[ImageBatch]:
-        samples = islice(self._samples(), self.num_wanted)
+        samples, none = islice(self._samples(), self.num_wanted), True
         while group := list(islice(samples, self.batch)):
             images, masks, names = zip(*group, strict=True)
             yield ImageBatch(torch.stack(images), None if masks[0] is None else torch.stack(masks), list(names))
+            none = False
+        if none:
+            raise InputError(f"{self.choices['data'] or 'the source'} has no readable image. {self.skipped.summary()}")
 
     def _samples(self) -> Iterator[tuple[Tensor, Tensor | None, str]]:
         """Image, mask and name of each sample that can be read."""
-        side, fit, first = self.view.load_size, self.view.fit, (self.view.load_size - self.view.size) // 2
-        middle = (..., slice(first, first + self.view.size), slice(first, first + self.view.size))
+        side, fit, middle = self.view.load_size, self.view.fit, self.view.crop
         for index in range(len(self.source)):
             try:
                 sample = self.source.load(index)
@@ -100,7 +99,7 @@ class ViewedImages:
                 continue
             if isinstance(sample, MaskedImage):
                 fitted = sample.fitted(side, fit)
-                yield fitted.image[middle], fitted.mask[middle], self.source.name(index)
+                yield middle(fitted.image), middle(fitted.mask), self.source.name(index)
             else:
                 image = to_tensor(fit_image(to_pil(sample), size=side, fit=fit))
-                yield image[middle], None, self.source.name(index)
+                yield middle(image), None, self.source.name(index)

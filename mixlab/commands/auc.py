@@ -6,10 +6,11 @@ from typing import Annotated, Any
 import tyro
 
 from mixlab.analysis import figures
-from mixlab.analysis.auc import STUDIES, run_study
+from mixlab.analysis.auc import SCORED_FIT, STUDIES, run_study
 from mixlab.analysis.map_scores import MapScorer
-from mixlab.analysis.viewed_images import Fit, ViewedImages
+from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.commands.output import check_json, console, emit, open_run, print_left_out, progress_bar, table
+from mixlab.data.decode import Fit
 from mixlab.data.mask_formats import parse_masks
 from mixlab.errors import InputError, check_counts
 from mixlab.evaluation.target import load_targets
@@ -25,7 +26,7 @@ def auc(
     image: int | None = None,
     num_images: int = 200,
     batch: int = 16,
-    fit: Fit = "squash",
+    fit: Fit = SCORED_FIT,
     twins: bool = True,
     weights: str | None = None,
     training: tuple[str, ...] = (),

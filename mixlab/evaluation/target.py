@@ -34,7 +34,7 @@ class Target:
     label: str  # its name in tables
     backbone: Backbone
     training: str = UNTRAINED  # "dino", "supervised", ...; "trained" where only the weights are known
-    seed: int | None = None  # of its training
+    seed: int | None = None  # of its training, or of its untrained weights
     weights: str | None = None  # where they come from; None: untrained
     probe_accuracy: float | None = None  # of the linear probes in its run, where there are any
     register_accuracies: tuple[float, ...] = ()  # linear probes on single registers, in their order
@@ -71,6 +71,13 @@ class Target:
         return asdict(self.subject) | {"seed": self.seed}
 
 
+def as_target(given: Target | Backbone) -> Target:
+    """A bare backbone under its own name; how it was trained is not known."""
+    if isinstance(given, Target):
+        return given
+    return Target(label=given.name, backbone=given.eval(), training="")
+
+
 def load_target(
     text: str,
     *,
@@ -102,6 +109,8 @@ def load_target(
             torch.manual_seed(seed)  # as an untrained twin is
             backbone, origin = create_model(name, weights=weights), weights
     known["training"] = training or known.get("training") or (UNTRAINED if origin is None else "trained")
+    if origin is None:
+        known["seed"] = seed
     return Target(label=label, backbone=backbone.eval().to(where), weights=origin, **known)
 
 

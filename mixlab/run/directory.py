@@ -185,6 +185,9 @@ def flat_records(result: dict[str, Any], origin: str | Path) -> list[dict[str, A
     beside = {(r["metric"], json.dumps(r["protocol"])): r["value"] for r in records if "protocol" in r}
     for record in records:
         if "protocol" in record:
+            measurement = Measurement.from_json(record)
+            if measurement["label_share"] not in (None, 1) or measurement["k"] not in (None, 20):
+                continue  # they have no column
             metric, protocol = record["metric"], json.dumps(record["protocol"])
             extra = {
                 "minimum": beside.get((f"smallest_{metric}", protocol)),

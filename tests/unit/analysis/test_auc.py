@@ -241,5 +241,6 @@ def test_no_readable_image_is_an_error() -> None:
         def load(self, index: int) -> MaskedImage:
             raise UnreadableImage(f"photo {index}", "not an image")
 
-    with pytest.raises(ValueError, match="no image with a mask could be read"):
-        score_maps([target("vit")], ViewedImages(Nothing(), size=64))
+    for study in ("model", "map"):
+        with pytest.raises(ValueError, match="the source has no readable image.*photo 0"):
+            score_maps([target("vit")], ViewedImages(Nothing(), size=64), study=study)
