@@ -72,7 +72,7 @@ class Target:
 
 
 def as_target(given: Target | Backbone) -> Target:
-    """A bare backbone under its own name; how it was trained is not known."""
+    """A bare backbone under its own name, put into evaluation mode; how it was trained is not known."""
     if isinstance(given, Target):
         return given
     return Target(label=given.name, backbone=given.eval(), training="")

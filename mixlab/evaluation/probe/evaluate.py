@@ -142,7 +142,7 @@ def evaluate_linear_probe(
     when `stop` was asked to, with everything saved.
     """
     target, splits = as_target(target), labelled_splits(data) if isinstance(data, str) else data
-    backbone = target.backbone.requires_grad_(False)
+    backbone = target.backbone
     machine = machine or Machine.of(backbone)
     protocol, full = settings.protocol(backbone, splits, machine), settings.for_backbone(backbone)
     train = label_subset(at_most(splits.train, settings.num_train), settings.label_share, seed=settings.seed)
