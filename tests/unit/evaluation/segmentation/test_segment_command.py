@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+import mixlab
 from mixlab.backbones.weights import save_weights
 from mixlab.backbones.weights.reading import WeightsError
 from mixlab.backbones.zoo import create_model
@@ -25,6 +26,7 @@ from mixlab.commands.segment import segment
 from mixlab.data.label_maps import parse_label_maps
 from mixlab.evaluation.dense.task import DensePlan
 from mixlab.evaluation.segmentation.task import plan_segmentation
+from mixlab.evaluation.target import Target
 from mixlab.recipes import RECIPES
 from mixlab.run import RunDirectory
 from mixlab.training.loop import train
@@ -247,6 +249,20 @@ def test_whatever_a_target_may_be_can_be_trained_on_and_evaluated_again(finished
     assert fit(str(tmp_path / "1"), tmp_path / "chained")[0] == "segment"  # a run of a shape that no name has
     with pytest.raises(ValueError, match="brings its own architecture"):
         segment(str(shipped_file), data=DATA, run=tmp_path / "dim", set=[*FEW_STEPS, "model.dim=8"], device="cpu")
+
+
+def test_a_backbone_in_memory_is_trained_on_as_a_copy(tmp_path: Path) -> None:
+    backbone = create_model("gatedconv_tiny", dim=16, depth=4, patch=4, image=32).eval()
+    before = {name: value.clone() for name, value in backbone.state_dict().items()}
+    target = Target(label="mine", backbone=backbone, training="dino")
+    plan = mixlab.plan_segmentation(target, data=DATA, settings=FEW_STEPS)
+    result = mixlab.fit_segmentation(plan, tmp_path / "run", num_val=2, device="cpu")
+    assert result.subject.training == "dino" and result.n == 2 and not backbone.training
+    assert all(torch.equal(value, before[name]) for name, value in backbone.state_dict().items())
+    trained = load_file(tmp_path / "run" / "weights.safetensors")
+    assert any(not torch.equal(value, before[name]) for name, value in trained.items())
+    (measurement,) = result.measurements
+    assert measurement.subject.weights != target.subject.weights and measurement.value == result.scores.miou
 
 
 def test_a_run_keeps_what_it_was_told_of_its_backbones_training(tmp_path: Path) -> None:
