@@ -43,8 +43,10 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.evaluation.target import Target as Target
     from mixlab.evaluation.target import load_target as load_target
     from mixlab.run.measurement import Measurement as Measurement
+    from mixlab.training.dino_parts import DinoCentre as DinoCentre
     from mixlab.training.dino_parts import DinoHead as DinoHead
     from mixlab.training.dino_parts import dino_loss as dino_loss
+    from mixlab.training.dino_parts import koleo_loss as koleo_loss
     from mixlab.training.dino_parts import teacher_targets as teacher_targets
 
 __version__ = "0.1.0"
@@ -70,7 +72,7 @@ _NAMES = {
     "evaluation.shifts": ["evaluate_shifts"],
     "evaluation.target": ["Target", "load_target"],
     "run.measurement": ["Measurement"],
-    "training.dino_parts": ["DinoHead", "dino_loss", "teacher_targets"],
+    "training.dino_parts": ["DinoCentre", "DinoHead", "dino_loss", "koleo_loss", "teacher_targets"],
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = sorted(_MODULES)

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from mixlab.analysis.auc_result import AucResult, ScoreDifference, ScoreRow, to_measurements
 from mixlab.analysis.map_scores import MapScorer, MapScores, ScoreProgress, either_sign
-from mixlab.analysis.maps import MAPS, MapOfFeatures, check_labels, single_maps
+from mixlab.analysis.maps import MAPS, MapOfFeatures, distinct_targets, single_maps
 from mixlab.analysis.viewed_images import ViewedImages
-from mixlab.backbones.backbone import Layers
+from mixlab.backbones.backbone import Backbone, Layers
 from mixlab.data.decode import Fit
 from mixlab.errors import InputError
 from mixlab.evaluation.target import Target
@@ -28,11 +28,12 @@ from mixlab.run.protocols import MapProtocol
 from mixlab.statistics import Estimate, bootstrap_difference, bootstrap_mean, correlate
 
 SCORED_FIT: Fit = "squash"  # of `mixlab auc`: all of an image and of its mask, as in every published score
+NUM_SCORED = 200  # images at most, unless told
 
 
 def score_maps(
-    targets: Sequence[Target],
-    images: ViewedImages,
+    targets: Sequence[Target | Backbone],
+    images: ViewedImages | str,
     *,
     study: str = "model",
     map_name: str | None = None,
@@ -42,9 +43,14 @@ def score_maps(
 ) -> AucResult:
     """Score the maps of some networks against the masks of the images, by one of STUDIES.
 
+    `images` by a name, as `--data` takes it, are at most NUM_SCORED of the first network's size, seen by SCORED_FIT.
     `map_name` is a key of `maps.MAPS`, the study's own without it. `twins` scores untrained twins too, with the seed of
     each network's training, or else `seed`.
     """
+    targets = distinct_targets(targets)
+    if isinstance(images, str):
+        size = targets[0].backbone.image
+        images = ViewedImages(images, size=size, fit=SCORED_FIT, num_images=NUM_SCORED, with_masks=True)
     scorer = MapScorer(images, twins=twins, seed=seed, progress=progress)
     return run_study(study, targets, scorer, map_name)
 
@@ -53,8 +59,7 @@ def run_study(name: str, targets: Sequence[Target], scorer: MapScorer, map_name:
     """One of STUDIES; several with one scorer share its passes over the images."""
     if name not in STUDIES:
         raise InputError(f"there is no study {name!r}; choose one of {', '.join(STUDIES)}")
-    check_labels(targets)
-    return STUDIES[name](targets, scorer, map_name)
+    return STUDIES[name](distinct_targets(targets), scorer, map_name)
 
 
 def by_model(targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None) -> AucResult:

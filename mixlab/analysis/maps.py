@@ -24,10 +24,12 @@ from mixlab.analysis.viewed_images import ImageBatch, ViewedImages
 from mixlab.backbones.backbone import Backbone, Layers
 from mixlab.backbones.tokens import Features, TokenLayout
 from mixlab.errors import InputError
-from mixlab.evaluation.target import Target
+from mixlab.evaluation.target import Target, as_target
 from mixlab.mixers import Grid, Mixing, SSDMixing
 from mixlab.run.directory import file_name
 from mixlab.run.protocols import MapProtocol
+
+NUM_DRAWN = 6  # images, unless told
 
 
 @dataclass(frozen=True)
@@ -237,17 +239,19 @@ class MapsResult:
         }
 
 
-def check_labels(targets: Sequence[Target]) -> None:
-    """Refuse no network at all, and networks that results could not tell from each other."""
+def distinct_targets(given: Sequence[Target | Backbone]) -> list[Target]:
+    """Networks, of which there must be one and no two with the same label."""
+    targets = [as_target(each) for each in given]
     labels = [target.label for target in targets]
     if not labels or len(set(labels)) < len(labels):
-        raise InputError(f"targets need labels of their own, got {labels}; write TARGET=LABEL to tell them apart")
+        raise InputError(f"targets need labels of their own, got {labels}; write TARGET=LABEL to name them")
+    return targets
 
 
 @torch.no_grad()
 def activation_maps(
-    targets: Sequence[Target],
-    images: ViewedImages,
+    targets: Sequence[Target | Backbone],
+    images: ViewedImages | str,
     *,
     map_name: str | None = None,
     layer: int = -1,
@@ -255,10 +259,14 @@ def activation_maps(
     pca_threshold: float = 0.0,
     progress: Callable[[], None] | None = None,
 ) -> MapsResult:
-    """One map of each network, its default without a name, and its principal components after the same layer;
-    `progress` is called after each network. See `pca_maps` for the fit and the threshold.
+    """One map of each network, its default without a name, and its principal components after the same layer.
+
+    `images` by a name, as `--data` takes it, are NUM_DRAWN of the first network's size. `progress` is called after each
+    network. See `pca_maps` for the fit and the threshold.
     """
-    check_labels(targets)
+    targets = distinct_targets(targets)
+    if isinstance(images, str):
+        images = ViewedImages(images, size=targets[0].backbone.image, num_images=NUM_DRAWN)
     seen = images.together()
     names: dict[str, str] = {}
     maps: dict[str, Tensor] = {}

@@ -9,7 +9,6 @@ import mixlab
 from mixlab.analysis.maps import MAPS, MapOfMixing, activation_map, activation_maps, default_map, find_map
 from mixlab.analysis.pca import pca_maps
 from mixlab.analysis.viewed_images import ViewedImages
-from mixlab.data.mask_formats import parse_masks
 from mixlab.evaluation.target import Target
 
 IMAGES = torch.randn(2, 3, 64, 48, generator=torch.Generator().manual_seed(1))  # 8 x 6 patches
@@ -180,7 +179,7 @@ def test_several_maps_of_features_come_out_of_one_pass() -> None:
 
 def test_maps_and_components_of_several_networks_are_a_result_for_json_and_arrays() -> None:
     targets = [Target(label=name, backbone=tiny(name)) for name in ("vit_tiny", "gatedconv_tiny")]
-    images = ViewedImages(parse_masks("shapes:n=9"), size=64, num_images=3, data="shapes", split="val")
+    images = ViewedImages("shapes:n=9", size=64, num_images=3)
     explained = {}
     for fit in ("image", "set"):
         result = activation_maps(targets, images, layer=0, pca_fit=fit)
@@ -188,7 +187,7 @@ def test_maps_and_components_of_several_networks_are_a_result_for_json_and_array
         explained[fit] = [len(shares) for shares in stored["pca"]["explained"].values()]
     assert explained == {"image": [3, 3], "set": [1, 1]}
     assert stored["maps"] == {"vit_tiny": "cosine", "gatedconv_tiny": "pooled_cosine"}
-    choices = {"data": "shapes", "split": "val", "num_images": 3, "image": 64, "fit": "crop", "layer": 0}
+    choices = {"data": "shapes:n=9", "split": "val", "num_images": 3, "image": 64, "fit": "crop", "layer": 0}
     assert choices.items() <= stored["protocol"].items()
     pixels = targets[0].backbone.preprocess(images.together().images)
     expected = activation_map(targets[0].backbone, pixels, "cosine", 0)
