@@ -100,8 +100,8 @@ def measure_ranks(
     `images` by a name, as `--data` takes it, are NUM_RANKED of its own size. `progress` is called after each layer on
     each image.
     """
-    target, settings = as_target(target), settings or RankSettings()
-    backbone = target.backbone
+    network = as_target(target)
+    backbone, settings = network.backbone, settings or RankSettings()
     if isinstance(images, str):
         images = ViewedImages(images, size=backbone.image, num_images=NUM_RANKED)
     wanted = chosen_layers(layers, backbone.num_layers)
@@ -125,7 +125,7 @@ def measure_ranks(
         skip=settings.skip,
     )
     return RankResult(
-        subject=target.subject, seed=target.seed, protocol=protocol, settings=settings, summary=summary, arrays=arrays
+        subject=network.subject, seed=network.seed, protocol=protocol, settings=settings, summary=summary, arrays=arrays
     )
 
 
