@@ -2,11 +2,14 @@
 axis named.
 """
 
-from mixlab.analysis.figures.chart import STYLE, Chart, legend_key, save_charts, save_figure
-from mixlab.analysis.figures.curves import cost_by_pixels, cost_by_tokens, training_curves
-from mixlab.analysis.figures.line_styles import FAMILIES, OTHER, LineStyle, base_label, line_styles
-from mixlab.analysis.figures.ranks import block_ranks, distances, matrix_with_ranks, rank_by_layer, spectra
-from mixlab.analysis.figures.scores import roc, study_charts
+from mixlab.errors import naming_extras
+
+with naming_extras():
+    from mixlab.analysis.figures.chart import STYLE, Chart, legend_key, save_charts, save_figure
+    from mixlab.analysis.figures.curves import cost_by_pixels, cost_by_tokens, training_curves
+    from mixlab.analysis.figures.line_styles import FAMILIES, OTHER, LineStyle, base_label, line_styles
+    from mixlab.analysis.figures.ranks import block_ranks, distances, matrix_with_ranks, rank_by_layer, spectra
+    from mixlab.analysis.figures.scores import roc, study_charts
 
 __all__ = [
     "FAMILIES",
