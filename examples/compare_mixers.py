@@ -10,7 +10,6 @@ import torch
 import mixlab
 from mixlab.analysis.blocks import Span, rank_bound, rank_measures
 from mixlab.analysis.cost import count_macs, count_parameters, on_meta
-from mixlab.analysis.subjects import normalise
 from mixlab.data import Shapes
 
 torch.manual_seed(0)
@@ -32,7 +31,7 @@ mixings = {}
 for name, fields in MODELS.items():
     model = mixlab.create_model(name, **fields).eval()
     with torch.no_grad():
-        [(_, mixing)] = model.mixings(normalise(scene.image.unsqueeze(0), model), layers=[1])
+        [(_, mixing)] = model.mixings(model.preprocess(scene.image), layers=[1])
         ran, looked = mixing.apply(), mixing.matrix() @ mixing.values
     error = ((ran - looked).norm() / looked.norm()).item()
     mixings[name] = mixing

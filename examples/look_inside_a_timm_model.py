@@ -11,7 +11,6 @@ import mixlab
 from mixlab.analysis.binary_auc import centre_prior
 from mixlab.analysis.maps import activation_map
 from mixlab.analysis.pca import pca_maps
-from mixlab.analysis.subjects import normalise
 from mixlab.data import Shapes
 
 torch.manual_seed(0)
@@ -19,7 +18,7 @@ model = mixlab.create_model("timm/vit_tiny_patch16_224", depth=4).eval()
 scenes = [Shapes(size=224, seed=0).scene(index) for index in range(8)]
 images = torch.stack([scene.image for scene in scenes])  # uint8 (B, 3, 224, 224)
 masks = torch.stack([scene.foreground for scene in scenes])  # (B, 224, 224)
-pixels = normalise(images, model)
+pixels = model.preprocess(images)
 
 # %% [markdown]
 # Features, layer by layer. Nothing is hooked or stashed: one layer is in memory at a time.
@@ -31,7 +30,7 @@ with torch.no_grad():
         patches = features.patches
 
 # %% [markdown]
-# Attention as a matrix: whom does the class token listen to?
+# Attention as a matrix: which patches does the class token attend to?
 
 # %%
 with torch.no_grad():

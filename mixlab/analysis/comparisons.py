@@ -18,7 +18,7 @@ Pair = tuple[Group, Group]
 
 ACCURACIES = ("knn_top1", "probe_top1")  # of features: a network learnt if one of these says so
 TASK = ("data", "val_data", "split", "change")  # a comparison on each, never one instead of another
-FOLLOWING = ("source", "layer", "layers", "chunk", "map")  # may differ between networks that are compared
+FOLLOWING = ("source", "layer", "layers", "chunk", "map")  # may differ between two architectures
 DEFAULT_MAPS = (None, "cosine", "pooled_cosine")  # the paper's, with or without a class token
 
 # Where a network was measured by several protocols, the first value named here goes first, and the first choice on
@@ -106,12 +106,14 @@ def preferred_runs(measurements: Iterable[Measurement], *apart: str) -> list[lis
 
 
 def comparable(a: Measurement, b: Measurement, *apart: str) -> bool:
-    """Whether the protocols agree in all but the choices named `apart` and those that follow from the network: what
-    features its published probe reads, which head was best, which layer is its last, how its tokens make up blocks."""
+    """Whether the protocols agree in all but the choices named `apart`. Two architectures may also differ in what
+    follows from them: what features the published probe reads, which head was best, which layer is the last, how
+    tokens make up blocks."""
     chunks = sorted((a["chunk"] or 1, b["chunk"] or 1))
-    same_map = a["map"] == b["map"] or {a["map"], b["map"]} <= set(DEFAULT_MAPS)
-    same = a.metric == b.metric and same_map and chunks[1] <= 1.1 * chunks[0]
-    return same and _shared(a, (*FOLLOWING, *apart)) == _shared(b, (*FOLLOWING, *apart))
+    if Network.of(a).architecture != Network.of(b).architecture and chunks[1] <= 1.1 * chunks[0]:
+        same_map = a["map"] == b["map"] or {a["map"], b["map"]} <= set(DEFAULT_MAPS)
+        apart = (*apart, *FOLLOWING) if same_map else apart
+    return a.metric == b.metric and _shared(a, apart) == _shared(b, apart)
 
 
 def pairs(
@@ -171,8 +173,8 @@ def training_gains(measurements: Iterable[Measurement]) -> list[Gain]:
     maps = [m for m in found if m.metric in ("above_untrained", "binary_auc", "untrained") and is_final_map(m)]
     groups = over_seeds(maps)
     for paired in preferred(group for group in groups if group[0].metric == "above_untrained"):
-        sides = [_same_but_metric(paired, groups, metric) for metric in ("binary_auc", "untrained")]
-        gains.append(Gain(Network.of(paired[0]), "binary_auc", *sides, mean_over_seeds(paired)))
+        trained, twin = (_same_but_metric(paired, groups, metric) for metric in ("binary_auc", "untrained"))
+        gains.append(Gain(Network.of(paired[0]), "binary_auc", trained, twin, mean_over_seeds(paired)))
     return gains
 
 
@@ -231,7 +233,7 @@ def _one_per_seed(group: Sequence[Measurement]) -> Group:
 
 def _with_their_own_heads(groups: Iterable[Group]) -> list[Group]:
     """A probe's best head may be another for another seed: still one protocol, unless a seed was measured twice."""
-    merged = []
+    merged: list[Group] = []
     for kin in _grouped(groups, lambda group: (group[0].metric, Network.of(group[0]), _text(_shared(group[0], ())))):
         seeds = [m.seed for group in kin for m in group]
         merged += [sum(kin, Group())] if len(set(seeds)) == len(seeds) else kin

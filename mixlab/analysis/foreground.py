@@ -40,6 +40,12 @@ def split_mask(
     return shares >= threshold, shares < threshold  # NaN, where all is ignored, is in neither
 
 
+def masks_on_grid(masks: Tensor, grid: tuple[int, int], *, ignore: int) -> Tensor:
+    """The same as labels, uint8 (B, h, w) of 0, 1 and `ignore`: to score many maps against the same masks."""
+    foreground, background = split_mask(masks, grid, ignore=ignore)
+    return torch.where(foreground, 1, torch.where(background, 0, ignore)).to(torch.uint8)
+
+
 def _checked_labels(masks: Tensor, ignore: int | float | None) -> tuple[Tensor, int | float | None]:
     """The masks in a dtype that can be compared, and the ignore value as that dtype holds it."""
     if masks.is_complex():

@@ -9,18 +9,26 @@ registers, softmax, linear and Mamba alike: families are compared by one and the
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
-from mixlab.analysis.pca import pca_maps
+from mixlab.analysis.pca import PCAMaps, pca_maps
+from mixlab.analysis.viewed_images import ImageBatch, ViewedImages
 from mixlab.backbones.backbone import Backbone, Layers
 from mixlab.backbones.tokens import Features, TokenLayout
 from mixlab.errors import InputError
+from mixlab.evaluation.target import Target
 from mixlab.mixers import Grid, Mixing, SSDMixing
+from mixlab.run import Subject
+from mixlab.run.directory import file_name
+from mixlab.run.protocols import MapProtocol
 
 
 @dataclass(frozen=True)
@@ -183,3 +191,86 @@ def find_map(name: str) -> FeatureMap | MixingMap:
     if len(readers) < len(kinds):
         raise InputError(f"{name!r} holds maps of a mixing matrix; only maps of features go together")
     return FeatureMap(f"{', '.join(names)}, (B, {len(names)}, h, w)", lambda f: torch.stack([r(f) for r in readers], 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapsResult:
+    """The maps and principal components of some networks on the same images, by the labels of the networks."""
+
+    subjects: tuple[Subject, ...]
+    protocol: MapProtocol
+    pca_fit: str
+    pca_threshold: float
+    seen: ImageBatch
+    names: dict[str, str]  # which map
+    maps: dict[str, Tensor]  # (B, [K,] h, w)
+    components: dict[str, PCAMaps]
+    skipped: dict[str, str]  # images that could not be read, and why
+    unpaired: tuple[str, ...]  # images without a mask, and masks without an image
+
+    @property
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        found: dict[str, NDArray[Any]] = {f"map_{file_name(label)}": maps.numpy() for label, maps in self.maps.items()}
+        found |= {"images": self.seen.images.numpy()}
+        found |= {} if self.seen.masks is None else {"masks": self.seen.masks.numpy()}
+        for label, part in self.components.items():
+            found[f"pca_first_{file_name(label)}"] = part.first.float().numpy()
+            found[f"pca_colours_{file_name(label)}"] = (255 * part.colours).round().byte().numpy()
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        pca = {"fit": self.pca_fit, "threshold": self.pca_threshold}
+        explained = {label: np.asarray(part.explained).tolist() for label, part in self.components.items()}
+        return {
+            "kind": "maps",
+            "data": self.protocol.data,
+            "image": self.protocol.image,
+            "images": self.seen.names,
+            "layer": self.protocol.layer,
+            "subjects": [asdict(subject) for subject in self.subjects],
+            "protocol": self.protocol.to_json() | {"pca": pca},
+            "maps": self.names,
+            "pca": pca | {"explained": explained},
+            "skipped": self.skipped,
+            "unpaired": list(self.unpaired),
+        }
+
+
+@torch.no_grad()
+def activation_maps(
+    targets: Sequence[Target],
+    images: ViewedImages,
+    *,
+    map_name: str | None = None,
+    layer: int = -1,
+    pca_fit: Literal["image", "set"] = "image",
+    pca_threshold: float = 0.0,
+    progress: Callable[[], None] | None = None,
+) -> MapsResult:
+    """One map of each network, its default without a name, and its principal components after the same layer;
+    `progress` is called after each network. See `pca_maps` for the fit and the threshold.
+    """
+    seen = images.together()
+    names: dict[str, str] = {}
+    maps: dict[str, Tensor] = {}
+    components: dict[str, PCAMaps] = {}
+    for target in targets:
+        pixels, label = target.backbone.preprocess(seen.images), target.label
+        names[label] = map_name or default_map(target.backbone)
+        maps[label] = activation_map(target.backbone, pixels, names[label], layer).float().cpu()
+        _, features = next(target.backbone.features(pixels, layers=[layer]))
+        components[label] = pca_maps(features.patches.float().cpu(), fit=pca_fit, threshold=pca_threshold)
+        if progress is not None:
+            progress()
+    return MapsResult(
+        subjects=tuple(target.subject for target in targets),
+        protocol=MapProtocol(**images.choices, map=map_name, layer=layer),
+        pca_fit=pca_fit,
+        pca_threshold=pca_threshold,
+        seen=seen,
+        names=names,
+        maps=maps,
+        components=components,
+        skipped=dict(images.skipped.reasons),
+        unpaired=images.source.unpaired,
+    )

@@ -1,6 +1,11 @@
-"""From measured blocks to a table: averages with spread over images, what theory allows, and the arrays behind them."""
+"""The rank of mixing matrices: means over blocks with their spread over images and heads, and what theory allows.
+
+Ragged blocks are counted and left out of means, and so are blocks that decay to zero: float64 knows no more of their
+rank. `layer_ranks.py` measures the blocks, `blocks.py` has the definitions of rank, the bounds and their proof.
+"""
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -9,84 +14,177 @@ from numpy.typing import NDArray
 
 from mixlab.analysis.blocks import MEASURES
 from mixlab.analysis.distance import uniform_profile
-from mixlab.analysis.layer_ranks import BLOCK_COLUMNS, LayerRanks
+from mixlab.analysis.layer_ranks import BLOCK_COLUMNS, LayerRanks, RankSettings, layer_ranks
+from mixlab.analysis.viewed_images import ViewedImages
+from mixlab.backbones.backbone import Layers, chosen_layers
 from mixlab.backbones.tokens import TokenLayout
 from mixlab.errors import InputError
+from mixlab.evaluation.target import Target
 from mixlab.mixers import Grid
+from mixlab.run import Measurement, Subject
+from mixlab.run.protocols import RankProtocol
+from mixlab.statistics import Estimate, mean_interval
 
+Table = NDArray[np.float64]  # (blocks, len(BLOCK_COLUMNS))
 Arrays = dict[str, NDArray[Any]]
 
 
+@dataclass(frozen=True, kw_only=True)
+class RankResult:
+    """What `measure_ranks` found. `summary` holds the figures of each layer and of all of them; `arrays` the table of
+    blocks, and spectra and profiles of distance by layer and head, means over images.
+    """
+
+    subject: Subject
+    seed: int | None
+    protocol: RankProtocol  # without a definition of rank: every measurement has its own
+    settings: RankSettings
+    summary: dict[str, Any]
+    arrays: Arrays
+
+    @property
+    def measurements(self) -> list[Measurement]:
+        overall = self.summary["overall"]
+        found = [self._measurement("rank_bound_holds", float(overall["bound_holds"]))]
+        if "scan" in overall:
+            found.append(self._measurement("mask_rank", overall["scan"]["mask"]["max"]))
+        for metric, kind in (("diagonal_rank", "diagonal"), ("off_diagonal_rank", "off_diagonal")):
+            for name in MEASURES:
+                part = overall[kind][name]
+                if part["mean"] is not None:
+                    found += [
+                        self._measurement(metric, part["mean"], name, low=part["low"], high=part["high"]),
+                        self._measurement(f"smallest_{metric}", part["min"], name),
+                        self._measurement(f"{metric}_bound", overall[kind]["bound"]["max"], name),
+                    ]
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "kind": "rank",
+            "subject": asdict(self.subject) | {"seed": self.seed},
+            "data": self.protocol.data,
+            "image": self.protocol.image,
+            "protocol": self.protocol.to_json(),
+            "settings": asdict(self.settings),
+            **self.summary,
+            "measurements": [measurement.to_json() for measurement in self.measurements],
+        }
+
+    def _measurement(
+        self,
+        metric: str,
+        value: float,
+        definition: str | None = None,
+        *,
+        low: float | None = None,
+        high: float | None = None,
+    ) -> Measurement:
+        estimate = Estimate(value, low, high, self.summary["num_images"])
+        protocol = replace(self.protocol, definition=definition)
+        return Measurement.of(metric, estimate, subject=self.subject, protocol=protocol, seed=self.seed)
+
+
+def measure_ranks(
+    target: Target,
+    images: ViewedImages,
+    *,
+    layers: Layers = None,
+    heads: Sequence[int] | None = None,
+    settings: RankSettings | None = None,
+    progress: Callable[[], None] | None = None,
+) -> RankResult:
+    """Measure the mixing matrices of a backbone, all layers and heads unless told; `progress` is called after each
+    layer on each image.
+    """
+    settings, backbone = settings or RankSettings(), target.backbone
+    wanted = chosen_layers(layers, backbone.num_layers)
+    pixels = backbone.preprocess(images.together().images)
+    measured: list[LayerRanks] = []
+    for found in layer_ranks(backbone, pixels, layers=wanted, heads=heads, settings=settings):
+        measured.append(found)
+        if progress is not None:
+            progress()
+    summary, arrays = summarise_ranks(measured, backbone.layout)
+    protocol = RankProtocol(
+        **images.choices,
+        chunk=measured[0].chunk,
+        layers=None if len(wanted) == backbone.num_layers else tuple(wanted),
+        heads=None if heads is None else tuple(measured[0].heads),
+        max_heads=settings.max_heads,
+        method=settings.method,
+        tolerance=settings.tolerance,
+        practical=settings.practical,
+        energy=settings.energy,
+        skip=settings.skip,
+    )
+    return RankResult(
+        subject=target.subject, seed=target.seed, protocol=protocol, settings=settings, summary=summary, arrays=arrays
+    )
+
+
 def summarise_ranks(measured: Sequence[LayerRanks], layout: TokenLayout) -> tuple[dict[str, Any], Arrays]:
-    """A result for JSON, per layer and over all layers, and its arrays: the table of blocks, spectra and profiles.
+    """The figures of each layer and of all layers for JSON, and the arrays behind them.
 
     Where layers differ in length (stages of a hierarchical model), length and grid of the whole are the first layer's.
     """
     if not measured:
         raise InputError("no layer was measured; give at least one image and one layer")
-    table = np.concatenate([layer.blocks for layer in measured])
-    layers = sorted({ranks.layer for ranks in measured})
+    table = np.concatenate([ranks.blocks for ranks in measured])
+    by_layer = {layer: [ranks for ranks in measured if ranks.layer == layer] for layer in _sorted_layers(measured)}
     entries = [
         {"layer": layer}
-        | _summarise_place([ranks for ranks in measured if ranks.layer == layer], layout)
-        | summarise_blocks(table[block_column(table, "layer") == layer])
-        | _summarise_heads([ranks for ranks in measured if ranks.layer == layer])
-        for layer in layers
+        | _summarise_place(own, layout)
+        | _summarise_blocks(np.concatenate([ranks.blocks for ranks in own]))
+        | _summarise_heads(own)
+        for layer, own in by_layer.items()
     ]
-    result = {
+    summary = {
         "mixer": measured[0].mixer,
         "num_images": len({ranks.image for ranks in measured}),
-        "overall": summarise_blocks(table) | _summarise_heads(measured),
+        "overall": _summarise_blocks(table) | _summarise_heads(measured),
         "layers": entries,
     }
-    return result | _summarise_place(measured, layout), {"blocks": table} | _head_arrays(measured, layers)
+    return summary | _summarise_place(measured, layout), {"blocks": table} | _head_arrays(by_layer)
 
 
-def rank_measurements(result: dict[str, Any], about: dict[str, Any], data: str) -> list[dict[str, Any]]:
-    """The result as the ledger reads it: one flat record per figure, with the subject's description in each."""
-    overall, n = result["overall"], result["num_images"]
-    about = about | {"data": data, "n": n, "chunk": result["chunk"], "num_tokens": result["num_tokens"]}
-    records = [about | {"metric": "rank_bound_holds", "value": float(overall["bound_holds"])}]
-    for kind in ("diagonal", "off_diagonal"):
-        for name in MEASURES:
-            figure = overall[kind][name]
-            if figure["mean"] is None:
-                continue
-            half = None if figure["std_over_images"] is None else 1.96 * figure["std_over_images"] / n**0.5
-            records.append(
-                about
-                | {
-                    "metric": f"{kind}_rank",
-                    "definition": name,
-                    "value": figure["mean"],
-                    "minimum": figure["min"],
-                    "bound": overall[kind]["bound"]["max"],
-                    "low": None if half is None else figure["mean"] - half,
-                    "high": None if half is None else figure["mean"] + half,
-                }
-            )
-    if "scan" in overall:
-        records.append(about | {"metric": "mask_rank", "value": overall["scan"]["mask"]["max"]})
-    return records
+def block_column(table: Table, name: str) -> NDArray[np.float64]:
+    """One of BLOCK_COLUMNS of a table of blocks."""
+    return table[:, BLOCK_COLUMNS.index(name)]
 
 
-def summarise_blocks(table: NDArray[np.float64]) -> dict[str, Any]:
-    """Figures of the full blocks in a table (rows, BLOCK_COLUMNS), on and off the diagonal. Ragged ones are counted,
-    and so are those that decay to zero: float64 knows no more of their rank.
+def block_grid(table: Table, layer: int, head: int | None = None, measure: str = "effective") -> Table | None:
+    """The rank of every block where it lies in the matrix, NaN where there is none: means over images, and over heads
+    for None or a head that was not measured. None if the layer was not measured.
     """
+    rows = table[block_column(table, "layer") == layer]
+    if head is not None and (block_column(rows, "head") == head).any():
+        rows = rows[block_column(rows, "head") == head]
+    if not len(rows):
+        return None
+    size = 1 + int(max(block_column(rows, name).max() for name in ("row", "column")))
+    places = (block_column(rows, "row") * size + block_column(rows, "column")).astype(np.int64)
+    totals = np.bincount(places, block_column(rows, measure), minlength=size**2)
+    counts = np.bincount(places, minlength=size**2)
+    return np.where(counts > 0, totals / np.maximum(counts, 1), np.nan).reshape(size, size)
+
+
+def _sorted_layers(measured: Sequence[LayerRanks]) -> list[int]:
+    return sorted({ranks.layer for ranks in measured})
+
+
+def _summarise_blocks(table: Table) -> dict[str, Any]:
     full = table[block_column(table, "ragged") == 0]
     on_diagonal = block_column(full, "on_diagonal") == 1
     summary: dict[str, Any] = {}
     for kind, rows in (("diagonal", full[on_diagonal]), ("off_diagonal", full[~on_diagonal])):
         known = rows[block_column(rows, "numerical") > 0]
-        summary[kind] = {name: _spread(known, name) for name in MEASURES}
-        summary[kind]["bound"] = _spread(known, "bound")
+        summary[kind] = {name: _spread(known, name) for name in (*MEASURES, "bound")}
         summary[kind]["num_blocks"] = len(rows)
         summary[kind]["num_zero"] = len(rows) - len(known)
-    every = table[block_column(table, "on_diagonal") == 0]
     summary["num_ragged"] = int((block_column(table, "ragged") == 1).sum())
     summary["bound_holds"] = bool((block_column(table, "numerical") <= block_column(table, "bound")).all())
-    scans = every[block_column(every, "mask") >= 0]
+    scans = table[block_column(table, "mask") >= 0]
     if len(scans):
         summary["scan"] = {
             "mask": _spread(scans, "mask"),
@@ -94,6 +192,25 @@ def summarise_blocks(table: NDArray[np.float64]) -> dict[str, Any]:
             "num_underflowed": int(block_column(scans, "underflowed").sum()),
         }
     return summary
+
+
+def _spread(rows: Table, name: str) -> dict[str, float | None]:
+    """Mean and extremes over all blocks; the standard deviation of the means of images and of heads; and the interval
+    of the mean over images, by Student's t.
+    """
+    keys = ("mean", "min", "max", "std_over_images", "std_over_heads", "low", "high")
+    values = block_column(rows, name)
+    if not len(values):
+        return dict.fromkeys(keys)
+    by_image, by_head = (_means(values, block_column(rows, unit)) for unit in ("image", "head"))
+    stds = [float(np.std(means, ddof=1)) if len(means) > 1 else None for means in (by_image, by_head)]
+    mean, over_images = float(values.mean()), mean_interval(by_image)
+    ends = [None if end is None else mean + end - over_images.value for end in (over_images.low, over_images.high)]
+    return dict(zip(keys, (mean, float(values.min()), float(values.max()), *stds, *ends), strict=True))
+
+
+def _means(values: NDArray[np.float64], keys: NDArray[np.float64]) -> list[float]:
+    return [float(values[keys == key].mean()) for key in np.unique(keys)]
 
 
 def _summarise_place(measured: Sequence[LayerRanks], layout: TokenLayout) -> dict[str, Any]:
@@ -118,42 +235,6 @@ def _uniform_reach(length: int, grid: Grid, patch_columns: tuple[int, ...]) -> t
     return profile.distance_to_others, profile.far_share
 
 
-def block_column(table: NDArray[np.float64], name: str) -> NDArray[np.float64]:
-    """One of BLOCK_COLUMNS of a table of blocks."""
-    return table[:, BLOCK_COLUMNS.index(name)]
-
-
-def block_grid(
-    table: NDArray[np.float64], layer: int, head: int | None = None, measure: str = "effective"
-) -> NDArray[np.float64] | None:
-    """The rank of every block where it lies in the matrix, NaN where there is none: means over images, and over heads
-    for None or a head that was not measured. None if the layer was not measured.
-    """
-    rows = table[block_column(table, "layer") == layer]
-    if head is not None and (block_column(rows, "head") == head).any():
-        rows = rows[block_column(rows, "head") == head]
-    if not len(rows):
-        return None
-    size = 1 + int(max(block_column(rows, name).max() for name in ("row", "column")))
-    places = (block_column(rows, "row") * size + block_column(rows, "column")).astype(np.int64)
-    totals = np.bincount(places, block_column(rows, measure), minlength=size**2)
-    counts = np.bincount(places, minlength=size**2)
-    return np.where(counts > 0, totals / np.maximum(counts, 1), np.nan).reshape(size, size)
-
-
-def _spread(rows: NDArray[np.float64], name: str) -> dict[str, float | None]:
-    """Mean and extremes over all blocks, and the standard deviation of the means of images and of heads."""
-    values = block_column(rows, name)
-    if not len(values):
-        return {"mean": None, "min": None, "max": None, "std_over_images": None, "std_over_heads": None}
-    over = {}
-    for unit in ("image", "head"):
-        keys = block_column(rows, unit)
-        means = [values[keys == key].mean() for key in np.unique(keys)]
-        over[f"std_over_{unit}s"] = float(np.std(means, ddof=1)) if len(means) > 1 else None
-    return {"mean": float(values.mean()), "min": float(values.min()), "max": float(values.max()), **over}
-
-
 def _summarise_heads(measured: Sequence[LayerRanks]) -> dict[str, Any]:
     """Means over heads, layers and images."""
     scalars = [name for name, values in measured[0].distance.items() if values.ndim == 1]
@@ -164,7 +245,7 @@ def _summarise_heads(measured: Sequence[LayerRanks]) -> dict[str, Any]:
     return {"distance": distance} | ({"whole": whole} if whole else {})
 
 
-def _head_arrays(measured: Sequence[LayerRanks], layers: list[int]) -> Arrays:
+def _head_arrays(by_layer: dict[int, list[LayerRanks]]) -> Arrays:
     """Per layer and head, the mean over images: (layers, heads, ...)."""
     read: dict[str, Callable[[LayerRanks], NDArray[np.float64]]] = {
         "diagonal_spectrum": lambda ranks: ranks.spectra["diagonal"],
@@ -172,11 +253,10 @@ def _head_arrays(measured: Sequence[LayerRanks], layers: list[int]) -> Arrays:
         "sequence_profile": lambda ranks: ranks.distance["sequence"],
         "grid_profile": lambda ranks: ranks.distance["grid"],
     }
-    means = {
-        name: [np.mean([get(ranks) for ranks in measured if ranks.layer == layer], axis=0) for layer in layers]
-        for name, get in read.items()
-    }
-    return {"layer": np.array(layers)} | {name: _padded(parts) for name, parts in means.items()}
+    found: Arrays = {"layer": np.array(list(by_layer))}
+    for name, get in read.items():
+        found[name] = _padded([np.mean([get(ranks) for ranks in own], axis=0) for own in by_layer.values()])
+    return found
 
 
 def _padded(layers: list[NDArray[np.float64]]) -> NDArray[np.float64]:

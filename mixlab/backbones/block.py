@@ -6,11 +6,13 @@ import torch
 import torch.nn.functional as F
 from timm.layers import DropPath
 from torch import Tensor, nn
+from torch.fx import wrap
 from torch.utils.checkpoint import checkpoint
 
 from mixlab.mixers import Grid, MixerConfig, Mixing
 from mixlab.ops.add_norm.op import add_norm
 
+wrap("add_norm")
 NormKind = Literal["rms", "layer"]
 
 
@@ -30,6 +32,13 @@ class AddNorm(nn.Module):
     def normalise(self, tokens: Tensor) -> Tensor:
         """The norm alone."""
         return self(torch.zeros_like(tokens), tokens)[1]
+
+
+class Add(nn.Module):
+    """The sum alone, where a norm was pruned."""
+
+    def forward(self, branch: Tensor, stream: Tensor) -> tuple[Tensor, Tensor]:
+        return branch + stream, branch + stream
 
 
 class MLP(nn.Module):

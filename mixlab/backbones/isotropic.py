@@ -1,11 +1,12 @@
 """ViT, LinearViT, Vim, Mamba-Reg and GatedConv: one class, told apart by their mixer and their token layout."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.fx import wrap
 
 from mixlab.backbones.backbone import (
     Architecture,
@@ -16,11 +17,12 @@ from mixlab.backbones.backbone import (
     check_source,
     chosen_layers,
 )
-from mixlab.backbones.block import AddNorm, Layer, NormKind
+from mixlab.backbones.block import Add, AddNorm, Layer, NormKind
 from mixlab.backbones.classifier import IsotropicClassifier
 from mixlab.backbones.tokens import Features, TokenEmbedding, TokenLayout
 from mixlab.errors import InputError
-from mixlab.mixers import Grid, MixerConfig, Mixing
+from mixlab.mixers import MIXERS, Grid, MixerConfig, Mixing
+from mixlab.run.codec import from_json, to_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,11 @@ class IsotropicConfig:
                 raise InputError(f"{size}px is not a multiple of patch {self.patch}; try {near}")
 
 
+def config_from_json(values: Mapping[str, Any]) -> IsotropicConfig:
+    """The config in an `Isotropic.architecture()`; fields that are left out take their defaults."""
+    return from_json(IsotropicConfig, values, kinds={MixerConfig: MIXERS})
+
+
 class Isotropic(Backbone):
     def __init__(self, config: IsotropicConfig, name: str = "isotropic") -> None:
         super().__init__()
@@ -77,7 +84,7 @@ class Isotropic(Backbone):
             )
             for rate in rates
         )
-        self.final_norm = AddNorm(config.dim, config.norm)
+        self.final_norm: AddNorm | Add = AddNorm(config.dim, config.norm)
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
@@ -89,7 +96,7 @@ class Isotropic(Backbone):
 
     def tokens(self, images: Tensor) -> tuple[Tensor, Grid]:
         """All tokens after the final norm (B, L, D), and the grid of the patches among them."""
-        branch, stream, grid = self._start(images)
+        branch, stream, grid = self.start(images)
         for layer in self.layers:
             branch, stream = layer(branch, stream, grid)
         return self.final_norm(branch, stream)[1], grid
@@ -97,7 +104,7 @@ class Isotropic(Backbone):
     def features(self, images: Tensor, layers: Layers = 1, source: Source = "stream") -> Iterator[tuple[int, Features]]:
         check_source(source)
         wanted = chosen_layers(layers, self.num_layers)
-        branch, stream, grid = self._start(images)
+        branch, stream, grid = self.start(images)
         for index, layer in self._first(wanted[-1] + 1):
             if source == "branch":
                 mixed, stream = layer.mix(branch, stream, grid)
@@ -111,16 +118,14 @@ class Isotropic(Backbone):
 
     def mixings(self, images: Tensor, layers: Layers = None) -> Iterator[tuple[int, Mixing]]:
         wanted = chosen_layers(layers, self.num_layers)
-        branch, stream, grid = self._start(images)
+        branch, stream, grid = self.start(images)
         for index, layer in self._first(wanted[-1] + 1):
             if index in wanted:
                 yield index, layer.mixing(branch, stream, grid)
             branch, stream = layer(branch, stream, grid)
 
     def architecture(self) -> Architecture:
-        from mixlab.backbones.config_json import config_to_json
-
-        return {"name": self.name, "config": config_to_json(self.config)}
+        return {"name": self.name, "config": to_json(self.config)}
 
     def fresh(self) -> "Isotropic":
         return Isotropic(self.config, name=self.name)
@@ -139,6 +144,20 @@ class Isotropic(Backbone):
         for _, layer in self._first(self.num_layers):
             layer.grad_checkpointing = enable
 
+    def set_input_size(self, image: int | None = None, patch: int | None = None) -> None:
+        """Make it for another image side or patch size: positions and patch projection are resampled."""
+        image, patch = image or self.config.image, patch or self.config.patch
+        self.config = replace(self.config, image=image, patch=patch, position_image=None)
+        self.image = image
+        self.embed.resize(image // patch, patch)
+
+    def keep_layers(self, depth: int, *, norm: bool = True) -> None:
+        """Drop the layers behind the first `depth`, and the final norm if it is not wanted."""
+        self.config, self.num_layers = replace(self.config, depth=depth), depth
+        self.layers = self.layers[:depth]
+        if not norm:
+            self.final_norm = Add()
+
     def no_weight_decay(self) -> set[str]:
         """Vectors, tokens, positions, and what a mixer stacks over its directions: A_log, skip, biases and norms."""
         stacked = ("A_log", "skip", "dt_bias", "conv_bias", "norm_weight")
@@ -149,8 +168,12 @@ class Isotropic(Backbone):
     def _first(self, depth: int) -> Iterator[tuple[int, Layer]]:
         return enumerate(cast("Iterable[Layer]", self.layers[:depth]))
 
-    def _start(self, images: Tensor) -> tuple[Tensor, Tensor, Grid]:
-        """An empty branch beside the embedded tokens, which begin the stream; the stream is at least float32."""
+    def start(self, images: Tensor) -> tuple[Tensor, Tensor, Grid]:
+        """An empty branch beside the embedded tokens, which begin the stream."""
         tokens, grid = self.embed(images)
-        stream = tokens.to(torch.promote_types(tokens.dtype, torch.float32))
-        return torch.zeros_like(tokens), stream, grid
+        return torch.zeros_like(tokens), at_least_float32(tokens), grid
+
+
+@wrap
+def at_least_float32(tokens: Tensor) -> Tensor:
+    return tokens.to(torch.promote_types(tokens.dtype, torch.float32))

@@ -1,32 +1,30 @@
 """The attention of timm's models as mixings, whoever wrote the block: by listening to torch's attention while they run.
 
-Rotary positions, position biases and norms of q and k come along, since they are in what the call is given. Nothing is
-hooked into the model, and nothing stays on it.
+Norms before or after, norms of q and k, rotary positions and position biases come along, since they are in what the
+call is given. Nothing is hooked into the model, and nothing stays on it.
 """
 
+from collections.abc import Container
 from typing import Any
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from mixlab.mixers import SoftmaxMixing
 
 
-def attention_mixings(model: nn.Module, images: Tensor, num_tokens: int) -> list[SoftmaxMixing]:
-    """The mixing of each call of attention over all `num_tokens` tokens of one forward pass, in order."""
-    with _Listener(len(images), num_tokens) as listener:
-        model(images)
-    return listener.heard
+class AttentionListener(TorchFunctionMode):
+    """Counts the calls of attention over all tokens while it is entered, and keeps what the `wanted` ones were given.
 
+    Windows and shortened keys do not count.
+    """
 
-class _Listener(TorchFunctionMode):
-    """Keeps what `scaled_dot_product_attention` is given; windows and shortened keys do not count."""
-
-    def __init__(self, batch: int, num_tokens: int) -> None:
+    def __init__(self, batch: int, num_tokens: int, wanted: Container[int]) -> None:
         super().__init__()
-        self.batch, self.num_tokens = batch, num_tokens
-        self.heard: list[SoftmaxMixing] = []
+        self.everything, self.wanted = (batch, num_tokens), wanted
+        self.num_calls = 0
+        self.mixings: dict[int, SoftmaxMixing] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -45,13 +43,18 @@ class _Listener(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> None:
-        everything = (self.batch, self.num_tokens)
-        if any((t.shape[0], t.shape[-2]) != everything or t.ndim != 4 for t in (query, key, value)) or enable_gqa:
+        if any((t.shape[0], t.shape[-2]) != self.everything or t.ndim != 4 for t in (query, key, value)) or enable_gqa:
             return
-        q = query if scale is None else query * (scale * query.shape[-1] ** 0.5)
-        bias = attn_mask
-        if bias is not None and not bias.is_floating_point():  # a mask of who may be seen
-            bias = query.new_zeros(bias.shape).masked_fill(~bias, float("-inf"))
-        if bias is not None:
-            bias = bias.reshape(*(1,) * (4 - bias.ndim), *bias.shape)
-        self.heard.append(SoftmaxMixing(q, key, value, is_causal, bias))
+        if self.num_calls in self.wanted:
+            q = query if scale is None else query * (scale * query.shape[-1] ** 0.5)
+            self.mixings[self.num_calls] = SoftmaxMixing(q, key, value, is_causal, _as_bias(attn_mask, query))
+        self.num_calls += 1
+
+
+def _as_bias(mask: Tensor | None, query: Tensor) -> Tensor | None:
+    """A mask as what is added to the scores (B or 1, H or 1, L, L)."""
+    if mask is None:
+        return None
+    if not mask.is_floating_point():  # True where a token may be seen
+        mask = query.new_zeros(mask.shape).masked_fill(~mask, float("-inf"))
+    return mask.reshape(*(1,) * (4 - mask.ndim), *mask.shape)

@@ -2,15 +2,17 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from inspect import signature
 from typing import Any
 
 import timm
 import torch
-from timm.layers import Attention as TimmAttention
+from timm.models.beit import Beit
+from timm.models.eva import Eva
 from timm.models.mambaout import MambaOut
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import Block, ResPostBlock, VisionTransformer
+from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch import Tensor, nn
 
 from mixlab.backbones.backbone import (
@@ -22,18 +24,25 @@ from mixlab.backbones.backbone import (
     check_source,
     chosen_layers,
 )
-from mixlab.backbones.timm_attention import attention_mixings
+from mixlab.backbones.timm_attention import AttentionListener
 from mixlab.backbones.tokens import Features, TokenLayout, check_images
 from mixlab.errors import InputError
-from mixlab.mixers import ConvMixing, Mixing, SoftmaxMixing
+from mixlab.mixers import ConvMixing, Mixing
 
 # timm's arguments that say where weights come from; an architecture may not send us to fetch others.
 WEIGHT_SOURCES = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
 
 
+# What attention adds to the residual stream, by the order of norm and attention in a block.
+BRANCHES: dict[type[nn.Module], Callable[[Any, Tensor], Tensor]] = {
+    Block: lambda block, tokens: block.ls1(block.attn(block.norm1(tokens))),
+    ResPostBlock: lambda block, tokens: block.norm1(block.attn(tokens)),
+}
+
+
 class TimmBackbone(Backbone):
     """Features come from every timm model with intermediates; mixings from MambaOut, and from models whose every
-    layer attends over all tokens.
+    layer attends once over all tokens; branch features from vision transformers with norms before or after.
 
     `forward` is timm's own pooled feature, without any hidden layer of the classifier. The summary in `features` is the
     class token where there is one, and the mean over the grid elsewhere.
@@ -112,9 +121,14 @@ class TimmBackbone(Backbone):
         self._check(images)
         if isinstance(self.model, MambaOut):
             yield from self._stage_mixings(images, wanted)
-        elif self._is_plain_vit():
-            for index, block, tokens in self._attention_blocks(images, wanted):
-                yield index, _softmax_mixing(block.attn, block.norm1(tokens))
+        elif isinstance(self.model, VisionTransformer):
+            tokens = self._vit_tokens(images)
+            for index, block in enumerate(self.model.blocks[: wanted[-1] + 1]):
+                with AttentionListener(*tokens.shape[:2], wanted=[0]) as listener:
+                    tokens = block(tokens)
+                self._check_calls(listener.num_calls, 1, f"layer {index}")
+                if index in wanted:
+                    yield index, listener.mixings[0]
         else:
             yield from self._heard_mixings(images, wanted)
 
@@ -130,11 +144,11 @@ class TimmBackbone(Backbone):
     def _heard_mixings(self, images: Tensor, wanted: list[int]) -> Iterator[tuple[int, Mixing]]:
         _, features = next(iter(self.features(images, layers=[0])))
         num_tokens = features.grid[0] * features.grid[1] + self.layout.num_learned
-        heard = attention_mixings(self.model, images, num_tokens)
-        if len(heard) != self.num_layers:
-            raise InputError(self._no_mixings())
+        with AttentionListener(len(images), num_tokens, wanted) as listener:
+            self.model(images)
+        self._check_calls(listener.num_calls, self.num_layers, f"{self.num_layers} layers")
         for index in wanted:
-            yield index, heard[index]
+            yield index, listener.mixings.pop(index)
 
     def _stage_mixings(self, images: Tensor, wanted: list[int]) -> Iterator[tuple[int, ConvMixing]]:
         maps = self.model.stem(images)
@@ -145,31 +159,28 @@ class TimmBackbone(Backbone):
             maps = stage.blocks[-1](maps)
 
     def _branch_features(self, images: Tensor, wanted: list[int]) -> Iterator[tuple[int, Features]]:
-        for index, block, tokens in self._attention_blocks(images, wanted):
-            branch = self.model.norm(block.ls1(block.attn(block.norm1(tokens))))
-            yield index, self.layout.split(branch, self.model.patch_embed.dynamic_feat_size(tuple(images.shape[2:])))
-
-    def _attention_blocks(self, images: Tensor, wanted: list[int]) -> Iterator[tuple[int, Any, Tensor]]:
-        """Yield the wanted blocks of a ViT, each with its input tokens (B, L, D)."""
-        if not self._is_plain_vit():
-            raise InputError(self._no_mixings())
-        tokens = self.model.norm_pre(self.model.patch_drop(self.model._pos_embed(self.model.patch_embed(images))))
+        if not isinstance(self.model, VisionTransformer) or any(type(b) not in BRANCHES for b in self.model.blocks):
+            raise InputError(
+                f"{self.name} has no branch features: they exist for mixlab's backbones, and for timm's vision "
+                "transformers that add attention and MLP one after the other; use the stream"
+            )
+        grid, tokens = self.model.patch_embed.dynamic_feat_size(tuple(images.shape[2:])), self._vit_tokens(images)
         for index, block in enumerate(self.model.blocks[: wanted[-1] + 1]):
             if index in wanted:
-                yield index, block, tokens
+                yield index, self.layout.split(self.model.norm(BRANCHES[type(block)](block, tokens)), grid)
             tokens = block(tokens)
 
-    def _is_plain_vit(self) -> bool:
-        blocks = getattr(self.model, "blocks", ())
-        plain = all(isinstance(getattr(block, "attn", None), TimmAttention) for block in blocks)
-        return isinstance(self.model, VisionTransformer) and plain
+    def _vit_tokens(self, images: Tensor) -> Tensor:
+        """The tokens (B, L, D) before the first block of a ViT."""
+        return self.model.norm_pre(self.model.patch_drop(self.model._pos_embed(self.model.patch_embed(images))))
 
-    def _no_mixings(self) -> str:
-        return (
-            f"{self.name} has no softmax attention over all tokens to show as a matrix; mixings exist for timm's "
-            "models that attend over all tokens in every layer and MambaOut, branch features for plain vision "
-            "transformers, both for mixlab's backbones"
-        )
+    def _check_calls(self, num_calls: int, expected: int, where: str) -> None:
+        if num_calls != expected:
+            raise InputError(
+                f"{self.name} has no softmax attention over all tokens, once per layer, to show as a matrix: "
+                f"{num_calls} calls of torch's attention in {where}. Mixings exist for mixlab's backbones, MambaOut, "
+                "and timm's models that attend once per layer, with timm's fused attention on (its default)"
+            )
 
     def _as_features(self, patches: Tensor, prefix: Tensor | None) -> Features:
         height, width = patches.shape[1:3]
@@ -228,7 +239,7 @@ def _image_side(size: int | Sequence[int]) -> int:
 
 
 def _family(model: nn.Module) -> str:
-    if isinstance(model, VisionTransformer):
+    if isinstance(model, VisionTransformer | VisionTransformerRelPos | Eva | Beit):
         return "attention"
     return "gated_conv" if isinstance(model, MambaOut) else "other"
 
@@ -254,13 +265,6 @@ def _layout(model: Any) -> TokenLayout:
         return TokenLayout(place="none")
     has_class = getattr(model, "cls_token", None) is not None
     return TokenLayout(place="front", class_token=has_class, num_registers=num_prefix - has_class)
-
-
-def _softmax_mixing(attention: TimmAttention, tokens: Tensor) -> SoftmaxMixing:
-    """The mixing of timm's attention on normalised tokens (B, L, D)."""
-    qkv = attention.qkv(tokens).unflatten(-1, (3, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
-    q, k, v = qkv.unbind(0)  # (B, H, L, P)
-    return SoftmaxMixing(attention.q_norm(q), attention.k_norm(k), v)
 
 
 def _conv_mixing(block: Any, maps: Tensor) -> ConvMixing:

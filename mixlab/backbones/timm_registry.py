@@ -3,45 +3,110 @@
 from collections.abc import Sequence
 from typing import Any
 
-from timm.models import register_model
+import torch
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models._builder import resolve_pretrained_cfg
 from timm.models._features import FeatureGetterNet
-from torch import nn
+from torch import Tensor, nn
 
+from mixlab.backbones.classifier import IsotropicClassifier, square_side, timm_config
 from mixlab.backbones.isotropic import Isotropic, IsotropicConfig
 from mixlab.backbones.zoo import ZOO, replace_fields
 from mixlab.errors import InputError
 
 __all__: list[str] = []  # timm's registry appends the names it takes
 TIMM_FIELDS = {"img_size": "image", "in_chans": "channels", "patch_size": "patch", "drop_path_rate": "drop_path"}
+CONFIGS = {name: entry.config for name, entry in ZOO.items() if isinstance(entry.config, IsotropicConfig)}
+default_cfgs = generate_default_cfgs({name: timm_config(name, config) for name, config in CONFIGS.items()})
 
 
-def _register(name: str, config: IsotropicConfig) -> None:
+class FeatureDict(FeatureGetterNet):
+    """Feature maps by the number of their layer."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return dict(zip(map(str, self.out_indices), super().forward(x), strict=True))
+
+
+class FeatureGraph(nn.Module):
+    """Feature maps from a graph of torch.fx."""
+
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        super().__init__()
+        getter = FeatureGetterNet(model, **options)
+        self.feature_info, self.output_fmt = getter.feature_info, getter.output_fmt
+        self.graph_module = torch.fx.symbolic_trace(getter)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return self.graph_module(x)
+
+
+FEATURE_CLASSES = {"getter": FeatureGetterNet, "list": FeatureGetterNet, "dict": FeatureDict, "fx": FeatureGraph}
+
+
+def _register(name: str, own: IsotropicConfig) -> None:
     def build(
         pretrained: bool = False,
         *,
-        num_classes: int = 1000,
         features_only: bool = False,
         out_indices: int | Sequence[int] | None = None,
+        feature_cls: Any = "getter",
+        feature_cfg: dict[str, Any] | None = None,
         pretrained_cfg: Any = None,
-        pretrained_cfg_overlay: Any = None,
+        pretrained_cfg_overlay: dict[str, Any] | None = None,
         cache_dir: Any = None,
+        num_classes: int | None = None,
+        global_pool: str = "token",
+        drop_rate: float = 0.0,
         **fields: Any,
     ) -> nn.Module:
-        if pretrained:
+        if pretrained and not resolve_pretrained_cfg(name, pretrained_cfg, pretrained_cfg_overlay).has_weights:
             raise InputError(f"{name} has no published weights to download; load a file with mixlab.load_weights")
         changes = {TIMM_FIELDS.get(key, key): value for key, value in fields.items()}
-        model = Isotropic(replace_fields(config, changes), name=name).with_classifier(num_classes)
-        if not features_only:
-            return model
-        depth = len(model.feature_info)
-        quarters = [depth * (quarter + 1) // 4 - 1 for quarter in range(4)] if depth >= 4 else list(range(depth))
-        return FeatureGetterNet(model, out_indices=quarters if out_indices is None else out_indices)
+        for side in ("image", "patch"):
+            if side in changes:
+                changes[side] = square_side(changes[side])
+        config = replace_fields(own, changes)
+
+        def classifier(num_classes: int, global_pool: str, in_chans: int) -> IsotropicClassifier:
+            backbone = Isotropic(config, name=name)
+            return IsotropicClassifier(backbone, num_classes, global_pool=global_pool, drop_rate=drop_rate)
+
+        quarters = sorted({max(config.depth * quarter // 4 - 1, 0) for quarter in (1, 2, 3, 4)})
+        options = {"feature_cls": feature_cls, **(feature_cfg or {})}
+        return build_model_with_cfg(
+            classifier,
+            name,
+            pretrained,
+            pretrained_cfg=pretrained_cfg,
+            pretrained_cfg_overlay={
+                "input_size": timm_config(name, config).input_size,
+                **(pretrained_cfg_overlay or {}),
+            },
+            # normalised: the raw stream of such a stack has no set scale
+            feature_cfg={"norm": True, **options, "feature_cls": _feature_class(options["feature_cls"])},
+            cache_dir=cache_dir,
+            features_only=features_only,
+            global_pool=global_pool,
+            in_chans=config.channels,
+            **({} if num_classes is None else {"num_classes": num_classes}),
+            **({"out_indices": quarters if out_indices is None else out_indices} if features_only else {}),
+        )
 
     build.__name__ = name
     build.__module__ = __name__
     register_model(build)
 
 
-for _name, _entry in ZOO.items():
-    if isinstance(_entry.config, IsotropicConfig):
-        _register(_name, _entry.config)
+def _feature_class(chosen: Any) -> Any:
+    if not isinstance(chosen, str):
+        return chosen
+    if chosen not in FEATURE_CLASSES:
+        raise InputError(
+            f"feature_cls {chosen!r} does not fit layers that hand on their sum in two parts; choose one of "
+            f"{', '.join(FEATURE_CLASSES)}"
+        )
+    return FEATURE_CLASSES[chosen]
+
+
+for _name, _config in CONFIGS.items():
+    _register(_name, _config)

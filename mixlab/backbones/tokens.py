@@ -6,8 +6,9 @@ from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
-from timm.layers import lecun_normal_
+from timm.layers import lecun_normal_, resample_patch_embed
 from torch import Tensor, nn
+from torch.fx import wrap  # what decides by sizes, which are unknown while torch.fx traces, is one step to it
 
 from mixlab.errors import InputError
 from mixlab.mixers import Grid
@@ -51,6 +52,11 @@ class TokenLayout:
         ]
 
     @property
+    def num_extra(self) -> int:
+        """Tokens beside the patches."""
+        return self.num_learned + int(self.place == "middle" and self.front_copy)
+
+    @property
     def num_positioned(self) -> int:
         """Extra tokens that have an entry in the position table, before those of the patches."""
         return int({"front": self.class_token, "middle": self.front_copy}.get(self.place, False))
@@ -79,24 +85,24 @@ class TokenLayout:
 
     def split(self, tokens: Tensor, grid: Grid) -> "Features":
         """Take the sequence (B, L, D) apart again."""
-        num_extra = tokens.shape[1] - grid[0] * grid[1]
+        check_length(tokens.shape[1], grid, self.num_extra)
         positions = self.positions(grid[0] * grid[1])
-        if len(positions) != num_extra:
-            raise InputError(f"{num_extra} tokens beside the {grid[0]} x {grid[1]} patches, expected {len(positions)}")
         extra = torch.stack([tokens[:, i] for i in positions], dim=1) if positions else tokens[:, :0]
-        runs = [tokens[:, left + 1 : right] for left, right in pairwise([-1, *positions, tokens.shape[1]])]
-        patches = torch.cat(runs, dim=1) if positions else tokens
         registers = {"front": extra[:, int(self.class_token) :], "spread": extra}.get(self.place, extra[:, :0])
-        return Features(self.summary(tokens), registers, patches.unflatten(1, grid), grid)
+        return Features(self.summary(tokens), registers, self.patches(tokens).unflatten(1, grid), grid)
+
+    def patches(self, tokens: Tensor) -> Tensor:
+        """The patches (B, n, D) of a sequence (B, L, D)."""
+        positions = self.positions(tokens.shape[1] - self.num_extra)
+        runs = [tokens[:, left + 1 : right] for left, right in pairwise([-1, *positions, tokens.shape[1]])]
+        return torch.cat(runs, dim=1) if positions else tokens
 
     def summary(self, tokens: Tensor) -> Tensor:
         """The summary (B, D) of a sequence (B, L, D)."""
-        num_extra = self.num_learned + (self.place == "middle" and self.front_copy)
-        num_patches = tokens.shape[1] - num_extra
-        rows = self.summary_rows(num_patches)
+        rows = self.summary_rows(tokens.shape[1] - self.num_extra)
         if rows:
             return torch.stack([tokens[:, row] for row in rows]).mean(0) if len(rows) > 1 else tokens[:, rows[0]]
-        return tokens[:, num_extra:].mean(1)  # without a summary token, whatever stands among the patches is in front
+        return tokens[:, self.num_extra :].mean(1)  # without a summary token, all extra tokens are in front
 
     def summary_rows(self, num_patches: int) -> list[int]:
         """The rows of a mixing matrix that feed the summary: one for a class token, one per register when spread."""
@@ -135,7 +141,14 @@ class PositionTable(nn.Module):
         extra, patches = self.table.tensor_split([self.num_extra], dim=1)
         return extra, resize_positions(patches, self.side, grid)
 
+    @torch.no_grad()
+    def resize(self, side: int) -> None:
+        """Keep the positions of another square grid instead."""
+        self.table = _like(self.table, torch.cat(self((side, side)), dim=1))
+        self.side = side
 
+
+@wrap
 def resize_positions(positions: Tensor, side: int, grid: Grid) -> Tensor:
     """(1, side², D) -> (1, h w, D), bicubic, by factors of (n + 0.1) / side: DINO's weights were trained that way."""
     if grid == (side, side):
@@ -157,11 +170,17 @@ class TokenEmbedding(nn.Module):
         lecun_normal_(self.project.weight)
         assert self.project.bias is not None
         nn.init.zeros_(self.project.bias)
-        self.tokens = nn.Parameter(torch.empty(1, layout.num_learned, dim))
+        self.tokens = self._learned("tokens", layout.num_learned, dim)
         num_own = layout.num_learned if layout.place == "spread" else 0  # spread registers have positions of their own
-        self.token_positions = nn.Parameter(torch.empty(1, num_own, dim))
-        for parameter in (self.tokens, self.token_positions):
-            nn.init.trunc_normal_(parameter, std=0.02)
+        self.token_positions = self._learned("token_positions", num_own, dim)
+
+    def _learned(self, name: str, num: int, dim: int) -> Tensor:
+        """A table (1, num, D); an empty one is no parameter, since it would get no gradient."""
+        table = torch.empty(1, num, dim)
+        if not num:
+            self.register_buffer(name, table)
+            return table
+        return nn.Parameter(nn.init.trunc_normal_(table, std=0.02))
 
     def forward(self, images: Tensor) -> tuple[Tensor, Grid]:
         """Images (B, C, H, W) -> tokens (B, L, D) and their grid."""
@@ -170,8 +189,21 @@ class TokenEmbedding(nn.Module):
         height, width = patches.shape[2:]
         front_positions, patch_positions = self.positions((height, width))
         patches = patches.flatten(2).mT + patch_positions
-        extra = self._extra(front_positions).expand(images.shape[0], -1, -1)
-        return self.layout.insert(extra.to(patches.dtype), patches), (height, width)
+        extra = patches[:, :0]
+        if self.layout.num_extra:
+            extra = self._extra(front_positions).expand(images.shape[0], -1, -1).to(patches.dtype)
+        return self.layout.insert(extra, patches), (height, width)
+
+    @torch.no_grad()
+    def resize(self, side: int, patch: int) -> None:
+        """Bring the positions to another grid, and the projection to another patch."""
+        self.positions.resize(side)
+        if patch != self.patch:
+            weight, bias = self.project.weight, self.project.bias
+            self.project = nn.Conv2d(self.channels, weight.shape[0], kernel_size=patch, stride=patch)
+            self.project.weight = _like(weight, resample_patch_embed(weight, [patch, patch]))
+            self.project.bias = bias
+            self.patch = patch
 
     def _extra(self, front_positions: Tensor) -> Tensor:
         match self.layout.place:
@@ -186,6 +218,18 @@ class TokenEmbedding(nn.Module):
                 return self.tokens
 
 
+def _like(parameter: nn.Parameter, value: Tensor) -> nn.Parameter:
+    return nn.Parameter(value.to(parameter), requires_grad=parameter.requires_grad)
+
+
+@wrap
+def check_length(num_tokens: int, grid: Grid, num_extra: int) -> None:
+    if num_tokens - grid[0] * grid[1] != num_extra:
+        found = num_tokens - grid[0] * grid[1]
+        raise InputError(f"{found} tokens beside the {grid[0]} x {grid[1]} patches, expected {num_extra}")
+
+
+@wrap
 def check_images(images: Tensor, *, channels: int, patch: int) -> None:
     if images.ndim != 4:
         raise InputError(f"images must be (B, {channels}, H, W), got {tuple(images.shape)}")

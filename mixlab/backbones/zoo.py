@@ -11,13 +11,13 @@ import timm
 
 from mixlab.backbones import shipped
 from mixlab.backbones.backbone import Backbone
-from mixlab.backbones.config_json import config_from_json, config_to_json
-from mixlab.backbones.isotropic import Isotropic, IsotropicConfig
+from mixlab.backbones.isotropic import Isotropic, IsotropicConfig, config_from_json
 from mixlab.backbones.timm_backbone import TimmBackbone
 from mixlab.backbones.tokens import TokenLayout
 from mixlab.backbones.weights import load_weights
 from mixlab.errors import InputError
 from mixlab.mixers import AttentionConfig, GatedConvConfig, LinearAttentionConfig, Mamba2Config, MixerConfig
+from mixlab.run.codec import to_json
 
 SIZES = ("tiny", "small", "base")
 TRANSFORMER_WIDTHS = (192, 384, 768)  # ViT; 12 layers, MLP ratio 4
@@ -107,7 +107,7 @@ def check_fields(name: str, changes: Mapping[str, Any]) -> None:
     config = _own_config(name)
     if config is None:
         return
-    owners, plan = _owners(config), config_to_json(config)
+    owners, plan = _owners(config), to_json(config)
     for key, value in changes.items():
         part = _owner(key, owners)
         (plan if part is None else plan[part])[key] = value

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from mixlab.evaluation.feature_table import FeatureTable
+from mixlab.evaluation.features import FeatureTable
 from mixlab.training.knn import KS, knn_correct, nearest
 
 NUM_BANK, NUM_QUERIES, DIM, NUM_CLASSES = 1_281_167, 50_000, 768, 1000  # ImageNet, a base backbone

@@ -13,12 +13,11 @@ import torch.nn.functional as F
 import mixlab
 from mixlab.bench.knn import synchronise
 from mixlab.data.loader import Batch
-from mixlab.evaluation.feature_plan import STRATEGIES, FeaturePlan, HeadInput, head_inputs
-from mixlab.evaluation.feature_table import FeatureTable
-from mixlab.evaluation.head_grid import HeadGrid, new_head
-from mixlab.evaluation.probe_run import LRS, WEIGHT_DECAYS
-from mixlab.evaluation.probe_streams import CachedStream
-from mixlab.evaluation.views import ProbeCrops, run_precision
+from mixlab.evaluation.features import STRATEGIES, FeaturePlan, FeatureTable, HeadInput, head_inputs
+from mixlab.evaluation.machine import run_precision
+from mixlab.evaluation.probe.evaluate import LRS, WEIGHT_DECAYS
+from mixlab.evaluation.probe.heads import HeadGrid, new_head
+from mixlab.evaluation.probe.training import CachedStream, ProbeCrops
 from mixlab.training.distributed import World
 from mixlab.training.precision import matrix_products
 

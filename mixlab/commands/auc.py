@@ -4,21 +4,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from numpy.typing import NDArray
 
 from mixlab.analysis import figures
-from mixlab.analysis.scores import FALSE_POSITIVE_RATES, Scorer
-from mixlab.analysis.studies import STUDIES, StudyResult, run_study
-from mixlab.analysis.subjects import MaskedImages
-from mixlab.commands.output import check_json, console, emit, open_run, progress_bar, table
+from mixlab.analysis.auc import STUDIES, run_study
+from mixlab.analysis.map_scores import MapScorer
+from mixlab.analysis.viewed_images import Fit, ViewedImages
+from mixlab.commands.output import check_json, console, emit, open_run, print_left_out, progress_bar, table
 from mixlab.data.mask_formats import parse_masks
-from mixlab.data.masks import unpaired_note
 from mixlab.errors import InputError, check_counts
-from mixlab.evaluation.target import Target, load_targets
-from mixlab.run import UNTRAINED, provenance
-from mixlab.run.directory import file_name
-
-Curves = dict[str, tuple[NDArray[Any], NDArray[Any]]]
+from mixlab.evaluation.target import load_targets
+from mixlab.run import UNTRAINED, RunDirectory, provenance
 
 
 def auc(
@@ -30,6 +25,7 @@ def auc(
     image: int | None = None,
     num_images: int = 200,
     batch: int = 16,
+    fit: Fit = "squash",
     twins: bool = True,
     weights: str | None = None,
     training: tuple[str, ...] = (),
@@ -49,6 +45,8 @@ def auc(
         image: the side of the images in pixels; without it, what the first backbone was made for.
         num_images: at most so many images.
         batch: images at a time.
+        fit: squash (all of each image and of its mask, out of shape, as in our published scores) or crop (the middle,
+            as kNN and probes see it).
         twins: also score each trained model's untrained twin on the same images.
         weights: a weight file for a single name.
         training: LABEL=KIND, how a target was trained (dino, supervised, dinov2, ...), where its run does not say.
@@ -62,59 +60,41 @@ def auc(
         raise InputError(f"study {', '.join(unknown) or 'nothing'!r} does not exist; choose from {', '.join(STUDIES)}")
     check_counts(image=image, num_images=num_images, batch=batch)
     check_json(json)
-    subjects = load_targets(targets, weights=weights, training=training, device=device, seed=seed)
-    source = parse_masks(data)
-    images = MaskedImages(source, size=image or subjects[0].backbone.image, batch=batch, limit=num_images)
+    loaded = load_targets(targets, weights=weights, training=training, device=device, seed=seed)
+    size = image or loaded[0].backbone.image
+    images = ViewedImages(
+        parse_masks(data), size=size, fit=fit, num_images=num_images, batch=batch, data=data, split="val"
+    )
     directory = open_run(run, targets)
-    results: dict[str, dict[str, Any]] = {}
-    num_models = sum(1 + (twins and subject.training != UNTRAINED) for subject in subjects)
+    contents: dict[str, dict[str, Any]] = {}
+    where = str(next(loaded[0].backbone.parameters()).device)
+    num_models = sum(1 + (twins and target.training != UNTRAINED) for target in loaded)
     with progress_bar("scoring", images.num_wanted * num_models * len(study)) as step:
-        scorer = Scorer(images, twins=twins, seed=seed, progress=lambda label, count: step(count, f"scoring {label}"))
+        scorer = MapScorer(
+            images, twins=twins, seed=seed, progress=lambda label, count: step(count, f"scoring {label}")
+        )
         for name in study:
-            found = run_study(name, subjects, scorer, map)
-            curves = _mean_roc(subjects, scorer, map) if name == "model" else {}
-            result = found.as_json(data) | {
-                "kind": "auc",
-                "image": images.size,
-                "skipped": images.skipped.reasons,
-                "unmatched": list(source.unpaired),
-                **({"roc": _roc_json(curves)} if curves else {}),
-                "provenance": provenance(seed=seed, device=str(next(subjects[0].backbone.parameters()).device)),
-            }
-            arrays = {file_name(label): values for label, values in found.arrays.items()}
-            stored = directory.write(f"auc_{name}", result, arrays)
-            results[name] = result
-            figures.save_charts(figures.study_charts(name, found.rows), directory.figure_path(f"{stored}.svg"))
-            if curves:
-                styles = figures.line_styles({subject.label: subject.family for subject in subjects})
-                roc = stored.replace("auc_model", "auc_roc", 1)
-                figures.save_charts([figures.roc(result["roc"], styles)], directory.figure_path(f"{roc}.svg"))
-            _print(found)
-    for note in (images.skipped.summary() if len(images.skipped) else None, unpaired_note(source)):
-        if note:
-            console.print(note, style="yellow", highlight=False)
+            result = run_study(name, loaded, scorer, map)
+            contents[name] = result.to_json() | {"provenance": provenance(seed=seed, device=where)}
+            stored = directory.write(f"auc_{name}", contents[name], result.arrays)
+            _draw(directory, stored, contents[name])
+            _print(contents[name])
+    print_left_out(images)
     console.print(f"results and figures in {directory.path}")
-    return emit({"kind": "auc", "results": results}, json)
+    return emit({"kind": "auc", "results": contents}, json)
 
 
-def _mean_roc(subjects: list[Target], scorer: Scorer, map_name: str | None) -> Curves:
-    """False and true positive rates of each subject, the mean over images."""
-    curves: Curves = {}
-    for subject in subjects:
-        rates = scorer.scores(subject, map_name).roc.mean(1)  # over heads or registers
-        defined = ~rates.isnan().any(-1)
-        curves[subject.label] = (FALSE_POSITIVE_RATES.numpy(), rates[defined].mean(0).numpy())
-    return curves
+def _draw(directory: RunDirectory, stored: str, content: dict[str, Any]) -> None:
+    """Figures are named after the file of their result, so that those of another protocol stay."""
+    charts = figures.study_charts(content["study"], content["rows"])
+    figures.save_charts(charts, directory.figure_path(f"{stored}.svg"))
+    if "roc" in content:
+        styles = figures.line_styles({subject["label"]: subject["family"] for subject in content["subjects"]})
+        name = stored.replace("auc_model", "auc_roc", 1)
+        figures.save_charts([figures.roc(content["roc"], styles)], directory.figure_path(f"{name}.svg"))
 
 
-def _roc_json(curves: Curves) -> dict[str, Any]:
-    return {
-        "false_positive_rate": FALSE_POSITIVE_RATES.tolist(),
-        "true_positive_rate": {label: true_rate.tolist() for label, (_, true_rate) in curves.items()},
-    }
-
-
-def _print(found: StudyResult) -> None:
+def _print(content: dict[str, Any]) -> None:
     columns = (
         "model", "map", "layer", "part", "AUC", "95 %", "raw", "centre prior", "above it", "untrained", "above it",
         "centre-matched", "n", "undefined",
@@ -136,14 +116,14 @@ def _print(found: StudyResult) -> None:
             row["auc"]["n"],
             row["auc"]["undefined"],
         )
-        for row in found.rows
+        for row in content["rows"]
     ]
-    table(f"Binary-AUC by {found.study}", columns, rows)
-    for comparison in found.comparisons:
+    table(f"Binary-AUC by {content['study']}", columns, rows)
+    for comparison in content["comparisons"]:
         console.print(
             f"{comparison['better']} over {comparison['worse']}: {_signed(comparison['difference'])}", highlight=False
         )
-    for label, correlation in found.correlations.items():
+    for label, correlation in content["correlations"].items():
         figure = correlation | {"mean": correlation["spearman"]}
         console.print(f"rank correlation, {label}: {_signed(figure)}, n = {correlation['n']}", highlight=False)
 

@@ -6,31 +6,27 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from mixlab.commands.output import check_json, console, emit, open_run, table
-from mixlab.commands.probe import interval, percent, quiet_unless_first
-from mixlab.data.labelled import label_subset, labelled_splits
-from mixlab.data.source import at_most
-from mixlab.errors import check_counts
-from mixlab.evaluation.accuracy import accuracy
-from mixlab.evaluation.feature_cache import Extraction, FeatureCache
-from mixlab.evaluation.feature_plan import FeaturePlan, head_inputs, published_source
-from mixlab.evaluation.feature_table import FeatureTable
-from mixlab.evaluation.target import load_target
-from mixlab.evaluation.views import (
-    CROP_SHARE,
-    CentreView,
-    Precision,
-    precision_in_use,
-    run_precision,
+from mixlab.commands.output import (
+    check_json,
+    console,
+    emit,
+    evaluation_machine,
+    interval,
+    name_unreadable,
+    open_run,
+    percent,
+    table,
 )
+from mixlab.data.labelled import labelled_splits
+from mixlab.errors import check_counts
+from mixlab.evaluation.knn import evaluate_knn
+from mixlab.evaluation.machine import PrecisionChoice
+from mixlab.evaluation.target import load_target
+from mixlab.evaluation.views import CROP_SHARE
 from mixlab.run import provenance
 from mixlab.run.directory import file_name
 from mixlab.run.lock import RunLock
-from mixlab.training.distributed import from_all, join_world, num_workers
-from mixlab.training.knn import KS, TEMPERATURE, fitting_ks, knn_correct
-from mixlab.training.recipe import seed_all
-
-HEADLINE_K = 20  # DINO's best for most models; the ledger takes one figure per model
+from mixlab.training.knn import KS, TEMPERATURE
 
 
 def knn(
@@ -49,7 +45,7 @@ def knn(
     image: int | None = None,
     crop_share: float = CROP_SHARE,
     batch: int = 256,
-    precision: Precision = "auto",
+    precision: PrecisionChoice = "auto",
     workers: int | None = None,
     weights: str | None = None,
     training: str | None = None,
@@ -63,7 +59,7 @@ def knn(
     Args:
         target: a run, an exported file, a name of the zoo, or timm/NAME; TARGET=LABEL gives it another name in tables.
         data: shapes, a folder with one sub-folder per class (below train and val, or alone), or wds:PATTERN.
-        val_data: another source of images to recognise; without it the val split, or every fifth image of each class.
+        val_data: another source of validation images; without it the val split, or every fifth image of each class.
         k: how many neighbours vote, one or more numbers.
         temperature: of the votes; a neighbour weighs exp(cosine / temperature).
         blocks: how many of the last blocks to compare, unless the strategy is output.
@@ -71,7 +67,7 @@ def knn(
         source: branch or stream, unless the strategy is output; auto is as published.
         label_share: keep this share of each class as neighbours only, such as 0.01 or 0.1, chosen by --seed.
         num_train: at most so many neighbours, spread evenly.
-        num_val: at most so many images to recognise, spread evenly.
+        num_val: at most so many validation images, spread evenly.
         image: the side in pixels; without it, what the backbone was made for.
         crop_share: how much of each side the view of an image keeps: 0.875 is 224 of 256.
         batch: images at a time.
@@ -86,94 +82,42 @@ def knn(
     """
     check_counts(image=image, batch=batch, num_train=num_train, num_val=num_val)
     check_json(json)
-    with join_world(device) as world, ExitStack() as stack:
-        seed_all(seed)  # an untrained target is the same on every rank and in every call
-        subject = load_target(target, weights=weights, training=training, device=world.device, seed=seed)
-        backbone = subject.backbone.requires_grad_(False)
-        splits = labelled_splits(data, val_data=val_data)
-        directory = open_run(run, [target])
-        features = directory.path / "features"
-        features.mkdir(exist_ok=True)
-        if world.is_first:
+    splits = labelled_splits(data, val_data=val_data)
+    directory = open_run(run, [target])
+    features = directory.path / "features"
+    features.mkdir(exist_ok=True)
+    with evaluation_machine(device, workers=workers, batch=batch, features=features) as machine, ExitStack() as stack:
+        if machine.world.is_first:
             stack.enter_context(RunLock(features))
-            for note in splits.notes():
-                console.print(note, style="yellow", highlight=False)
-        size = image or backbone.image
-        chosen_source = published_source(backbone) if source == "auto" else source
-        plan = FeaturePlan.build(
-            backbone, head_inputs(backbone, (blocks,), (strategy,)), source=chosen_source, image=size
+        for note in splits.notes():
+            machine.say(note)
+        loaded = load_target(target, weights=weights, training=training, device=machine.world.device, seed=seed)
+        found = evaluate_knn(
+            loaded,
+            splits,
+            ks=k,
+            temperature=temperature,
+            strategy=strategy,
+            blocks=blocks,
+            source=source,
+            label_share=label_share,
+            label_seed=seed,
+            num_train=num_train,
+            num_val=num_val,
+            image=image,
+            crop_share=crop_share,
+            precision=precision,
+            machine=machine,
         )
-        chosen_precision = precision_in_use(precision, world.device)
-        extraction = Extraction(plan, CentreView(size, crop_share), chosen_precision, stored="float32")
-        bar = quiet_unless_first(world)
-        tables: dict[str, FeatureTable] = {}
-        sources = {
-            "train": label_subset(at_most(splits.train, num_train), label_share, seed=seed),
-            "val": at_most(splits.val, num_val),
-        }
-        for which, images in sources.items():
-            name = f"{data} {val_data or ''} [{which}]"
-            cache = FeatureCache(features, extraction, backbone=backbone, source=images, name=name)
-            with bar(f"features, {which}", len(images)) as step:
-                tables[which] = cache.fill(
-                    world=world,
-                    batch=batch,
-                    workers=num_workers(workers, world),
-                    precise=run_precision(chosen_precision, world.device),
-                    progress=step,
-                )
-        bank, queries = tables["train"].to(world.device), tables["val"]
-        k = fitting_ks(k, len(bank))
-        own = queries.every(world.size, world.rank)
-        with bar("neighbours", len(own)) as step:
-            right = knn_correct(
-                bank,
-                own,
-                num_classes=len(splits.classes),
-                ks=k,
-                temperature=temperature,
-                device=world.device,
-                progress=step,
-            )
-        everyone = from_all({number: int(parts.sum()) for number, parts in right.items()})
-        if not world.is_first:
+        if not machine.world.is_first:
             return {}
-        rows = []
-        for number in k:
-            correct = sum(part[number] for part in everyone)
-            rows.append({"k": number, **accuracy(correct, len(queries), seed=seed).as_json()})
-        headline = next((row for row in rows if row["k"] == HEADLINE_K), rows[0])
-        about = subject.describe()
-        figure = {"value": headline["top1"], "low": headline["low"], "high": headline["high"], "n": headline["n"]}
-        result: dict[str, Any] = {
-            "kind": "knn",
-            "subject": about,
-            "data": data,
-            "val_data": val_data,
-            "image": size,
-            "strategy": strategy,
-            "blocks": blocks,
-            "temperature": temperature,
-            "label_share": label_share,
-            "num_neighbours": len(bank),
-            "num_classes": len(splits.classes),
-            "seed": seed,
-            "scores": rows,
-            "unreadable": {**bank.unreadable, **queries.unreadable},
-            "unknown_classes": splits.unknown,
-            "absent_classes": list(splits.absent),
-            "measurements": [{**about, "metric": "knn_top1", **figure, "data": data, "k": headline["k"]}],
-            "provenance": provenance(seed=seed, device=str(world.device)),
-        }
-        directory.write(f"knn_{file_name(subject.label)}", result)
-        table(
-            f"Nearest neighbours of {subject.label} on {data}, among {len(bank):,} images",
-            ("k", "top-1 %", "95 %", "n"),
-            [(row["k"], percent(row["top1"]), interval(row), row["n"]) for row in rows],
-        )
-        if result["unreadable"]:
-            console.print(
-                f"{len(result['unreadable'])} images could not be read: {next(iter(result['unreadable']))} ..."
-            )
-        console.print(f"results in {directory.path}")
-        return emit(result, json)
+    result = found.to_json() | {"seed": seed, "provenance": provenance(seed=seed, device=str(machine.world.device))}
+    directory.write(f"knn_{file_name(loaded.label)}", result)
+    table(
+        f"Nearest neighbours of {loaded.label} on {data}, among {found.num_neighbours:,} images",
+        ("k", "top-1 %", "95 %", "n"),
+        [(row["k"], percent(row["top1"]), interval(row), row["n"]) for row in result["scores"]],
+    )
+    name_unreadable(found.unreadable)
+    console.print(f"results in {directory.path}")
+    return emit(result, json)

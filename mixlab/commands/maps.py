@@ -3,20 +3,18 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
 import tyro
-from torch import Tensor
+from matplotlib.figure import Figure
 
 from mixlab.analysis.figures import save_figure
 from mixlab.analysis.map_pictures import map_pictures, part_pictures, pca_pictures
-from mixlab.analysis.maps import MAPS, default_map, find_map
-from mixlab.analysis.pca import PCAMaps, pca_maps
-from mixlab.commands.output import check_json, console, emit, open_run, progress_bar, table
-from mixlab.data.reading import read_images
+from mixlab.analysis.maps import MapsResult, activation_maps, find_map
+from mixlab.analysis.viewed_images import Fit, ViewedImages
+from mixlab.commands.output import check_json, console, emit, open_run, print_left_out, progress_bar, table
+from mixlab.data.mask_formats import parse_images_or_masks
 from mixlab.errors import check_counts
-from mixlab.evaluation.target import Target, load_targets
+from mixlab.evaluation.target import load_targets
 from mixlab.run import provenance
-from mixlab.run.directory import file_name
 
 
 def maps(
@@ -29,6 +27,7 @@ def maps(
     num_images: int = 6,
     pca_fit: Literal["image", "set"] = "image",
     pca_threshold: float = 0.0,
+    fit: Fit = "crop",
     weights: str | None = None,
     device: str | None = "auto",
     seed: int = 0,
@@ -46,6 +45,7 @@ def maps(
         layer: after which layer; negative ones count from the end.
         image: the side of the images in pixels; without it, what the first backbone was made for.
         num_images: how many images to draw.
+        fit: crop (the middle of each image, as kNN and probes see it) or squash (all of it, out of shape); masks alike.
         pca_fit: fit principal components to each image, or to all images together.
         pca_threshold: the first component above this, in standard deviations, is foreground, for all models alike.
         weights: a weight file for a single name.
@@ -58,64 +58,46 @@ def maps(
         find_map(map)
     check_counts(image=image, num_images=num_images)
     check_json(json)
-    subjects = load_targets(targets, weights=weights, device=device, seed=seed)
+    loaded = load_targets(targets, weights=weights, device=device, seed=seed)
+    source = parse_images_or_masks(data)
     directory = open_run(run, targets)
-    pixels, masks, names = read_images(data, size=image or subjects[0].backbone.image, num_images=num_images)
-    found: dict[str, Tensor] = {}
-    components: dict[str, PCAMaps] = {}
-    with progress_bar("maps", len(subjects)) as step:
-        for subject in subjects:
-            found[subject.label] = _maps_of(subject, pixels, map, layer)
-            components[subject.label] = _components_of(subject, pixels, layer, pca_fit, pca_threshold)
-            step()
-    pictures = {"maps": map_pictures(pixels, {label: _one(stack) for label, stack in found.items()}, masks)}
-    parts = {label: stack[0] for label, stack in found.items() if stack.ndim == 4}
-    if parts:
-        pictures["maps_by_part"] = part_pictures(pixels[0], parts, "register" if "register" in (map or "") else "head")
-    pictures["pca"] = pca_pictures(pixels, components)
-    paths = [save_figure(figure, directory.figure_path(f"{name}.png")) for name, figure in pictures.items()]
-    rows = [
-        (s.label, map or default_map(s.backbone), "x".join(str(n) for n in found[s.label].shape[1:])) for s in subjects
-    ]
-    result = {
-        "kind": "maps",
-        "data": data,
-        "images": names,
-        "layer": layer,
-        "subjects": [subject.describe() for subject in subjects],
-        "maps": {label: name for label, name, _ in rows},
-        "pca": {
-            "fit": pca_fit,
-            "threshold": pca_threshold,
-            "explained": {label: part.explained.tolist() for label, part in components.items()},
-        },
+    size = image or loaded[0].backbone.image
+    images = ViewedImages(source, size=size, fit=fit, num_images=num_images, data=data, split="val")
+    with progress_bar("maps", len(loaded)) as step:
+        result = activation_maps(
+            loaded,
+            images,
+            map_name=map,
+            layer=layer,
+            pca_fit=pca_fit,
+            pca_threshold=pca_threshold,
+            progress=step,
+        )
+    content = result.to_json()
+    name = directory.name_for("maps", content)
+    paths = [save_figure(chart, directory.figure_path(file)) for file, chart in _pictures(result, name).items()]
+    content |= {
         "figures": [path.name for path in paths],
-        "provenance": provenance(seed=seed, device=str(next(subjects[0].backbone.parameters()).device)),
+        "provenance": provenance(seed=seed, device=str(next(loaded[0].backbone.parameters()).device)),
     }
-    arrays = {f"map_{file_name(label)}": stack.numpy() for label, stack in found.items()}
-    arrays |= {"images": pixels.numpy()} | ({} if masks is None else {"masks": masks.numpy()})
-    for label, part in components.items():
-        arrays[f"pca_first_{file_name(label)}"] = part.first.float().numpy()
-        arrays[f"pca_colours_{file_name(label)}"] = (255 * part.colours).round().byte().numpy()
-    directory.write_result("maps", result, arrays)
-    table(f"Maps of {len(names)} images after layer {layer}", ("model", "map", "size"), rows)
+    directory.write_result(name, content, result.arrays)
+    rows = [
+        (label, result.names[label], "x".join(str(side) for side in found.shape[1:]))
+        for label, found in result.maps.items()
+    ]
+    table(f"Maps of {len(result.seen.names)} images after layer {layer}", ("model", "map", "size"), rows)
+    print_left_out(images)
     console.print(f"pictures: {', '.join(str(path) for path in paths)}")
-    return emit(result, json)
+    return emit(content, json)
 
 
-def _maps_of(subject: Target, pixels: Tensor, name: str | None, layer: int) -> Tensor:
-    kind = MAPS[name or default_map(subject.backbone)]
-    return kind(subject.backbone, subject.backbone.preprocess(pixels), layer).float().cpu()
-
-
-@torch.no_grad()
-def _components_of(
-    subject: Target, pixels: Tensor, layer: int, fit: Literal["image", "set"], threshold: float
-) -> PCAMaps:
-    _, features = next(subject.backbone.features(subject.backbone.preprocess(pixels), layers=[layer]))
-    return pca_maps(features.patches.float().cpu(), fit=fit, threshold=threshold)
-
-
-def _one(stack: Tensor) -> Tensor:
-    """Maps of heads or registers (B, K, h, w) as their mean."""
-    return stack.mean(1) if stack.ndim == 4 else stack
+def _pictures(result: MapsResult, name: str) -> dict[str, Figure]:
+    """By file name. A result beside an older one, as maps_2, has pictures beside the older ones."""
+    seen, number = result.seen, name.removeprefix("maps")
+    means = {label: found.mean(1) if found.ndim == 4 else found for label, found in result.maps.items()}
+    pictures = {f"maps{number}.png": map_pictures(seen.images, means, seen.masks)}
+    parts = {label: found[0] for label, found in result.maps.items() if found.ndim == 4}
+    if parts:
+        part = "register" if "register" in (result.protocol.map or "") else "head"
+        pictures[f"maps_by_part{number}.png"] = part_pictures(seen.images[0], parts, part)
+    return pictures | {f"pca{number}.png": pca_pictures(seen.images, result.components)}

@@ -11,10 +11,14 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.console import console
+from mixlab.data.masks import unpaired_note
+from mixlab.evaluation.machine import Bar, Machine, no_bar
 from mixlab.evaluation.target import split_target
 from mixlab.run import RunDirectory
 from mixlab.run.directory import write_json
+from mixlab.training.distributed import World, join_world, num_workers
 
 DEFAULT_RUN = Path("runs/look")
 
@@ -74,6 +78,32 @@ def progress_bar(description: str, total: int) -> Iterator[Any]:
         yield step
 
 
+def bar_of_first_rank(world: World) -> Bar:
+    """Progress bars for the first rank, none for the others."""
+    return progress_bar if world.is_first else no_bar
+
+
+@contextmanager
+def evaluation_machine(
+    device: str | None, *, workers: int | None, batch: int = 256, features: Path | None = None
+) -> Iterator[Machine]:
+    """This process, or all that torchrun started; the first rank shows bars and notes."""
+    with join_world(device) as world:
+
+        def say(text: str) -> None:
+            if world.is_first:
+                console.print(text, style="yellow", highlight=False)
+
+        yield Machine(world, num_workers(workers, world), batch, features, bar_of_first_rank(world), say)
+
+
+def print_left_out(images: ViewedImages) -> None:
+    """Name the images that could not be read, and the files that have no partner."""
+    notes = (images.skipped.summary() if len(images.skipped) else None, unpaired_note(images.source))
+    for note in filter(None, notes):
+        console.print(note, style="yellow", highlight=False)
+
+
 def open_run(run: Path | None, targets: Sequence[str]) -> RunDirectory:
     """Where results go: as asked, into the run itself if it is the only target, else into runs/look."""
     names = [split_target(text)[0] for text in targets]
@@ -88,6 +118,20 @@ def open_run(run: Path | None, targets: Sequence[str]) -> RunDirectory:
     if not all(os.access(folder, os.W_OK) for folder in folders if folder.is_dir()):
         raise PermissionError(f"{place} may not be written to; choose another --run")
     return directory
+
+
+def percent(value: float | None) -> float | None:
+    return None if value is None else round(100 * value, 2)
+
+
+def interval(row: dict[str, Any]) -> str:
+    """The ends of an interval of shares, in per cent."""
+    return "-" if row["low"] is None else f"{100 * row['low']:.1f} to {100 * row['high']:.1f}"
+
+
+def name_unreadable(images: dict[str, str]) -> None:
+    if images:
+        console.print(f"{len(images)} images could not be read: {next(iter(images))} ...")
 
 
 def _cell(value: Any) -> str:

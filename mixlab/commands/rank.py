@@ -1,21 +1,24 @@
 """`mixlab rank`: the rank of mixing matrices, block by block, with the bound of theory beside it."""
 
-from dataclasses import asdict
+import hashlib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
 from mixlab.analysis import figures
-from mixlab.analysis.layer_ranks import LayerRanks, RankSettings, layer_ranks
-from mixlab.analysis.rank import Arrays, rank_measurements, summarise_ranks
+from mixlab.analysis.layer_ranks import RankSettings
+from mixlab.analysis.rank import RankResult, measure_ranks
+from mixlab.analysis.viewed_images import Fit, ViewedImages
 from mixlab.backbones.backbone import chosen_layers
-from mixlab.commands.output import check_json, console, emit, open_run, progress_bar, table
-from mixlab.data.reading import read_images
+from mixlab.commands.output import check_json, console, emit, open_run, print_left_out, progress_bar, table
+from mixlab.data.mask_formats import parse_images_or_masks
 from mixlab.errors import check_counts
-from mixlab.evaluation.target import Target, load_targets
+from mixlab.evaluation.target import load_targets
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import file_name
+
+_LONGEST_NAME = 100  # characters that the labels of networks may take in the name of a figure
 
 
 def rank(
@@ -24,6 +27,7 @@ def rank(
     data: str = "shapes",
     image: int | None = None,
     num_images: int = 4,
+    fit: Fit = "crop",
     layers: tuple[int, ...] = (),
     heads: tuple[int, ...] = (),
     chunk: int | None = None,
@@ -46,6 +50,7 @@ def rank(
         image: the side of the images in pixels; without it, what each backbone was made for. 512 and more make blocks
             larger than the state.
         num_images: how many images to measure; figures are averages over them, with their spread.
+        fit: crop (the middle of each image, as kNN and probes see it) or squash (all of it, out of shape).
         layers: which layers; all without it. Negative ones count from the end.
         heads: which heads; all (at most 64, spread evenly) without it.
         chunk: the side C of a block; 256 without it, or half the tokens where there are fewer than 512.
@@ -63,39 +68,25 @@ def rank(
     """
     check_counts(image=image, num_images=num_images)
     check_json(json)
-    subjects = load_targets(targets, weights=weights, training=training, device=device, seed=seed)
+    loaded = load_targets(targets, weights=weights, training=training, device=device, seed=seed)
+    source = parse_images_or_masks(data)
     settings = RankSettings(chunk=chunk, tolerance=tolerance, method=method, skip=skip, whole=whole)
     directory = open_run(run, targets)
-    results: dict[str, dict[str, Any]] = {}
-    arrays: dict[str, Arrays] = {}
-    for subject in subjects:
-        size = image or subject.backbone.image
-        pixels, _, _ = read_images(data, size=size, num_images=num_images)
-        found = _measure(subject, pixels, layers, heads, settings)
-        result, stored = summarise_ranks(found, subject.backbone.layout)
-        about = subject.describe()
-        result |= {"kind": "rank", "subject": about, "data": data, "image": size, "settings": asdict(settings)}
-        result["measurements"] = rank_measurements(result, about, data)
-        result["provenance"] = provenance(seed=seed, device=str(next(subject.backbone.parameters()).device))
-        directory.write_result(f"rank_{file_name(subject.label)}", result, stored)
-        results[subject.label], arrays[subject.label] = result, stored
-    _print(results)
-    _draw(directory, results, arrays)
-    return emit({"kind": "rank", "results": results}, json)
-
-
-def _measure(
-    subject: Target, pixels: Any, layers: tuple[int, ...], heads: tuple[int, ...], settings: RankSettings
-) -> list[LayerRanks]:
-    backbone = subject.backbone
-    wanted = chosen_layers(layers or None, backbone.num_layers)
-    images = backbone.preprocess(pixels)
-    found = []
-    with progress_bar(f"ranks of {subject.label}", len(images) * len(wanted)) as step:
-        for layer in layer_ranks(backbone, images, layers=wanted, heads=heads or None, settings=settings):
-            found.append(layer)
-            step()
-    return found
+    found: dict[str, RankResult] = {}  # by the name of its file
+    contents: dict[str, dict[str, Any]] = {}  # by label
+    for target in loaded:
+        size, wanted = image or target.backbone.image, chosen_layers(layers or None, target.backbone.num_layers)
+        images = ViewedImages(source, size=size, fit=fit, num_images=num_images, data=data, split="val")
+        with progress_bar(f"ranks of {target.label}", images.num_wanted * len(wanted)) as step:
+            result = measure_ranks(target, images, layers=wanted, heads=heads or None, settings=settings, progress=step)
+        where = str(next(target.backbone.parameters()).device)
+        content = result.to_json() | {"provenance": provenance(seed=seed, device=where)}
+        found[directory.write(f"rank_{file_name(target.label)}", content, result.arrays)] = result
+        contents[target.label] = content
+    _print(contents)
+    print_left_out(images)
+    _draw(directory, found, contents)
+    return emit({"kind": "rank", "results": contents}, json)
 
 
 def _print(results: dict[str, dict[str, Any]]) -> None:
@@ -125,16 +116,27 @@ def _print(results: dict[str, dict[str, Any]]) -> None:
         console.print(text, highlight=False)
 
 
-def _draw(directory: RunDirectory, results: dict[str, dict[str, Any]], arrays: dict[str, Arrays]) -> None:
-    styles = figures.line_styles({label: result["subject"]["family"] for label, result in results.items()})
+def _draw(directory: RunDirectory, found: dict[str, RankResult], contents: dict[str, dict[str, Any]]) -> None:
+    """Figures are named after the files of their results, so that those of another protocol stay."""
+    arrays = {result.subject.label: result.arrays for result in found.values()}
+    styles = figures.line_styles({result.subject.label: result.subject.family for result in found.values()})
+    together = _joined(list(found))
     charts = {
-        "rank_by_layer": [figures.rank_by_layer(results, name, styles) for name in ("numerical", "effective")],
-        "rank_spectra": [figures.spectra(arrays, styles)],
-        "rank_distance": [figures.distances(arrays, results, styles)],
+        f"{together}_by_layer": [figures.rank_by_layer(contents, name, styles) for name in ("numerical", "effective")],
+        f"{together}_spectra": [figures.spectra(arrays, styles)],
+        f"{together}_distance": [figures.distances(arrays, contents, styles)],
     }
-    for label, stored in arrays.items():
-        layer = int(stored["layer"][-1])
-        charts[f"rank_blocks_{file_name(label)}"] = [figures.block_ranks(label, stored["blocks"], layer)]
+    for name, result in found.items():
+        layer = int(result.arrays["layer"][-1])
+        charts[f"{name}_blocks"] = [figures.block_ranks(result.subject.label, result.arrays["blocks"], layer)]
     for name, chart in charts.items():
         figures.save_charts(chart, directory.figure_path(f"{name}.svg"))
     console.print(f"results and {len(charts)} figures in {directory.path}")
+
+
+def _joined(names: list[str]) -> str:
+    """One name for several results: rank_vit and rank_vim_2 are rank_vit+vim_2; many are cut short."""
+    joined = "+".join([names[0], *(name.removeprefix("rank_") for name in names[1:])])
+    if len(joined) <= _LONGEST_NAME:
+        return joined
+    return f"{joined[:_LONGEST_NAME]}_{hashlib.sha256(joined.encode()).hexdigest()[:8]}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from torch import Tensor
@@ -37,10 +37,16 @@ class LabelledSplits:
     val: ImageSource
     unknown: dict[str, int] = field(default_factory=dict)  # classes of `val` that `train` lacks: images left out
     absent: tuple[str, ...] = ()  # classes of `train` that `val` has no image of
+    data: str = ""  # what `labelled_splits` was given
+    val_data: str | None = None
 
     @property
     def classes(self) -> tuple[str, ...]:
         return self.train.classes
+
+    def name(self, which: str) -> str:
+        """What "train" or "val" of it is called."""
+        return f"{' '.join(filter(None, (self.data, self.val_data)))} [{which}]"
 
     def notes(self) -> list[str]:
         """Sentences on what does not fit, if anything."""
@@ -59,9 +65,9 @@ def labelled_splits(data: str, *, val_data: str | None = None) -> LabelledSplits
     check_labels(train, data)
     val = parse_source(val_data or data, split="val")
     if val_data is None and not is_held_out(val, train):
-        return LabelledSplits(*split(train))
+        return LabelledSplits(*split(train), data=data)
     check_labels(val, val_data or data)
-    return align(train, val)
+    return replace(align(train, val), data=data, val_data=val_data)
 
 
 def is_held_out(val: ImageSource, train: ImageSource) -> bool:

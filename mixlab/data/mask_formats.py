@@ -10,11 +10,17 @@ from mixlab.errors import InputError
 
 from .coco import coco_files
 from .decode import SUFFIXES
-from .images import IMAGE_FOLDERS, MASK_FOLDERS, child
+from .images import IMAGE_FOLDERS, MASK_FOLDERS, child, parse_source
 from .mask_values import ADE_THINGS, ade_mask, imagenet_s_mask, pets_mask, plain_mask, voc_mask
 from .masks import CocoMasks, MaskSource, PairedMasks, ShapesMasks
 from .shapes import parse_shapes
+from .source import ImageSource
 from .source_name import parse_options, to_numbers
+
+
+def parse_images_or_masks(name: str, *, split: str = "val") -> ImageSource | MaskSource:
+    """Images with their masks where the place has masks, and images alone elsewhere."""
+    return parse_source(name, split=split) if mask_format(name) is None else parse_masks(name, split=split)
 
 
 def parse_masks(name: str, *, split: str = "val") -> MaskSource:

@@ -1,10 +1,11 @@
-"""Images in, logits out, and the names of the classes: what robustness is measured on."""
+"""Images in, logits out, and the names of the classes: what robustness is measured on. And probe heads in files."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,15 @@ from mixlab.backbones.weights.reading import StoredWeights, WeightsError, read_w
 from mixlab.backbones.weights.saving import save_tensors
 from mixlab.data.imagenet_labels import imagenet_classes
 from mixlab.errors import InputError
-from mixlab.evaluation.feature_plan import FeaturePlan, HeadInput, has_class_token, published_source
-from mixlab.evaluation.views import CentreView
+from mixlab.evaluation.features import FeaturePlan, HeadInput, has_class_token, published_source
+from mixlab.evaluation.target import Target, load_target, split_target, weights_checksum
+from mixlab.evaluation.views import CROP_SHARE, CentreView
+from mixlab.run import RunDirectory, Subject
 from mixlab.run.directory import write_json
+from mixlab.training.distributed import choose_device
 
 METADATA_KEY = "mixlab_probe"
+PROBES = ("probe/augmented/best_head.safetensors", "probe/cached/best_head.safetensors")  # of a run; the first is taken
 RELEASED = {"linear.weight", "linear.bias"}  # Dino-Mamba's and DINO's probes, without their wrapper
 
 
@@ -36,6 +41,18 @@ class ProbeHead:
     source: Source
     classes: tuple[str, ...] = ()  # empty where the file does not say
     about: dict[str, Any] = field(default_factory=dict)  # lr, wd, accuracy, n, ... as they were saved
+
+    @property
+    def kind(self) -> str:
+        """How it was trained, in the same words for all heads of one protocol."""
+        if self.about.get("released"):
+            return "released probe"
+        parts = [f"{self.about['mode']} probe" if "mode" in self.about else "probe"]
+        if "epochs" in self.about:
+            parts.append(f"{self.about['epochs']} epochs")
+        if self.about.get("label_share", 1.0) != 1:
+            parts.append(f"{self.about['label_share']:.3g} of the labels")
+        return ", ".join(parts)
 
 
 def save_head(head: ProbeHead, path: Path) -> None:
@@ -95,18 +112,42 @@ def _released_head(stored: StoredWeights, backbone: Backbone) -> ProbeHead:
     return ProbeHead(weight, bias, HeadInput(blocks, strategy), source, classes, {"released": True})
 
 
-class Classifier(nn.Module):
-    """A network with a name for each of its K outputs, and the view of an image that it takes."""
+@dataclass(frozen=True)
+class NamedClassifier:
+    """A network with a name for each of its K outputs, the view of an image that it takes, and what is known of it."""
 
-    def __init__(self, network: nn.Module, *, classes: Sequence[str], view: CentreView, label: str) -> None:
-        super().__init__()
-        self.network, self.classes, self.view, self.label = network, tuple(classes), view, label
-        self.pixel_mean, self.pixel_std = _pixel_scale(network)
+    network: nn.Module
+    classes: tuple[str, ...]
+    view: CentreView
+    subject: Subject
+    kind: str  # "its own", "trained with it", or how its probe was trained
+    head: str = ""  # what a probe reads
+    seed: int | None = None  # of the network
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Images with the network's own mean and deviation taken out (B, 3, H, W) -> logits (B, K)."""
-        logits: Tensor = self.network(images)
+    @property
+    def label(self) -> str:
+        return self.subject.label
+
+    @cached_property
+    def checksum(self) -> str:
+        """Of all weights, those of the head included."""
+        return weights_checksum(self.network)
+
+    @torch.no_grad()
+    def logits(self, images: Tensor) -> Tensor:
+        """Pixels uint8 (B, 3, S, S) at the view's load size -> (B, K)."""
+        mean, std = (torch.tensor(part).to(images.device)[:, None, None] for part in _pixel_scale(self.network))
+        logits: Tensor = self.network((self.view.crop(images).float() / 255 - mean) / std)
         return logits
+
+    def to(self, device: torch.device) -> NamedClassifier:
+        self.network.to(device).eval()
+        return self
+
+    def describe(self) -> dict[str, Any]:
+        """What a result says of it, as JSON."""
+        about = {"seed": self.seed, "classifier": ", ".join(filter(None, (self.kind, self.head)))}
+        return asdict(self.subject) | about
 
 
 class ProbedBackbone(nn.Module):
@@ -132,30 +173,45 @@ class ProbedBackbone(nn.Module):
             return self.linear(features)
 
 
-def probe_classifier(backbone: Backbone, head: ProbeHead, *, view: CentreView, label: str) -> Classifier:
+def probe_classifier(target: Target, head: ProbeHead, *, view: CentreView) -> NamedClassifier:
     """A backbone with a probe as a classifier."""
     if not head.classes:
         raise InputError(
             f"the head has {len(head.bias)} classes without names; robustness needs to know which class is which: "
             "train one with `mixlab probe`, or give one of 1,000 ImageNet classes"
         )
-    return Classifier(ProbedBackbone(backbone, head, image=view.size), classes=head.classes, view=view, label=label)
+    network = ProbedBackbone(target.backbone, head, image=view.size)
+    return NamedClassifier(
+        network,
+        head.classes,
+        view,
+        target.subject,
+        kind=head.kind,
+        head=f"{head.input}, {head.source}",
+        seed=target.seed,
+    )
 
 
 def trained_classifier(
-    backbone: Backbone, head: str | Path, *, classes: Sequence[str], view: CentreView, label: str
-) -> Classifier:
+    target: Target, head: str | Path, *, classes: Sequence[str], view: CentreView
+) -> NamedClassifier:
     """What `mixlab train` exported: a backbone and its classifier.safetensors."""
-    entries = read_weights(head).entries
-    network = backbone.with_classifier(len(classes))
+    entries, backbone = read_weights(head).entries, target.backbone
+    network = backbone.with_classifier(len(classes)).to(next(backbone.parameters()).device)
     own = backbone.classifier_names(network)
     network.load_state_dict({key: value for key, value in network.state_dict().items() if key not in own} | entries)
-    return Classifier(network, classes=classes, view=view, label=label)
+    return NamedClassifier(network, tuple(classes), view, target.subject, kind="trained with it", seed=target.seed)
 
 
 def timm_classifier(
-    name: str, *, weights: str | Path | None = None, image: int | None = None, label: str | None = None
-) -> Classifier:
+    name: str,
+    *,
+    weights: str | Path | None = None,
+    image: int | None = None,
+    crop_share: float | None = None,
+    label: str | None = None,
+    training: str | None = None,
+) -> NamedClassifier:
     """Any classifier of timm: its own pretrained weights (downloaded by timm), or a file of them."""
     if not timm.is_model(name.split(".")[0]):
         raise InputError(f"timm {timm.__version__} has no model {name!r}; timm.list_models() knows all")
@@ -175,10 +231,57 @@ def timm_classifier(
     config = model.pretrained_cfg
     view = CentreView(
         size=image or config["input_size"][-1],
-        crop_share=config.get("crop_pct") or 1.0,
+        crop_share=crop_share or config.get("crop_pct") or 1.0,
         fit="squash" if config.get("crop_mode") == "squash" else "crop",
     )
-    return Classifier(model, classes=ImageNetInfo(subset).label_names(), view=view, label=label or f"timm/{name}")
+    subject = Subject(
+        label=label or f"timm/{name}",
+        model=f"timm/{name}",
+        training=training or "supervised",
+        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        weights=weights_checksum(model)[:16],
+    )
+    return NamedClassifier(model.eval(), tuple(ImageNetInfo(subset).label_names()), view, subject, kind="its own")
+
+
+def load_classifier(
+    text: str,
+    *,
+    head: Path | None = None,
+    weights: str | None = None,
+    training: str | None = None,
+    image: int | None = None,
+    crop_share: float | None = None,
+    device: str | torch.device | None = "auto",
+) -> NamedClassifier:
+    """The classifier of a TARGET: with the probe in the file `head`, with the run's own probe, the one that it was
+    trained with, or timm's own."""
+    name, label = split_target(text)
+    if name.startswith("timm/") and head is None:
+        found = timm_classifier(
+            name.removeprefix("timm/"),
+            weights=weights,
+            image=image,
+            crop_share=crop_share,
+            label=label or None,
+            training=training,
+        )
+        return found.to(choose_device(str(device) if device is not None else None))
+    target, place = load_target(text, weights=weights, training=training, device=device), Path(name)
+    if head is None and place.is_dir():
+        head = next((place / probe for probe in PROBES if (place / probe).is_file()), None)
+    if head is not None:
+        probe = load_head(head, target.backbone)
+        size = image or int(probe.about.get("image", target.backbone.image))
+        view = CentreView(size, crop_share or float(probe.about.get("crop_share", CROP_SHARE)))
+        return probe_classifier(target, probe, view=view)
+    if (place / "classifier.safetensors").is_file():
+        classes = RunDirectory.open(place).read_config().get("classes", [])
+        view = CentreView(image or target.backbone.image, crop_share or CROP_SHARE)
+        return trained_classifier(target, place / "classifier.safetensors", classes=classes, view=view)
+    raise InputError(
+        f"{text} has no classifier: give --head FILE, probe it first (`mixlab probe {text}`), or name timm/MODEL"
+    )
 
 
 def _pixel_scale(network: nn.Module) -> tuple[tuple[float, ...], tuple[float, ...]]:

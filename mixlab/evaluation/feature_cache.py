@@ -11,8 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -27,13 +28,14 @@ from mixlab.data.images import ImageFolder
 from mixlab.data.shards import TarShards
 from mixlab.data.source import ImageSource, Subset
 from mixlab.errors import InputError, WorkError
-from mixlab.evaluation.feature_plan import FeaturePlan
-from mixlab.evaluation.feature_table import FeatureTable
-from mixlab.evaluation.target import weights_checksum
-from mixlab.evaluation.views import CentreView, PrecisionInUse
+from mixlab.evaluation.features import FeaturePlan, FeatureTable
+from mixlab.evaluation.machine import Machine, PrecisionInUse, run_precision
+from mixlab.evaluation.target import network_digest
+from mixlab.evaluation.views import CentreView
 from mixlab.run.directory import read_json, write_aside, write_json
 from mixlab.training.checkpoint import sha256_of
 from mixlab.training.distributed import World, from_all, from_first
+from mixlab.training.precision import Precise
 
 FORMAT = 1
 SHARD = 4096  # images; about a second of a GPU's work to lose
@@ -55,7 +57,7 @@ class Extraction:
         return {
             "format": FORMAT,
             "backbone": backbone.name,
-            "weights": weights_checksum(backbone),
+            "network": network_digest(backbone),
             "images": {
                 "name": name,
                 "number": len(source),
@@ -69,6 +71,19 @@ class Extraction:
             "stored": self.stored,
             "shard": SHARD,
         }
+
+
+def extract_features(
+    backbone: Backbone, source: ImageSource, extraction: Extraction, *, name: str, machine: Machine
+) -> FeatureTable:
+    """The features of all images of a source that can be read, out of `machine.features` where they are there."""
+    kept = machine.features
+    world = machine.world if kept else World(machine.world.device)  # without a place to share, each rank makes them all
+    with nullcontext(kept) if kept else tempfile.TemporaryDirectory() as folder:
+        cache = FeatureCache(Path(folder), extraction, backbone=backbone, source=source, name=name)
+        with machine.bar(f"features of {name}", len(source)) as step:
+            precise = run_precision(extraction.precision, world.device)
+            return cache.fill(world=world, batch=machine.batch, workers=machine.workers, precise=precise, progress=step)
 
 
 class FeatureCache:
@@ -91,7 +106,7 @@ class FeatureCache:
         world: World,
         batch: int,
         workers: int,
-        precise: Callable[[], AbstractContextManager[None]],
+        precise: Precise,
         progress: Step = lambda count: None,
     ) -> FeatureTable:
         """Extract what is missing or damaged, and open the whole."""
@@ -127,7 +142,7 @@ class FeatureCache:
         world: World,
         batch: int,
         workers: int,
-        precise: Callable[[], AbstractContextManager[None]],
+        precise: Precise,
         progress: Step,
     ) -> None:
         wanted = Subset(self.source, [index for number in missing for index in self._range(number)])
@@ -154,7 +169,7 @@ class FeatureCache:
                 here += 1
             with precise():
                 images = found.images.to(world.device, non_blocking=True)
-                pixels = view(images, mean=self.backbone.pixel_mean, std=self.backbone.pixel_std)
+                pixels = self.backbone.preprocess(view.crop(images))
                 features.append(self._checked(plan.extract(self.backbone, pixels)))
             numbers = [wanted.indexes[index] for index in found.indexes.tolist()]
             rows.append(np.stack([np.array(numbers), found.labels.numpy()], axis=1))

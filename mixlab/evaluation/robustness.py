@@ -7,10 +7,11 @@ named and counted, and the rest is scored.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +27,17 @@ from mixlab.data.images import ImageFolder
 from mixlab.data.labelled import few
 from mixlab.data.source import Subset, evenly_spaced
 from mixlab.errors import InputError
-from mixlab.evaluation.classifier import Classifier
+from mixlab.evaluation.accuracy import Accuracy
+from mixlab.evaluation.classifier import NamedClassifier
+from mixlab.evaluation.machine import Machine, PrecisionChoice, PrecisionInUse, precision_in_use, run_precision
+from mixlab.evaluation.paper import robustness_figure
+from mixlab.run import Measurement
+from mixlab.run.protocols import RobustnessProtocol
+from mixlab.training.distributed import from_all
+from mixlab.training.precision import Precise
+
+# What parts of one evaluation have in common, and what to call it
+ALIKE = {"subject": "subject", "checksum": "classifier", "limit": "limit", "view": "view", "counts": "choice of sets"}
 
 
 @dataclass(frozen=True)
@@ -81,13 +92,13 @@ class SetScore:
     unlabelled: int = 0  # ReaL: images without a label
     unnamed: dict[str, int] = field(default_factory=dict)  # ReaL: folders with images whose name gives no number
 
+    @property
+    def accuracy(self) -> Accuracy:
+        return Accuracy(self.correct, self.n)
+
     def add(self, other: SetScore) -> None:
-        """Another part of the same set."""
-        self.correct, self.n, self.unlabelled = (
-            self.correct + other.correct,
-            self.n + other.n,
-            self.unlabelled + other.unlabelled,
-        )
+        """Another part of the same set. What was left out before images were read is the whole set's in every part."""
+        self.correct, self.n = self.correct + other.correct, self.n + other.n
         self.unreadable |= other.unreadable
 
     def notes(self) -> list[str]:
@@ -133,7 +144,7 @@ def find_sets(root: Path) -> dict[str, Path]:
 class SetImages(Subset[Tensor]):
     """The images of a set that a classifier can be asked about, `answers` being the right outputs of each."""
 
-    def __init__(self, name: str, folder: Path, classifier: Classifier) -> None:
+    def __init__(self, name: str, folder: Path, classifier: NamedClassifier) -> None:
         robust_set = SETS[name]
         source = ImageFolder(class_root(folder, robust_set))
         self.score = SetScore(name)
@@ -177,30 +188,156 @@ class SetImages(Subset[Tensor]):
         return [imagenet_classes()[label] for label in sorted(real_labels()[number])]
 
 
+@dataclass(frozen=True)
+class RobustnessResult:
+    """Scores of a classifier on sets, or those of one part of their images (`part` of `num_parts`)."""
+
+    classifier: NamedClassifier
+    protocol: RobustnessProtocol  # of all sets; data is each set's own
+    scores: dict[str, SetScore]
+    part: int = 0
+    num_parts: int = 1
+
+    @property
+    def measurements(self) -> list[Measurement]:
+        """One for each shifted set; none of a part, and none of plain validation, which is no shift."""
+        return [
+            Measurement.of(
+                "robust_top1",
+                score.accuracy.estimate,
+                subject=self.classifier.subject,
+                protocol=replace(self.protocol, data=f"imagenet-{name}"),
+                seed=self.classifier.seed,
+            )
+            for name, score in self.scores.items()
+            if name != "val" and self.num_parts == 1 and score.n
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """Of a part the counts alone: `join_parts` makes the figures."""
+        result = {
+            "kind": "robust",
+            "subject": self.classifier.describe(),
+            "checksum": self.classifier.checksum,
+            "limit": self.protocol.num_images,
+            "view": asdict(self.classifier.view),
+            "protocol": self.protocol.to_json() | {"sets": list(self.scores), "part": [self.part, self.num_parts]},
+            "counts": {name: asdict(score) for name, score in self.scores.items()},
+        }
+        if self.num_parts > 1:
+            return result
+        records = [found.to_json() for found in self.measurements]
+        return result | {"sets": {name: self._set_json(name) for name in self.scores}, "measurements": records}
+
+    def _set_json(self, name: str) -> dict[str, Any]:
+        score, subject = self.scores[name], self.classifier.subject
+        complete = score.n == SETS[name].num_images
+        paper = robustness_figure(subject.model, name) if complete and subject.training == "dino" else None
+        return {**score.accuracy.to_json(), "complete": complete, "paper": paper, "notes": score.notes()}
+
+
+def evaluate_robustness(
+    classifier: NamedClassifier,
+    folders: Mapping[str, Path] | Path,
+    *,
+    limit: int | None = None,
+    part: int = 0,
+    num_parts: int = 1,
+    precision: PrecisionChoice = "auto",
+    machine: Machine | None = None,
+) -> RobustnessResult:
+    """Score a classifier on ImageNet's shifted sets.
+
+    `folders` are those of the sets by name (`SETS`), or one folder that holds them under their released names. At most
+    `limit` images of each, evenly spaced; of these every `num_parts`-th from `part` on, to be joined by `join_parts`.
+    """
+    machine = machine or Machine.of(classifier.network)
+    world = machine.world
+    scores: dict[str, SetScore] = {}
+    for name, folder in (find_sets(folders) if isinstance(folders, Path) else folders).items():
+        with machine.bar(SETS[name].title, SETS[name].num_images) as step:
+            own = score_set(
+                name,
+                folder,
+                classifier,
+                machine=machine,
+                limit=limit,
+                shard=(part * world.size + world.rank, num_parts * world.size),
+                precise=run_precision(precision, world.device),
+                progress=step,
+            )
+        scores[name], *rest = from_all(own)
+        for other in rest:
+            scores[name].add(other)
+    protocol = robustness_protocol(classifier, limit=limit, precision=precision_in_use(precision, world.device))
+    return RobustnessResult(classifier, protocol, scores, part, num_parts)
+
+
+def join_parts(result: RobustnessResult, stored: Iterable[dict[str, Any]]) -> tuple[RobustnessResult, dict[int, str]]:
+    """A part with all others of the same evaluation among stored results (kind "robust"): the whole, or the same part
+    if some are missing; these by number, with what is different in a part that is there instead, or ""."""
+    own = result.to_json()
+    parts = {result.part: result.scores}
+    others: dict[int, str] = {}
+    for other in stored:
+        number, num_parts = other.get("protocol", {}).get("part", (0, 1))
+        if num_parts != result.num_parts or number in parts:
+            continue
+        if different := [said for key, said in ALIKE.items() if _aspect(other, key) != _aspect(own, key)]:
+            others[number] = ", ".join(different)
+        else:
+            parts[number] = {name: SetScore(**counts) for name, counts in other["counts"].items()}
+    missing = {number: others.get(number, "") for number in range(result.num_parts) if number not in parts}
+    if missing:
+        return result, missing
+    whole = {name: SetScore(**asdict(score)) for name, score in parts[0].items()}
+    for number in range(1, result.num_parts):
+        for name, score in parts[number].items():
+            whole[name].add(score)
+    return replace(result, scores=whole, part=0, num_parts=1), {}
+
+
+def robustness_protocol(
+    classifier: NamedClassifier, *, limit: int | None, precision: PrecisionInUse
+) -> RobustnessProtocol:
+    view = classifier.view
+    return RobustnessProtocol(
+        num_images=limit,
+        limited=limit is not None,
+        image=view.size,
+        crop_share=view.crop_share,
+        fit=view.fit,
+        precision=precision,
+        classifier=classifier.kind,
+        classifier_weights=classifier.checksum[:16],
+    )
+
+
 def score_set(
     name: str,
     folder: Path,
-    classifier: Classifier,
+    classifier: NamedClassifier,
     *,
-    device: torch.device,
-    batch: int = 64,
-    workers: int = 0,
+    machine: Machine,
     limit: int | None = None,
     shard: tuple[int, int] = (0, 1),
-    precise: Callable[[], AbstractContextManager[None]],
+    precise: Precise = nullcontext,
     progress: Callable[[int], None] = lambda count: None,
 ) -> SetScore:
     """Score one set, or `shard` (i, n) of it: every n-th image from the i-th on, after the limit."""
     images = SetImages(name, folder, classifier)
-    score = images.score
+    score, device = images.score, machine.world.device
     numbers = evenly_spaced(len(images), limit)[shard[0] :: shard[1]]
     if not numbers:
         return score
     wanted = Subset(images, numbers)
-    loader = classifier.view.loader(wanted, batch=batch, workers=workers, pin_memory=device.type == "cuda")
+    on_gpu = device.type == "cuda"
+    loader = classifier.view.loader(wanted, batch=machine.batch, workers=machine.workers, pin_memory=on_gpu)
     outputs = images.outputs.to(device)
     for found in loader:
-        predicted = outputs[_logits(classifier, found.images.to(device), precise)[:, outputs].argmax(-1)].tolist()
+        with precise():
+            logits = classifier.logits(found.images.to(device)).float()
+        predicted = outputs[logits[:, outputs].argmax(-1)].tolist()
         for index, answer in zip(found.indexes.tolist(), predicted, strict=True):
             score.correct += answer in images.answers[numbers[index]]
         score.n += len(predicted)
@@ -209,10 +346,8 @@ def score_set(
     return score
 
 
-@torch.no_grad()
-def _logits(classifier: Classifier, images: Tensor, precise: Callable[[], AbstractContextManager[None]]) -> Tensor:
-    with precise():
-        return classifier(classifier.view(images, mean=classifier.pixel_mean, std=classifier.pixel_std)).float()
+def _aspect(result: dict[str, Any], key: str) -> Any:
+    return list(result["counts"]) if key == "counts" else result.get(key)
 
 
 def class_root(folder: Path, robust_set: RobustSet) -> Path:

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mixlab.data.colour import to_grey
-from mixlab.data.source import ImageSource, Subset
+from mixlab.data.images import parse_source
+from mixlab.data.source import ImageSource, Subset, at_most
 from mixlab.errors import InputError
-from mixlab.evaluation.classifier import Classifier
+from mixlab.evaluation.accuracy import Accuracy
+from mixlab.evaluation.classifier import NamedClassifier
+from mixlab.evaluation.machine import Machine, PrecisionChoice, precision_in_use, run_precision
+from mixlab.evaluation.robustness import robustness_protocol
+from mixlab.run import Measurement
+from mixlab.run.protocols import RobustnessProtocol
+from mixlab.statistics import Estimate, bootstrap_mean
+from mixlab.training.distributed import from_all
+from mixlab.training.precision import Precise
 from mixlab.training.recipe import seed_for
 
 Shift = Callable[[Tensor, Sequence[int]], Tensor]  # pixels (B, 3, S, S) in [0, 1], and the numbers of the images
@@ -53,7 +63,7 @@ def _edges(x: Tensor, _: Sequence[int]) -> Tensor:
     return (1 - 2 * (across**2 + down**2).sqrt()).expand_as(x)
 
 
-PLAIN = "plain"
+PLAIN, MEAN = "plain", "mean"
 SHIFTS: dict[str, Shift] = {"grey": _grey, "blur": _blur, "noise": _noise, "pale": _pale, "edges": _edges}
 
 
@@ -73,21 +83,102 @@ class ShiftScores:
         return cls(numbers, right, {path: why for part in parts for path, why in part.unreadable.items()})
 
 
+@dataclass(frozen=True)
+class ShiftResult:
+    """A classifier's accuracy on images as they are, under each change, and on average over the changes."""
+
+    classifier: NamedClassifier
+    protocol: RobustnessProtocol  # of all changes; `change` is each one's own
+    scores: ShiftScores
+
+    @property
+    def accuracies(self) -> dict[str, Accuracy]:
+        return {name: Accuracy(int(hits.sum()), len(hits)) for name, hits in self.scores.right.items()}
+
+    @property
+    def mean(self) -> Estimate:
+        """Over the changes; its interval is over images."""
+        changed = [hits.double() for name, hits in self.scores.right.items() if name != PLAIN]
+        return bootstrap_mean(torch.stack(changed).mean(0))
+
+    @property
+    def measurements(self) -> list[Measurement]:
+        """One for each change, and their mean."""
+        changes = {name: score.estimate for name, score in self.accuracies.items() if name != PLAIN}
+        return [
+            Measurement.of(
+                "shifted_top1" if name == MEAN else "shift_top1",
+                estimate,
+                subject=self.classifier.subject,
+                protocol=replace(self.protocol, change=name),
+                seed=self.classifier.seed,
+            )
+            for name, estimate in (*changes.items(), (MEAN, self.mean))
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        mean = self.mean
+        rows = {name: score.to_json() for name, score in self.accuracies.items()}
+        return {
+            "kind": "robust",
+            "subject": self.classifier.describe(),
+            "checksum": self.classifier.checksum,
+            "limit": self.protocol.num_images,
+            "view": asdict(self.classifier.view),
+            "data": self.protocol.data,
+            "shifts": {**rows, MEAN: {"top1": mean.value, "low": mean.low, "high": mean.high, "n": mean.n}},
+            "unreadable": self.scores.unreadable,
+            "measurements": [found.to_json() for found in self.measurements],
+        }
+
+
+def evaluate_shifts(
+    classifier: NamedClassifier,
+    data: str | ImageSource,
+    *,
+    name: str = "",
+    limit: int | None = None,
+    precision: PrecisionChoice = "auto",
+    machine: Machine | None = None,
+) -> ShiftResult:
+    """Score a classifier on images of its own classes under every change of `SHIFTS`.
+
+    `data` is a name as the commands take it (its validation split), or a source, which `name` then describes. At most
+    `limit` images, evenly spaced.
+    """
+    machine = machine or Machine.of(classifier.network)
+    world = machine.world
+    source = parse_source(data, split="val") if isinstance(data, str) else data
+    with machine.bar("changed images", len(source)) as step:
+        own = score_shifts(
+            at_most(source, limit),
+            classifier,
+            machine=machine,
+            shard=(world.rank, world.size),
+            precise=run_precision(precision, world.device),
+            progress=step,
+        )
+    scores = ShiftScores.together(from_all(own))
+    called = data if isinstance(data, str) else name
+    if not len(scores.numbers):
+        named = next(iter(scores.unreadable))
+        raise InputError(f"none of the {len(scores.unreadable)} images of {called} can be read; {named}")
+    protocol = robustness_protocol(classifier, limit=limit, precision=precision_in_use(precision, world.device))
+    return ShiftResult(classifier, replace(protocol, data=called), scores)
+
+
 def shifted(images: Tensor, name: str, numbers: Sequence[int]) -> Tensor:
     """Pixels uint8 (B, 3, S, S) of images with these numbers, changed."""
     return (255 * SHIFTS[name](images.float() / 255, numbers).clamp(0, 1)).round().to(torch.uint8)
 
 
-@torch.no_grad()
 def score_shifts(
     images: ImageSource,
-    classifier: Classifier,
+    classifier: NamedClassifier,
     *,
-    device: torch.device,
-    precise: Callable[[], AbstractContextManager[None]],
-    batch: int = 64,
-    workers: int = 0,
+    machine: Machine,
     shard: tuple[int, int] = (0, 1),
+    precise: Precise = nullcontext,
     progress: Callable[[int], None] = lambda count: None,
 ) -> ShiftScores:
     """Score `shard` (i, n) of the images: every n-th of those that the classifier may know, from the i-th on."""
@@ -99,20 +190,19 @@ def score_shifts(
             f"none of the classes {', '.join(images.classes[:4])} ... is among those of the classifier "
             f"({', '.join(classifier.classes[:4])} ...); give images of its own classes"
         )
-    own = numbers[shard[0] :: shard[1]]
+    device, own = machine.world.device, numbers[shard[0] :: shard[1]]
     seen: list[int] = []
     right: dict[str, list[bool]] = {name: [] for name in (PLAIN, *SHIFTS)}
     answers = torch.tensor([outputs.get(name, -1) for name in images.classes], device=device)
-    wanted, on_gpu = Subset(images, own), device.type == "cuda"
-    loader = classifier.view.loader(wanted, batch=batch, workers=workers, pin_memory=on_gpu) if own else None
+    wanted, options = Subset(images, own), {"batch": machine.batch, "workers": machine.workers}
+    loader = classifier.view.loader(wanted, pin_memory=device.type == "cuda", **options) if own else None
     for found in loader or ():  # there may be more ranks than images
         pixels, expected = found.images.to(device), answers[found.labels.to(device)]
         here = [own[index] for index in found.indexes.tolist()]
         for name, hits in right.items():
             changed = pixels if name == PLAIN else shifted(pixels, name, here)
             with precise():
-                view = classifier.view(changed, mean=classifier.pixel_mean, std=classifier.pixel_std)
-                hits += (classifier(view).argmax(-1) == expected).tolist()
+                hits += (classifier.logits(changed).argmax(-1) == expected).tolist()
         seen += here
         progress(len(pixels))
     return ShiftScores(

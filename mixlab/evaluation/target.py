@@ -24,6 +24,7 @@ from mixlab.errors import InputError
 from mixlab.run import UNTRAINED, RunDirectory, Subject
 from mixlab.training.checkpoint import Checkpoints
 from mixlab.training.distributed import choose_device, make_current
+from mixlab.training.recipe import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,7 @@ class Target:
     label: str  # its name in tables
     backbone: Backbone
     training: str = UNTRAINED  # "dino", "supervised", ...; "trained" where only the weights are known
-    seed: int | None = None  # of its training
+    seed: int | None = None  # of its training, or of its untrained weights
     weights: str | None = None  # where they come from; None: untrained
     probe_accuracy: float | None = None  # of the linear probes in its run, where there are any
     register_accuracies: tuple[float, ...] = ()  # linear probes on single registers, in their order
@@ -70,6 +71,13 @@ class Target:
         return asdict(self.subject) | {"seed": self.seed}
 
 
+def as_target(given: Target | Backbone) -> Target:
+    """A bare backbone under its own name; how it was trained is not known."""
+    if isinstance(given, Target):
+        return given
+    return Target(label=given.name, backbone=given.eval(), training="")
+
+
 def load_target(
     text: str,
     *,
@@ -101,6 +109,8 @@ def load_target(
             torch.manual_seed(seed)  # as an untrained twin is
             backbone, origin = create_model(name, weights=weights), weights
     known["training"] = training or known.get("training") or (UNTRAINED if origin is None else "trained")
+    if origin is None:
+        known["seed"] = seed
     return Target(label=label, backbone=backbone.eval().to(where), weights=origin, **known)
 
 
@@ -185,6 +195,15 @@ def _load_run(place: Path) -> tuple[Backbone, str, dict[str, Any]]:
 
 def _load_stopped(run: RunDirectory, config: dict[str, Any]) -> tuple[Backbone, Path]:
     """The backbone of the newest checkpoint, as the recipe would export it (for DINO the teacher's), and its file."""
+    recipe, file = restore_stopped(run, config)
+    trained = recipe.exported()
+    backbone = build_architecture(trained.architecture())  # the recipe's may drop paths and refuse gradients
+    backbone.load_state_dict(trained.state_dict())
+    return backbone, file
+
+
+def restore_stopped(run: RunDirectory, config: dict[str, Any]) -> tuple[Recipe, Path]:
+    """What a run that was stopped has trained so far, out of its newest checkpoint, and that file."""
     from mixlab.evaluation.methods import METHODS, train_config  # all of them, dense tasks too: slow to import
 
     found = Checkpoints(run.path / "checkpoints", keep=1).newest(_warn)
@@ -204,11 +223,8 @@ def _load_stopped(run: RunDirectory, config: dict[str, Any]) -> tuple[Backbone, 
         module.load_state_dict(
             {name.removeprefix(f"{prefix}/"): value for name, value in stored.items() if name.startswith(f"{prefix}/")}
         )
-    trained = recipe.exported()
-    backbone = build_architecture(trained.architecture())  # the recipe's may drop paths and refuse gradients
-    backbone.load_state_dict(trained.state_dict())
     _warn(f"{run.path} is not finished: these are the weights of step {found.step} of {config['total_steps']}")
-    return backbone, found.tensor_file
+    return recipe, found.tensor_file
 
 
 def _label_and_kind(text: str) -> tuple[str, str]:

@@ -72,9 +72,9 @@ def _count_correct(trainer: Trainer, source: Subset, view: CentreView) -> tuple[
     correct = num = 0
     workers = num_workers(trainer.config.data.workers, trainer.world)
     for batch in view.loader(source, batch=256, workers=workers) if len(source) else ():
-        images = view(batch.images.to(device), mean=backbone.pixel_mean, std=backbone.pixel_std)
+        images = backbone.preprocess(view.crop(batch.images.to(device)))
         with trainer.update.precise():
-            logits = recipe.network(images.to(next(backbone.parameters()).dtype))
+            logits = recipe.network(images)
         correct += int((logits.argmax(-1).cpu() == batch.labels).sum())
         num += len(batch.labels)
     return correct, num

@@ -62,8 +62,8 @@ class QKVMixer(TokenMixer):
         """The mixing of q, k, v (B, H, L, P)."""
 
     def prepare(self, x: Tensor, grid: Grid) -> tuple[Mixing, None]:
-        q, k, v = (split_heads(part, self.head_dim) for part in self.qkv(x).chunk(3, dim=-1))
-        return self.mixing(q, k, v), None
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        return self.mixing(*(split_heads(part, self.head_dim) for part in (q, k, v))), None
 
     def merge(self, mixed: Tensor, bypass: Tensor | None) -> Tensor:
         return self.out_proj(join_heads(mixed))

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx import wrap
 
 from mixlab.errors import InputError
 from mixlab.mixers.mixer import ALL, Grid, MixerConfig, Mixing, TokenMixer
@@ -97,11 +98,7 @@ class GatedConv(TokenMixer):
         if self.config.sequence:
             values = x.mT.repeat(1, self.num_directions, 1).unsqueeze(-1)  # (B, R E, L, 1)
             return ConvMixing(values, one_sided(weight).unsqueeze(1), (1, length)), gate
-        if length != grid[0] * grid[1]:
-            raise InputError(
-                f"{length - grid[0] * grid[1]} tokens have no place on the {grid[0]} x {grid[1]} grid of a window; "
-                'use TokenLayout(place="none") or GatedConvConfig(sequence=True)'
-            )
+        check_fills_grid(length, grid)
         return ConvMixing(x.mT.unsqueeze(-1), weight[0], grid), gate
 
     def merge(self, mixed: Tensor, bypass: Tensor | None) -> Tensor:
@@ -111,6 +108,16 @@ class GatedConv(TokenMixer):
         return self.out_proj(y * F.silu(bypass))
 
 
+@wrap  # sizes are unknown while torch.fx traces
+def check_fills_grid(length: int, grid: Grid) -> None:
+    if length != grid[0] * grid[1]:
+        raise InputError(
+            f"{length - grid[0] * grid[1]} tokens have no place on the {grid[0]} x {grid[1]} grid of a window; "
+            'use TokenLayout(place="none") or GatedConvConfig(sequence=True)'
+        )
+
+
+@wrap
 def one_sided(weight: Tensor) -> Tensor:
     """Causal filters (R, C, W) as centred ones (R C, 2W - 1): direction 0 looks back, direction 1 looks ahead."""
     width = weight.shape[-1]

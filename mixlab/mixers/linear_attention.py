@@ -6,12 +6,15 @@ from typing import ClassVar, Literal, get_args
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx import wrap
 
 from mixlab.errors import InputError
 from mixlab.mixers.attention import QKVMixer
 from mixlab.mixers.mixer import ALL, Grid, MixerConfig, Mixing
 from mixlab.ops.linear_attention.op import linear_attention, linear_attention_matrix, softmax_linear_attention
 
+wrap("linear_attention")
+wrap("softmax_linear_attention")
 FeatureMap = Literal["softmax", "softmax_features", "elu"]
 
 

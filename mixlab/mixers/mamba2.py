@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.fx import wrap
 
 from mixlab.errors import InputError
 from mixlab.mixers.mixer import ALL, Grid, MixerConfig, Mixing, TokenMixer, num_heads_of
@@ -14,6 +15,8 @@ from mixlab.ops.mamba2.op import mamba2
 from mixlab.ops.mamba2.reference import scan_inputs, split_projected
 from mixlab.ops.ssd.op import ssd
 from mixlab.ops.ssd.reference import decay_matrix, per_head, ssd_matrix
+
+wrap("mamba2")
 
 
 @dataclass

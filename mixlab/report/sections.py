@@ -20,6 +20,7 @@ VERDICTS = ("supported", "supported in part", "contradicted", "not resolved at t
 SHOWN_ELSEWHERE = {
     "knn_top1", "probe_top1", "binary_auc", "binary_auc_raw", "centre_matched_auc", "centre_prior", "untrained",
     "above_centre_prior", "above_untrained", "best_head_over_worst", "off_diagonal_rank", "diagonal_rank", "mask_rank",
+    "smallest_off_diagonal_rank", "smallest_diagonal_rank", "off_diagonal_rank_bound", "diagonal_rank_bound",
     "rank_bound_holds", "images_per_s", "middle_registers_over_first", "middle_registers_over_last",
     "untrained_middle_over_first", "untrained_middle_over_last", "register_auc_follows_probe", "auc_follows_probe",
     "shift_top1", "shifted_top1", "top1", "miou", "forward_images_per_s", "training_images_per_s",

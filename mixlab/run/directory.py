@@ -95,10 +95,14 @@ class RunDirectory:
 
         Results without measurements are the same if `kind`, `subject`, `subjects` and `protocol` are.
         """
-        names = chain((name,), (f"{name}_{number}" for number in count(2)))
-        chosen = next(each for each in names if self._is_free(each, result))
+        chosen = self.name_for(name, result)
         self.write_result(chosen, result, arrays)
         return chosen
+
+    def name_for(self, name: str, result: dict[str, Any]) -> str:
+        """The name that `write` gives a result: NAME, NAME_2, ..."""
+        names = chain((name,), (f"{name}_{number}" for number in count(2)))
+        return next(each for each in names if self._is_free(each, result))
 
     def _is_free(self, name: str, result: dict[str, Any]) -> bool:
         """Whether nothing else would be lost under this name; a file that cannot be read is no loss."""
@@ -178,12 +182,27 @@ def flat_records(result: dict[str, Any], origin: str | Path) -> list[dict[str, A
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
         raise InputError(f"{origin}: measurements must be a list of records, got {str(records)[:40]}; {AGAIN}")
     flat = []
+    beside = {(r["metric"], json.dumps(r["protocol"])): r["value"] for r in records if "protocol" in r}
     for record in records:
         if "protocol" in record:
-            record = {**record["subject"], **record["protocol"], **record}
+            measurement = Measurement.from_json(record)
+            if measurement["label_share"] not in (None, 1) or measurement["k"] not in (None, 20):
+                continue  # they have no column
+            metric, protocol = record["metric"], json.dumps(record["protocol"])
+            extra = {
+                "minimum": beside.get((f"smallest_{metric}", protocol)),
+                "bound": beside.get((f"{metric}_bound", protocol)),
+                "study": result.get("study"),
+            }
+            record = {**record["subject"], **record["protocol"], **record, **extra}
             record = {key: value for key, value in record.items() if key not in ("subject", "protocol", "kind")}
         flat.append(record)
     return flat
+
+
+def file_name(label: str) -> str:
+    """A label as part of a file name, or as the key of an array."""
+    return re.sub(r"[^\w.-]+", "_", label)
 
 
 def identity_of(result: dict[str, Any]) -> Any:
@@ -191,11 +210,6 @@ def identity_of(result: dict[str, Any]) -> Any:
     if found := measurements_of(result, "this result"):
         return sorted({measurement.identity for measurement in found})
     return [result.get(key) for key in ("kind", "subject", "subjects", "protocol")]
-
-
-def file_name(label: str) -> str:
-    """A label as part of a file name."""
-    return re.sub(r"[^\w.-]+", "_", label)
 
 
 def write_json(path: Path, content: dict[str, Any], *, one_line: bool = False) -> None:

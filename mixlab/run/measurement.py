@@ -189,7 +189,7 @@ class Measurement:
         missing = [key for key in ("metric", "value", "n", "subject", "protocol") if record.get(key) is None]
         if missing:
             raise InputError(f"a measurement lacks {', '.join(missing)}; it has {', '.join(sorted(record))}")
-        numbers = {key: record.get(key) for key in ("metric", "value", "low", "high", "n", "seed")}
+        numbers: dict[str, Any] = {key: record.get(key) for key in ("metric", "value", "low", "high", "n", "seed")}
         subject = _made(Subject, record["subject"])
         kind = record["protocol"].get("kind") if isinstance(record["protocol"], dict) else record["protocol"]
         if kind not in PROTOCOLS:

@@ -53,7 +53,7 @@ def _choices(record: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
     if "initial_weights" in known:
         given["initial_weights"] = result.get("weights")
     chosen = {key: given[key] for key in known if given.get(key) is not None}
-    for key in ("layers", "lrs", "weight_decays", "settings", "num_train"):  # other things had these names
+    for key in ("layers", "heads", "lrs", "weight_decays", "settings", "num_train"):  # other things had these names
         if isinstance(chosen.get(key), dict | list):
             del chosen[key]
     return {key: tuple(value) if isinstance(value, list) else value for key, value in chosen.items()}

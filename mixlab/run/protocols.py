@@ -7,7 +7,7 @@ evaluator is a new field here; then numbers with and without it stand side by si
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-DRAWN = ("label_seed", "head_seed", "twin_seed", "initial_weights")
+DRAWN = ("label_seed", "head_seed", "twin_seed", "initial_weights", "classifier_weights")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,8 @@ class RobustnessProtocol(ViewProtocol):
     """A classifier on another set, or on changed images; `change` is "mean" for the average over changes."""
 
     kind = "robustness"
-    classifier: str | None = None  # its own, or which probe
+    classifier: str | None = None  # its own, or what kind of probe
+    classifier_weights: str | None = None  # a digest
     change: str | None = None
     limited: bool | None = None
 
@@ -113,7 +114,8 @@ class RankProtocol(ViewProtocol):
     kind = "rank"
     definition: str | None = None  # which rank
     chunk: int | None = None  # side of a block in tokens
-    layers: tuple[int, ...] | None = None
+    layers: tuple[int, ...] | None = None  # None: all
+    heads: tuple[int, ...] | None = None  # those that were asked for; None: all, at most `max_heads`, evenly spaced
     max_heads: int | None = None
     method: str | None = None
     tolerance: float | None = None

@@ -93,7 +93,7 @@ class Checkpoints:
         return sorted(int(match[1]) for match in found if match)
 
     def newest(self, warn: Callable[[str], None]) -> Checkpoint | None:
-        """The newest whole checkpoint; `warn` hears of each damaged one. None where none was ever written."""
+        """The newest whole checkpoint; `warn` is called for each damaged one. None where none was ever written."""
         steps = self.steps()
         for step in reversed(steps):
             try:
@@ -103,7 +103,7 @@ class Checkpoints:
         if steps:
             raise OSError(
                 f"none of the {len(steps)} checkpoints in {self.folder} can be read; restore one, "
-                "or start anew in another --run directory"
+                "or start again in another --run directory"
             )
         return None
 

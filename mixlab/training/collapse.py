@@ -1,4 +1,4 @@
-"""Collapse: the ways in which DINO stops learning without an error, and what to try."""
+"""Collapse: how DINO can stop learning without an error, the figures that show it, and what to try."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-PATIENCE = 5  # reports in a row before a word is said
-UNIFORM_GAP = 0.05  # nats below ln K: the targets say almost nothing
+PATIENCE = 5  # reports in a row before a warning
+UNIFORM_GAP = 0.05  # nats below ln K: the targets hold almost no information
 ONE_OUTPUT = 0.5  # nats: fewer than two outputs in use over a whole batch
 SAME_FEATURES = 0.01
 FAST_CENTRE = 0.1  # of a cosine per step, where outputs lie in [-1, 1]
@@ -20,7 +20,7 @@ FAST_CENTRE = 0.1  # of a cosine per step, where outputs lie in [-1, 1]
 @dataclass(frozen=True)
 class Symptom:
     name: str
-    says: str
+    description: str
     advice: str
 
 
@@ -48,7 +48,7 @@ CENTRE = Symptom(
 
 
 class CollapseWatch:
-    """Looks at every report and speaks once when a symptom has lasted, and again only after it went away."""
+    """Looks at every report; warns once when a symptom has lasted, and again only after it went away."""
 
     def __init__(self, num_prototypes: int) -> None:
         self.largest = math.log(num_prototypes)
@@ -67,18 +67,18 @@ class CollapseWatch:
         for symptom, here in present.items():
             self._lasted[symptom.name] = self._lasted.get(symptom.name, 0) + 1 if here else 0
             if self._lasted[symptom.name] == PATIENCE:
-                said = f"{symptom.name}: {symptom.says.format(**values)}"
-                warnings.append(f"step {step}: this looks like a collapse, {said}. Try: {symptom.advice}")
+                description = f"{symptom.name}: {symptom.description.format(**values)}"
+                warnings.append(f"step {step}: this looks like a collapse, {description}. Try: {symptom.advice}")
         return warnings
 
 
 @torch.no_grad()
 def describe(targets: Tensor, features: Tensor) -> dict[str, Tensor]:
-    """What tells a collapse: targets (T, B, K) and the teacher's features (T, B, D).
+    """The figures in which a collapse shows, from targets (T, B, K) and the teacher's features (T, B, D).
 
-    teacher_entropy  mean entropy of one image's target, in nats: ln K if the teacher says nothing
-    batch_entropy    entropy of the mean target: 0 if the teacher says the same of every image
-    feature_spread   1 if the features point in all directions, 0 if they are all the same
+    teacher_entropy  mean entropy of one image's target, in nats: ln K if all outputs are equal
+    batch_entropy    entropy of the mean target: 0 if every image has the same one output
+    feature_spread   1 if the features point in all directions, 0 if they are equal
     """
     mean = targets.mean((0, 1))
     unit = F.normalize(features.flatten(0, 1).to(targets.dtype), dim=-1)

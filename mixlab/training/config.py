@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
@@ -27,6 +27,32 @@ Sharding = Literal["ddp", "fsdp"]
 Decay = Literal["cosine", "poly", "drops"]
 
 
+def check_numbers(
+    config: Any,
+    prefix: str = "",
+    *,
+    at_least: Mapping[str, int] | None = None,
+    above_zero: Sequence[str] = (),
+    shares: Sequence[str] = (),
+) -> None:
+    """Refuse numbers that cannot work, by the names of their settings: below a number, not above 0, or not from 0 to 1.
+
+    None always passes; NaN and infinity never do.
+    """
+    for name, low in (at_least or {}).items():
+        value = getattr(config, name)
+        if value is not None and not low <= value < math.inf:
+            raise InputError(f"{prefix}{name} is {value}; give {'at least 1' if low == 1 else f'{low} or more'}")
+    for name in above_zero:
+        value = getattr(config, name)
+        if value is not None and not 0 < value < math.inf:
+            raise InputError(f"{prefix}{name} is {value}; give a number above 0")
+    for name in shares:
+        value = getattr(config, name)
+        if value is not None and not 0 <= value <= 1:
+            raise InputError(f"{prefix}{name} is {value}; give a number from 0 to 1")
+
+
 class Watch(Protocol):
     """Looks at the figures of every report."""
 
@@ -45,11 +71,11 @@ class MethodConfig(ABC):
     @property
     @abstractmethod
     def image(self) -> int:
-        """The side in pixels at which the trained backbone is judged."""
+        """The side in pixels of the images on which the trained backbone is evaluated."""
 
     @abstractmethod
     def build(self, backbone: Backbone, *, num_classes: int, total_steps: int, steps_per_epoch: int) -> Recipe:
-        """A fresh recipe around a backbone, for so many steps of the optimiser; an epoch may be longer than all."""
+        """A fresh recipe around a backbone, for a run of `total_steps`, which may be less than an epoch."""
 
     def open(self, data: str) -> Source[Any]:
         """The samples to train on."""
@@ -97,6 +123,9 @@ class DataConfig:
     resident: bool = False  # the whole set in the device's memory
     skip_limit: float = 0.01  # the share of unreadable images that stops the run
 
+    def __post_init__(self) -> None:
+        check_numbers(self, "data.", at_least={"size": 1, "workers": 0}, shares=("skip_limit",))
+
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
@@ -115,11 +144,21 @@ class OptimConfig:
     betas: tuple[float, float] = (0.9, 0.999)
     clip: float | None = None  # largest norm of each parameter's gradient
 
+    def __post_init__(self) -> None:
+        not_negative = ("min_lr", "warmup_epochs", "warmup_steps", "weight_decay", "weight_decay_end")
+        at_least = {"lr_batch": 1, **dict.fromkeys(not_negative, 0)}
+        check_numbers(self, "optim.", at_least=at_least, above_zero=("lr", "clip"), shares=("warmup_start",))
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise InputError(f"optim.betas are {self.betas}; give two numbers from 0 to below 1, such as 0.9,0.999")
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
     every_steps: int = 500
     keep: int = 3
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "checkpoint.", at_least={"every_steps": 1, "keep": 1})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,23 +167,31 @@ class LogConfig:
     tensorboard: bool = True  # where it is installed
     wandb: bool = False
 
+    def __post_init__(self) -> None:
+        check_numbers(self, "log.", at_least={"every_steps": 1})
+
 
 @dataclass(frozen=True, kw_only=True)
 class KnnConfig:
-    """A live score of the exported backbone, where the data has labels. Queries are of the data's `val` part; without
-    one, of the images that are trained on, so that the score shows progress and not how well others are recognised.
+    """The live kNN score of the exported backbone, where the data has labels.
+
+    Queries are validation images; where there are none, training images: then the score shows progress alone.
     """
 
     every_epochs: int = 10  # 0: never
-    bank: int = 20_000  # images with known labels, at most
-    queries: int = 5_000  # images to be recognised, at most
+    bank: int = 20_000  # training images that vote, at most
+    queries: int = 5_000  # images to classify, at most
     k: int = 20  # DINO
     temperature: float = 0.07  # DINO
+
+    def __post_init__(self) -> None:
+        at_least = {"every_epochs": 0, "bank": 1, "queries": 1, "k": 1}
+        check_numbers(self, "knn.", at_least=at_least, above_zero=("temperature",))
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """A whole run, but for where its data is and where it goes."""
+    """A whole training run, without its data and its directory."""
 
     method: MethodConfig
     model: ModelConfig
@@ -165,26 +212,10 @@ class TrainConfig:
     knn: KnnConfig = field(default_factory=KnnConfig)
 
     def __post_init__(self) -> None:
-        at_least_one = {
-            **({"epochs": self.epochs} if self.steps is None else {"steps": self.steps}),
-            "batch": self.batch,
-            "accumulate": self.accumulate,
-            "data.size": self.data.size,
-            "checkpoint.every_steps": self.checkpoint.every_steps,
-            "checkpoint.keep": self.checkpoint.keep,
-            "log.every_steps": self.log.every_steps,
-        }
-        for name, value in at_least_one.items():
-            if value < 1:
-                raise InputError(f"{name} is {value}; give at least 1")
-        if not 0 < self.optim.lr < math.inf:
-            raise InputError(f"optim.lr is {self.optim.lr}; give a number above 0, such as 5e-4")
-        if self.optim.warmup_steps is not None and self.optim.warmup_steps < 0:
-            raise InputError(f"optim.warmup_steps is {self.optim.warmup_steps}; give 0 or more")
-        if self.seed < 0:
-            raise InputError(f"seed is {self.seed}; give 0 or more")
+        length = "epochs" if self.steps is None else "steps"
+        check_numbers(self, at_least={length: 1, "batch": 1, "accumulate": 1, "seed": 0})
         by_epochs = self.steps is None and self.optim.warmup_steps is None
-        if by_epochs and not 0 <= self.optim.warmup_epochs <= self.epochs:
+        if by_epochs and self.optim.warmup_epochs > self.epochs:
             raise InputError(
                 f"{self.optim.warmup_epochs} warm-up epochs do not fit into {self.epochs}; "
                 f"set optim.warmup_epochs to at most {self.epochs}"

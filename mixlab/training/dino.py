@@ -1,4 +1,6 @@
-"""DINO: a student learns, from all views, what its own moving average says of the global ones (Caron et al. 2021)."""
+"""DINO (Caron et al. 2021): from all views, a student predicts the outputs of a teacher, its own moving average, on the
+global views. `dino_parts` has the parts; here they are one method of the training loop.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,14 @@ from mixlab.backbones.backbone import Backbone
 from mixlab.data.crop_parameters import dino_crops
 from mixlab.data.crops import MultiCrop
 from mixlab.data.loader import Batch
-from mixlab.errors import InputError
 from mixlab.training.collapse import CollapseWatch, describe
-from mixlab.training.config import MethodConfig
-from mixlab.training.dino_parts import Centre, DinoHead, crowding, dino_loss, teacher_targets
+from mixlab.training.config import MethodConfig, check_numbers
+from mixlab.training.dino_parts import DinoCentre, DinoHead, dino_loss, koleo_loss, teacher_targets
 from mixlab.training.distributed import rows_of_all
 from mixlab.training.optim import cosine, linear_by_epoch, move_towards_
 from mixlab.training.recipe import BatchPart, Recipe, drop_empty, to_pixels_of
+
+NUM_GLOBAL = 2  # views that the teacher sees
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +54,16 @@ class DinoConfig(MethodConfig):
     spread: float = 0.0  # weight of KoLeo, which keeps the features of a pass apart: for small sets and batches
 
     def __post_init__(self) -> None:
-        for name in ("student_temperature", "teacher_temperature_start", "teacher_temperature"):
-            if getattr(self, name) <= 0:
-                raise InputError(f"{name} is {getattr(self, name)}; give a number above 0, such as 0.07")
-        for name in ("teacher_momentum", "centre_momentum"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{name} is {getattr(self, name)}; give a number from 0 to 1")
+        sizes = dict.fromkeys(("num_prototypes", "hidden", "bottleneck"), 1)
+        epochs = dict.fromkeys(("teacher_warmup_epochs", "frozen_prototype_epochs", "spread"), 0)
+        check_numbers(
+            self,
+            "method.",
+            at_least={**sizes, **epochs},
+            above_zero=("student_temperature", "teacher_temperature_start", "teacher_temperature"),
+            shares=("teacher_momentum", "centre_momentum", "jitter", "grey"),
+        )
+        self.crops()  # which checks sizes and scales
 
     @property
     def image(self) -> int:
@@ -81,6 +88,13 @@ class DinoConfig(MethodConfig):
             warnings.warn(
                 f"a run of {total_steps} steps never trains its prototypes, which are frozen for the first {frozen}; "
                 "train for longer, or set method.frozen_prototype_epochs=0",
+                stacklevel=2,
+            )
+        rises = self.teacher_temperature != self.teacher_temperature_start
+        if rises and self.teacher_warmup_epochs * steps_per_epoch > total_steps:
+            warnings.warn(
+                f"the teacher's temperature rises for {self.teacher_warmup_epochs} epochs, longer than the run; "
+                "train for longer, or set method.teacher_warmup_epochs to fewer",
                 stacklevel=2,
             )
         return DinoRecipe(self, backbone, total_steps=total_steps)
@@ -111,7 +125,6 @@ class DinoRecipe(Recipe):
     def __init__(self, config: DinoConfig, backbone: Backbone, *, total_steps: int) -> None:
         self.config, self.total_steps = config, total_steps
         self.crops = config.crops()
-        self.views_per_image = sum(kind.num_views for kind in self.crops.kinds)
         head = DinoHead(
             dim=backbone.dim,
             hidden=config.hidden,
@@ -121,7 +134,7 @@ class DinoRecipe(Recipe):
         self.student = DinoNetwork(backbone, head)
         drop_empty(self.student)
         self.teacher = copy.deepcopy(self.student).requires_grad_(False).eval()
-        self.centre = Centre(config.num_prototypes)
+        self.centre = DinoCentre(config.num_prototypes)
         self.network = self.run = self.student
 
     def modules(self) -> dict[str, nn.Module]:
@@ -141,14 +154,14 @@ class DinoRecipe(Recipe):
     def loss(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
         temperature, *views = inputs
         with torch.no_grad():
-            teacher, features = self.teacher(views[:1])  # the global views
+            teacher, features = self.teacher([views[0][:NUM_GLOBAL]])  # local views may have the same size
             targets = teacher_targets(teacher, self.centre.mean, temperature=temperature)
             self.centre.collect(teacher)
         student, student_features = self.run(views)
         loss = dino_loss(student, targets, temperature=self.config.student_temperature)
         if self.config.spread:
             seen = rows_of_all(student_features[: len(targets)].transpose(0, 1)).transpose(0, 1)
-            loss = loss + self.config.spread * crowding(seen)
+            loss = loss + self.config.spread * koleo_loss(seen)
         return loss, describe(targets, features)
 
     def views(self, batch: Batch, part: BatchPart) -> list[Tensor]:

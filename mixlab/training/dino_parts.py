@@ -1,12 +1,16 @@
-"""DINO in parts that work alone, in anyone's loop (Caron et al. 2021): head, centre, targets, loss and KoLeo.
+"""DINO in parts that work alone, in anyone's loop (Caron et al. 2021): head, centre, targets, loss, KoLeo.
 
-One step: `targets = teacher_targets(teacher, centre.mean, temperature=0.04)`, `centre.collect(teacher)`,
-`dino_loss(student, targets, temperature=0.1).backward()`, the optimiser, `centre.move(0.9)`; the views come from
-`mixlab.data.crops.MultiCrop(dino_crops())`.
+    crops = MultiCrop(dino_crops())                                # mixlab.data: 2 global and 8 local views of an image
+    views = crops(images, crops.draw(sizes, generator))            # one (V, B, 3, S, S) per size, the global ones first
+    student = head(backbone(views))                                # (V, B, K); the teacher sees the global views alone
+    targets = teacher_targets(teacher, centre.mean, temperature=0.04)
+    centre.collect(teacher)
+    dino_loss(student, targets, temperature=0.1).backward()        # then the optimiser's step
+    centre.move(0.9)                                               # and the teacher's weights move to the student's
 
-The loss: every view must predict what the teacher says of each other global view. With targets q_t (softmax of the
-centred teacher) and student logits s_v, the mean of -q_t · log softmax(s_v / τ) over pairs v ≠ t needs no loop over
-pairs, because a target sums to one and the rest is linear in it:
+The loss compares every view of the student with the teacher's targets of each other global view. With targets q_t and
+student logits s_v, the mean of -q_t · log softmax(s_v / τ) over pairs v ≠ t needs no loop over pairs, because a target
+sums to one and the rest is linear in it:
 
     Σ_v n_v logsumexp(s_v / τ)  -  Σ_v (Q - [v < T] q_v) · s_v / τ,      Q = Σ_t q_t,   n_v = T - [v < T]
 """
@@ -24,9 +28,11 @@ from mixlab.training.distributed import mean_over_ranks_
 
 
 class DinoHead(nn.Module):
-    """An MLP to a unit vector, then its cosine with each of K prototypes (weight-normalised, norm fixed at 1)."""
+    """An MLP of three layers to a unit vector, then its cosine with each of K prototypes: a weight-normalised layer
+    whose norm is fixed at 1. The defaults are the paper's.
+    """
 
-    def __init__(self, *, dim: int, hidden: int, bottleneck: int, num_prototypes: int) -> None:
+    def __init__(self, *, dim: int, hidden: int = 2048, bottleneck: int = 256, num_prototypes: int = 65_536) -> None:
         super().__init__()
         self.mlp = nn.Sequential(
             nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.GELU(), nn.Linear(hidden, bottleneck)
@@ -44,8 +50,10 @@ class DinoHead(nn.Module):
         return F.linear(x, F.normalize(self.prototypes, dim=-1))
 
 
-class Centre(nn.Module):
-    """The moving mean of the teacher's outputs: taken off before the softmax, it keeps any one from winning always."""
+class DinoCentre(nn.Module):
+    """The moving mean of the teacher's outputs, over ranks too. `teacher_targets` subtracts it, so that no output can
+    win for every image.
+    """
 
     def __init__(self, num_prototypes: int) -> None:
         super().__init__()
@@ -58,13 +66,15 @@ class Centre(nn.Module):
 
     @torch.no_grad()
     def collect(self, teacher: Tensor) -> None:
-        """Remember the outputs (T, B, K) of one pass; every pass of a step weighs the same."""
+        """Add the teacher's outputs (T, B, K) of one pass; every pass of a step weighs the same."""
         self.pending += teacher.mean((0, 1), dtype=self.pending.dtype)
         self.num_pending += 1
 
     @torch.no_grad()
     def move(self, momentum: float) -> Tensor:
-        """Go towards the mean over all passes and ranks since the last time. Returns how far (RMS over outputs)."""
+        """Move to momentum · mean + (1 - momentum) · (the mean of what was collected since the last move, over ranks).
+        Returns how far that is (RMS over outputs).
+        """
         mean_over_ranks_(self.pending.div_(self.num_pending))
         change = (self.pending - self.mean).mul_(1 - momentum)
         self.mean += change
@@ -74,7 +84,11 @@ class Centre(nn.Module):
 
 
 def dino_loss(student: Tensor, targets: Tensor, *, temperature: float) -> Tensor:
-    """Student logits (V, B, K), of which the first T views are the teacher's; targets (T, B, K). A scalar."""
+    """The cross-entropy between the teacher's targets (T, B, K) and the student's logits (V, B, K), as a scalar.
+
+    The first T views of the student are those of the teacher; no view is compared with itself. `temperature` divides
+    the student's logits (0.1 in the paper). Only the student gets a gradient.
+    """
     num_views, num_targets = len(student), len(targets)
     if num_views < 2 or num_targets < 1 or num_targets > num_views:
         raise InputError(f"{num_views} views and {num_targets} of the teacher make no pairs; give at least 2 and 1")
@@ -86,15 +100,17 @@ def dino_loss(student: Tensor, targets: Tensor, *, temperature: float) -> Tensor
 
 
 def teacher_targets(teacher: Tensor, centre: Tensor, *, temperature: float | Tensor) -> Tensor:
-    """softmax((teacher - centre) / temperature) over the outputs, at least in float32."""
+    """softmax((teacher - centre) / temperature): outputs (T, B, K) and their centre (K,) -> targets (T, B, K), in the
+    centre's precision. The paper's temperature rises from 0.04 to 0.07.
+    """
     return (teacher.to(centre.dtype) - centre).div_(temperature).softmax(-1)
 
 
-def crowding(features: Tensor) -> Tensor:
-    """How close each image's feature is to its nearest other one in the batch: features (V, B, D) -> a scalar.
+def koleo_loss(features: Tensor) -> Tensor:
+    """KoLeo (Sablayrolles et al. 2019): features (V, B, D) -> a scalar that falls as the images of a batch spread out.
 
-    The mean over views and images of -log |u - nearest u|, u the features as unit vectors (KoLeo: Sablayrolles et al.
-    2019). Small sets let DINO settle on one answer for all images; this term drives them apart.
+    The mean over views and images of -log |u - nearest u|, with u the features as unit vectors. On small sets DINO can
+    collapse to one output for all images; this term keeps their features apart.
     """
     unit = F.normalize(features, dim=-1, eps=1e-8)
     with torch.no_grad():

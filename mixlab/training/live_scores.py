@@ -42,7 +42,7 @@ class Scores(ABC):
     def __call__(self, recipe: Recipe, stopped: Callable[[], bool] = never) -> Iterator[Score]:
         """The scores by name. Modules are given back in the mode in which they came.
 
-        `stopped` is asked between batches; once it says yes, `ScoringStopped` is raised on every rank.
+        `stopped` is asked between batches; once it returns True, `ScoringStopped` is raised on every rank.
         """
 
 
@@ -93,7 +93,7 @@ class KnnScores(Scores):
     def outputs(
         self, backbone: Backbone, module: nn.Module, source: ImageSource, stopped: Callable[[], bool]
     ) -> LabelledFeatures:
-        """What a module says of the images of all ranks, (n, D), with their labels."""
+        """A module's outputs (n, D) for the images of all ranks, with their labels."""
         num_batches = math.ceil(len(source) / BATCH)
         loader = Loader(
             source,

@@ -20,7 +20,7 @@ from mixlab.training.distributed import from_all, mean_over_ranks_
 
 
 class NonFiniteLoss(Exception):  # noqa: N818  it names the thing
-    """The loss or a gradient is no number any more since `step`; `indexes` are the images of the ranks it began on."""
+    """The loss or a gradient is NaN or infinite since `step`; `indexes` are the images of the ranks where it began."""
 
     def __init__(self, step: int, indexes: list[int]) -> None:
         super().__init__(step, indexes)

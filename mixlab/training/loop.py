@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,15 +13,16 @@ from typing import Any
 
 import torch
 
+from mixlab.backbones.backbone import Backbone
 from mixlab.data.batch_loader import AnyBatch
 from mixlab.errors import InputError, WorkError
 from mixlab.run import RunDirectory
 from mixlab.run.codec import to_json
 from mixlab.run.lock import RunLock
 from mixlab.training import run_config
-from mixlab.training.acceleration import compile_recipe
 from mixlab.training.batches import steps
 from mixlab.training.checkpoint import Checkpoint, Checkpoints
+from mixlab.training.compiled import compile_recipe
 from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World, any_rank, from_all, from_first, join_world, spread, whole
 from mixlab.training.log import FigureBuffer, Journal, NonFiniteLoss, forget_after
@@ -62,19 +63,23 @@ def train(
     device: str | None = None,
     name: str = "",
     then: Callable[[Trainer], None] | None = None,
+    backbone: Backbone | None = None,
+    notes: Mapping[str, Any] | None = None,
 ) -> Outcome:
     """Train to the end, resuming where an earlier call with the same directory stopped.
 
+    `backbone` is what training starts from where `config.model` alone cannot build it; `notes` go into config.json.
     `then` is called at the end on every rank, for example to evaluate what was trained; a later call calls it again.
     Raises `Stopped` after a signal, with everything saved.
     """
     with join_world(device) as world, ExitStack() as stack:
         folder = RunDirectory(run)
+        stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
         if world.is_first:  # to others the directory may not even be visible
             RunDirectory.create(run)
             stack.enter_context(RunLock(folder.path))
         with StopRequests() as stop:
-            trainer = Trainer(config, data=data, folder=folder, world=world, name=name)
+            trainer = Trainer(config, data=data, folder=folder, world=world, name=name, backbone=backbone, notes=notes)
             outcome = trainer.train(stop)
         if then is not None:  # all is saved, so a signal from here on ends the process at once
             trainer.stop_if_asked(stop)
@@ -87,14 +92,25 @@ def train(
 
 
 class Trainer:
-    def __init__(self, config: TrainConfig, *, data: str, folder: RunDirectory, world: World, name: str) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        *,
+        data: str,
+        folder: RunDirectory,
+        world: World,
+        name: str,
+        backbone: Backbone | None = None,
+        notes: Mapping[str, Any] | None = None,
+    ) -> None:
         self.config, self.data, self.folder, self.world, self.name = config, data, folder, world, name
+        self.notes = dict(notes or {})
         self.source = config.method.open(data)
         self.loader = config.method.loader(self.source, config, world=world)
         self.steps_per_epoch = len(self.source) // config.batch
         self.total_steps = config.total_steps(self.steps_per_epoch)
         self.epochs = math.ceil(self.total_steps / self.steps_per_epoch)
-        self._build_recipe()
+        self._build_recipe(backbone)
         self.update = Update(self.recipe, config, steps_per_epoch=self.steps_per_epoch, world=world)
         self.state = TrainingState(self.recipe, self.update.optimizer)
         self.scores = config.method.scores(data, self.source, config, world=world, precise=self.update.precise)
@@ -237,7 +253,7 @@ class Trainer:
         self.clock = Clock(self.step)  # scoring is not training time
 
     def save(self, position: dict[str, Any]) -> None:
-        """A checkpoint of this step; never one of weights that are no numbers any more."""
+        """Write a checkpoint of this step; `report` refuses first where the loss is NaN or infinite."""
         self.report()
         skipped = {path: reason for part in from_all(position["skipped"]) for path, reason in part.items()}
         tensors = self.state.tensors()
@@ -257,12 +273,12 @@ class Trainer:
             figures = {"steps": self.step, "seconds": seconds, **self.figures}
             self.folder.write_result("training", {"figures": figures, "skipped": skipped})
 
-    def _build_recipe(self) -> None:
+    def _build_recipe(self, given: Backbone | None) -> None:
         config = self.config
         if config.precision == "bf16":
             torch.set_float32_matmul_precision("high")
         seed_all(config.seed)
-        backbone = config.model.build()
+        backbone = given if given is not None else config.model.build()
         if config.activation_checkpointing:
             backbone.set_grad_checkpointing()
         self.architecture = backbone.architecture()
@@ -298,6 +314,7 @@ class Trainer:
             "architecture": self.architecture,
             "steps_per_epoch": self.steps_per_epoch,
             "total_steps": self.total_steps,
+            **self.notes,
         }
         run_config.write(
             self.folder,

@@ -49,7 +49,6 @@ class Recipe(ABC):
 
     network: nn.Module  # what the optimiser changes
     run: nn.Module  # the same, perhaps wrapped for many devices: what `loss` calls
-    views_per_image: int
     static: bool = False  # `loss` sees tensors of the same shapes at every step and decides nothing by their values
     head_name: str = "classifier"  # the file of `exported_head`
 

@@ -16,9 +16,9 @@ MAY_CHANGE = ("data.workers", "data.resident", "data.skip_limit", "activation_ch
 
 
 def agree(folder: RunDirectory, *, data: str, config: TrainConfig) -> dict[str, Any]:
-    """What the directory already says of its run, {} if it is new; an error where it is another run.
+    """The config.json of the run in the directory, {} if there is none; an error where it is another run.
 
-    A run that failed before it had anything to show may be put right: then the directory counts as new.
+    A run that failed before it left a checkpoint may be started again with other settings: then the directory is new.
     """
     if not (folder.path / "config.json").is_file():
         return {}

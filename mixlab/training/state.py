@@ -54,14 +54,14 @@ class TrainingState:
                 found = "is not there" if target is None else f"has shape {list(target.shape)}"
                 raise InputError(
                     f"the checkpoint holds {name} {shape}, which in this model {found}; "
-                    "resume with the settings of the run, or start anew in another --run directory"
+                    "resume with the settings of the run, or start again in another --run directory"
                 )
             copy_from_first_(target, value)
             seen.add(name)
         if missing := [name for name in expected if name not in seen]:
             raise InputError(
                 f"the checkpoint lacks {len(missing)} tensors of this model, {missing[0]} first; "
-                "resume with the settings of the run, or start anew in another --run directory"
+                "resume with the settings of the run, or start again in another --run directory"
             )
 
     def _modules(self) -> Iterator[tuple[str, Tensor]]:

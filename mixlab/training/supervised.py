@@ -15,7 +15,7 @@ from mixlab.data.crops import IMAGENET_MEAN, IMAGENET_STD, MultiCrop
 from mixlab.data.loader import Batch
 from mixlab.data.source import ImageSource
 from mixlab.errors import InputError
-from mixlab.training.config import MethodConfig, TrainConfig
+from mixlab.training.config import MethodConfig, TrainConfig, check_numbers
 from mixlab.training.distributed import World, whole
 from mixlab.training.label_mixing import draw_blend, draw_erasures, erase, soft_targets
 from mixlab.training.live_scores import KnnScores, Score
@@ -40,6 +40,14 @@ class SupervisedConfig(MethodConfig):
     switch: float = 0.5  # how often cutmix instead of mixup
     erasing: float = 0.25
     smoothing: float = 0.1
+
+    def __post_init__(self) -> None:
+        at_least = {"rand_augment": 0, "rand_augment_deviation": 0, "mixup": 0, "cutmix": 0}
+        check_numbers(self, "method.", at_least=at_least, shares=("switch", "erasing", "smoothing"))
+        self.crops()  # which checks size and scale
+
+    def crops(self) -> MultiCrop:
+        return MultiCrop([CropKind(size=self.size, scale=self.scale)])
 
     @property
     def image(self) -> int:
@@ -73,12 +81,11 @@ class ClassifierScores(KnnScores):
 
 
 class SupervisedRecipe(Recipe):
-    views_per_image = 1
     static = True
 
     def __init__(self, config: SupervisedConfig, backbone: Backbone, *, num_classes: int) -> None:
         self.config, self.num_classes, self.backbone = config, num_classes, backbone
-        self.crops = MultiCrop([CropKind(size=config.size, scale=config.scale)])
+        self.crops = config.crops()
         self.network = backbone.with_classifier(num_classes)
         drop_empty(self.network)
         self.run = self.network

@@ -65,8 +65,8 @@ def orders_families(
         )
         comparisons = []
         for better, worse in pairwise(families):
-            kinds = (over_seeds(m for m in found if m["family"] == family) for family in (better, worse))
-            ordered = [_named(compare(a, b), a, metrics) for a, b in mutual_pairs(*kinds, papers)]
+            first, second = (over_seeds(m for m in found if m["family"] == family) for family in (better, worse))
+            ordered = [_named(compare(a, b), a, metrics) for a, b in mutual_pairs(first, second, papers)]
             if not ordered:
                 have = ", ".join(sorted({m["family"] for m in found})) or "none"
                 text = f"{NOT_MEASURED}: it needs {better} and {worse} by one protocol, runs have {have}"

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mixlab.backbones.backbone import Architecture, Backbone
-from mixlab.backbones.config_json import config_from_json
-from mixlab.backbones.isotropic import Isotropic
+from mixlab.backbones.isotropic import Isotropic, config_from_json
 from mixlab.backbones.timm_backbone import WEIGHT_SOURCES, TimmBackbone
 from mixlab.backbones.weights.reading import WeightsError
 from mixlab.errors import InputError

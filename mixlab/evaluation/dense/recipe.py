@@ -27,7 +27,7 @@ class DenseConfig(MethodConfig):
     frozen: bool = False  # train the pyramid and the head alone
     backbone_lr: float = 1.0  # the backbone's share of the learning rate: below 1 it keeps what it knows for longer
     taps: tuple[int, int, int, int] | None = None  # layers of a plain backbone; None: evenly over its depth
-    score_every_epochs: int = 0  # on the held-out part, while the run goes on; 0: at the end alone
+    score_every_epochs: int = 0  # on the validation set, during the run; 0: at the end alone
     score_images: int = 200  # of the live score, at most
 
 
@@ -40,8 +40,8 @@ class DenseNetwork(nn.Module):
 class DenseRecipe(Recipe):
     """Exports the backbone as any run does, and all that stands on it as the head."""
 
-    views_per_image = 1
     network: DenseNetwork
+    num_classes: int
 
     def __init__(self, network: DenseNetwork, *, backbone_lr: float) -> None:
         if backbone_lr <= 0:
@@ -76,12 +76,12 @@ class DenseRecipe(Recipe):
         return {} if self.backbone_lr == 1 else {BACKBONE: self.backbone_lr}
 
     def shard(self, shard: Callable[[nn.Module], None]) -> None:
-        """Not here: ranks judge images of different sizes, and shards would wait for passes that only one makes."""
+        """Not here: ranks evaluate images of different sizes, and shards would wait for passes that only one makes."""
         raise InputError("sharding=fsdp is for pretraining; dense tasks run on many devices with sharding=ddp")
 
 
 class DenseScores(Scores):
-    """Scores by any function of the network, in evaluation mode and without gradients, and of when to leave off."""
+    """Scores by any function of the network and of when to stop, in evaluation mode and without gradients."""
 
     def __init__(self, every_epochs: int, measure: Callable[[nn.Module, Callable[[], bool]], Iterator[Score]]) -> None:
         self.every_epochs, self.measure = every_epochs, measure

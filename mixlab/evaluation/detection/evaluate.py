@@ -1,4 +1,4 @@
-"""A detector's answers on a source, over all ranks, and what they are worth."""
+"""A detector's answers on a source, over all ranks, and their average precision."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mixlab.training.stopping import never, until_stopped
 
 
 @dataclass(frozen=True)
-class Found:
+class DetectionAnswers:
     """COCO results of all ranks, by image; what could not be read, and why."""
 
     results: list[dict[str, Any]]
@@ -34,7 +34,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Precision:
+class DetectionScores:
     """COCO's figures for boxes and masks; None where there was nothing to find."""
 
     figures: dict[str, dict[str, float | None]]
@@ -55,7 +55,7 @@ def find_objects(
     workers: int = 0,
     progress: Callable[[int], None] = lambda number: None,
     stopped: Callable[[], bool] = never,
-) -> Found:
+) -> DetectionAnswers:
     """Detect on every image of a source, shared out over the ranks; every rank gets all answers.
 
     `stopped` is as in `Scores`.
@@ -88,24 +88,24 @@ def find_objects(
     detector.train(was_training)
     everyone = from_all((results, reasons))
     together = [entry for part, _ in everyone for entry in part]
-    return Found(
+    return DetectionAnswers(
         sorted(together, key=lambda entry: (entry["image_id"], -entry["score"])),
         {path: reason for _, part in everyone for path, reason in part.items()},
     )
 
 
-def measure(source: ObjectSource, found: Found, *, world: World) -> Precision:
+def score_detections(source: ObjectSource, found: DetectionAnswers, *, world: World) -> DetectionScores:
     """Average precision on the images that could be read; computed once, known on every rank."""
-    return from_first(_measure(source, found) if world.is_first else None)  # type: ignore[return-value]
+    return from_first(_score(source, found) if world.is_first else None)  # type: ignore[return-value]
 
 
-def _measure(source: ObjectSource, found: Found) -> Precision:
+def _score(source: ObjectSource, found: DetectionAnswers) -> DetectionScores:
     truth = instances_file(source)
     unread = {image["id"] for image in truth["images"] if found.lacks(image["file_name"])}
     truth["images"] = [image for image in truth["images"] if image["id"] not in unread]
     truth["annotations"] = [entry for entry in truth["annotations"] if entry["image_id"] not in unread]
     pairs = {kind: average_precision(truth, found.results, kind) for kind in get_args(Kind)}
-    return Precision(
+    return DetectionScores(
         figures={kind: pair[0] for kind, pair in pairs.items()},
         classes={kind: pair[1] for kind, pair in pairs.items()},
         num_images=len(truth["images"]),

@@ -20,7 +20,7 @@ from mixlab.errors import InputError
 from mixlab.evaluation.dense.pyramid import Pyramid
 from mixlab.evaluation.dense.recipe import DenseConfig, DenseRecipe, DenseScores
 from mixlab.evaluation.detection.detector import Detector, DetectorConfig, HeadKind, ProposalConfig, to_input
-from mixlab.evaluation.detection.evaluate import find_objects, measure
+from mixlab.evaluation.detection.evaluate import find_objects, score_detections
 from mixlab.evaluation.detection.region_stage import RegionConfig
 from mixlab.training.batches import build_batches
 from mixlab.training.config import TrainConfig
@@ -130,7 +130,7 @@ class DetectionConfig(DenseConfig):
                 precise=precise,
                 stopped=stopped,
             )
-            for kind, figures in measure(held_out, found, world=world).figures.items():
+            for kind, figures in score_detections(held_out, found, world=world).figures.items():
                 yield from ((f"{kind}_{name}", value) for name, value in figures.items() if value is not None)
 
         return DenseScores(self.score_every_epochs, score)

@@ -1,4 +1,4 @@
-"""Label maps of a whole set against their truth, over any number of processes."""
+"""Label maps of a whole set against the truth, over any number of processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_PIXELS = 2**20  # in one pass
 MOST_GROUPS = 200  # of images, for the interval
 
 
-def evaluate(
+def score_label_maps(
     predictor: Predictor,
     source: MaskSource,
     *,
@@ -31,10 +31,10 @@ def evaluate(
 ) -> tuple[SegmentationScores, dict[str, str]]:
     """Scores over all images of all processes, and what could not be read, by name.
 
-    `step` hears how many more images of this process are done; `stopped` is as in `Scores`.
+    `step` is told how many more images of this process are done; `stopped` is as in `Scores`.
     """
     num_groups = min(MOST_GROUPS, len(source))
-    matrix = ConfusionMatrix(len(source.classes), num_groups=num_groups).to(world.device)
+    matrix = ConfusionMatrix(len(source.classes), num_groups=num_groups, device=world.device)
     share = -(-len(source) // world.size)
     loader = BatchLoader(
         WholeReader(source),
@@ -55,7 +55,7 @@ def evaluate(
             matrix.update(found, truth, group=int(batch.indexes[place]) % num_groups)
         step(len(places))
     skipped = {path: reason for part in from_all(loader.skipped.reasons) for path, reason in part.items()}
-    return scores_of(matrix.compute().cpu().numpy()), skipped
+    return scores_of(matrix.compute()), skipped
 
 
 def same_size(pairs: Sequence[MaskedImage]) -> Iterator[list[int]]:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mixlab.backbones.backbone import Backbone
-from mixlab.data.crops import normalise
 from mixlab.data.label_map_batches import fitted_size
 from mixlab.evaluation.segmentation.upernet import UperNet, resize
 from mixlab.training.precision import Precise
-from mixlab.training.recipe import to_pixels_of
 
 Mode = Literal["single", "multi", "slide"]
 SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)  # the usual multi-scale test
@@ -23,7 +21,7 @@ SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)  # the usual multi-scale test
 
 @dataclass(frozen=True, kw_only=True)
 class Inference:
-    """How an image is looked at. Sizes as in training: `short_side`, unless the long side would pass `long_side`."""
+    """How a network is run on an image, brought to `short_side` unless its long side would pass `long_side`."""
 
     short_side: int
     long_side: int
@@ -31,9 +29,6 @@ class Inference:
     flip: bool = False
     window: int | None = None  # pixels a side; None: the whole image at once
     stride: int | None = None  # of the window; None: two thirds of it
-
-    def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "scales": list(self.scales)}
 
     @classmethod
     def of(cls, mode: Mode, *, short_side: int, long_side: int, crop: int) -> Inference:
@@ -44,7 +39,7 @@ class Inference:
 
 
 class Predictor:
-    """A network with the way it looks at images."""
+    """A network, and how it is run on images."""
 
     def __init__(self, network: UperNet, inference: Inference, *, precise: Precise) -> None:
         self.network, self.inference, self.precise = network, inference, precise
@@ -52,10 +47,9 @@ class Predictor:
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
-        """Images uint8 (B, 3, H, W) of one size, on the network's device -> classes uint8 (B, H, W)."""
+        """Images uint8 (B, 3, H, W) of one size -> classes uint8 (B, H, W) on the network's device."""
         size, rule = (images.shape[-2], images.shape[-1]), self.inference
-        dtype = next(self.network.parameters()).dtype
-        pixels = to_pixels_of(self.backbone, normalise(images).to(dtype))
+        pixels = self.backbone.preprocess(images)
         total: Tensor | None = None
         for scale in rule.scales:
             inner = fitted_size(size, short_side=rule.short_side * scale, long_side=rule.long_side * scale)

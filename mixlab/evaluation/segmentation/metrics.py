@@ -9,12 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torchmetrics import Metric
 
 from mixlab.data.mask_values import IGNORE
 from mixlab.errors import InputError
-
-NUM_RESAMPLES = 2000
+from mixlab.statistics import bootstrap_groups
+from mixlab.training.distributed import from_all
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class SegmentationScores:
     aacc: float
     miou_interval: tuple[float, float] | None  # 95 %, over images
 
-    def as_json(self, classes: tuple[str, ...]) -> dict[str, Any]:
+    def to_json(self, classes: tuple[str, ...]) -> dict[str, Any]:
         rows = zip(classes, self.iou, self.accuracy, self.pixels, strict=True)
         return {
             "miou": _number(self.miou),
@@ -44,20 +43,22 @@ class SegmentationScores:
         }
 
 
-class ConfusionMatrix(Metric):
+class ConfusionMatrix:
     """Counts of pixels by (truth, prediction); pixels whose truth is `ignore` are left out.
 
-    Images may be counted in several groups, from which `interval` tells how sure the scores are.
+    Images may be counted in several groups, which `scores_of` resamples for an interval.
     """
 
-    full_state_update = False
-    matrices: Tensor  # int64 (G, K, K)
-
-    def __init__(self, num_classes: int, *, num_groups: int = 1, ignore: int = IGNORE) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        num_groups: int = 1,
+        ignore: int = IGNORE,
+        device: torch.device | None = None,
+    ) -> None:
         self.num_classes, self.ignore = num_classes, ignore
-        empty = torch.zeros(num_groups, num_classes, num_classes, dtype=torch.int64)
-        self.add_state("matrices", empty, dist_reduce_fx="sum")
+        self.matrices = torch.zeros(num_groups, num_classes, num_classes, dtype=torch.int64, device=device)
 
     def update(self, predicted: Tensor, truth: Tensor, *, group: int = 0) -> None:
         """Class numbers of the same shape."""
@@ -75,9 +76,10 @@ class ConfusionMatrix(Metric):
         counts = torch.bincount(pairs, minlength=self.num_classes**2)
         self.matrices[group] += counts.reshape(self.num_classes, self.num_classes)
 
-    def compute(self) -> Tensor:
+    def compute(self) -> NDArray[np.int64]:
         """The counts of all processes, (G, K, K)."""
-        return self.matrices
+        total: NDArray[np.int64] = np.sum(from_all(self.matrices.cpu().numpy()), axis=0)
+        return total
 
 
 def scores_of(matrices: NDArray[np.int64]) -> SegmentationScores:
@@ -89,19 +91,18 @@ def scores_of(matrices: NDArray[np.int64]) -> SegmentationScores:
     return SegmentationScores(matrix, iou, accuracy, true, _mean(iou), _mean(accuracy), overall, interval(matrices))
 
 
-def interval(matrices: NDArray[np.int64], *, seed: int = 0) -> tuple[float, float] | None:
+def interval(matrices: NDArray[np.int64]) -> tuple[float, float] | None:
     """The 95 % interval of the mIoU, by drawing groups of counts (G, K, K) with replacement; None of fewer than two."""
     matrices = matrices[matrices.any(axis=(1, 2))]
-    num_groups = len(matrices)
-    if num_groups < 2:
-        return None
-    random = np.random.default_rng(seed)
-    draws = random.multinomial(num_groups, np.full(num_groups, 1 / num_groups), size=NUM_RESAMPLES)  # (R, G)
-    right = draws @ matrices.diagonal(axis1=1, axis2=2)  # (R, K)
-    union = draws @ (matrices.sum(axis=1) + matrices.sum(axis=2)) - right
-    shares = np.divide(right, union, out=np.full(right.shape, np.nan), where=union > 0)
-    low, high = np.quantile([_mean(row) for row in shares], (0.025, 0.975))
-    return float(low), float(high)
+    correct = matrices.diagonal(axis1=1, axis2=2)  # (G, K)
+    either = matrices.sum(axis=1) + matrices.sum(axis=2) - correct
+
+    def mious(draws: NDArray[np.int64]) -> NDArray[np.float64]:
+        right, union = draws @ correct, draws @ either  # (R, K)
+        shares = np.divide(right, union, out=np.full(right.shape, np.nan), where=union > 0)
+        return np.array([_mean(row) for row in shares])
+
+    return bootstrap_groups(len(matrices), mious)
 
 
 def _share(part: NDArray[np.int64], whole: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -21,7 +21,7 @@ from mixlab.data.source import at_most
 from mixlab.errors import InputError
 from mixlab.evaluation.dense.pyramid import Pyramid
 from mixlab.evaluation.dense.recipe import DenseConfig, DenseRecipe, DenseScores
-from mixlab.evaluation.segmentation.evaluate import evaluate
+from mixlab.evaluation.segmentation.evaluate import score_label_maps
 from mixlab.evaluation.segmentation.inference import Inference, Mode, Predictor
 from mixlab.evaluation.segmentation.upernet import Norm, UperNet, resize
 from mixlab.training.batches import build_batches
@@ -85,13 +85,13 @@ class SegmentConfig(DenseConfig):
             assert isinstance(network, UperNet)
             held_out = at_most(parse_label_maps(data, split="val"), self.score_images)
             predictor = Predictor(network, self.inference("single"), precise=precise)
-            found, _ = evaluate(predictor, held_out, world=world, stopped=stopped)
+            found, _ = score_label_maps(predictor, held_out, world=world, stopped=stopped)
             yield from (("miou", found.miou), ("macc", found.macc), ("aacc", found.aacc))
 
         return DenseScores(self.score_every_epochs, measure)
 
     def inference(self, mode: Mode) -> Inference:
-        """How trained networks look at images."""
+        """How a trained network is run on images."""
         return Inference.of(mode, short_side=self.short_side, long_side=self.long_side, crop=self.crop)
 
 

@@ -22,7 +22,7 @@ from mixlab.studies.steps import rename_place
 
 MOST_ROWS = 60  # of a training curve
 WRITTEN = (PUBLISHED_RUNS, "report.html", "README.md", "config.json", "metrics.jsonl")  # the last two in an older form
-FILES_NAMED = ("skipped", "unreadable", "unmatched", "images")  # lists of file names, kept as numbers
+FILES_NAMED = ("skipped", "unreadable", "unmatched", "unpaired", "images")  # lists of file names, kept as numbers
 OTHER_PLACES = re.compile(r"(?:^|(?<=[\s'\"=]))/(?:[^\s/'\"]+/)+")  # folders above a file of any other absolute path
 Arrays = dict[str, NDArray[Any]]
 

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 import mixlab
+from mixlab.analysis.auc import run_study
 from mixlab.analysis.claims import CLAIMS, Evidence, Verdict, draw_up
 from mixlab.analysis.claims.evidence import Comparison, judge, scale_of
 from mixlab.analysis.claims.measured import mutual_pairs
 from mixlab.analysis.comparisons import over_seeds
-from mixlab.analysis.layer_ranks import RankSettings, layer_ranks
-from mixlab.analysis.rank import rank_measurements, summarise_ranks
-from mixlab.analysis.scores import Scorer
-from mixlab.analysis.studies import run_study
-from mixlab.analysis.subjects import MaskedImages
+from mixlab.analysis.layer_ranks import RankSettings
+from mixlab.analysis.map_scores import MapScorer
+from mixlab.analysis.rank import measure_ranks
+from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.data.mask_formats import parse_masks
 from mixlab.evaluation.target import Target
 from mixlab.run import Measurement, measurements_of
@@ -332,16 +332,15 @@ def test_untrained_models_decide_nothing_about_maps() -> None:
 def test_results_of_rank_and_studies_reach_the_ledger() -> None:
     torch.manual_seed(0)
     results, subjects = [], []
+    images, few = (ViewedImages(parse_masks("shapes:n=8"), size=64, num_images=number) for number in (8, 2))
     for name in ("vit_tiny", "dinovim_tiny", "linearvit_tiny"):
         model = mixlab.create_model(name, dim=64, depth=4, image=64, patch=8, head_dim=16).eval()
         subjects.append(Target(label=name, backbone=model, training="dino"))
-        found = list(layer_ranks(model, torch.randn(2, 3, 64, 64), layers=1, settings=RankSettings(chunk=32)))
-        result, _ = summarise_ranks(found, model.layout)
-        records = rank_measurements(result, subjects[-1].describe(), "noise")
-        results.append((name, {"measurements": json.loads(json.dumps(records, allow_nan=False))}))
-    scorer = Scorer(MaskedImages(parse_masks("shapes:n=8"), size=64), twins=False)
+        found = measure_ranks(subjects[-1], few, layers=1, settings=RankSettings(chunk=32)).to_json()
+        results.append((name, json.loads(json.dumps(found, allow_nan=False))))
+    scorer = MapScorer(images, twins=False)
     studies = ("layer", "model", "head")
-    results += [(study, run_study(study, subjects, scorer).as_json("shapes")) for study in studies]
+    results += [(study, run_study(study, subjects, scorer).to_json()) for study in studies]
     statuses = {
         entry.claim.number: entry.verdict.status
         for entry in draw_up(Evidence(m for name, result in results for m in measurements_of(result, name)))

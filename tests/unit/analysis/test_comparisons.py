@@ -92,6 +92,8 @@ def test_each_network_may_be_read_as_its_own_paper_reads_it() -> None:
     vims = [measured("probe_top1", "mamba2", value, source=s) for s, value in (("stream", 0.6), ("branch", 0.7))]
     ((_, b),) = pairs(vit, over_seeds(vims))
     assert b[0].value == 0.7
+    twin = measured("probe_top1", "mamba2", 0.1, source="stream", training="untrained")
+    assert pairs(over_seeds(vims[1:]), over_seeds([twin])) == [], "but one architecture always in the same way"
     pooled = measured("binary_auc", "gated_conv", 0.5, map="pooled_cosine", layer=3)
     assert pairs(over_seeds([measured("binary_auc", "attention", 0.8, map="cosine", layer=5)]), over_seeds([pooled]))
 

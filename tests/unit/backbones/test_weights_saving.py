@@ -190,7 +190,7 @@ def with_architecture(path: Path, text: str) -> Path:
         ({"config": {"depth": True}}, "config.depth is True; expected int"),
         ({"config": {"hidden": 3}}, "config has no field 'hidden'"),
         ({"config": {"mixer": {"kind": "os.system"}}}, "config.mixer.kind is 'os.system'; choose one of attention"),
-        ({"config": {"layout": {"place": "behind"}}}, "config.layout.place is 'behind'; expected one of 'none'"),
+        ({"config": {"layout": {"place": "behind"}}}, "config.layout.place is 'behind'; expected one of none"),
         ({"surprise": 1}, "an architecture has name and config"),
         ({"name": 5}, "without a name"),
     ],

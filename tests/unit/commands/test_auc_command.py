@@ -48,7 +48,23 @@ def test_mismatched_and_broken_files_are_named_and_the_rest_is_scored(tmp_path: 
     assert result["rows"][0]["auc"]["n"] == 4
     assert result["rows"][0]["auc"]["undefined"] == 1
     assert [Path(path).name for path in result["skipped"]] == ["5.png"]
-    assert [Path(path).name for path in result["unmatched"]] == ["alone.jpg"]
+    assert [Path(path).name for path in result["unpaired"]] == ["alone.jpg"]
+
+
+def test_a_study_on_a_second_data_set_or_view_stays_beside_the_first(tmp_path: Path) -> None:
+    conv = make_run(tmp_path / "conv", "gatedconv_tiny")
+    first = {"data": "shapes:n=3", "study": ("model", "map"), "twins": False}
+    for call in (first, first | {"data": "shapes:n=4"}, first | {"fit": "crop"}, first):
+        auc([str(conv)], **call)
+    results = RunDirectory.open(conv).results()
+    for study in ("model", "map"):
+        stored = [results[f"auc_{study}{number}"] for number in ("", "_2", "_3")]
+        assert [(found["data"], found["protocol"]["fit"]) for found in stored] == [
+            ("shapes:n=3", "squash"), ("shapes:n=4", "squash"), ("shapes:n=3", "crop")
+        ]  # fmt: skip
+    assert len(results) == 6
+    charts = {f"auc_{kind}{number}.svg" for kind in ("model", "roc", "map") for number in ("", "_2", "_3")}
+    assert {path.name for path in (conv / "figures").iterdir()} == charts
 
 
 def test_training_said_on_the_command_line_pairs_targets(tmp_path: Path) -> None:

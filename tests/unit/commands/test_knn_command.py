@@ -35,7 +35,7 @@ def test_scores_go_to_the_run_and_follow_the_vote(tmp_path: Path) -> None:
         bank, queries = (LabelledFeatures(features[split], labels[split]) for split in ("train", "val"))
         expected = knn_accuracy(bank, queries, num_classes=10, k=row["k"], temperature=0.07, device=torch.device("cpu"))
         assert row["top1"] == pytest.approx(expected, abs=1 / 80)  # rounding may move one image
-    assert [record["k"] for record in result["measurements"]] == [20]
+    assert [record["protocol"]["k"] for record in result["measurements"]] == [row["k"] for row in result["scores"]]
     assert result["num_neighbours"] == 80
 
 

@@ -29,12 +29,42 @@ def test_pictures_and_arrays_of_several_models(tmp_path: Path) -> None:
             assert np.asarray(picture.convert("L")).std() > 10
 
 
-def test_maps_of_heads_and_registers_get_a_picture_of_their_own(tmp_path: Path) -> None:
+def test_maps_of_another_protocol_replace_neither_results_nor_pictures(tmp_path: Path) -> None:
     reg = make_run(tmp_path / "reg", "dinomambareg_tiny", num_registers=4)
-    for name, count in (("register_cosine", 4), ("mixing_rows", 8)):
-        maps([str(reg)], data="shapes:n=2", map=name, num_images=2, layer=1)
-        assert RunDirectory.open(reg).arrays("maps")["map_reg"].shape == (2, count, 8, 8)
-        assert (reg / "figures" / "maps_by_part.png").is_file()
+    calls = [("register_cosine", "shapes:n=2"), ("mixing_rows", "shapes:n=2,seed=7")]
+    for name, data in (*calls, calls[0]):  # the first again: it replaces itself
+        maps([str(reg)], data=data, map=name, num_images=2, layer=1)
+    run = RunDirectory.open(reg)
+    stored = {name: (result["maps"]["reg"], result["data"]) for name, result in run.results().items()}
+    assert stored == dict(zip(("maps", "maps_2"), calls, strict=True))
+    assert [run.arrays(name)["map_reg"].shape for name in stored] == [(2, 4, 8, 8), (2, 8, 8, 8)]
+    pictures = [file for result in run.results().values() for file in result["figures"]]
+    assert {path.name for path in (reg / "figures").iterdir()} == set(pictures)
+    assert len(pictures) == len({(reg / "figures" / name).read_bytes() for name in pictures}) == 6
+
+
+def test_unpaired_masks_are_counted_and_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for folder, names in (("images", ("a", "b")), ("masks", ("a", "b", "alone"))):
+        (tmp_path / "set" / folder).mkdir(parents=True)
+        for name in names:
+            Image.fromarray(np.full((40, 60), 255, np.uint8)).save(tmp_path / "set" / folder / f"{name}.png")
+    vit = make_run(tmp_path / "vit", "vit_tiny")
+    result = maps([str(vit)], data=str(tmp_path / "set"))
+    assert [Path(file).name for file in result["unpaired"]] == ["alone.png"]
+    assert "1 files have no partner" in (said := capfd.readouterr().err.replace("\n", "")) and "alone.png" in said
+
+
+def test_a_photograph_is_cropped_as_knn_does_unless_it_is_to_be_squashed(tmp_path: Path) -> None:
+    photo = tmp_path / "wide.jpg"
+    pixels = np.zeros((64, 192, 3), np.uint8)
+    pixels[:, 64:128] = 255  # white in the middle square alone
+    Image.fromarray(pixels).save(photo, quality=100)
+    vit = make_run(tmp_path / "vit", "vit_tiny")
+    for fit in ("crop", "squash"):
+        maps([str(vit)], data=str(photo), fit=fit)
+    run = RunDirectory.open(vit)
+    for name, brightness in (("maps", 255), ("maps_2", 85)):
+        assert run.arrays(name)["images"].mean() == pytest.approx(brightness, abs=3)
 
 
 def test_components_can_be_fitted_over_the_set(tmp_path: Path) -> None:

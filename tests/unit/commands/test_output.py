@@ -11,10 +11,11 @@ from rich.console import Console
 from safetensors import SafetensorError
 
 import mixlab.commands.models
+from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.cli import main
 from mixlab.commands import output
-from mixlab.commands.output import console, emit, progress_bar, table
-from mixlab.data.reading import read_images
+from mixlab.commands.output import console, emit, print_left_out, progress_bar, table
+from mixlab.data.mask_formats import parse_images_or_masks
 from mixlab.data.unreadable import TooManyUnreadableError, UnreadableImage
 from mixlab.errors import InputError
 from mixlab.studies.steps import Step, run_steps
@@ -71,14 +72,18 @@ def test_a_progress_bar_takes_any_label(monkeypatch: pytest.MonkeyPatch) -> None
     assert "ranks of [/run]" in printed.getvalue() and "[/other]" in printed.getvalue()
 
 
-def test_images_that_cannot_be_read_are_named_whatever_their_folder_is_called(tmp_path: Path) -> None:
+def test_images_that_cannot_be_read_are_named_whatever_their_folder_is_called(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "[tmp]"
     folder.mkdir()
     (folder / "a.png").write_bytes(b"torn")
     Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(folder / "b.png")
-    with pytest.warns(UserWarning, match=r"\[tmp\]/a\.png"):
-        images, masks, names = read_images(str(folder), size=8, num_images=4)
-    assert (images.shape, masks, names) == ((1, 3, 8, 8), None, ["b.png"])
+    images = ViewedImages(parse_images_or_masks(str(folder)), size=8)
+    seen = images.together()
+    assert (seen.images.shape, seen.masks, seen.names) == ((1, 3, 8, 8), None, ["b.png"])
+    print_left_out(images)
+    assert "[tmp]/a.png" in said(capfd).replace("\n", "")
 
 
 class Pool:

@@ -10,8 +10,8 @@ from look_runs import make_run
 
 from mixlab.commands.probe import probe
 from mixlab.evaluation import paper
-from mixlab.evaluation.head_grid import Head
-from mixlab.run import RunDirectory
+from mixlab.evaluation.probe.heads import Head
+from mixlab.run import RunDirectory, measurements_of
 
 DATA = "shapes:n=60,size=32"
 QUICK = ["--data", DATA, "--image", "32", "--epochs", "2", "--batch", "20", "--workers", "0", "--device", "cpu"]
@@ -35,17 +35,18 @@ def test_the_whole_ablation_comes_from_one_command(tmp_path: Path, capsys: pytes
         assert all(row["paper"] is None for row in found["heads"])  # the paper did not probe drawn shapes
     assert result["difference"]["same_head"]["n"] == 60
     assert result["source"] == "branch" and result["provenance"]["seed"] == 0
-    assert "cached less augmented" in printed.err and "strategy" in printed.err
+    assert "cached minus augmented" in printed.err and "strategy" in printed.err
     bits = RunDirectory.open(vim).arrays("probe")["cached_correct_bits"]
     counts = np.unpackbits(bits, axis=1)[:, :60].sum(1)
     assert counts.tolist() == [head["correct"] for head in result["modes"]["cached"]["heads"]]
-    records = result["measurements"]
-    assert [record["metric"] for record in records] == ["probe_top1"] * (1 + 4 * 5)
-    assert "blocks" not in records[0] and records[0]["training"] == "dino"
-    heads = result["modes"]["augmented"]["heads"]
-    for record in records[1:]:  # each cell at its best learning rate and weight decay
-        cell = [head["top1"] for head in heads if all(head[key] == record[key] for key in ("blocks", "strategy"))]
-        assert record["value"] == max(cell) and len(cell) == 4 * 4
+    for mode, found in result["modes"].items():
+        best, *cells = (m for m in measurements_of(result, "here") if m["mode"] == mode)
+        assert best["blocks"] is None and best.subject.training == "dino" and best.value == found["best"]["top1"]
+        assert len(cells) == 4 * 5
+        for m in cells:  # each at its best learning rate and weight decay
+            inputs = {"blocks": m["blocks"], "strategy": m["strategy"]}
+            cell = [head["top1"] for head in found["heads"] if inputs.items() <= head.items()]
+            assert m.value == max(cell) and len(cell) == 4 * 4
     assert (vim / "probe" / "augmented" / "best_head.safetensors").is_file()
 
 
@@ -61,7 +62,9 @@ def test_a_single_head_is_the_same_alone_and_in_the_grid(tmp_path: Path) -> None
     assert twin == alone[0]
 
 
-def test_light_heavy_and_few_labels_choose_their_heads_and_images(tmp_path: Path) -> None:
+def test_light_heavy_and_few_labels_choose_their_heads_and_images(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     vim = make_run(tmp_path / "vim", "dinovim_tiny", state=8)
     options = {"data": DATA, "image": 32, "epochs": 1, "workers": 0, "device": "cpu", "mode": "cached"}
     heavy = probe(str(vim), **options, heads="heavy", label_share=0.1)
@@ -69,8 +72,9 @@ def test_light_heavy_and_few_labels_choose_their_heads_and_images(tmp_path: Path
     assert {(head["blocks"], head["strategy"]) for head in found["heads"]} == {(4, "cls")}
     assert len(found["heads"]) == 16
     assert found["num_train"] == found["batch"] == 10  # one image of each class; the batch is cut to fit
-    with pytest.raises(ValueError, match=r"label_share was 0\.1, is 0\.2"):
-        probe(str(vim), **options, heads="heavy", label_share=0.2)
+    probe(str(vim), **options, heads="heavy", label_share=0.2)
+    assert "holds a probe with other settings (label_share was 0.1, is 0.2" in " ".join(capsys.readouterr().err.split())
+    assert {path.name for path in (vim / "results").glob("*.json")} == {"probe.json", "probe_2.json"}
 
 
 def test_the_papers_figures_stand_only_where_the_setting_is_the_papers() -> None:

@@ -15,7 +15,7 @@ from mixlab.commands.probe import probe
 from mixlab.commands.robust import parse_sets, parse_shard, robust
 from mixlab.data.imagenet_labels import imagenet_a_classes, imagenet_classes, real_labels
 from mixlab.evaluation.classifier import ProbeHead, load_head, save_head
-from mixlab.run import RunDirectory
+from mixlab.run import RunDirectory, measurements_of
 
 CLASSES = list(imagenet_a_classes()[:3])
 COLOURS = [(250, 10, 10), (10, 250, 10), (10, 10, 250)]
@@ -64,8 +64,10 @@ def test_a_probed_run_is_scored_on_every_set_that_is_found(
     }  # fmt: skip
     assert result == RunDirectory.open(run).results()["robust_vit"]
     assert "197 classes have no image" in " ".join(printed.err.split())
-    assert result["subject"]["classifier"] == "probe, 1 x mean, stream"
-    assert [record["data"] for record in result["measurements"]] == ["imagenet-v2-ti", "imagenet-a", "imagenet-real"]
+    assert result["subject"]["classifier"] == "cached probe, 60 epochs, 1 x mean, stream"
+    found = measurements_of(result, "here")
+    assert [m["data"] for m in found] == ["imagenet-v2-ti", "imagenet-a", "imagenet-real"]
+    assert {m["classifier"] for m in found} == {"cached probe, 60 epochs"}
     assert all(part["paper"] is None and not part["complete"] for part in result["sets"].values())
 
 
@@ -98,9 +100,9 @@ def test_parts_of_another_classifier_limit_or_view_count_as_missing(
         assert "sets" not in part("1/2")
         assert "part 0 of 2 is of another" in " ".join(capsys.readouterr().err.split())
     assert part("0/2")["sets"]["v2-ti"]["top1"] == 1.0
-    assert part("1/2", head=tmp_path / "retrained.safetensors").keys().isdisjoint({"sets"})
-    both = part("0/2", head=tmp_path / "retrained.safetensors")
+    both = part("1/2", head=tmp_path / "retrained.safetensors")  # no other part has replaced its first one
     assert both["counts"]["v2-ti"]["n"] == 9 and both["sets"]["v2-ti"]["top1"] == 0.0
+    assert sorted(m.value for m in RunDirectory.open(tmp_path / "out").measurements()) == [0.0, 1.0]
 
 
 def test_sets_and_changed_images_keep_files_of_their_own(probed: tuple[Path, Path], tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Changed images: each change does what it says, and a classifier is scored under all of them at once."""
 
 import json
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,14 +11,16 @@ from PIL import Image
 from torch import nn
 
 from mixlab.commands.probe import probe
-from mixlab.commands.robust import load_classifier, robust
+from mixlab.commands.robust import robust
 from mixlab.data.colour import LUMA
 from mixlab.data.images import parse_source
 from mixlab.data.shapes import SHAPE_CLASSES
-from mixlab.evaluation.classifier import Classifier
+from mixlab.evaluation.classifier import NamedClassifier, load_classifier
+from mixlab.evaluation.machine import Machine
 from mixlab.evaluation.shifts import SHIFTS, ShiftScores, score_shifts, shifted
 from mixlab.evaluation.views import CentreView
-from mixlab.run import RunDirectory
+from mixlab.run import RunDirectory, Subject, measurements_of
+from mixlab.training.distributed import World
 
 IMAGES = torch.randint(0, 256, (3, 3, 40, 40), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 DATA = "shapes:n=60,size=32"
@@ -30,18 +31,17 @@ def change(name: str, images: torch.Tensor = IMAGES, first: int = 0) -> torch.Te
     return shifted(images, name, range(first, first + len(images))).float()
 
 
-def colour_classifier() -> Classifier:
+def colour_classifier() -> NamedClassifier:
     """Any network: what it says depends on every pixel."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 10))
-    return Classifier(network, classes=SHAPE_CLASSES, view=CentreView(16, 1.0), label="any")
+    return NamedClassifier(network, SHAPE_CLASSES, CentreView(16, 1.0), Subject(label="any"), kind="its own")
 
 
 def score(num_ranks: int, num_images: int = 23, batch: int = 5) -> list[ShiftScores]:
-    images, cpu = parse_source(f"shapes:n={num_images},size=16"), torch.device("cpu")
+    images, machine = parse_source(f"shapes:n={num_images},size=16"), Machine(World(torch.device("cpu")), batch=batch)
     ranks = [(rank, num_ranks) for rank in range(num_ranks)]
-    options = {"device": cpu, "precise": nullcontext, "batch": batch}
-    return [score_shifts(images, colour_classifier(), shard=shard, **options) for shard in ranks]
+    return [score_shifts(images, colour_classifier(), machine=machine, shard=shard) for shard in ranks]
 
 
 def test_grey_is_lightness_and_pale_keeps_the_order_of_pixels() -> None:
@@ -129,9 +129,10 @@ def test_a_probe_is_scored_under_every_change(tmp_path: Path, capsys: pytest.Cap
     assert (figures["plain"]["top1"], figures["plain"]["n"]) == (probed["top1"], probed["n"])
     mean = sum(figures[name]["top1"] for name in SHIFTS) / len(SHIFTS)
     assert figures["mean"]["top1"] == pytest.approx(mean) and figures["mean"]["low"] <= mean <= figures["mean"]["high"]
-    assert [(m["metric"], m["data"]) for m in result["measurements"]] == [
-        *(("shift_top1", f"{DATA}, {name}") for name in SHIFTS), ("shifted_top1", f"{DATA}, mean")
-    ]  # fmt: skip
+    assert [(m.metric, m["data"], m["change"], m.value) for m in measurements_of(result, "here")] == [
+        *(("shift_top1", DATA, name, figures[name]["top1"]) for name in SHIFTS),
+        ("shifted_top1", DATA, "mean", figures["mean"]["top1"]),
+    ]
 
 
 def test_a_change_is_judged_by_the_classifier_itself(tmp_path: Path) -> None:
@@ -140,14 +141,12 @@ def test_a_change_is_judged_by_the_classifier_itself(tmp_path: Path) -> None:
     heads = {"mode": "cached", "blocks": (1,), "strategies": ("mean",), "lrs": (0.1,), "weight_decays": (0.0,)}
     probe(str(vit), data=DATA, epochs=5, batch=20, image=32, workers=0, device="cpu", **heads)
     found = robust(str(vit), shifts=DATA, workers=0, device="cpu")["shifts"]
-    classifier, _ = load_classifier(str(vit), head=None, weights=None, training=None, image=None, crop_share=None)
+    classifier = load_classifier(str(vit), device="cpu")
     source, right = parse_source(DATA, split="val"), 0
     for index in range(len(source)):
         pixels = source.load_fitted(index, classifier.view.load_size, "crop")[0][None]
         grey = shifted(pixels, "grey", [index])
-        view = classifier.view(grey, mean=classifier.pixel_mean, std=classifier.pixel_std)
-        with torch.no_grad():
-            right += classifier.classes[int(classifier(view).argmax())] == source.classes[source.label(index)]
+        right += classifier.classes[int(classifier.logits(grey).argmax())] == source.classes[source.label(index)]
     assert found["grey"]["correct"] == right
 
 

@@ -84,7 +84,7 @@ def test_two_sets_of_data_leave_two_results_for_the_ledger(tmp_path: Path) -> No
     assert {path.stem for path in (run / "figures").iterdir()} == {
         f"auc_{kind}{of}" for kind in ("model", "roc") for of in ("", "_2")
     }
-    found = Evidence.from_runs([run]).select("knn_top1")
+    found = Evidence.from_runs([run]).select("knn_top1", keep=lambda m: m["k"] == 10)
     assert sorted(measurement["data"] for measurement in found) == ["shapes:n=20", "shapes:n=25"]
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mixlab.bench import auc, dino, knn, probe
-from mixlab.evaluation.feature_table import FeatureTable
+from mixlab.evaluation.features import FeatureTable
 
 CPU = torch.device("cpu")
 

@@ -23,7 +23,8 @@ from mixlab.evaluation.classifier import (
     timm_classifier,
     trained_classifier,
 )
-from mixlab.evaluation.feature_plan import HeadInput
+from mixlab.evaluation.features import HeadInput
+from mixlab.evaluation.target import as_target
 from mixlab.evaluation.views import CentreView
 
 VIEW = CentreView(16)
@@ -31,18 +32,18 @@ VIEW = CentreView(16)
 
 def test_the_saved_best_head_scores_what_was_reported_for_it(tmp_path: Path) -> None:
     outcome = run_tiny(tmp_path, tiny_settings(mode="cached"))
-    file = tmp_path / "probe" / "best_head.safetensors"
+    file = tmp_path / "probe" / "cached" / "best_head.safetensors"
     backbone, splits = tiny_backbone(), tiny_splits()
     head = load_head(file, backbone)
     assert head.classes == splits.classes and head.source == "branch"
     counts = outcome.correct.sum(1)
     assert head.about["correct"] == counts.max() and head.about["n"] == len(splits.val)
     assert json.loads(file.with_suffix(".json").read_text())["lr"] == outcome.heads[int(counts.argmax())].lr
-    classifier = probe_classifier(backbone, head, view=VIEW, label="tiny").eval()
+    classifier = probe_classifier(as_target(backbone), head, view=VIEW)
+    assert classifier.kind == "cached probe, 3 epochs"
     loaded = list(VIEW.loader(splits.val, batch=16))
     images = torch.cat([batch.images for batch in loaded])
-    logits = classifier(VIEW(images, mean=backbone.pixel_mean, std=backbone.pixel_std))
-    right = logits.argmax(-1) == torch.cat([batch.labels for batch in loaded])
+    right = classifier.logits(images).argmax(-1) == torch.cat([batch.labels for batch in loaded])
     # Features were kept in half precision while training: an image on the border may fall to the other side.
     assert (right != outcome.correct[int(counts.argmax())]).sum() <= 1
 
@@ -75,9 +76,9 @@ def test_a_released_probe_reads_the_branch_of_the_last_blocks(tmp_path: Path) ->
     assert head.input == HeadInput(2, "cls") and head.source == "branch" and head.classes == imagenet_classes()
     images = torch.randn(3, 3, 16, 16)
     middle = [features.summary for _, features in backbone.features(images, layers=2, source="branch")]
-    classifier = probe_classifier(backbone, head, view=VIEW, label="released")
+    classifier = probe_classifier(as_target(backbone), head, view=VIEW)
     with torch.no_grad():
-        torch.testing.assert_close(classifier(images), linear(torch.cat(middle, dim=1)))
+        torch.testing.assert_close(classifier.network(images), linear(torch.cat(middle, dim=1)))
 
 
 def test_dinos_own_probe_of_a_base_vit_reads_class_token_and_mean(tmp_path: Path) -> None:
@@ -97,7 +98,7 @@ def test_files_that_are_no_head_or_another_backbones_get_a_sentence(tmp_path: Pa
         load_head(tmp_path / "wide.pth", backbone)
     released_checkpoint(tmp_path / "few.pth", 16, num_classes=7)
     with pytest.raises(ValueError, match="7 classes without names"):
-        probe_classifier(backbone, load_head(tmp_path / "few.pth", backbone), view=VIEW, label="x")
+        probe_classifier(as_target(backbone), load_head(tmp_path / "few.pth", backbone), view=VIEW)
 
 
 def test_a_head_file_cannot_run_code(tmp_path: Path) -> None:
@@ -114,13 +115,13 @@ def test_a_head_file_cannot_run_code(tmp_path: Path) -> None:
 def test_a_timm_classifier_has_timms_classes_view_and_pixels(tmp_path: Path) -> None:
     model = timm.create_model("tf_efficientnet_lite0")
     torch.save(model.state_dict(), tmp_path / "weights.pth")
-    classifier = timm_classifier("tf_efficientnet_lite0", weights=tmp_path / "weights.pth").eval()
+    classifier = timm_classifier("tf_efficientnet_lite0", weights=tmp_path / "weights.pth")
     assert classifier.classes == imagenet_classes()
     assert (classifier.view.size, classifier.view.load_size) == (224, 256)
-    assert classifier.pixel_mean == (0.5, 0.5, 0.5)
-    images = torch.randn(2, 3, 64, 64)
+    images = torch.randint(256, (2, 3, 256, 256), dtype=torch.uint8)
     with torch.no_grad():
-        torch.testing.assert_close(classifier(images), model.eval()(images))
+        expected = model.eval()((images[..., 16:240, 16:240] / 255 - 0.5) / 0.5)
+    torch.testing.assert_close(classifier.logits(images), expected)
     with pytest.raises(WeightsError, match=r"does not fit timm's resnet18"):
         timm_classifier("resnet18", weights=tmp_path / "weights.pth")
     with pytest.raises(ValueError, match="has no model 'resnet_eighteen'"):
@@ -137,7 +138,7 @@ def test_what_training_exports_is_a_classifier_again(tmp_path: Path) -> None:
     assert set(load_file(tmp_path / "classifier.safetensors")) == {"head.weight", "head.bias"}
     classes = ("n01440764", "n01443537", "n01484850")
     file = tmp_path / "classifier.safetensors"
-    classifier = trained_classifier(tiny_backbone(), file, classes=classes, view=VIEW, label="tiny")
+    classifier = trained_classifier(as_target(tiny_backbone()), file, classes=classes, view=VIEW)
     images = torch.randn(2, 3, 16, 16)
     with torch.no_grad():
-        torch.testing.assert_close(classifier(images), network(images))
+        torch.testing.assert_close(classifier.network(images), network(images))

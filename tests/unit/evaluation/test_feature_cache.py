@@ -11,14 +11,16 @@ import torch
 from PIL import Image
 from tiny_backbones import ALONE, DATA, PLAIN, run_tiny, tiny_backbone, tiny_settings
 
+import mixlab
+from mixlab.backbones.backbone import Backbone
 from mixlab.data.images import ImageFolder, parse_source
 from mixlab.data.labelled import Relabelled
 from mixlab.data.source import ImageSource, Subset
 from mixlab.evaluation import feature_cache
 from mixlab.evaluation.feature_cache import Extraction, FeatureCache
-from mixlab.evaluation.feature_plan import FeaturePlan, HeadInput
-from mixlab.evaluation.feature_table import FeatureTable
-from mixlab.evaluation.views import CentreView, precision_in_use
+from mixlab.evaluation.features import FeaturePlan, FeatureTable, HeadInput
+from mixlab.evaluation.machine import precision_in_use
+from mixlab.evaluation.views import CentreView
 from mixlab.training.distributed import World
 
 SHARD = 8
@@ -29,8 +31,10 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feature_cache, "SHARD", SHARD)
 
 
-def make_cache(folder: Path, *, seed: int = 0, source=None, stored: str = "float16") -> FeatureCache:
-    backbone = tiny_backbone(seed)
+def make_cache(
+    folder: Path, *, seed: int = 0, source=None, stored: str = "float16", backbone: Backbone | None = None
+) -> FeatureCache:
+    backbone = backbone or tiny_backbone(seed)
     inputs = [HeadInput(2, "cls"), HeadInput(1, "mean")]
     plan = FeaturePlan.build(backbone, inputs, source="stream", image=16)
     extraction = Extraction(plan, CentreView(16, 1.0), "fp32", stored)
@@ -90,6 +94,18 @@ def test_other_weights_images_or_precision_never_share_a_folder(tmp_path: Path) 
     assert len({cache.folder for cache in caches}) == len(caches)
     assert make_cache(tmp_path).folder == caches[0].folder
     assert json.loads((caches[0].folder / "about.json").read_text())["images"]["number"] == 44
+
+
+def test_networks_with_the_same_weights_and_another_architecture_never_share_a_folder(tmp_path: Path) -> None:
+    stack = {"dim": 16, "depth": 3, "image": 16, "patch": 4, "head_dim": 8}
+    made = []
+    for feature_map in ("softmax", "elu"):
+        torch.manual_seed(0)
+        made.append(mixlab.create_model("linearvit_tiny", feature_map=feature_map, **stack).eval())
+    state, other = (backbone.state_dict() for backbone in made)
+    assert all(torch.equal(state[name], other[name]) for name in state)
+    softmax, elu = (fill(make_cache(tmp_path, backbone=backbone)).all() for backbone in made)
+    assert not torch.equal(softmax, elu)
 
 
 def test_images_that_were_replaced_under_their_names_are_extracted_anew(tmp_path: Path) -> None:

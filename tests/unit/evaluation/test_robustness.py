@@ -1,7 +1,6 @@
 """ImageNet's shifted sets as small folders in their released layouts, scored by a classifier that reads colours."""
 
 import tarfile
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,15 @@ from torch import Tensor, nn
 
 from mixlab.data.decode import decode, to_tensor
 from mixlab.data.imagenet_labels import imagenet_a_classes, imagenet_classes, imagenet_r_classes, real_labels
-from mixlab.evaluation.classifier import Classifier, timm_classifier
+from mixlab.evaluation.classifier import NamedClassifier, timm_classifier
+from mixlab.evaluation.machine import Machine
 from mixlab.evaluation.robustness import SETS, SetScore, find_sets, score_set
 from mixlab.evaluation.views import CentreView
+from mixlab.run import Subject
+from mixlab.training.distributed import World
 from tests.photographs import PHOTOGRAPHS, needs_photographs
 
-CPU = torch.device("cpu")
+ALONE = Machine(World(torch.device("cpu")), batch=3)
 
 
 class Oracle(nn.Module):
@@ -26,6 +28,7 @@ class Oracle(nn.Module):
     def __init__(self, num_classes: int) -> None:
         super().__init__()
         self.num_classes = num_classes
+        self.pretrained_cfg = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
 
     def forward(self, images: Tensor) -> Tensor:
         number = (images[:, :2].mean((2, 3)) * 255 / 4).round().long()  # two digits to base 32, four tones apart
@@ -36,11 +39,9 @@ class Oracle(nn.Module):
         return logits
 
 
-def oracle(classes: tuple[str, ...] | None = None) -> Classifier:
+def oracle(classes: tuple[str, ...] | None = None) -> NamedClassifier:
     classes = classes or imagenet_classes()
-    classifier = Classifier(Oracle(len(classes)), classes=classes, view=CentreView(8, 1.0), label="oracle")
-    classifier.pixel_mean, classifier.pixel_std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-    return classifier
+    return NamedClassifier(Oracle(len(classes)), classes, CentreView(8, 1.0), Subject(label="oracle"), kind="its own")
 
 
 def paint(path: Path, number: int) -> None:
@@ -49,8 +50,8 @@ def paint(path: Path, number: int) -> None:
     Image.new("RGB", (12, 12), (4 * (number // 32), 4 * (number % 32), 0)).save(path)
 
 
-def score(name: str, folder: Path, classifier: Classifier | None = None, **options) -> SetScore:
-    return score_set(name, folder, classifier or oracle(), device=CPU, batch=3, precise=nullcontext, **options)
+def score(name: str, folder: Path, classifier: NamedClassifier | None = None, **options) -> SetScore:
+    return score_set(name, folder, classifier or oracle(), machine=ALONE, **options)
 
 
 def test_folders_of_imagenet_v2_are_numbers_and_not_words(tmp_path: Path) -> None:
@@ -91,6 +92,9 @@ def test_real_takes_any_of_several_labels_and_leaves_out_images_without(tmp_path
     paint(tmp_path / "n01440764" / "n01440764_77.png", 0)
     found = score("real", tmp_path)
     assert (found.correct, found.n, found.unlabelled, found.unnamed) == (1, 1, 1, {"n01440764": 1})
+    together = score("real", tmp_path, shard=(0, 2))
+    together.add(score("real", tmp_path, shard=(1, 2)))
+    assert (together.correct, together.n, together.unlabelled, together.unnamed) == (1, 1, 1, {"n01440764": 1})
     wrong = next(label for label in range(1000) if label not in labels[several])
     paint(tmp_path / "n01440764" / f"ILSVRC2012_val_{several + 1:08d}.png", wrong)
     assert score("real", tmp_path).correct == 0
@@ -171,7 +175,7 @@ def test_a_real_classifier_on_real_photographs_scores_what_plain_code_counts(tmp
     with tarfile.open(PHOTOGRAPHS / "imagenette_112px.tar") as tar:
         members = [member for member in tar if member.name.lstrip("./").startswith("val/") and member.isfile()]
         tar.extractall(tmp_path, members=members[::100], filter="data")
-    classifier = timm_classifier("tf_efficientnet_lite0", weights=weights, image=112).eval()
+    classifier = timm_classifier("tf_efficientnet_lite0", weights=weights, image=112)
     found = score("val", tmp_path / "val", classifier)
     model = timm.create_model("tf_efficientnet_lite0", num_classes=1000).eval()
     model.load_state_dict(torch.load(weights, weights_only=True))

@@ -1,4 +1,4 @@
-"""Intervals, few labels, splits, and the lists of ImageNet's classes."""
+"""Intervals of accuracies, the view for evaluation, and the lists of ImageNet's classes."""
 
 import importlib.resources
 import json
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from torchvision import transforms
 from torchvision.transforms import InterpolationMode
@@ -20,34 +19,19 @@ from mixlab.data.imagenet_labels import (
     val_number,
 )
 from mixlab.data.images import ImageFolder
-from mixlab.evaluation.accuracy import accuracy, paired_gap
+from mixlab.evaluation.accuracy import Accuracy
 from mixlab.evaluation.views import CentreView
-from mixlab.statistics import bootstrap_difference, bootstrap_mean
 
 
-def test_the_interval_is_that_of_resampling_images_one_by_one() -> None:
-    right = torch.zeros(400, dtype=torch.float64)
-    right[:300] = 1
-    slow, fast = bootstrap_mean(right, num_resamples=4000), accuracy(300, 400)
-    assert fast.value == slow.value == 0.75
-    assert abs(fast.low - slow.low) < 0.006 and abs(fast.high - slow.high) < 0.006
-
-
-def test_the_interval_of_a_difference_is_that_of_resampling_pairs() -> None:
-    generator = torch.Generator().manual_seed(0)
-    first = torch.rand(500, generator=generator) < 0.8
-    second = first ^ (torch.rand(500, generator=generator) < 0.15)
-    slow, fast = bootstrap_difference(first.double(), second.double(), num_resamples=4000), paired_gap(first, second)
-    assert fast.value == pytest.approx(slow.value)
-    assert abs(fast.low - slow.low) < 0.006 and abs(fast.high - slow.high) < 0.006
-
-
-def test_no_images_have_no_accuracy_and_impossible_counts_are_refused() -> None:
-    assert accuracy(0, 0)[:3] == (None, None, None)
+def test_accuracies_of_nothing_and_of_everything_have_intervals_with_a_width() -> None:
+    for correct, inner in ((0, "high"), (50, "low")):
+        found = Accuracy(correct, 50).to_json()
+        assert found["low"] <= found["top1"] == correct / 50 <= found["high"]
+        # Wilson's inner end at 0 or n of n is z^2 / (n + z^2) away from it.
+        assert abs(found[inner] - found["top1"]) == pytest.approx(1.959964**2 / (50 + 1.959964**2), abs=1e-6)
+    assert Accuracy(0, 0).to_json() == {"top1": None, "low": None, "high": None, "correct": 0, "n": 0}
     with pytest.raises(ValueError, match="5 of 4"):
-        accuracy(5, 4)
-    with pytest.raises(ValueError, match="do not pair up"):
-        paired_gap(torch.ones(3, dtype=torch.bool), torch.ones(4, dtype=torch.bool))
+        Accuracy(5, 4).to_json()
 
 
 def test_the_view_for_evaluation_is_resize_and_centre_crop(tmp_path: Path) -> None:
@@ -57,13 +41,12 @@ def test_the_view_for_evaluation_is_resize_and_centre_crop(tmp_path: Path) -> No
     Image.fromarray((127 + 120 * waves).astype(np.uint8)).save(tmp_path / "ant" / "a.png")
     view = CentreView(56)  # 64 before the cut, as 256 before 224
     (batch,) = view.loader(ImageFolder(tmp_path), batch=4)
-    ours = view(batch.images, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
+    ours = view.crop(batch.images)[0] / 255
     steps = [transforms.Resize(64, InterpolationMode.BICUBIC), transforms.CenterCrop(56), transforms.ToTensor()]
-    theirs = transforms.Compose([*steps, transforms.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))])
-    expected = theirs(Image.open(tmp_path / "ant" / "a.png"))
-    off = (ours[0] - expected).abs()
-    assert off.mean() < 0.1 and off.max() < 0.3  # Resize rounds the longer side: less than a pixel
-    assert (ours[0].flip(2) - expected).abs().mean() > 0.3
+    expected = transforms.Compose(steps)(Image.open(tmp_path / "ant" / "a.png"))
+    off = (ours - expected).abs()
+    assert off.mean() < 0.03 and off.max() < 0.09  # Resize rounds the longer side: less than a pixel
+    assert (ours.flip(2) - expected).abs().mean() > 0.09
     for size, share in ((0, 0.9), (8, 0.0), (8, 1.1)):
         with pytest.raises(ValueError, match="give at least 1 px"):
             CentreView(size, share)

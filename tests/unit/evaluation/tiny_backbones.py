@@ -1,7 +1,6 @@
 """A tiny backbone, a drawn data set, and what the tests of this folder do with them."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -9,7 +8,9 @@ import torch
 import mixlab
 from mixlab.backbones.backbone import Backbone
 from mixlab.data.labelled import LabelledSplits, labelled_splits
-from mixlab.evaluation.probe_run import Machine, ProbeOutcome, ProbeSettings, run_probe
+from mixlab.evaluation.machine import Machine, no_bar
+from mixlab.evaluation.probe import ProbeSettings, evaluate_linear_probe
+from mixlab.evaluation.probe.result import GridScores
 from mixlab.training.distributed import World
 from mixlab.training.stopping import StopRequests
 
@@ -43,12 +44,12 @@ def tiny_settings(**changes) -> ProbeSettings:
     return ProbeSettings(**{**defaults, **changes})
 
 
-@contextmanager
-def no_bar(description: str, total: int) -> Iterator[object]:
-    yield lambda count: None
-
-
-def run_tiny(folder: Path, settings: ProbeSettings, *, world: World = ALONE, bar=no_bar, **options) -> ProbeOutcome:
-    machine = Machine(world=world, folder=folder / "probe", features=folder / "features", **options)
+def run_tiny(folder: Path, settings: ProbeSettings, *, world: World = ALONE, bar=no_bar, **options) -> GridScores:
+    """One mode; FOLDER/probe/MODE is its place."""
+    machine = Machine(world, features=folder / "features", bar=bar)
     with StopRequests() as stop:
-        return run_probe(tiny_backbone(), tiny_splits(), settings, machine, data=DATA, stop=stop, bar=bar)
+        found = evaluate_linear_probe(
+            tiny_backbone(), tiny_splits(), settings, machine=machine, folder=folder / "probe", stop=stop, **options
+        )
+    (scores,) = found.scores.values()
+    return scores

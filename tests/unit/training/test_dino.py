@@ -15,7 +15,7 @@ from mixlab.data.loader import Batch
 from mixlab.recipes import RECIPES
 from mixlab.training.collapse import describe
 from mixlab.training.dino import DinoConfig, DinoNetwork, DinoRecipe
-from mixlab.training.dino_parts import Centre, DinoHead, crowding
+from mixlab.training.dino_parts import DinoCentre, DinoHead, koleo_loss
 from mixlab.training.loop import train
 from mixlab.training.recipe import BatchPart, to_pixels_of
 from mixlab.training.settings import override
@@ -64,7 +64,7 @@ def test_views_of_all_sizes_come_out_in_order_as_if_each_went_alone() -> None:
 
 
 def test_the_centre_moves_to_the_mean_of_all_passes_of_a_step() -> None:
-    centre = Centre(5)
+    centre = DinoCentre(5)
     centre.mean.copy_(torch.arange(5.0))
     passes = [torch.randn(2, 3, 5), torch.randn(2, 3, 5)]
     for teacher in passes:
@@ -116,12 +116,32 @@ def test_the_teacher_stands_still_at_the_end_of_a_run_of_less_than_an_epoch() ->
 def test_a_run_too_short_to_free_its_prototypes_says_so() -> None:
     backbone = create_model("vit_tiny", dim=32, depth=1, patch=8, image=32, head_dim=16)
     for steps, epochs in ((100, 1), (2502, 2)):
-        config = replace(CONFIG, frozen_prototype_epochs=epochs)
+        config = replace(CONFIG, frozen_prototype_epochs=epochs, teacher_warmup_epochs=0)
         with pytest.warns(UserWarning, match=f"a run of {steps} steps .* first {epochs * 1251};"):
             config.build(backbone, num_classes=0, total_steps=steps, steps_per_epoch=1251)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             config.build(backbone, num_classes=0, total_steps=2503, steps_per_epoch=1251)
+
+
+def test_a_temperature_that_rises_for_longer_than_the_run_says_so() -> None:
+    backbone = create_model("vit_tiny", dim=32, depth=1, patch=8, image=32, head_dim=16)
+    config = replace(CONFIG, frozen_prototype_epochs=0, teacher_warmup_epochs=3)
+    with pytest.warns(UserWarning, match="rises for 3 epochs, longer than the run"):
+        config.build(backbone, num_classes=0, total_steps=20, steps_per_epoch=10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        config.build(backbone, num_classes=0, total_steps=30, steps_per_epoch=10)
+
+
+def test_the_teacher_sees_the_two_global_views_alone_even_if_local_ones_have_their_size() -> None:
+    torch.manual_seed(0)
+    backbone = create_model("vit_tiny", dim=32, depth=1, patch=8, image=32, head_dim=16)
+    recipe = DinoRecipe(replace(CONFIG, local_size=32), backbone, total_steps=100)
+    seen: list[int] = []
+    recipe.teacher.register_forward_pre_hook(lambda module, inputs: seen.extend(len(views) for views in inputs[0]))
+    recipe.loss(recipe.prepare(batch(), BatchPart(step=0, epoch=0)))
+    assert seen == [2]
 
 
 def test_training_tells_the_recipe_its_true_number_of_steps(tmp_path: Path) -> None:
@@ -203,20 +223,20 @@ def test_a_network_knows_which_of_its_parameters_do_not_decay() -> None:
     assert "backbone.embed.positions.table" in names and "head.prototypes" not in names
 
 
-def test_crowding_is_the_mean_log_distance_to_the_nearest_other_image() -> None:
+def test_koleo_is_the_mean_log_distance_to_the_nearest_other_image() -> None:
     features = torch.randn(2, 5, 3, dtype=torch.float64)
     logs = []
     for view in F.normalize(features, dim=-1):
         for i, one in enumerate(view):
             logs.append(math.log(min(float((one - other).norm()) for j, other in enumerate(view) if j != i)))
-    assert crowding(features).item() == pytest.approx(-sum(logs) / 10, rel=1e-6)
+    assert koleo_loss(features).item() == pytest.approx(-sum(logs) / 10, rel=1e-6)
 
 
-def test_crowding_of_equal_features_stays_finite_and_falls_as_they_part() -> None:
+def test_koleo_of_equal_features_stays_finite_and_falls_as_they_part() -> None:
     same = torch.ones(1, 4, 6, requires_grad=True)
-    crowding(same).backward()
+    koleo_loss(same).backward()
     assert same.grad is not None and same.grad.isfinite().all()
     torch.manual_seed(0)
     direction = torch.randn(1, 4, 6)
-    crowded = [crowding(1 + scale * direction).item() for scale in (0.01, 0.1, 1.0)]
+    crowded = [koleo_loss(1 + scale * direction).item() for scale in (0.01, 0.1, 1.0)]
     assert crowded == sorted(crowded, reverse=True)

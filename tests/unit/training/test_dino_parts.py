@@ -1,13 +1,23 @@
-"""The loss without loops against the double loop over views that defines it."""
+"""DINO's parts: the loss against the double loop that defines it, and all of them in a loop of one's own."""
 
+import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from mixlab.training.dino_parts import dino_loss, teacher_targets
+from mixlab.backbones.backbone import Backbone
+from mixlab.backbones.zoo import create_model
+from mixlab.data.loader import Batch
+from mixlab.training.config import ModelConfig, OptimConfig, TrainConfig
+from mixlab.training.dino import DinoConfig
+from mixlab.training.dino_parts import DinoCentre, DinoHead, dino_loss, teacher_targets
+from mixlab.training.distributed import World
+from mixlab.training.recipe import seed_for
+from mixlab.training.update import Update
 
 
 def slow_dino_loss(student: Tensor, teacher: Tensor, centre: Tensor, *, student_t: float, teacher_t: float) -> Tensor:
@@ -82,3 +92,54 @@ def test_views_that_make_no_pairs_are_refused() -> None:
         dino_loss(torch.zeros(1, 2, 4), torch.zeros(1, 2, 4), temperature=0.1)
     with pytest.raises(ValueError, match="differ in images or outputs"):
         dino_loss(torch.zeros(3, 2, 4), torch.zeros(2, 2, 5), temperature=0.1)
+
+
+def test_the_parts_in_a_plain_loop_train_as_the_recipe_does() -> None:
+    """As the docstring of `dino_parts` shows: the crops, both networks, the loss, the centre, the moving average."""
+    method = DinoConfig(
+        num_prototypes=24, hidden=16, bottleneck=8, global_size=32, local_size=16, num_local=2, teacher_momentum=0.9,
+        frozen_prototype_epochs=0, teacher_warmup_epochs=0, teacher_temperature=0.04,
+    )  # fmt: skip
+    optim = OptimConfig(lr=0.1, lr_batch=6, min_lr=0.0, warmup_epochs=0, weight_decay=0.0, weight_decay_end=0.0)
+    config = TrainConfig(method=method, model=ModelConfig(name="vit_tiny"), optim=optim, steps=10, batch=6)
+    images = torch.randint(0, 256, (6, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    numbers, sizes = torch.arange(6), torch.full((6, 2), 32)
+
+    torch.manual_seed(0)
+    recipe = method.build(create_small_vit(), num_classes=0, total_steps=10, steps_per_epoch=5)
+    update = Update(recipe, replace(config, precision="fp32"), steps_per_epoch=5, world=World(torch.device("cpu")))
+    theirs = [update([Batch(images, numbers, numbers, sizes)], step)["loss"].item() for step in range(3)]
+
+    torch.manual_seed(0)
+    backbone, head = create_small_vit(), DinoHead(dim=32, hidden=16, bottleneck=8, num_prototypes=24)
+    student = nn.Sequential(backbone, head)
+    teacher = copy.deepcopy(student).requires_grad_(False)
+    centre, crops = DinoCentre(24), method.crops()
+    optimizer = torch.optim.AdamW(student.parameters(), weight_decay=0.0)
+    ours = []
+    for step in range(3):
+        rate, momentum = (
+            end + (start - end) * (1 + math.cos(math.pi * step / 10)) / 2 for start, end in ((0.1, 0.0), (0.9, 1.0))
+        )
+        generator = torch.Generator().manual_seed(seed_for(0, step))
+        views = crops(images, crops.draw(sizes, generator))
+        with torch.no_grad():
+            outputs = teacher(views[0].flatten(0, 1)).unflatten(0, (2, 6))
+        targets = teacher_targets(outputs, centre.mean, temperature=0.04)
+        centre.collect(outputs)
+        logits = torch.cat([student(part.flatten(0, 1)).unflatten(0, (-1, 6)) for part in views])
+        loss = dino_loss(logits, targets, temperature=0.1)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.step()
+        centre.move(0.9)
+        with torch.no_grad():
+            for mine, new in zip(teacher.parameters(), student.parameters(), strict=True):
+                mine.mul_(momentum).add_(new, alpha=1 - momentum)
+        ours.append(loss.item())
+    assert ours == pytest.approx(theirs, rel=1e-4) and len(set(ours)) == 3
+
+
+def create_small_vit() -> Backbone:
+    return create_model("vit_tiny", dim=32, depth=1, patch=8, image=32, head_dim=16)

@@ -57,6 +57,15 @@ def test_any_field_of_the_backbone_can_be_set() -> None:
         ("optim.lr=-1e-3", "optim.lr is -0.001; give a number above 0"),
         ("optim.lr=NaN", "optim.lr is nan; give a number above 0"),
         ("seed=-1", "seed is -1; give 0 or more"),
+        ("optim.clip=-1", "optim.clip is -1.0; give a number above 0"),
+        ("optim.lr_batch=0", "optim.lr_batch is 0; give at least 1"),
+        ("optim.warmup_steps=-1", "optim.warmup_steps is -1; give 0 or more"),
+        ("optim.betas=0.9,1", "optim.betas are (0.9, 1.0); give two numbers from 0 to below 1"),
+        ("data.workers=-1", "data.workers is -1; give 0 or more"),
+        ("knn.temperature=0", "knn.temperature is 0.0; give a number above 0"),
+        ("method.centre_momentum=2", "method.centre_momentum is 2.0; give a number from 0 to 1"),
+        ("method.num_prototypes=0", "method.num_prototypes is 0; give at least 1"),
+        ("method.local_scale=0.4,0.1", "scale (0.4, 0.1) is not a range of shares"),
     ],
 )
 def test_a_wrong_setting_is_answered_with_the_rule_or_the_nearest_name(setting: str, says: str) -> None:

@@ -17,9 +17,10 @@ from mixlab.data.batch_loader import BatchLoader, SampleReader
 from mixlab.data.sample_order import SampleOrder
 from mixlab.data.unreadable import UnreadableImage
 from mixlab.evaluation.dense.recipe import DenseConfig, DenseNetwork, DenseScores
-from mixlab.evaluation.dense.targets import target_model, with_model
+from mixlab.evaluation.dense.task import settings_digest, starting_point
 from mixlab.evaluation.methods import METHODS, train_config
 from mixlab.evaluation.segmentation.recipe import SegmentConfig
+from mixlab.evaluation.segmentation.task import plan_segmentation
 from mixlab.recipes import RECIPES
 from mixlab.run import RunDirectory
 from mixlab.run.codec import to_json
@@ -151,19 +152,32 @@ def test_a_model_starts_from_a_file_or_from_a_finished_run(tmp_path: Path) -> No
         ModelConfig(name="gatedconv_tiny", weights=str(tmp_path)).build()
 
 
-def test_a_target_that_is_no_finished_run_is_refused(tmp_path: Path) -> None:
+def test_a_directory_without_weights_is_no_start(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(FileNotFoundError, match="no finished training run"):
-        target_model(str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"no exported weights \(weights.safetensors\)"):
+        starting_point(str(tmp_path))
     with pytest.raises(ValueError, match="has weights of its own"):
-        target_model(str(tmp_path), weights="file.pth")
+        starting_point(str(tmp_path), weights="file.pth")
 
 
 def test_a_recipe_keeps_its_fields_for_the_model_of_its_name_only() -> None:
-    config = RECIPES["segment_dinovim_tiny64"]()
-    same = with_model(config, ModelConfig(name="dinovim_tiny", fields={"depth": 9}))
-    assert same.model.fields == {**config.model.fields, "depth": 9}
-    assert with_model(config, ModelConfig(name="vit_small")).model == ModelConfig(name="vit_small")
+    recipe = RECIPES["segment_dinovim_tiny64"]()
+
+    def planned(target: str) -> ModelConfig:
+        return plan_segmentation(target, data="shapes", recipe=recipe).config.model
+
+    assert planned("dinovim_tiny") == recipe.model
+    assert planned("vit_small") == ModelConfig(name="vit_small")
+
+
+def test_a_digest_of_settings_differs_where_scores_may_and_the_protocol_does_not_say_how() -> None:
+    config = RECIPES["segment_vit_tiny64"]()
+
+    def same(*settings: str) -> bool:
+        return settings_digest(override(config, settings)) == settings_digest(config)
+
+    assert same("seed=3", "steps=7", "log.every_steps=1", "data.workers=2", "model.dim=32", "method.frozen=true")
+    assert not any(same(setting) for setting in ("optim.lr=1", "batch=4", "method.crop=32", "method.dropout=0.5"))
 
 
 def test_the_head_goes_out_and_comes_back_without_the_backbone() -> None:

@@ -15,10 +15,11 @@ from test_average_precision import by_pycocotools
 
 from mixlab.analysis.claims import Evidence
 from mixlab.analysis.claims.measured import mamba_does_dense_better
-from mixlab.commands.detect import choose_config, detect
+from mixlab.commands.detect import detect
 from mixlab.data.objects import instances_file, parse_objects
 from mixlab.evaluation.detection.average_precision import NAMES
 from mixlab.evaluation.detection.detector import Detector
+from mixlab.evaluation.detection.task import plan_detection
 from mixlab.run import RunDirectory
 from tests.coco_folder import draw_coco
 from tests.photographs import PHOTOGRAPHS, needs_photographs
@@ -95,8 +96,11 @@ def test_the_figures_reach_the_ledger_and_seeds_decide_there(finished, tmp_path)
     def verdict(num_seeds: int) -> str:
         for family, lead in (("mamba2", 0.2), ("gated_conv", 0.0)):
             for seed in range(num_seeds):
-                changed = {"family": family, "model": family, "seed": seed}
-                records = [r | changed | {"value": r["value"] + lead + 0.01 * seed} for r in result["measurements"]]
+                records = [
+                    {**record, "subject": {**record["subject"], "family": family, "model": family, "weights": None},
+                     "seed": seed, "value": record["value"] + lead + 0.01 * seed}
+                    for record in result["measurements"]
+                ]  # fmt: skip
                 other = RunDirectory.create(tmp_path / f"{family}{seed}")
                 other.write_result("detection", {"measurements": records})
         return mamba_does_dense_better(Evidence.from_runs(sorted(tmp_path.iterdir()))).status
@@ -132,6 +136,22 @@ def test_a_finished_run_is_judged_again_without_training(finished, tmp_path):
     again = detect(str(finished), data=DATA, run=tmp_path, evaluate_only=True, num_val=8, device="cpu")
     assert (again["boxes"], again["masks"]) == (before["boxes"], before["masks"])
     assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_shipped_network_is_trained_on_and_scored_again_as_what_it_is(tmp_path):
+    settings = ["steps=1", "optim.warmup_steps=0", "batch=2", "method.short=32,32", "method.channels=16",
+                "method.hidden=16"]  # fmt: skip
+    first = detect("shipped/gatedconv", data=DATA, run=tmp_path, set=settings, num_val=2, device="cpu")
+    again = detect(str(tmp_path), data=DATA, evaluate_only=True, num_val=2, device="cpu")
+    assert first["subject"]["training"] == again["subject"]["training"] == "dino"
+    found = RunDirectory(tmp_path).measurements()
+    assert {m.metric for m in found} == {"box_ap", "mask_ap"}
+    assert {(m.protocol.head, m.protocol.short_side, m.protocol.steps, m.protocol.num_images) for m in found} == {
+        ("mask", 32, 1, 2)
+    }
+    other = detect(str(tmp_path), data=DATA, evaluate_only=True, num_val=3, device="cpu", training="supervised")
+    assert other["subject"]["training"] == "supervised" and len(RunDirectory(tmp_path).measurements()) == 4
+    assert {file.name for file in tmp_path.glob("detections*.json")} == {"detections.json", "detections_2.json"}
 
 
 def child(judged: str, trained: str, rank: int, ports: list[int]) -> None:
@@ -263,7 +283,7 @@ def test_a_signal_while_scoring_stops_at_once_and_the_run_goes_on_to_the_same_bi
 
 
 def test_shapes_get_a_small_recipe_and_photographs_the_published_one():
-    small = choose_config("vit_tiny", data="shapes:n=4", recipe=None, settings=[], weights=None)
-    large = choose_config("vit_tiny", data="somewhere", recipe=None, settings=["method.head=mask"], weights=None)
+    small = plan_detection("vit_tiny", data="shapes:n=4").config
+    large = plan_detection("vit_tiny", data="somewhere", settings=["method.head=mask"]).config
     assert (small.method.short[1], large.method.short[1]) == (64, 800)
     assert large.method.head == "mask"

@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,7 @@ from mixlab.data.crops import normalise
 from mixlab.data.label_maps import parse_label_maps
 from mixlab.data.masks import MaskSource
 from mixlab.evaluation.dense.pyramid import Pyramid
-from mixlab.evaluation.segmentation.evaluate import evaluate, same_size
+from mixlab.evaluation.segmentation.evaluate import same_size, score_label_maps
 from mixlab.evaluation.segmentation.inference import SCALES, Inference, Predictor
 from mixlab.evaluation.segmentation.metrics import ConfusionMatrix
 from mixlab.evaluation.segmentation.upernet import UperNet
@@ -126,7 +127,7 @@ class MixedSizes(MaskSource):
         return self.parts[index % 2].name(index // 2)
 
 
-def test_a_set_of_many_sizes_is_judged_image_by_image() -> None:
+def test_a_set_of_many_sizes_is_scored_image_by_image() -> None:
     torch.manual_seed(0)
     backbone = create_model("gatedconv_tiny", dim=16, depth=4, patch=4, image=32)
     net = UperNet(Pyramid(backbone), num_classes=11, channels=16, auxiliary_channels=8, norm="group").eval()
@@ -135,13 +136,13 @@ def test_a_set_of_many_sizes_is_judged_image_by_image() -> None:
     for index in range(len(source)):
         pair = source.load(index)
         plain.update(look(pair.image[None])[0], pair.mask)
-    found, skipped = evaluate(look, source, world=ALONE)
-    assert torch.equal(torch.from_numpy(found.matrix), plain.compute()[0]) and not skipped
+    found, skipped = score_label_maps(look, source, world=ALONE)
+    assert np.array_equal(found.matrix, plain.compute()[0]) and not skipped
     shares = [evaluate_share(look, source, rank) for rank in range(3)]
-    assert torch.equal(sum(shares), plain.compute()[0])
+    assert np.array_equal(sum(shares), plain.compute()[0])
 
 
-def test_judging_is_left_at_once_when_asked_to() -> None:
+def test_scoring_stops_at_once_when_asked_to() -> None:
     seen: list[int] = []
 
     def look(images: Tensor) -> list[Tensor]:
@@ -149,14 +150,14 @@ def test_judging_is_left_at_once_when_asked_to() -> None:
         return [torch.zeros(image.shape[-2:], dtype=torch.int64) for image in images]
 
     with pytest.raises(ScoringStopped):
-        evaluate(look, MixedSizes(), world=ALONE, stopped=lambda: bool(seen))  # type: ignore[arg-type]
+        score_label_maps(look, MixedSizes(), world=ALONE, stopped=lambda: bool(seen))  # type: ignore[arg-type]
     assert len(seen) == 1
 
 
-def evaluate_share(look: Predictor, source: MaskSource, rank: int) -> Tensor:
+def evaluate_share(look: Predictor, source: MaskSource, rank: int) -> np.ndarray:
     """What one of three processes counts, before they add up."""
-    found, _ = evaluate(look, source, world=World(torch.device("cpu"), rank=rank, size=3))
-    return torch.from_numpy(found.matrix)
+    found, _ = score_label_maps(look, source, world=World(torch.device("cpu"), rank=rank, size=3))
+    return found.matrix
 
 
 def test_images_of_one_size_go_together_but_not_too_many() -> None:

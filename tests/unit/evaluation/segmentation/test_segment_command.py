@@ -8,6 +8,7 @@ import signal
 import socket
 import stat
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +17,16 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from mixlab.backbones.weights import save_weights
 from mixlab.backbones.weights.reading import WeightsError
-from mixlab.commands.dense_task import say_recipe, small_recipe
-from mixlab.commands.segment import choose_config, segment
+from mixlab.backbones.zoo import create_model
+from mixlab.commands.dense_task import say_recipe, small_recipe, target_and_recipe
+from mixlab.commands.segment import segment
 from mixlab.data.label_maps import parse_label_maps
+from mixlab.evaluation.dense.task import DensePlan
+from mixlab.evaluation.segmentation.task import plan_segmentation
 from mixlab.recipes import RECIPES
+from mixlab.run import RunDirectory
 from mixlab.training.loop import train
 from mixlab.training.settings import override
 from tests.photographs import PHOTOGRAPHS, needs_photographs
@@ -45,6 +51,11 @@ def call(folder: Path, *extra: str, target: str = "segment_gatedconv_tiny64", **
     return segment(target, data=DATA, run=folder, set=[*SMALL, *extra], num_val=10, device="cpu", **options)
 
 
+def planned(target: str, *, data: str = DATA, recipe: str | None = None, **options) -> DensePlan:
+    chosen, base = target_and_recipe(target, recipe)
+    return plan_segmentation(chosen, data=data, recipe=base, name=recipe or target, **options)
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("segment") / "run"
@@ -67,9 +78,13 @@ def test_a_finished_run_holds_scores_pictures_and_all_that_rebuilds_it(finished:
     assert matrix.sum() == 10 * 32 * 32
     assert result["aacc"] == pytest.approx(np.trace(matrix) / matrix.sum())
     assert result["provenance"]["versions"]["torch"]
-    (record,) = result["measurements"]
-    assert (record["metric"], record["value"], record["n"]) == ("miou", result["miou"], 10)
-    assert (record["family"], record["training"], record["seed"]) == ("gated_conv", "untrained", 0)
+    (found,) = RunDirectory(finished).measurements()
+    assert (found.metric, found.value, found.n, found.seed) == ("miou", result["miou"], 10, 0)
+    assert (found.subject.family, found.subject.training, found.subject.label) == ("gated_conv", "untrained", "run")
+    protocol = found.protocol
+    assert (protocol.data, protocol.split, protocol.num_images, protocol.precision) == (DATA, "val", 10, "fp32")
+    assert (protocol.head, protocol.image, protocol.frozen, protocol.steps) == ("upernet", 32, False, 8)
+    assert (protocol.mode, protocol.scales, protocol.flip, protocol.short_side) == ("single", (1.0,), False, 32)
     assert (finished / "figures" / "segmentation.png").stat().st_size > 1000
     assert (finished / "segmenter.safetensors").is_file() and (finished / "weights.safetensors").is_file()
 
@@ -177,6 +192,86 @@ def test_judging_a_finished_run_again_gives_the_scores_of_its_training(finished:
         "segmentation", "segmentation_multi", "segmentation_slide"}  # fmt: skip
 
 
+def test_scores_of_other_ways_to_look_stand_beside_the_first(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    for mode in ("multi", "single"):
+        segment(str(folder), data=DATA, num_val=10, evaluate_only=True, inference=mode, device="cpu")
+    segment(str(folder), data=DATA, num_val=3, evaluate_only=True, device="cpu")
+    found = {(m.protocol.mode, m.protocol.num_images): m for m in RunDirectory(folder).measurements()}
+    assert set(found) == {("single", 10), ("multi", 10), ("single", 3)}
+    assert found["multi", 10].protocol.scales == (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
+    assert found["multi", 10].protocol.flip and not found["single", 10].protocol.flip
+    assert found["single", 10] == RunDirectory(finished).measurements()[0]
+    elsewhere = segment(
+        str(folder), data="shapes:n=4,size=32", run=tmp_path / "other", evaluate_only=True, device="cpu"
+    )
+    (measurement,) = RunDirectory(tmp_path / "other").measurements()
+    assert elsewhere["data"] == measurement.protocol.val_data == "shapes:n=4,size=32"
+    assert measurement.protocol.data == DATA and measurement.subject == found["single", 10].subject
+
+
+FEW_STEPS = [setting for setting in SMALL if not setting.startswith("model.")] + ["steps=2", "checkpoint.every_steps=2"]
+
+
+def fit(target: str, folder: Path, **options) -> tuple[str, dict]:
+    """The training that the result says its backbone had, and the result."""
+    result = segment(target, data=DATA, run=folder, set=FEW_STEPS, num_val=2, device="cpu", **options)
+    return result["subject"]["training"], result
+
+
+def test_whatever_a_target_may_be_can_be_trained_on_and_evaluated_again(finished: Path, tmp_path: Path) -> None:
+    shipped_file, exported = tmp_path / "odd.safetensors", tmp_path / "exported.safetensors"
+    save_weights(create_model("shipped/vit"), shipped_file)  # of a shape that no name has
+    shutil.copy(finished / "weights.safetensors", exported)
+    stopped = tmp_path / "stopped"
+    shutil.copytree(finished, stopped)
+    (stopped / "weights.safetensors").unlink()
+    for number, (target, expected, options) in enumerate([
+        ("shipped/vit", "dino", {}),
+        (str(shipped_file), "trained", {}),
+        (str(shipped_file), "dino", {"training": "dino"}),
+        (str(exported), "trained", {}),
+        (str(finished / "weights.safetensors"), "segment", {}),
+        (str(stopped), "segment", {}),
+    ]):  # fmt: skip
+        folder = tmp_path / str(number)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a run is not finished
+            training, result = fit(target, folder, frozen=True, **options)
+        assert training == expected and result["frozen"]
+        start = load_file(exported if number > 2 else shipped_file)
+        assert all(torch.equal(value, start[name]) for name, value in load_file(folder / "weights.safetensors").items())
+        again = segment(str(folder), data=DATA, run=tmp_path / "again", num_val=2, evaluate_only=True, device="cpu")
+        assert again["classes"] == result["classes"] and again["subject"]["training"] == expected
+    assert fit(str(tmp_path / "1"), tmp_path / "chained")[0] == "segment"  # a run of a shape that no name has
+    with pytest.raises(ValueError, match="brings its own architecture"):
+        segment(str(shipped_file), data=DATA, run=tmp_path / "dim", set=[*FEW_STEPS, "model.dim=8"], device="cpu")
+
+
+def test_a_run_keeps_what_it_was_told_of_its_backbones_training(tmp_path: Path) -> None:
+    file = tmp_path / "file.safetensors"
+    save_weights(create_model("gatedconv_tiny", dim=16, depth=4, patch=4, image=32), file)
+    options = {"weights": str(file), "recipe": "segment_gatedconv_tiny64"}
+    named = ["model.dim=16", "model.depth=4", "model.patch=4", "model.image=32"]
+    call = {"data": DATA, "run": tmp_path / "run", "set": [*FEW_STEPS, *named], "num_val": 2, "device": "cpu"}
+    first = segment("gatedconv_tiny", training="supervised", **options, **call)
+    resumed = segment("gatedconv_tiny", **options, **call)
+    assert [result["subject"]["training"] for result in (first, resumed)] == ["supervised", "supervised"]
+    assert len(RunDirectory(tmp_path / "run").measurements()) == 1
+
+
+def test_a_run_that_was_stopped_is_scored_as_far_as_it_came(finished: Path, tmp_path: Path) -> None:
+    stopped = tmp_path / "run"
+    shutil.copytree(finished, stopped)
+    for file in ("weights.safetensors", "segmenter.safetensors"):
+        (stopped / file).unlink()
+    with pytest.warns(UserWarning, match="is not finished: these are the weights of step 8"):
+        found = segment(str(stopped), data=DATA, run=tmp_path / "a", num_val=10, evaluate_only=True, device="cpu")
+    whole = segment(str(finished), data=DATA, run=tmp_path / "b", num_val=10, evaluate_only=True, device="cpu")
+    assert found["classes"] == whole["classes"]
+
+
 def test_training_lowers_the_loss_with_every_mixer(tmp_path: Path) -> None:
     for family in ("dinovim", "mambaout"):
         name = "segment_mambaout_femto64" if family == "mambaout" else f"segment_{family}_tiny64"
@@ -211,39 +306,34 @@ def test_live_scores_are_those_of_the_held_out_part(tmp_path: Path) -> None:
 )
 def test_a_wrong_call_is_answered(target: str, options: dict, says: str) -> None:
     with pytest.raises((ValueError, OSError), match=says):
-        choice = {"recipe": None, "settings": [], "frozen": False, "weights": None, **options}
-        choose_config(target, data=DATA, **choice).model.build()
+        planned(target, **options).config.model.build()
 
 
 def test_a_bound_on_the_images_to_judge_by_bounds_the_live_scores_too(finished: Path) -> None:
     assert json.loads((finished / "config.json").read_text())["settings"]["method"]["score_images"] == 10
-    common = {"data": DATA, "recipe": None, "settings": [], "weights": None}
     for asked, bound in ((None, 200), (500, 200), (7, 7)):
-        assert choose_config("segment_vit_tiny64", num_val=asked, **common).method.score_images == bound
+        assert planned("segment_vit_tiny64", num_val=asked).config.method.score_images == bound
 
 
 @pytest.mark.parametrize(
-    ("target", "data", "recipe", "says"),
+    ("target", "data", "says"),
     [
-        ("vit_tiny", DATA, None, ["the small one for shapes, 500 steps"]),
-        ("timm/resnet18", "photos", None, ["the papers' for ADE20K", "--recipe segment_vit_tiny64"]),
-        ("dinovim_tiny", "photos", None, ["the papers' for ADE20K", "--recipe segment_dinovim_tiny64"]),
-        ("dinovim_tiny", "photos", "segment_vit_tiny64", []),
-        ("segment_vit_tiny", "photos", None, []),
+        ("vit_tiny", DATA, ["the small one for shapes, 500 steps"]),
+        ("timm/resnet18", "photos", ["the papers' for ADE20K", "--recipe segment_vit_tiny64"]),
+        ("dinovim_tiny", "photos", ["the papers' for ADE20K", "--recipe segment_dinovim_tiny64"]),
     ],
 )
 def test_a_call_without_a_recipe_is_told_which_one_it_gets_and_on_a_cpu_a_smaller_one(
-    target: str, data: str, recipe: str | None, says: list[str], capfd: pytest.CaptureFixture[str]
+    target: str, data: str, says: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    config = choose_config(target, data=data, recipe=recipe, settings=[], weights=None)
-    say_recipe(config, target=target, data=data, recipe=recipe, device="cpu", published="ADE20K")
+    say_recipe(planned(target, data=data), device="cpu", published="ADE20K")
     told = " ".join(capfd.readouterr().err.split())
-    assert all(text in told for text in says) and bool(told) == bool(says)
+    assert all(text in told for text in says)
 
 
 def test_the_small_recipe_for_a_trained_backbone_leaves_its_shape_alone() -> None:
-    config = choose_config("vit_tiny", data="photos", recipe=None, settings=[], weights="vit.pth")
-    small = choose_config("vit_tiny", data="photos", recipe=small_recipe(config), settings=[], weights="vit.pth")
+    config = planned("vit_tiny", data="photos", weights="vit.pth").config
+    small = planned("vit_tiny", data="photos", recipe=small_recipe(config), weights="vit.pth").config
     assert small.model == config.model and small.method.crop == 64
 
 

@@ -1,4 +1,4 @@
-"""Compiled layers."""
+"""torch.compile for recipes: one compilation for all layers of a stack."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TensorDropPath(nn.Module):
 
 
 def compile_recipe(recipe: Recipe, *, backend: str = "inductor") -> None:
-    """torch.compile each layer of a stack, so that one compilation serves them all; other networks as a whole."""
+    """Compile each layer of a stack by itself; networks that are no stack as a whole."""
     for module in recipe.modules().values():
         layers = [child for child in module.modules() if isinstance(child, Layer)]
         for layer in layers:

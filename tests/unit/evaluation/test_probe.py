@@ -14,11 +14,10 @@ from safetensors.torch import load_file
 from tiny_backbones import PLAIN, run_tiny, tiny_backbone, tiny_settings, tiny_splits
 
 from mixlab.data.images import ImageFolder
-from mixlab.evaluation.feature_plan import FeaturePlan, head_inputs
-from mixlab.evaluation.head_grid import new_head
-from mixlab.evaluation.probe_result import best_head, chosen_elsewhere
-from mixlab.evaluation.probe_streams import AugmentedStream
-from mixlab.evaluation.views import ProbeCrops
+from mixlab.evaluation.features import FeaturePlan, head_inputs
+from mixlab.evaluation.probe.heads import new_head
+from mixlab.evaluation.probe.result import best_head, chosen_elsewhere
+from mixlab.evaluation.probe.training import AugmentedStream, ProbeCrops
 from mixlab.training.distributed import World, join_world
 from mixlab.training.stopping import Stopped
 
@@ -35,7 +34,8 @@ def one_thread() -> Iterator[None]:
 
 
 def heads_in(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "probe" / "checkpoints" / f"step-{LAST:08d}.safetensors")
+    (file,) = folder.glob(f"probe/*/checkpoints/step-{LAST:08d}.safetensors")
+    return load_file(file)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_a_stopped_and_resumed_probe_ends_with_the_same_bits(
 
     with pytest.raises(Stopped, match=f"after step {stop_after}, which is saved"):
         run_tiny(tmp_path, tiny_settings(mode=mode), bar=interrupting)
-    assert not (tmp_path / "probe" / "best_head.safetensors").exists()
+    assert not list(tmp_path.rglob("best_head.safetensors"))
     outcome = run_tiny(tmp_path, tiny_settings(mode=mode))
     ours, theirs = heads_in(tmp_path), heads_in(whole[mode])
     assert ours.keys() == theirs.keys() and len(ours) == 4 * 4
@@ -76,9 +76,15 @@ def test_a_stopped_and_resumed_probe_ends_with_the_same_bits(
     assert torch.equal(again.correct, outcome.correct)
 
 
-def test_a_probe_with_other_settings_is_refused_in_the_same_folder(whole: dict[str, Path]) -> None:
-    with pytest.raises(ValueError, match=r"epochs was 3, is 4.*another --name"):
-        run_tiny(whole["cached"], tiny_settings(mode="cached", epochs=4))
+def test_a_probe_with_other_settings_gets_a_folder_of_its_own_and_the_same_resumes_in_its(tmp_path: Path) -> None:
+    few, more = (tiny_settings(mode="cached", epochs=epochs, lrs=(0.1,), weight_decays=(0.0,)) for epochs in (1, 2))
+    for settings in (few, more, few, more):
+        run_tiny(tmp_path, settings)
+    steps = {
+        path.name: sorted(file.stem for file in path.glob("cached/checkpoints/*.safetensors"))
+        for path in tmp_path.glob("probe*")
+    }
+    assert steps == {"probe": ["step-00000003"], "probe_2": ["step-00000006"]}
 
 
 def test_heads_trained_on_augmented_images_are_those_of_torch_on_the_same_crops(whole: dict[str, Path]) -> None:
@@ -157,10 +163,10 @@ def test_two_processes_give_the_heads_of_one(whole: dict[str, Path], tmp_path: P
         ours, theirs = heads_in(tmp_path / mode), heads_in(folder)
         assert ours.keys() == theirs.keys()
         assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours) < 1e-6
-        best = load_file(tmp_path / mode / "probe" / "best_head.safetensors")
-        torch.testing.assert_close(best, load_file(folder / "probe" / "best_head.safetensors"), rtol=0, atol=1e-6)
+        best, alone = (load_file(next(place.rglob("best_head.safetensors"))) for place in (tmp_path / mode, folder))
+        torch.testing.assert_close(best, alone, rtol=0, atol=1e-6)
     # One process takes over from two, after the second epoch.
-    checkpoints = tmp_path / "cached" / "probe" / "checkpoints"
+    checkpoints = tmp_path / "cached" / "probe" / "cached" / "checkpoints"
     for file in checkpoints.glob(f"step-{LAST:08d}.*"):
         file.unlink()
     assert (checkpoints / "step-00000006.json").is_file()
@@ -186,5 +192,5 @@ def test_choosing_and_scoring_on_different_halves_takes_the_luck_out() -> None:
     chance = torch.rand(300, 400, generator=generator) < 0.5  # 300 heads that know nothing
     finite = torch.ones(300, dtype=torch.bool)
     assert chance[best_head(chance, finite)].float().mean() > 0.55
-    assert abs(chosen_elsewhere(chance, finite)["top1"] - 0.5) < 0.05
+    assert abs(chosen_elsewhere(chance, finite).estimate.value - 0.5) < 0.05
     assert chosen_elsewhere(chance[:, :1], finite) is None

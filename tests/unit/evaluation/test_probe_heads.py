@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.evaluation.feature_plan import FeaturePlan, HeadInput
-from mixlab.evaluation.head_grid import LR_BATCH, Head, HeadGrid, new_head
+from mixlab.evaluation.features import FeaturePlan, HeadInput
+from mixlab.evaluation.probe.heads import LR_BATCH, Head, HeadGrid, new_head
 from mixlab.training.distributed import World
 
 INPUTS = (HeadInput(1, "cls"), HeadInput(3, "cls"), HeadInput(2, "cls+mean"), HeadInput(3, "max"))

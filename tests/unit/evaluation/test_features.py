@@ -6,7 +6,7 @@ from torch import Tensor
 
 import mixlab
 from mixlab.backbones.backbone import Backbone
-from mixlab.evaluation.feature_plan import (
+from mixlab.evaluation.features import (
     FeaturePlan,
     HeadInput,
     head_inputs,

@@ -1,0 +1,300 @@
+"""Binary-AUC of networks' activation maps, by the panels of the paper's Figure 4: scores, and what makes a difference.
+
+No score is alone: beside each are the centre prior, the untrained twin, the paired differences to both and the
+centre-matched score, all with 95 % bootstrap intervals over images.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations, groupby, pairwise, product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mixlab.analysis.auc_result import AucResult, ScoreDifference, ScoreRow, to_measurements
+from mixlab.analysis.map_scores import MapScorer, MapScores, Progress, either_sign
+from mixlab.analysis.maps import MAPS, FeatureMap, single_maps
+from mixlab.analysis.viewed_images import ViewedImages
+from mixlab.backbones.backbone import Layers
+from mixlab.errors import InputError
+from mixlab.evaluation.target import Target
+from mixlab.run import UNTRAINED, Subject
+from mixlab.run.directory import file_name
+from mixlab.run.protocols import MapProtocol
+from mixlab.statistics import Estimate, bootstrap_difference, bootstrap_mean, correlate
+
+
+def score_maps(
+    targets: Sequence[Target],
+    images: ViewedImages,
+    *,
+    study: str = "model",
+    map_name: str | None = None,
+    twins: bool = True,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> AucResult:
+    """Score the maps of some networks against the masks of the images, by one of STUDIES.
+
+    `map_name` is a key of `maps.MAPS`, the study's own without it. `twins` scores untrained twins too, with the seed of
+    each network's training, or else `seed`.
+    """
+    scorer = MapScorer(images, twins=twins, seed=seed, progress=progress)
+    return run_study(study, targets, scorer, map_name)
+
+
+def run_study(name: str, targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None) -> AucResult:
+    """One of STUDIES; several with one scorer share its passes over the images."""
+    if name not in STUDIES:
+        raise InputError(f"there is no study {name!r}; choose one of {', '.join(STUDIES)}")
+    labels = [target.label for target in targets]
+    if not labels or len(set(labels)) < len(labels):
+        raise InputError(f"targets need labels of their own, got {labels}; write TARGET=LABEL to tell them apart")
+    return STUDIES[name](targets, scorer, map_name)
+
+
+def by_model(targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None) -> AucResult:
+    """Figure 4f: networks side by side, each against each; and, where known, against probe accuracy."""
+    result = _scored("model", targets, scorer, map_name)
+    pairs = [_compare(scorer, map_name, a, b) for a, b in combinations(targets, 2)]
+    roc = {target.label: _mean_roc(scorer.scores(target, map_name)) for target in targets}
+    result = replace(result, comparisons=tuple(pairs), roc={label: rates for label, rates in roc.items() if rates})
+    known = {target.label: target.probe_accuracy for target in targets if target.probe_accuracy is not None}
+    scores = {row.subject.label: row.scores["auc"].value for row in result.rows}
+    if len(known) < 3:
+        return result
+    found = correlate([scores[label] for label in known], list(known.values()))
+    group = Subject(label=", ".join(known))
+    measured = to_measurements("auc_follows_probe", found, result.protocol, group, None)
+    return replace(result, correlations={"probe_accuracy": found}, findings=tuple(measured))
+
+
+def by_size(targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None) -> AucResult:
+    """Figure 4a: in a family trained one way, each size against the next smaller, the largest against the smallest; of
+    several seeds, each against its own.
+    """
+    pairs = []
+    for group in _grouped(targets, lambda t: (t.family, t.training, t.num_registers > 0)):
+        sizes = sorted({target.num_parameters for target in group})
+        steps = list(pairwise(sizes)) + ([(sizes[0], sizes[-1])] if len(sizes) > 2 else [])
+        for (small, large), a, b in product(steps, group, group):
+            same_seed = a.seed == b.seed or None in (a.seed, b.seed)
+            if (a.num_parameters, b.num_parameters) == (large, small) and same_seed:
+                pairs.append((a, b))
+    return _compared("size", targets, pairs, scorer, map_name, needs="two sizes of one family, trained the same way")
+
+
+def by_training(targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None) -> AucResult:
+    """Figure 4a, solid against dashed: the same architecture trained in different ways."""
+    pairs = []
+    for group in _grouped(targets, lambda t: (t.backbone.name, t.num_parameters)):
+        ordered = sorted(group, key=lambda target: target.training == "supervised")
+        pairs += [(a, b) for a, b in combinations(ordered, 2) if a.training != b.training]
+    return _compared("training", targets, pairs, scorer, map_name, needs="one architecture trained in two ways")
+
+
+def by_registers(targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None) -> AucResult:
+    """Figure 4c: with registers against without, in one family trained one way at about one size."""
+    pairs = []
+    for group in _grouped(targets, lambda t: (t.family, t.training)):
+        for a, b in product(group, group):
+            sizes = (a.num_parameters, b.num_parameters)
+            if a.num_registers and not b.num_registers and max(sizes) < 1.25 * min(sizes):
+                pairs.append((a, b))
+    needs = "one architecture with registers and one without, of the same size and training"
+    return _compared("registers", targets, pairs, scorer, map_name, needs=needs)
+
+
+def by_head(targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None, layers: Layers = 2) -> AucResult:
+    """Figure 4b: every head of the last two layers, by its row of the mixing matrix; the best against the worst.
+
+    Best and worst are chosen on every second image and compared on the others: choosing on the same images would find a
+    difference in pure noise.
+    """
+    map_name = map_name or "mixing_rows"
+    result = _scored("head", targets, scorer, map_name, layers)
+    comparisons, findings = [], []
+    for target in targets:
+        scores = scorer.scores(target, map_name, layers)
+        for place, layer in enumerate(scores.layers):
+            auc = either_sign(scores.raw[:, place])
+            means = auc[::2].nanmean(0)
+            best, worst = int(means.argmax()), int(means.argmin())
+            gap = bootstrap_difference(auc[1::2, best], auc[1::2, worst])
+            names = [f"{target.label}, layer {layer}, head {head}" for head in (best, worst)]
+            comparisons.append(ScoreDifference(*names, gap))
+            protocol = scorer.protocol(map_name, layer, None, None)
+            findings += to_measurements("best_head_over_worst", gap, protocol, target.subject, target.seed)
+    return replace(result, comparisons=tuple(comparisons), findings=tuple(findings))
+
+
+def by_register_position(targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None) -> AucResult:
+    """Figure 4d: each register by its place, against probes on them; the middle third against the first and the last,
+    in the untrained twin too.
+    """
+    map_name = map_name or "register_cosine"
+    result = _scored("register", targets, scorer, map_name)
+    comparisons, findings, correlations = [], [], {}
+    for target in targets:
+        scores = scorer.scores(target, map_name)
+        raw = scores.raw[:, -1]  # (n, R), before normalisation, as in the paper
+        protocol = scorer.protocol(map_name, scores.layers[-1], None, None)
+        twin = scorer.twin_scores(target, map_name) if target.training != UNTRAINED else None
+        for part, gap in _middle_over_ends(raw):
+            names = [f"{target.label}, {place} registers" for place in ("middle", part)]
+            comparisons.append(ScoreDifference(*names, gap))
+            metric = f"middle_registers_over_{part}"
+            findings += to_measurements(metric, gap, protocol, target.subject, target.seed)
+        for part, gap in _middle_over_ends(twin.raw[:, -1]) if twin is not None else ():
+            beside = replace(protocol, twin_seed=scorer.twin_seed(target))
+            findings += to_measurements(f"untrained_middle_over_{part}", gap, beside, target.subject, target.seed)
+        if len(target.register_accuracies) == raw.shape[1]:
+            found = correlate(raw.nanmean(0).tolist(), target.register_accuracies)
+            correlations[target.label] = found
+            findings += to_measurements("register_auc_follows_probe", found, protocol, target.subject, target.seed)
+    return replace(result, comparisons=tuple(comparisons), findings=tuple(findings), correlations=correlations)
+
+
+def by_layer(targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None) -> AucResult:
+    """Figure 4e: the raw AUC after every layer, and its rank correlation with depth."""
+    result = _scored("layer", targets, scorer, map_name, layers=None)
+    correlations = {}
+    for target in targets:
+        scores = scorer.scores(target, map_name, None)
+        means = scores.raw.nanmean(0).mean(-1).tolist()
+        if len(means) >= 3:
+            correlations[target.label] = correlate(means, scores.layers)
+    return replace(result, correlations=correlations)
+
+
+def by_map(targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None) -> AucResult:
+    """Every kind of map with one picture per image, after the last layer: does the choice decide the score?"""
+    if map_name is not None:
+        raise InputError(f"the study by map scores every kind; leave --map {map_name} out")
+    rows: list[ScoreRow] = []
+    arrays: dict[str, NDArray[np.float64]] = {}
+    first = next(iter(scorer.images)).images[:1]
+    for target in targets:
+        names = single_maps(target.backbone, target.backbone.preprocess(first))
+        of_features = [name for name in names if isinstance(MAPS[name], FeatureMap)]
+        for kinds in (of_features, *([name] for name in names if name not in of_features)):
+            scored = _scored("map", [target], scorer, "+".join(kinds))
+            for place, (name, row) in enumerate(zip(kinds, scored.rows, strict=True)):
+                rows.append(replace(row, protocol=replace(row.protocol, map=name, index=None)))
+                stack = scored.arrays[file_name(target.label)]
+                arrays[file_name(f"{target.label}.{name}")] = stack[..., place : place + 1]
+    return replace(_result("map", targets, scorer, None), rows=tuple(rows), arrays=arrays)
+
+
+STUDIES: dict[str, Callable[..., AucResult]] = {
+    "model": by_model,
+    "size": by_size,
+    "training": by_training,
+    "head": by_head,
+    "registers": by_registers,
+    "register": by_register_position,
+    "layer": by_layer,
+    "map": by_map,
+}
+
+
+def _result(study: str, targets: Sequence[Target], scorer: MapScorer, map_name: str | None) -> AucResult:
+    """A study without its rows. The images must have been read."""
+    return AucResult(
+        study=study,
+        subjects=tuple(target.subject for target in targets),
+        protocol=MapProtocol(**scorer.images.choices, map=map_name),
+        rows=(),
+        arrays={},
+        skipped=dict(scorer.images.skipped.reasons),
+        unpaired=scorer.images.source.unpaired,
+    )
+
+
+def _scored(
+    study: str, targets: Sequence[Target], scorer: MapScorer, map_name: str | None, layers: Layers = 1
+) -> AucResult:
+    rows: list[ScoreRow] = []
+    arrays: dict[str, NDArray[np.float64]] = {}
+    for target in targets:
+        scores = scorer.scores(target, map_name, layers)
+        twin = scorer.twin_scores(target, map_name, layers) if target.training != UNTRAINED else None
+        rows += _rows(target, scorer, scores, twin)
+        arrays[file_name(target.label)] = scores.raw.numpy().astype(np.float64)
+    return replace(_result(study, targets, scorer, map_name), rows=tuple(rows), arrays=arrays)
+
+
+def _rows(target: Target, scorer: MapScorer, scores: MapScores, twin: MapScores | None) -> Iterator[ScoreRow]:
+    twin_seed = None if twin is None else scorer.twin_seed(target)
+    for place, layer in enumerate(scores.layers):
+        prior = either_sign(scores.prior[:, place])
+        for index in range(scores.num_maps):
+            raw = scores.raw[:, place, index]
+            auc = either_sign(raw)
+            found = {
+                "auc": bootstrap_mean(auc),
+                "raw_auc": bootstrap_mean(raw),
+                "centre_matched_auc": bootstrap_mean(scores.matched[:, place, index]),
+                "centre_prior": bootstrap_mean(prior),
+                "above_centre_prior": bootstrap_difference(auc, prior),
+            }
+            if twin is not None:
+                twin_auc = either_sign(twin.raw[:, place, index])
+                found |= {"untrained": bootstrap_mean(twin_auc), "above_untrained": bootstrap_difference(auc, twin_auc)}
+            part = index if scores.num_maps > 1 else None
+            protocol = scorer.protocol(scores.map_name, layer, part, twin_seed)
+            yield ScoreRow(
+                subject=target.subject,
+                seed=target.seed,
+                probe_accuracy=target.probe_accuracy,
+                protocol=protocol,
+                scores=found,
+            )
+
+
+def _compared(
+    study: str,
+    targets: Sequence[Target],
+    pairs: Sequence[tuple[Target, Target]],
+    scorer: MapScorer,
+    map_name: str | None,
+    *,
+    needs: str,
+) -> AucResult:
+    """All networks scored, and the pairs compared, of which there must be one."""
+    if not pairs:
+        labels = ", ".join(target.label for target in targets)
+        raise InputError(f"the study by {study} needs {needs}; {labels} has no such pair")
+    result = _scored(study, targets, scorer, map_name)
+    return replace(result, comparisons=tuple(_compare(scorer, map_name, a, b) for a, b in pairs))
+
+
+def _compare(scorer: MapScorer, map_name: str | None, better: Target, worse: Target) -> ScoreDifference:
+    first, second = (
+        either_sign(scorer.scores(target, map_name).raw[:, -1]).mean(-1) for target in (better, worse)
+    )  # (n,) each
+    return ScoreDifference(better.label, worse.label, bootstrap_difference(first, second))
+
+
+def _middle_over_ends(raw: Tensor) -> Iterable[tuple[str, Estimate]]:
+    """The middle third of three or more registers (n, R) minus the first and minus the last third, over images."""
+    third = raw.shape[1] // 3
+    if not third:
+        return
+    middle = raw[:, third:-third].mean(1)
+    for part, end in (("first", raw[:, :third]), ("last", raw[:, -third:])):
+        yield part, bootstrap_difference(middle, end.mean(1))
+
+
+def _mean_roc(scores: MapScores) -> list[float]:
+    """True positive rates, the mean over heads or registers and over images; empty where no image has a curve."""
+    rates = scores.roc.mean(1)
+    defined = rates[~rates.isnan().any(-1)]
+    return defined.mean(0).tolist() if len(defined) else []
+
+
+def _grouped(targets: Sequence[Target], key: Callable[[Target], Any]) -> Iterator[list[Target]]:
+    for _, group in groupby(sorted(targets, key=lambda target: str(key(target))), key=key):
+        yield list(group)

@@ -1,0 +1,120 @@
+"""Activation maps scored against masks, image by image: raw AUC, the centre-matched score and the centre prior."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mixlab.analysis.binary_auc import binary_auc, centre_matched_auc, centre_prior, roc_curves
+from mixlab.analysis.foreground import masks_on_grid
+from mixlab.analysis.maps import default_map, find_map
+from mixlab.analysis.viewed_images import ViewedImages
+from mixlab.backbones.backbone import Backbone, Layers
+from mixlab.data.mask_values import IGNORE
+from mixlab.errors import InputError
+from mixlab.evaluation.target import Target
+from mixlab.run.protocols import MapProtocol
+
+Progress = Callable[[str, int], None]  # the label of a network, and how many images were scored
+FALSE_POSITIVE_RATES = torch.linspace(0, 1, 101, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class MapScores:
+    """Raw AUC of every map of one backbone, per image: NaN where a mask has no foreground or no background."""
+
+    map_name: str
+    layers: list[int]
+    raw: Tensor  # (n, layers, K)
+    matched: Tensor  # (n, layers, K): at equal distance from the centre
+    prior: Tensor  # (n, layers): the centre prior on the same images and grid
+    roc: Tensor  # (n, K, len(FALSE_POSITIVE_RATES)): true positive rates of the last layer's maps
+
+    @property
+    def num_maps(self) -> int:
+        """K: heads or registers, or 1."""
+        return self.raw.shape[2]
+
+
+class MapScorer:
+    """Scores networks on one set of images; each network, map and choice of layers is run once.
+
+    The untrained twin of a network has the seed of its training, or else `seed`.
+    """
+
+    def __init__(
+        self, images: ViewedImages, *, twins: bool = True, seed: int = 0, progress: Progress | None = None
+    ) -> None:
+        self.images, self.twins, self.seed = images, twins, seed
+        self._progress = progress or (lambda label, num_images: None)
+        self._known: dict[Any, MapScores] = {}
+
+    def scores(self, target: Target, map_name: str | None = None, layers: Layers = 1) -> MapScores:
+        return self._of(target.label, lambda: target.backbone, map_name, layers)
+
+    def twin_scores(self, target: Target, map_name: str | None = None, layers: Layers = 1) -> MapScores | None:
+        """The same of its untrained twin; None where twins are not wanted."""
+        if not self.twins:
+            return None
+        seed = self.twin_seed(target)
+        return self._of(f"{target.label}, untrained", lambda: target.backbone.twin(seed), map_name, layers)
+
+    def twin_seed(self, target: Target) -> int:
+        return self.seed if target.seed is None else target.seed
+
+    def protocol(self, map_name: str, layer: int | None, index: int | None, twin_seed: int | None) -> MapProtocol:
+        return MapProtocol(**self.images.choices, map=map_name, layer=layer, index=index, twin_seed=twin_seed)
+
+    def _of(self, label: str, backbone: Callable[[], Backbone], map_name: str | None, layers: Layers) -> MapScores:
+        key = (label, map_name, str(layers))
+        if key not in self._known:
+            self._known[key] = self._measure(label, backbone(), map_name, layers)
+        return self._known[key]
+
+    def _measure(self, label: str, backbone: Backbone, map_name: str | None, layers: Layers) -> MapScores:
+        map_name = map_name or default_map(backbone)
+        kind = find_map(map_name)
+        parts: list[tuple[Tensor, ...]] = []
+        indices: list[int] = []
+        for batch in self.images:
+            if batch.masks is None:
+                raise InputError(f"{self.images.choices['data'] or 'the source'} has images without masks to score by")
+            by_layer: dict[int, tuple[Tensor, ...]] = {}
+            for layer, maps in kind.by_layer(backbone, backbone.preprocess(batch.images), layers):
+                maps = maps.float().cpu()
+                maps = maps if maps.ndim == 4 else maps[:, None]  # (B, K, h, w)
+                small = masks_on_grid(batch.masks, (maps.shape[-2], maps.shape[-1]), ignore=IGNORE)
+                masks = small.repeat_interleave(maps.shape[1], dim=0)  # (B K, h, w)
+                prior = centre_prior(maps.shape[-2], maps.shape[-1]).expand(len(small), -1, -1)
+                by_layer[layer] = (
+                    _raw_auc(maps.flatten(0, 1), masks).unflatten(0, maps.shape[:2]),
+                    centre_matched_auc(maps.flatten(0, 1), masks, ignore=IGNORE).unflatten(0, maps.shape[:2]),
+                    _raw_auc(prior, small),
+                )
+            indices = list(by_layer)
+            roc = true_positive_rates(maps.flatten(0, 1), masks).unflatten(0, maps.shape[:2])
+            parts.append((*(torch.stack(scores, dim=1) for scores in zip(*by_layer.values(), strict=True)), roc))
+            self._progress(label, len(batch.names))
+        if not parts:
+            raise InputError(f"no image with a mask could be read. {self.images.skipped.summary()}")
+        return MapScores(map_name, indices, *(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def either_sign(raw: Tensor) -> Tensor:
+    """The paper's normalised score, max(AUC, 1 - AUC) of each image."""
+    return torch.maximum(raw, 1 - raw)
+
+
+def true_positive_rates(maps: Tensor, masks: Tensor) -> Tensor:
+    """Each image's ROC curve read at FALSE_POSITIVE_RATES, (B, 101), to be averaged; NaN where undefined."""
+    curves = roc_curves(maps, masks, ignore=IGNORE)
+    false_rates = curves.false_positive_rate.nan_to_num(0.0).contiguous()
+    wanted = FALSE_POSITIVE_RATES.expand(len(false_rates), -1) + 1e-12  # rates are ratios: allow for rounding
+    last = torch.searchsorted(false_rates, wanted, right=True) - 1
+    return curves.true_positive_rate.gather(1, last)
+
+
+def _raw_auc(maps: Tensor, masks: Tensor) -> Tensor:
+    return binary_auc(maps, masks, ignore=IGNORE, normalize=False)

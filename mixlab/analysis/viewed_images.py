@@ -1,0 +1,106 @@
+"""The images that an analysis looks at, with their masks where the source has masks: cut, sized and in batches."""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from mixlab.data.decode import fit_image, to_pil, to_tensor
+from mixlab.data.masks import MaskedImage
+from mixlab.data.source import Source
+from mixlab.data.unreadable import SkippedImages, UnreadableImage
+from mixlab.errors import InputError
+from mixlab.evaluation.views import CentreView
+
+Fit = Literal["crop", "squash"]
+_CACHE_BYTES = 2**30  # sets below this stay in memory between networks
+
+
+class ImageBatch(NamedTuple):
+    images: Tensor  # uint8 (B, 3, S, S)
+    masks: Tensor | None  # uint8 (B, S, S): 0 background, 1 foreground, IGNORE; None where the source has none
+    names: list[str]
+
+
+class ViewedImages:
+    """The first `num_images` readable images of a source, in batches: read again for each network, or kept where they
+    are small.
+
+    fit="crop" is the view of kNN and probes (`CentreView`: the middle of each image); fit="squash" is the whole image,
+    out of shape. Masks are cut and scaled as their images are.
+    """
+
+    def __init__(
+        self,
+        source: Source[Any],
+        *,
+        size: int,
+        fit: Fit = "crop",
+        num_images: int | None = None,
+        batch: int = 16,
+        data: str = "",
+        split: str | None = None,
+    ) -> None:
+        """`data` and `split` say in results what the source is."""
+        if fit not in get_args(Fit):
+            raise InputError(f"fit {fit!r} is unknown; choose 'crop' (the middle square) or 'squash' (the whole image)")
+        if batch < 1 or (num_images is not None and num_images < 1):
+            raise InputError(f"batch {batch} and num_images {num_images} must be at least 1")
+        self.source, self.batch = source, batch
+        self.view = CentreView(size) if fit == "crop" else CentreView(size, crop_share=1.0, fit=fit)
+        self.num_wanted = min(len(source), num_images or len(source))
+        self.skipped = SkippedImages(total=len(source), limit=1.0)
+        self.choices: dict[str, Any] = {  # those of a protocol
+            "data": data,
+            "split": split,
+            "num_images": self.num_wanted if self.num_wanted < len(source) else None,
+            "image": size,
+            "crop_share": self.view.crop_share,
+            "fit": fit,
+        }
+        self._kept: list[ImageBatch] | None = None
+
+    def __iter__(self) -> Iterator[ImageBatch]:
+        if self._kept is not None:
+            yield from self._kept
+            return
+        kept: list[ImageBatch] | None = [] if self.num_wanted * self.view.size**2 * 4 <= _CACHE_BYTES else None
+        for batch in self._read():
+            if kept is not None:
+                kept.append(batch)
+            yield batch
+        self._kept = kept
+
+    def together(self) -> ImageBatch:
+        """All of them as one batch."""
+        batches = list(self)
+        if not batches:
+            raise InputError(f"{self.choices['data'] or 'the source'} has no readable image. {self.skipped.summary()}")
+        masks = [batch.masks for batch in batches if batch.masks is not None]
+        names = [name for batch in batches for name in batch.names]
+        return ImageBatch(torch.cat([batch.images for batch in batches]), torch.cat(masks) if masks else None, names)
+
+    def _read(self) -> Iterator[ImageBatch]:
+        samples = islice(self._samples(), self.num_wanted)
+        while group := list(islice(samples, self.batch)):
+            images, masks, names = zip(*group, strict=True)
+            yield ImageBatch(torch.stack(images), None if masks[0] is None else torch.stack(masks), list(names))
+
+    def _samples(self) -> Iterator[tuple[Tensor, Tensor | None, str]]:
+        """Image, mask and name of each sample that can be read."""
+        side, fit, first = self.view.load_size, self.view.fit, (self.view.load_size - self.view.size) // 2
+        middle = (..., slice(first, first + self.view.size), slice(first, first + self.view.size))
+        for index in range(len(self.source)):
+            try:
+                sample = self.source.load(index)
+            except UnreadableImage as error:
+                self.skipped.add(error)
+                continue
+            if isinstance(sample, MaskedImage):
+                fitted = sample.fitted(side, fit)
+                yield fitted.image[middle], fitted.mask[middle], self.source.name(index)
+            else:
+                image = to_tensor(fit_image(to_pil(sample), size=side, fit=fit))
+                yield image[middle], None, self.source.name(index)

@@ -1,0 +1,283 @@
+"""What dense tasks share around the training loop: what training starts from, and runs that were trained."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mixlab.backbones import shipped
+from mixlab.backbones.backbone import Backbone
+from mixlab.backbones.weights import model_from_file
+from mixlab.backbones.weights.reading import read_weights
+from mixlab.data.source import Source
+from mixlab.errors import InputError
+from mixlab.evaluation.dense.recipe import DenseConfig, DenseRecipe
+from mixlab.evaluation.methods import train_config
+from mixlab.evaluation.target import Target, load_target, restore_stopped
+from mixlab.run import UNTRAINED, RunDirectory
+from mixlab.run.codec import to_json
+from mixlab.training.config import ModelConfig, TrainConfig
+from mixlab.training.distributed import World, join_world
+from mixlab.training.loop import Trainer, train
+from mixlab.training.run_config import MAY_CHANGE, same_data
+from mixlab.training.settings import override
+
+STARTS_FROM = "starts_from"  # in config.json: what is known of the backbone that training started from
+Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]  # description and total -> a step function
+R = TypeVar("R")
+# Settings that a protocol names by fields of its own, or that say which network it is.
+_NAMED = ("seed", "model.", "steps", "precision", "method.frozen", "method.head")
+
+
+@contextmanager
+def no_bar(description: str, total: int) -> Iterator[Callable[[int], None]]:
+    yield lambda count: None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartingPoint:
+    """The backbone that training starts from, and how it was trained before, as far as its files say."""
+
+    model: ModelConfig
+    training: str
+    backbone: Backbone | None = None  # given where `model` alone cannot build it
+
+
+@dataclass(frozen=True, kw_only=True)
+class DensePlan:
+    """A dense task before it is trained."""
+
+    config: TrainConfig
+    data: str
+    start: StartingPoint
+    training: str | None = None  # how the backbone was trained before, where the caller knows better
+    name: str = ""  # of the recipe or the target, for the record
+
+    def train(self, run: str | Path, *, device: str | None = "auto", then: Callable[[DenseRun], R]) -> R:
+        """Train in the directory, or resume there, and return what `then` gives of what was trained, on every rank."""
+        known = _stored(Path(run)).get(STARTS_FROM, {}).get("training")  # told when the run began
+        training = self.training or known or self.start.training
+        given = deepcopy(self.start.backbone)
+        found: list[R] = []
+
+        def finish(trainer: Trainer) -> None:
+            assert isinstance(trainer.recipe, DenseRecipe)
+            found.append(
+                then(
+                    DenseRun(
+                        label=trainer.folder.path.name,
+                        recipe=trainer.recipe,
+                        config=self.config,
+                        data=self.data,
+                        training=training,
+                        world=trainer.world,
+                    )
+                )
+            )
+
+        train(
+            self.config,
+            data=self.data,
+            run=run,
+            device=device,
+            name=self.name,
+            then=finish,
+            backbone=None if given is None else given.train(),
+            notes={STARTS_FROM: {"training": training, "given": given is not None}},
+        )
+        return found[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseRun:
+    """A network that was trained for a dense task, and the processes that evaluate it."""
+
+    label: str
+    recipe: DenseRecipe
+    config: TrainConfig
+    data: str  # that it was trained on
+    training: str  # of its backbone, before
+    world: World
+
+    @property
+    def method(self) -> Any:
+        return self.config.method
+
+    def target(self) -> Target:
+        return Target(
+            label=self.label,
+            backbone=self.recipe.backbone,
+            training=self.training,
+            seed=self.config.seed,
+            weights=self.config.model.weights,
+        )
+
+    def protocol(self, data: str, num_images: int | None) -> dict[str, Any]:
+        """The fields of a protocol that all dense tasks have."""
+        return {
+            "data": self.data,
+            "val_data": None if same_data(self.data, data) else data,
+            "split": "val",
+            "num_images": num_images,
+            "precision": self.config.precision,
+            "frozen": self.method.frozen,
+            "initial_weights": self.config.model.weights,
+            "steps": self.config.steps,
+            "settings": settings_digest(self.config),
+        }
+
+    def check_classes(self, source: Source[Any], data: str) -> None:
+        if len(source.classes) != self.recipe.num_classes:
+            raise InputError(
+                f"{data!r} has {len(source.classes)} classes, this network was trained for {self.recipe.num_classes}; "
+                "evaluate it on data with the same classes"
+            )
+
+
+def plan_dense(
+    target: str | Target | None,
+    *,
+    data: str,
+    method: type[DenseConfig],
+    small: Callable[[ModelConfig], TrainConfig],
+    published: Callable[[ModelConfig], TrainConfig],
+    recipe: TrainConfig | None = None,
+    settings: Sequence[str] = (),
+    frozen: bool = False,
+    weights: str | None = None,
+    training: str | None = None,
+    num_val: int | None = None,
+    name: str = "",
+) -> DensePlan:
+    """The recipe with the target as its model, and the settings on top.
+
+    Without a recipe it is the `small` one for drawn shapes and the `published` one for other data; without a target it
+    is the recipe's own model. `num_val` limits the live scores as well.
+    """
+    if target is None:
+        if recipe is None:
+            raise InputError("neither a target nor a recipe was given; name a backbone to train, or a recipe")
+        start = _named_model(replace(recipe.model, weights=weights))
+        config = replace(recipe, model=start.model)
+    else:
+        start = starting_point(target, weights=weights)
+        config = _with_model(recipe, start) if recipe else (small if draws_shapes(data) else published)(start.model)
+    if not isinstance(config.method, method):
+        raise InputError(f"{name or target} is a {config.method.kind} recipe, not one for `mixlab {method.kind}`")
+    config = override(config, [*settings, *(["method.frozen=true"] if frozen else [])])
+    if start.backbone is not None and config.model != start.model:
+        raise InputError(
+            f"{name or target} brings its own architecture; leave out settings of the model (model.*), or name a model"
+        )
+    assert isinstance(config.method, method)
+    if num_val is not None and num_val < config.method.score_images:
+        config = override(config, [f"method.score_images={num_val}"])
+    return DensePlan(config=config, data=data, start=start, training=training, name=name)
+
+
+def draws_shapes(data: str) -> bool:
+    return data.partition(":")[0] == "shapes"
+
+
+def starting_point(target: str | Target, *, weights: str | None = None) -> StartingPoint:
+    """What TARGET names (see `mixlab.evaluation.target`) as the start of a training."""
+    if isinstance(target, Target):
+        model = ModelConfig(name=target.backbone.name, weights=target.weights)
+        return StartingPoint(model=model, training=target.training, backbone=target.backbone)
+    place = Path(target)
+    if not place.exists():
+        return _named_model(ModelConfig(name=target, weights=weights))
+    stored = _stored(place) if place.is_dir() else {}
+    exported = place / "weights.safetensors"
+    if weights is None and "settings" in stored and exported.is_file() and not stored.get(STARTS_FROM, {}).get("given"):
+        model = replace(train_config(stored["settings"]).model, weights=target)
+        return StartingPoint(model=model, training=_training_beside(exported) or "trained")
+    known = _training_beside(place) if place.is_file() else None
+    found = load_target(target, weights=weights, training=known, device="cpu")  # which also says what is wrong
+    return starting_point(replace(found, weights=target))
+
+
+@contextmanager
+def trained_run(
+    run: str | Path, *, method: type[DenseConfig], training: str | None = None, device: str | None = "auto"
+) -> Iterator[DenseRun]:
+    """The network of a run of a dense task, finished or stopped, among the processes that evaluate it."""
+    folder = RunDirectory.open(run)
+    stored = folder.read_config() if (folder.path / "config.json").is_file() else {}
+    if stored.get("settings", {}).get("method", {}).get("kind") != method.kind:
+        raise InputError(f"{run} is no run of `mixlab {method.kind}`; train one first, without --evaluate-only")
+    config = train_config(stored["settings"])
+    known = stored.get(STARTS_FROM, {}).get("training") or _named_model(config.model).training
+    with join_world(device) as world:
+        recipe = _restore(folder, stored, config)
+        recipe.network.to(world.device)
+        yield DenseRun(
+            label=folder.path.name,
+            recipe=recipe,
+            config=config,
+            data=stored["data"],
+            training=training or known,
+            world=world,
+        )
+
+
+def settings_digest(config: TrainConfig) -> str:
+    """The same for runs whose settings differ in nothing that can change a score, but for what a protocol names."""
+    flat = _flat(to_json(config))
+    kept = {key: value for key, value in flat.items() if not key.startswith((*MAY_CHANGE, *_NAMED))}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _restore(folder: RunDirectory, stored: dict[str, Any], config: TrainConfig) -> DenseRecipe:
+    exported = folder.path / "weights.safetensors"
+    if not exported.is_file():
+        recipe, _ = restore_stopped(folder, stored)
+        assert isinstance(recipe, DenseRecipe)
+        return recipe
+    num_classes = len(stored["classes"])
+    recipe = config.method.build(model_from_file(exported), num_classes=num_classes, total_steps=1, steps_per_epoch=1)
+    assert isinstance(recipe, DenseRecipe)
+    head = folder.path / f"{recipe.head_name}.safetensors"
+    if not head.is_file():
+        raise FileNotFoundError(f"{folder.path} has no {head.name}; run the same command again to finish it")
+    recipe.load_head(read_weights(head).entries)
+    return recipe
+
+
+def _named_model(model: ModelConfig) -> StartingPoint:
+    """A model by its name, with weights from a file or a run, or without."""
+    if model.weights is None:
+        return StartingPoint(model=model, training=shipped.TRAINING if model.name in shipped.NAMES else UNTRAINED)
+    return StartingPoint(model=model, training=_training_beside(Path(model.weights)) or "trained")
+
+
+def _with_model(recipe: TrainConfig, start: StartingPoint) -> TrainConfig:
+    """The recipe for another model. Fields that it sets for a model of the same name stay, below the model's own."""
+    model = start.model
+    kept = recipe.model.fields if recipe.model.name == model.name and start.backbone is None else {}
+    return replace(recipe, model=replace(model, fields={**kept, **model.fields}))
+
+
+def _training_beside(weights: Path) -> str | None:
+    """How the run was trained that weights lie in: a run, or a file in one."""
+    stored = _stored(weights if weights.is_dir() else weights.parent)
+    kind = stored.get("settings", {}).get("method", {}).get("kind")
+    return str(kind) if kind else None
+
+
+def _stored(folder: Path) -> dict[str, Any]:
+    """The config.json of a directory, or nothing."""
+    return RunDirectory(folder).read_config() if (folder / "config.json").is_file() else {}
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found

@@ -1,0 +1,328 @@
+"""A linear probe from images to scores: features in one pass, the grid trained on them, the best head written."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from mixlab.backbones.backbone import Backbone, Source
+from mixlab.data.labelled import LabelledSplits, label_subset, labelled_splits
+from mixlab.data.source import at_most
+from mixlab.errors import InputError
+from mixlab.evaluation.classifier import ProbeHead, save_head
+from mixlab.evaluation.feature_cache import Extraction, extract_features
+from mixlab.evaluation.features import (
+    FeaturePlan,
+    FeatureTable,
+    head_inputs,
+    heavy_blocks,
+    light_blocks,
+    possible_strategies,
+    published_source,
+)
+from mixlab.evaluation.machine import Machine, PrecisionChoice, Say, precision_in_use, run_precision
+from mixlab.evaluation.probe.heads import HeadGrid, collect_heads
+from mixlab.evaluation.probe.result import GridScores, Mode, ProbeResult
+from mixlab.evaluation.probe.training import (
+    SAVE_EVERY_S,
+    AugmentedStream,
+    CachedStream,
+    FeatureStream,
+    ProbeCrops,
+    ProbeTrainer,
+)
+from mixlab.evaluation.target import Target, as_target, network_digest, weights_checksum
+from mixlab.evaluation.views import CROP_SHARE, CentreView
+from mixlab.run.codec import differences
+from mixlab.run.directory import read_json, write_json
+from mixlab.run.lock import RunLock
+from mixlab.run.protocols import ProbeProtocol
+from mixlab.training.distributed import World, from_all, from_first
+from mixlab.training.stopping import StopRequests
+
+LRS = (2.5e-4, 5e-4, 1e-3, 2e-3)  # Dino-Mamba, Table 5, as the next
+WEIGHT_DECAYS = (0.0, 1e-3, 5e-3, 1e-2)
+STORED: Literal["float16"] = "float16"  # features of plain images
+Heads = Literal["grid", "light", "heavy"]
+MODES: dict[str, tuple[Mode, ...]] = {
+    "augmented": ("augmented",),
+    "cached": ("cached",),
+    "both": ("augmented", "cached"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeSettings:
+    """All that decides the outcome of a probe, beside the network and the data."""
+
+    mode: Literal["augmented", "cached", "both"] = "augmented"  # random crops, or features of plain images
+    heads: Heads = "grid"  # the paper's ablation, or one input: 1,536 features, or 4 blocks (8 for tiny and base)
+    blocks: tuple[int, ...] = ()  # how many of the last blocks a head reads, instead of those of `heads`
+    strategies: tuple[str, ...] = ()  # how they are pooled, instead of those of `heads`
+    source: Literal["auto", "branch", "stream"] = "auto"  # as published without it
+    lrs: tuple[float, ...] = LRS  # for a batch of 256
+    weight_decays: tuple[float, ...] = WEIGHT_DECAYS
+    epochs: int = 100
+    batch: int = 1024  # over all ranks; DINO's 128 on each of 8
+    seed: int = 0  # of the heads, the order of images, their crops, and the choice of few labels
+    label_share: float = 1.0  # of each class
+    num_train: int | None = None  # at most so many training images, evenly spaced
+    num_val: int | None = None
+    image: int | None = None  # what the backbone was made for without it
+    crop_share: float = CROP_SHARE
+    load_size: int | None = None  # the side at which images are held for cropping; twice the crop's without it
+    precision: PrecisionChoice = "auto"
+
+    def for_backbone(self, backbone: Backbone) -> ProbeSettings:
+        """With blocks, strategies, source and image as they apply to this backbone."""
+        blocks, strategies = self.blocks, self.strategies or possible_strategies(backbone)
+        if self.heads != "grid" and not self.strategies:
+            strategies = strategies[:1]
+        if not blocks:
+            match self.heads:
+                case "grid":
+                    blocks = tuple(number for number in (1, 2, 3, 4) if number <= backbone.num_layers)
+                case "light":
+                    blocks = (light_blocks(backbone),)
+                case "heavy":
+                    blocks = (heavy_blocks(backbone),)
+        source = published_source(backbone) if self.source == "auto" else self.source
+        image = self.image or backbone.image
+        return replace(self, blocks=blocks, strategies=strategies, source=source, image=image)
+
+    def protocol(self, backbone: Backbone, splits: LabelledSplits, machine: Machine) -> ProbeProtocol:
+        """What its measurements say of it; mode, blocks and strategy are each head's own."""
+        full = self.for_backbone(backbone)
+        assert full.image is not None
+        asked = [
+            f"{name} {' '.join(map(str, part))}" for name in ("blocks", "strategies") if (part := getattr(self, name))
+        ]
+        return ProbeProtocol(
+            data=splits.data,
+            val_data=splits.val_data,
+            num_images=self.num_val,
+            image=full.image,
+            crop_share=self.crop_share,
+            fit=CentreView(full.image).fit,
+            precision=precision_in_use(self.precision, machine.world.device),
+            source=full.source,
+            label_share=self.label_share,
+            label_seed=self.seed if self.label_share < 1 else None,
+            num_train=self.num_train,
+            heads=", ".join(asked if len(asked) == 2 else [self.heads, *asked]),
+            epochs=self.epochs,
+            batch=self.batch,
+            lrs=self.lrs,
+            weight_decays=self.weight_decays,
+            load_size=self.load_size or 2 * full.image,
+            head_seed=self.seed,
+        )
+
+
+def evaluate_linear_probe(
+    target: Target | Backbone,
+    data: str | LabelledSplits,
+    settings: ProbeSettings = ProbeSettings(),  # noqa: B008  frozen
+    *,
+    machine: Machine | None = None,
+    folder: Path | None = None,
+    resident: bool = False,
+    save_every_s: float = SAVE_EVERY_S,
+    stop: StopRequests | None = None,
+) -> ProbeResult:
+    """Train linear probes on frozen features and score each on the validation images.
+
+    `data` is labelled images: a name as the commands take it, or `labelled_splits` of one. With a `folder`, a stopped
+    call resumes there, and the best head of each mode is kept. A folder that holds a probe with other settings is left
+    alone: FOLDER_2 is taken, and so on. `resident` holds all training images in the device's memory. Raises `Stopped`
+    when `stop` was asked to, with everything saved.
+    """
+    target, splits = as_target(target), labelled_splits(data) if isinstance(data, str) else data
+    backbone = target.backbone.requires_grad_(False)
+    machine = machine or Machine.of(backbone)
+    protocol, full = settings.protocol(backbone, splits, machine), settings.for_backbone(backbone)
+    train = label_subset(at_most(splits.train, settings.num_train), settings.label_share, seed=settings.seed)
+    cut = replace(splits, train=train, val=at_most(splits.val, settings.num_val))
+    scores: dict[Mode, GridScores] = {}
+    with ExitStack() as stack:
+        if folder is None:
+            place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        else:
+            place = from_first(choose_folder(folder, full, backbone, cut, machine.say))
+        if machine.world.is_first:
+            place.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(RunLock(place))
+        for mode in MODES[settings.mode]:
+            run = _ProbeRun(backbone, cut, replace(full, mode=mode), machine, place / mode, resident)
+            scores[mode] = run.scores(stop or StopRequests(), save_every_s)
+    return ProbeResult(
+        subject=target.subject,
+        seed=target.seed,
+        protocol=protocol,
+        scores=scores,
+        num_classes=len(splits.classes),
+        unknown_classes=splits.unknown,
+        absent_classes=splits.absent,
+        as_published=full.source == published_source(backbone),
+        folder=None if folder is None else place,
+    )
+
+
+def choose_folder(folder: Path, settings: ProbeSettings, backbone: Backbone, splits: LabelledSplits, say: Say) -> Path:
+    """FOLDER if it is free or holds this very probe, else the first of FOLDER_2, FOLDER_3, ... that is or does."""
+    for number in count(1):
+        place = folder if number == 1 else folder.with_name(f"{folder.name}_{number}")
+        changed: dict[str, tuple[Any, Any]] = {}
+        for mode in MODES[settings.mode]:
+            file = place / mode / "settings.json"
+            if file.is_file():
+                stored, now = read_json(file), _as_json(replace(settings, mode=mode), backbone, splits)
+                changed |= differences(stored, {key: now[key] for key in now if key in stored})  # older ones say less
+        if not changed:
+            return place
+        listed = "; ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed.items())
+        say(f"{place} holds a probe with other settings ({listed}); this one gets a folder of its own")
+    raise AssertionError
+
+
+@dataclass(frozen=True)
+class _ProbeRun:
+    """One mode of a probe; `settings` are those for the backbone, and `splits` are cut to what they ask for."""
+
+    backbone: Backbone
+    splits: LabelledSplits
+    settings: ProbeSettings
+    machine: Machine
+    folder: Path
+    resident: bool
+
+    @property
+    def image(self) -> int:
+        assert self.settings.image is not None
+        return self.settings.image
+
+    @property
+    def source(self) -> Source:
+        return cast(Source, self.settings.source)
+
+    def scores(self, stop: StopRequests, save_every_s: float) -> GridScores:
+        """Train and score the grid, resuming where an earlier call stopped."""
+        settings, world = self.settings, self.machine.world
+        inputs = head_inputs(self.backbone, settings.blocks, settings.strategies)
+        plan = FeaturePlan.build(self.backbone, inputs, source=self.source, image=self.image)
+        grid = HeadGrid(
+            plan,
+            lrs=settings.lrs,
+            weight_decays=settings.weight_decays,
+            num_classes=len(self.splits.classes),
+            seed=settings.seed,
+            world=world,
+        )
+        val = self._table("val", plan)
+        if not len(val):
+            named = next(iter(val.unreadable))
+            raise InputError(f"none of the {len(self.splits.val)} validation images can be read; {named}")
+        stream = self._stream(plan)
+        if world.is_first and not (self.folder / "settings.json").is_file():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_json(self.folder / "settings.json", _as_json(settings, self.backbone, self.splits))
+        trainer = ProbeTrainer(
+            grid,
+            stream,
+            val,
+            epochs=settings.epochs,
+            folder=self.folder,
+            say=self.machine.say,
+            exact=settings.precision == "fp32",
+            save_every_s=save_every_s,
+        )
+        with self.machine.bar(f"{len(grid.heads)} heads, {settings.mode}", trainer.total_steps) as step:
+            trainer.train(stop, step)
+        correct, finite = trainer.score()
+        unreadable = {path: why for part in from_all(stream.unreadable) for path, why in part.items()}
+        found = GridScores(
+            grid.heads,
+            correct,
+            finite,
+            plan,
+            stream.batch,
+            stream.num_images,
+            val.numbers,
+            {**val.unreadable, **unreadable},
+        )
+        self._write_best(grid, found)
+        return found
+
+    def _stream(self, plan: FeaturePlan) -> FeatureStream:
+        settings, world = self.settings, self.machine.world
+        if settings.mode == "cached":
+            table = self._table("train", plan)
+            batch = _batch(settings.batch, len(table), world)
+            return CachedStream(table, batch=batch, seed=settings.seed, device=world.device)
+        return AugmentedStream(
+            self.splits.train,
+            backbone=self.backbone,
+            plan=plan,
+            crops=ProbeCrops(self.image, seed=settings.seed),
+            batch=_batch(settings.batch, len(self.splits.train), world),
+            seed=settings.seed,
+            load_size=settings.load_size or 2 * self.image,
+            world=world,
+            precise=run_precision(settings.precision, world.device),
+            workers=self.machine.workers,
+            resident=self.resident,
+        )
+
+    def _table(self, which: Literal["train", "val"], plan: FeaturePlan) -> FeatureTable:
+        precision = precision_in_use(self.settings.precision, self.machine.world.device)
+        extraction = Extraction(plan, CentreView(self.image, self.settings.crop_share), precision, STORED)
+        source, name = getattr(self.splits, which), self.splits.name(which)
+        return extract_features(self.backbone, source, extraction, name=name, machine=self.machine)
+
+    def _write_best(self, grid: HeadGrid, scores: GridScores) -> None:
+        tensors = collect_heads(grid)
+        if not grid.world.is_first:
+            return
+        settings, number = self.settings, scores.best
+        head = grid.heads[number]
+        row = [other for other, candidate in enumerate(grid.heads) if candidate.input == head.input].index(number)
+        name = f"{head.blocks}/{head.strategy}"
+        about = {
+            **head._asdict(),
+            **scores.accuracy(number).to_json(),
+            "backbone": self.backbone.name,
+            "image": settings.image,
+            "crop_share": settings.crop_share,
+            "mode": settings.mode,
+            "epochs": settings.epochs,
+            "label_share": settings.label_share,
+        }
+        weight, bias = tensors[f"{name}/weight"][row], tensors[f"{name}/bias"][row]
+        probe = ProbeHead(weight, bias, head.input, self.source, self.splits.classes, about)
+        save_head(probe, self.folder / "best_head.safetensors")
+
+
+def _batch(asked: int, num_images: int, world: World) -> int:
+    """The batch as asked, or as large as the images allow; the learning rate follows."""
+    if num_images < world.size:
+        raise InputError(f"{num_images} training images are too few for {world.size} ranks")
+    return min(asked, num_images // world.size * world.size)
+
+
+def _as_json(settings: ProbeSettings, backbone: Backbone, splits: LabelledSplits) -> dict[str, Any]:
+    """What must be the same when a probe resumes, as settings.json stores it."""
+    decided = {"num_train", "num_val", "heads"}  # which images and inputs these led to is what counts
+    values = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in asdict(settings).items()
+        if name not in decided
+    }
+    network = {"weights": weights_checksum(backbone), "network": network_digest(backbone)}
+    about = {"stored": STORED, "backbone": backbone.name, **network}
+    data = " ".join(filter(None, (splits.data, splits.val_data)))
+    sizes = {"num_train": len(splits.train), "num_val": len(splits.val), "num_classes": len(splits.classes)}
+    return {**values, **about, "data": data, **sizes}

@@ -1,0 +1,208 @@
+"""From right answers to numbers: the best head, what choosing it was worth, the paper's ablations, measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mixlab.errors import InputError
+from mixlab.evaluation import paper
+from mixlab.evaluation.accuracy import Accuracy
+from mixlab.evaluation.features import FeaturePlan, HeadInput
+from mixlab.evaluation.probe.heads import Head
+from mixlab.run import Measurement, Subject
+from mixlab.run.protocols import ProbeProtocol
+from mixlab.statistics import Estimate, paired_accuracy_difference
+
+Mode = Literal["augmented", "cached"]
+VARIED = {"blocks": "blocks", "strategy": "strategy", "lr": "learning rate", "weight_decay": "weight decay"}
+
+
+@dataclass(frozen=True)
+class GridScores:
+    """Every head with the images it gets right, bool (heads, n)."""
+
+    heads: tuple[Head, ...]
+    correct: Tensor
+    finite: Tensor  # bool (heads,): training did not diverge
+    plan: FeaturePlan
+    batch: int  # as trained, which few images may make smaller
+    num_train: int
+    val_numbers: Tensor  # the images' numbers in the validation source, (n,)
+    unreadable: dict[str, str]
+
+    @property
+    def best(self) -> int:
+        return best_head(self.correct, self.finite)
+
+    def accuracy(self, number: int) -> Accuracy:
+        return Accuracy(int(self.correct[number].sum()), self.correct.shape[1])
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """The scores of one mode or both."""
+
+    subject: Subject
+    seed: int | None  # of the network
+    protocol: ProbeProtocol  # of all heads; mode, blocks, strategy and register are theirs
+    scores: dict[Mode, GridScores]
+    num_classes: int
+    unknown_classes: dict[str, int]  # of the validation set alone: images left out
+    absent_classes: tuple[str, ...]  # of the training set alone
+    as_published: bool  # whether heads read what published probes of such a backbone read
+    folder: Path | None  # where the best head of each mode is: FOLDER/MODE/best_head.safetensors
+
+    @property
+    def measurements(self) -> list[Measurement]:
+        """Of each mode the best head of all, and, where several inputs were tried, the best of each.
+
+        Inputs are `blocks` with a `strategy`; a strategy that reads one register names it.
+        """
+        found = []
+        for mode, scores in self.scores.items():
+            protocol = self._protocol(mode)
+            found.append(self._measured(scores, scores.best, protocol))
+            counts = scores.correct.sum(1).tolist()
+            best: dict[HeadInput, int] = {}
+            for number, head in enumerate(scores.heads):
+                if scores.finite[number]:
+                    best[head.input] = max(best.get(head.input, number), number, key=counts.__getitem__)
+            for (blocks, strategy), number in sorted(best.items()) if len(best) > 1 else ():
+                where = replace(protocol, blocks=blocks, strategy=strategy, register=register_of(strategy))
+                found.append(self._measured(scores, number, where))
+        return found
+
+    @property
+    def arrays(self) -> dict[str, Any]:
+        """Which images each head gets right (bits), and which images those are."""
+        found: dict[str, Any] = {}
+        for mode, scores in self.scores.items():
+            found[f"{mode}_correct_bits"] = np.packbits(scores.correct.numpy(), axis=1)
+            found[f"{mode}_images"] = scores.val_numbers.numpy()
+        return found
+
+    @property
+    def differences(self) -> dict[str, Estimate]:
+        """Cached minus augmented on the same images: of the head that is best with augmentation, and of each mode's
+        best; empty for one mode."""
+        if len(self.scores) < 2:
+            return {}
+        augmented, cached = self.scores["augmented"], self.scores["cached"]
+        best = augmented.correct[augmented.best]
+        return {
+            "same_head": paired_accuracy_difference(cached.correct[augmented.best], best),
+            "best_heads": paired_accuracy_difference(cached.correct[cached.best], best),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        protocol = self.protocol
+        gaps = {
+            name: {"difference": gap.value, "low": gap.low, "high": gap.high, "n": gap.n}
+            for name, gap in self.differences.items()
+        }
+        return {
+            "kind": "probe",
+            "subject": asdict(self.subject) | {"seed": self.seed},
+            "data": protocol.data,
+            "val_data": protocol.val_data,
+            "num_classes": self.num_classes,
+            "label_share": protocol.label_share,
+            "image": protocol.image,
+            "epochs": protocol.epochs,
+            "source": protocol.source,
+            "heads": protocol.heads,
+            "seed": protocol.head_seed,
+            "modes": {mode: self._mode_json(mode, scores) for mode, scores in self.scores.items()},
+            "difference": gaps or None,
+            "unknown_classes": self.unknown_classes,
+            "absent_classes": list(self.absent_classes),
+            "measurements": [found.to_json() for found in self.measurements],
+        }
+
+    def _protocol(self, mode: Mode) -> ProbeProtocol:
+        return replace(self.protocol, mode=mode, load_size=self.protocol.load_size if mode == "augmented" else None)
+
+    def _measured(self, scores: GridScores, number: int, protocol: ProbeProtocol) -> Measurement:
+        found = scores.accuracy(number).estimate
+        return Measurement.of("probe_top1", found, subject=self.subject, protocol=protocol, seed=self.seed)
+
+    def _mode_json(self, mode: Mode, scores: GridScores) -> dict[str, Any]:
+        setting = paper.Setting(
+            model=self.subject.model,
+            training=self.subject.training,
+            num_classes=self.num_classes,
+            num_train=scores.num_train,
+            epochs=self.protocol.epochs or 0,
+            augmented=mode == "augmented",
+            published_features=self.as_published,
+        )
+        rows = [_row(scores, number, setting) for number in range(len(scores.heads))]
+        best = dict(rows[scores.best])
+        width = scores.plan.width_of(scores.heads[scores.best].input)
+        best |= {"width": width, "paper": paper.best_probe_figure(setting, width=width) or best["paper"]}
+        elsewhere = chosen_elsewhere(scores.correct, scores.finite)
+        return {
+            "best": best,
+            "chosen_elsewhere": None if elsewhere is None else elsewhere.to_json(),
+            "tables": _ablations(scores, rows),
+            "heads": rows,
+            "num_train": scores.num_train,
+            "batch": scores.batch,
+            "unreadable": scores.unreadable,
+        }
+
+
+def best_head(correct: Tensor, finite: Tensor) -> int:
+    """The head that gets most images right, the first of equals; diverged heads do not count."""
+    if not finite.any():
+        raise InputError("every head diverged; lower the learning rates")
+    return int(torch.where(finite, correct.sum(1), -1).argmax())
+
+
+def chosen_elsewhere(correct: Tensor, finite: Tensor) -> Accuracy | None:
+    """The accuracy of the best head where it was not chosen: on each half of the images, the head that the other half
+    prefers. The best of many heads on the images that chose it is a little too good; this is not.
+    """
+    halves = [torch.arange(correct.shape[1]) % 2 == half for half in (0, 1)]
+    if correct.shape[1] < 2:
+        return None
+    right = sum(int(correct[best_head(correct[:, ~half], finite), half].sum()) for half in halves)
+    return Accuracy(right, correct.shape[1])
+
+
+def register_of(strategy: str) -> int | None:
+    """Which register a head reads, if it reads one alone."""
+    kind, _, index = strategy.partition("_")
+    return int(index) if kind == "register" else None
+
+
+def _row(scores: GridScores, number: int, setting: paper.Setting) -> dict[str, Any]:
+    """One head: its accuracy, and the paper's where it measured the same."""
+    head = scores.heads[number]
+    figure = paper.probe_figure(setting, **head._asdict())
+    diverged = not bool(scores.finite[number])
+    return {**head._asdict(), **scores.accuracy(number).to_json(), "paper": figure, "diverged": diverged}
+
+
+def _ablations(scores: GridScores, rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Tables 5 and 6: one thing varied at a time, from the paper's own middle, or from the best head without it."""
+    numbers = {head: number for number, head in enumerate(scores.heads)}
+    middle = Head(*paper.BASE)
+    if middle not in numbers:
+        middle = scores.heads[scores.best]
+    tables = {}
+    for name in VARIED:
+        # The paper varies the learning rate at a weight decay of 1e-3.
+        at = middle._replace(weight_decay=1e-3) if name == "lr" else middle
+        at = at if at in numbers else middle
+        values = dict.fromkeys(getattr(head, name) for head in scores.heads)
+        chosen = [at._replace(**{name: value}) for value in values]
+        tables[name] = [rows[numbers[head]] for head in chosen if head in numbers]
+    return tables

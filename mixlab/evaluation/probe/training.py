@@ -1,0 +1,259 @@
+"""Training a grid of heads on a stream of features, stopped and resumed at any step.
+
+Not on `training.loop`: that trains one network by autograd and AdamW. Here one pass of a frozen backbone, or one read
+of its cached features, trains hundreds of heads, each with its own learning rate and weight decay, by a gradient that
+is written out (`heads`) and never stored; and ranks share out heads instead of averaging gradients. Checkpoints, stop
+signals, the loader and the order of samples are those of all training.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mixlab.backbones.backbone import Backbone
+from mixlab.data.crop_parameters import CropKind
+from mixlab.data.crops import MultiCrop
+from mixlab.data.loader import Batch, Loader
+from mixlab.data.sample_order import SampleOrder
+from mixlab.data.source import ImageSource
+from mixlab.errors import InputError
+from mixlab.evaluation.features import FeaturePlan, FeatureTable
+from mixlab.evaluation.machine import Say
+from mixlab.evaluation.probe.heads import LR_BATCH, HeadGrid, collect_heads, spread_heads
+from mixlab.run import RunDirectory
+from mixlab.training.checkpoint import Checkpoints
+from mixlab.training.distributed import World, any_rank, from_all, from_first, gather_rows
+from mixlab.training.log import forget_after
+from mixlab.training.optim import cosine
+from mixlab.training.precision import Precise, matrix_products
+from mixlab.training.recipe import BatchPart, to_pixels_of
+from mixlab.training.stopping import Stopped, StopRequests
+
+SCORE_ROWS = 2048  # images whose logits are in memory at once
+SAVE_EVERY_S = 300.0
+PROBE_SCALE = (0.08, 1.0)  # torchvision's RandomResizedCrop, which DINO's probe uses as it comes
+
+
+class ProbeCrops:
+    """Random resized crops and flips, the paper's augmentation for probes; choices depend on seed and step alone."""
+
+    def __init__(self, size: int, *, seed: int) -> None:
+        self.size, self.seed = size, seed
+        self.crops = MultiCrop([CropKind(size=size, scale=PROBE_SCALE)])
+
+    def __call__(self, batch: Batch, backbone: Backbone, *, step: int, world: World) -> Tensor:
+        """This rank's part of a global batch -> what the backbone takes, (B, 3, size, size)."""
+        part = BatchPart(step=step, epoch=0, index=world.rank, num_parts=world.size, seed=self.seed)
+        drawn = self.crops.draw(batch.sizes, part.generator(), rank=world.rank, world_size=world.size)
+        return to_pixels_of(backbone, self.crops(batch.images, drawn)[0][0])
+
+
+class FeatureStream(ABC):
+    """Batches of features without end, from any step on.
+
+    Step s gives the same batch in every run, whatever came before and however many ranks there are.
+    """
+
+    num_images: int
+    batch: int  # over all ranks
+    unreadable: dict[str, str]
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.num_images // self.batch
+
+    @abstractmethod
+    def steps(self, start: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Features (B, F) and labels (B,) of the global batch of step `start` and of all after it."""
+
+
+class CachedStream(FeatureStream):
+    """Rows of a table in a shuffled order; each rank reads the whole batch."""
+
+    def __init__(self, table: FeatureTable, *, batch: int, seed: int, device: torch.device) -> None:
+        self.table, self.device = table.to(device), device
+        self.num_images, self.batch, self.unreadable = len(table), batch, table.unreadable
+        self.order = SampleOrder(len(table), batch, seed)
+
+    def steps(self, start: int) -> Iterator[tuple[Tensor, Tensor]]:
+        epoch, step = divmod(start, self.steps_per_epoch)
+        while True:
+            for indexes in self.order.batches(epoch, step * self.batch):
+                yield self.table.rows(indexes, self.device)
+            epoch, step = epoch + 1, 0
+
+
+class AugmentedStream(FeatureStream):
+    """Random crops of images through the frozen backbone; each rank makes its part, and all get the whole."""
+
+    def __init__(
+        self,
+        source: ImageSource,
+        *,
+        backbone: Backbone,
+        plan: FeaturePlan,
+        crops: ProbeCrops,
+        batch: int,
+        seed: int,
+        load_size: int,
+        world: World,
+        precise: Precise,
+        workers: int = 0,
+        resident: bool = False,
+    ) -> None:
+        if batch % world.size:
+            near = max(batch // world.size, 1) * world.size
+            raise InputError(f"a batch of {batch} cannot be shared by {world.size} ranks; try {near}")
+        self.backbone, self.plan, self.crops, self.world, self.precise = backbone, plan, crops, world, precise
+        self.num_images, self.batch = len(source), batch
+        self.loader = Loader(
+            source,
+            batch_size=batch // world.size,
+            size=load_size,
+            seed=seed,
+            rank=world.rank,
+            world_size=world.size,
+            num_workers=workers,
+            skip_limit=1.0,
+            pin_memory=world.device.type == "cuda" and not resident,
+            resident_on=world.device if resident else None,
+        )
+        self.unreadable = self.loader.skipped.reasons
+
+    def steps(self, start: int) -> Iterator[tuple[Tensor, Tensor]]:
+        epoch, step = divmod(start, self.steps_per_epoch)
+        position = {"epoch": epoch, "samples": step * self.batch, "skipped": self.unreadable}
+        self.loader.load_state_dict({**self.loader.state_dict(), **position})
+        self.unreadable = self.loader.skipped.reasons
+        step = start
+        while True:
+            for batch in self.loader:
+                self._check_full(len(batch.indexes))
+                batch = batch.to(self.world.device)
+                with torch.no_grad(), self.precise():
+                    images = self.crops(batch, self.backbone, step=step, world=self.world)
+                    features = self.plan.extract(self.backbone, images)
+                yield gather_rows(features), gather_rows(batch.labels)
+                step += 1
+            epoch += 1
+            if step != epoch * self.steps_per_epoch:  # a batch without any image is not given out
+                self._check_full(0)
+
+    def _check_full(self, found: int) -> None:
+        """Unreadable images are replaced by the next readable one, if there is one near."""
+        wanted = self.batch // self.world.size
+        if found < wanted:
+            raise InputError(
+                f"a batch of {wanted} has {found} images, {len(self.unreadable)} in all cannot be read, such as "
+                f"{next(iter(self.unreadable), 'none')}; repair or remove them"
+            )
+
+
+class ProbeTrainer:
+    """Trains the heads of a grid on a stream of features and scores them on a table.
+
+    The folder holds checkpoints/ and metrics.jsonl; a second call resumes from there.
+    """
+
+    def __init__(
+        self,
+        grid: HeadGrid,
+        stream: FeatureStream,
+        val: FeatureTable,
+        *,
+        epochs: int,
+        folder: Path,
+        say: Say = lambda text: None,
+        exact: bool = False,
+        score_every: int = 10,
+        save_every_s: float = SAVE_EVERY_S,
+    ) -> None:
+        if epochs < 1:
+            raise InputError(f"{epochs} epochs train nothing; give at least 1")
+        self.grid, self.stream, self.val, self.epochs = grid, stream, val, epochs
+        self.world, self.say, self.exact = grid.world, say, exact
+        self.score_every, self.save_every_s = score_every, save_every_s
+        self.run = RunDirectory.create(folder)
+        self.checkpoints = Checkpoints(folder / "checkpoints", keep=2)
+        self.total_steps = epochs * stream.steps_per_epoch
+        self.step = 0
+
+    def train(self, stop: StopRequests, progress: Callable[[int], None] = lambda count: None) -> None:
+        """From wherever an earlier call stopped to the end. Raises `Stopped` after a signal, with everything saved."""
+        self._resume()
+        progress(self.step)
+        saved_at = time.monotonic()
+        batches = self.stream.steps(self.step)
+        with matrix_products(exact=self.exact):
+            while self.step < self.total_steps:
+                features, labels = next(batches)
+                losses = self.grid.step(features, labels, lr_scale=self._lr_scale())
+                self.step += 1
+                progress(1)
+                if any_rank(stop.number is not None):
+                    self._save()
+                    raise Stopped(max(from_all(stop.number or 0)), self.step)
+                if self.step % self.stream.steps_per_epoch:
+                    continue
+                epoch = self.step // self.stream.steps_per_epoch
+                last = epoch == self.epochs
+                if last or (self.score_every and epoch % self.score_every == 0):
+                    self._note(epoch, losses)
+                if from_first(last or time.monotonic() - saved_at >= self.save_every_s):
+                    self._save()
+                    saved_at = time.monotonic()
+
+    def score(self) -> tuple[Tensor, Tensor]:
+        """Which images each head of the grid gets right, bool (heads, n), and which heads are finite, (heads,)."""
+        device = self.world.device
+        with matrix_products(exact=self.exact):
+            right = [
+                (self.grid.predict(features) == labels).cpu()
+                for features, labels in self.val.blocks(SCORE_ROWS, device)
+            ]
+        everyone = from_all((self.grid.own_heads, torch.cat(right, dim=1), self.grid.finite()))
+        correct = torch.zeros(len(self.grid.heads), len(self.val), dtype=torch.bool)
+        finite = torch.zeros(len(self.grid.heads), dtype=torch.bool)
+        for heads, rows, sound in everyone:
+            correct[heads], finite[heads] = rows, sound
+        return correct, finite
+
+    def _lr_scale(self) -> float:
+        """A cosine over epochs, as DINO's probe has it: every step of an epoch has one rate."""
+        epoch = self.step // self.stream.steps_per_epoch
+        return cosine(epoch, start=1.0, end=0.0, total=self.epochs) * self.stream.batch / LR_BATCH
+
+    def _resume(self) -> None:
+        found = None
+        if self.world.is_first:
+            self.checkpoints.remove_partial()
+            found = self.checkpoints.newest(self.say)
+            forget_after(self.run, found.step if found else 0)
+        place = from_first((found.step, found.state) if found else None)
+        if place is None:
+            return
+        self.step = place[0]
+        self.stream.unreadable.update(place[1]["unreadable"])
+        spread_heads(self.grid, dict(found.tensors()) if found else {})
+        self.say(f"resuming from step {self.step:,} of {self.total_steps:,}")
+
+    def _save(self) -> None:
+        unreadable = {path: why for part in from_all(self.stream.unreadable) for path, why in part.items()}
+        heads = collect_heads(self.grid)
+        if self.world.is_first:
+            self.checkpoints.save(self.step, heads, {"unreadable": unreadable})
+
+    def _note(self, epoch: int, losses: Tensor) -> None:
+        correct, finite = self.score()
+        lowest = min((float(part.min()) for part in from_all(losses.cpu()) if len(part)), default=float("nan"))
+        if self.world.is_first:
+            best = correct[finite].float().mean(1).max() if finite.any() else torch.tensor(0.0)
+            self.run.append_metrics(
+                {"step": self.step, "epoch": epoch, "lowest_loss": lowest, "best_top1": float(best)}
+            )

@@ -1,0 +1,152 @@
+"""Semantic segmentation of a backbone: UperNet on it is trained, or was, and is scored on the validation set."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from mixlab.data.label_maps import parse_label_maps
+from mixlab.data.masks import MaskedImage, MaskSource
+from mixlab.data.source import at_most
+from mixlab.data.unreadable import UnreadableImage
+from mixlab.evaluation.dense.task import Bar, DensePlan, DenseRun, no_bar, plan_dense, trained_run
+from mixlab.evaluation.segmentation.evaluate import score_label_maps
+from mixlab.evaluation.segmentation.inference import Mode, Predictor
+from mixlab.evaluation.segmentation.metrics import SegmentationScores
+from mixlab.evaluation.segmentation.recipe import SegmentConfig, SegmentRecipe
+from mixlab.evaluation.segmentation.recipes import segment, segment_64
+from mixlab.run import Measurement, Subject
+from mixlab.run.protocols import SegmentationProtocol
+from mixlab.training.distributed import num_workers
+from mixlab.training.precision import autocast
+
+NUM_EXAMPLES = 6
+
+
+class SegmentedExample(NamedTuple):
+    pair: MaskedImage
+    predicted: Tensor  # uint8 (H, W)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentationResult:
+    subject: Subject
+    seed: int
+    protocol: SegmentationProtocol
+    scores: SegmentationScores
+    classes: tuple[str, ...]
+    n: int  # images
+    skipped: dict[str, str]  # images that could not be read, and why
+    examples: tuple[SegmentedExample, ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def measurements(self) -> list[Measurement]:
+        if math.isnan(self.scores.miou):  # no pixel was counted
+            return []
+        low, high = self.scores.miou_interval or (None, None)
+        about: dict[str, Any] = {"subject": self.subject, "protocol": self.protocol, "seed": self.seed}
+        return [Measurement(metric="miou", value=self.scores.miou, low=low, high=high, n=self.n, **about)]
+
+    def to_json(self) -> dict[str, Any]:
+        protocol = self.protocol
+        inference = ("mode", "short_side", "long_side", "scales", "flip", "window", "stride")
+        return {
+            "task": "segmentation",
+            "data": protocol.val_data or protocol.data,
+            "split": protocol.split,
+            "n": self.n,
+            **self.scores.to_json(self.classes),
+            "inference": {name: getattr(protocol, name) for name in inference},
+            "model": self.subject.model,
+            "subject": asdict(self.subject) | {"seed": self.seed},
+            "weights": protocol.initial_weights,
+            "frozen": protocol.frozen,
+            "steps": protocol.steps,
+            "seed": self.seed,
+            "skipped": self.skipped,
+            "measurements": [found.to_json() for found in self.measurements],
+        }
+
+
+plan_segmentation = partial(plan_dense, method=SegmentConfig, small=segment_64, published=segment)
+"""What `fit_segmentation` trains; see `plan_dense`."""
+
+
+def fit_segmentation(
+    plan: DensePlan,
+    run: str | Path,
+    *,
+    inference: Mode = "single",
+    num_val: int | None = None,
+    device: str | None = "auto",
+    bar: Bar = no_bar,
+) -> SegmentationResult:
+    """Train UperNet in the directory `run`, or resume there, and score it on at most `num_val` validation images.
+
+    Raises `Stopped` after a signal, with everything saved.
+    """
+    score = partial(_score, data=plan.data, mode=inference, num_val=num_val, bar=bar)
+    return plan.train(run, device=device, then=score)
+
+
+def evaluate_segmentation(
+    run: str | Path,
+    data: str,
+    *,
+    inference: Mode = "single",
+    num_val: int | None = None,
+    training: str | None = None,
+    device: str | None = "auto",
+    bar: Bar = no_bar,
+) -> SegmentationResult:
+    """Score a network that `fit_segmentation` trained, or has trained so far, on any data with its classes.
+
+    `training` says how its backbone was trained before, where the run does not.
+    """
+    with trained_run(run, method=SegmentConfig, training=training, device=device) as trained:
+        return _score(trained, data=data, mode=inference, num_val=num_val, bar=bar)
+
+
+def _score(trained: DenseRun, *, data: str, mode: Mode, num_val: int | None, bar: Bar) -> SegmentationResult:
+    recipe, config, world = trained.recipe, trained.config, trained.world
+    method = config.method
+    assert isinstance(recipe, SegmentRecipe) and isinstance(method, SegmentConfig)
+    source = parse_label_maps(data, split="val")
+    trained.check_classes(source, data)
+    source = at_most(source, num_val)
+    recipe.network.eval()
+    rule = method.inference(mode)
+    predictor = Predictor(recipe.network, rule, precise=autocast(config.precision, world.device))
+    own_bar = bar if world.is_first else no_bar
+    with own_bar(f"scoring ({mode})", -(-len(source) // world.size)) as step:
+        scores, skipped = score_label_maps(
+            predictor, source, world=world, workers=num_workers(config.data.workers, world), step=step
+        )
+    target = trained.target()
+    return SegmentationResult(
+        subject=target.subject,
+        seed=config.seed,
+        protocol=SegmentationProtocol(
+            **trained.protocol(data, num_val), head="upernet", image=method.crop, mode=mode, **asdict(rule)
+        ),
+        scores=scores,
+        classes=source.classes,
+        n=len(source) - len(skipped),
+        skipped=skipped,
+        examples=tuple(_examples(predictor, source)) if world.is_first else (),
+    )
+
+
+def _examples(predictor: Predictor, source: MaskSource) -> list[SegmentedExample]:
+    """A few, evenly spaced, without those that cannot be read: `skipped` names them."""
+    chosen, pairs = at_most(source, NUM_EXAMPLES), []
+    for index in range(len(chosen)):
+        with suppress(UnreadableImage):
+            pairs.append(chosen.load(index))
+    return [SegmentedExample(pair, predictor(pair.image[None])[0].cpu()) for pair in pairs]

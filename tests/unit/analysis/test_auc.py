@@ -1,0 +1,245 @@
+"""Studies of Binary-AUC: scores against scikit-learn, baselines beside them, comparisons, and measurements."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+from sklearn.metrics import roc_auc_score
+
+import mixlab
+from mixlab.analysis.auc import STUDIES, run_study, score_maps
+from mixlab.analysis.auc_result import AucResult
+from mixlab.analysis.binary_auc import centre_prior
+from mixlab.analysis.foreground import split_mask
+from mixlab.analysis.map_scores import FALSE_POSITIVE_RATES, MapScorer, either_sign, true_positive_rates
+from mixlab.analysis.maps import MAPS
+from mixlab.analysis.viewed_images import ViewedImages
+from mixlab.data.mask_formats import parse_masks
+from mixlab.data.masks import MaskedImage, MaskSource
+from mixlab.data.unreadable import UnreadableImage
+from mixlab.evaluation.target import Target
+from mixlab.run import Measurement
+
+
+def tiny(name: str, seed: int = 0, **fields: object) -> mixlab.Backbone:
+    torch.manual_seed(seed)
+    size = {} if name.startswith("gatedconv") else {"head_dim": 16}
+    return mixlab.create_model(name, **({"dim": 64, "depth": 4, "image": 64, "patch": 8} | size | fields)).eval()
+
+
+def shapes(num: int = 12, batch: int = 5) -> ViewedImages:
+    return ViewedImages(parse_masks(f"shapes:n={num}"), size=64, fit="squash", batch=batch, data="shapes")
+
+
+def target(label: str, name: str = "vit_tiny", training: str = "dino", seed: int = 0, **fields: object) -> Target:
+    return Target(label=label, backbone=tiny(name, seed, **fields), training=training, seed=seed)
+
+
+def pairs(result: AucResult) -> list[tuple[str, str]]:
+    return [(found.better, found.worse) for found in result.comparisons]
+
+
+def test_scores_are_those_of_scikit_learn_on_the_same_maps() -> None:
+    images, one = shapes(), target("vit")
+    scores = MapScorer(images).scores(one)
+    expected, priors = [], []
+    for batch in images:
+        maps = MAPS["cosine"](one.backbone, one.backbone.preprocess(batch.images))
+        foreground, background = split_mask(batch.masks, (8, 8), ignore=255)
+        for values, inside, outside in zip(maps, foreground, background, strict=True):
+            counted = inside | outside
+            defined = inside.any() and outside.any()
+            for found, picture in ((expected, values), (priors, centre_prior(8, 8))):
+                found.append(roc_auc_score(inside[counted], picture[counted]) if defined else np.nan)
+    assert scores.raw.shape == (12, 1, 1)
+    np.testing.assert_allclose(scores.raw[:, 0, 0].numpy(), expected, atol=1e-9)
+    np.testing.assert_allclose(scores.prior[:, 0].numpy(), priors, atol=1e-9)
+
+
+def test_roc_curves_read_at_even_rates_enclose_the_area() -> None:
+    maps = torch.rand(6, 16, 16, generator=torch.Generator().manual_seed(0))
+    masks = (torch.rand(6, 16, 16, generator=torch.Generator().manual_seed(1)) > 0.6).to(torch.uint8)
+    rates = true_positive_rates(maps, masks)
+    area = torch.trapezoid(rates, FALSE_POSITIVE_RATES)
+    expected = [roc_auc_score(mask.flatten(), values.flatten()) for values, mask in zip(maps, masks, strict=True)]
+    np.testing.assert_allclose(area.numpy(), expected, atol=0.02)
+    assert (rates.diff(dim=1) >= 0).all()
+    assert (rates[:, -1] == 1).all()
+
+
+def test_rows_carry_the_centre_prior_and_the_untrained_twin() -> None:
+    one, untrained = target("trained", seed=5), target("fresh", "dinovim_tiny", training="untrained")
+    result = score_maps([one, untrained], shapes())
+    first, second = (row.scores for row in result.rows)
+    assert "untrained" not in second
+    twin = MapScorer(shapes()).scores(Target(label="twin", backbone=one.backbone.twin(5)))
+    assert first["untrained"].value == pytest.approx(float(either_sign(twin.raw).nanmean()))
+    assert first["above_untrained"].value == pytest.approx(first["auc"].value - first["untrained"].value)
+    assert first["above_centre_prior"].value == pytest.approx(first["auc"].value - first["centre_prior"].value)
+    assert first["auc"].low <= first["auc"].value <= first["auc"].high
+    (comparison,) = result.comparisons
+    assert comparison.difference.value == pytest.approx(first["auc"].value - second["auc"].value)
+    area = np.trapezoid(result.roc["trained"], FALSE_POSITIVE_RATES)
+    assert area == pytest.approx(first["raw_auc"].value, abs=0.03)
+
+
+def test_twins_have_the_seed_of_their_run_and_measurements_say_which() -> None:
+    seeded, unknown = target("vit", seed=1), replace(target("vit"), seed=None)
+    scorer = MapScorer(shapes(4), seed=5)
+    alone = MapScorer(shapes(4)).scores(Target(label="twin", backbone=seeded.backbone.twin(1)))
+    twin = scorer.twin_scores(seeded)
+    assert twin is not None
+    torch.testing.assert_close(twin.raw, alone.raw)
+    assert (scorer.twin_seed(seeded), scorer.twin_seed(unknown)) == (1, 5)
+    seeds = {found.metric: found["twin_seed"] for found in run_study("model", [seeded], scorer).measurements}
+    assert {seeds["untrained"], seeds["above_untrained"]} == {1}
+    assert {seeds["binary_auc"], seeds["above_centre_prior"]} == {None}
+
+
+def test_by_layer_scores_every_layer_in_one_pass() -> None:
+    one = target("vit")
+    scorer = MapScorer(shapes(), twins=False)
+    result = run_study("layer", [one], scorer)
+    assert [row.protocol.layer for row in result.rows] == [0, 1, 2, 3]
+    means = [row.scores["raw_auc"].value for row in result.rows]
+    assert means[-1] == pytest.approx(float(scorer.scores(one).raw.nanmean()))
+    assert result.arrays["vit"].shape == (12, 4, 1)
+    assert result.correlations["vit"].spearman == pytest.approx(spearmanr(means, range(4)).statistic)
+
+
+def test_by_head_chooses_on_other_images_than_it_compares_on() -> None:
+    result = run_study("head", [target("vit")], MapScorer(shapes(20), twins=False))
+    assert [(row.protocol.layer, row.protocol.index) for row in result.rows] == [
+        (layer, head) for layer in (2, 3) for head in range(4)
+    ]
+    assert result.rows[0].protocol.map == "mixing_rows"
+    auc = either_sign(torch.from_numpy(result.arrays["vit"])[:, 1])
+    best, worst = int(auc[::2].nanmean(0).argmax()), int(auc[::2].nanmean(0).argmin())
+    comparison = result.comparisons[1]
+    assert comparison.better == f"vit, layer 3, head {best}"
+    expected = float((auc[1::2, best] - auc[1::2, worst]).nanmean())
+    assert comparison.difference.value == pytest.approx(expected)
+
+
+def test_by_register_compares_the_middle_with_both_ends_and_with_probes() -> None:
+    accuracies = (0.1, 0.3, 0.5, 0.6, 0.4, 0.2)
+    probed = replace(target("reg", "dinomambareg_tiny", num_registers=6), register_accuracies=accuracies)
+    result = score_maps([probed], shapes(), study="register")
+    raw = torch.from_numpy(result.arrays["reg"])[:, 0]
+    for comparison, end in zip(result.comparisons, (raw[:, :2], raw[:, 4:]), strict=True):
+        gap = float((raw[:, 2:4].mean(1) - end.mean(1)).nanmean())
+        assert comparison.difference.value == pytest.approx(gap)
+    places = [f"{what}_over_{end}" for what in ("middle_registers", "untrained_middle") for end in ("first", "last")]
+    assert [finding.metric for finding in result.findings] == [*places, "register_auc_follows_probe"]
+    assert result.correlations["reg"].spearman == pytest.approx(spearmanr(raw.nanmean(0), accuracies).statistic)
+
+
+def test_by_size_training_and_registers_find_their_pairs() -> None:
+    small = [target(f"small-s{seed}", seed=seed) for seed in (0, 1)]
+    large = [target(f"large-s{seed}", seed=seed, dim=128) for seed in (0, 1)]
+    taught = target("taught", training="supervised", seed=2)
+    plain, with_registers = target("vim", "dinovim_tiny"), target("reg", "dinomambareg_tiny", num_registers=3)
+    scorer = MapScorer(shapes(4), twins=False)
+    assert pairs(run_study("size", [*large, *small, plain], scorer)) == [
+        ("large-s0", "small-s0"), ("large-s1", "small-s1")
+    ]  # fmt: skip
+    assert pairs(run_study("training", [taught, small[0]], scorer)) == [("small-s0", "taught")]
+    assert pairs(run_study("registers", [plain, with_registers, small[0]], scorer)) == [("reg", "vim")]
+
+
+def test_a_study_without_its_pairs_says_what_it_needs() -> None:
+    scorer = MapScorer(shapes(4), twins=False)
+    with pytest.raises(ValueError, match="the study by training needs one architecture trained in two ways"):
+        run_study("training", [target("a")], scorer)
+    with pytest.raises(ValueError, match="there is no study 'sizes'; choose one of model, size"):
+        run_study("sizes", [target("a")], scorer)
+    with pytest.raises(ValueError, match="labels of their own"):
+        run_study("model", [target("a"), target("a")], scorer)
+
+
+def test_the_study_by_map_scores_every_kind_that_is_one_picture_as_the_kind_alone() -> None:
+    networks = {"vit": target("vit"), "conv": target("conv", "gatedconv_tiny")}
+    scorer = MapScorer(shapes(6))
+    result = run_study("map", list(networks.values()), scorer)
+    kinds = {label: [r.protocol.map for r in result.rows if r.subject.label == label] for label in networks}
+    assert kinds["vit"] == ["cosine", "dot", "pooled_cosine", "norm", "pca", "mixing_mean"]
+    assert kinds["conv"] == ["dot", "pooled_cosine", "norm", "pca"]
+    for row in result.rows:
+        alone = run_study("model", [networks[row.subject.label]], scorer, row.protocol.map).rows[0]
+        assert row == alone
+    assert result.arrays["vit.norm"].shape == (6, 1, 1)
+    assert not result.measurements, "verdicts are about one kind of map"
+    with pytest.raises(ValueError, match="scores every kind; leave --map norm out"):
+        run_study("map", [networks["vit"]], scorer, "norm")
+
+
+@pytest.mark.parametrize("name", sorted(set(STUDIES) - {"size", "training", "registers", "map"}))
+def test_results_are_json_and_their_measurements_are_typed(name: str) -> None:
+    one = target("reg", "dinomambareg_tiny", num_registers=3)
+    result = score_maps([one], shapes(6), study=name)
+    again = json.loads(json.dumps(result.to_json(), allow_nan=False))
+    measured = [Measurement.from_json(record) for record in again["measurements"]]
+    assert measured == result.measurements
+    assert len({found.identity for found in measured}) == len(measured) > 0
+    for found in measured:
+        assert (found["data"], found["image"], found["fit"], found.seed) == ("shapes", 64, "squash", 0)
+        assert found.subject == one.subject
+
+
+def test_correlations_with_probes_are_of_a_group_of_networks() -> None:
+    networks = [replace(target(f"vit-s{seed}", seed=seed), probe_accuracy=0.5 + seed / 10) for seed in range(6)]
+    scorer = MapScorer(shapes(4), twins=False)
+    first, second = (run_study("model", part, scorer).findings for part in (networks[:3], networks[3:]))
+    assert (first[0].metric, first[0].n, first[0].subject.label) == ("auc_follows_probe", 3, "vit-s0, vit-s1, vit-s2")
+    assert first[0].identity != second[0].identity, "another group is another measurement"
+
+
+class Broken(MaskSource):
+    """Ten images of which one cannot be read and two have no foreground."""
+
+    unpaired = ("alone.png",)
+
+    def __len__(self) -> int:
+        return 10
+
+    def name(self, index: int) -> str:
+        return f"photo {index}"
+
+    def load(self, index: int) -> MaskedImage:
+        if index == 4:
+            raise UnreadableImage("photo 4", "not an image")
+        mask = torch.zeros(20, 30, dtype=torch.uint8)
+        if index not in (1, 2):
+            mask[5:15, 8:20] = 1
+        pixels = torch.randint(0, 255, (3, 20, 30), dtype=torch.uint8, generator=torch.Generator().manual_seed(index))
+        return MaskedImage(pixels, mask, f"photo {index}")
+
+
+def test_unreadable_images_empty_masks_and_unpaired_files_are_counted_and_the_rest_is_scored() -> None:
+    result = score_maps([target("vit")], ViewedImages(Broken(), size=64, batch=4), twins=False)
+    assert (result.rows[0].scores["auc"].n, result.rows[0].scores["auc"].num_dropped) == (7, 2)
+    assert result.to_json()["skipped"] == {"photo 4": "not an image"}
+    assert result.to_json()["unpaired"] == ["alone.png"]
+
+
+def test_images_without_a_score_give_no_measurement_and_no_curve() -> None:
+    class Empty(Broken):
+        def load(self, index: int) -> MaskedImage:
+            image = super().load(index - index % 2)
+            return MaskedImage(image.image, torch.zeros_like(image.mask), image.name)
+
+    result = score_maps([target("vit")], ViewedImages(Empty(), size=64, num_images=2), twins=False)
+    assert not result.measurements and not result.roc
+    json.dumps(result.to_json(), allow_nan=False)
+
+
+def test_no_readable_image_is_an_error() -> None:
+    class Nothing(Broken):
+        def load(self, index: int) -> MaskedImage:
+            raise UnreadableImage(f"photo {index}", "not an image")
+
+    with pytest.raises(ValueError, match="no image with a mask could be read"):
+        score_maps([target("vit")], ViewedImages(Nothing(), size=64))

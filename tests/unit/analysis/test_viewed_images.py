@@ -1,0 +1,80 @@
+"""The images of an analysis: the view of kNN, masks cut alike, limits, and what is remembered."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from mixlab.analysis.viewed_images import ViewedImages
+from mixlab.data.images import ImageFolder
+from mixlab.data.mask_formats import parse_images_or_masks, parse_masks
+from mixlab.data.masks import MaskedImage
+from mixlab.data.source import Source
+from mixlab.evaluation.views import CentreView
+
+
+class Wide(Source[MaskedImage]):
+    """One image of 64 x 128 pixels whose red is its mask: foreground right of the middle."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def name(self, index: int) -> str:
+        return "wide"
+
+    def load(self, index: int) -> MaskedImage:
+        mask = torch.zeros(64, 128, dtype=torch.uint8)
+        mask[:, 80:] = 1
+        return MaskedImage(mask.expand(3, -1, -1) * 255, mask, "wide")
+
+
+class Plain(Wide):
+    def load(self, index: int) -> Tensor:  # type: ignore[override]
+        return super().load(index).image
+
+
+@pytest.mark.parametrize(
+    ("fit", "share"),
+    [
+        ("squash", 48 / 128),  # all of the image
+        ("crop", (28 - 16) / 56),  # its middle 56 x 56: 0.875 of 64; the edge lies 16 right of the centre
+    ],
+)
+def test_masks_are_cut_as_their_images_are(fit: str, share: float) -> None:
+    seen = ViewedImages(Wide(), size=56, fit=fit).together()
+    assert seen.images.shape == (1, 3, 56, 56) and seen.masks.shape == (1, 56, 56)
+    assert seen.masks.double().mean().item() == pytest.approx(share, abs=0.02)
+    assert torch.equal(seen.images[:, 0] > 127, seen.masks.bool())
+    assert torch.equal(ViewedImages(Plain(), size=56, fit=fit).together().images, seen.images)
+
+
+def test_the_default_is_the_view_of_knn() -> None:
+    view = CentreView(48)
+    batch = next(iter(view.loader(Plain(), batch=1)))
+    expected = view(batch.images, mean=(0.0,) * 3, std=(1.0,) * 3)
+    torch.testing.assert_close(ViewedImages(Plain(), size=48).together().images / 255, expected)
+
+
+def test_images_are_limited_and_read_once_when_they_fit_in_memory() -> None:
+    images = ViewedImages(parse_masks("shapes:n=30"), size=64, batch=4, num_images=10)
+    first, second = list(images), list(images)
+    assert [len(batch.names) for batch in first] == [4, 4, 2]
+    assert first[0].images is second[0].images
+    assert images.choices["num_images"] == 10
+    assert ViewedImages(parse_masks("shapes:n=30"), size=64, num_images=30).choices["num_images"] is None
+    for wrong in ({"num_images": 0}, {"batch": 0}, {"size": 0}, {"fit": "stretch"}):
+        with pytest.raises(ValueError, match=r"at least 1|fit 'stretch' is unknown"):
+            ViewedImages(parse_masks("shapes:n=30"), **({"size": 64} | wrong))
+
+
+def test_an_image_file_is_an_image_and_not_a_file_of_annotations(tmp_path) -> None:
+    from PIL import Image
+
+    file = tmp_path / "photo.jpg"
+    Image.new("RGB", (40, 30), "red").save(file)
+    source = parse_images_or_masks(str(file))
+    assert isinstance(source, ImageFolder)
+    seen = ViewedImages(source, size=16).together()
+    assert (seen.images.shape, seen.masks, seen.names) == ((1, 3, 16, 16), None, ["photo.jpg"])
+    file.write_bytes(b"torn")
+    with pytest.raises(ValueError, match="no readable image"):
+        ViewedImages(source, size=16).together()

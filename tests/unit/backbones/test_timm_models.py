@@ -1,0 +1,209 @@
+"""Our zoo as timm's models: what timm's own model tests ask of every model, on small ones."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from timm.optim import param_groups_layer_decay
+from torch import nn
+
+import mixlab
+from mixlab.backbones.classifier import POOLS
+from mixlab.backbones.timm_registry import CONFIGS
+
+TINY = [name for name in CONFIGS if name.endswith("tiny")]
+SMALL = {"dim": 64, "depth": 4, "patch_size": 8, "img_size": 32}
+IMAGES = torch.randn(2, 3, 32, 48, generator=torch.Generator().manual_seed(0))
+
+
+def small(name: str, **options: Any) -> Any:
+    torch.manual_seed(0)
+    return timm.create_model(name, **{**SMALL, **options}).eval()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_timm_knows_the_config_of_every_name(name: str) -> None:
+    config = timm.get_pretrained_cfg(name)
+    assert name in timm.list_models(name, name_matches_cfg=True)
+    assert (config.architecture, config.input_size, config.num_classes) == (name, (3, 224, 224), 1000)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_the_config_names_the_first_and_the_last_layer(name: str) -> None:
+    model = small(name, in_chans=1, num_classes=5)
+    assert model.default_cfg["input_size"] == (1, 32, 32)
+    state = model.state_dict()
+    assert state[f"{model.default_cfg['first_conv']}.weight"].shape == (64, 1, 8, 8)
+    assert state[f"{model.default_cfg['classifier']}.weight"].shape == (5, 64)
+    assert model.get_classifier().out_features == model.num_classes == 5
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_every_parameter_gets_a_gradient(name: str) -> None:
+    model = small(name, num_classes=5).train()
+    model(IMAGES).mean().backward()
+    assert not [key for key, parameter in model.named_parameters() if parameter.grad is None]
+
+
+@pytest.mark.parametrize("out_indices", [None, 2, [-1], [0, 2]], ids=str)
+@pytest.mark.parametrize("name", TINY)
+@torch.no_grad()
+def test_all_feature_nets_give_the_same_maps(name: str, out_indices: int | list[int] | None) -> None:
+    kinds = ("getter", "list", "dict", "fx")
+    nets = {kind: small(name, features_only=True, out_indices=out_indices, feature_cls=kind) for kind in kinds}
+    found = {kind: net(IMAGES) for kind, net in nets.items()}
+    layers = {None: [0, 1, 2, 3], 2: [2, 3]}.get(out_indices if not isinstance(out_indices, list) else -1, out_indices)
+    expected = [layer % 4 for layer in layers]
+    maps = small(name).backbone.features(IMAGES, layers=expected)
+    for (_, features), *others in zip(maps, found["getter"], found["list"], found["fx"], strict=True):
+        for other in others:
+            torch.testing.assert_close(other, features.patches.permute(0, 3, 1, 2))
+    assert list(found["dict"]) == [str(layer) for layer in expected]
+    for one, other in zip(found["dict"].values(), found["getter"], strict=True):
+        assert torch.equal(one, other)
+    for net in nets.values():
+        assert net.feature_info.channels() == [64] * len(expected)
+        assert net.feature_info.reduction() == [8] * len(expected)
+        assert net.default_cfg["input_size"] == (3, 32, 32) and "classifier" not in net.default_cfg
+
+
+def test_a_feature_net_that_cannot_be_right_is_refused() -> None:
+    with pytest.raises(ValueError, match="feature_cls 'hook' does not fit .* choose one of getter, list, dict, fx"):
+        small("vit_tiny", features_only=True, feature_cls="hook")
+
+
+@pytest.mark.parametrize("name", TINY)
+@torch.no_grad()
+def test_intermediates_are_the_stream_with_or_without_the_norm(name: str) -> None:
+    model = small(name)
+    final, raw = model.forward_intermediates(IMAGES, output_fmt="NLC")
+    torch.testing.assert_close(final, model.forward_features(IMAGES))
+    normed = model.forward_intermediates(IMAGES, norm=True, output_fmt="NLC", intermediates_only=True)
+    for one, other in zip(raw, normed, strict=True):
+        torch.testing.assert_close(model.backbone.final_norm.normalise(one), other)
+    maps = model.forward_intermediates(IMAGES, indices=[1, -1], intermediates_only=True)
+    assert [tuple(each.shape) for each in maps] == [(2, 64, 4, 6)] * 2
+    torch.testing.assert_close(maps[0].flatten(2).mT, raw[1])
+    early, _ = model.forward_intermediates(IMAGES, indices=[1], stop_early=True)
+    torch.testing.assert_close(model.backbone.layout.patches(early), normed[1])
+    with pytest.raises(ValueError, match="'NHWC' is not one of NCHW, NLC"):
+        model.forward_intermediates(IMAGES, output_fmt="NHWC")
+
+
+@pytest.mark.parametrize("name", TINY)
+@torch.no_grad()
+def test_prefix_tokens_are_the_summary_and_the_registers(name: str) -> None:
+    model = small(name, **({"num_registers": 3} if "reg" in name else {}))
+    ((_, features),) = model.backbone.features(IMAGES)
+    [(maps, prefix)] = model.forward_intermediates(
+        IMAGES, 1, norm=True, return_prefix_tokens=True, intermediates_only=True
+    )
+    torch.testing.assert_close(prefix, torch.cat([features.summary[:, None], features.registers], dim=1))
+    named = model.forward_intermediates(IMAGES, 1, norm=True, return_prefix_tokens=True, output_dict=True)
+    assert list(named) == ["image_intermediates", "image_intermediates_prefix", "image_features"]
+    assert torch.equal(named["image_intermediates"][0], maps)
+    assert torch.equal(named["image_intermediates_prefix"][0], prefix)
+    alone = model.forward_intermediates(IMAGES, 1, intermediates_only=True, output_dict=True)
+    assert list(alone) == ["image_intermediates"]
+
+
+@pytest.mark.parametrize("name", TINY)
+@torch.no_grad()
+def test_a_classifier_can_be_reset_with_another_pool(name: str) -> None:
+    model = small(name, num_classes=5)
+    tokens = model.forward_features(IMAGES)
+    patches = model.backbone.layout.patches(tokens)
+    expected = {"token": model.backbone(IMAGES), "avg": patches.mean(1), "max": patches.amax(1), "": tokens}
+    assert set(expected) == set(POOLS)
+    for pool, value in expected.items():
+        model.reset_classifier(0, pool)
+        torch.testing.assert_close(model(IMAGES), value)
+        torch.testing.assert_close(small(name, num_classes=0, global_pool=pool)(IMAGES), value)
+    model.reset_classifier(7, "avg")
+    assert model(IMAGES).shape == (2, 7)
+    torch.testing.assert_close(model.forward_head(tokens, pre_logits=True), expected["avg"])
+    with pytest.raises(ValueError, match="global_pool 'map' is not one of 'token', 'avg', 'max', ''"):
+        model.reset_classifier(7, "map")
+
+
+@pytest.mark.parametrize("name", TINY)
+@torch.no_grad()
+def test_another_input_size_changes_nothing_but_where_positions_are_kept(name: str) -> None:
+    model, images = small(name), torch.randn(1, 3, 64, 64)
+    expected = model(images)
+    model.set_input_size(img_size=(64, 64))
+    assert model.backbone.embed.positions.side == 8 and model.backbone.image == 64
+    torch.testing.assert_close(model(images), expected, rtol=1e-4, atol=1e-5)
+    model.set_input_size(patch_size=16)
+    assert model.feature_info[0]["reduction"] == 16
+    assert model.forward_intermediates(images, 1, intermediates_only=True)[0].shape == (1, 64, 4, 4)
+    assert mixlab.backbones.weights.build_architecture(model.backbone.architecture())(images).shape == (1, 64)
+    with pytest.raises(ValueError, match=r"\(64, 32\) is not square"):
+        model.set_input_size(img_size=(64, 32))
+
+
+@pytest.mark.parametrize("name", TINY)
+@torch.no_grad()
+def test_pruning_drops_what_the_maps_do_not_need(name: str) -> None:
+    model = small(name)
+    expected = model.forward_intermediates(IMAGES, [0, -3], intermediates_only=True)
+    assert model.prune_intermediate_layers([0, -3], prune_norm=True) == [0, 1]
+    assert {key.split(".")[2] for key in model.state_dict() if ".layers." in key} == {"0", "1"}
+    assert not [key for key in model.state_dict() if ("norm" in key and "layers" not in key) or "head" in key]
+    for one, other in zip(model.forward_intermediates(IMAGES, intermediates_only=True), expected, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_learning_rates_decay_from_the_output_to_the_input(name: str) -> None:
+    model = small(name)
+    spared, names = model.no_weight_decay(), {id(parameter): key for key, parameter in model.named_parameters()}
+    groups = param_groups_layer_decay(model, weight_decay=0.1, layer_decay=0.5, no_weight_decay_list=spared)
+    scales = {names[id(parameter)]: group["lr_scale"] for group in groups for parameter in group["params"]}
+    assert set(scales) == set(names.values())
+    stem, *layers = (
+        {scale for key, scale in scales.items() if key.startswith(f"backbone.{start}")}
+        for start in ("embed.", "layers.0.", "layers.1.", "layers.2.", "layers.3.")
+    )
+    assert [stem, *layers] == [{0.5**power} for power in (5, 4, 3, 2, 1)]
+    undecayed = {names[id(parameter)] for group in groups if not group["weight_decay"] for parameter in group["params"]}
+    assert undecayed == spared | {"head.bias"}
+
+
+@pytest.mark.parametrize("fields", [{}, {"causal": True}, {"feature_map": "elu"}, {"sequence": True}], ids=str)
+@pytest.mark.parametrize("name", TINY)
+def test_torch_fx_traces_what_runs(name: str, fields: dict[str, Any]) -> None:
+    if not fields.keys() <= (mixlab.backbones.zoo.known_fields(name) or set()):
+        pytest.skip(f"{name} has no {', '.join(fields)}")
+    model = small(name, num_classes=5, **fields).train()
+    graph = torch.fx.symbolic_trace(model)
+    found = []
+    for network in (model, graph):
+        network.zero_grad()
+        logits = network(IMAGES)
+        logits.square().sum().backward()
+        found.append((logits, {key: parameter.grad.clone() for key, parameter in network.named_parameters()}))
+    (logits, gradients), (traced, traced_gradients) = found
+    assert torch.equal(logits, traced)
+    assert traced_gradients.keys() == gradients.keys()
+    assert all(torch.equal(gradients[key], value) for key, value in traced_gradients.items())
+
+
+def test_dropout_before_the_classifier_acts_in_training_only() -> None:
+    model = small("vit_tiny", drop_rate=0.5, num_classes=5)
+    assert torch.equal(model(IMAGES), model(IMAGES))
+    assert not torch.equal(model.train()(IMAGES), model(IMAGES))
+
+
+def test_weights_of_one_s_own_load_as_timm_s_do(tmp_path: Path) -> None:
+    model = small("dinovim_tiny", num_classes=5)
+    nn.init.normal_(model.head.weight)
+    torch.save(model.state_dict(), tmp_path / "weights.pth")
+    again = small("dinovim_tiny", num_classes=5, checkpoint_path=str(tmp_path / "weights.pth"))
+    published = {"file": str(tmp_path / "weights.pth"), "num_classes": 5}
+    for other in (again, small("dinovim_tiny", pretrained=True, pretrained_cfg=published)):
+        assert torch.equal(other(IMAGES), model(IMAGES))
+    with pytest.raises(ValueError, match="has no published weights to download"):
+        small("dinovim_tiny", pretrained=True)
