@@ -1,43 +1,85 @@
-"""A laboratory for vision token mixers: pretrain them, probe them, look inside them."""
+"""A laboratory for vision token mixers: pretrain them, probe them, look inside them.
 
-from typing import TYPE_CHECKING
+Everything public is here by name, and imported when it is first asked for.
+"""
 
-import mixlab.backbones.timm_registry  # noqa: F401  registers the zoo with timm
-from mixlab.analysis.binary_auc import binary_auc
-from mixlab.backbones.backbone import Backbone
-from mixlab.backbones.tokens import Features, TokenLayout
-from mixlab.backbones.weights import LoadReport, WeightsError, load_weights, model_from_file, save_weights
-from mixlab.backbones.zoo import create_model, list_models
+import sys
+from importlib import import_module, util
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from mixlab.analysis.binary_auc_metric import BinaryAUC
-else:
-
-    def __getattr__(name: str) -> object:
-        """BinaryAUC, once it is asked for: nothing else here needs torchmetrics, and that imports much."""
-        if name != "BinaryAUC":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from mixlab.analysis.binary_auc_metric import BinaryAUC
-
-        return BinaryAUC
-
+if TYPE_CHECKING:  # the same names once more, for editors and type checkers
+    from mixlab.analysis.binary_auc import binary_auc as binary_auc
+    from mixlab.analysis.binary_auc_metric import BinaryAUC as BinaryAUC
+    from mixlab.analysis.maps import activation_map as activation_map
+    from mixlab.backbones.backbone import Backbone as Backbone
+    from mixlab.backbones.preprocess import preprocess as preprocess
+    from mixlab.backbones.tokens import Features as Features
+    from mixlab.backbones.tokens import TokenLayout as TokenLayout
+    from mixlab.backbones.weights import LoadReport as LoadReport
+    from mixlab.backbones.weights import WeightsError as WeightsError
+    from mixlab.backbones.weights import load_weights as load_weights
+    from mixlab.backbones.weights import model_from_file as model_from_file
+    from mixlab.backbones.weights import save_weights as save_weights
+    from mixlab.backbones.zoo import create_model as create_model
+    from mixlab.backbones.zoo import list_models as list_models
+    from mixlab.data.crop_parameters import dino_crops as dino_crops
+    from mixlab.data.crops import MultiCrop as MultiCrop
+    from mixlab.training.dino_parts import DinoHead as DinoHead
+    from mixlab.training.dino_parts import dino_loss as dino_loss
+    from mixlab.training.dino_parts import teacher_targets as teacher_targets
 
 __version__ = "0.1.0"
-__all__ = [
-    "Backbone",
-    "BinaryAUC",
-    "Features",
-    "LoadReport",
-    "TokenLayout",
-    "WeightsError",
-    "binary_auc",
-    "create_model",
-    "list_models",
-    "load_weights",
-    "model_from_file",
-    "save_weights",
-]
+_NAMES = {
+    "analysis.binary_auc": ["binary_auc"],
+    "analysis.binary_auc_metric": ["BinaryAUC"],
+    "analysis.maps": ["activation_map"],
+    "backbones.backbone": ["Backbone"],
+    "backbones.preprocess": ["preprocess"],
+    "backbones.tokens": ["Features", "TokenLayout"],
+    "backbones.weights": ["LoadReport", "WeightsError", "load_weights", "model_from_file", "save_weights"],
+    "backbones.zoo": ["create_model", "list_models"],
+    "data.crop_parameters": ["dino_crops"],
+    "data.crops": ["MultiCrop"],
+    "training.dino_parts": ["DinoHead", "dino_loss", "teacher_targets"],
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+__all__ = sorted(_MODULES)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    if not name.startswith("_") and util.find_spec(f"{__name__}.{name}"):
+        return import_module(f"{__name__}.{name}")  # a part, such as mixlab.mixers
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+class _RegisterWithTimm(MetaPathFinder):
+    """Has our backbones registered with timm once timm is imported, so that `import mixlab` need not import it."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if fullname != "timm":
+            return None
+        sys.meta_path.remove(self)
+        spec = util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def load_and_register(module: Any) -> None:
+                load(module)
+                import_module("mixlab.backbones")
+
+            spec.loader.exec_module = load_and_register  # type: ignore[method-assign]
+        return spec
+
+
+if "timm" in sys.modules:
+    import_module("mixlab.backbones")
+else:
+    sys.meta_path.insert(0, _RegisterWithTimm())

@@ -12,13 +12,13 @@ _FREE_PARTS = {"data", "run", "statistics"}
 MAY_IMPORT: dict[str, set[str]] = {
     "ops": set(),
     "mixers": {"ops"},
-    "backbones": {"ops", "mixers", "run"},
+    "backbones": {"ops", "mixers"} | _FREE_PARTS,
     "data": set(),
     "run": set(),
     "statistics": set(),
     "training": _CORE | _FREE_PARTS,
     "evaluation": _CORE | _FREE_PARTS | {"training"},
-    "analysis": _CORE | _FREE_PARTS | {"training", "evaluation"},
+    "analysis": _CORE | _FREE_PARTS | {"evaluation"},  # it never trains
     "report": _CORE | _FREE_PARTS | {"training", "evaluation", "analysis"},
     "app": _CORE | _FREE_PARTS | {"training", "evaluation", "analysis", "report"},
     "studies": _CORE | _FREE_PARTS | {"training", "evaluation", "analysis", "report", "recipes"},

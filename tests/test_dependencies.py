@@ -77,15 +77,16 @@ def test_every_optional_module_is_known_with_the_extra_that_brings_it() -> None:
 
 WITHOUT_EXTRAS = """
 import sys
-from importlib.abc import MetaPathFinder
 from mixlab.errors import EXTRA_OF
 
-class Hidden(MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in EXTRA_OF:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
 
-sys.meta_path.insert(0, Hidden())
+    def find_spec(self, name, path=None, target=None):
+        return None if name.split(".")[0] in EXTRA_OF else self.finder.find_spec(name, path, target)
+
+sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
 from mixlab.cli import main
 
 def run(*arguments, code=0):

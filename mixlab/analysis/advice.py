@@ -34,7 +34,7 @@ class Advice:
         return self.num_tokens / self.threshold
 
 
-def advise(*, height: int, width: int, patch: int, dim: int, autoregressive: bool = False) -> Advice:
+def give_advice(*, height: int, width: int, patch: int, dim: int, autoregressive: bool = False) -> Advice:
     """Hold an image size and a width against MambaOut's criterion."""
     for name, value in {"height": height, "width": width, "patch": patch, "dim": dim}.items():
         if value < 1:

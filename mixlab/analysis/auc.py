@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mixlab.analysis.auc_result import AucResult, ScoreDifference, ScoreRow, to_measurements
-from mixlab.analysis.map_scores import MapScorer, MapScores, Progress, either_sign
-from mixlab.analysis.maps import MAPS, FeatureMap, single_maps
+from mixlab.analysis.map_scores import MapScorer, MapScores, ScoreProgress, either_sign
+from mixlab.analysis.maps import MAPS, MapOfFeatures, single_maps
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.backbones.backbone import Layers
 from mixlab.errors import InputError
@@ -34,7 +34,7 @@ def score_maps(
     map_name: str | None = None,
     twins: bool = True,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: ScoreProgress | None = None,
 ) -> AucResult:
     """Score the maps of some networks against the masks of the images, by one of STUDIES.
 
@@ -178,7 +178,7 @@ def by_map(targets: Sequence[Target], scorer: MapScorer, map_name: str | None = 
     first = next(iter(scorer.images)).images[:1]
     for target in targets:
         names = single_maps(target.backbone, target.backbone.preprocess(first))
-        of_features = [name for name in names if isinstance(MAPS[name], FeatureMap)]
+        of_features = [name for name in names if isinstance(MAPS[name], MapOfFeatures)]
         for kinds in (of_features, *([name] for name in names if name not in of_features)):
             scored = _scored("map", [target], scorer, "+".join(kinds))
             for place, (name, row) in enumerate(zip(kinds, scored.rows, strict=True)):

@@ -44,7 +44,7 @@ BLOCK_COLUMNS = (
     *MEASURES, *_OF_SCANS,
 )  # fmt: skip
 Array = NDArray[np.float64]
-Pair = tuple[int, int]  # the row and the column of a block in the grid
+BlockPlace = tuple[int, int]  # the row and the column of a block in the grid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,10 +244,10 @@ def _scan_figures(
     mixing: SSDMixing,
     head: int,
     spans: list[Span],
-    pairs: list[Pair],
+    pairs: list[BlockPlace],
     products: dict[tuple[int, int, int], float],
     settings: RankSettings,
-) -> dict[Pair, list[float]]:
+) -> dict[BlockPlace, list[float]]:
     """Of each off-diagonal block: the rank of the mask alone, of q kᵀ alone, and whether decay takes it to zero."""
     decay = ScanDecay.of(mixing, head, spans)
     group = head * mixing.q.shape[2] // mixing.num_heads
@@ -275,7 +275,9 @@ def _product_ranks(mixing: SSDMixing, spans: list[Span], settings: RankSettings)
     return ranks
 
 
-def _measures_by_shape(singular_values: list[Tensor], shapes: list[Pair], settings: RankSettings) -> list[list[float]]:
+def _measures_by_shape(
+    singular_values: list[Tensor], shapes: list[tuple[int, int]], settings: RankSettings
+) -> list[list[float]]:
     """MEASURES of each block; blocks of one shape together, since thousands of calls on small tensors cost more."""
     found: list[list[float]] = [[]] * len(shapes)
     for kind in {(shape, len(values)) for shape, values in zip(shapes, singular_values, strict=True)}:
@@ -286,7 +288,7 @@ def _measures_by_shape(singular_values: list[Tensor], shapes: list[Pair], settin
     return found
 
 
-def _measures(singular: Tensor, shape: Pair, settings: RankSettings) -> dict[str, Tensor]:
+def _measures(singular: Tensor, shape: tuple[int, int], settings: RankSettings) -> dict[str, Tensor]:
     return rank_measures(
         singular, shape, tolerance=settings.tolerance, practical=settings.practical, energy=settings.energy
     )
@@ -297,5 +299,5 @@ def _whole(matrix: Tensor, settings: RankSettings) -> dict[str, float]:
     return {name: float(value) for name, value in measured.items()}
 
 
-def _plain_singular_values(matrix: Tensor, pairs: list[Pair], spans: list[Span]) -> list[Tensor]:
+def _plain_singular_values(matrix: Tensor, pairs: list[BlockPlace], spans: list[Span]) -> list[Tensor]:
     return [torch.linalg.svdvals(matrix[spans[row].slice, spans[column].slice].cpu()) for row, column in pairs]

@@ -17,7 +17,7 @@ from mixlab.errors import InputError
 from mixlab.evaluation.target import Target
 from mixlab.run.protocols import MapProtocol
 
-Progress = Callable[[str, int], None]  # the label of a network, and how many images were scored
+ScoreProgress = Callable[[str, int], None]  # the label of a network, and how many images were scored
 FALSE_POSITIVE_RATES = torch.linspace(0, 1, 101, dtype=torch.float64)
 
 
@@ -45,7 +45,7 @@ class MapScorer:
     """
 
     def __init__(
-        self, images: ViewedImages, *, twins: bool = True, seed: int = 0, progress: Progress | None = None
+        self, images: ViewedImages, *, twins: bool = True, seed: int = 0, progress: ScoreProgress | None = None
     ) -> None:
         self.images, self.twins, self.seed = images, twins, seed
         self._progress = progress or (lambda label, num_images: None)

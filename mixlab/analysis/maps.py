@@ -32,7 +32,7 @@ from mixlab.run.protocols import MapProtocol
 
 
 @dataclass(frozen=True)
-class FeatureMap:
+class MapOfFeatures:
     """A map read from the features after a layer (the residual stream after the final norm)."""
 
     about: str
@@ -49,7 +49,7 @@ class FeatureMap:
 
 
 @dataclass(frozen=True)
-class MixingMap:
+class MapOfMixing:
     """A map read from the mixing of a layer: the rows of its matrix that feed the summary tokens."""
 
     about: str
@@ -137,20 +137,20 @@ def _rows_by_register(rows: Tensor, mixing: Mixing) -> Tensor:
     return rows.mean(1)
 
 
-MAPS: dict[str, FeatureMap | MixingMap] = {
-    "cosine": FeatureMap("cosine of the summary (class token, mean register or mean patch) to each patch", _cosine),
-    "dot": FeatureMap("dot product of the summary and each patch", _dot),
-    "register_cosine": FeatureMap("cosine of each register to each patch, (B, R, h, w)", _register_cosine),
-    "register_dot": FeatureMap("dot product of each register and each patch, (B, R, h, w)", _register_dot),
-    "pooled_cosine": FeatureMap("cosine of the mean patch to each patch", _pooled_cosine),
-    "norm": FeatureMap("length of the feature of each patch", _norm),
-    "pca": FeatureMap("first principal component of the patches of each image", _first_component),
-    "mixing_rows": MixingMap("|row| of the mixing matrix at the summary, per head, (B, H, h, w)", _rows_by_head),
-    "mixing_mean": MixingMap("the mean of mixing_rows over heads", lambda rows, m: _rows_by_head(rows, m).mean(1)),
-    "direction_rows": MixingMap(
+MAPS: dict[str, MapOfFeatures | MapOfMixing] = {
+    "cosine": MapOfFeatures("cosine of the summary (class token, mean register or mean patch) to each patch", _cosine),
+    "dot": MapOfFeatures("dot product of the summary and each patch", _dot),
+    "register_cosine": MapOfFeatures("cosine of each register to each patch, (B, R, h, w)", _register_cosine),
+    "register_dot": MapOfFeatures("dot product of each register and each patch, (B, R, h, w)", _register_dot),
+    "pooled_cosine": MapOfFeatures("cosine of the mean patch to each patch", _pooled_cosine),
+    "norm": MapOfFeatures("length of the feature of each patch", _norm),
+    "pca": MapOfFeatures("first principal component of the patches of each image", _first_component),
+    "mixing_rows": MapOfMixing("|row| of the mixing matrix at the summary, per head, (B, H, h, w)", _rows_by_head),
+    "mixing_mean": MapOfMixing("the mean of mixing_rows over heads", lambda rows, m: _rows_by_head(rows, m).mean(1)),
+    "direction_rows": MapOfMixing(
         "|row| of a scan, per direction, the mean over heads, (B, 2, h, w)", _rows_by_direction
     ),
-    "register_rows": MixingMap("|row| at each summary token, the mean over heads, (B, S, h, w)", _rows_by_register),
+    "register_rows": MapOfMixing("|row| at each summary token, the mean over heads, (B, S, h, w)", _rows_by_register),
 }
 
 
@@ -178,7 +178,7 @@ def activation_map(backbone: Backbone, images: Tensor, name: str | None = None, 
     return find_map(name or default_map(backbone))(backbone, images, layer)
 
 
-def find_map(name: str) -> FeatureMap | MixingMap:
+def find_map(name: str) -> MapOfFeatures | MapOfMixing:
     """A map of the table; or several that are read from features, as `cosine+pca`, stacked (B, K, h, w) in one pass."""
     names = name.split("+")
     for part in names:
@@ -187,10 +187,12 @@ def find_map(name: str) -> FeatureMap | MixingMap:
     kinds = [MAPS[part] for part in names]
     if len(kinds) == 1:
         return kinds[0]
-    readers = [kind.read for kind in kinds if isinstance(kind, FeatureMap)]
+    readers = [kind.read for kind in kinds if isinstance(kind, MapOfFeatures)]
     if len(readers) < len(kinds):
         raise InputError(f"{name!r} holds maps of a mixing matrix; only maps of features go together")
-    return FeatureMap(f"{', '.join(names)}, (B, {len(names)}, h, w)", lambda f: torch.stack([r(f) for r in readers], 1))
+    return MapOfFeatures(
+        f"{', '.join(names)}, (B, {len(names)}, h, w)", lambda f: torch.stack([r(f) for r in readers], 1)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

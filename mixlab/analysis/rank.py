@@ -26,7 +26,7 @@ from mixlab.run.protocols import RankProtocol
 from mixlab.statistics import Estimate, mean_interval
 
 Table = NDArray[np.float64]  # (blocks, len(BLOCK_COLUMNS))
-Arrays = dict[str, NDArray[Any]]
+RankArrays = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class RankResult:
     protocol: RankProtocol  # without a definition of rank: every measurement has its own
     settings: RankSettings
     summary: dict[str, Any]
-    arrays: Arrays
+    arrays: RankArrays
 
     @property
     def measurements(self) -> list[Measurement]:
@@ -123,7 +123,7 @@ def measure_ranks(
     )
 
 
-def summarise_ranks(measured: Sequence[LayerRanks], layout: TokenLayout) -> tuple[dict[str, Any], Arrays]:
+def summarise_ranks(measured: Sequence[LayerRanks], layout: TokenLayout) -> tuple[dict[str, Any], RankArrays]:
     """The figures of each layer and of all layers for JSON, and the arrays behind them.
 
     Where layers differ in length (stages of a hierarchical model), length and grid of the whole are the first layer's.
@@ -245,7 +245,7 @@ def _summarise_heads(measured: Sequence[LayerRanks]) -> dict[str, Any]:
     return {"distance": distance} | ({"whole": whole} if whole else {})
 
 
-def _head_arrays(by_layer: dict[int, list[LayerRanks]]) -> Arrays:
+def _head_arrays(by_layer: dict[int, list[LayerRanks]]) -> RankArrays:
     """Per layer and head, the mean over images: (layers, heads, ...)."""
     read: dict[str, Callable[[LayerRanks], NDArray[np.float64]]] = {
         "diagonal_spectrum": lambda ranks: ranks.spectra["diagonal"],
@@ -253,7 +253,7 @@ def _head_arrays(by_layer: dict[int, list[LayerRanks]]) -> Arrays:
         "sequence_profile": lambda ranks: ranks.distance["sequence"],
         "grid_profile": lambda ranks: ranks.distance["grid"],
     }
-    found: Arrays = {"layer": np.array(list(by_layer))}
+    found: RankArrays = {"layer": np.array(list(by_layer))}
     for name, get in read.items():
         found[name] = _padded([np.mean([get(ranks) for ranks in own], axis=0) for own in by_layer.values()])
     return found

@@ -2,19 +2,18 @@
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from mixlab.data.decode import fit_image, to_pil, to_tensor
+from mixlab.data.decode import Fit, fit_image, to_pil, to_tensor
 from mixlab.data.masks import MaskedImage
 from mixlab.data.source import Source
 from mixlab.data.unreadable import SkippedImages, UnreadableImage
 from mixlab.errors import InputError
 from mixlab.evaluation.views import CentreView
 
-Fit = Literal["crop", "squash"]
 _CACHE_BYTES = 2**30  # sets below this stay in memory between networks
 
 

@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 Pixels = NDArray[np.uint8]  # (H, W, 3), RGB
 MaskValues = NDArray[np.uint8]  # (H, W): 0 background, 1 foreground, 255 ignored
-Fit = Literal["crop", "squash"]
 
 
 @dataclass(frozen=True, kw_only=True)

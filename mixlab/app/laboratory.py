@@ -5,13 +5,14 @@ from typing import Any, Literal
 
 import torch
 
-from mixlab.analysis.maps import MAPS, FeatureMap, default_map
-from mixlab.app.cards import Fit, MapCard, MaskValues, ModelCard, Picture, Pixels
+from mixlab.analysis.maps import MAPS, MapOfFeatures, default_map
+from mixlab.app.cards import MapCard, MaskValues, ModelCard, Picture, Pixels
 from mixlab.app.jobs import Progress
 from mixlab.app.look import Look
 from mixlab.app.pictures import decode_mask, decode_picture, square_mask, square_picture
 from mixlab.app.questions import MapQuestion, MatrixQuestion, PcaQuestion, Question, RowQuestion, ScoreQuestion
 from mixlab.app.traces import Sight, Traces
+from mixlab.data.decode import Fit
 from mixlab.errors import InputError
 from mixlab.evaluation.target import Target
 from mixlab.mixers import Mixing, SSDMixing
@@ -135,7 +136,7 @@ def first_mixing(subject: Target, size: int) -> Mixing | None:
 def _has_map(name: str, subject: Target, mixing: Mixing | None) -> bool:
     if name in ("register_cosine", "register_dot"):
         return subject.num_registers > 0
-    if isinstance(MAPS[name], FeatureMap):
+    if isinstance(MAPS[name], MapOfFeatures):
         return True
     has_rows = mixing is not None and bool(subject.backbone.layout.summary_rows(1024))
     return has_rows and (name != "direction_rows" or isinstance(mixing, SSDMixing))

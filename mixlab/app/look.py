@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mixlab.analysis.binary_auc import binary_auc, centre_prior, roc_curves
-from mixlab.analysis.maps import FeatureMap, find_map, summary_rows
+from mixlab.analysis.maps import MapOfFeatures, find_map, summary_rows
 from mixlab.analysis.pca import pca_maps
 from mixlab.app.cards import ModelCard
 from mixlab.app.encoding import decode_runs
@@ -121,7 +121,7 @@ class Look:
     def _map(self, name: str, layer: int) -> Tensor:
         """All parts of a map, (K, h, w)."""
         kind, features = find_map(name), self._features(layer)
-        if isinstance(kind, FeatureMap):
+        if isinstance(kind, MapOfFeatures):
             found = kind.read(features)
         else:
             mixing = self._mixing(layer)

@@ -12,8 +12,8 @@ from PIL import Image
 from torch import Tensor
 
 from mixlab.app.byte_cache import ByteCache
-from mixlab.app.cards import Fit, MaskValues, Picture, Pixels
-from mixlab.data.decode import FORMATS, decode, fit_box, fit_image, open_image
+from mixlab.app.cards import MaskValues, Picture, Pixels
+from mixlab.data.decode import FORMATS, Fit, decode, fit_box, fit_image, open_image
 from mixlab.data.images import parse_source
 from mixlab.data.mask_formats import mask_format, parse_masks
 from mixlab.data.mask_values import plain_mask

@@ -18,13 +18,13 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from mixlab.app.cards import Fit
 from mixlab.app.encoding import SIDE, encode_runs, to_json
 from mixlab.app.guard import Guard, error_response
 from mixlab.app.jobs import Answer, CancelledError, Jobs, Progress, QueueFullError, Ticket
 from mixlab.app.laboratory import Laboratory
 from mixlab.app.pictures import PictureStore, UnknownPictureError, to_png
 from mixlab.app.questions import AnyQuestion
+from mixlab.data.decode import Fit
 
 STATIC = Path(__file__).parent / "static"
 MEDIA_TYPES = {

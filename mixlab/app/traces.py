@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from mixlab.app.byte_cache import ByteCache
-from mixlab.app.cards import Fit, Picture
+from mixlab.app.cards import Picture
 from mixlab.app.jobs import Progress
 from mixlab.app.pictures import square_picture
 from mixlab.backbones.tokens import Features
+from mixlab.data.decode import Fit
 from mixlab.errors import InputError
 from mixlab.evaluation.target import Target
 from mixlab.mixers import ConvMixing, Mixing

@@ -8,8 +8,9 @@ import tyro
 from mixlab.analysis import figures
 from mixlab.analysis.auc import STUDIES, run_study
 from mixlab.analysis.map_scores import MapScorer
-from mixlab.analysis.viewed_images import Fit, ViewedImages
+from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.commands.output import check_json, console, emit, open_run, print_left_out, progress_bar, table
+from mixlab.data.decode import Fit
 from mixlab.data.mask_formats import parse_masks
 from mixlab.errors import InputError, check_counts
 from mixlab.evaluation.target import load_targets

@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 import tyro
 from matplotlib.figure import Figure
 
-from mixlab.analysis.figures import save_figure
-from mixlab.analysis.map_pictures import map_pictures, part_pictures, pca_pictures
+from mixlab.analysis.figures import map_pictures, part_pictures, pca_pictures, save_figure
 from mixlab.analysis.maps import MapsResult, activation_maps, find_map
-from mixlab.analysis.viewed_images import Fit, ViewedImages
+from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.commands.output import check_json, console, emit, open_run, print_left_out, progress_bar, table
+from mixlab.data.decode import Fit
 from mixlab.data.mask_formats import parse_images_or_masks
 from mixlab.errors import check_counts
 from mixlab.evaluation.target import load_targets

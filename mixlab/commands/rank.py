@@ -9,9 +9,10 @@ import tyro
 from mixlab.analysis import figures
 from mixlab.analysis.layer_ranks import RankSettings
 from mixlab.analysis.rank import RankResult, measure_ranks
-from mixlab.analysis.viewed_images import Fit, ViewedImages
+from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.backbones.backbone import chosen_layers
 from mixlab.commands.output import check_json, console, emit, open_run, print_left_out, progress_bar, table
+from mixlab.data.decode import Fit
 from mixlab.data.mask_formats import parse_images_or_masks
 from mixlab.errors import check_counts
 from mixlab.evaluation.target import load_targets

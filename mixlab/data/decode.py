@@ -6,6 +6,7 @@ import io
 import struct
 import zlib
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ Image.init()
 FORMATS = tuple({"JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF"} & Image.OPEN.keys())
 SUFFIXES = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff",
                       ".ppm", ".pgm", ".pbm", ".jp2", ".avif"))  # fmt: skip
+Fit = Literal["crop", "squash"]  # how an image becomes a square, see `fit_image`
 MAX_PIXELS = 89_478_485  # PIL's own limit against decompression bombs: about 256 MB of RGB
 
 _TURNS = {

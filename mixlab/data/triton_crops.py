@@ -2,7 +2,7 @@
 
 `resample.py` and `colour.py` say what each part means. Resizing and blurring go over rows, then over columns, with one
 program per row of the result. Colours stay with one program per crop, which goes over its pixels once per change and
-once more for the mean that contrast needs; the same threads see the same pixels every time, so nothing waits.
+once more for the mean that contrast needs; its threads wait for each other before they read what they wrote.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -10,6 +10,9 @@ once more for the mean that contrast needs; the same threads see the same pixels
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
 
 import torch
 import triton
@@ -27,6 +30,18 @@ _CUBIC = tl.constexpr(CUBIC)
 _CUBIC_REACH = tl.constexpr(CUBIC_REACH)
 
 
+def _on_its_device(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same function, its kernels launched on the GPU of its first tensor, whichever is the current one."""
+
+    @wraps(function)
+    def guarded(first: Tensor, *others: Any) -> Tensor:
+        with torch.cuda.device_of(first):
+            return function(first, *others)
+
+    return guarded
+
+
+@_on_its_device
 def resize_boxes(images: Tensor, image: Tensor, box: Tensor, flip: Tensor, size: int) -> Tensor:
     """`resample.resize_boxes` for images on a GPU; the choices live on the host."""
     side, number = images.shape[-1], len(box)
@@ -40,6 +55,7 @@ def resize_boxes(images: Tensor, image: Tensor, box: Tensor, flip: Tensor, size:
     return out
 
 
+@_on_its_device
 def blur_(x: Tensor, sigma: Tensor) -> Tensor:
     """Blur crops (n, 3, S, S) in place by widths (n,) that live on the host; 0 leaves a crop as it is."""
     if not bool((sigma > 0).any()):
@@ -52,12 +68,14 @@ def blur_(x: Tensor, sigma: Tensor) -> Tensor:
     return x
 
 
+@_on_its_device
 def jitter_and_grey_(x: Tensor, jitter: Tensor, order: Tensor, factors: Tensor, grey: Tensor) -> Tensor:
     """Change crops (n, 3, S, S) in place: jitter (n,) and grey (n,) as int32, order (n, 4) int32, factors (n, 4)."""
     _jitter_and_grey[(len(x),)](x, jitter, order, factors, grey, x.shape[2] * x.shape[3], BLOCK=BLOCK)
     return x
 
 
+@_on_its_device
 def solarise_and_normalise_(x: Tensor, solarise: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
     """Invert what is bright in the chosen crops, solarise (n,) as int32; then x gain + shift by channel, in place."""
     num_pixels = x.shape[2] * x.shape[3]
@@ -219,6 +237,7 @@ def _jitter_and_grey(x, jitter, order, factors, grey, num_pixels, BLOCK: tl.cons
                     green = _unit(target + (green - target) * factor)
                     blue = _unit(target + (blue - target) * factor)
                 _store_pixels(at, num_pixels, red, green, blue, inside)
+            tl.debug_barrier()  # the next loop reads these pixels, and may do so with other threads
     if tl.load(grey + row) != 0:
         for first in range(0, num_pixels, BLOCK):
             at = plane + first + lane

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
@@ -21,6 +23,28 @@ def can_capture(recipe: Recipe, config: TrainConfig, world: World) -> bool:
     return config.graph and alone and recipe.static and not (config.compile or config.activation_checkpointing)
 
 
+@dataclass(frozen=True)
+class Capture:
+    """One pass as a graph: a replay reads `inputs` and writes `gradients` and `figures`, in place."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: tuple[Tensor, ...]
+    parameters: list[nn.Parameter]
+    gradients: list[Tensor]
+    names: tuple[str, ...]
+    figures: Tensor
+
+    def replay(self, inputs: tuple[Tensor, ...]) -> None:
+        for ours, given in zip(self.inputs, inputs, strict=True):
+            if given.shape != ours.shape or given.dtype != ours.dtype:  # copy_ would spread a batch of one over all
+                raise WorkError(
+                    f"a pass captured for {_kind(ours)} was given {_kind(given)}; "
+                    "give batches of one size and type, or set graph=false"
+                )
+            ours.copy_(given)
+        self.graph.replay()
+
+
 class CapturedPass:
     """Runs a recipe's passes and leaves gradients on the parameters; from the fourth step on it replays a capture.
 
@@ -30,53 +54,47 @@ class CapturedPass:
     def __init__(self, recipe: Recipe, precise: Precise) -> None:
         self.recipe, self.precise = recipe, precise
         self.steps = 0
-        self.graph = torch.cuda.CUDAGraph()
-        self.inputs: tuple[Tensor, ...] = ()
-        self.parameters: list[nn.Parameter] = []
-        self.gradients: list[Tensor] = []  # of the last pass: every replay writes them again
-        self.sums: list[Tensor] = []  # over the passes of a step
-        self.names: tuple[str, ...] = ()
-        self.figures = torch.empty(0)
+        self.capture: Capture | None = None
+        self.sums: list[Tensor] = []  # of gradients over the passes of a step
 
     def __call__(self, inputs: tuple[Tensor, ...], *, index: int = 0, num_passes: int = 1) -> dict[str, Tensor]:
         """Pass `index` of a step's; the step's gradient is the mean over its passes."""
         self.steps += index == 0
         if self.steps <= WARM_UP:
             return run_pass(self.recipe, inputs, self.precise, weight=1 / num_passes)
-        if not self.inputs:
-            try:
-                self._capture(inputs)
-            except RuntimeError as error:
-                raise WorkError(
-                    f"this network cannot be captured as a CUDA graph ({error}); set graph=false"
-                ) from error
-        for ours, given in zip(self.inputs, inputs, strict=True):
-            ours.copy_(given)
-        self.graph.replay()
-        for parameter, gradient in zip(self.parameters, self._mean(index, num_passes), strict=True):
+        if self.capture is None:
+            self.capture = capture_pass(self.recipe, inputs, self.precise)
+        self.capture.replay(inputs)
+        gradients = self._mean(self.capture.gradients, index, num_passes)
+        for parameter, gradient in zip(self.capture.parameters, gradients, strict=True):
             parameter.grad = gradient
-        return dict(zip(self.names, self.figures.clone().unbind(), strict=True))
+        return dict(zip(self.capture.names, self.capture.figures.clone().unbind(), strict=True))
 
-    def _mean(self, index: int, num_passes: int) -> list[Tensor]:
+    def _mean(self, gradients: list[Tensor], index: int, num_passes: int) -> list[Tensor]:
         if num_passes == 1:
-            return self.gradients
+            return gradients
         if index == 0:
-            self.sums = list(torch._foreach_mul(self.gradients, 1 / num_passes))
+            self.sums = list(torch._foreach_mul(gradients, 1 / num_passes))
         else:
-            torch._foreach_add_(self.sums, self.gradients, alpha=1 / num_passes)
+            torch._foreach_add_(self.sums, gradients, alpha=1 / num_passes)
         return self.sums
 
-    def _capture(self, inputs: tuple[Tensor, ...]) -> None:
-        self.inputs = tuple(torch.empty_like(part) for part in inputs)
-        self.recipe.network.zero_grad(set_to_none=True)
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()  # the capture takes memory of its own
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):  # other threads may pin memory meanwhile
-            figures = run_pass(self.recipe, self.inputs, self.precise)
-            self.figures = torch.stack([value.float() for value in figures.values()])
-        self.names = tuple(figures)
-        self.parameters = [part for part in self.recipe.network.parameters() if part.grad is not None]
-        self.gradients = gradients(self.parameters)
+
+def capture_pass(recipe: Recipe, inputs: tuple[Tensor, ...], precise: Precise) -> Capture:
+    """Record forward and backward for inputs of these shapes; nothing has run yet when it returns."""
+    graph, inputs = torch.cuda.CUDAGraph(), tuple(torch.empty_like(part) for part in inputs)
+    recipe.network.zero_grad(set_to_none=True)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()  # the capture takes memory of its own
+    try:
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may pin memory meanwhile
+            figures = run_pass(recipe, inputs, precise)
+            values = torch.stack([value.float() for value in figures.values()])
+    except RuntimeError as error:
+        recipe.network.zero_grad(set_to_none=True)
+        raise WorkError(f"this network cannot be captured as a CUDA graph ({error}); set graph=false") from error
+    parameters = [part for part in recipe.network.parameters() if part.grad is not None]
+    return Capture(graph, inputs, parameters, gradients(parameters), tuple(figures), values)
 
 
 def run_pass(recipe: Recipe, inputs: object, precise: Precise, *, weight: float = 1.0) -> dict[str, Tensor]:
@@ -85,3 +103,7 @@ def run_pass(recipe: Recipe, inputs: object, precise: Precise, *, weight: float 
         loss, figures = recipe.loss(inputs)
     (loss * weight if weight != 1.0 else loss).backward()
     return {"loss": loss.detach(), **figures}
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} {tensor.dtype}"

@@ -91,6 +91,33 @@ def test_parameters_in_bfloat16_get_gradients_in_bfloat16() -> None:
     assert {t.dtype for t in results.values()} == {torch.bfloat16}
 
 
+def test_float32_stays_float32_under_autocast() -> None:
+    inputs = mixer_inputs(38, torch.float32)
+    dout = torch.randn(2, 38, 48, device="cuda")
+    expected = outputs_and_gradients(mamba2_op.mamba2, inputs, dout, width=16)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        results = outputs_and_gradients(mamba2_op.mamba2, inputs, dout, width=16)
+    for name, result in results.items():
+        assert torch.equal(result, expected[name]), name
+
+
+@pytest.mark.parametrize("dim", [288, 352, 416])  # 9, 11 and 13 heads in each direction
+def test_widths_with_odd_numbers_of_heads_train_as_on_the_cpu(dim: int) -> None:
+    torch.manual_seed(0)
+    model = mixlab.create_model("dinovim_tiny", dim=dim, depth=1, patch=16, image=64)
+    images = torch.randn(1, 3, 64, 64)
+    model(images).square().sum().backward()
+    expected = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    model.cuda()(images.cuda()).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        if name in expected and expected[name].norm() > 1e-6:
+            error = relative_error(parameter.grad.cpu(), expected[name].double())
+            assert error < 2e-2, (
+                f"{name} is off by {error:.1e}"
+            )  # cuBLAS and the CPU differ too; wrong ones by 0.4 and more
+
+
 def test_the_same_input_gives_the_same_bits() -> None:
     inputs = mixer_inputs(198, torch.bfloat16, batch=16, heads=24, state=64, width=64)
     dout = torch.randn(16, 198, 48, device="cuda").bfloat16()

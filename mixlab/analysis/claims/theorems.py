@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from mixlab.analysis.advice import advise
+from mixlab.analysis.advice import give_advice
 from mixlab.analysis.blocks import chunk_spans, in_float64, numerical_rank, off_diagonal_pairs, visible_sides
 from mixlab.analysis.claims.evidence import Evidence, Status, Verdict
 from mixlab.analysis.cost import count_macs, count_with_classifier, on_meta
@@ -154,7 +154,7 @@ def long_sequences() -> Verdict:
         errors.append(abs(counted / (24 * dim**2 * length + 4 * dim * length**2) - 1))
     tasks = {"ImageNet 224 px": (224, 224), "COCO 800 x 1280": (800, 1280), "ADE20K 512 x 2048": (512, 2048)}
     ratios = {
-        f"{task}, D = {dim}": advise(height=height, width=width, patch=16, dim=dim).ratio
+        f"{task}, D = {dim}": give_advice(height=height, width=width, patch=16, dim=dim).ratio
         for task, (height, width) in tasks.items()
         for dim in (384, 768)
     }

@@ -25,8 +25,7 @@ def softmax_linear_attention(qkv: Tensor, *, head_dim: int) -> Tensor:
 
 def runs_kernels(qkv: Tensor, *, head_dim: int) -> bool:
     """The one dispatch: whether this attention runs on the kernels."""
-    batch, length, _ = qkv.shape
-    return qkv.is_cuda and head_dim <= MAX_WIDTH and kernels_take(batch, length, head_dim, head_dim, qkv.dtype)
+    return head_dim <= MAX_WIDTH and kernels_take(qkv, head_dim=head_dim, state=head_dim)
 
 
 def _forward(qkv: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:

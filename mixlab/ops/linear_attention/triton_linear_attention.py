@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixlab.ops.ssd.triton_steps import dot_precision
+from mixlab.ops.ssd.triton_launch import dot_precision
 
 TILE = 64  # tokens at a time
 MANY_PROGRAMS = 64  # images x heads: with fewer, most of the GPU would wait while a few programs walk the tokens
@@ -39,7 +39,7 @@ def _gather(qkv_ptr, first, last, L, D, P: tl.constexpr, T: tl.constexpr, PRECIS
     state = tl.zeros((P, P), tl.float32)
     for start in range(first, last, T):
         inside = (start + token < L)[:, None]
-        place = qkv_ptr + (start + token)[:, None] * (3 * D) + feature[None, :]
+        place = qkv_ptr + tl.cast(start, tl.int64) * (3 * D) + (token[:, None] * (3 * D) + feature[None, :])
         k = tl.load(place + D, mask=inside, other=float("-inf")).to(tl.float32)
         v = tl.load(place + 2 * D, mask=inside, other=0.0)
         new_largest = tl.maximum(largest, tl.max(k, 0))
@@ -58,10 +58,12 @@ def _write(qkv_ptr, out_ptr, state, first, last, L, D, P: tl.constexpr, T: tl.co
     state = state.to(out_ptr.dtype.element_ty)
     for start in range(first, last, T):
         inside = (start + token < L)[:, None]
-        row = (start + token)[:, None]
-        q = tl.load(qkv_ptr + row * (3 * D) + feature[None, :], mask=inside, other=0.0).to(tl.float32)
+        base = tl.cast(start, tl.int64) * D
+        q_offset = token[:, None] * (3 * D) + feature[None, :]
+        q = tl.load(qkv_ptr + 3 * base + q_offset, mask=inside, other=0.0).to(tl.float32)
         out = tl.dot(_softmax_over_features(q).to(state.dtype), state, input_precision=PRECISION)
-        tl.store(out_ptr + row * D + feature[None, :], out.to(out_ptr.dtype.element_ty), mask=inside)
+        out_offset = token[:, None] * D + feature[None, :]
+        tl.store(out_ptr + base + out_offset, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -106,14 +108,15 @@ def _write_span_kernel(
 @triton.jit
 def _load_tile(qkv_ptr, dout_ptr, log_sum, start, L, D, P: tl.constexpr, T: tl.constexpr):
     """Q and K softmaxed (float32), v and dout as they are; rows past the end are zero in K, v and dout."""
-    row = (start + tl.arange(0, T))[:, None]
+    row = tl.arange(0, T)[:, None]
     feature = tl.arange(0, P)[None, :]
-    inside = row < L
-    place = qkv_ptr + row * (3 * D) + feature
+    inside = start + row < L
+    base = tl.cast(start, tl.int64) * D
+    place = qkv_ptr + 3 * base + (row * (3 * D) + feature)
     q = tl.load(place, mask=inside, other=0.0).to(tl.float32)
     k = tl.load(place + D, mask=inside, other=float("-inf")).to(tl.float32)
     v = tl.load(place + 2 * D, mask=inside, other=0.0)
-    dout = tl.load(dout_ptr + row * D + feature, mask=inside, other=0.0)
+    dout = tl.load(dout_ptr + base + (row * D + feature), mask=inside, other=0.0)
     return _softmax_over_features(q), tl.exp(k - log_sum[None, :]), v, dout
 
 
@@ -146,11 +149,12 @@ def _write_gradients(
         dq = q * (dq - tl.sum(dq * q, 1)[:, None])
         dk = k * (tl.dot(v, tl.trans(dstate_cast), input_precision=PRECISION) - shared[None, :])
         dv = tl.dot(k.to(kind), dstate_cast, input_precision=PRECISION)
-        row = (start + tl.arange(0, T))[:, None]
-        place = dqkv_ptr + row * (3 * D) + feature[None, :]
-        tl.store(place, dq.to(kind), mask=row < L)
-        tl.store(place + D, dk.to(kind), mask=row < L)
-        tl.store(place + 2 * D, dv.to(kind), mask=row < L)
+        row = tl.arange(0, T)[:, None]
+        inside = start + row < L
+        place = dqkv_ptr + tl.cast(start, tl.int64) * (3 * D) + (row * (3 * D) + feature[None, :])
+        tl.store(place, dq.to(kind), mask=inside)
+        tl.store(place + D, dk.to(kind), mask=inside)
+        tl.store(place + 2 * D, dv.to(kind), mask=inside)
 
 
 @triton.jit

@@ -36,13 +36,8 @@ def runs_kernels(projected: Tensor, conv_weight: Tensor, norm_weight: Tensor, *,
     """The one dispatch: whether this mixer runs on the kernels."""
     _, channels, width = conv_weight.shape
     inner = norm_weight.shape[1]
-    batch, length, _ = projected.shape
-    return (
-        projected.is_cuda
-        and width == CONV_WIDTH
-        and inner <= MAX_INNER
-        and kernels_take(batch, length, head_dim, (channels - inner) // 2, projected.dtype)
-    )
+    fits = width == CONV_WIDTH and inner <= MAX_INNER
+    return fits and kernels_take(projected, head_dim=head_dim, state=(channels - inner) // 2)
 
 
 def _forward(

@@ -3,6 +3,8 @@
 Nothing is kept for the backward pass but the input: everything up to the output projection runs again there.
 """
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -28,7 +30,9 @@ def mamba2_forward(
     q, k, v = _scanned(xkq, conv_weight, conv_bias, A_log, head_dim)
     steps = make_steps(dt, A_log.flatten(), tiles, num_reverse=num_reverse, bias=dt_bias.flatten())
     y, _ = scan_forward(q, k, v, steps, skip.flatten(), tiles, num_reverse=num_reverse, keep_states=False)
-    return F.linear(gated_norm_forward(y, gate, norm_weight, eps=eps), out_weight.to(projected.dtype))
+    inner = gated_norm_forward(y, gate, norm_weight, eps=eps)
+    with _types_as_given(projected):
+        return F.linear(inner, out_weight.to(projected.dtype))
 
 
 def mamba2_backward(
@@ -47,8 +51,9 @@ def mamba2_backward(
     steps = make_steps(dt, A, tiles, num_reverse=num_reverse, bias=bias)
     y, states = scan_forward(q, k, v, steps, skips, tiles, num_reverse=num_reverse, keep_states=True)
     inner = gated_norm_forward(y, gate, norm_weight, eps=eps)  # (B, L, E)
-    dout_weight = dout.flatten(0, 1).mT @ inner.flatten(0, 1)
-    dinner = dout @ out_weight.to(dout.dtype)
+    with _types_as_given(projected):
+        dout_weight = dout.flatten(0, 1).mT @ inner.flatten(0, 1)
+        dinner = dout @ out_weight.to(dout.dtype)
     dy, dnorm_weight = gated_norm_backward(dinner, y, gate, norm_weight, dgate, eps=eps)
     dqk, dv, flows = scan_backward(dy, q, k, v, steps, skips, states, tiles, num_reverse=num_reverse)
     ddt_heads, sums = steps_backward(steps, flows, dt, A, tiles, num_reverse=num_reverse, bias=bias)
@@ -58,6 +63,15 @@ def mamba2_backward(
     gradients = (dconv[..., :-1], dconv[..., -1], ddt_bias, dA_log, dskip, dnorm_weight, dout_weight)
     parameters = (conv_weight, conv_bias, dt_bias, A_log, skip, norm_weight, out_weight)
     return [dprojected, *(g.to(p.dtype) for g, p in zip(gradients, parameters, strict=True))]
+
+
+def _types_as_given(projected: Tensor) -> AbstractContextManager[object]:
+    """Autocast would multiply in a dtype of its own; entering a context takes 5 µs, so only where it would."""
+    kind = projected.device.type
+    available = torch.amp.is_autocast_available(kind)  # not for tensors on the meta device
+    if available and torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) != projected.dtype:
+        return torch.autocast(kind, enabled=False)
+    return nullcontext()
 
 
 def _scanned(xkq: Tensor, conv_weight: Tensor, conv_bias: Tensor, A_log: Tensor, head_dim: int) -> tuple[Tensor, ...]:

@@ -21,7 +21,7 @@ def ssd(q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, *,
 
 def runs_kernels(q: Tensor, v: Tensor) -> bool:
     """The one dispatch: whether this scan runs on the kernels."""
-    return v.is_cuda and kernels_take(v.shape[0], v.shape[1], v.shape[3], q.shape[3], v.dtype)
+    return kernels_take(v, head_dim=v.shape[3], state=q.shape[3])
 
 
 def _forward(

@@ -3,13 +3,15 @@
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from mixlab.ops.backend import HAS_TRITON
+from mixlab.ops.backend import SHARED_BYTES, kernels_run
 
 SIZES = (16, 32, 64, 128)  # of P and N: powers of two, and at least the 16 of a matrix instruction
 DTYPES = (torch.float32, torch.bfloat16)
 MAX_LENGTH = 65_536
 MAX_BATCH = 65_535  # of a grid's last axes
+WIDEST_SHARED_BYTES = 131_072  # float32 with 128 x 128 states, half of it in shared memory
 
 
 @dataclass(frozen=True)
@@ -36,13 +38,20 @@ def tiling(length: int, dtype: torch.dtype) -> Tiling:
     return Tiling(tile, num_full, max(16, 1 << (rest - 1).bit_length()) if rest else 0)
 
 
-def kernels_take(batch: int, length: int, head_dim: int, state: int, dtype: torch.dtype) -> bool:
-    """Whether there are kernels for these sizes; the rest is for plain torch."""
+def kernels_take(tokens: Tensor, *, head_dim: int, state: int) -> bool:
+    """Whether there are kernels for tokens (B, L, ...) of these sizes and their GPU; the rest is for plain torch."""
+    batch, length = tokens.shape[:2]
     return (
-        HAS_TRITON
-        and dtype in DTYPES
+        tokens.dtype in DTYPES
         and head_dim in SIZES
         and state in SIZES
         and 1 <= batch <= MAX_BATCH
         and 1 <= length <= MAX_LENGTH
+        and kernels_run(tokens, shared_bytes=shared_bytes(head_dim, state, tokens.dtype))
     )
+
+
+def shared_bytes(head_dim: int, state: int, dtype: torch.dtype) -> int:
+    """The shared memory that the hungriest kernel needs with one stage of loads, as tests/unit/ops compiles them."""
+    widest = head_dim == state == SIZES[-1]
+    return WIDEST_SHARED_BYTES if widest and dtype == torch.float32 else SHARED_BYTES

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from mixlab.ops.ssd.tiling import Tiling
 from mixlab.ops.ssd.triton_across import add_across, state_gradients
-from mixlab.ops.ssd.triton_steps import Flows, dot_precision, largest_divisor, rows_dense
+from mixlab.ops.ssd.triton_launch import dot_precision, largest_divisor, launch, rows_dense
+from mixlab.ops.ssd.triton_steps import Flows
 
 MIN_PROGRAMS = 768  # fill a large chip three times over
 
@@ -32,21 +33,26 @@ def _values_tile(
     i = tl.arange(0, T)
     n = tl.arange(0, N)
     p = tl.arange(0, P)
-    row = (first + i)[:, None]
-    inside = row < L
+    row = i[:, None]
+    inside = first + row < L
+    start = tl.cast(first, tl.int64)
+    v_ptr += start * v_l
+    dy_ptr += start * y_l
+    dv_ptr += start * y_l
+    steps_ptr += first
     diagonal = i[:, None] == i[None, :]
     v_offset = row * v_l + p
     y_offset = row * y_l + p
-    q = tl.load(q_ptr + row * q_l + n, mask=inside, other=0.0)
-    k = tl.load(k_ptr + row * k_l + n, mask=inside, other=0.0)
+    q = tl.load(q_ptr + start * q_l + row * q_l + n, mask=inside, other=0.0)
+    k = tl.load(k_ptr + start * k_l + row * k_l + n, mask=inside, other=0.0)
     dscores_t = tl.zeros((T, T), tl.float32)
-    decay = tl.load(steps_ptr + first_head * padded + first + i)
-    source = tl.load(steps_ptr + plane + first_head * padded + first + i)
+    decay = tl.load(steps_ptr + first_head * padded + i)
+    source = tl.load(steps_ptr + plane + first_head * padded + i)
     for head in range(first_head, first_head + heads):
-        v = tl.load(v_ptr + head * v_h + v_offset, mask=inside, other=0.0)
+        v = tl.load(v_ptr + tl.cast(head, tl.int64) * v_h + v_offset, mask=inside, other=0.0)
         dy = tl.load(dy_ptr + head * P + y_offset, mask=inside, other=0.0)
-        here = head * padded + first
-        following = tl.minimum(head + 1, first_head + heads - 1) * padded + first
+        here = head * padded
+        following = tl.minimum(head + 1, first_head + heads - 1) * padded
         next_decay = tl.load(steps_ptr + following + i)
         next_source = tl.load(steps_ptr + plane + following + i)
         skip = tl.load(skip_ptr + head)
@@ -61,9 +67,9 @@ def _values_tile(
         weights_t = tl.where(diagonal, weights_t + skip, weights_t).to(dy.dtype)
         sent = tl.sum(flow_t, 1)
         same = tl.sum(tl.where(diagonal, dweights_t, 0.0), 1)
-        tl.store(read_ptr + here + i, tl.sum(flow_t, 0))
+        tl.store(read_ptr + here + first + i, tl.sum(flow_t, 0))
         if AFTER:
-            dafter = tl.load(dstates_ptr + (head * full + border) * (N * P) + n[:, None] * P + p)
+            dafter = tl.load(dstates_ptr + (tl.cast(head, tl.int64) * full + border) * (N * P) + n[:, None] * P + p)
             whole = tl.load(steps_ptr + here + T - 1)
             dv = tl.dot(k, dafter, input_precision=PRECISION) * tl.exp2(whole - source)[:, None]
             sent_on = tl.sum(dv * v, 1)
@@ -72,17 +78,19 @@ def _values_tile(
             sent_on = tl.zeros((T,), tl.float32)
             dv = tl.dot(weights_t, dy, input_precision=PRECISION)
         all_sent = tl.join(tl.join(sent, sent_on), tl.join(same, same)).reshape(T, 4)
-        tl.store(sent_ptr + (here + i)[:, None] * 4 + tl.arange(0, 4), all_sent)
+        tl.store(sent_ptr + tl.cast(here + first, tl.int64) * 4 + row * 4 + tl.arange(0, 4), all_sent)
         tl.store(dv_ptr + head * P + y_offset, dv.to(v.dtype), mask=inside)
         decay = next_decay
         source = next_source
     dk = tl.dot(dscores_t.to(q.dtype), q, input_precision=PRECISION)
-    dq = tl.dot(tl.trans(dscores_t).to(k.dtype), k, input_precision=PRECISION)
-    tl.store(dq_ptr + row * dq_l + n, dq.to(dq_ptr.dtype.element_ty), mask=inside)
-    tl.store(dk_ptr + row * dq_l + n, dk.to(dk_ptr.dtype.element_ty), mask=inside)
+    tl.store(dk_ptr + start * dq_l + row * dq_l + n, dk.to(dk_ptr.dtype.element_ty), mask=inside)
+    # Transposed as a whole: Triton before 3.7.1 may transpose dscores_t, made of products, wrongly on Hopper.
+    dq_t = tl.dot(tl.trans(k), dscores_t.to(k.dtype), input_precision=PRECISION)  # (n, i)
+    dq_ptr += start * dq_l + i[None, :] * dq_l + n[:, None]
+    tl.store(dq_ptr, dq_t.to(dq_ptr.dtype.element_ty), mask=first + i[None, :] < L)
 
 
-@triton.jit(do_not_specialize=["L", "heads"])
+@triton.jit(do_not_specialize=["L", "group_heads", "first_reverse", "heads"])
 def _values_kernel(
     q_ptr, k_ptr, v_ptr, dy_ptr, steps_ptr, skip_ptr, dstates_ptr, dq_ptr, dk_ptr, dv_ptr, sent_ptr, read_ptr,
     L, H, group_heads, first_reverse, heads, padded, plane,
@@ -95,11 +103,11 @@ def _values_kernel(
     tile = tl.program_id(1)
     b = tl.program_id(2).to(tl.int64)
     full = L // T
-    group = first_head // group_heads
+    group = (first_head // group_heads).to(tl.int64)
     reverse = first_head >= first_reverse
-    begin = tl.where(reverse, L - 1, 0)
+    begin = tl.where(reverse, L - 1, 0).to(tl.int64)
     step = tl.where(reverse, -1, 1)
-    dqk = first_head % group_heads // heads * dq_s + b * dq_b + group * dq_g + begin * dq_l
+    dqk = (first_head % group_heads // heads).to(tl.int64) * dq_s + b * dq_b + group * dq_g + begin * dq_l
     pointers = (
         q_ptr + b * q_b + group * q_g + begin * q_l,
         k_ptr + b * k_b + group * k_g + begin * k_l,
@@ -146,12 +154,13 @@ def scan_backward(
     dstates = states
     if tiles.count > 1:
         dstates = state_gradients(q, dy, steps, states, flows.crossing, tiles, num_reverse=num_reverse)
-    _values_kernel[(num_heads // heads, tiles.count, batch)](
+    launch(
+        _values_kernel, (num_heads // heads, tiles.count, batch),
         q, k, v, dy, steps, skip, dstates, *dqk, dv, flows.sent, flows.read, length, num_heads, group_heads,
         num_heads - num_reverse, heads, tiles.padded, steps.stride(0),
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dqk.stride()[1:5],
         T=tiles.tile, LAST_T=tiles.tail or tiles.tile, N=state, P=width, ONE_TILE=tiles.count == 1,
-        PRECISION=dot_precision(v.dtype), num_warps=4, num_stages=3,
+        PRECISION=dot_precision(v.dtype), num_warps=4,
     )  # fmt: skip
     if tiles.count > 1:
         add_across(q, v, dy, steps, states, dstates, dqk, flows.read, tiles, heads=heads, num_reverse=num_reverse)

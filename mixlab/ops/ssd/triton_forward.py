@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mixlab.ops.ssd.tiling import Tiling
-from mixlab.ops.ssd.triton_steps import dot_precision, largest_divisor, rows_dense
+from mixlab.ops.ssd.triton_launch import dot_precision, largest_divisor, launch, rows_dense
 
 ONE_TILE_HEADS = 8  # per program: 4 to 24 measured alike, within 10 %
 
@@ -26,7 +26,7 @@ def _weights(scores, decay, source, skip, T: tl.constexpr):
     return tl.where(i == j, weights + skip, weights)
 
 
-@triton.jit(do_not_specialize=["L", "heads"])
+@triton.jit(do_not_specialize=["L", "group_heads", "first_reverse", "heads"])
 def _one_tile_kernel(
     q_ptr, k_ptr, v_ptr, steps_ptr, skip_ptr, y_ptr,
     L, H, group_heads, first_reverse, plane, heads, q_b, q_l, q_g, k_b, k_l, k_g, v_b, v_l, v_h,
@@ -35,7 +35,7 @@ def _one_tile_kernel(
     """All tokens of several heads of one image: scores once, then one decay and one product per head."""
     first_head = tl.program_id(0) * heads
     b = tl.program_id(1).to(tl.int64)
-    group = first_head // group_heads
+    group = (first_head // group_heads).to(tl.int64)
     reverse = first_head >= first_reverse
     begin = tl.where(reverse, L - 1, 0)
     step = tl.where(reverse, -1, 1)
@@ -47,13 +47,13 @@ def _one_tile_kernel(
     q = tl.load(q_ptr + b * q_b + group * q_g + row * q_l + n, mask=inside, other=0.0)
     k = tl.load(k_ptr + b * k_b + group * k_g + row * k_l + n, mask=inside, other=0.0)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    v_ptr += b * v_b + row * v_l + p
+    v_ptr += b * v_b + first_head.to(tl.int64) * v_h + row * v_l + p
     y_ptr += b * L * H * P + row * (H * P) + p
     steps_ptr += b * H * T
     decay = tl.load(steps_ptr + first_head * T + i)
     source = tl.load(steps_ptr + plane + first_head * T + i)
     for head in range(first_head, first_head + heads):
-        v = tl.load(v_ptr + head * v_h, mask=inside, other=0.0)
+        v = tl.load(v_ptr + (head - first_head) * v_h, mask=inside, other=0.0)
         following = tl.minimum(head + 1, first_head + heads - 1) * T + i
         next_decay = tl.load(steps_ptr + following)
         next_source = tl.load(steps_ptr + plane + following)
@@ -64,18 +64,18 @@ def _one_tile_kernel(
         source = next_source
 
 
-@triton.jit(do_not_specialize=["L"])
+@triton.jit(do_not_specialize=["L", "group_heads", "first_reverse"])
 def _many_tiles_kernel(
     q_ptr, k_ptr, v_ptr, steps_ptr, skip_ptr, y_ptr, states_ptr,
     L, H, group_heads, first_reverse, plane, q_b, q_l, q_g, k_b, k_l, k_g, v_b, v_l, v_h,
     T: tl.constexpr, TAIL: tl.constexpr, N: tl.constexpr, P: tl.constexpr, KEEP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """All tokens of one head of one image, tile after tile, the state in registers; KEEP stores it behind each tile."""
-    head = tl.program_id(0)
+    head = tl.program_id(0).to(tl.int64)
     b = tl.program_id(1).to(tl.int64)
     group = head // group_heads
     reverse = head >= first_reverse
-    begin = tl.where(reverse, L - 1, 0)
+    begin = tl.where(reverse, L - 1, 0).to(tl.int64)
     step = tl.where(reverse, -1, 1)
     full = L // T
     q_ptr += b * q_b + group * q_g + begin * q_l
@@ -151,12 +151,14 @@ def scan_forward(
     sizes = {"N": q.shape[3], "P": width, "PRECISION": dot_precision(v.dtype)}
     if tiles.num_full == 0:
         heads = largest_divisor(group_heads, limit=ONE_TILE_HEADS)
-        _one_tile_kernel[(num_heads // heads, batch)](
-            q, k, v, steps, skip, y, *order, heads, *strides, **sizes, T=tiles.tail, num_warps=4, num_stages=3
-        )
+        launch(
+            _one_tile_kernel, (num_heads // heads, batch), q, k, v, steps, skip, y, *order, heads, *strides, **sizes,
+            T=tiles.tail, num_warps=4,
+        )  # fmt: skip
     else:
-        _many_tiles_kernel[(num_heads, batch)](
-            q, k, v, steps, skip, y, states, *order, *strides, **sizes, T=tiles.tile, TAIL=tiles.tail,
-            KEEP=keep_states, num_warps=4, num_stages=3, maxnreg=168 if q.shape[3] * width <= 4096 else None,
+        launch(
+            _many_tiles_kernel, (num_heads, batch), q, k, v, steps, skip, y, states, *order, *strides, **sizes,
+            T=tiles.tile, TAIL=tiles.tail, KEEP=keep_states, num_warps=4,
+            maxnreg=168 if q.shape[3] * width <= 4096 else None,
         )  # fmt: skip
     return y, states

@@ -33,7 +33,8 @@ class Flows(NamedTuple):
 @triton.jit
 def _positive(raw_ptr, bias_ptr, b, row, head, inside, raw_b, raw_l, raw_h, num_raw, RAW: tl.constexpr):
     """dt as given, or softplus(raw + bias) of raw steps that all directions share; and the derivative of that."""
-    raw = tl.load(raw_ptr + b * raw_b + row * raw_l + head % num_raw * raw_h, mask=inside, other=0.0).to(tl.float32)
+    raw_ptr += b * raw_b + row.to(tl.int64) * raw_l + (head % num_raw).to(tl.int64) * raw_h
+    raw = tl.load(raw_ptr, mask=inside, other=0.0).to(tl.float32)
     slope = tl.full(raw.shape, 1.0, tl.float32)
     if RAW:
         raw += tl.load(bias_ptr + head, mask=inside, other=0.0).to(tl.float32)
@@ -54,7 +55,7 @@ def _negative(A_ptr, head, H, RAW: tl.constexpr):
     return A
 
 
-@triton.jit(do_not_specialize=["L"])
+@triton.jit(do_not_specialize=["L", "first_reverse"])
 def _steps_kernel(
     raw_ptr, bias_ptr, A_ptr, steps_ptr, L, H, padded, first_reverse, plane, raw_b, raw_l, raw_h, num_raw,
     T: tl.constexpr, HEADS: tl.constexpr, RAW: tl.constexpr,
@@ -71,10 +72,10 @@ def _steps_kernel(
     valid = (i < padded) & (head < H)
     tl.store(out_ptr, decay, mask=valid)
     tl.store(out_ptr + plane, decay - tl.log2(dt), mask=valid)
-    tl.store(out_ptr + 2 * plane, dt, mask=valid)
+    tl.store(out_ptr + 2 * tl.cast(plane, tl.int64), dt, mask=valid)
 
 
-@triton.jit(do_not_specialize=["L"])
+@triton.jit(do_not_specialize=["L", "first_reverse"])
 def _steps_backward_kernel(
     steps_ptr, sent_ptr, read_ptr, crossing_ptr, raw_ptr, bias_ptr, A_ptr, draw_ptr, sums_ptr,
     L, H, padded, first_reverse, plane, raw_b, raw_l, raw_h, num_raw,
@@ -89,7 +90,7 @@ def _steps_backward_kernel(
     row = tl.where(head >= first_reverse, L - 1 - i, i)
     offset = (b * H + head) * padded + i
     inside = (i < padded) & (head < H)
-    dt = tl.load(steps_ptr + 2 * plane + offset, mask=inside, other=1.0)
+    dt = tl.load(steps_ptr + 2 * tl.cast(plane, tl.int64) + offset, mask=inside, other=1.0)
     sent = tl.load(sent_ptr + 4 * offset, mask=inside, other=0.0)
     same = tl.load(sent_ptr + 4 * offset + 1, mask=inside, other=0.0)
     sent_on = tl.load(sent_ptr + 4 * offset + 2, mask=inside, other=0.0)
@@ -149,18 +150,3 @@ def steps_backward(
         T=tiles.tile, N=flows.crossing.shape[3], HEADS=STEP_HEADS, RAW=bias is not None,
     )  # fmt: skip
     return ddt, sums.sum(1)
-
-
-def dot_precision(dtype: torch.dtype) -> str:
-    """Three TF32 products keep float32 to about 1e-6; other types need no choice."""
-    return "tf32x3" if dtype == torch.float32 else "ieee"
-
-
-def largest_divisor(number: int, *, limit: int) -> int:
-    """The largest divisor of a number that is not above the limit."""
-    return max(divisor for divisor in range(1, min(number, limit) + 1) if number % divisor == 0)
-
-
-def rows_dense(tensor: Tensor) -> Tensor:
-    """The same tensor, copied only where its last dimension is strided."""
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()

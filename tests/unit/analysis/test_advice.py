@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from mixlab.analysis.advice import advise, mixer_costs
+from mixlab.analysis.advice import give_advice, mixer_costs
 from mixlab.backbones.block import Layer
 from mixlab.mixers import AttentionConfig, GatedConvConfig, LinearAttentionConfig, MixerConfig
 
@@ -21,7 +21,7 @@ from mixlab.mixers import AttentionConfig, GatedConvConfig, LinearAttentionConfi
     ],
 )
 def test_the_paper_s_own_examples_come_out_as_it_says(size: tuple[int, int], dim: int, length: str) -> None:
-    advice = advise(height=size[0], width=size[1], patch=16, dim=dim)
+    advice = give_advice(height=size[0], width=size[1], patch=16, dim=dim)
     assert advice.length == length
     assert advice.threshold == 6 * dim
     assert length in advice.answer
@@ -52,10 +52,10 @@ def test_a_mixer_counts_what_its_mixing_runs(config: MixerConfig) -> None:
 
 
 def test_autoregressive_tasks_are_told_about_the_state() -> None:
-    assert "token by token" in advise(height=224, width=224, patch=16, dim=384, autoregressive=True).answer
+    assert "token by token" in give_advice(height=224, width=224, patch=16, dim=384, autoregressive=True).answer
 
 
 @pytest.mark.parametrize("bad", [{"height": 8}, {"patch": 0}, {"dim": -1}])
 def test_impossible_sizes_are_refused(bad: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="patch|at least 1"):
-        advise(**{"height": 224, "width": 224, "patch": 16, "dim": 384, **bad})
+        give_advice(**{"height": 224, "width": 224, "patch": 16, "dim": 384, **bad})

@@ -9,6 +9,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import json
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -105,6 +106,23 @@ def scan_errors(length: int, groups: int, num_heads: int, num_reverse: int, stat
     )
 
 
+def far_scan_errors() -> Errors:
+    """Tokens 2²⁴ numbers apart: offsets outgrow 32 bits. The file behind them has a page for each token, and holes."""
+    length, far = 130, 2**24
+    with tempfile.NamedTemporaryFile() as file:
+        storage = torch.UntypedStorage.from_file(file.name, True, 4 * length * far)
+        packed = torch.empty(0).set_(storage).view(1, length, far)
+        spread = packed[:, :, :49]
+        spread.copy_(torch.randn(1, length, 49))
+        spread[..., 48] = F.softplus(spread[..., 48] - 1)
+        q, k, v, dt = spread.split([16, 16, 16, 1], dim=2)
+        return compare(
+            lambda *inputs: ssd_op._scan(*inputs, 1, True),
+            lambda *inputs: ssd_recurrence(*inputs, num_reverse=1),
+            [*(t.unsqueeze(2) for t in (q, k, v)), dt, -torch.ones(1), torch.ones(1)],
+        )
+
+
 def mixer_inputs(directions: int, length: int, num_heads: int, state: int, width: int) -> list[Tensor]:
     inner = num_heads * width
     channels = inner + 2 * state
@@ -127,6 +145,12 @@ def mixer_errors(directions: int, length: int, num_heads: int, state: int, width
         lambda *inputs: mamba2_reference.mamba2(*inputs, head_dim=width, eps=1e-5),
         mixer_inputs(directions, length, num_heads, state, width),
     )
+
+
+def autocast_errors() -> Errors:
+    """float32 inputs stay float32, forward and backward, whatever autocast would make of the products inside."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return mixer_errors(1, 3, 2, 16, 16, 128)
 
 
 def add_norm_inputs(centred: bool) -> list[Tensor]:
@@ -192,6 +216,8 @@ def main() -> None:
         **{name: (scan_errors, sizes) for name, sizes in SCANS.items()},
         **{name: (mixer_errors, sizes) for name, sizes in MIXERS.items()},
         **{name: (attention_errors, sizes) for name, sizes in ATTENTIONS.items()},
+        "scan of tokens that lie far apart": (far_scan_errors, ()),
+        "mixer in float32 under autocast": (autocast_errors, ()),
         "add and RMSNorm": (add_norm_errors, (False,)),
         "add and LayerNorm": (add_norm_errors, (True,)),
         "registered operators": (registered_errors, ()),

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mixlab.analysis.figures import STYLE
+from mixlab.analysis.figures.chart import STYLE
 from mixlab.analysis.pca import PCAMaps
 
 _CELL = 1.35  # inches a picture

@@ -1,0 +1,53 @@
+"""From pictures, as people have them, to what a model takes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from mixlab.backbones.backbone import Backbone
+from mixlab.data.decode import decode, fit_image, to_pil, to_rgb, to_tensor
+from mixlab.errors import InputError
+
+Picture = str | Path | Image.Image | Tensor | Any  # Any: a NumPy array, uint8 (H, W, 3)
+
+
+def preprocess(
+    model: Backbone, images: Picture | Sequence[Picture], *, size: int | None = None, fit: str = "crop"
+) -> Tensor:
+    """Normalised images (B, 3, S, S) on the model's device, in its dtype.
+
+    `images` are a file, a PIL image, a NumPy array (H, W, 3), or a list of these, brought to `size` pixels (the
+    model's own by default): `crop` keeps the middle square, `squash` everything, out of shape. Tensors uint8
+    (3, H, W) or (B, 3, H, W) keep their size unless `size` is given.
+    """
+    if isinstance(images, Tensor) and size is None:
+        return model.preprocess(images)
+    if isinstance(images, Tensor):
+        images = list(images) if images.ndim == 4 else [images]
+    elif not isinstance(images, list | tuple):
+        images = [images]
+    if not images:
+        raise InputError("there are no images; give at least one")
+    side = model.image if size is None else size
+    return model.preprocess(torch.stack([to_tensor(fit_image(_to_pil(each), size=side, fit=fit)) for each in images]))
+
+
+def _to_pil(picture: Picture) -> Image.Image:
+    match picture:
+        case str() | Path():
+            return decode(picture)
+        case Image.Image():
+            return to_rgb(picture)
+        case Tensor() if picture.dtype == torch.uint8 and picture.ndim == 3 and picture.shape[0] == 3:
+            return to_pil(picture.cpu())
+        case np.ndarray() if picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[2] == 3:
+            return Image.fromarray(picture)
+    about = f"{picture.dtype} {tuple(picture.shape)}" if hasattr(picture, "shape") else type(picture).__name__
+    raise InputError(
+        f"cannot read a picture from {about}; give a file, a PIL image, a uint8 tensor (3, H, W) or array (H, W, 3)"
+    )

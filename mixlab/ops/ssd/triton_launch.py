@@ -1,0 +1,46 @@
+"""How the kernels of the scan are launched."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.runtime.errors import OutOfResources
+from triton.runtime.jit import JITFunction
+
+NUM_STAGES = 3  # of the pipeline of loads, each with buffers in shared memory; measured: README.md
+MAX_STRIDE = 2**24  # of tokens and heads
+
+_stages: dict[tuple[Any, ...], int] = {}  # where fewer fit
+
+
+def launch(kernel: JITFunction, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+    """Launch with three pipeline stages, or with as many as fit into the shared memory of the GPU."""
+    key = (kernel, args[0].device, args[0].dtype, *options.values())
+    while True:
+        stages = _stages.get(key, NUM_STAGES)
+        try:
+            kernel[grid](*args, num_stages=stages, **options)
+            return
+        except OutOfResources:
+            if stages == 1:
+                raise
+            _stages[key] = stages - 1
+
+
+def dot_precision(dtype: torch.dtype) -> str:
+    """Three TF32 products keep float32 to about 1e-6; other types need no choice."""
+    return "tf32x3" if dtype == torch.float32 else "ieee"
+
+
+def largest_divisor(number: int, *, limit: int) -> int:
+    """The largest divisor of a number that is not above the limit."""
+    return max(divisor for divisor in range(1, min(number, limit) + 1) if number % divisor == 0)
+
+
+def rows_dense(tensor: Tensor) -> Tensor:
+    """(B, L, H, P) as it is, or a copy where the last dimension is strided, or tokens or heads lie too far apart.
+
+    Offsets inside a tile and between heads are 32-bit numbers; everything else is counted in 64 bits.
+    """
+    _, tokens, heads, last = tensor.stride()
+    return tensor if last == 1 and max(tokens, heads) <= MAX_STRIDE else tensor.contiguous()

@@ -1,0 +1,92 @@
+"""What `import mixlab` gives, and what it costs."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import mixlab
+
+SILENT_IMPORT = """
+import sys
+import mixlab
+assert not {"torch", "timm", "torchvision"} & set(sys.modules), "import mixlab imports what it does not need"
+import timm
+assert timm.is_model("dinovim_tiny") and timm.get_pretrained_cfg("vit_tiny") is not None
+assert mixlab.create_model is sys.modules["mixlab.backbones.zoo"].create_model
+"""
+
+
+def test_every_public_name_is_there_and_says_what_it_is() -> None:
+    for name in mixlab.__all__:
+        assert getattr(mixlab, name).__doc__, f"mixlab.{name} has no docstring"
+    assert set(mixlab.__all__) <= set(dir(mixlab))
+    with pytest.raises(AttributeError, match="has no attribute 'creat_model'"):
+        mixlab.creat_model
+    assert mixlab.mixers.MIXERS  # parts are there without being imported by name
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    tree = ast.parse(Path(mixlab.__file__).read_text(encoding="utf-8"))
+    (block,) = [node for node in tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
+    found = {
+        alias.asname: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.name == alias.asname
+    }
+    assert found == {name: f"mixlab.{module}" for name, module in mixlab._MODULES.items()}
+
+
+def test_importing_is_quick_and_registers_with_timm_when_timm_comes() -> None:
+    done = subprocess.run([sys.executable, "-c", SILENT_IMPORT], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def picture() -> np.ndarray:
+    values = np.zeros((20, 40, 3), dtype=np.uint8)
+    values[:, 10:30] = 255  # the middle square is white
+    return values
+
+
+def test_pictures_of_any_kind_become_what_a_model_takes(picture: np.ndarray, tmp_path: Path) -> None:
+    model = mixlab.create_model("vit_tiny", dim=64, depth=1, patch=8, image=16)
+    white = (1 - torch.tensor(model.pixel_mean)) / torch.tensor(model.pixel_std)
+    image, file = Image.fromarray(picture), tmp_path / "picture.png"
+    image.save(file)
+    tensor = torch.from_numpy(picture).permute(2, 0, 1)
+    for one in (picture, image, file, str(file)):
+        pixels = mixlab.preprocess(model, one)
+        assert pixels.shape == (1, 3, 16, 16)
+        inner = pixels[0, :, :, 2:-2]  # bicubic resizing sees black pixels beyond the sides
+        torch.testing.assert_close(inner, white[:, None, None].expand_as(inner))
+    assert mixlab.preprocess(model, [image, picture, tensor], size=24).shape == (3, 3, 24, 24)
+    assert mixlab.preprocess(model, tensor).shape == (1, 3, 20, 40)  # pixels that somebody else prepared
+    assert mixlab.preprocess(model, tensor[None], size=8).shape == (1, 3, 8, 8)
+    squashed = mixlab.preprocess(model, image, fit="squash")
+    assert squashed[0, 0, 8, 0] < 0 < squashed[0, 0, 8, 8]
+    assert model(mixlab.preprocess(model, file)).shape == (1, 64)
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        ([], "there are no images"),
+        (np.zeros((4, 4)), r"cannot read a picture from float64 \(4, 4\)"),
+        (7, "cannot read a picture from int"),
+        ([torch.zeros(1, 4, 4, dtype=torch.uint8)], r"torch.uint8 \(1, 4, 4\); give a file"),
+        ("nowhere.png", "does not exist"),
+    ],
+    ids=["none", "floats", "a number", "one channel", "no file"],
+)
+def test_what_is_no_picture_is_named(images: object, message: str) -> None:
+    model = mixlab.create_model("vit_tiny", dim=64, depth=1, patch=8, image=16)
+    with pytest.raises(ValueError, match=message):
+        mixlab.preprocess(model, images)

@@ -1,0 +1,64 @@
+"""What a captured pass does when something goes wrong, with a graph that only counts: no GPU is needed for that."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mixlab.errors import WorkError
+from mixlab.training.captured import WARM_UP, CapturedPass
+
+
+class CountingGraph:
+    def __init__(self) -> None:
+        self.replays = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+
+
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch) -> CapturedPass:
+    @contextmanager
+    def record(graph: CountingGraph, **options: Any) -> Iterator[None]:
+        yield
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", CountingGraph)
+    monkeypatch.setattr(torch.cuda, "graph", record)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    network = nn.Linear(3, 1)
+
+    def loss(inputs: tuple[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        return network(inputs[0]).square().mean(), {}
+
+    captured = CapturedPass(SimpleNamespace(network=network, loss=loss), nullcontext)  # type: ignore[arg-type]
+    for _ in range(WARM_UP):
+        captured((torch.randn(4, 3),))
+    return captured
+
+
+def test_a_failed_capture_is_never_replayed(captured: CapturedPass, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def fail(graph: CountingGraph, **options: Any) -> Iterator[None]:
+        yield
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(torch.cuda, "graph", fail)
+    for _ in range(2):  # the second step must not take the first one's empty graph for a capture
+        with pytest.raises(WorkError, match="not permitted.*set graph=false"):
+            captured((torch.randn(4, 3),))
+    assert all(parameter.grad is None for parameter in captured.recipe.network.parameters())
+
+
+@pytest.mark.parametrize("other", [torch.randn(1, 3), torch.zeros(4, 3, dtype=torch.int64)], ids=["shape", "dtype"])
+def test_a_batch_that_does_not_fit_the_capture_is_refused(captured: CapturedPass, other: Tensor) -> None:
+    captured((torch.randn(4, 3),))
+    assert captured.capture is not None
+    with pytest.raises(WorkError, match=r"captured for \(4, 3\) torch.float32 was given"):
+        captured((other,))
+    assert captured.capture.graph.replays == 1
