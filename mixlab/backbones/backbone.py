@@ -1,4 +1,4 @@
-"""What training, evaluation and analysis rely on, whoever wrote the backbone."""
+"""The contract of a backbone: everything that training, evaluation, analysis and users ask of a model."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ class Backbone(HubMixin, nn.Module, ABC):
     layout: TokenLayout
     family: str  # the kind of its mixer, as in `mixlab.mixers.MIXERS`; "other" for what none of them describes
     is_causal: bool = False  # whether, in every layer, tokens see only those before them
-    has_unused_parameters: bool = False  # whether some may get no gradient, which distributed training must know
+    has_unused_parameters: bool = False  # whether some may get no gradient: DDP must look for them
     pixel_mean: tuple[float, ...] = (0.485, 0.456, 0.406)  # ImageNet's, in [0, 1]
     pixel_std: tuple[float, ...] = (0.229, 0.224, 0.225)
 
@@ -56,11 +56,11 @@ class Backbone(HubMixin, nn.Module, ABC):
 
     @abstractmethod
     def architecture(self) -> Architecture:
-        """What it is, as JSON: `mixlab.backbones.weights.build_architecture` builds it again from that."""
+        """Name and config as JSON, from which `mixlab.backbones.weights.build_architecture` builds it again."""
 
     @abstractmethod
     def fresh(self) -> Self:
-        """The same architecture with fresh weights, from torch's random state."""
+        """The same architecture with newly initialised weights, drawn from torch's random state."""
 
     @abstractmethod
     def layer_shapes(self) -> list[LayerShape]:
@@ -68,7 +68,7 @@ class Backbone(HubMixin, nn.Module, ABC):
 
     @abstractmethod
     def with_classifier(self, num_classes: int) -> nn.Module:
-        """A network from images to logits (B, K): these weights and a fresh classifier.
+        """A network from images to logits (B, K): these weights and a newly initialised classifier.
 
         It may hold copies of the weights; `load_from_classifier` brings them back once they are trained.
         """
@@ -79,7 +79,7 @@ class Backbone(HubMixin, nn.Module, ABC):
 
     @abstractmethod
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Forget what happens inside a layer, and run it again in the backward pass."""
+        """Recompute the activations inside each layer in the backward pass instead of keeping them."""
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
@@ -102,16 +102,20 @@ class Backbone(HubMixin, nn.Module, ABC):
             shape = f"{self.channels}, H, W"
             raise InputError(f"preprocess takes images (B, {shape}) or ({shape}), got {tuple(images.shape)}")
         parameter = next(self.parameters())
-        mean, std = torch.tensor([self.pixel_mean, self.pixel_std], device=parameter.device)[..., None, None]
+        scale = torch.tensor([self.pixel_mean, self.pixel_std], device=parameter.device)[..., None, None]
+        mean, std = scale if self.channels == len(self.pixel_mean) else scale.mean(1, keepdim=True)  # grey: one for all
         images = images if images.ndim == 4 else images[None]
         return ((images.to(parameter.device) / 255 - mean) / std).to(parameter.dtype)
 
     def twin(self, seed: int = 0) -> Self:
-        """The same architecture with fresh weights from a seed, in evaluation mode; torch's random state stays."""
+        """The same architecture with weights initialised from a seed, in evaluation mode: an untrained baseline.
+
+        torch's random state is left as it was.
+        """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             twin = self.fresh()
-        return twin.to(next(self.parameters()).device).eval()
+        return twin.to(next(self.parameters())).eval()
 
     @torch.no_grad()
     def load_from_classifier(self, state: Mapping[str, Tensor]) -> None:
@@ -122,7 +126,7 @@ class Backbone(HubMixin, nn.Module, ABC):
                 own.copy_(value)
 
     def classifier_names(self, network: nn.Module) -> set[str]:
-        """Names in the state of a network of `with_classifier` that are not the backbone's: those of its classifier."""
+        """Names in the state of a network of `with_classifier` that belong to its classifier."""
         own = {self.name_in_classifier(name): value.shape for name, value in self.state_dict().items()}
         return {name for name, value in network.state_dict().items() if own.get(name) != value.shape}
 

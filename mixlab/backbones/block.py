@@ -35,10 +35,13 @@ class AddNorm(nn.Module):
 
 
 class Add(nn.Module):
-    """The sum alone, where a norm was pruned."""
+    """In place of an `AddNorm` that was pruned: the sum, not normalised."""
 
     def forward(self, branch: Tensor, stream: Tensor) -> tuple[Tensor, Tensor]:
         return branch + stream, branch + stream
+
+    def normalise(self, tokens: Tensor) -> Tensor:
+        return tokens
 
 
 class MLP(nn.Module):
@@ -66,7 +69,7 @@ class Layer(nn.Module):
         self.mlp_norm = AddNorm(dim, norm) if mlp_ratio else None
         self.mlp = MLP(dim, round(dim * mlp_ratio)) if mlp_ratio else None
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
-        self.grad_checkpointing = False  # keep no activations, run the layer again in the backward pass
+        self.grad_checkpointing = False
 
     def forward(self, branch: Tensor, stream: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         if self.grad_checkpointing:

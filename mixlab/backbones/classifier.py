@@ -34,6 +34,8 @@ class IsotropicClassifier(nn.Module):
     `global_pool`: `token`, the summary that the token layout defines; `avg` or `max` over the patches; "", all tokens.
     """
 
+    global_pool: str
+
     def __init__(
         self, backbone: Isotropic, num_classes: int = 1000, *, global_pool: str = "token", drop_rate: float = 0.0
     ) -> None:

@@ -1,4 +1,4 @@
-"""ViT, LinearViT, Vim, Mamba-Reg and GatedConv: one class, told apart by their mixer and their token layout."""
+"""ViT, LinearViT, Vim, Mamba-Reg and GatedConv: one class with different mixers and token layouts."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,15 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import wrap
 
-from mixlab.backbones.backbone import (
-    Architecture,
-    Backbone,
-    Layers,
-    LayerShape,
-    Source,
-    check_source,
-    chosen_layers,
-)
+from mixlab.backbones.backbone import Architecture, Backbone, Layers, LayerShape, Source, check_source, chosen_layers
 from mixlab.backbones.block import Add, AddNorm, Layer, NormKind
 from mixlab.backbones.classifier import IsotropicClassifier
 from mixlab.backbones.tokens import Features, TokenEmbedding, TokenLayout
@@ -59,6 +51,8 @@ def config_from_json(values: Mapping[str, Any]) -> IsotropicConfig:
 
 
 class Isotropic(Backbone):
+    """Patches and extra tokens through equal layers, then a norm; the summary is what the token layout defines."""
+
     def __init__(self, config: IsotropicConfig, name: str = "isotropic") -> None:
         super().__init__()
         self.config, self.name = config, name
@@ -88,7 +82,7 @@ class Isotropic(Backbone):
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
-        return self.layers
+        return list(self.layers)
 
     def forward(self, images: Tensor) -> Tensor:
         tokens, _ = self.tokens(images)
@@ -152,7 +146,7 @@ class Isotropic(Backbone):
         self.embed.resize(image // patch, patch)
 
     def keep_layers(self, depth: int, *, norm: bool = True) -> None:
-        """Drop the layers behind the first `depth`, and the final norm if it is not wanted."""
+        """Remove the layers after the first `depth` and, with `norm=False`, the final norm."""
         self.config, self.num_layers = replace(self.config, depth=depth), depth
         self.layers = self.layers[:depth]
         if not norm:

@@ -15,15 +15,7 @@ from timm.models.vision_transformer import Block, ResPostBlock, VisionTransforme
 from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch import Tensor, nn
 
-from mixlab.backbones.backbone import (
-    Architecture,
-    Backbone,
-    Layers,
-    LayerShape,
-    Source,
-    check_source,
-    chosen_layers,
-)
+from mixlab.backbones.backbone import Architecture, Backbone, Layers, LayerShape, Source, check_source, chosen_layers
 from mixlab.backbones.timm_attention import AttentionListener
 from mixlab.backbones.tokens import Features, TokenLayout, check_images
 from mixlab.errors import InputError
@@ -31,7 +23,6 @@ from mixlab.mixers import ConvMixing, Mixing
 
 # timm's arguments that say where weights come from; an architecture may not send us to fetch others.
 WEIGHT_SOURCES = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
-
 
 # What attention adds to the residual stream, by the order of norm and attention in a block.
 BRANCHES: dict[type[nn.Module], Callable[[Any, Tensor], Tensor]] = {
@@ -124,7 +115,7 @@ class TimmBackbone(Backbone):
         elif isinstance(self.model, VisionTransformer):
             tokens = self._vit_tokens(images)
             for index, block in enumerate(self.model.blocks[: wanted[-1] + 1]):
-                with AttentionListener(*tokens.shape[:2], wanted=[0]) as listener:
+                with AttentionListener(tokens.shape[0], tokens.shape[1], wanted=[0]) as listener:
                     tokens = block(tokens)
                 self._check_calls(listener.num_calls, 1, f"layer {index}")
                 if index in wanted:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -199,7 +199,7 @@ class TokenEmbedding(nn.Module):
         """Bring the positions to another grid, and the projection to another patch."""
         self.positions.resize(side)
         if patch != self.patch:
-            weight, bias = self.project.weight, self.project.bias
+            weight, bias = cast("nn.Parameter", self.project.weight), self.project.bias
             self.project = nn.Conv2d(self.channels, weight.shape[0], kernel_size=patch, stride=patch)
             self.project.weight = _like(weight, resample_patch_embed(weight, [patch, patch]))
             self.project.bias = bias

@@ -138,6 +138,13 @@ def test_preprocess_takes_the_mean_and_deviation_of_the_backbone_out(dtype: torc
         torch.testing.assert_close(pixels[0, :, 0, 0], expected, rtol=0, atol=1e-6)
 
 
+def test_images_of_one_channel_are_normalised_by_the_mean_over_channels() -> None:
+    model = small("vit_tiny", channels=1)
+    pixels = model.preprocess(torch.full((2, 1, 32, 32), 255, dtype=torch.uint8))
+    expected = (1 - sum(model.pixel_mean) / 3) / (sum(model.pixel_std) / 3)
+    torch.testing.assert_close(pixels, torch.full((2, 1, 32, 32), expected))
+
+
 @pytest.mark.parametrize(
     ("images", "message"),
     [

@@ -1,8 +1,6 @@
 """The command line as a person or a script meets it."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,19 +14,19 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(command in printed for command in COMMANDS)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main([command, "--help"])
-    assert stopped.value.code == 0
-    assert "--json" in capsys.readouterr().out
+def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in COMMANDS:
+        with pytest.raises(SystemExit) as stopped:
+            main([command, "--help"])
+        assert (command, stopped.value.code) == (command, 0)
+        assert "--json" in capsys.readouterr().out
 
 
 def test_models_counts_what_it_lists(tmp_path: Path) -> None:
     file = tmp_path / "models.json"
-    assert main(["models", "dinovim_*", "--json", str(file)]) == 0
+    assert main(["models", "dinovim_b*", "--json", str(file)]) == 0
     rows = {row["name"]: row for row in json.loads(file.read_text())["models"]}
-    assert list(rows) == ["dinovim_tiny", "dinovim_small", "dinovim_base"]
+    assert list(rows) == ["dinovim_base"]
     assert rows["dinovim_base"]["params_M"] == pytest.approx(88.97, abs=0.01)
     assert rows["dinovim_base"]["mixer"] == "mamba2"
 
@@ -70,24 +68,20 @@ def test_failures_say_why_and_exit_with_the_documented_code(
     assert words in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_wrong_option_exits_with_two() -> None:
-    finished = subprocess.run(
-        [sys.executable, "-m", "mixlab.cli", "advise", "--imag", "224"], capture_output=True, text=True, check=False
-    )
-    assert finished.returncode == 2
-    assert "--image" in finished.stdout + finished.stderr
+def test_a_wrong_option_exits_with_two(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["advise", "--imag", "224"])
+    assert stopped.value.code == 2 and "--image" in "".join(capsys.readouterr())
 
 
-@pytest.mark.parametrize("name", ["dinovim_tiny", "vit_tiny", "mambaout_femto"])
-def test_an_exported_onnx_file_gives_the_same_features_for_any_batch(name: str, tmp_path: Path) -> None:
+def test_an_exported_onnx_file_gives_the_same_features_for_any_batch(tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     import torch
 
     import mixlab
     from mixlab.commands.export import export_onnx
 
-    fields = {} if name.startswith("mambaout") else {"dim": 64, "depth": 2}
-    model = mixlab.create_model(name, **fields).eval()
+    model = mixlab.create_model("dinovim_tiny", dim=64, depth=1).eval()
     export_onnx(model, tmp_path / "model.onnx", height=64, width=96)
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     for batch in (1, 3):

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from mixlab.cli import main
-from mixlab.commands.train import judge
+from mixlab.evaluation.trained_classifier import write_accuracy
 from mixlab.run.directory import read_json
 from mixlab.training.slurm import SlurmConfig, TrainingJob
 from tests.drawn_folders import draw_folders
@@ -41,7 +41,7 @@ def send(data: Path, run: Path, device: str) -> submitit.LocalJob[None]:
     return job
 
 
-def test_a_job_trains_and_then_judges_as_the_command_does_here(tmp_path: Path) -> None:
+def test_a_job_trains_and_then_scores_as_the_command_does_here(tmp_path: Path) -> None:
     photos, _ = draw_folders(tmp_path)
     train(photos, tmp_path / "here", "--device", "cpu")
     send(photos, tmp_path / "sent", "cpu").result()
@@ -71,7 +71,7 @@ def test_a_job_sent_again_still_knows_its_device_and_what_follows(
     train(tmp_path, tmp_path / "run", "--device", "cpu", "--launcher", "slurm")
     sent[0].checkpoint().dump(tmp_path / "again.pkl")
     again: Any = submitit.helpers.DelayedSubmission.load(tmp_path / "again.pkl").function
-    assert again == sent[0] and again.device == "cpu" and again.then is judge
+    assert again == sent[0] and again.device == "cpu" and again.then is write_accuracy
 
 
 def test_without_submitit_the_error_names_what_to_install(
