@@ -49,7 +49,7 @@ def main(report: Annotated[Path, tyro.conf.Positional], *, browser: Path | None 
                   figure.querySelector('figcaption')?.remove();
                   figure.querySelectorAll('h3').forEach(title => title.remove());
                   const legend = figure.closest('section').querySelector('.legend');
-                  if (legend && figure.querySelector('polyline, circle')) figure.prepend(legend.cloneNode(true));
+                  if (legend && figure.querySelector('svg.chart') && !figure.querySelector('.heads')) figure.prepend(legend.cloneNode(true));
                   Object.assign(figure.style, {padding: '8px', margin: 0});
                   if (figure.querySelector('.pictures')) figure.style.width = 'fit-content';
                 }"""

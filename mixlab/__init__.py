@@ -10,9 +10,11 @@ from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names once more, for editors and type checkers
+    from mixlab.analysis.auc import score_maps as score_maps
     from mixlab.analysis.binary_auc import binary_auc as binary_auc
     from mixlab.analysis.binary_auc_metric import BinaryAUC as BinaryAUC
     from mixlab.analysis.maps import activation_map as activation_map
+    from mixlab.analysis.rank import measure_ranks as measure_ranks
     from mixlab.backbones.backbone import Backbone as Backbone
     from mixlab.backbones.preprocess import preprocess as preprocess
     from mixlab.backbones.tokens import Features as Features
@@ -26,15 +28,34 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.backbones.zoo import list_models as list_models
     from mixlab.data.crop_parameters import dino_crops as dino_crops
     from mixlab.data.crops import MultiCrop as MultiCrop
+    from mixlab.errors import InputError as InputError
+    from mixlab.errors import WorkError as WorkError
+    from mixlab.evaluation.detection.task import evaluate_detection as evaluate_detection
+    from mixlab.evaluation.detection.task import fit_detection as fit_detection
+    from mixlab.evaluation.detection.task import plan_detection as plan_detection
+    from mixlab.evaluation.knn import evaluate_knn as evaluate_knn
+    from mixlab.evaluation.probe.evaluate import evaluate_linear_probe as evaluate_linear_probe
+    from mixlab.evaluation.robustness import evaluate_robustness as evaluate_robustness
+    from mixlab.evaluation.segmentation.task import evaluate_segmentation as evaluate_segmentation
+    from mixlab.evaluation.segmentation.task import fit_segmentation as fit_segmentation
+    from mixlab.evaluation.segmentation.task import plan_segmentation as plan_segmentation
+    from mixlab.evaluation.shifts import evaluate_shifts as evaluate_shifts
+    from mixlab.evaluation.target import Target as Target
+    from mixlab.evaluation.target import load_target as load_target
+    from mixlab.run.measurement import Measurement as Measurement
+    from mixlab.training.dino_parts import DinoCentre as DinoCentre
     from mixlab.training.dino_parts import DinoHead as DinoHead
     from mixlab.training.dino_parts import dino_loss as dino_loss
+    from mixlab.training.dino_parts import koleo_loss as koleo_loss
     from mixlab.training.dino_parts import teacher_targets as teacher_targets
 
 __version__ = "0.1.0"
 _NAMES = {
+    "analysis.auc": ["score_maps"],
     "analysis.binary_auc": ["binary_auc"],
     "analysis.binary_auc_metric": ["BinaryAUC"],
     "analysis.maps": ["activation_map"],
+    "analysis.rank": ["measure_ranks"],
     "backbones.backbone": ["Backbone"],
     "backbones.preprocess": ["preprocess"],
     "backbones.tokens": ["Features", "TokenLayout"],
@@ -42,7 +63,16 @@ _NAMES = {
     "backbones.zoo": ["create_model", "list_models"],
     "data.crop_parameters": ["dino_crops"],
     "data.crops": ["MultiCrop"],
-    "training.dino_parts": ["DinoHead", "dino_loss", "teacher_targets"],
+    "errors": ["InputError", "WorkError"],
+    "evaluation.detection.task": ["evaluate_detection", "fit_detection", "plan_detection"],
+    "evaluation.knn": ["evaluate_knn"],
+    "evaluation.probe.evaluate": ["evaluate_linear_probe"],
+    "evaluation.robustness": ["evaluate_robustness"],
+    "evaluation.segmentation.task": ["evaluate_segmentation", "fit_segmentation", "plan_segmentation"],
+    "evaluation.shifts": ["evaluate_shifts"],
+    "evaluation.target": ["Target", "load_target"],
+    "run.measurement": ["Measurement"],
+    "training.dino_parts": ["DinoCentre", "DinoHead", "dino_loss", "koleo_loss", "teacher_targets"],
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = sorted(_MODULES)

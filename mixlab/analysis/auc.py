@@ -4,6 +4,7 @@ No score is alone: beside each are the centre prior, the untrained twin, the pai
 centre-matched score, all with 95 % bootstrap intervals over images.
 """
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, groupby, pairwise, product
@@ -15,9 +16,10 @@ from torch import Tensor
 
 from mixlab.analysis.auc_result import AucResult, ScoreDifference, ScoreRow, to_measurements
 from mixlab.analysis.map_scores import MapScorer, MapScores, ScoreProgress, either_sign
-from mixlab.analysis.maps import MAPS, MapOfFeatures, single_maps
+from mixlab.analysis.maps import MAPS, MapOfFeatures, distinct_targets, single_maps
 from mixlab.analysis.viewed_images import ViewedImages
-from mixlab.backbones.backbone import Layers
+from mixlab.backbones.backbone import Backbone, Layers
+from mixlab.data.decode import Fit
 from mixlab.errors import InputError
 from mixlab.evaluation.target import Target
 from mixlab.run import UNTRAINED, Subject
@@ -25,10 +27,13 @@ from mixlab.run.directory import file_name
 from mixlab.run.protocols import MapProtocol
 from mixlab.statistics import Estimate, bootstrap_difference, bootstrap_mean, correlate
 
+SCORED_FIT: Fit = "squash"  # of `mixlab auc`: all of an image and of its mask, as in every published score
+NUM_SCORED = 200  # images at most, unless told
+
 
 def score_maps(
-    targets: Sequence[Target],
-    images: ViewedImages,
+    targets: Sequence[Target | Backbone],
+    images: ViewedImages | str,
     *,
     study: str = "model",
     map_name: str | None = None,
@@ -38,9 +43,14 @@ def score_maps(
 ) -> AucResult:
     """Score the maps of some networks against the masks of the images, by one of STUDIES.
 
+    `images` by a name, as `--data` takes it, are at most NUM_SCORED of the first network's size, seen by SCORED_FIT.
     `map_name` is a key of `maps.MAPS`, the study's own without it. `twins` scores untrained twins too, with the seed of
     each network's training, or else `seed`.
     """
+    targets = distinct_targets(targets)
+    if isinstance(images, str):
+        size = targets[0].backbone.image
+        images = ViewedImages(images, size=size, fit=SCORED_FIT, num_images=NUM_SCORED, with_masks=True)
     scorer = MapScorer(images, twins=twins, seed=seed, progress=progress)
     return run_study(study, targets, scorer, map_name)
 
@@ -49,10 +59,7 @@ def run_study(name: str, targets: Sequence[Target], scorer: MapScorer, map_name:
     """One of STUDIES; several with one scorer share its passes over the images."""
     if name not in STUDIES:
         raise InputError(f"there is no study {name!r}; choose one of {', '.join(STUDIES)}")
-    labels = [target.label for target in targets]
-    if not labels or len(set(labels)) < len(labels):
-        raise InputError(f"targets need labels of their own, got {labels}; write TARGET=LABEL to tell them apart")
-    return STUDIES[name](targets, scorer, map_name)
+    return STUDIES[name](distinct_targets(targets), scorer, map_name)
 
 
 def by_model(targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None) -> AucResult:
@@ -61,13 +68,11 @@ def by_model(targets: Sequence[Target], scorer: MapScorer, map_name: str | None 
     pairs = [_compare(scorer, map_name, a, b) for a, b in combinations(targets, 2)]
     roc = {target.label: _mean_roc(scorer.scores(target, map_name)) for target in targets}
     result = replace(result, comparisons=tuple(pairs), roc={label: rates for label, rates in roc.items() if rates})
-    known = {target.label: target.probe_accuracy for target in targets if target.probe_accuracy is not None}
-    scores = {row.subject.label: row.scores["auc"].value for row in result.rows}
-    if len(known) < 3:
+    probed = [row for row in result.rows if row.probe_accuracy is not None and row.scores["auc"].n]
+    if len(probed) < 3:
         return result
-    found = correlate([scores[label] for label in known], list(known.values()))
-    group = Subject(label=", ".join(known))
-    measured = to_measurements("auc_follows_probe", found, result.protocol, group, None)
+    found = correlate([row.scores["auc"].value for row in probed], [row.probe_accuracy or 0.0 for row in probed])
+    measured = to_measurements("auc_follows_probe", found, result.protocol, _group_of(probed), None)
     return replace(result, correlations={"probe_accuracy": found}, findings=tuple(measured))
 
 
@@ -123,8 +128,8 @@ def by_head(targets: Sequence[Target], scorer: MapScorer, map_name: str | None =
             means = auc[::2].nanmean(0)
             best, worst = int(means.argmax()), int(means.argmin())
             gap = bootstrap_difference(auc[1::2, best], auc[1::2, worst])
-            names = [f"{target.label}, layer {layer}, head {head}" for head in (best, worst)]
-            comparisons.append(ScoreDifference(*names, gap))
+            name = f"{target.label}, layer {layer}, head"
+            comparisons.append(ScoreDifference(f"{name} {best}", f"{name} {worst}", gap))
             protocol = scorer.protocol(map_name, layer, None, None)
             findings += to_measurements("best_head_over_worst", gap, protocol, target.subject, target.seed)
     return replace(result, comparisons=tuple(comparisons), findings=tuple(findings))
@@ -143,8 +148,8 @@ def by_register_position(targets: Sequence[Target], scorer: MapScorer, map_name:
         protocol = scorer.protocol(map_name, scores.layers[-1], None, None)
         twin = scorer.twin_scores(target, map_name) if target.training != UNTRAINED else None
         for part, gap in _middle_over_ends(raw):
-            names = [f"{target.label}, {place} registers" for place in ("middle", part)]
-            comparisons.append(ScoreDifference(*names, gap))
+            names = (f"{target.label}, middle registers", f"{target.label}, {part} registers")
+            comparisons.append(ScoreDifference(names[0], names[1], gap))
             metric = f"middle_registers_over_{part}"
             findings += to_measurements(metric, gap, protocol, target.subject, target.seed)
         for part, gap in _middle_over_ends(twin.raw[:, -1]) if twin is not None else ():
@@ -204,7 +209,7 @@ def _result(study: str, targets: Sequence[Target], scorer: MapScorer, map_name: 
     """A study without its rows. The images must have been read."""
     return AucResult(
         study=study,
-        subjects=tuple(target.subject for target in targets),
+        subjects=tuple(target.describe() for target in targets),
         protocol=MapProtocol(**scorer.images.choices, map=map_name),
         rows=(),
         arrays={},
@@ -293,6 +298,13 @@ def _mean_roc(scores: MapScores) -> list[float]:
     rates = scores.roc.mean(1)
     defined = rates[~rates.isnan().any(-1)]
     return defined.mean(0).tolist() if len(defined) else []
+
+
+def _group_of(rows: Sequence[ScoreRow]) -> Subject:
+    """What several networks are as one subject: their labels, and a digest of their weights."""
+    weights = " ".join(sorted(str(row.subject.weights) for row in rows))
+    digest = hashlib.sha256(weights.encode()).hexdigest()[:16]
+    return Subject(label=", ".join(row.subject.label for row in rows), weights=digest)
 
 
 def _grouped(targets: Sequence[Target], key: Callable[[Target], Any]) -> Iterator[list[Target]]:

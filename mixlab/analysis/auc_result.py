@@ -57,7 +57,7 @@ class AucResult:
     """What one study found; `arrays` holds raw AUC per image, (n, layers, maps), by the label of the network."""
 
     study: str
-    subjects: tuple[Subject, ...]
+    subjects: tuple[dict[str, Any], ...]  # descriptions of the networks
     protocol: MapProtocol  # what all rows have in common
     rows: tuple[ScoreRow, ...]
     arrays: dict[str, NDArray[np.float64]]
@@ -81,7 +81,7 @@ class AucResult:
             "data": self.protocol.data,
             "image": self.protocol.image,
             "protocol": self.protocol.to_json(),
-            "subjects": [asdict(subject) for subject in self.subjects],
+            "subjects": list(self.subjects),
             "rows": [row.to_json() for row in self.rows],
             "comparisons": [comparison.to_json() for comparison in self.comparisons],
             "correlations": {label: found.to_json() for label, found in self.correlations.items()},

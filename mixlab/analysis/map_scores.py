@@ -97,8 +97,6 @@ class MapScorer:
             roc = true_positive_rates(maps.flatten(0, 1), masks).unflatten(0, maps.shape[:2])
             parts.append((*(torch.stack(scores, dim=1) for scores in zip(*by_layer.values(), strict=True)), roc))
             self._progress(label, len(batch.names))
-        if not parts:
-            raise InputError(f"no image with a mask could be read. {self.images.skipped.summary()}")
         return MapScores(map_name, indices, *(torch.cat(column) for column in zip(*parts, strict=True)))
 
 

@@ -10,7 +10,7 @@ registers, softmax, linear and Mamba alike: families are compared by one and the
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -24,11 +24,12 @@ from mixlab.analysis.viewed_images import ImageBatch, ViewedImages
 from mixlab.backbones.backbone import Backbone, Layers
 from mixlab.backbones.tokens import Features, TokenLayout
 from mixlab.errors import InputError
-from mixlab.evaluation.target import Target
+from mixlab.evaluation.target import Target, as_target
 from mixlab.mixers import Grid, Mixing, SSDMixing
-from mixlab.run import Subject
 from mixlab.run.directory import file_name
 from mixlab.run.protocols import MapProtocol
+
+NUM_DRAWN = 6  # images, unless told
 
 
 @dataclass(frozen=True)
@@ -199,7 +200,7 @@ def find_map(name: str) -> MapOfFeatures | MapOfMixing:
 class MapsResult:
     """The maps and principal components of some networks on the same images, by the labels of the networks."""
 
-    subjects: tuple[Subject, ...]
+    subjects: tuple[dict[str, Any], ...]  # their descriptions
     protocol: MapProtocol
     pca_fit: str
     pca_threshold: float
@@ -229,7 +230,7 @@ class MapsResult:
             "image": self.protocol.image,
             "images": self.seen.names,
             "layer": self.protocol.layer,
-            "subjects": [asdict(subject) for subject in self.subjects],
+            "subjects": list(self.subjects),
             "protocol": self.protocol.to_json() | {"pca": pca},
             "maps": self.names,
             "pca": pca | {"explained": explained},
@@ -238,10 +239,19 @@ class MapsResult:
         }
 
 
+def distinct_targets(given: Sequence[Target | Backbone]) -> list[Target]:
+    """Networks, of which there must be one and no two with the same label."""
+    targets = [as_target(each) for each in given]
+    labels = [target.label for target in targets]
+    if not labels or len(set(labels)) < len(labels):
+        raise InputError(f"targets need labels of their own, got {labels}; write TARGET=LABEL to name them")
+    return targets
+
+
 @torch.no_grad()
 def activation_maps(
-    targets: Sequence[Target],
-    images: ViewedImages,
+    targets: Sequence[Target | Backbone],
+    images: ViewedImages | str,
     *,
     map_name: str | None = None,
     layer: int = -1,
@@ -249,9 +259,14 @@ def activation_maps(
     pca_threshold: float = 0.0,
     progress: Callable[[], None] | None = None,
 ) -> MapsResult:
-    """One map of each network, its default without a name, and its principal components after the same layer;
-    `progress` is called after each network. See `pca_maps` for the fit and the threshold.
+    """One map of each network, its default without a name, and its principal components after the same layer.
+
+    `images` by a name, as `--data` takes it, are NUM_DRAWN of the first network's size. `progress` is called after each
+    network. See `pca_maps` for the fit and the threshold.
     """
+    targets = distinct_targets(targets)
+    if isinstance(images, str):
+        images = ViewedImages(images, size=targets[0].backbone.image, num_images=NUM_DRAWN)
     seen = images.together()
     names: dict[str, str] = {}
     maps: dict[str, Tensor] = {}
@@ -265,7 +280,7 @@ def activation_maps(
         if progress is not None:
             progress()
     return MapsResult(
-        subjects=tuple(target.subject for target in targets),
+        subjects=tuple(target.describe() for target in targets),
         protocol=MapProtocol(**images.choices, map=map_name, layer=layer),
         pca_fit=pca_fit,
         pca_threshold=pca_threshold,

@@ -16,10 +16,10 @@ from mixlab.analysis.blocks import MEASURES
 from mixlab.analysis.distance import uniform_profile
 from mixlab.analysis.layer_ranks import BLOCK_COLUMNS, LayerRanks, RankSettings, layer_ranks
 from mixlab.analysis.viewed_images import ViewedImages
-from mixlab.backbones.backbone import Layers, chosen_layers
+from mixlab.backbones.backbone import Backbone, Layers, chosen_layers
 from mixlab.backbones.tokens import TokenLayout
 from mixlab.errors import InputError
-from mixlab.evaluation.target import Target
+from mixlab.evaluation.target import Target, as_target
 from mixlab.mixers import Grid
 from mixlab.run import Measurement, Subject
 from mixlab.run.protocols import RankProtocol
@@ -27,6 +27,7 @@ from mixlab.statistics import Estimate, mean_interval
 
 Table = NDArray[np.float64]  # (blocks, len(BLOCK_COLUMNS))
 RankArrays = dict[str, NDArray[Any]]
+NUM_RANKED = 4  # images, unless told
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,18 +87,23 @@ class RankResult:
 
 
 def measure_ranks(
-    target: Target,
-    images: ViewedImages,
+    target: Target | Backbone,
+    images: ViewedImages | str,
     *,
     layers: Layers = None,
     heads: Sequence[int] | None = None,
     settings: RankSettings | None = None,
     progress: Callable[[], None] | None = None,
 ) -> RankResult:
-    """Measure the mixing matrices of a backbone, all layers and heads unless told; `progress` is called after each
-    layer on each image.
+    """Measure the mixing matrices of a backbone, all layers and heads unless told.
+
+    `images` by a name, as `--data` takes it, are NUM_RANKED of its own size. `progress` is called after each layer on
+    each image.
     """
-    settings, backbone = settings or RankSettings(), target.backbone
+    network = as_target(target)
+    backbone, settings = network.backbone, settings or RankSettings()
+    if isinstance(images, str):
+        images = ViewedImages(images, size=backbone.image, num_images=NUM_RANKED)
     wanted = chosen_layers(layers, backbone.num_layers)
     pixels = backbone.preprocess(images.together().images)
     measured: list[LayerRanks] = []
@@ -119,7 +125,7 @@ def measure_ranks(
         skip=settings.skip,
     )
     return RankResult(
-        subject=target.subject, seed=target.seed, protocol=protocol, settings=settings, summary=summary, arrays=arrays
+        subject=network.subject, seed=network.seed, protocol=protocol, settings=settings, summary=summary, arrays=arrays
     )
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mixlab.data.decode import Fit, fit_image, to_pil, to_tensor
+from mixlab.data.mask_formats import parse_images_or_masks, parse_masks
 from mixlab.data.masks import MaskedImage
 from mixlab.data.source import Source
 from mixlab.data.unreadable import SkippedImages, UnreadableImage
@@ -27,33 +28,36 @@ class ViewedImages:
     """The first `num_images` readable images of a source, in batches: read again for each network, or kept where they
     are small.
 
-    fit="crop" is the view of kNN and probes (`CentreView`: the middle of each image); fit="squash" is the whole image,
-    out of shape. Masks are cut and scaled as their images are.
+    `data` is what the commands take (a folder, `shapes`, ...), whose validation part is read, or a source, called
+    `name` in results. fit="crop" is the view of kNN and probes (`CentreView`: the middle of each image); fit="squash"
+    is the whole image, out of shape. Masks are cut and scaled as their images are.
     """
 
     def __init__(
         self,
-        source: Source[Any],
+        data: str | Source[Any],
         *,
         size: int,
         fit: Fit = "crop",
         num_images: int | None = None,
         batch: int = 16,
-        data: str = "",
-        split: str | None = None,
+        name: str = "",
+        with_masks: bool = False,  # refuse data without masks
     ) -> None:
-        """`data` and `split` say in results what the source is."""
         if fit not in get_args(Fit):
             raise InputError(f"fit {fit!r} is unknown; choose 'crop' (the middle square) or 'squash' (the whole image)")
         if batch < 1 or (num_images is not None and num_images < 1):
             raise InputError(f"batch {batch} and num_images {num_images} must be at least 1")
-        self.source, self.batch = source, batch
+        named = isinstance(data, str)
+        source = (parse_masks(data) if with_masks else parse_images_or_masks(data)) if isinstance(data, str) else data
+        self.source: Source[Any] = source
+        self.batch = batch
         self.view = CentreView(size) if fit == "crop" else CentreView(size, crop_share=1.0, fit=fit)
         self.num_wanted = min(len(source), num_images or len(source))
         self.skipped = SkippedImages(total=len(source), limit=1.0)
         self.choices: dict[str, Any] = {  # those of a protocol
-            "data": data,
-            "split": split,
+            "data": data if named else name,
+            "split": "val" if named else None,
             "num_images": self.num_wanted if self.num_wanted < len(source) else None,
             "image": size,
             "crop_share": self.view.crop_share,
@@ -75,22 +79,22 @@ class ViewedImages:
     def together(self) -> ImageBatch:
         """All of them as one batch."""
         batches = list(self)
-        if not batches:
-            raise InputError(f"{self.choices['data'] or 'the source'} has no readable image. {self.skipped.summary()}")
         masks = [batch.masks for batch in batches if batch.masks is not None]
         names = [name for batch in batches for name in batch.names]
         return ImageBatch(torch.cat([batch.images for batch in batches]), torch.cat(masks) if masks else None, names)
 
     def _read(self) -> Iterator[ImageBatch]:
-        samples = islice(self._samples(), self.num_wanted)
+        samples, none = islice(self._samples(), self.num_wanted), True
         while group := list(islice(samples, self.batch)):
             images, masks, names = zip(*group, strict=True)
             yield ImageBatch(torch.stack(images), None if masks[0] is None else torch.stack(masks), list(names))
+            none = False
+        if none:
+            raise InputError(f"{self.choices['data'] or 'the source'} has no readable image. {self.skipped.summary()}")
 
     def _samples(self) -> Iterator[tuple[Tensor, Tensor | None, str]]:
         """Image, mask and name of each sample that can be read."""
-        side, fit, first = self.view.load_size, self.view.fit, (self.view.load_size - self.view.size) // 2
-        middle = (..., slice(first, first + self.view.size), slice(first, first + self.view.size))
+        side, fit, middle = self.view.load_size, self.view.fit, self.view.crop
         for index in range(len(self.source)):
             try:
                 sample = self.source.load(index)
@@ -99,7 +103,7 @@ class ViewedImages:
                 continue
             if isinstance(sample, MaskedImage):
                 fitted = sample.fitted(side, fit)
-                yield fitted.image[middle], fitted.mask[middle], self.source.name(index)
+                yield middle(fitted.image), middle(fitted.mask), self.source.name(index)
             else:
                 image = to_tensor(fit_image(to_pil(sample), size=side, fit=fit))
-                yield image[middle], None, self.source.name(index)
+                yield middle(image), None, self.source.name(index)

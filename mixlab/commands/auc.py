@@ -6,12 +6,11 @@ from typing import Annotated, Any
 import tyro
 
 from mixlab.analysis import figures
-from mixlab.analysis.auc import STUDIES, run_study
+from mixlab.analysis.auc import NUM_SCORED, SCORED_FIT, STUDIES, run_study
 from mixlab.analysis.map_scores import MapScorer
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.commands.output import check_json, console, emit, open_run, print_left_out, progress_bar, table
 from mixlab.data.decode import Fit
-from mixlab.data.mask_formats import parse_masks
 from mixlab.errors import InputError, check_counts
 from mixlab.evaluation.target import load_targets
 from mixlab.run import UNTRAINED, RunDirectory, provenance
@@ -24,9 +23,9 @@ def auc(
     study: tuple[str, ...] = ("model",),
     map: str | None = None,
     image: int | None = None,
-    num_images: int = 200,
+    num_images: int = NUM_SCORED,
     batch: int = 16,
-    fit: Fit = "squash",
+    fit: Fit = SCORED_FIT,
     twins: bool = True,
     weights: str | None = None,
     training: tuple[str, ...] = (),
@@ -63,9 +62,7 @@ def auc(
     check_json(json)
     loaded = load_targets(targets, weights=weights, training=training, device=device, seed=seed)
     size = image or loaded[0].backbone.image
-    images = ViewedImages(
-        parse_masks(data), size=size, fit=fit, num_images=num_images, batch=batch, data=data, split="val"
-    )
+    images = ViewedImages(data, size=size, fit=fit, num_images=num_images, batch=batch, with_masks=True)
     directory = open_run(run, targets)
     contents: dict[str, dict[str, Any]] = {}
     where = str(next(loaded[0].backbone.parameters()).device)

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import tyro
 
 from mixlab.analysis.figures import save_figure
-from mixlab.commands.dense_task import is_first, percent, say_recipe, stoppable, target_and_recipe
-from mixlab.commands.output import check_json, emit, progress_bar, table
+from mixlab.commands.dense_task import is_first, say_recipe, stoppable, target_and_recipe
+from mixlab.commands.output import check_json, emit, percent, progress_bar, table
 from mixlab.commands.pretrain import Settings
 from mixlab.console import console
 from mixlab.errors import InputError, check_counts
@@ -94,7 +94,8 @@ def _write(result: DetectionResult, run: Path, device: str | None, json: str | N
     answers = folder.path / f"{name.replace('detection', 'detections', 1)}.json"
     write_aside(answers, lambda file: file.write(json_text.dumps(result.answers.results).encode()))
     if result.examples:
-        figure = detection_pictures(*zip(*result.examples, strict=True), result.categories)
+        images, truths, found = zip(*result.examples, strict=True)
+        figure = detection_pictures(images, truths, found, result.categories)
         save_figure(figure, folder.figure_path(f"{name}.png"))
     rows = [(kind, *(percent(content[kind][metric]) for metric in NAMES)) for kind in ("boxes", "masks")]
     title = "Cascade Mask R-CNN" if content["head"] == "cascade" else "Mask R-CNN"

@@ -7,11 +7,10 @@ import tyro
 from matplotlib.figure import Figure
 
 from mixlab.analysis.figures import map_pictures, part_pictures, pca_pictures, save_figure
-from mixlab.analysis.maps import MapsResult, activation_maps, find_map
+from mixlab.analysis.maps import NUM_DRAWN, MapsResult, activation_maps, find_map
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.commands.output import check_json, console, emit, open_run, print_left_out, progress_bar, table
 from mixlab.data.decode import Fit
-from mixlab.data.mask_formats import parse_images_or_masks
 from mixlab.errors import check_counts
 from mixlab.evaluation.target import load_targets
 from mixlab.run import provenance
@@ -24,7 +23,7 @@ def maps(
     map: str | None = None,
     layer: int = -1,
     image: int | None = None,
-    num_images: int = 6,
+    num_images: int = NUM_DRAWN,
     pca_fit: Literal["image", "set"] = "image",
     pca_threshold: float = 0.0,
     fit: Fit = "crop",
@@ -59,10 +58,8 @@ def maps(
     check_counts(image=image, num_images=num_images)
     check_json(json)
     loaded = load_targets(targets, weights=weights, device=device, seed=seed)
-    source = parse_images_or_masks(data)
+    images = ViewedImages(data, size=image or loaded[0].backbone.image, fit=fit, num_images=num_images)
     directory = open_run(run, targets)
-    size = image or loaded[0].backbone.image
-    images = ViewedImages(source, size=size, fit=fit, num_images=num_images, data=data, split="val")
     with progress_bar("maps", len(loaded)) as step:
         result = activation_maps(
             loaded,

@@ -8,12 +8,11 @@ import tyro
 
 from mixlab.analysis import figures
 from mixlab.analysis.layer_ranks import RankSettings
-from mixlab.analysis.rank import RankResult, measure_ranks
+from mixlab.analysis.rank import NUM_RANKED, RankResult, measure_ranks
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.backbones.backbone import chosen_layers
 from mixlab.commands.output import check_json, console, emit, open_run, print_left_out, progress_bar, table
 from mixlab.data.decode import Fit
-from mixlab.data.mask_formats import parse_images_or_masks
 from mixlab.errors import check_counts
 from mixlab.evaluation.target import load_targets
 from mixlab.run import RunDirectory, provenance
@@ -27,7 +26,7 @@ def rank(
     *,
     data: str = "shapes",
     image: int | None = None,
-    num_images: int = 4,
+    num_images: int = NUM_RANKED,
     fit: Fit = "crop",
     layers: tuple[int, ...] = (),
     heads: tuple[int, ...] = (),
@@ -70,14 +69,13 @@ def rank(
     check_counts(image=image, num_images=num_images)
     check_json(json)
     loaded = load_targets(targets, weights=weights, training=training, device=device, seed=seed)
-    source = parse_images_or_masks(data)
     settings = RankSettings(chunk=chunk, tolerance=tolerance, method=method, skip=skip, whole=whole)
     directory = open_run(run, targets)
     found: dict[str, RankResult] = {}  # by the name of its file
     contents: dict[str, dict[str, Any]] = {}  # by label
     for target in loaded:
         size, wanted = image or target.backbone.image, chosen_layers(layers or None, target.backbone.num_layers)
-        images = ViewedImages(source, size=size, fit=fit, num_images=num_images, data=data, split="val")
+        images = ViewedImages(data, size=size, fit=fit, num_images=num_images)
         with progress_bar(f"ranks of {target.label}", images.num_wanted * len(wanted)) as step:
             result = measure_ranks(target, images, layers=wanted, heads=heads or None, settings=settings, progress=step)
         where = str(next(target.backbone.parameters()).device)

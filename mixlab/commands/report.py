@@ -35,7 +35,9 @@ def report(
         measure_costs(runs)
     page = write_report(runs, out)
     size = page.stat().st_size
-    console.print(f"{page}, {size / 1e6:.1f} MB: open it in any browser", highlight=False)
+    console.print(
+        f"{page}, {size / 1e6:.1f} MB{': open it in any browser' if out.suffix == '.html' else ''}", highlight=False
+    )
     return emit({"page": str(page), "bytes": size, "runs": [str(run) for run in runs]}, json)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import tyro
 
 from mixlab.commands.pretrain import Launcher, Settings, launch
-from mixlab.evaluation.trained_classifier import write_accuracy
+from mixlab.evaluation.accuracy import write_accuracy
 from mixlab.training.slurm import SlurmConfig
 
 

@@ -1,11 +1,23 @@
-"""Accuracies: counts of right answers with their intervals."""
+"""Accuracies: counts of right answers with their intervals, and that of a classifier that was just trained."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
+
+from mixlab.data.labelled import labelled_splits
+from mixlab.data.source import ImageSource, Subset
+from mixlab.evaluation.target import load_target
+from mixlab.evaluation.views import CentreView
+from mixlab.run import Measurement, provenance
+from mixlab.run.protocols import AccuracyProtocol
 from mixlab.statistics import Estimate, wilson_interval
+from mixlab.training.distributed import from_all, num_workers
+
+if TYPE_CHECKING:
+    from mixlab.training.loop import Trainer
 
 
 @dataclass(frozen=True)
@@ -29,3 +41,58 @@ class Accuracy:
         found = self.estimate if self.n else None
         figures = (None, None, None) if found is None else (found.value, found.low, found.high)
         return dict(zip(("top1", "low", "high"), figures, strict=True)) | {"correct": self.correct, "n": self.n}
+
+
+def write_accuracy(trainer: Trainer) -> None:
+    """Score what was just trained, each rank its share of the images; the first writes results/accuracy.json.
+
+    Nothing where the data has no validation set: then the network was trained on all images.
+    """
+    splits = labelled_splits(trainer.data)
+    if len(splits.train) < len(trainer.source):
+        return
+    world, config, view = trainer.world, trainer.config, CentreView(trainer.config.method.image)
+    shares = 1 if config.sharding == "fsdp" else world.size  # a network in shards needs every rank in every pass
+    own = Subset(splits.val, range(world.rank % shares, len(splits.val), shares))
+    counts = from_all(_count_correct(trainer, own, view))[:shares]
+    found = Accuracy(*(sum(column) for column in zip(*counts, strict=True)))
+    if not world.is_first or found.n == 0:
+        return
+    target = load_target(str(trainer.folder.path), device="cpu")  # as exported, whole and as others will find it
+    protocol = AccuracyProtocol(
+        data=trainer.data,
+        split="val",
+        image=view.size,
+        crop_share=view.crop_share,
+        fit=view.fit,
+        precision=config.precision,
+    )
+    measurement = Measurement.of("top1", found.estimate, subject=target.subject, protocol=protocol, seed=config.seed)
+    result = {
+        "kind": "accuracy",
+        "subject": target.describe(),
+        "data": trainer.data,
+        "image": view.size,
+        "num_classes": len(splits.classes),
+        "score": found.to_json(),
+        "measurements": [measurement.to_json()],
+        "provenance": provenance(seed=config.seed, device=str(world.device)),
+    }
+    trainer.folder.write("accuracy", result)
+
+
+@torch.no_grad()
+def _count_correct(trainer: Trainer, source: ImageSource, view: CentreView) -> tuple[int, int]:
+    """How many images the trained network classifies correctly, of how many that could be read."""
+    recipe, device = trainer.recipe, trainer.world.device
+    backbone = recipe.exported()
+    recipe.network.eval()
+    correct = num = 0
+    workers = num_workers(trainer.config.data.workers, trainer.world)
+    for batch in view.loader(source, batch=256, workers=workers) if len(source) else ():
+        images = backbone.preprocess(view.crop(batch.images.to(device)))
+        with trainer.update.precise():
+            logits = recipe.network(images)
+        correct += int((logits.argmax(-1).cpu() == batch.labels).sum())
+        num += len(batch.labels)
+    return correct, num

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -23,11 +24,10 @@ from mixlab.evaluation.features import FeaturePlan, HeadInput, has_class_token, 
 from mixlab.evaluation.target import Target, load_target, split_target, weights_checksum
 from mixlab.evaluation.views import CROP_SHARE, CentreView
 from mixlab.run import RunDirectory, Subject
-from mixlab.run.directory import write_json
+from mixlab.run.directory import read_json, write_json
 from mixlab.training.distributed import choose_device
 
 METADATA_KEY = "mixlab_probe"
-PROBES = ("probe/augmented/best_head.safetensors", "probe/cached/best_head.safetensors")  # of a run; the first is taken
 RELEASED = {"linear.weight", "linear.bias"}  # Dino-Mamba's and DINO's probes, without their wrapper
 
 
@@ -244,6 +244,21 @@ def timm_classifier(
     return NamedClassifier(model.eval(), tuple(ImageNetInfo(subset).label_names()), view, subject, kind="its own")
 
 
+def own_probe(run: Path) -> Path | None:
+    """The best head of a run's own probe: one with all labels before few, augmented before cached, the first of equals.
+
+    Probes under other names than "probe" (and probe_2, ..., with other settings) are asked for by their file.
+    """
+
+    def order(file: Path) -> tuple[float, bool, int, str]:
+        about = read_json(file.with_suffix(".json")) if file.with_suffix(".json").is_file() else {}
+        name = file.parents[1].name
+        return -about.get("label_share", 1.0), about.get("mode") != "augmented", len(name), name
+
+    found = [f for f in run.glob("probe*/*/best_head.safetensors") if re.fullmatch(r"probe(_\d+)?", f.parents[1].name)]
+    return min(found, key=order, default=None)
+
+
 def load_classifier(
     text: str,
     *,
@@ -269,7 +284,7 @@ def load_classifier(
         return found.to(choose_device(str(device) if device is not None else None))
     target, place = load_target(text, weights=weights, training=training, device=device), Path(name)
     if head is None and place.is_dir():
-        head = next((place / probe for probe in PROBES if (place / probe).is_file()), None)
+        head = own_probe(place)
     if head is not None:
         probe = load_head(head, target.backbone)
         size = image or int(probe.about.get("image", target.backbone.image))

@@ -1,158 +1,275 @@
-"""The models of a report, one row each: what was measured of them, and what training brought over an untrained twin."""
+"""The models of a report, one row each: what was measured of them, by which protocol, and what training brought.
 
-import math
-from collections.abc import Iterable
+A column holds measurements of one protocol alone, the one that most networks were measured with. Measurements by any
+other protocol stand in a table of their own, each with what is different.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mixlab.analysis.comparisons import (
+    Gain,
+    Group,
+    Network,
+    comparable,
+    is_final_map,
+    is_headline,
+    learnt_features,
+    over_seeds,
+    preference,
+    training_gains,
+)
 from mixlab.analysis.figures import FAMILIES, OTHER, LineStyle, line_styles
-from mixlab.report.records import Findings, Record
-from mixlab.run import UNTRAINED
+from mixlab.report.findings import Findings, Record
+from mixlab.run import UNTRAINED, Measurement, base_label
+from mixlab.statistics import mean_interval
 
-WHOLE_MODELS = ("model", "training", "size", "registers")  # studies of Binary-AUC with one score for each model
+GAINS = {"knn_top1": "kNN", "probe_top1": "linear probe", "binary_auc": "Binary-AUC"}
+NOT_SHARED = ("source", "layer", "layers", "map", "change", "tokens")  # follow from the network, or stand in the title
+ROBUSTNESS = ("robust_top1", "shifted_top1", "shift_top1")
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A number, its interval, and the record it is from."""
+class Cell:
+    """A value as tables show it: one measurement, or the mean of several seeds with the interval over them."""
 
     value: float
     low: float | None
     high: float | None
-    n: int | None
     record: Record
-    data: str = ""
+    num_seeds: int = 1
 
-    def less(self, other: "Figure") -> "Figure":
-        """The difference, as if the two were measured on different images, which is cautious."""
-        gap = self.value - other.value
-        if None in (self.low, self.high, other.low, other.high):
-            return Figure(gap, None, None, self.n, self.record, self.data)
-        half = math.hypot(*((part.high - part.low) / 2 for part in (self, other)))  # type: ignore[operator]
-        return Figure(gap, gap - half, gap + half, self.n, self.record, self.data)
 
-    @property
-    def verdict(self) -> str:
-        """What a difference says."""
-        if self.low is None or self.high is None:
-            return "no interval"
-        return "more" if self.low > 0 else "less" if self.high < 0 else "not told apart"
+@dataclass(frozen=True)
+class Column:
+    title: str
+    unit: str  # "%", "count" or none
+    protocol: str
+    cells: dict[Network, Cell]
+
+
+@dataclass(frozen=True)
+class OtherProtocol:
+    """A measurement that stands in no column."""
+
+    label: str
+    title: str
+    protocol: str  # in what it differs from the column
+    cell: Cell
+    unit: str
 
 
 @dataclass
-class Model:
-    label: str
-    name: str
-    family: str
-    training: str
-    seed: int | None
-    num_parameters: int
+class Row:
+    network: Network
+    gains: dict[str, list[Gain]]  # by metric
+    learnt: bool | None  # None: no twin was measured
     style: LineStyle = OTHER
-    figures: dict[str, Figure] = field(default_factory=dict)
-    untrained: dict[str, Figure] = field(default_factory=dict)
-    passed_over: list[tuple[str, Record, Record]] = field(default_factory=list)  # metric, not shown, shown
-    members: tuple[str, ...] = ()  # labels of the seeds that it is the mean of
+
+    @property
+    def label(self) -> str:
+        return self.network.name or self.network.model
 
     @property
     def mixer(self) -> str:
-        return FAMILIES.get(self.family, self.family)
+        return FAMILIES.get(self.network.family, self.network.family)
 
-    def gain(self, metric: str) -> Figure | None:
-        """How much training brought: paired over images where that was measured, else from the two intervals."""
-        paired = self.figures.get(f"above_untrained_{metric}")
-        if paired or metric not in self.figures or metric not in self.untrained:
-            return paired
-        return self.figures[metric].less(self.untrained[metric])
+
+@dataclass(frozen=True)
+class Table:
+    rows: list[Row]
+    columns: list[Column]
+    robustness: list[Column]
+    others: list[OtherProtocol]
+    notes: list[str]
 
     @property
-    def learnt(self) -> bool | None:
-        """Whether nearest neighbours or probes tell it apart from its untrained twin; None where neither was asked."""
-        gains = [gain for gain in map(self.gain, ("knn_top1", "probe_top1")) if gain is not None]
-        return any(gain.verdict == "more" for gain in gains) if gains else None
+    def gains(self) -> dict[str, str]:
+        return {metric: title for metric, title in GAINS.items() if any(metric in row.gains for row in self.rows)}
+
+    def num_seeds(self, row: Row) -> int:
+        return max((c.cells[row.network].num_seeds for c in self.columns if row.network in c.cells), default=1)
+
+    def is_robust(self, row: Row) -> bool:
+        return any(row.network in column.cells for column in self.robustness)
+
+    def labels(self, *, learnt: bool) -> str:
+        """The models that learnt something, or those that did not."""
+        return ", ".join(row.label for row in self.rows if row.learnt is learnt)
 
 
-def collect_models(findings: Findings) -> list[Model]:
-    """Every trained or untrained model that some measurement names, in the order of their families."""
-    models: dict[tuple[Any, ...], Model] = {}
-    twins: list[tuple[Record, dict[str, Any]]] = []
-    for record, found in findings.measurements():
-        if not found.get("label"):
-            continue
-        if found.get("training") == UNTRAINED and record.run.path.name == UNTRAINED:
-            twins.append((record, found))
-            continue
-        key = tuple(found.get(name) for name in ("label", "model", "training", "seed", "num_parameters"))
-        label, name, training, seed, size = key
-        family = str(found.get("family", ""))
-        model = models.setdefault(key, Model(str(label), str(name), family, str(training), seed, int(size or 0)))
-        _note(model, model.figures, record, found)
-    for record, found in twins:
-        for model in models.values():
-            if (model.label, model.name) == (found["label"], found.get("model")):
-                _note(model, model.untrained, record, found)
-    _add_costs(models, findings)
-    _add_twins_of_maps(list(models.values()), findings)
-    return in_order(models.values())
+def _of_definition(name: str) -> Callable[[Measurement], bool]:
+    return lambda m: m["definition"] == name
 
 
-def in_order(models: Iterable[Model]) -> list[Model]:
-    """Family by family, each by label."""
+def _any(_: Measurement) -> bool:
+    return True
+
+
+# Title, metric, unit, and which of its measurements are of the whole network.
+COLUMNS: tuple[tuple[str, str, str, Callable[[Measurement], bool]], ...] = (
+    ("images/s", "images_per_s", "", _any),
+    ("own classifier", "top1", "%", _any),
+    ("kNN", "knn_top1", "%", _any),
+    ("linear probe", "probe_top1", "%", is_headline),
+    ("Binary-AUC", "binary_auc", "", is_final_map),
+    ("mIoU", "miou", "%", _any),
+    ("box AP", "box_ap", "%", _any),
+    ("mask AP", "mask_ap", "%", _any),
+    ("numerical rank", "off_diagonal_rank", "", _of_definition("numerical")),
+    ("effective rank", "off_diagonal_rank", "", _of_definition("effective")),
+)
+
+
+def model_table(findings: Findings) -> Table:
+    """Every network that some measurement names, family by family; an untrained twin only beside its network."""
+    measurements = [m for m in findings.measurements.values() if m.subject.model]
+    groups, gains = over_seeds(measurements), training_gains(measurements)
+    networks = list(dict.fromkeys(Network.of(group[0]) for group in groups))
+    trained = {(n.name, n.architecture) for n in networks if n.training != UNTRAINED}
+    twins = {n for n in networks if n.training == UNTRAINED and (n.name, n.architecture) in trained}
+    seen = {m.identity for gain in gains for m in gain.untrained}
+    groups = [g for g in groups if Network.of(g[0]) not in twins or not {m.identity for m in g} <= seen]
+    maker = _ColumnMaker(findings, twins)
+    for title, metric, unit, keep in COLUMNS:
+        maker.add(title, unit, [group for group in groups if group[0].metric == metric and keep(group[0])])
+    columns, maker.columns = maker.columns, []
+    for metric in ROBUSTNESS:
+        own = [group for group in groups if group[0].metric == metric]
+        several = len({group[0]["data"] for group in own}) > 1
+        for data, change in dict.fromkeys((group[0]["data"], group[0]["change"]) for group in own):
+            title = ", ".join(filter(None, (data if several or not change else None, change)))
+            maker.add(title, "%", [g for g in own if (g[0]["data"], g[0]["change"]) == (data, change)])
+    measured = {network for column in (*columns, *maker.columns) for network in column.cells}
+    rows = _rows([n for n in _in_order(networks) if n not in twins], gains, measured)
+    columns[:0] = _sizes(rows, groups, findings)
+    return Table(rows, columns, maker.columns, maker.others, _averaged_networks(measurements))
+
+
+def _rows(networks: Iterable[Network], gains: Iterable[Gain], measured: set[Network]) -> list[Row]:
+    learnt = learnt_features(gains)
+    rows = [Row(network, {}, learnt.get(network)) for network in networks]
+    for row in rows:
+        for gain in gains:
+            if gain.network == row.network:
+                row.gains.setdefault(gain.metric, []).append(gain)
+    return [row for row in rows if row.gains or row.network in measured]
+
+
+@dataclass
+class _ColumnMaker:
+    findings: Findings
+    twins: set[Network]  # which have no row of their own
+    columns: list[Column] = field(default_factory=list)
+    others: list[OtherProtocol] = field(default_factory=list)
+
+    def add(self, title: str, unit: str, groups: list[Group]) -> None:
+        """The column of one metric, where it was measured; what is of another protocol goes to `others`."""
+        candidates = [group for group in groups if Network.of(group[0]) not in self.twins] or groups
+        if not candidates:
+            return
+        lead = _lead(candidates)
+        shared = {name: value for name, value in lead.protocol.choices.items() if name not in NOT_SHARED}
+        column = Column(title, unit, words(shared), {})
+        for group in sorted(groups, key=lambda group: preference(group[0])):
+            network, cell = Network.of(group[0]), _cell(group, self.findings)
+            if network not in self.twins and network not in column.cells and _alike(group[0], lead):
+                column.cells[network] = cell
+            else:
+                label = f"{network.name}, untrained" if network in self.twins else network.name
+                self.others.append(OtherProtocol(label, title, words(_different(group[0], lead)), cell, unit))
+        self.columns.append(column)
+
+
+def style_rows(table: Table, findings: Findings) -> dict[str, LineStyle]:
+    """The line style of every label on the page, of models and of trainings, seeds included."""
+    families = {row.label: row.network.family for row in table.rows}
+    families |= {m.subject.label: m.subject.family for m in findings.measurements.values() if m.subject.label}
+    families |= {curve.label: "" for curve in findings.curves if base_label(curve.label) not in families}
+    styles = line_styles(families)
+    for row in table.rows:
+        row.style = styles[row.label]
+    return styles
+
+
+def words(choices: Mapping[str, Any]) -> str:
+    """The choices of a protocol, in words."""
+    parts = []
+    for name, value in choices.items():
+        if name == "label_share":
+            parts.append("all labels" if value == 1 else f"{100 * value:g} % of the labels")
+        elif name == "classifier":
+            parts.append(f"classifier {str(value).partition(',')[0]}")  # of a probe, not which head was best
+        elif name != "kind":
+            shown = f"{value:g}" if isinstance(value, float) else value
+            shown = "yes" if value is True else "no" if value is False else shown
+            parts.append(f"{name.replace('_', ' ')} {shown}")
+    return ", ".join(parts)
+
+
+def _lead(groups: list[Group]) -> Measurement:
+    """A measurement of the protocol that most networks share; of several such, the most preferred."""
+
+    def order(group: Group) -> tuple[Any, ...]:
+        sharing = {Network.of(other[0]) for other in groups if _alike(other[0], group[0])}
+        return (-len(sharing), preference(group[0]))
+
+    return min(groups, key=order)[0]
+
+
+def _alike(a: Measurement, b: Measurement) -> bool:
+    return comparable(a, b, "tokens")  # registers and class tokens add some
+
+
+def _different(m: Measurement, lead: Measurement) -> dict[str, Any]:
+    choices, usual = m.protocol.choices, lead.protocol.choices
+    changed = {name: value for name, value in choices.items() if usual.get(name) != value}
+    return changed | {name: "not given" for name in usual if name not in choices}
+
+
+def _cell(group: Group, findings: Findings) -> Cell:
+    lead, record = group[0], findings.record_of[group[0].identity]
+    if len(group) == 1:
+        return Cell(lead.value, lead.low, lead.high, record)
+    mean = mean_interval([m.value for m in group])
+    return Cell(mean.value, mean.low, mean.high, record, len(group))
+
+
+def _averaged_networks(measurements: Iterable[Measurement]) -> list[str]:
+    """A sentence for each value of one seed that is the mean of networks with different weights."""
+    weights: dict[Any, set[str | None]] = {}
+    for m in measurements:
+        key = (m.metric, Network.of(m), m.seed, words(m.protocol.choices))
+        weights.setdefault(key, set()).add(m.subject.weights)
+    return [
+        f"{network.name}: {metric} of seed {seed} is the mean of {len(found)} networks with one label and different "
+        "weights; give the runs labels of their own to see each."
+        for (metric, network, seed, _), found in weights.items()
+        if len(found) > 1
+    ]
+
+
+def _sizes(rows: list[Row], groups: list[Group], findings: Findings) -> list[Column]:
+    """Parameters of every network, and multiply-accumulates of those whose cost was counted."""
+    records: dict[Network, Record] = {}
+    for group in groups:
+        records.setdefault(Network.of(group[0]), findings.record_of[group[0].identity])
+    parameters, macs = {}, {}
+    for row in rows:
+        number = row.network.num_parameters
+        if number:
+            parameters[row.network] = Cell(number, None, None, records[row.network])
+        for record in findings.of("cost"):
+            about = record.content["subject"]
+            same = (about.get("model"), about.get("training")) == (row.network.model, row.network.training)
+            if same and base_label(about["label"]) == row.network.name:
+                macs.setdefault(row.network, Cell(record.content["macs"], None, None, record))
+    found = (Column("parameters", "count", "", parameters), Column("MACs", "count", "of one image", macs))
+    return [column for column in found if column.cells]
+
+
+def _in_order(networks: Iterable[Network]) -> list[Network]:
+    """Family by family, each by name."""
     order = list(FAMILIES)
-    return sorted(models, key=lambda m: (order.index(m.family) if m.family in order else len(order), m.label))
-
-
-def _note(model: Model, figures: dict[str, Figure], record: Record, found: dict[str, Any]) -> None:
-    metric = _column(found)
-    if metric is None:
-        return
-    figure = Figure(found["value"], found.get("low"), found.get("high"), found.get("n"), record, found.get("data", ""))
-    known = figures.get(metric)
-    if known is not None and found.get("study") in WHOLE_MODELS[1:]:
-        return  # the same score once more
-    if metric == "probe_top1" and found.get("mode") == "cached" and known is not None:
-        return  # the augmented probe, which the paper uses, goes first
-    if known is not None and known.record is not record and known.value != figure.value:
-        model.passed_over.append((metric, known.record, record))
-    figures[metric] = figure
-
-
-def _column(found: dict[str, Any]) -> str | None:
-    """Which column of the table a measurement belongs to, if any."""
-    metric = found["metric"]
-    if metric == "probe_top1":
-        return None if found.get("blocks") is not None or found.get("register") is not None else metric
-    if metric in ("binary_auc", "above_untrained", "above_centre_prior"):
-        if found.get("study") not in WHOLE_MODELS or found.get("index") is not None:
-            return None
-        return "above_untrained_binary_auc" if metric == "above_untrained" else metric
-    if metric == "off_diagonal_rank":
-        return f"{found.get('definition')}_rank" if found.get("definition") in ("numerical", "effective") else None
-    return metric if metric in ("knn_top1", "top1", "miou", "images_per_s") else None
-
-
-def _add_costs(models: dict[tuple[Any, ...], Model], findings: Findings) -> None:
-    for record in findings.of("cost"):
-        subject = record.content["subject"]
-        key = tuple(subject.get(name) for name in ("label", "model", "training", "seed", "num_parameters"))
-        if key in models:
-            figures = models[key].figures
-            figures["num_parameters"] = Figure(record.content["num_parameters"], None, None, None, record)
-            figures["macs"] = Figure(record.content["macs"], None, None, None, record)
-
-
-def _add_twins_of_maps(models: list[Model], findings: Findings) -> None:
-    for record in (record for study in WHOLE_MODELS for record in findings.of("auc", study=study)):
-        for row in record.content["rows"]:
-            for model in models:
-                if (model.label, model.name) == (row["label"], row["model"]) and row.get("untrained"):
-                    part = row["untrained"]
-                    twin = Figure(part["mean"], part["low"], part["high"], part["n"], record, record.content["data"])
-                    model.untrained.setdefault("binary_auc", twin)
-
-
-def style_models(models: list[Model]) -> dict[str, LineStyle]:
-    """The line style of every label and of the seeds behind it."""
-    found = line_styles({model.label: model.family for model in models})
-    for model in models:
-        model.style = found[model.label]
-    return found | {member: model.style for model in models for member in model.members}
+    return sorted(networks, key=lambda n: (order.index(n.family) if n.family in order else len(order), n))

@@ -14,7 +14,13 @@ from mixlab.mixers import MIXERS
 
 SMALL = {"dim": 64, "depth": 3, "patch": 8, "image": 32}
 OURS = [name for name, entry in ZOO.items() if not isinstance(entry.config, str) and name.endswith("tiny")]
-TIMM = ["mambaout_femto", "timm/vit_tiny_patch16_224", "timm/convnext_atto", "timm/vit_small_patch14_reg4_dinov2"]
+VIT = {"depth": 3, "embed_dim": 64, "num_heads": 2}
+TIMM: dict[str, dict[str, int]] = {
+    "mambaout_femto": {},
+    "timm/vit_tiny_patch16_224": VIT,
+    "timm/convnext_atto": {},
+    "timm/vit_small_patch14_reg4_dinov2": VIT,
+}
 
 
 def small(name: str, **fields: object) -> mixlab.Backbone:
@@ -38,7 +44,7 @@ def test_images_of_any_shape_give_a_summary_and_a_grid(name: str, size: tuple[in
 
 @pytest.mark.parametrize("name", TIMM)
 def test_timm_models_are_backbones_too(name: str) -> None:
-    model = mixlab.create_model(name).eval()
+    model = any_small(name)
     images = torch.randn(1, 3, 112, 168) if "patch14" in name else torch.randn(1, 3, 96, 160)
     with torch.no_grad():
         layers = list(model.features(images, layers=2))
@@ -53,7 +59,7 @@ def any_small(name: str) -> mixlab.Backbone:
     if name in OURS:
         return small(name)
     torch.manual_seed(0)
-    return mixlab.create_model(name).eval()
+    return mixlab.create_model(name, **TIMM.get(name, {})).eval()
 
 
 def some_images(model: mixlab.Backbone, num: int = 1) -> torch.Tensor:
@@ -248,7 +254,7 @@ def test_bfloat16_autocast_stays_close_to_float32(name: str) -> None:
 
 @pytest.mark.parametrize("name", OURS)
 def test_compiles_as_one_graph_and_exports(name: str) -> None:
-    model = small(name)
+    model = small(name, depth=2)
     images = torch.randn(2, 3, 32, 40)
     with torch.no_grad():
         expected = model(images)

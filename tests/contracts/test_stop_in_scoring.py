@@ -91,12 +91,20 @@ def test_the_last_checkpoint_is_written_before_the_last_scoring(
     assert there == [False, False, True]
 
 
-def test_what_comes_after_training_can_be_interrupted(tmp_path: Path) -> None:
-    def judge(trainer: Trainer) -> None:
+@pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN], ids=["foreground", "background"])
+def test_what_comes_after_training_can_be_interrupted(handler, tmp_path: Path) -> None:
+    """Also where a shell started the program in the background, with SIGINT ignored."""
+
+    def interrupt(trainer: Trainer) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
-    with pytest.raises(Stopped, match="stopped by SIGINT"):
-        run(tmp_path, then=judge)
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with pytest.raises(Stopped, match="stopped by SIGINT"):
+            run(tmp_path, then=interrupt)
+        assert signal.getsignal(signal.SIGINT) == handler
+    finally:
+        signal.signal(signal.SIGINT, before)
     judged: list[int] = []
     run(tmp_path, then=lambda trainer: judged.append(trainer.step))
     assert judged == [LAST]

@@ -52,7 +52,7 @@ def test_few_images_with_many_tokens_are_cut_into_spans(
     from mixlab.ops.linear_attention.triton_linear_attention import _spans  # there is no Triton on every machine
 
     tile = 32 if dtype == torch.float32 else 64
-    assert _spans(batch * 4, length, tile, None)[0] > 1
+    assert _spans(batch * 4, length, tile)[0] > 1
     check(random_qkv(batch, length, 4, 64, dtype), width=64)
 
 

@@ -2,10 +2,10 @@
 
 import base64
 import io
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -141,18 +141,25 @@ def plot_line(
 
 
 def log_axis(ax: Axes, name: str) -> None:
-    """Ticks at whole powers of ten, five at most."""
+    """Ticks at powers of ten, five at most; over few of them also at 2 and 5 times those."""
     axis = ax.xaxis if name == "x" else ax.yaxis
     getattr(ax, f"set_{name}scale")("log")
     low, high = axis.get_view_interval()
-    powers = [power for power in range(-30, 31) if low <= 10.0**power * 1.0001 and 10.0**power <= high * 1.0001]
-    axis.set_major_locator(FixedLocator([10.0**power for power in powers[:: max(1, -(-len(powers) // 5))]]))
+    factors = (1, 2, 5) if high < 50 * low else (1,)
+    places = [factor * 10.0**power for power in range(-30, 31) for factor in factors]
+    places = [place for place in places if low <= 1.0001 * place and place <= 1.0001 * high]
+    axis.set_major_locator(FixedLocator(places[:: max(1, -(-len(places) // 5))]))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(
-        FuncFormatter(lambda value, _: f"{value:g}" if 1e-3 <= value <= 1e4 else f"1e{math.log10(value):.0f}")
-    )
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _in_few_digits(value)))
 
 
+def _in_few_digits(value: float) -> str:
+    if 1e-3 <= value < 1e5:
+        return f"{value:,.0f}" if value >= 1000 else f"{value:g}"
+    return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
+
+
+@lru_cache(maxsize=64)
 def legend_key(style: LineStyle) -> str:
     """A line and its mark, as small as text."""
     with mpl.rc_context(STYLE):

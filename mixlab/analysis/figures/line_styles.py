@@ -1,8 +1,9 @@
 """Which colour, dashes and mark each model has, in all charts alike."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from mixlab.run import base_label
 
 # Okabe and Ito's hues, moved to a contrast of 3:1 on white: distinct with any colour vision.
 PALETTE = ("#0072b2", "#cb4b16", "#00805f", "#a64d85", "#a87100", "#3f87b5", "#57606a")
@@ -16,7 +17,6 @@ _FAMILY_HUES = {"attention": 0, "mamba2": 1, "linear_attention": 2, "gated_conv"
 _OTHER_HUES = (3, 5, 6, 0, 1, 2, 4)
 _DASHES = ((), (6, 3), (2, 3), (8, 3, 2, 3), (4, 2), (1, 2), (10, 4))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_SEED = re.compile(r"-s\d+$")  # of a label such as vit-s0
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,6 @@ class LineStyle:
 
 OTHER = LineStyle(6)
 Styles = Mapping[str, LineStyle]
-
-
-def base_label(label: str) -> str:
-    """A label without its seed: vit of vit-s0."""
-    return _SEED.sub("", label)
 
 
 def line_styles(families: Mapping[str, str]) -> dict[str, LineStyle]:

@@ -24,7 +24,7 @@ from mixlab.evaluation.detection.evaluate import find_objects, score_detections
 from mixlab.evaluation.detection.region_stage import RegionConfig
 from mixlab.training.batches import build_batches
 from mixlab.training.config import TrainConfig
-from mixlab.training.distributed import World
+from mixlab.training.distributed import World, num_workers
 from mixlab.training.live_scores import Score
 from mixlab.training.precision import Precise
 
@@ -128,6 +128,7 @@ class DetectionConfig(DenseConfig):
                 batch=config.part_size(world.size),
                 world=world,
                 precise=precise,
+                workers=num_workers(config.data.workers, world),
                 stopped=stopped,
             )
             for kind, figures in score_detections(held_out, found, world=world).figures.items():

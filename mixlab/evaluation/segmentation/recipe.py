@@ -26,7 +26,7 @@ from mixlab.evaluation.segmentation.inference import Inference, Mode, Predictor
 from mixlab.evaluation.segmentation.upernet import Norm, UperNet, resize
 from mixlab.training.batches import build_batches
 from mixlab.training.config import TrainConfig
-from mixlab.training.distributed import World
+from mixlab.training.distributed import World, num_workers
 from mixlab.training.live_scores import Score
 from mixlab.training.precision import Precise
 from mixlab.training.recipe import BatchPart, to_pixels_of
@@ -85,7 +85,8 @@ class SegmentConfig(DenseConfig):
             assert isinstance(network, UperNet)
             held_out = at_most(parse_label_maps(data, split="val"), self.score_images)
             predictor = Predictor(network, self.inference("single"), precise=precise)
-            found, _ = score_label_maps(predictor, held_out, world=world, stopped=stopped)
+            workers = num_workers(config.data.workers, world)
+            found, _ = score_label_maps(predictor, held_out, world=world, workers=workers, stopped=stopped)
             yield from (("miou", found.miou), ("macc", found.macc), ("aacc", found.aacc))
 
         return DenseScores(self.score_every_epochs, measure)

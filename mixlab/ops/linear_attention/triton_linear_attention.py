@@ -206,14 +206,14 @@ def _write_gradients_span_kernel(
     _write_gradients(qkv_ptr, dout_ptr, log_sum, dqkv_ptr, state, dstate, first, last, L, D, P, T, PRECISION)
 
 
-def forward(qkv: Tensor, *, head_dim: int, num_spans: int | None = None) -> tuple[Tensor, Tensor]:
+def forward(qkv: Tensor, *, head_dim: int) -> tuple[Tensor, Tensor]:
     """(B, L, 3 H P) -> (B, L, H P), and the log of each key feature's sum over tokens, float32 (B, H P)."""
     qkv = qkv.contiguous()
     batch, length, width = qkv.shape
     inner, heads = width // 3, width // 3 // head_dim
     out = torch.empty(batch, length, inner, dtype=qkv.dtype, device=qkv.device)
     sizes = _sizes(qkv, head_dim)
-    spans, span = _spans(batch * heads, length, int(sizes["T"]), num_spans)
+    spans, span = _spans(batch * heads, length, int(sizes["T"]))
     if spans == 1:
         log_sums = torch.empty(batch, inner, dtype=torch.float32, device=qkv.device)
         _forward_kernel[(heads, batch)](qkv, out, log_sums, length, inner, **sizes)
@@ -227,14 +227,14 @@ def forward(qkv: Tensor, *, head_dim: int, num_spans: int | None = None) -> tupl
     return out, log_sums
 
 
-def backward(dout: Tensor, qkv: Tensor, log_sums: Tensor, *, head_dim: int, num_spans: int | None = None) -> Tensor:
+def backward(dout: Tensor, qkv: Tensor, log_sums: Tensor, *, head_dim: int) -> Tensor:
     """The gradient of qkv (B, L, 3 H P)."""
     qkv, dout = qkv.contiguous(), dout.contiguous()
     batch, length, width = qkv.shape
     inner, heads = width // 3, width // 3 // head_dim
     dqkv = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
     sizes = _sizes(qkv, head_dim)
-    spans, span = _spans(batch * heads, length, int(sizes["T"]), num_spans)
+    spans, span = _spans(batch * heads, length, int(sizes["T"]))
     if spans == 1:
         _backward_kernel[(heads, batch)](dout, qkv, log_sums, dqkv, length, inner, **sizes)
         return dqkv
@@ -247,11 +247,10 @@ def backward(dout: Tensor, qkv: Tensor, log_sums: Tensor, *, head_dim: int, num_
     return dqkv
 
 
-def _spans(num_programs: int, length: int, tile: int, wanted: int | None) -> tuple[int, int]:
+def _spans(num_programs: int, length: int, tile: int) -> tuple[int, int]:
     """How many spans, and the tokens of each: whole tiles, and one span where programs are many or tokens few."""
     tiles = -(-length // tile)
-    if wanted is None:
-        wanted = 1 if num_programs >= MANY_PROGRAMS else min(-(-FULL_GPU // num_programs), tiles // MIN_TILES)
+    wanted = 1 if num_programs >= MANY_PROGRAMS else min(-(-FULL_GPU // num_programs), tiles // MIN_TILES)
     per_span = -(-tiles // max(1, wanted))
     return -(-tiles // per_span), per_span * tile
 

@@ -27,9 +27,12 @@ def runs_kernels(q: Tensor, v: Tensor) -> bool:
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, num_reverse: int, keep_states: bool
 ) -> tuple[Tensor, Tensor]:
-    from mixlab.ops.ssd.triton_scan import ssd_forward  # here: a machine without a GPU may have no Triton
+    from mixlab.ops.ssd.triton_forward import scan_forward  # here: a machine without a GPU may have no Triton
+    from mixlab.ops.ssd.triton_steps import make_steps
 
-    return ssd_forward(q, k, v, dt, A, skip, num_reverse=num_reverse, keep_states=keep_states)
+    tiles = tiling(v.shape[1], v.dtype)
+    steps = make_steps(dt, A, tiles, num_reverse=num_reverse)
+    return scan_forward(q, k, v, steps, skip, tiles, num_reverse=num_reverse, keep_states=keep_states)
 
 
 def _fake(
@@ -43,9 +46,14 @@ def _fake(
 def _backward(
     dy: Tensor, q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, states: Tensor, num_reverse: int
 ) -> list[Tensor]:
-    from mixlab.ops.ssd.triton_scan import ssd_backward
+    from mixlab.ops.ssd.triton_backward import scan_backward
+    from mixlab.ops.ssd.triton_steps import make_steps, steps_backward
 
-    return ssd_backward(dy, q, k, v, dt, A, skip, states, num_reverse=num_reverse)
+    tiles = tiling(v.shape[1], v.dtype)
+    steps = make_steps(dt, A, tiles, num_reverse=num_reverse)
+    dqk, dv, flows = scan_backward(dy, q, k, v, steps, skip, states, tiles, num_reverse=num_reverse)
+    ddt, sums = steps_backward(steps, flows, dt, A, tiles, num_reverse=num_reverse)
+    return [*dqk, dv, ddt, *sums]
 
 
 _scan = Operator(

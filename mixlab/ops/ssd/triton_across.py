@@ -93,9 +93,8 @@ def _queries_tile(
     last_head = first_head + heads - 1
     decay = tl.load(steps_ptr + first_head * padded + i)
     for head in range(first_head, first_head + heads):
-        head = tl.cast(head, tl.int64)
         dy = tl.load(dy_ptr + head * P + y_offset, mask=inside, other=0.0)
-        before = tl.load(states_ptr + (head * full + border) * (N * P) + n[:, None] * P + p)
+        before = tl.load(states_ptr + (tl.cast(head, tl.int64) * full + border) * (N * P) + n[:, None] * P + p)
         next_decay = tl.load(steps_ptr + tl.minimum(head + 1, last_head) * padded + i)
         got = tl.dot(dy, tl.trans(before), input_precision=PRECISION) * tl.exp2(decay)[:, None]
         tl.store(read_ptr + head * padded + i, tl.sum(got * q, 1))
@@ -125,9 +124,8 @@ def _keys_tile(
     source = tl.load(steps_ptr + plane + first_head * padded + i)
     whole = tl.load(steps_ptr + first_head * padded + T - 1)
     for head in range(first_head, first_head + heads):
-        head = tl.cast(head, tl.int64)
         v = tl.load(v_ptr + head * v_h + v_offset)
-        dafter = tl.load(dstates_ptr + (head * full + border) * (N * P) + n[:, None] * P + p)
+        dafter = tl.load(dstates_ptr + (tl.cast(head, tl.int64) * full + border) * (N * P) + n[:, None] * P + p)
         following = tl.minimum(head + 1, last_head) * padded
         next_source = tl.load(steps_ptr + plane + following + i)
         next_whole = tl.load(steps_ptr + following + T - 1)
@@ -146,15 +144,15 @@ def _across_kernel(
     T: tl.constexpr, LAST_T: tl.constexpr, N: tl.constexpr, P: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One border of several heads: add to dk of the tile before it; the odd programs, to dq of the tile behind it."""
-    first_head = (tl.program_id(0) // 2 * heads).to(tl.int64)
+    first_head = tl.program_id(0) // 2 * heads
     border = tl.program_id(1)
     b = tl.program_id(2).to(tl.int64)
     full = L // T
-    group = first_head // group_heads
+    group = (first_head // group_heads).to(tl.int64)
     reverse = first_head >= first_reverse
     begin = tl.where(reverse, L - 1, 0).to(tl.int64)
     step = tl.where(reverse, -1, 1)
-    dqk = first_head % group_heads // heads * dq_s + b * dq_b + group * dq_g + begin * dq_l
+    dqk = (first_head % group_heads // heads).to(tl.int64) * dq_s + b * dq_b + group * dq_g + begin * dq_l
     steps_ptr += b * H * padded
     dstates_ptr += b * H * full * (N * P)
     states_ptr += b * H * full * (N * P)

@@ -47,13 +47,13 @@ def _one_tile_kernel(
     q = tl.load(q_ptr + b * q_b + group * q_g + row * q_l + n, mask=inside, other=0.0)
     k = tl.load(k_ptr + b * k_b + group * k_g + row * k_l + n, mask=inside, other=0.0)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    v_ptr += b * v_b + first_head.to(tl.int64) * v_h + row * v_l + p
+    v_ptr += b * v_b + row * v_l + p
     y_ptr += b * L * H * P + row * (H * P) + p
     steps_ptr += b * H * T
     decay = tl.load(steps_ptr + first_head * T + i)
     source = tl.load(steps_ptr + plane + first_head * T + i)
     for head in range(first_head, first_head + heads):
-        v = tl.load(v_ptr + (head - first_head) * v_h, mask=inside, other=0.0)
+        v = tl.load(v_ptr + head * v_h, mask=inside, other=0.0)
         following = tl.minimum(head + 1, first_head + heads - 1) * T + i
         next_decay = tl.load(steps_ptr + following)
         next_source = tl.load(steps_ptr + plane + following)

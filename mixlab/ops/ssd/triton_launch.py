@@ -8,7 +8,6 @@ from triton.runtime.errors import OutOfResources
 from triton.runtime.jit import JITFunction
 
 NUM_STAGES = 3  # of the pipeline of loads, each with buffers in shared memory; measured: README.md
-MAX_STRIDE = 2**24  # of tokens and heads
 
 _stages: dict[tuple[Any, ...], int] = {}  # where fewer fit
 
@@ -40,7 +39,8 @@ def largest_divisor(number: int, *, limit: int) -> int:
 def rows_dense(tensor: Tensor) -> Tensor:
     """(B, L, H, P) as it is, or a copy where the last dimension is strided, or tokens or heads lie too far apart.
 
-    Offsets inside a tile and between heads are 32-bit numbers; everything else is counted in 64 bits.
+    Offsets inside a tile of 64 tokens and between heads are 32-bit numbers; everything else is counted in 64 bits.
     """
     _, tokens, heads, last = tensor.stride()
-    return tensor if last == 1 and max(tokens, heads) <= MAX_STRIDE else tensor.contiguous()
+    near = max(64 * tokens, tensor.shape[2] * heads) < 2**31
+    return tensor if last == 1 and near else tensor.contiguous()

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from mixlab.analysis.cost import measure_cost
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.backbones.weights import model_from_file, save_weights
-from mixlab.data.mask_formats import parse_images_or_masks
 from mixlab.evaluation.target import Target, load_target, load_targets
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import file_name
@@ -41,7 +40,7 @@ def write_costs(run: Path) -> None:
 def write_matrices(run: str, side: str, *targets: str) -> dict[str, Any]:
     """The last layer's matrices of one image, as grey levels, and how far running differs from looking."""
     image = int(side)
-    seen = ViewedImages(parse_images_or_masks("shapes"), size=image, num_images=1).together()  # as `rank` sees it
+    seen = ViewedImages("shapes", size=image, num_images=1).together()  # as `rank` sees it
     found: list[dict[str, Any]] = []
     arrays: dict[str, NDArray[np.uint8]] = {}
     for subject in load_targets(targets, device="cpu"):

@@ -17,7 +17,6 @@ from mixlab.analysis.foreground import split_mask
 from mixlab.analysis.map_scores import FALSE_POSITIVE_RATES, MapScorer, either_sign, true_positive_rates
 from mixlab.analysis.maps import MAPS
 from mixlab.analysis.viewed_images import ViewedImages
-from mixlab.data.mask_formats import parse_masks
 from mixlab.data.masks import MaskedImage, MaskSource
 from mixlab.data.unreadable import UnreadableImage
 from mixlab.evaluation.target import Target
@@ -31,7 +30,7 @@ def tiny(name: str, seed: int = 0, **fields: object) -> mixlab.Backbone:
 
 
 def shapes(num: int = 12, batch: int = 5) -> ViewedImages:
-    return ViewedImages(parse_masks(f"shapes:n={num}"), size=64, fit="squash", batch=batch, data="shapes")
+    return ViewedImages(f"shapes:n={num}", size=64, fit="squash", batch=batch)
 
 
 def target(label: str, name: str = "vit_tiny", training: str = "dino", seed: int = 0, **fields: object) -> Target:
@@ -185,7 +184,7 @@ def test_results_are_json_and_their_measurements_are_typed(name: str) -> None:
     assert measured == result.measurements
     assert len({found.identity for found in measured}) == len(measured) > 0
     for found in measured:
-        assert (found["data"], found["image"], found["fit"], found.seed) == ("shapes", 64, "squash", 0)
+        assert (found["data"], found["image"], found["fit"], found.seed) == ("shapes:n=6", 64, "squash", 0)
         assert found.subject == one.subject
 
 
@@ -241,5 +240,14 @@ def test_no_readable_image_is_an_error() -> None:
         def load(self, index: int) -> MaskedImage:
             raise UnreadableImage(f"photo {index}", "not an image")
 
-    with pytest.raises(ValueError, match="no image with a mask could be read"):
-        score_maps([target("vit")], ViewedImages(Nothing(), size=64))
+    for study in ("model", "map"):
+        with pytest.raises(ValueError, match="the source has no readable image.*photo 0"):
+            score_maps([target("vit")], ViewedImages(Nothing(), size=64), study=study)
+
+
+def test_a_bare_backbone_and_the_name_of_a_data_set_are_scored_as_the_command_does() -> None:
+    model = tiny("vit_tiny")
+    result = score_maps([model], "shapes:n=6", twins=False)
+    expected = score_maps([target("vit_tiny")], shapes(6), twins=False)
+    assert result.rows[0].scores == expected.rows[0].scores
+    assert result.protocol == expected.protocol

@@ -17,7 +17,6 @@ from mixlab.analysis.layer_ranks import RankSettings
 from mixlab.analysis.map_scores import MapScorer
 from mixlab.analysis.rank import measure_ranks
 from mixlab.analysis.viewed_images import ViewedImages
-from mixlab.data.mask_formats import parse_masks
 from mixlab.evaluation.target import Target
 from mixlab.run import Measurement, measurements_of
 from mixlab.statistics import Difference
@@ -332,7 +331,7 @@ def test_untrained_models_decide_nothing_about_maps() -> None:
 def test_results_of_rank_and_studies_reach_the_ledger() -> None:
     torch.manual_seed(0)
     results, subjects = [], []
-    images, few = (ViewedImages(parse_masks("shapes:n=8"), size=64, num_images=number) for number in (8, 2))
+    images, few = (ViewedImages("shapes:n=8", size=64, num_images=number) for number in (8, 2))
     for name in ("vit_tiny", "dinovim_tiny", "linearvit_tiny"):
         model = mixlab.create_model(name, dim=64, depth=4, image=64, patch=8, head_dim=16).eval()
         subjects.append(Target(label=name, backbone=model, training="dino"))

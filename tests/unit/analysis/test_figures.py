@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 
 from mixlab.analysis.figures import (
     Chart,
-    base_label,
     distances,
     legend_key,
     line_styles,
@@ -115,7 +114,6 @@ def test_families_keep_their_colour_seeds_share_it_and_variants_have_other_dashe
     assert len({styles[name].hue for name in ("vit", "vim", "x")}) == 3
     many = line_styles({str(index): "other" for index in range(12)})
     assert len({style.hue for style in many.values()}) == 7
-    assert base_label("vit-large-s12") == "vit-large" and base_label("a-s") == "a-s"
     assert legend_key(styles["vit"]) != legend_key(styles["vim"])
 
 

@@ -1,11 +1,15 @@
 """Activation maps against plain loops over tokens, on our backbones and on timm's."""
 
+import json
+
 import pytest
 import torch
 
 import mixlab
-from mixlab.analysis.maps import MAPS, MapOfMixing, activation_map, default_map, find_map
+from mixlab.analysis.maps import MAPS, MapOfMixing, activation_map, activation_maps, default_map, find_map
 from mixlab.analysis.pca import pca_maps
+from mixlab.analysis.viewed_images import ViewedImages
+from mixlab.evaluation.target import Target
 
 IMAGES = torch.randn(2, 3, 64, 48, generator=torch.Generator().manual_seed(1))  # 8 x 6 patches
 
@@ -171,3 +175,29 @@ def test_several_maps_of_features_come_out_of_one_pass() -> None:
         find_map("cos+norm")
     with pytest.raises(ValueError, match="only maps of features go together"):
         find_map("cosine+mixing_mean")
+
+
+def test_maps_and_components_of_several_networks_are_a_result_for_json_and_arrays() -> None:
+    targets = [Target(label=name, backbone=tiny(name)) for name in ("vit_tiny", "gatedconv_tiny")]
+    images = ViewedImages("shapes:n=9", size=64, num_images=3)
+    explained = {}
+    for fit in ("image", "set"):
+        result = activation_maps(targets, images, layer=0, pca_fit=fit)
+        stored = json.loads(json.dumps(result.to_json(), allow_nan=False))
+        explained[fit] = [len(shares) for shares in stored["pca"]["explained"].values()]
+    assert explained == {"image": [3, 3], "set": [1, 1]}
+    assert stored["maps"] == {"vit_tiny": "cosine", "gatedconv_tiny": "pooled_cosine"}
+    choices = {"data": "shapes:n=9", "split": "val", "num_images": 3, "image": 64, "fit": "crop", "layer": 0}
+    assert choices.items() <= stored["protocol"].items()
+    pixels = targets[0].backbone.preprocess(images.together().images)
+    expected = activation_map(targets[0].backbone, pixels, "cosine", 0)
+    torch.testing.assert_close(torch.from_numpy(result.arrays["map_vit_tiny"]), expected)
+    assert {name: array.shape for name, array in result.arrays.items()} == {
+        "images": (3, 3, 64, 64),
+        "masks": (3, 64, 64),
+        **{f"map_{target.label}": (3, 8, 8) for target in targets},
+        **{f"pca_first_{target.label}": (3, 8, 8) for target in targets},
+        **{f"pca_colours_{target.label}": (3, 8, 8, 3) for target in targets},
+    }
+    with pytest.raises(ValueError, match="labels of their own"):
+        activation_maps([targets[0], targets[0]], images)

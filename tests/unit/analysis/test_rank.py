@@ -12,7 +12,6 @@ from mixlab.analysis.blocks import MEASURES, in_float64
 from mixlab.analysis.layer_ranks import BLOCK_COLUMNS, RankSettings, choose_heads, layer_ranks
 from mixlab.analysis.rank import block_grid, measure_ranks, summarise_ranks
 from mixlab.analysis.viewed_images import ViewedImages
-from mixlab.data.mask_formats import parse_masks
 from mixlab.evaluation.target import Target
 from mixlab.run import Measurement
 
@@ -122,7 +121,7 @@ def test_a_summary_leaves_ragged_blocks_out_of_averages_and_counts_them() -> Non
 
 def test_a_result_has_every_number_as_a_measurement_with_its_protocol() -> None:
     target = Target(label="vim", backbone=tiny("dinovim_tiny", state=8), training="dino", seed=3)
-    images = ViewedImages(parse_masks("shapes:n=9"), size=64, num_images=3, data="shapes", split="val")
+    images = ViewedImages("shapes:n=9", size=64, num_images=3)
     result = measure_ranks(target, images, layers=[1], heads=[0, -1], settings=RankSettings(chunk=20, skip=False))
     records = json.loads(json.dumps(result.to_json(), allow_nan=False))["measurements"]
     found = {(m.metric, m["definition"]): m for m in map(Measurement.from_json, records)}
@@ -139,7 +138,7 @@ def test_a_result_has_every_number_as_a_measurement_with_its_protocol() -> None:
     for m in found.values():
         assert (m.n, m.seed, m.subject) == (3, 3, target.subject)
         choices = ("data", "num_images", "image", "fit", "crop_share", "chunk", "layers", "heads", "skip", "method")
-        expected = ["shapes", 3, 64, "crop", 0.875, 20, (1,), (0, 15), False, "factors"]
+        expected = ["shapes:n=9", 3, 64, "crop", 0.875, 20, (1,), (0, 15), False, "factors"]
         assert [m[name] for name in choices] == expected
 
 

@@ -33,11 +33,11 @@ def test_maps_of_another_protocol_replace_neither_results_nor_pictures(tmp_path:
     reg = make_run(tmp_path / "reg", "dinomambareg_tiny", num_registers=4)
     calls = [("register_cosine", "shapes:n=2"), ("mixing_rows", "shapes:n=2,seed=7")]
     for name, data in (*calls, calls[0]):  # the first again: it replaces itself
-        maps([str(reg)], data=data, map=name, num_images=2, layer=1)
+        maps([str(reg)], data=data, map=name, num_images=1, layer=1)
     run = RunDirectory.open(reg)
     stored = {name: (result["maps"]["reg"], result["data"]) for name, result in run.results().items()}
     assert stored == dict(zip(("maps", "maps_2"), calls, strict=True))
-    assert [run.arrays(name)["map_reg"].shape for name in stored] == [(2, 4, 8, 8), (2, 8, 8, 8)]
+    assert [run.arrays(name)["map_reg"].shape for name in stored] == [(1, 4, 8, 8), (1, 8, 8, 8)]
     pictures = [file for result in run.results().values() for file in result["figures"]]
     assert {path.name for path in (reg / "figures").iterdir()} == set(pictures)
     assert len(pictures) == len({(reg / "figures" / name).read_bytes() for name in pictures}) == 6
@@ -65,15 +65,6 @@ def test_a_photograph_is_cropped_as_knn_does_unless_it_is_to_be_squashed(tmp_pat
     run = RunDirectory.open(vit)
     for name, brightness in (("maps", 255), ("maps_2", 85)):
         assert run.arrays(name)["images"].mean() == pytest.approx(brightness, abs=3)
-
-
-def test_components_can_be_fitted_over_the_set(tmp_path: Path) -> None:
-    vit = make_run(tmp_path / "vit", "vit_tiny")
-    explained = [
-        maps([str(vit)], data="shapes:n=3", num_images=3, pca_fit=fit)["pca"]["explained"]["vit"]
-        for fit in ("image", "set")
-    ]
-    assert [len(part) for part in explained] == [3, 1]
 
 
 def test_an_unknown_map_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:

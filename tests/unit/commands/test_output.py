@@ -15,7 +15,6 @@ from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.cli import main
 from mixlab.commands import output
 from mixlab.commands.output import console, emit, print_left_out, progress_bar, table
-from mixlab.data.mask_formats import parse_images_or_masks
 from mixlab.data.unreadable import TooManyUnreadableError, UnreadableImage
 from mixlab.errors import InputError
 from mixlab.studies.steps import Step, run_steps
@@ -79,7 +78,7 @@ def test_images_that_cannot_be_read_are_named_whatever_their_folder_is_called(
     folder.mkdir()
     (folder / "a.png").write_bytes(b"torn")
     Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(folder / "b.png")
-    images = ViewedImages(parse_images_or_masks(str(folder)), size=8)
+    images = ViewedImages(str(folder), size=8)
     seen = images.together()
     assert (seen.images.shape, seen.masks, seen.names) == ((1, 3, 8, 8), None, ["b.png"])
     print_left_out(images)

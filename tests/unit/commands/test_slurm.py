@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from mixlab.cli import main
-from mixlab.evaluation.trained_classifier import write_accuracy
+from mixlab.evaluation.accuracy import write_accuracy
 from mixlab.run.directory import read_json
 from mixlab.training.slurm import SlurmConfig, TrainingJob
 from tests.drawn_folders import draw_folders

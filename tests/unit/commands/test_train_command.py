@@ -12,7 +12,7 @@ from mixlab.cli import main
 from mixlab.data.decode import decode, fit_image, to_tensor
 from mixlab.data.labelled import labelled_splits
 from mixlab.data.source import Subset
-from mixlab.evaluation import trained_classifier
+from mixlab.evaluation import accuracy
 from mixlab.evaluation.views import CentreView
 from mixlab.recipes import RECIPES
 from mixlab.run.directory import read_json
@@ -60,17 +60,17 @@ def test_ranks_share_the_validation_set(tmp_path: Path, monkeypatch: pytest.Monk
         seen.append(source.indexes)
         return 1, len(source)
 
-    monkeypatch.setattr(trained_classifier, "_count_correct", count)
-    monkeypatch.setattr(trained_classifier, "from_all", lambda value: [value, (2, 9)])
+    monkeypatch.setattr(accuracy, "_count_correct", count)
+    monkeypatch.setattr(accuracy, "from_all", lambda value: [value, (2, 9)])
 
     def as_second_of_two(trainer: Trainer) -> None:
         whole = len(labelled_splits(trainer.data).val)
         for rank in range(2):
             trainer.world = replace(trainer.world, rank=rank, size=2)
-            trained_classifier.write_accuracy(trainer)
+            accuracy.write_accuracy(trainer)
         assert sorted(seen[0] + seen[1]) == list(range(whole)) and abs(len(seen[0]) - len(seen[1])) <= 1
         trainer.config = replace(trainer.config, sharding="fsdp")
-        trained_classifier.write_accuracy(trainer)
+        accuracy.write_accuracy(trainer)
         assert seen[2] == list(range(whole))  # shards need every rank in every pass
 
     settings = [setting for setting in QUICK if "=" in setting]

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from mixlab.data.imagenet_labels import imagenet_classes
 from mixlab.evaluation.classifier import (
     ProbeHead,
     load_head,
+    own_probe,
     probe_classifier,
     save_head,
     timm_classifier,
@@ -46,6 +48,19 @@ def test_the_saved_best_head_scores_what_was_reported_for_it(tmp_path: Path) -> 
     right = classifier.logits(images).argmax(-1) == torch.cat([batch.labels for batch in loaded])
     # Features were kept in half precision while training: an image on the border may fall to the other side.
     assert (right != outcome.correct[int(counts.argmax())]).sum() <= 1
+
+
+def test_a_run_is_judged_by_its_probe_with_all_labels(tmp_path: Path) -> None:
+    few = tiny_settings(mode="cached", epochs=1, label_share=0.5)
+    for settings, name in (
+        (few, "probe"),
+        (replace(few, label_share=1.0), "probe_2"),
+        (replace(few, seed=6), "probe_3"),
+    ):
+        run_tiny(tmp_path, settings)
+        assert (tmp_path / name / "cached").is_dir()
+    assert own_probe(tmp_path) == tmp_path / "probe_2" / "cached" / "best_head.safetensors"
+    assert own_probe(tmp_path / "probe") is None
 
 
 def released_checkpoint(path: Path, width: int, num_classes: int = 1000) -> torch.nn.Linear:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny_backbones import ALONE, DATA, PLAIN, run_tiny, tiny_backbone, tiny_settings
+from tiny_backbones import ALONE, DATA, PLAIN, tiny_backbone
 
 import mixlab
 from mixlab.backbones.backbone import Backbone
@@ -150,14 +150,6 @@ def test_shards_that_were_replaced_under_their_names_are_extracted_anew(tmp_path
     first = make_cache(tmp_path, source=write((0, 1, 2)))
     assert make_cache(tmp_path, source=parse_source(f"wds:{tmp_path / 'a.tar'}")).folder == first.folder
     assert make_cache(tmp_path, source=write((0, 1, 3))).folder != first.folder
-
-
-def test_a_probe_keeps_its_features_under_the_precision_in_use(tmp_path: Path) -> None:
-    for precision in ("auto", "fp32"):
-        settings = tiny_settings(mode="cached", epochs=1, precision=precision)
-        run_tiny(tmp_path / precision, settings)
-        stored = [json.loads(file.read_text()) for file in (tmp_path / precision / "features").glob("*/about.json")]
-        assert [about["precision"] for about in stored] == ["fp32", "fp32"]
 
 
 def test_auto_is_bf16_on_a_gpu_and_fp32_elsewhere() -> None:

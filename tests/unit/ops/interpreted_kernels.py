@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -60,13 +61,13 @@ MIXERS = {
     "mixer both ways, two tiles": (2, 33, 2, 16, 16, 128),
     "mixer with a convolution in three segments": (2, 11, 2, 16, 16, 4),
 }
-# name: length, heads, P, spans
+# name: length, heads, P, and if the tokens are cut: the number of spans and the tokens of one
 ATTENTIONS = {
     "linear attention of one token": (1, 2, 16, None),
     "linear attention of a tile and a token": (33, 2, 32, None),
     "linear attention of 70 tokens": (70, 1, 64, None),
-    "linear attention in three spans": (70, 2, 16, 3),
-    "linear attention in two spans, one short": (129, 1, 16, 2),
+    "linear attention in three spans": (70, 2, 16, (3, 32)),
+    "linear attention in two spans, one short": (129, 1, 16, (2, 96)),
 }
 
 
@@ -139,12 +140,12 @@ def mixer_inputs(directions: int, length: int, num_heads: int, state: int, width
 
 
 def mixer_errors(directions: int, length: int, num_heads: int, state: int, width: int, segment: int) -> Errors:
-    triton_short_conv.SEGMENT = segment
-    return compare(
-        lambda *inputs: mamba2_op._mixer(*inputs, width, 1e-5),
-        lambda *inputs: mamba2_reference.mamba2(*inputs, head_dim=width, eps=1e-5),
-        mixer_inputs(directions, length, num_heads, state, width),
-    )
+    with patch.object(triton_short_conv, "SEGMENT", segment):
+        return compare(
+            lambda *inputs: mamba2_op._mixer(*inputs, width, 1e-5),
+            lambda *inputs: mamba2_reference.mamba2(*inputs, head_dim=width, eps=1e-5),
+            mixer_inputs(directions, length, num_heads, state, width),
+        )
 
 
 def autocast_errors() -> Errors:
@@ -166,17 +167,14 @@ def add_norm_errors(centred: bool) -> Errors:
     )
 
 
-def attention_errors(length: int, num_heads: int, width: int, num_spans: int | None) -> Errors:
+def attention_errors(length: int, num_heads: int, width: int, spans: tuple[int, int] | None) -> Errors:
     choose = triton_linear_attention._spans
-    triton_linear_attention._spans = lambda programs, tokens, tile, _: choose(programs, tokens, tile, num_spans)
-    try:
+    with patch.object(triton_linear_attention, "_spans", lambda *sizes: spans or choose(*sizes)):
         return compare(
             lambda qkv: attention_op._attention(qkv, width),
             lambda qkv: attention_reference.softmax_linear_attention(qkv, head_dim=width),
             [3 * torch.randn(2, length, 3 * num_heads * width)],
         )
-    finally:
-        triton_linear_attention._spans = choose
 
 
 def registered_errors() -> Errors:

@@ -65,7 +65,7 @@ def _row(about: dict[str, Any], layer: int, index: int | None, mean: float) -> d
 
 def write_scores(run: RunDirectory, subjects: list[dict[str, Any]]) -> None:
     rows = {
-        "model": [_row(about, LAYERS - 1, None, 0.7) for about in subjects],
+        "model": [_row(about, LAYERS - 1, None, 0.6) for about in subjects],
         "layer": [_row(about, layer, None, 0.4 + 0.1 * layer) for about in subjects for layer in range(LAYERS)],
         "map": [
             _row(about, LAYERS - 1, None, 0.6 + 0.1 * place) | {"map": kind}

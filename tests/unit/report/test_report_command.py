@@ -63,8 +63,8 @@ def test_two_values_of_one_thing_are_not_mixed_up_in_silence(tmp_path: Path) -> 
         run.write_result("knn_vit", result)
     report([tmp_path / "one", tmp_path / "two"], out=tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert page.count("stands in two records with different values") == 1
-    note = page.split("stands in two records")[1].split("</p>")[0]
+    assert page.count("has different values in two files") == 1
+    note = page.split("has different values in two files")[1].split("</p>")[0]
     assert note.index("two/vit/results/knn_vit.json") < note.index("one/vit/results/knn_vit.json")
 
 

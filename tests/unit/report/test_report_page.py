@@ -5,10 +5,12 @@ import re
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from example_run import make_example, subject, write_scores
 
+from mixlab.errors import InputError
 from mixlab.report import write_report
 from mixlab.run import RunDirectory, find_runs
 
@@ -37,9 +39,19 @@ def report(folder: Path) -> Page:
     return Page(out.read_text(encoding="utf-8"))
 
 
-def test_a_page_fetches_nothing_and_names_every_picture(tmp_path: Path) -> None:
-    make_example(tmp_path / "run")
-    page = report(tmp_path / "run")
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("example") / "run"
+    make_example(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(example: Path) -> Page:
+    return report(example)
+
+
+def test_a_page_fetches_nothing_and_names_every_picture(page: Page) -> None:
     addresses = [value for _, attrs in page.elements for key, value in attrs.items() if key in ("src", "href")]
     assert addresses and all(address and address.startswith(("data:", "#")) for address in addresses)
     assert all(image["alt"] for image in page.of("img")) and len(page.of("img")) >= 2 * (2 + 2 + 1 + 4)
@@ -48,25 +60,23 @@ def test_a_page_fetches_nothing_and_names_every_picture(tmp_path: Path) -> None:
     assert not page.of("script", "iframe", "object")
 
 
-def test_every_link_leads_to_a_record_or_a_section_of_the_page(tmp_path: Path) -> None:
-    make_example(tmp_path / "run")
-    page = report(tmp_path / "run")
+def test_every_link_leads_to_a_record_or_a_section_of_the_page(page: Page, example: Path) -> None:
     places = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(places) == len(set(places)), "two elements share an id"
     targets = {str(link["href"]).removeprefix("#") for link in page.of("a")}
     assert targets <= set(places)
-    results = sorted(file.relative_to(tmp_path).as_posix() for file in (tmp_path / "run").rglob("results/*.json"))
+    results = sorted(file.relative_to(example.parent).as_posix() for file in example.rglob("results/*.json"))
     assert len(results) == 2 * 3 + 4 + 2 + 3
     assert all(file in page.text for file in results), "a record is missing on the page"
 
 
-def test_numbers_stand_with_their_intervals_and_gains_over_the_twin(tmp_path: Path) -> None:
-    make_example(tmp_path / "run")
-    text = re.sub(r"\s+", " ", report(tmp_path / "run").text)
+def test_numbers_stand_with_their_intervals_and_gains_over_the_twin(page: Page) -> None:
+    text = re.sub(r"\s+", " ", page.text)
     assert "50.0 %" in text and "45.0 to 55.0" in text  # the trained model's own
-    assert "+30.0 [+22.9, +37.1]" in text  # 0.5 - 0.2, halves 0.05 and 0.05 added in quadrature: 0.0707
+    # 0.5 - 0.2; each half of 0.05 is t(199) standard errors, their root sum of squares times t(398) is 0.0705
+    assert "+30.0 [+22.9, +37.1]" in text or "+30.0 [+23.0, +37.0]" in text
     assert "+0.100 [+0.080, +0.120]" in text  # Binary-AUC over the twin, paired over images, as the result says
-    assert "2.5 M" in text and "kNN and probes by chance: 10.0 %" in text
+    assert "2.5 M" in text and "Chance level of kNN and probes: 10.0 %" in text
     assert "1 supported" in text and "1 not measured" in text
 
 
@@ -77,7 +87,7 @@ def test_the_page_says_which_models_learnt_and_which_did_not(tmp_path: Path) -> 
     result["measurements"][0] |= {"value": 0.22, "low": 0.17, "high": 0.27}  # 0.2 is the twin's
     trained.write_result("knn_vim", result)
     text = re.sub(r"\s+", " ", report(run.path).text)
-    assert "tell vit from its untrained twin. Not so vim:" in text
+    assert "significantly better than untrained: vit. Not significantly better: vim." in text
     assert "Verdicts that rest on vim" in text
 
 
@@ -108,13 +118,12 @@ def test_labels_with_markup_are_shown_as_they_are(tmp_path: Path) -> None:
     assert any(labels[0] in str(svg["aria-label"]) for svg in page.of("svg") if svg.get("class") == "chart")
 
 
-def test_parts_that_are_missing_are_left_out(tmp_path: Path) -> None:
+def test_parts_that_are_missing_are_left_out(page: Page, tmp_path: Path) -> None:
     make_example(tmp_path / "run")
-    whole = report(tmp_path / "run")
-    for name, section in (("claims", "ledger"), ("maps", "maps")):
+    for name in ("claims", "maps", "auc_model", "auc_layer", "auc_map", "auc_head"):
         (tmp_path / "run" / "results" / f"{name}.json").unlink()
-        places = {attributes.get("id") for attributes in report(tmp_path / "run").of("section")}
-        assert section not in places and section in {attributes.get("id") for attributes in whole.of("section")}
+    whole, rest = ({attributes["id"] for attributes in one.of("section")} for one in (page, report(tmp_path / "run")))
+    assert whole - rest == {"ledger", "maps", "auc"} and not rest - whole
 
 
 def test_a_run_that_only_trained_shows_its_curves(tmp_path: Path) -> None:
@@ -124,7 +133,7 @@ def test_a_run_that_only_trained_shows_its_curves(tmp_path: Path) -> None:
         run.append_metrics({"step": step, "loss": 3.0 - step})
     page = report(run.path)
     assert [attributes["id"] for attributes in page.of("section")] == ["training", "made", "records"]
-    assert any("Loss of DINO" in str(svg.get("aria-label")) for svg in page.of("svg"))
+    assert any("DINO: loss" in str(svg.get("aria-label")) for svg in page.of("svg"))
 
 
 def test_drawn_figures_stand_in_where_arrays_are_missing(tmp_path: Path) -> None:
@@ -145,10 +154,39 @@ def test_a_run_without_results_says_what_to_do(tmp_path: Path) -> None:
         write_report([tmp_path], tmp_path / "page.html")
 
 
-def test_a_result_of_another_form_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "content", "field"),
+    [
+        ("auc_model", {"kind": "auc", "study": "model", "comparisons": [], "rows": [{"label": "vit"}]}, "rows[0].map"),
+        ("rank_vit", {"kind": "rank", "subject": {"family": "attention"}}, "subject.label"),
+        ("claims", {"kind": "claims", "claims": "none"}, "claims[0]"),
+    ],
+)
+def test_a_result_without_a_field_is_named_with_that_field(
+    name: str, content: dict[str, Any], field: str, tmp_path: Path
+) -> None:
+    run = RunDirectory.create(tmp_path / "run")
+    run.write_result(name, content)
+    with pytest.raises(InputError, match=re.escape(f"run/results/{name}.json has no field {field}, ")):
+        report(run.path)
+
+
+def test_an_array_that_is_missing_is_named_with_its_file(tmp_path: Path) -> None:
     run = make_example(tmp_path / "run")
-    run.write_result("auc_model", {"kind": "auc", "study": "model", "comparisons": [], "rows": [{"label": "vit"}]})
-    with pytest.raises(ValueError, match=r"kind 'auc' does not have the form.*run `mixlab auc` again"):
+    run.write_result("maps", run.results()["maps"], {"images": run.arrays("maps")["images"]})
+    with pytest.raises(InputError, match=r"run/results/maps.npz has no array 'map_vit', it has images"):
+        report(run.path)
+
+
+def test_an_error_of_ours_is_no_error_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunDirectory.create(tmp_path / "run")
+    run.write_result("note", {"kind": "note"})
+
+    def breaks(*_: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr("mixlab.report.page.model_table", breaks)
+    with pytest.raises(KeyError, match="a bug"):
         report(run.path)
 
 
@@ -167,9 +205,8 @@ def test_runs_below_a_run_belong_to_it_and_working_folders_do_not(tmp_path: Path
     assert found == ["run", "run/vim", "run/vim/untrained", "run/vit", "run/vit/untrained"]
 
 
-def test_ranks_are_written_on_their_matrices(tmp_path: Path) -> None:
-    make_example(tmp_path / "run")
-    out = write_report([tmp_path / "run"], tmp_path / "page.html").read_text(encoding="utf-8")
+def test_ranks_are_written_on_their_matrices(page: Page, example: Path) -> None:
+    out = (example / "page.html").read_text(encoding="utf-8")
     pictures = re.findall(r'aria-label="Mixing matrix of vit, head 0.*?</svg>', out)
     (ranks,) = (re.findall(r">([\d.]+)</text>", picture) for picture in pictures)
     assert sorted(ranks) == ["1.5", "12", "12", "2.5"]  # effective rank 1.5 + row + 10 column
@@ -182,7 +219,7 @@ def test_the_tables_alone_are_written_as_markdown_with_the_same_numbers(tmp_path
     run.write_result("claims", claims)
     lines = write_report([run.path], tmp_path / "x.md").read_text(encoding="utf-8").splitlines()
     assert any(line.startswith("| vit | 1 | softmax attention | dino |") and "50.0 % (45.0" in line for line in lines)
-    assert any("+30.0 [+22.9, +37.1], more" in line for line in lines)
+    assert any("], significantly more | 20.0 % (15.0 to 25.0) |" in line for line in lines)
     assert any("a \\| b;<br>\\<script\\>" in line for line in lines), "what files say is neither markup nor a cell"
     tables = [line for line in lines if line.startswith("|")]
     assert all(line.endswith("|") for line in tables)

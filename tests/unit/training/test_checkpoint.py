@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,35 @@ def test_tensors_without_their_json_are_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "step-00000002.json").unlink()  # a kill between the two renames
     found = checkpoints.newest(no_warning)
     assert found is not None and found.step == 1
+
+
+def flip_a_byte(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 1
+    file.write_bytes(data)
+
+
+DAMAGES = {
+    "a flipped bit": lambda stem: flip_a_byte(stem.with_suffix(".safetensors")),
+    "a cut file": lambda stem: os.truncate(stem.with_suffix(".safetensors"), 100),
+    "a lost file": lambda stem: stem.with_suffix(".safetensors").unlink(),
+    "an empty JSON": lambda stem: stem.with_suffix(".json").write_text(""),
+    "a changed JSON": lambda stem: stem.with_suffix(".json").write_text(
+        stem.with_suffix(".json").read_text().replace('"epoch": ', '"epoch": 1')
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(damage: str, tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    for step in (1, 2):
+        checkpoints.save(step, TENSORS, {"loader": {"epoch": 2}})
+    DAMAGES[damage](tmp_path / "step-00000002")
+    warnings: list[str] = []
+    found = checkpoints.newest(warnings.append)
+    assert found is not None and found.step == 1
+    assert len(warnings) == 1 and "the checkpoint of step 2 is damaged" in warnings[0]
 
 
 def test_a_newer_format_is_refused_and_not_passed_over(tmp_path: Path) -> None:

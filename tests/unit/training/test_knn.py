@@ -42,7 +42,7 @@ def predictions(bank: Tensor, labels: Tensor, queries: Tensor, k: int, num_class
     return found.tolist()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_answers_are_those_of_a_double_loop(data: st.DataObject) -> None:
     num_keys, num_queries = data.draw(st.integers(1, 30)), data.draw(st.integers(1, 6))

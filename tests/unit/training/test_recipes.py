@@ -9,8 +9,11 @@ from mixlab.training.dino import DinoConfig
 from mixlab.training.optim import parameter_groups
 from mixlab.training.supervised import SupervisedConfig
 
+# One of each function and family: sizes of a family differ in their width alone.
+BUILT = [name for name in RECIPES if not name.endswith(("_small", "_base", "_kobe", "mambaout_tiny"))]
 
-@pytest.mark.parametrize("name", RECIPES)
+
+@pytest.mark.parametrize("name", BUILT)
 def test_every_recipe_builds_its_network_and_its_groups(name: str) -> None:
     config = RECIPES[name]()
     with torch.device("meta"):

@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -25,6 +27,7 @@ from mixlab.recipes import RECIPES
 from mixlab.run import RunDirectory
 from mixlab.run.codec import to_json
 from mixlab.training.config import ModelConfig
+from mixlab.training.distributed import World
 from mixlab.training.loop import train
 from mixlab.training.run_config import agree
 from mixlab.training.settings import override
@@ -234,3 +237,29 @@ def test_a_run_that_is_older_than_a_setting_goes_on_with_its_default(tmp_path: P
     assert agree(folder, data="shapes", config=config)["settings"] == before
     with pytest.raises(ValueError, match="optim.decay was 'cosine', is 'poly'"):
         agree(folder, data="shapes", config=override(config, ["optim.decay=poly"]))
+
+
+@pytest.mark.parametrize(("kind", "reader"), [("segment", "score_label_maps"), ("detect", "find_objects")])
+def test_images_of_live_scores_are_read_by_as_many_workers_as_training_has(
+    kind: str, reader: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Read(Exception):  # noqa: N818  the test ends here
+        pass
+
+    def read(*_: object, workers: int, **__: object) -> None:
+        asked.append(workers)
+        raise Read
+
+    asked: list[int] = []
+    config = override(RECIPES[f"{kind}_vit_tiny64"](), ["method.score_every_epochs=1", "data.workers=3"])
+    module = import_module(type(config.method).__module__)
+    monkeypatch.setattr(module, reader, read)
+    source = config.method.open("shapes:n=8,size=32")
+    scores = config.method.scores(
+        "shapes:n=8,size=32", source, config, world=World(torch.device("cpu")), precise=nullcontext
+    )
+    backbone = create_model(config.model.name, **config.model.fields)
+    recipe = config.method.build(backbone, num_classes=len(source.classes), total_steps=1, steps_per_epoch=1)
+    with pytest.raises(Read):
+        list(scores(recipe))
+    assert asked == [3]

@@ -1,0 +1,212 @@
+"""What a report is made from: every result file of some runs, the measurements in them, and training curves."""
+
+import json
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mixlab.errors import InputError
+from mixlab.run import Measurement, RunDirectory, find_runs, measurements_of
+from mixlab.run.directory import AGAIN
+
+LONG = 60  # lists longer than this are cut on the page; the file has them all
+# What the page reads of a result of each kind, by the names on the way to it; "*": in every entry of a list.
+FORMS = {
+    "auc": (
+        "study", "rows.*.label", "rows.*.map", "rows.*.layer", "rows.*.index", "rows.*.auc.mean", "rows.*.auc.low",
+        "rows.*.auc.high", "rows.*.auc.n", "rows.*.raw_auc.mean", "rows.*.centre_prior.mean", "comparisons.*.better",
+        "comparisons.*.worse", "comparisons.*.difference.mean",
+    ),
+    "rank": (
+        "subject.label", "image", "chunk", "num_tokens", "layers.*.layer", "layers.*.off_diagonal",
+        "overall.off_diagonal.bound.max", "overall.bound_holds", "overall.distance.self_share",
+        "overall.distance.distance_to_others",
+    ),
+    "maps": ("data", "layer", "images", "subjects.*.label", "maps", "pca.fit"),
+    "matrices": (
+        "image", "decades", "models.*.label", "models.*.layer", "models.*.heads", "models.*.num_heads",
+        "models.*.num_tokens", "models.*.run_and_look_differ_by",
+    ),
+    "claims": (
+        "claims.*.number", "claims.*.statement", "claims.*.paper", "claims.*.place", "claims.*.kind", "claims.*.status",
+        "claims.*.measured", "claims.*.scale",
+    ),
+    "cost": ("subject.label", "macs"),
+    "scaling": (
+        "precision", "rows.*.label", "rows.*.tokens", "rows.*.pass", "rows.*.batch", "rows.*.peak_gib",
+        "rows.*.images_per_s.value",
+    ),
+    "study": (
+        "data.name", "data.num_images", "data.num_masks", "masks", "seeds", "steps", "minutes", "total_minutes",
+        "provenance.command",
+    ),
+    "tuning": (
+        "chosen", "trials.*.lr", "trials.*.training", "trials.*.family", "trials.*.value", "trials.*.steps",
+        "trials.*.n",
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Record:
+    """One result file; `file` is how the page names it."""
+
+    run: RunDirectory
+    name: str
+    file: str
+    content: dict[str, Any]
+    measurements: list[Measurement] = field(default_factory=list)
+
+    @property
+    def kind(self) -> str:
+        return str(self.content.get("kind", self.name))
+
+    @property
+    def anchor(self) -> str:
+        return "record-" + re.sub(r"[^a-z0-9]+", "-", self.file.lower()).strip("-")
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The arrays beside it; none where there is no such file."""
+        return self.run.arrays(self.name) if self.run.file_of(self.name).with_suffix(".npz").is_file() else {}
+
+    def array(self, name: str) -> NDArray[Any]:
+        arrays = self.arrays()
+        if name not in arrays:
+            file = PurePath(self.file).with_suffix(".npz")
+            raise InputError(f"{file} has no array {name!r}, it has {', '.join(arrays) or 'none'}; {AGAIN}")
+        return arrays[name]
+
+    def shown(self) -> str:
+        """The record as text: long lists cut, and measurements as one line each unless its rows say the same."""
+        content = {key: value for key, value in self.content.items() if key != "measurements"}
+        if self.measurements and self.kind not in ("auc", "rank", "scaling"):
+            content["measurements"] = [_line(m) for m in self.measurements]
+        return _text(_cut(content))
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The metrics of a training run."""
+
+    label: str
+    rows: list[dict[str, Any]]
+    config: dict[str, Any]
+
+    @property
+    def method(self) -> str:
+        return str(self.config.get("settings", {}).get("method", {}).get("kind", ""))
+
+    def points(self, name: str) -> tuple[list[float], list[float]]:
+        known = [row for row in self.rows if isinstance(row.get(name), int | float) and "step" in row]
+        return [float(row["step"]) for row in known], [float(row[name]) for row in known]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All that the given runs hold. A measurement that several records hold counts once; the last is taken."""
+
+    runs: list[RunDirectory] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
+    curves: list[Curve] = field(default_factory=list)
+    record_of: dict[str, Record] = field(default_factory=dict)  # by the identity of a measurement
+    measurements: dict[str, Measurement] = field(default_factory=dict)  # likewise
+    contradictions: list[tuple[Measurement, Record, Record]] = field(default_factory=list)  # not shown, shown
+
+    def of(self, kind: str) -> list[Record]:
+        return [record for record in self.records if record.kind == kind]
+
+    def add(self, record: Record) -> None:
+        self.records.append(record)
+        for m in record.measurements:
+            known = self.measurements.get(m.identity)
+            if known is not None and not math.isclose(known.value, m.value, rel_tol=1e-3, abs_tol=1e-4):
+                self.contradictions.append((known, self.record_of[m.identity], record))
+            self.measurements[m.identity], self.record_of[m.identity] = m, record
+
+
+def read_findings(places: Iterable[Path]) -> Findings:
+    """Read every result and every training curve of the runs at these places and below them."""
+    findings = Findings()
+    folders = [place.resolve() for place in places]
+    named = dict(zip(folders, _distinct_names(folders), strict=True))
+    for run in find_runs(named):
+        top = next(folder for folder in named if run.path.is_relative_to(folder))
+        shown = (named[top] / run.path.relative_to(top)).as_posix()
+        findings.runs.append(run)
+        for name, content in run.results().items():
+            file = f"{shown}/results/{name}.json"
+            record = Record(run, name, file, content, measurements_of(content, file))
+            check_form(record)
+            findings.add(record)
+        if rows := list(run.read_metrics()):
+            config = run.read_config() if (run.path / "config.json").is_file() else {}
+            findings.curves.append(Curve(run.path.name, rows, config))
+    return findings
+
+
+def check_form(record: Record) -> None:
+    """Refuse a result without something that the page shows, by the names of the file and of the field."""
+    for path in FORMS.get(record.kind, ()):
+        if missing := _missing(record.content, path.split(".")):
+            raise InputError(f"{record.file} has no field {missing}, which the report shows; {AGAIN}")
+
+
+def _missing(value: Any, path: list[str], done: str = "") -> str | None:
+    """The first name on a path that does not exist, with where it was looked for."""
+    if not path:
+        return None
+    name, *rest = path
+    if name == "*":
+        if not isinstance(value, list):
+            return f"{done}[0]"
+        places = (_missing(part, rest, f"{done}[{index}]") for index, part in enumerate(value))
+        return next((place for place in places if place), None)
+    here = f"{done}.{name}" if done else name
+    return _missing(value[name], rest, here) if isinstance(value, dict) and name in value else here
+
+
+def _distinct_names(folders: list[Path]) -> list[PurePath]:
+    """The names of some folders, with as many of those above as make them distinct."""
+    for count in range(1, max((len(folder.parts) for folder in folders), default=0) + 1):
+        names = [PurePath(*folder.parts[-count:]) for folder in folders]
+        if len(set(names)) == len(set(folders)):
+            return names
+    return [*folders]
+
+
+def _line(m: Measurement) -> str:
+    interval = "" if m.low is None or m.high is None else f" [{m.low:.6g}, {m.high:.6g}]"
+    choices = ", ".join(f"{name} {value}" for name, value in m.protocol.to_json().items())
+    return f"{m.metric} of {m.subject.label}: {m.value:.6g}{interval}, n = {m.n}; {choices}"
+
+
+def _cut(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _cut(part) for key, part in value.items()}
+    if isinstance(value, list):
+        kept = [_cut(part) for part in value[:LONG]]
+        return kept if len(value) <= LONG else [*kept, f"... and {len(value) - LONG} more in the file"]
+    if isinstance(value, float) and np.isfinite(value):
+        return float(f"{value:.6g}")
+    return value
+
+
+def _text(value: Any, indent: int = 0) -> str:
+    """JSON with short parts on one line, and what holds nothing but numbers and names."""
+    flat = json.dumps(value, ensure_ascii=False)
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if len(flat) + indent <= 110 or (len(flat) <= 320 and not any(isinstance(part, dict | list) for part in parts)):
+        return flat
+    if not parts:
+        return flat
+    pad = " " * (indent + 2)
+    if isinstance(value, dict):
+        lines = (f"{json.dumps(key, ensure_ascii=False)}: {_text(part, indent + 2)}" for key, part in value.items())
+        return "{\n" + ",\n".join(pad + line for line in lines) + "\n" + " " * indent + "}"
+    return "[\n" + ",\n".join(pad + _text(part, indent + 2) for part in value) + "\n" + " " * indent + "]"

@@ -1,0 +1,180 @@
+"""The tables of models: one protocol per column, every other one beside it, and differences from `statistics`."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from mixlab.analysis.comparisons import training_gains
+from mixlab.report import write_report
+from mixlab.report.findings import Findings, Record
+from mixlab.report.models import Column, Table, model_table
+from mixlab.run import METRICS, UNTRAINED, Measurement, RunDirectory, Subject
+from mixlab.run.protocols import (
+    PROTOCOLS,
+    EvaluationProtocol,
+    KnnProtocol,
+    ProbeProtocol,
+    RobustnessProtocol,
+    SegmentationProtocol,
+)
+
+KNN = KnnProtocol(data="shapes", k=20)
+
+
+def measured(
+    label: str,
+    value: float,
+    protocol: EvaluationProtocol = KNN,
+    *,
+    metric: str = "knn_top1",
+    training: str = "dino",
+    model: str = "vit_tiny",
+    seed: int = 0,
+) -> Measurement:
+    about = Subject(label=label, model=model, family="attention", training=training, num_parameters=1000, num_layers=3)
+    return Measurement(
+        metric=metric,
+        value=value,
+        n=100,
+        subject=about,
+        protocol=protocol,
+        seed=seed,
+        low=value - 0.05,
+        high=value + 0.05,
+    )
+
+
+def table_of(*measurements: Measurement) -> Table:
+    findings = Findings()
+    findings.add(Record(RunDirectory("nowhere"), "x", "run/results/x.json", {}, [*measurements]))
+    return model_table(findings)
+
+
+def column(table: Table, title: str) -> dict[str, float]:
+    (found,) = (each for each in (*table.columns, *table.robustness) if each.title == title)
+    return {network.name: cell.value for network, cell in found.cells.items()}
+
+
+def others(table: Table) -> set[tuple[str, str, str, float]]:
+    return {(one.label, one.title, one.protocol, one.cell.value) for one in table.others}
+
+
+def test_a_column_holds_the_protocol_of_most_networks_and_others_say_what_they_changed() -> None:
+    few = replace(KNN, label_share=0.1)
+    table = table_of(measured("a", 0.5), measured("b", 0.6), measured("a", 0.3, few), measured("c", 0.2, few))
+    assert column(table, "kNN") == {"a": 0.5, "b": 0.6}
+    assert others(table) == {("a", "kNN", "10 % of the labels", 0.3), ("c", "kNN", "10 % of the labels", 0.2)}
+
+
+def test_of_two_protocols_that_as_many_networks_have_the_preferred_one_is_the_column() -> None:
+    cached, augmented = (ProbeProtocol(data="shapes", mode=mode) for mode in ("cached", "augmented"))
+    table = table_of(*(measured("a", v, p, metric="probe_top1") for v, p in ((0.4, cached), (0.5, augmented))))
+    assert column(table, "linear probe") == {"a": 0.5}
+    assert others(table) == {("a", "linear probe", "mode cached", 0.4)}
+
+
+def test_seeds_are_one_cell_with_students_interval_and_other_trainings_are_other_rows() -> None:
+    values = [0.5, 0.6, 0.9]
+    seeds = [measured(f"vit-s{seed}", value, seed=seed) for seed, value in enumerate(values)]
+    table = table_of(*seeds, measured("vit-supervised-s0", 0.7, training="supervised"))
+    assert [(row.label, row.network.training) for row in table.rows] == [
+        ("vit", "dino"),
+        ("vit-supervised", "supervised"),
+    ]
+    (knn,) = (each for each in table.columns if each.title == "kNN")
+    merged, lone = knn.cells.values()
+    half = stats.t.ppf(0.975, 2) * np.std(values, ddof=1) / np.sqrt(3)
+    mean = np.mean(values)
+    assert (merged.value, merged.low, merged.high) == pytest.approx((mean, mean - half, mean + half))
+    assert (merged.num_seeds, lone.low) == (3, pytest.approx(0.65)), "one seed keeps its interval over images"
+
+
+def test_changed_images_have_a_table_of_their_own() -> None:
+    changes = {"mean": 0.4, "blur": 0.5, "noise": 0.3}
+    found = [
+        measured("vit", v, RobustnessProtocol(data="shapes", change=name, classifier="probe"),
+                 metric="shifted_top1" if name == "mean" else "shift_top1")
+        for name, v in changes.items()
+    ]  # fmt: skip
+    found.append(measured("vit", 0.1, RobustnessProtocol(data="imagenet-r"), metric="robust_top1"))
+    table = table_of(*found)
+    assert {each.title: [*column(table, each.title).values()] for each in table.robustness} == {
+        "imagenet-r": [0.1], "mean": [0.4], "blur": [0.5], "noise": [0.3],
+    }  # fmt: skip
+
+
+def test_a_segmentation_run_stands_with_the_training_that_it_was_given() -> None:
+    one, six = (SegmentationProtocol(data="ade", mode=mode, frozen=True) for mode in ("single", "multi"))
+    table = table_of(
+        measured("vit-segment", 0.3, one, metric="miou", training="supervised"),
+        measured("vit-segment", 0.4, six, metric="miou", training="supervised"),
+    )
+    assert [row.network.training for row in table.rows] == ["supervised"]
+    assert column(table, "mIoU") == {"vit-segment": 0.3}
+    assert others(table) == {("vit-segment", "mIoU", "mode multi", 0.4)}
+
+
+def test_an_untrained_twin_stands_beside_its_network_and_any_other_untrained_network_in_a_row() -> None:
+    few = replace(KNN, label_share=0.1)
+    found = [
+        measured("vit", 0.5),
+        measured("vit", 0.2, training=UNTRAINED),
+        measured("vit", 0.1, few, training=UNTRAINED),
+        measured("random", 0.15, model="vit_small", training=UNTRAINED),
+    ]
+    table = table_of(*found)
+    assert [row.label for row in table.rows] == ["random", "vit"]
+    (gain,) = table.rows[1].gains["knn_top1"]
+    assert gain == training_gains(found)[0] and gain.difference.value == pytest.approx(0.3)
+    assert (table.labels(learnt=True), table.labels(learnt=False)) == ("vit", "")
+    assert others(table) == {("vit, untrained", "kNN", "10 % of the labels", 0.1)}
+
+
+def test_networks_that_share_label_and_seed_are_not_averaged_in_silence() -> None:
+    one, two = (
+        replace(m, subject=replace(m.subject, weights=digest))
+        for m, digest in ((measured("vit", 0.4), "aa"), (measured("vit", 0.6), "bb"))
+    )
+    table = table_of(one, two)
+    assert column(table, "kNN") == {"vit": pytest.approx(0.5)}
+    assert table.notes == [
+        "vit: knn_top1 of seed 0 is the mean of 2 networks with one label and different weights; give the runs labels "
+        "of their own to see each."
+    ]
+
+
+def two_values(kind: Any) -> tuple[Any, Any]:
+    """For a field of a protocol, by its type."""
+    text = str(kind)
+    if "bool" in text:
+        return True, False
+    if "tuple" in text:
+        return (1.0,), (1.0, 2.0)
+    return (1, 2) if "int" in text else (0.25, 0.5) if "float" in text else ("one", "two")
+
+
+@pytest.mark.parametrize("kind", PROTOCOLS)
+def test_measurements_that_differ_in_any_choice_are_both_on_the_page(kind: str, tmp_path: Path) -> None:
+    metric = next(name for name, about in METRICS.items() if about.protocol is PROTOCOLS[kind])
+    run, expected = RunDirectory.create(tmp_path / "run"), []
+    for item in fields(PROTOCOLS[kind]):
+        for value in two_values(item.type):
+            number = 0.1 + 0.0001 * len(expected)
+            base = {"data": "shapes", "map": "cosine"} if kind == "map" else {"data": "shapes"}
+            protocol = PROTOCOLS[kind](**{**base, item.name: value})
+            found = measured("vit", number, protocol, metric=metric, seed=len(expected))
+            expected.append(f"{number:.6g}")
+            run.write("result", {"measurements": [found.to_json()]})
+    page = write_report([run.path], tmp_path / "page.html").read_text(encoding="utf-8")
+    missing = [number for number in expected if f": {number} [" not in page]
+    assert not missing
+
+
+def test_columns_say_their_protocol() -> None:
+    (parameters, knn) = table_of(measured("vit", 0.5)).columns
+    assert isinstance(knn, Column) and knn.protocol == "data shapes, all labels, k 20"
+    assert parameters.title == "parameters"
