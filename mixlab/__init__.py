@@ -14,7 +14,9 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.analysis.binary_auc import binary_auc as binary_auc
     from mixlab.analysis.binary_auc_metric import BinaryAUC as BinaryAUC
     from mixlab.analysis.maps import activation_map as activation_map
+    from mixlab.analysis.maps import activation_maps as activation_maps
     from mixlab.analysis.rank import measure_ranks as measure_ranks
+    from mixlab.analysis.viewed_images import ViewedImages as ViewedImages
     from mixlab.backbones.backbone import Backbone as Backbone
     from mixlab.backbones.preprocess import preprocess as preprocess
     from mixlab.backbones.tokens import Features as Features
@@ -50,8 +52,9 @@ _NAMES = {
     "analysis.auc": ["score_maps"],
     "analysis.binary_auc": ["binary_auc"],
     "analysis.binary_auc_metric": ["BinaryAUC"],
-    "analysis.maps": ["activation_map"],
+    "analysis.maps": ["activation_map", "activation_maps"],
     "analysis.rank": ["measure_ranks"],
+    "analysis.viewed_images": ["ViewedImages"],
     "backbones.backbone": ["Backbone"],
     "backbones.preprocess": ["preprocess"],
     "backbones.tokens": ["Features", "TokenLayout"],
