@@ -65,7 +65,3 @@ def stoppable() -> Iterator[None]:
         raise SystemExit(stopped.exit_code) from stopped
     except TooManyUnreadableError as error:
         raise WorkError(f"{error} (data.skip_limit)") from error
-
-
-def percent(value: float | None) -> float | None:
-    return None if value is None else round(100 * value, 2)

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import tyro
 
 from mixlab.analysis.figures import save_figure
-from mixlab.commands.dense_task import is_first, percent, say_recipe, stoppable, target_and_recipe
-from mixlab.commands.output import check_json, emit, progress_bar, table
+from mixlab.commands.dense_task import is_first, say_recipe, stoppable, target_and_recipe
+from mixlab.commands.output import check_json, emit, percent, progress_bar, table
 from mixlab.commands.pretrain import Settings
 from mixlab.console import console
 from mixlab.errors import InputError, check_counts

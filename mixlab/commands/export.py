@@ -13,14 +13,14 @@ from mixlab.commands.output import check_json, console, emit
 from mixlab.errors import InputError
 from mixlab.evaluation.target import load_target
 
-Format = Literal["safetensors", "onnx"]
+FileFormat = Literal["safetensors", "onnx"]
 
 
 def export(
     target: Annotated[str, tyro.conf.Positional],
     *,
     out: Path,
-    format: Format | None = None,
+    format: FileFormat | None = None,
     weights: str | None = None,
     image: str | None = None,
     half: bool = False,
@@ -56,9 +56,9 @@ def export(
     return emit({"model": model.name, "format": chosen, "file": str(out), "bytes": out.stat().st_size}, json)
 
 
-def file_format(out: Path, asked: Format | None) -> Format:
+def file_format(out: Path, asked: FileFormat | None) -> FileFormat:
     """The format that the ending of a file says, or that was asked for; they may not differ."""
-    endings: dict[str, Format] = {".safetensors": "safetensors", ".onnx": "onnx"}
+    endings: dict[str, FileFormat] = {".safetensors": "safetensors", ".onnx": "onnx"}
     said = endings.get(out.suffix, asked)
     if asked and said != asked:
         raise InputError(f"--out {out} is no file of --format {asked}; name it {out.with_suffix(f'.{asked}')}")

@@ -1,4 +1,4 @@
-"""`mixlab knn`: nearest neighbours, the quickest judgement of features."""
+"""`mixlab knn`: the accuracy of nearest neighbours, the quickest test of features."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,10 +11,10 @@ from mixlab.commands.output import (
     console,
     emit,
     evaluation_machine,
-    interval,
     name_unreadable,
     open_run,
     percent,
+    percent_interval,
     table,
 )
 from mixlab.data.labelled import labelled_splits
@@ -116,7 +116,7 @@ def knn(
     table(
         f"Nearest neighbours of {loaded.label} on {data}, among {found.num_neighbours:,} images",
         ("k", "top-1 %", "95 %", "n"),
-        [(row["k"], percent(row["top1"]), interval(row), row["n"]) for row in result["scores"]],
+        [(row["k"], percent(row["top1"]), percent_interval(row), row["n"]) for row in result["scores"]],
     )
     name_unreadable(found.unreadable)
     console.print(f"results in {directory.path}")

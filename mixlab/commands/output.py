@@ -1,4 +1,4 @@
-"""How commands speak (tables and progress for people, JSON for programs), and where their results go."""
+"""What commands print (tables and progress for people, JSON for programs), and where their results go."""
 
 import json
 import os
@@ -124,7 +124,7 @@ def percent(value: float | None) -> float | None:
     return None if value is None else round(100 * value, 2)
 
 
-def interval(row: dict[str, Any]) -> str:
+def percent_interval(row: dict[str, Any]) -> str:
     """The ends of an interval of shares, in per cent."""
     return "-" if row["low"] is None else f"{100 * row['low']:.1f} to {100 * row['high']:.1f}"
 

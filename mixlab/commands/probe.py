@@ -11,10 +11,10 @@ from mixlab.commands.output import (
     console,
     emit,
     evaluation_machine,
-    interval,
     name_unreadable,
     open_run,
     percent,
+    percent_interval,
     table,
 )
 from mixlab.data.labelled import labelled_splits
@@ -160,7 +160,8 @@ def _print(result: dict[str, Any]) -> None:
         best, elsewhere = found["best"], found["chosen_elsewhere"]
         rows.append(
             (kind, best["blocks"], best["strategy"], best["lr"], best["weight_decay"], percent(best["top1"]),
-             interval(best), percent(elsewhere["top1"]) if elsewhere else None, best["n"], percent(best["paper"]))
+             percent_interval(best), percent(elsewhere["top1"]) if elsewhere else None, best["n"],
+             percent(best["paper"]))
         )  # fmt: skip
     heads = len(next(iter(result["modes"].values()))["heads"])
     table(f"Linear probe of {result['subject']['label']} on {result['data']}: the best of {heads}", columns, rows)
@@ -172,7 +173,10 @@ def _print(result: dict[str, Any]) -> None:
                 table(
                     f"{title} ({kind}; {fixed})",
                     (title, "top-1 %", "95 %", "paper %"),
-                    [(row[name], percent(row["top1"]), interval(row), percent(row["paper"])) for row in rows_of_table],
+                    [
+                        (row[name], percent(row["top1"]), percent_interval(row), percent(row["paper"]))
+                        for row in rows_of_table
+                    ],
                 )
         name_unreadable(found["unreadable"])
     if result["difference"]:

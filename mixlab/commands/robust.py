@@ -12,9 +12,9 @@ from mixlab.commands.output import (
     console,
     emit,
     evaluation_machine,
-    interval,
     open_run,
     percent,
+    percent_interval,
     table,
 )
 from mixlab.data.images import parse_source
@@ -115,7 +115,7 @@ def robust(
         own = on_changed.to_json() | origin
         directory.write(f"shifts_{label}", own)
         result = result | own | {"measurements": result.get("measurements", []) + own["measurements"]}
-        rows = [(name, percent(row["top1"]), interval(row), row["n"]) for name, row in own["shifts"].items()]
+        rows = [(name, percent(row["top1"]), percent_interval(row), row["n"]) for name, row in own["shifts"].items()]
         table(f"{classifier.label} on {shifts}, changed", ("images", "top-1 %", "95 %", "n"), rows)
         if unreadable := on_changed.scores.unreadable:
             number = len(on_changed.scores.numbers) + len(unreadable)
@@ -152,7 +152,7 @@ def _print(found: RobustnessResult) -> None:
     sets = found.to_json()["sets"]
     rows: list[list[Any]] = [
         [found.classifier.label, *(percent(row["top1"]) for row in sets.values())],
-        ["95 %", *(interval(row) for row in sets.values())],
+        ["95 %", *(percent_interval(row) for row in sets.values())],
         ["n", *(row["n"] for row in sets.values())],
     ]
     if any(row["paper"] is not None for row in sets.values()):

@@ -1,4 +1,4 @@
-"""Features of a set of images on disk, in shards that are written once: a stopped extraction goes on where it was.
+"""Features of a set of images on disk, in shards that are written once; a stopped extraction makes the missing ones.
 
 FOLDER/KEY/about.json        what the features are of; KEY is its checksum, so other features never get mixed up
 FOLDER/KEY/00000.npy         features (n, F), half precision unless asked otherwise
@@ -40,7 +40,6 @@ from mixlab.training.precision import Precise
 FORMAT = 1
 SHARD = 4096  # images; about a second of a GPU's work to lose
 Stored = Literal["float16", "float32"]
-Step = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ class FeatureCache:
         batch: int,
         workers: int,
         precise: Precise,
-        progress: Step = lambda count: None,
+        progress: Callable[[int], None] = lambda count: None,
     ) -> FeatureTable:
         """Extract what is missing or damaged, and open the whole."""
         if len(set(from_all(self.folder.name))) > 1:
@@ -143,7 +142,7 @@ class FeatureCache:
         batch: int,
         workers: int,
         precise: Precise,
-        progress: Step,
+        progress: Callable[[int], None],
     ) -> None:
         wanted = Subset(self.source, [index for number in missing for index in self._range(number)])
         batch = next(size for size in range(min(batch, SHARD), 0, -1) if SHARD % size == 0)  # no batch in two shards

@@ -95,8 +95,8 @@ def evaluate_knn(
     which features are compared: what the backbone returns ("output"), or a pooling (`features.STRATEGIES`) of its last
     `blocks` layers out of `source`. `label_share` of each class are neighbours, chosen by `label_seed`.
     """
-    target, splits = as_target(target), labelled_splits(data) if isinstance(data, str) else data
-    backbone = target.backbone
+    found, splits = as_target(target), labelled_splits(data) if isinstance(data, str) else data
+    backbone = found.backbone
     machine = machine or Machine.of(backbone)
     device, size = machine.world.device, image or backbone.image
     chosen_source = published_source(backbone) if source == "auto" else source
@@ -137,8 +137,8 @@ def evaluate_knn(
         temperature=temperature,
     )
     return KnnResult(
-        subject=target.subject,
-        seed=target.seed,
+        subject=found.subject,
+        seed=found.seed,
         protocol=protocol,
         scores={k: Accuracy(sum(part[k] for part in counts), len(queries)) for k in fitting},
         num_neighbours=len(bank),

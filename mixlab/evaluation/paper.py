@@ -52,7 +52,7 @@ TABLE_4 = {
 
 
 @dataclass(frozen=True)
-class Setting:
+class ProbeSetting:
     """How a backbone was trained and probed, as far as it decides whether the paper's figure is of the same thing."""
 
     model: str
@@ -72,7 +72,7 @@ class Setting:
         )
 
 
-def probe_figure(setting: Setting, *, blocks: int, strategy: str, lr: float, weight_decay: float) -> float | None:
+def probe_figure(setting: ProbeSetting, *, blocks: int, strategy: str, lr: float, weight_decay: float) -> float | None:
     """The share in Tables 5 and 6 for one head of the grid; None where the paper measured something else."""
     if not setting.is_the_papers() or setting.model != ABLATION_MODEL:
         return None
@@ -80,7 +80,7 @@ def probe_figure(setting: Setting, *, blocks: int, strategy: str, lr: float, wei
     return None if found is None else found / 100
 
 
-def best_probe_figure(setting: Setting, *, width: int) -> float | None:
+def best_probe_figure(setting: ProbeSetting, *, width: int) -> float | None:
     """The share in Table 1 for the best head on so many features."""
     found = TABLE_1.get((setting.model, width)) if setting.is_the_papers() else None
     return None if found is None else found / 100

@@ -1,4 +1,4 @@
-"""Accuracy off the beaten path: ImageNet-V2, Sketch, A, R, ReaL and plain validation, as they are released.
+"""Accuracy under distribution shift: ImageNet-V2, Sketch, A, R, ReaL and plain validation, as they are released.
 
 Whatever does not fit (folders that are no class, images that cannot be read, classes the classifier does not know) is
 named and counted, and the rest is scored.

@@ -98,6 +98,7 @@ def load_target(
         kind = "run" if place.is_dir() else "file"
         raise InputError(f"{name} is a {kind} and has weights of its own; leave out --weights or name a model")
     known: dict[str, Any] = {}
+    origin: str | None
     if place.is_dir():
         backbone, origin, known = _load_run(place)
     elif place.is_file():
@@ -134,7 +135,7 @@ def load_targets(
         raise InputError(f"--weights names {', '.join(unknown)}, which are not among the targets; add them as targets")
     labels = [label_of(text) for text in texts]
     if len(set(labels)) < len(labels):
-        raise InputError(f"two targets share a label among {', '.join(labels)}; write TARGET=LABEL to tell them apart")
+        raise InputError(f"two targets share a label among {', '.join(labels)}; write TARGET=LABEL to name them")
     kinds = dict(_label_and_kind(text) for text in training)
     if unknown := sorted(set(kinds) - set(labels)):
         raise InputError(f"--training names {', '.join(unknown)}, the labels are {', '.join(labels)}")

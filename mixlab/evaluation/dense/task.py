@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,15 +29,9 @@ from mixlab.training.run_config import MAY_CHANGE, same_data
 from mixlab.training.settings import override
 
 STARTS_FROM = "starts_from"  # in config.json: what is known of the backbone that training started from
-Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]  # description and total -> a step function
 R = TypeVar("R")
 # Settings that a protocol names by fields of its own, or that say which network it is.
 _NAMED = ("seed", "model.", "steps", "precision", "method.frozen", "method.head")
-
-
-@contextmanager
-def no_bar(description: str, total: int) -> Iterator[Callable[[int], None]]:
-    yield lambda count: None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from mixlab.evaluation.features import (
 )
 from mixlab.evaluation.machine import Machine, PrecisionChoice, Say, precision_in_use, run_precision
 from mixlab.evaluation.probe.heads import HeadGrid, collect_heads
-from mixlab.evaluation.probe.result import GridScores, Mode, ProbeResult
+from mixlab.evaluation.probe.result import GridScores, ProbeMode, ProbeResult
 from mixlab.evaluation.probe.training import (
     SAVE_EVERY_S,
     AugmentedStream,
@@ -48,7 +48,7 @@ LRS = (2.5e-4, 5e-4, 1e-3, 2e-3)  # Dino-Mamba, Table 5, as the next
 WEIGHT_DECAYS = (0.0, 1e-3, 5e-3, 1e-2)
 STORED: Literal["float16"] = "float16"  # features of plain images
 Heads = Literal["grid", "light", "heavy"]
-MODES: dict[str, tuple[Mode, ...]] = {
+MODES: dict[str, tuple[ProbeMode, ...]] = {
     "augmented": ("augmented",),
     "cached": ("cached",),
     "both": ("augmented", "cached"),
@@ -141,13 +141,13 @@ def evaluate_linear_probe(
     alone: FOLDER_2 is taken, and so on. `resident` holds all training images in the device's memory. Raises `Stopped`
     when `stop` was asked to, with everything saved.
     """
-    target, splits = as_target(target), labelled_splits(data) if isinstance(data, str) else data
-    backbone = target.backbone
+    found, splits = as_target(target), labelled_splits(data) if isinstance(data, str) else data
+    backbone = found.backbone
     machine = machine or Machine.of(backbone)
     protocol, full = settings.protocol(backbone, splits, machine), settings.for_backbone(backbone)
     train = label_subset(at_most(splits.train, settings.num_train), settings.label_share, seed=settings.seed)
     cut = replace(splits, train=train, val=at_most(splits.val, settings.num_val))
-    scores: dict[Mode, GridScores] = {}
+    scores: dict[ProbeMode, GridScores] = {}
     with ExitStack() as stack:
         if folder is None:
             place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -160,8 +160,8 @@ def evaluate_linear_probe(
             run = _ProbeRun(backbone, cut, replace(full, mode=mode), machine, place / mode, resident)
             scores[mode] = run.scores(stop or StopRequests(), save_every_s)
     return ProbeResult(
-        subject=target.subject,
-        seed=target.seed,
+        subject=found.subject,
+        seed=found.seed,
         protocol=protocol,
         scores=scores,
         num_classes=len(splits.classes),

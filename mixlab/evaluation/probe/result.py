@@ -20,7 +20,7 @@ from mixlab.run import Measurement, Subject
 from mixlab.run.protocols import ProbeProtocol
 from mixlab.statistics import Estimate, paired_accuracy_difference
 
-Mode = Literal["augmented", "cached"]
+ProbeMode = Literal["augmented", "cached"]
 VARIED = {"blocks": "blocks", "strategy": "strategy", "lr": "learning rate", "weight_decay": "weight decay"}
 
 
@@ -52,7 +52,7 @@ class ProbeResult:
     subject: Subject
     seed: int | None  # of the network
     protocol: ProbeProtocol  # of all heads; mode, blocks, strategy and register are theirs
-    scores: dict[Mode, GridScores]
+    scores: dict[ProbeMode, GridScores]
     num_classes: int
     unknown_classes: dict[str, int]  # of the validation set alone: images left out
     absent_classes: tuple[str, ...]  # of the training set alone
@@ -126,15 +126,15 @@ class ProbeResult:
             "measurements": [found.to_json() for found in self.measurements],
         }
 
-    def _protocol(self, mode: Mode) -> ProbeProtocol:
+    def _protocol(self, mode: ProbeMode) -> ProbeProtocol:
         return replace(self.protocol, mode=mode, load_size=self.protocol.load_size if mode == "augmented" else None)
 
     def _measured(self, scores: GridScores, number: int, protocol: ProbeProtocol) -> Measurement:
         found = scores.accuracy(number).estimate
         return Measurement.of("probe_top1", found, subject=self.subject, protocol=protocol, seed=self.seed)
 
-    def _mode_json(self, mode: Mode, scores: GridScores) -> dict[str, Any]:
-        setting = paper.Setting(
+    def _mode_json(self, mode: ProbeMode, scores: GridScores) -> dict[str, Any]:
+        setting = paper.ProbeSetting(
             model=self.subject.model,
             training=self.subject.training,
             num_classes=self.num_classes,
@@ -183,7 +183,7 @@ def register_of(strategy: str) -> int | None:
     return int(index) if kind == "register" else None
 
 
-def _row(scores: GridScores, number: int, setting: paper.Setting) -> dict[str, Any]:
+def _row(scores: GridScores, number: int, setting: paper.ProbeSetting) -> dict[str, Any]:
     """One head: its accuracy, and the paper's where it measured the same."""
     head = scores.heads[number]
     figure = paper.probe_figure(setting, **head._asdict())

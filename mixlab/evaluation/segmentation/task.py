@@ -15,7 +15,8 @@ from mixlab.data.label_maps import parse_label_maps
 from mixlab.data.masks import MaskedImage, MaskSource
 from mixlab.data.source import at_most
 from mixlab.data.unreadable import UnreadableImage
-from mixlab.evaluation.dense.task import Bar, DensePlan, DenseRun, no_bar, plan_dense, trained_run
+from mixlab.evaluation.dense.task import DensePlan, DenseRun, plan_dense, trained_run
+from mixlab.evaluation.machine import Bar, no_bar
 from mixlab.evaluation.segmentation.evaluate import score_label_maps
 from mixlab.evaluation.segmentation.inference import Mode, Predictor
 from mixlab.evaluation.segmentation.metrics import SegmentationScores

@@ -78,7 +78,7 @@ def test_light_heavy_and_few_labels_choose_their_heads_and_images(
 
 
 def test_the_papers_figures_stand_only_where_the_setting_is_the_papers() -> None:
-    setting = paper.Setting(
+    setting = paper.ProbeSetting(
         model="dinovim_small",
         training="dino",
         num_classes=1000,
@@ -93,7 +93,7 @@ def test_the_papers_figures_stand_only_where_the_setting_is_the_papers() -> None
     assert paper.best_probe_figure(setting, width=2048) == pytest.approx(0.774)
     assert paper.best_probe_figure(setting, width=1536) == pytest.approx(0.767)
     for change in ({"num_train": 12_811}, {"epochs": 10}, {"augmented": False}, {"training": "supervised"}):
-        other = paper.Setting(**{**vars(setting), **change})
+        other = paper.ProbeSetting(**{**vars(setting), **change})
         assert paper.probe_figure(other, **head) is None and paper.best_probe_figure(other, width=2048) is None
     assert paper.robustness_figure("dinovim_base", "a") == pytest.approx(0.142)
     assert paper.robustness_figure("dinovim_base", "val") is None and paper.robustness_figure("x", "a") is None
