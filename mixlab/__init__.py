@@ -30,9 +30,11 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.data.crops import MultiCrop as MultiCrop
     from mixlab.errors import InputError as InputError
     from mixlab.errors import WorkError as WorkError
+    from mixlab.evaluation.classifier import load_classifier as load_classifier
     from mixlab.evaluation.detection.task import evaluate_detection as evaluate_detection
     from mixlab.evaluation.knn import evaluate_knn as evaluate_knn
     from mixlab.evaluation.probe.evaluate import evaluate_linear_probe as evaluate_linear_probe
+    from mixlab.evaluation.probe.settings import ProbeSettings as ProbeSettings
     from mixlab.evaluation.robustness import evaluate_robustness as evaluate_robustness
     from mixlab.evaluation.segmentation.task import evaluate_segmentation as evaluate_segmentation
     from mixlab.evaluation.shifts import evaluate_shifts as evaluate_shifts
@@ -60,9 +62,11 @@ _NAMES = {
     "data.crop_parameters": ["dino_crops"],
     "data.crops": ["MultiCrop"],
     "errors": ["InputError", "WorkError"],
+    "evaluation.classifier": ["load_classifier"],
     "evaluation.detection.task": ["evaluate_detection"],
     "evaluation.knn": ["evaluate_knn"],
     "evaluation.probe.evaluate": ["evaluate_linear_probe"],
+    "evaluation.probe.settings": ["ProbeSettings"],
     "evaluation.robustness": ["evaluate_robustness"],
     "evaluation.segmentation.task": ["evaluate_segmentation"],
     "evaluation.shifts": ["evaluate_shifts"],
