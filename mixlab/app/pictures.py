@@ -17,8 +17,7 @@ from mixlab.data.decode import FORMATS, Fit, decode, fit_box, fit_image, open_im
 from mixlab.data.images import parse_source
 from mixlab.data.mask_formats import mask_format, parse_masks
 from mixlab.data.mask_values import plain_mask
-from mixlab.data.reading import read_first
-from mixlab.data.unreadable import UnreadableImage
+from mixlab.data.unreadable import UnreadableImage, read_first
 from mixlab.errors import InputError
 
 MAX_SIDE = 1024  # larger pictures are scaled down: no model here sees more

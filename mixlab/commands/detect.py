@@ -94,7 +94,8 @@ def _write(result: DetectionResult, run: Path, device: str | None, json: str | N
     answers = folder.path / f"{name.replace('detection', 'detections', 1)}.json"
     write_aside(answers, lambda file: file.write(json_text.dumps(result.answers.results).encode()))
     if result.examples:
-        figure = detection_pictures(*zip(*result.examples, strict=True), result.categories)
+        images, truths, found = zip(*result.examples, strict=True)
+        figure = detection_pictures(images, truths, found, result.categories)
         save_figure(figure, folder.figure_path(f"{name}.png"))
     rows = [(kind, *(percent(content[kind][metric]) for metric in NAMES)) for kind in ("boxes", "masks")]
     title = "Cascade Mask R-CNN" if content["head"] == "cascade" else "Mask R-CNN"

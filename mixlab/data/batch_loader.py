@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from mixlab.errors import InputError
 
 from .sample_order import SampleOrder
+from .source import Source
 from .unreadable import SkippedImages, UnreadableImage
 
 _MAX_TRIES = 100  # unreadable images in a row before a place in the batch stays empty
@@ -42,12 +43,14 @@ class SampleReader(ABC, Generic[S, B]):
     Whatever `read` draws must depend on (seed, epoch, index) alone; then no batch depends on workers or ranks.
     """
 
-    @abstractmethod
-    def __len__(self) -> int: ...
+    source: Source[Any]
+
+    def __len__(self) -> int:
+        return len(self.source)
 
     @abstractmethod
     def read(self, index: int, epoch: int) -> S:
-        """One sample; `UnreadableImage` where its file is no good."""
+        """One sample; `UnreadableImage` where its file is damaged."""
 
     @abstractmethod
     def collate(self, samples: list[S]) -> B:
@@ -101,7 +104,7 @@ class BatchLoader(Generic[B]):
         return self._position.epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """Where to go on: after the last batch that was given out, not after those prefetched."""
+        """The position to resume from: after the last batch that was given out, not after those prefetched."""
         return {
             "epoch": self.epoch,
             "samples": self._position.samples,
@@ -111,7 +114,7 @@ class BatchLoader(Generic[B]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken; ranks and batch size may differ, the data and the seed may not."""
+        """Resume where `state` was taken; ranks and batch size may differ, the data and the seed may not."""
         for key, ours in (("num_images", self.order.num_images), ("seed", self.order.seed)):
             if state[key] != ours:
                 raise InputError(

@@ -96,9 +96,6 @@ class CropReader(SampleReader[tuple[Tensor, Tensor, int], CropBatch]):
     def __init__(self, source: MaskSource, rule: CropRule, *, seed: int) -> None:
         self.source, self.rule, self.seed = source, rule, seed
 
-    def __len__(self) -> int:
-        return len(self.source)
-
     def read(self, index: int, epoch: int) -> tuple[Tensor, Tensor, int]:
         random = np.random.default_rng([self.seed, epoch, index])
         return *random_crop(self.source.load(index), self.rule, random), index
@@ -125,9 +122,6 @@ class WholeBatch(NamedTuple):
 class WholeReader(SampleReader[tuple[MaskedImage, int], WholeBatch]):
     def __init__(self, source: MaskSource) -> None:
         self.source = source
-
-    def __len__(self) -> int:
-        return len(self.source)
 
     def read(self, index: int, epoch: int) -> tuple[MaskedImage, int]:
         return self.source.load(index), index

@@ -43,9 +43,6 @@ class ImageReader(SampleReader[LabelledImage, Batch]):
     def __init__(self, source: ImageSource, size: int, fit: str) -> None:
         self.source, self.size, self.fit = source, size, fit
 
-    def __len__(self) -> int:
-        return len(self.source)
-
     def read(self, index: int, epoch: int) -> LabelledImage:
         image, size = self.source.load_fitted(index, self.size, self.fit)
         return LabelledImage(image, self.source.label(index), index, size)

@@ -90,9 +90,6 @@ class ObjectReader(SampleReader[ObjectSample, ObjectBatch]):
     def __init__(self, source: ObjectSource, resizing: Resizing, *, augment: bool, seed: int = 0) -> None:
         self.source, self.resizing, self.augment, self.seed = source, resizing, augment, seed
 
-    def __len__(self) -> int:
-        return len(self.source)
-
     def read(self, index: int, epoch: int) -> ObjectSample:
         if not self.augment:
             image = self.source.load(index).image

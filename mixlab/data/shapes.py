@@ -46,7 +46,7 @@ class Shapes(ImageSource):
 
     def __init__(self, *, size: int = 64, num_images: int = 2000, seed: int = 0, split: str = "train") -> None:
         if size < 8:
-            raise InputError(f"shapes of {size} px cannot be told apart; give a size of at least 8")
+            raise InputError(f"shapes of {size} px cannot be distinguished; give a size of at least 8")
         if num_images < 1:
             raise InputError(f"{num_images} images are not a set; give n of at least 1")
         check_split(split)

@@ -1,10 +1,15 @@
-"""Files that cannot be read: a typed error, a counter, and a limit."""
+"""Files that cannot be read: a typed error, a counter with a limit, and reading around them."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from mixlab.errors import InputError
+
+T = TypeVar("T")
 
 
 class UnreadableImage(InputError):  # noqa: N818 - it names the thing
@@ -61,3 +66,21 @@ class SkippedImages:
 
     def load_state_dict(self, state: dict[str, str]) -> None:
         self.reasons = dict(state)
+
+
+def read_first(data: str, load: Callable[[int], T], *, total: int, most: int) -> list[T]:
+    """What the first numbers of a source give; those that cannot be read are skipped, and named."""
+    found: list[T] = []
+    skipped = SkippedImages(total=total, limit=1.0)
+    for index in range(total):
+        if len(found) >= most:
+            break
+        try:
+            found.append(load(index))
+        except UnreadableImage as error:
+            skipped.add(error)
+    if not found:
+        raise InputError(f"{data!r} holds no image that can be read. {skipped.summary()}")
+    if len(skipped):
+        warnings.warn(skipped.summary(), stacklevel=2)
+    return found

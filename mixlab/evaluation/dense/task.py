@@ -19,7 +19,7 @@ from mixlab.data.source import Source
 from mixlab.errors import InputError
 from mixlab.evaluation.dense.recipe import DenseConfig, DenseRecipe
 from mixlab.evaluation.methods import train_config
-from mixlab.evaluation.target import Target, load_target, restore_stopped
+from mixlab.evaluation.target import Target, as_target, load_target, restore_stopped
 from mixlab.run import UNTRAINED, RunDirectory
 from mixlab.run.codec import to_json
 from mixlab.training.config import ModelConfig, TrainConfig
@@ -135,7 +135,7 @@ class DenseRun:
 
 
 def plan_dense(
-    target: str | Target | None,
+    target: str | Target | Backbone | None,
     *,
     data: str,
     method: type[DenseConfig],
@@ -163,11 +163,12 @@ def plan_dense(
         start = starting_point(target, weights=weights)
         config = _with_model(recipe, start) if recipe else (small if draws_shapes(data) else published)(start.model)
     if not isinstance(config.method, method):
-        raise InputError(f"{name or target} is a {config.method.kind} recipe, not one for `mixlab {method.kind}`")
+        raise InputError(f"{name or 'this'} is a {config.method.kind} recipe, not one for `mixlab {method.kind}`")
     config = override(config, [*settings, *(["method.frozen=true"] if frozen else [])])
     if start.backbone is not None and config.model != start.model:
         raise InputError(
-            f"{name or target} brings its own architecture; leave out settings of the model (model.*), or name a model"
+            f"{name or 'the target'} brings its own architecture; leave out settings of the model (model.*), "
+            "or name a model"
         )
     assert isinstance(config.method, method)
     if num_val is not None and num_val < config.method.score_images:
@@ -179,9 +180,10 @@ def draws_shapes(data: str) -> bool:
     return data.partition(":")[0] == "shapes"
 
 
-def starting_point(target: str | Target, *, weights: str | None = None) -> StartingPoint:
+def starting_point(target: str | Target | Backbone, *, weights: str | None = None) -> StartingPoint:
     """What TARGET names (see `mixlab.evaluation.target`) as the start of a training."""
-    if isinstance(target, Target):
+    if not isinstance(target, str):
+        target = as_target(target)
         model = ModelConfig(name=target.backbone.name, weights=target.weights)
         return StartingPoint(model=model, training=target.training, backbone=target.backbone)
     place = Path(target)

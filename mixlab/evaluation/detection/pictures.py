@@ -34,8 +34,8 @@ def detection_pictures(
     for ax in axes.flat:
         ax.set_axis_off()
     pairs = axes.reshape(-1, 2)
-    for (left, right), image, truth, said in zip(pairs, images, truths, found, strict=False):
-        sure = [entry for entry in said if entry["score"] >= MIN_SCORE]
+    for (left, right), image, truth, answers in zip(pairs, images, truths, found, strict=False):
+        sure = [entry for entry in answers if entry["score"] >= MIN_SCORE]
         for ax, entries in ((left, truth), (right, sure)):
             draw_objects(ax, image.permute(1, 2, 0).numpy(), entries, names)
     for left, right in pairs[: min(_PAIRS, len(images))]:

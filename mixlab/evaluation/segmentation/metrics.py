@@ -65,9 +65,9 @@ class ConfusionMatrix:
         if predicted.shape != truth.shape:
             raise InputError(f"predictions {tuple(predicted.shape)} and truth {tuple(truth.shape)} differ in shape")
         counted = truth != self.ignore
-        true, said = truth[counted].long(), predicted[counted].long()
-        pairs = true * self.num_classes + said
-        for what, values in (("truth", true), ("a prediction", said)):
+        true, guessed = truth[counted].long(), predicted[counted].long()
+        pairs = true * self.num_classes + guessed
+        for what, values in (("truth", true), ("a prediction", guessed)):
             if len(values) and not 0 <= int(values.min()) <= int(values.max()) < self.num_classes:
                 raise InputError(
                     f"{what} holds classes from {int(values.min())} to {int(values.max())}; there are 0 to "
@@ -85,8 +85,8 @@ class ConfusionMatrix:
 def scores_of(matrices: NDArray[np.int64]) -> SegmentationScores:
     """The usual scores of counts (G, K, K) by (truth, prediction), over all groups."""
     matrix = matrices.sum(axis=0)
-    right, true, said = np.diag(matrix), matrix.sum(axis=1), matrix.sum(axis=0)
-    iou, accuracy = _share(right, true + said - right), _share(right, true)
+    right, true, guessed = np.diag(matrix), matrix.sum(axis=1), matrix.sum(axis=0)
+    iou, accuracy = _share(right, true + guessed - right), _share(right, true)
     overall = float(right.sum() / matrix.sum()) if matrix.any() else float("nan")
     return SegmentationScores(matrix, iou, accuracy, true, _mean(iou), _mean(accuracy), overall, interval(matrices))
 

@@ -23,8 +23,8 @@ def prediction_pictures(pairs: Sequence[MaskedImage], predicted: Sequence[Tensor
     figure = Figure(figsize=(3 * _CELL, _CELL * len(pairs) + 0.9), layout="constrained")
     axes = figure.subplots(len(pairs), 3, squeeze=False)
     counts = np.zeros(256, dtype=np.int64)
-    for row, (pair, said) in enumerate(zip(pairs, predicted, strict=True)):
-        truth, found = pair.mask.numpy(), said.cpu().numpy()
+    for row, (pair, classes_found) in enumerate(zip(pairs, predicted, strict=True)):
+        truth, found = pair.mask.numpy(), classes_found.cpu().numpy()
         counts += np.bincount(truth.ravel(), minlength=256) + np.bincount(found.ravel(), minlength=256)
         pictures = {
             "image": pair.image.permute(1, 2, 0).numpy(),

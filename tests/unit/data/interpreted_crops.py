@@ -15,9 +15,7 @@ from mixlab.data.resample import _resize_batched, whole_boxes
 
 def largest_difference(side: int, size: int) -> float:
     generator = torch.Generator().manual_seed(side)
-    kind = CropKind(
-        size=size, scale=(0.1, 1.0), num_views=2, jitter=0.8, grey=0.3, solarise=0.3, blur=0.5, sigma=(0.1, 1.5)
-    )
+    kind = CropKind(size=size, scale=(0.1, 1.0), jitter=0.7, grey=0.3, solarise=0.4, blur=0.6, sigma=(0.1, 1.5))
     drawn = draw_parameters(kind, torch.tensor([[side, side]] * 4), generator)
     images = torch.randint(0, 256, (4, 3, side, side), dtype=torch.uint8, generator=generator)
     images[0] = images[0, :1]  # a grey picture has no hue

@@ -24,15 +24,14 @@ def painted(height: int, width: int, seed: int = 0) -> MaskedImage:
     return MaskedImage(torch.from_numpy(image.astype(np.uint8)), torch.from_numpy(mask), "painted")
 
 
-@pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("size", [(64, 64), (100, 70), (40, 160)])
-def test_every_crop_shows_the_pixels_of_its_mask(seed: int, size: tuple[int, int]) -> None:
-    image, mask = random_crop(painted(*size), rule(), np.random.default_rng(seed))
-    assert image.shape == (3, 48, 48) and mask.shape == (48, 48)
-    counted = mask != 255
-    said = (image[0].float() / 50).round()
-    agree = (said == mask)[counted].float().mean()
-    assert agree > 0.85  # borders of blocks are blended
+def test_every_crop_shows_the_pixels_of_its_mask(size: tuple[int, int]) -> None:
+    for seed in range(12):
+        image, mask = random_crop(painted(*size), rule(), np.random.default_rng(seed))
+        assert image.shape == (3, 48, 48) and mask.shape == (48, 48)
+        shown = (image[0].float() / 50).round()
+        agree = (shown == mask)[mask != 255].float().mean()
+        assert agree > 0.85, seed  # borders of blocks are blended
 
 
 def test_what_lies_beyond_the_image_is_the_mean_colour_and_not_counted() -> None:

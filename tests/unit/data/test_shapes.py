@@ -181,7 +181,7 @@ def test_nearest_neighbours_in_pixels_are_poor():
     [
         ({"size": 4}, "at least 8"),
         ({"num_images": 0}, "at least 1"),
-        ({"split": "test"}, "train and val"),
+        ({"split": "test"}, "choose train or val"),
         ({"seed": -1}, "2"),
     ],
 )

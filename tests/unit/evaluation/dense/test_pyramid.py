@@ -37,8 +37,7 @@ def make(kind: str, **options) -> Pyramid:
 
 
 @pytest.mark.parametrize("kind", BACKBONES)
-@pytest.mark.parametrize("size", [(64, 96), (75, 50)])
-@pytest.mark.parametrize("channels", [None, 24])
+@pytest.mark.parametrize(("size", "channels"), [((64, 96), None), ((75, 50), 24)])
 def test_every_backbone_gives_four_maps_at_their_strides_for_any_size(kind: str, size, channels) -> None:
     pyramid = make(kind, channels=channels).eval()
     with torch.no_grad():
