@@ -54,7 +54,7 @@ def check(hint: Any, value: object, where: str, kinds: Kinds | None = None) -> A
     Otherwise types must be equal (True is not an int); if not, `InputError` names the value, the rule and `where`.
     """
     for option in _options(hint):
-        if is_dataclass(option) and value is not None:
+        if value is not None and (is_dataclass(option) or option in (kinds or {})):
             return from_json(option, value, kinds=kinds, where=where)  # type: ignore[arg-type]
     try:
         return _fit(hint, value)
@@ -118,7 +118,9 @@ def _rule(hint: Any) -> str:
         return f"one of {', '.join(map(str, get_args(hint)))}"
     if get_origin(hint) is tuple:
         inner = get_args(hint)
-        return f"a list of {_rule(inner[0])}" if inner[1:] == (...,) else f"{len(inner)} values"
+        if inner[1:] == (...,):
+            return f"a list of {_rule(inner[0])}"
+        return f"{len(inner)} values ({', '.join(map(_rule, inner))})"
     return "None" if hint is type(None) else str((get_origin(hint) or hint).__name__)
 
 

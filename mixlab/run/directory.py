@@ -176,30 +176,6 @@ def measurements_of(result: dict[str, Any], origin: str | Path) -> list[Measurem
     return found
 
 
-def flat_records(result: dict[str, Any], origin: str | Path) -> list[dict[str, Any]]:
-    """All measurements as flat dictionaries; for readers that have not moved to `Measurement` yet."""
-    records = result.get("measurements", [])
-    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
-        raise InputError(f"{origin}: measurements must be a list of records, got {str(records)[:40]}; {AGAIN}")
-    flat = []
-    beside = {(r["metric"], json.dumps(r["protocol"])): r["value"] for r in records if "protocol" in r}
-    for record in records:
-        if "protocol" in record:
-            measurement = Measurement.from_json(record)
-            if measurement["label_share"] not in (None, 1) or measurement["k"] not in (None, 20):
-                continue  # they have no column
-            metric, protocol = record["metric"], json.dumps(record["protocol"])
-            extra = {
-                "minimum": beside.get((f"smallest_{metric}", protocol)),
-                "bound": beside.get((f"{metric}_bound", protocol)),
-                "study": result.get("study"),
-            }
-            record = {**record["subject"], **record["protocol"], **record, **extra}
-            record = {key: value for key, value in record.items() if key not in ("subject", "protocol", "kind")}
-        flat.append(record)
-    return flat
-
-
 def file_name(label: str) -> str:
     """A label as part of a file name, or as the key of an array."""
     return re.sub(r"[^\w.-]+", "_", label)

@@ -335,5 +335,5 @@ class Trainer:
         total = f"{self.total_steps:,} step{'s' * (self.total_steps > 1)}"
         begun = f"resuming from step {self.step:,} of {self.total_steps:,}" if self.step else f"starting {total}"
         images = f"{len(self.source):,} images in batches of {self.config.batch}"
-        what = f"{self.config.method.title} of {self.config.model.name} on {self.data}, {images}"
-        return f"{begun}: {what}, in {self.folder.path}"
+        what = f"{self.config.model.name} on {self.data}, {images}, in {self.folder.path}"
+        return f"{self.config.method.title}: {begun}, {what}"

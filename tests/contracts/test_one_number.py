@@ -1,4 +1,7 @@
-"""A number has one interval wherever it is shown, and no number replaces another of a different protocol."""
+"""A number has one interval wherever it is shown, and no number replaces another of a different protocol.
+
+That both are on the page, too, is in tests/unit/report/test_models.py.
+"""
 
 import json
 import re
@@ -13,6 +16,7 @@ from scipy import stats
 from mixlab.analysis.claims import Evidence
 from mixlab.analysis.comparisons import over_seeds
 from mixlab.commands.claims import claims
+from mixlab.report import write_report
 from mixlab.run import METRICS, Measurement, RunDirectory, Subject
 from mixlab.run.protocols import DRAWN, PROTOCOLS, KnnProtocol
 from tests.unit.run.test_measurement import another
@@ -65,26 +69,32 @@ def runs(tmp_path: Path) -> list[Path]:
     ]
 
 
-def test_the_ledger_its_command_and_its_json_have_one_interval_for_a_comparison(
+def test_the_ledger_the_command_line_and_the_page_have_one_interval_for_a_comparison(
     runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     claims(runs, run=tmp_path / "study", json=str(tmp_path / "claims.json"))
-    result = json.loads((tmp_path / "claims.json").read_text())
     printed = re.sub(r"\s+", " ", capsys.readouterr().err)
+    result = json.loads((tmp_path / "claims.json").read_text())
+    pages = [write_report([tmp_path / "study"], tmp_path / f"page.{kind}").read_text() for kind in ("html", "md")]
+
     causal = next(claim for claim in result["claims"] if claim["number"] == 21)
     expected = by_hand(TRAINED, CAUSAL)
     assert (causal["value"], causal["low"], causal["high"]) == pytest.approx(expected, abs=1e-6)
-    text = "{:+.3f} [{:+.3f}, {:+.3f}]"
-    assert text.format(*expected) in causal["measured"]
+    text = "{:+.3f} [{:+.3f}, {:+.3f}]".format(*expected)
+    assert all(text in place.replace("\\", "") for place in (causal["measured"], *pages))
+
     (gain,) = result["gains"]
     expected = by_hand(TRAINED, UNTRAINED)
     assert (gain["value"], gain["low"], gain["high"]) == pytest.approx(expected, abs=1e-6)
-    assert gain["significance"] == "significantly more" and (gain["num_trained"], gain["num_untrained"]) == (3, 3)
-    assert text.format(*expected) in printed and "significantly more" in printed
+    assert (gain["num_trained"], gain["num_untrained"]) == (3, 3)
+    assert "{:+.3f} [{:+.3f}, {:+.3f}]".format(*expected) in printed
+    points = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * value for value in expected))  # as pages show accuracies
+    assert all(points in page for page in pages)
+    assert all("significantly more" in place for place in (gain["significance"], printed, *pages))
 
 
 @pytest.mark.parametrize("cls", PROTOCOLS.values(), ids=lambda cls: cls.kind)
-def test_two_that_differ_in_one_choice_both_survive_a_run_the_ledger_and_the_report(cls: Any, tmp_path: Path) -> None:
+def test_two_that_differ_in_one_choice_both_survive_a_run_directory_and_the_ledger(cls: Any, tmp_path: Path) -> None:
     subject = Subject(label="vit", model="vit_tiny", family="attention", training="dino", num_parameters=5)
     metric = next(name for name, metric in METRICS.items() if metric.protocol is cls)
     first = Measurement(metric=metric, value=0.5, n=10, subject=subject, protocol=cls(data="photos"), seed=0)
