@@ -91,7 +91,7 @@ class Backbone(HubMixin, nn.Module, ABC):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that are not decayed: all vectors, and whatever a backbone adds."""
+        """Names of the parameters that are not decayed: all vectors, and those that a backbone adds."""
         return {name for name, parameter in self.named_parameters() if parameter.ndim < 2}
 
     def preprocess(self, images: Tensor) -> Tensor:

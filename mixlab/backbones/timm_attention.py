@@ -1,4 +1,4 @@
-"""The attention of timm's models as mixings, whoever wrote the block: by listening to torch's attention while they run.
+"""The attention of timm's models as mixings, for every kind of block: by recording the calls of torch's attention.
 
 Norms before or after, norms of q and k, rotary positions and position biases come along, since they are in what the
 call is given. Nothing is hooked into the model, and nothing stays on it.
@@ -14,8 +14,8 @@ from torch.overrides import TorchFunctionMode
 from mixlab.mixers import SoftmaxMixing
 
 
-class AttentionListener(TorchFunctionMode):
-    """Counts the calls of attention over all tokens while it is entered, and keeps what the `wanted` ones were given.
+class AttentionRecorder(TorchFunctionMode):
+    """Counts the calls of attention over all tokens while it is active, and keeps the inputs of the `wanted` ones.
 
     Windows and shortened keys do not count.
     """
@@ -29,10 +29,10 @@ class AttentionListener(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
-            self._hear(*args, **kwargs)
+            self._record(*args, **kwargs)
         return func(*args, **kwargs)
 
-    def _hear(
+    def _record(
         self,
         query: Tensor,
         key: Tensor,

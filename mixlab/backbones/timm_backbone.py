@@ -1,4 +1,4 @@
-"""Any timm model as a backbone: MambaOut, and whatever else timm knows."""
+"""Any timm model as a backbone, MambaOut among them."""
 
 import json
 import re
@@ -11,12 +11,13 @@ import torch
 from timm.models.beit import Beit
 from timm.models.eva import Eva
 from timm.models.mambaout import MambaOut
+from timm.models.naflexvit import NaFlexVit
 from timm.models.vision_transformer import Block, ResPostBlock, VisionTransformer
 from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Architecture, Backbone, Layers, LayerShape, Source, check_source, chosen_layers
-from mixlab.backbones.timm_attention import AttentionListener
+from mixlab.backbones.timm_attention import AttentionRecorder
 from mixlab.backbones.tokens import Features, TokenLayout, check_images
 from mixlab.errors import InputError
 from mixlab.mixers import ConvMixing, Mixing
@@ -115,13 +116,13 @@ class TimmBackbone(Backbone):
         elif isinstance(self.model, VisionTransformer):
             tokens = self._vit_tokens(images)
             for index, block in enumerate(self.model.blocks[: wanted[-1] + 1]):
-                with AttentionListener(tokens.shape[0], tokens.shape[1], wanted=[0]) as listener:
+                with AttentionRecorder(tokens.shape[0], tokens.shape[1], wanted=[0]) as recorder:
                     tokens = block(tokens)
-                self._check_calls(listener.num_calls, 1, f"layer {index}")
+                self._check_calls(recorder.num_calls, 1, f"layer {index}")
                 if index in wanted:
-                    yield index, listener.mixings[0]
+                    yield index, recorder.mixings[0]
         else:
-            yield from self._heard_mixings(images, wanted)
+            yield from self._recorded_mixings(images, wanted)
 
     def _intermediates(self, images: Tensor, wanted: list[int]) -> list[Any]:
         """After the final norm, unless the model has none that fits every layer."""
@@ -132,14 +133,14 @@ class TimmBackbone(Backbone):
         except AssertionError:
             return self.model.forward_intermediates(images, norm=False, **options)
 
-    def _heard_mixings(self, images: Tensor, wanted: list[int]) -> Iterator[tuple[int, Mixing]]:
+    def _recorded_mixings(self, images: Tensor, wanted: list[int]) -> Iterator[tuple[int, Mixing]]:
         _, features = next(iter(self.features(images, layers=[0])))
         num_tokens = features.grid[0] * features.grid[1] + self.layout.num_learned
-        with AttentionListener(len(images), num_tokens, wanted) as listener:
+        with AttentionRecorder(len(images), num_tokens, wanted) as recorder:
             self.model(images)
-        self._check_calls(listener.num_calls, self.num_layers, f"{self.num_layers} layers")
+        self._check_calls(recorder.num_calls, self.num_layers, f"{self.num_layers} layers")
         for index in wanted:
-            yield index, listener.mixings.pop(index)
+            yield index, recorder.mixings.pop(index)
 
     def _stage_mixings(self, images: Tensor, wanted: list[int]) -> Iterator[tuple[int, ConvMixing]]:
         maps = self.model.stem(images)
@@ -210,7 +211,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _misfit(name: str, fields: dict[str, Any], error: str) -> str:
-    """What is wrong with the fields of a model, from what Python says of it."""
+    """Which field a model does not accept, from the text of the TypeError."""
     unknown = re.search(r"unexpected keyword argument '(\w+)'", error)
     if unknown:
         return f"timm's {name} has no field {unknown[1]!r}; leave it out, or name a model that has one"
@@ -230,7 +231,7 @@ def _image_side(size: int | Sequence[int]) -> int:
 
 
 def _family(model: nn.Module) -> str:
-    if isinstance(model, VisionTransformer | VisionTransformerRelPos | Eva | Beit):
+    if isinstance(model, VisionTransformer | VisionTransformerRelPos | NaFlexVit | Eva | Beit):
         return "attention"
     return "gated_conv" if isinstance(model, MambaOut) else "other"
 

@@ -118,7 +118,7 @@ class TokenLayout:
 
 @dataclass
 class Features:
-    """What a backbone says of images after some layer."""
+    """The tokens of images after some layer, by their roles."""
 
     summary: Tensor  # (B, D)
     registers: Tensor  # (B, R, D)

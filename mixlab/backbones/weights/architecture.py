@@ -10,6 +10,7 @@ from mixlab.backbones.isotropic import Isotropic, config_from_json
 from mixlab.backbones.timm_backbone import WEIGHT_SOURCES, TimmBackbone
 from mixlab.backbones.weights.reading import WeightsError
 from mixlab.errors import InputError
+from mixlab.run.codec import differences
 
 METADATA_KEY = "mixlab"
 
@@ -42,22 +43,12 @@ def architecture_in(metadata: Mapping[str, str], path: Path) -> Architecture | N
     return architecture
 
 
-def differences(theirs: Architecture, ours: Architecture) -> list[str]:
+def different_fields(theirs: Architecture, ours: Architecture) -> list[str]:
     """Fields that two architectures set differently; names do not count."""
-    flat_theirs, flat_ours = ({**_flat(a.get("config") or a.get("fields") or {})} for a in (theirs, ours))
-    keys = [*flat_ours, *(key for key in flat_theirs if key not in flat_ours)]
-    return [
-        f"{key} is {flat_theirs.get(key)!r}, expected {flat_ours.get(key)!r}"
-        for key in keys
-        if flat_theirs.get(key) != flat_ours.get(key)
-    ]
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
+    found, expected = (
+        architecture.get("config") or architecture.get("fields") or {} for architecture in (theirs, ours)
+    )
+    return [f"{key} is {one!r}, expected {other!r}" for key, (one, other) in differences(found, expected).items()]
 
 
 def _tuples(value: Any) -> Any:

@@ -12,21 +12,21 @@ from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.isotropic import Isotropic
 from mixlab.backbones.timm_backbone import TimmBackbone
 from mixlab.backbones.tokens import PositionTable, resize_positions
-from mixlab.backbones.weights.architecture import architecture_in, differences
+from mixlab.backbones.weights.architecture import architecture_in, different_fields
 from mixlab.backbones.weights.formats import MIXLAB, recognise, sizes_of, to_our_names
 from mixlab.backbones.weights.reading import StoredWeights, WeightsError, listing, read_weights
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What was found in a file, and what became of it."""
+    """What a file held, and which of it was loaded."""
 
     path: Path
     format: str
     part: str | None  # such as "teacher", where the file holds several things
     num_loaded: int  # tensors of the model that were set
     resized: tuple[str, ...]
-    ignored: tuple[str, ...]  # keys of heads and whatever stands beside the backbone
+    ignored: tuple[str, ...]  # keys of heads and of everything else beside the backbone
     not_finite: tuple[str, ...]  # loaded as they are, with a warning
     differences: tuple[str, ...]  # fields that the file's architecture sets otherwise than the model's
 
@@ -62,7 +62,7 @@ def load_stored(model: Backbone, stored: StoredWeights) -> LoadReport:
     """Load what was already read."""
     architecture = architecture_in(stored.metadata, stored.path)
     candidate = _for_timm(model, stored) if isinstance(model, TimmBackbone) else _for_ours(model, stored)
-    unlike = differences(architecture, model.architecture()) if architecture else []
+    unlike = different_fields(architecture, model.architecture()) if architecture else []
     _check_fit(model, stored, candidate, unlike)
     entries = {key: candidate.entries[key].to(own.dtype) for key, own in model.state_dict().items()}
     not_finite = [key for key, entry in entries.items() if not entry.isfinite().all()]

@@ -1,4 +1,4 @@
-"""From a file to the tensors of one backbone, whatever wrote the file. Nothing in it is ever executed."""
+"""Reads the tensors of one backbone from a file of any known format. Nothing in the file is ever executed."""
 
 import pickletools
 import re
@@ -31,7 +31,7 @@ class StoredWeights:
 
 
 class Inert:
-    """Stands in for the harmless objects beside the weights in training checkpoints; drops whatever it is given."""
+    """Stands in for the harmless objects beside the weights in training checkpoints; ignores its arguments."""
 
     def __init__(self, *_: object) -> None: ...
 
@@ -46,7 +46,7 @@ INERT_GLOBALS = (
     "numpy.dtype",
 )
 USUAL_PARTS = ("state_dict", "model")
-# DistributedDataParallel, torch.compile, and whatever holds a backbone beside a head
+# DistributedDataParallel, torch.compile, and networks of a backbone and a head
 WRAPPERS = re.compile(r"(?:(?:module|_orig_mod|backbone)\.)*")
 
 
