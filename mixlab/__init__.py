@@ -32,11 +32,13 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.data.crops import MultiCrop as MultiCrop
     from mixlab.errors import InputError as InputError
     from mixlab.errors import WorkError as WorkError
+    from mixlab.evaluation.classifier import load_classifier as load_classifier
     from mixlab.evaluation.detection.task import evaluate_detection as evaluate_detection
     from mixlab.evaluation.detection.task import fit_detection as fit_detection
     from mixlab.evaluation.detection.task import plan_detection as plan_detection
     from mixlab.evaluation.knn import evaluate_knn as evaluate_knn
     from mixlab.evaluation.probe.evaluate import evaluate_linear_probe as evaluate_linear_probe
+    from mixlab.evaluation.probe.settings import ProbeSettings as ProbeSettings
     from mixlab.evaluation.robustness import evaluate_robustness as evaluate_robustness
     from mixlab.evaluation.segmentation.task import evaluate_segmentation as evaluate_segmentation
     from mixlab.evaluation.segmentation.task import fit_segmentation as fit_segmentation
@@ -67,9 +69,11 @@ _NAMES = {
     "data.crop_parameters": ["dino_crops"],
     "data.crops": ["MultiCrop"],
     "errors": ["InputError", "WorkError"],
+    "evaluation.classifier": ["load_classifier"],
     "evaluation.detection.task": ["evaluate_detection", "fit_detection", "plan_detection"],
     "evaluation.knn": ["evaluate_knn"],
     "evaluation.probe.evaluate": ["evaluate_linear_probe"],
+    "evaluation.probe.settings": ["ProbeSettings"],
     "evaluation.robustness": ["evaluate_robustness"],
     "evaluation.segmentation.task": ["evaluate_segmentation", "fit_segmentation", "plan_segmentation"],
     "evaluation.shifts": ["evaluate_shifts"],
