@@ -183,9 +183,9 @@ def draws_shapes(data: str) -> bool:
 def starting_point(target: str | Target | Backbone, *, weights: str | None = None) -> StartingPoint:
     """What TARGET names (see `mixlab.evaluation.target`) as the start of a training."""
     if not isinstance(target, str):
-        target = as_target(target)
-        model = ModelConfig(name=target.backbone.name, weights=target.weights)
-        return StartingPoint(model=model, training=target.training, backbone=target.backbone)
+        given = as_target(target)
+        model = ModelConfig(name=given.backbone.name, weights=given.weights)
+        return StartingPoint(model=model, training=given.training, backbone=given.backbone)
     place = Path(target)
     if not place.exists():
         return _named_model(ModelConfig(name=target, weights=weights))
