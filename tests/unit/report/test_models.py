@@ -156,7 +156,7 @@ def two_values(kind: Any) -> tuple[Any, Any]:
     if "bool" in text:
         return True, False
     if "tuple" in text:
-        return (1.0,), (1.0, 2.0)
+        return ((1,), (1, 2)) if "int" in text else ((1.0,), (1.0, 2.0))
     return (1, 2) if "int" in text else (0.25, 0.5) if "float" in text else ("one", "two")
 
 
