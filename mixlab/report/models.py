@@ -250,7 +250,8 @@ def _sizes(rows: list[Row], groups: list[Group], findings: Findings) -> list[Col
     records: dict[Network, Record] = {}
     for group in groups:
         records.setdefault(Network.of(group[0]), findings.record_of[group[0].identity])
-    parameters, macs = {}, {}
+    parameters: dict[Network, Cell] = {}
+    macs: dict[Network, Cell] = {}
     for row in rows:
         number = row.network.num_parameters
         if number:
