@@ -1,5 +1,6 @@
 """A chart, drawn once by matplotlib: as a file with title and legend, or inside a page in the page's own colours."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,6 +22,7 @@ _MOST_COLUMNS = 3  # of panels in a file
 STYLE: dict[Any, Any] = {
     "font.size": 11,
     "text.color": TEXT,
+    "text.parse_math": False,  # a label may hold dollars
     "axes.titlesize": 12,
     "axes.titlelocation": "left",
     "axes.titlecolor": TEXT,
@@ -122,7 +124,7 @@ def plot_line(
     hint(line, label)
     if marks and len(xs) <= 30:
         line.set_marker(style.marker)
-        known = [(x, y) for x, y in zip(xs, ys, strict=True) if y == y]
+        known = [(x, y) for x, y in zip(xs, ys, strict=True) if not math.isnan(y)]
         hint(line, label, *(f"{label}: {y:.3g} at {x:g}" for x, y in known))
 
 

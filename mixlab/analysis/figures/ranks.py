@@ -41,7 +41,7 @@ def rank_by_layer(results: Results, measure: str, styles: Styles) -> Chart:
         ax.set(xlabel="layer", ylabel=f"{measure} rank", ylim=(0, None))
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
 
-    last = (f"{label}: {mean[-1]:.1f} in the last" for label, mean in means.items() if mean[-1] == mean[-1])
+    last = (f"{label}: {mean[-1]:.1f} in the last" for label, mean in means.items() if not np.isnan(mean[-1]))
     return Chart(f"{measure.capitalize()} rank of off-diagonal blocks", "; ".join(last), draw)
 
 
