@@ -14,7 +14,9 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.analysis.binary_auc import binary_auc as binary_auc
     from mixlab.analysis.binary_auc_metric import BinaryAUC as BinaryAUC
     from mixlab.analysis.maps import activation_map as activation_map
+    from mixlab.analysis.maps import activation_maps as activation_maps
     from mixlab.analysis.rank import measure_ranks as measure_ranks
+    from mixlab.analysis.viewed_images import ViewedImages as ViewedImages
     from mixlab.backbones.backbone import Backbone as Backbone
     from mixlab.backbones.preprocess import preprocess as preprocess
     from mixlab.backbones.tokens import Features as Features
@@ -30,11 +32,13 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.data.crops import MultiCrop as MultiCrop
     from mixlab.errors import InputError as InputError
     from mixlab.errors import WorkError as WorkError
+    from mixlab.evaluation.classifier import load_classifier as load_classifier
     from mixlab.evaluation.detection.task import evaluate_detection as evaluate_detection
     from mixlab.evaluation.detection.task import fit_detection as fit_detection
     from mixlab.evaluation.detection.task import plan_detection as plan_detection
     from mixlab.evaluation.knn import evaluate_knn as evaluate_knn
     from mixlab.evaluation.probe.evaluate import evaluate_linear_probe as evaluate_linear_probe
+    from mixlab.evaluation.probe.settings import ProbeSettings as ProbeSettings
     from mixlab.evaluation.robustness import evaluate_robustness as evaluate_robustness
     from mixlab.evaluation.segmentation.task import evaluate_segmentation as evaluate_segmentation
     from mixlab.evaluation.segmentation.task import fit_segmentation as fit_segmentation
@@ -54,8 +58,9 @@ _NAMES = {
     "analysis.auc": ["score_maps"],
     "analysis.binary_auc": ["binary_auc"],
     "analysis.binary_auc_metric": ["BinaryAUC"],
-    "analysis.maps": ["activation_map"],
+    "analysis.maps": ["activation_map", "activation_maps"],
     "analysis.rank": ["measure_ranks"],
+    "analysis.viewed_images": ["ViewedImages"],
     "backbones.backbone": ["Backbone"],
     "backbones.preprocess": ["preprocess"],
     "backbones.tokens": ["Features", "TokenLayout"],
@@ -64,9 +69,11 @@ _NAMES = {
     "data.crop_parameters": ["dino_crops"],
     "data.crops": ["MultiCrop"],
     "errors": ["InputError", "WorkError"],
+    "evaluation.classifier": ["load_classifier"],
     "evaluation.detection.task": ["evaluate_detection", "fit_detection", "plan_detection"],
     "evaluation.knn": ["evaluate_knn"],
     "evaluation.probe.evaluate": ["evaluate_linear_probe"],
+    "evaluation.probe.settings": ["ProbeSettings"],
     "evaluation.robustness": ["evaluate_robustness"],
     "evaluation.segmentation.task": ["evaluate_segmentation", "fit_segmentation", "plan_segmentation"],
     "evaluation.shifts": ["evaluate_shifts"],

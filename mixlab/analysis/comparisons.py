@@ -107,12 +107,14 @@ def preferred_runs(measurements: Iterable[Measurement], *apart: str) -> list[lis
 
 def comparable(a: Measurement, b: Measurement, *apart: str) -> bool:
     """Whether the protocols agree in all but the choices named `apart`. Two architectures may also differ in what
-    follows from them: what features the published probe reads, which head was best, which layer is the last, how
-    tokens make up blocks."""
+    follows from them: what features the published probe reads, how it may pool them (there may be no class token),
+    which head was best, which layer is the last, how tokens make up blocks."""
     chunks = sorted((a["chunk"] or 1, b["chunk"] or 1))
     if Network.of(a).architecture != Network.of(b).architecture and chunks[1] <= 1.1 * chunks[0]:
         same_map = a["map"] == b["map"] or {a["map"], b["map"]} <= set(DEFAULT_MAPS)
+        same_heads = len({str(m["heads"]).partition("strategies")[0] for m in (a, b)}) == 1
         apart = (*apart, *FOLLOWING) if same_map else apart
+        apart = (*apart, "heads") if same_heads else apart
     return a.metric == b.metric and _shared(a, apart) == _shared(b, apart)
 
 

@@ -22,7 +22,8 @@ from mixlab.data.labelled import few
 from mixlab.errors import InputError, check_counts
 from mixlab.evaluation.classifier import load_classifier
 from mixlab.evaluation.machine import PrecisionChoice
-from mixlab.evaluation.robustness import SETS, RobustnessResult, evaluate_robustness, find_sets, join_parts
+from mixlab.evaluation.robustness import RobustnessResult, evaluate_robustness, join_parts
+from mixlab.evaluation.shifted_sets import SETS, find_sets
 from mixlab.evaluation.shifts import evaluate_shifts
 from mixlab.run import provenance
 from mixlab.run.directory import file_name

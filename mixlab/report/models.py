@@ -45,19 +45,8 @@ class Cell:
 class Column:
     title: str
     unit: str  # "%", "count" or none
-    protocol: str
+    protocol: str  # of a column of another protocol: in what it differs from the first
     cells: dict[Network, Cell]
-
-
-@dataclass(frozen=True)
-class OtherProtocol:
-    """A measurement that stands in no column."""
-
-    label: str
-    title: str
-    protocol: str  # in what it differs from the column
-    cell: Cell
-    unit: str
 
 
 @dataclass
@@ -81,7 +70,7 @@ class Table:
     rows: list[Row]
     columns: list[Column]
     robustness: list[Column]
-    others: list[OtherProtocol]
+    others: list[Column]
     notes: list[str]
 
     @property
@@ -91,8 +80,12 @@ class Table:
     def num_seeds(self, row: Row) -> int:
         return max((c.cells[row.network].num_seeds for c in self.columns if row.network in c.cells), default=1)
 
-    def is_robust(self, row: Row) -> bool:
-        return any(row.network in column.cells for column in self.robustness)
+    def rows_of(self, columns: list[Column]) -> list[Row]:
+        """The rows that have a cell in one of these columns; untrained twins after all others."""
+        networks = dict.fromkeys(network for column in columns for network in column.cells)
+        rows = [row for row in self.rows if row.network in networks]
+        twins = set(networks) - {row.network for row in rows}
+        return rows + [Row(network, {}, None) for network in _in_order(twins)]
 
     def labels(self, *, learnt: bool) -> str:
         """The models that learnt something, or those that did not."""
@@ -162,7 +155,7 @@ class _ColumnMaker:
     findings: Findings
     twins: set[Network]  # which have no row of their own
     columns: list[Column] = field(default_factory=list)
-    others: list[OtherProtocol] = field(default_factory=list)
+    others: list[Column] = field(default_factory=list)
 
     def add(self, title: str, unit: str, groups: list[Group]) -> None:
         """The column of one metric, where it was measured; what is of another protocol goes to `others`."""
@@ -172,14 +165,16 @@ class _ColumnMaker:
         lead = _lead(candidates)
         shared = {name: value for name, value in lead.protocol.choices.items() if name not in NOT_SHARED}
         column = Column(title, unit, words(shared), {})
+        others: dict[str, Column] = {}
         for group in sorted(groups, key=lambda group: preference(group[0])):
             network, cell = Network.of(group[0]), _cell(group, self.findings)
             if network not in self.twins and network not in column.cells and _alike(group[0], lead):
                 column.cells[network] = cell
             else:
-                label = f"{network.name}, untrained" if network in self.twins else network.name
-                self.others.append(OtherProtocol(label, title, words(_different(group[0], lead)), cell, unit))
+                protocol = words(_different(group[0], lead)) or "the same"
+                others.setdefault(protocol, Column(title, unit, protocol, {})).cells[network] = cell
         self.columns.append(column)
+        self.others += others.values()
 
 
 def style_rows(table: Table, findings: Findings) -> dict[str, LineStyle]:

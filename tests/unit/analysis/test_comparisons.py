@@ -43,6 +43,19 @@ PROTOCOLS = [  # metric, a protocol, and another that is preferred to it
 ]
 
 
+def test_two_architectures_may_differ_in_how_their_probes_pool_and_in_nothing_else_of_their_heads() -> None:
+    ours = seeds("probe_top1", "attention", [0.5], heads="blocks 1 4, strategies cls mean")
+    assert pairs(
+        over_seeds(ours), over_seeds(seeds("probe_top1", "gated_conv", [0.6], heads="blocks 1 4, strategies mean"))
+    )
+    assert not pairs(
+        over_seeds(ours), over_seeds(seeds("probe_top1", "gated_conv", [0.6], heads="blocks 4, strategies mean"))
+    )
+    assert not pairs(
+        over_seeds(ours), over_seeds(seeds("probe_top1", "attention", [0.6], heads="blocks 1 4, strategies mean"))
+    )
+
+
 @pytest.mark.parametrize(("metric", "other", "first"), PROTOCOLS)
 def test_another_protocol_is_no_further_seed_and_the_preferred_one_is_compared(
     metric: str, other: dict[str, Any], first: dict[str, Any]

@@ -60,21 +60,23 @@ def column(table: Table, title: str) -> dict[str, float]:
 
 
 def others(table: Table) -> set[tuple[str, str, str, float]]:
-    return {(one.label, one.title, one.protocol, one.cell.value) for one in table.others}
+    """Model, measure, what differs, value."""
+    found = ((network, one, cell) for one in table.others for network, cell in one.cells.items())
+    return {(f"{network.name} {network.training}", one.title, one.protocol, cell.value) for network, one, cell in found}
 
 
 def test_a_column_holds_the_protocol_of_most_networks_and_others_say_what_they_changed() -> None:
     few = replace(KNN, label_share=0.1)
     table = table_of(measured("a", 0.5), measured("b", 0.6), measured("a", 0.3, few), measured("c", 0.2, few))
     assert column(table, "kNN") == {"a": 0.5, "b": 0.6}
-    assert others(table) == {("a", "kNN", "10 % of the labels", 0.3), ("c", "kNN", "10 % of the labels", 0.2)}
+    assert others(table) == {("a dino", "kNN", "10 % of the labels", 0.3), ("c dino", "kNN", "10 % of the labels", 0.2)}
 
 
 def test_of_two_protocols_that_as_many_networks_have_the_preferred_one_is_the_column() -> None:
     cached, augmented = (ProbeProtocol(data="shapes", mode=mode) for mode in ("cached", "augmented"))
     table = table_of(*(measured("a", v, p, metric="probe_top1") for v, p in ((0.4, cached), (0.5, augmented))))
     assert column(table, "linear probe") == {"a": 0.5}
-    assert others(table) == {("a", "linear probe", "mode cached", 0.4)}
+    assert others(table) == {("a dino", "linear probe", "mode cached", 0.4)}
 
 
 def test_seeds_are_one_cell_with_students_interval_and_other_trainings_are_other_rows() -> None:
@@ -115,7 +117,7 @@ def test_a_segmentation_run_stands_with_the_training_that_it_was_given() -> None
     )
     assert [row.network.training for row in table.rows] == ["supervised"]
     assert column(table, "mIoU") == {"vit-segment": 0.3}
-    assert others(table) == {("vit-segment", "mIoU", "mode multi", 0.4)}
+    assert others(table) == {("vit-segment supervised", "mIoU", "mode multi", 0.4)}
 
 
 def test_an_untrained_twin_stands_beside_its_network_and_any_other_untrained_network_in_a_row() -> None:
@@ -131,7 +133,8 @@ def test_an_untrained_twin_stands_beside_its_network_and_any_other_untrained_net
     (gain,) = table.rows[1].gains["knn_top1"]
     assert gain == training_gains(found)[0] and gain.difference.value == pytest.approx(0.3)
     assert (table.labels(learnt=True), table.labels(learnt=False)) == ("vit", "")
-    assert others(table) == {("vit, untrained", "kNN", "10 % of the labels", 0.1)}
+    assert others(table) == {("vit untrained", "kNN", "10 % of the labels", 0.1)}
+    assert [row.network.training for row in table.rows_of(table.others)] == ["untrained"]
 
 
 def test_networks_that_share_label_and_seed_are_not_averaged_in_silence() -> None:
