@@ -14,7 +14,7 @@ from rich.text import Text
 from safetensors import SafetensorError
 
 from mixlab.console import console
-from mixlab.errors import InputError, WorkError
+from mixlab.errors import InputError, MissingExtraError, WorkError, naming_extras
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("mixlab.commands.demo", "both papers in miniature on drawn images, and a report"),
@@ -53,13 +53,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(Text.assemble((f"unknown command {name!r}", "red"), f"; mixlab knows {', '.join(COMMANDS)}"))
         return 2
     warnings.formatwarning = plain_warning
-    function: Callable[..., Any] = getattr(import_module(COMMANDS[name][0]), name)
     try:
-        tyro.cli(function, prog=f"mixlab {name}", args=rest)
+        with naming_extras():
+            function: Callable[..., Any] = getattr(import_module(COMMANDS[name][0]), name)
+            tyro.cli(function, prog=f"mixlab {name}", args=rest)
     except KeyboardInterrupt:
         console.print("stopped")
         return 1
-    except (InputError, WorkError, OSError, SafetensorError, torch.OutOfMemoryError) as error:
+    except (InputError, WorkError, MissingExtraError, OSError, SafetensorError, torch.OutOfMemoryError) as error:
         if os.environ.get("MIXLAB_DEBUG") == "1":
             raise
         console.print(Text.assemble(("error:", "red"), f" {error}"))

@@ -1,5 +1,26 @@
 """What the command line prints as one sentence. Every other exception is a bug of ours and keeps its traceback."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+EXTRA_OF = {  # modules that only some commands need: pip install 'mixlab[EXTRA]'
+    "faster_coco_eval": "detect",
+    "fastapi": "app",
+    "jinja2": "report",
+    "markupsafe": "report",
+    "matplotlib": "report",
+    "onnx": "onnx",
+    "onnxruntime": "onnx",
+    "onnxscript": "onnx",
+    "pydantic": "app",
+    "starlette": "app",
+    "submitit": "slurm",
+    "tensorboard": "train",
+    "torchmetrics": "train",
+    "uvicorn": "app",
+    "wandb": "wandb",
+}
+
 
 class InputError(ValueError):
     """What was given cannot work: the message names the value, the rule and a way out."""
@@ -7,6 +28,22 @@ class InputError(ValueError):
 
 class WorkError(RuntimeError):
     """The work had to stop, and not because of a bug: the message says why and what to do."""
+
+
+class MissingExtraError(ImportError):
+    """What is asked for needs a package that is not installed: the message names the extra that brings it."""
+
+
+@contextmanager
+def naming_extras() -> Iterator[None]:
+    """Imports within that fail for want of an extra say which one to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        module = (error.name or "").split(".")[0]
+        if module not in EXTRA_OF:
+            raise
+        raise MissingExtraError(f"this needs {module}; run pip install 'mixlab[{EXTRA_OF[module]}]'") from error
 
 
 def check_counts(**counts: int | None) -> None:

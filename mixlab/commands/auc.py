@@ -5,11 +5,10 @@ from typing import Annotated, Any
 
 import tyro
 
-from mixlab.analysis import figures
 from mixlab.analysis.auc import NUM_SCORED, SCORED_FIT, STUDIES, run_study
 from mixlab.analysis.map_scores import MapScorer
 from mixlab.analysis.viewed_images import ViewedImages
-from mixlab.commands.output import check_json, console, emit, open_run, print_left_out, progress_bar, table
+from mixlab.commands.output import check_json, console, drawing, emit, open_run, print_left_out, progress_bar, table
 from mixlab.data.decode import Fit
 from mixlab.errors import InputError, check_counts
 from mixlab.evaluation.target import load_targets
@@ -75,7 +74,8 @@ def auc(
             result = run_study(name, loaded, scorer, map)
             contents[name] = result.to_json() | {"provenance": provenance(seed=seed, device=where)}
             stored = directory.write(f"auc_{name}", contents[name], result.arrays)
-            _draw(directory, stored, contents[name])
+            with drawing():
+                _draw(directory, stored, contents[name])
             _print(contents[name])
     print_left_out(images)
     console.print(f"results and figures in {directory.path}")
@@ -84,6 +84,8 @@ def auc(
 
 def _draw(directory: RunDirectory, stored: str, content: dict[str, Any]) -> None:
     """Figures are named after the file of their result, so that those of another protocol stay."""
+    from mixlab.analysis import figures
+
     charts = figures.study_charts(content["study"], content["rows"])
     figures.save_charts(charts, directory.figure_path(f"{stored}.svg"))
     if "roc" in content:

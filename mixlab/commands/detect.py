@@ -6,15 +6,13 @@ from typing import Annotated, Any
 
 import tyro
 
-from mixlab.analysis.figures import save_figure
 from mixlab.commands.dense_task import is_first, say_recipe, stoppable, target_and_recipe
-from mixlab.commands.output import check_json, emit, percent, progress_bar, table
+from mixlab.commands.output import check_json, drawing, emit, percent, progress_bar, table
 from mixlab.commands.pretrain import Settings
 from mixlab.console import console
 from mixlab.errors import InputError, check_counts
 from mixlab.evaluation.detection.average_precision import NAMES
 from mixlab.evaluation.detection.detector import HeadKind
-from mixlab.evaluation.detection.pictures import detection_pictures
 from mixlab.evaluation.detection.task import DetectionResult, evaluate_detection, fit_detection, plan_detection
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import write_aside
@@ -94,9 +92,12 @@ def _write(result: DetectionResult, run: Path, device: str | None, json: str | N
     answers = folder.path / f"{name.replace('detection', 'detections', 1)}.json"
     write_aside(answers, lambda file: file.write(json_text.dumps(result.answers.results).encode()))
     if result.examples:
-        images, truths, found = zip(*result.examples, strict=True)
-        figure = detection_pictures(images, truths, found, result.categories)
-        save_figure(figure, folder.figure_path(f"{name}.png"))
+        with drawing():
+            from mixlab.analysis.figures import detection_pictures, save_figure
+
+            images, truths, found = zip(*result.examples, strict=True)
+            figure = detection_pictures(images, truths, found, result.categories)
+            save_figure(figure, folder.figure_path(f"{name}.png"))
     rows = [(kind, *(percent(content[kind][metric]) for metric in NAMES)) for kind in ("boxes", "masks")]
     title = "Cascade Mask R-CNN" if content["head"] == "cascade" else "Mask R-CNN"
     about = f"n = {content['n']} images, {content['num_objects']} objects"

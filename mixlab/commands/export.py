@@ -10,7 +10,7 @@ from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.weights import save_weights
 from mixlab.commands.advise import parse_size
 from mixlab.commands.output import check_json, console, emit
-from mixlab.errors import InputError
+from mixlab.errors import InputError, naming_extras
 from mixlab.evaluation.target import load_target
 
 FileFormat = Literal["safetensors", "onnx"]
@@ -69,10 +69,8 @@ def file_format(out: Path, asked: FileFormat | None) -> FileFormat:
 
 def export_onnx(model: Backbone, path: Path, *, height: int, width: int) -> None:
     """images (B, C, height, width) -> summary (B, D), with a free batch size."""
-    try:
+    with naming_extras():
         import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise InputError("ONNX export needs onnx and onnxscript: install mixlab[onnx]") from error
     images = torch.zeros(2, model.channels, height, width)
     with torch.no_grad():
         model.cpu().eval()(images[:1])  # a size that does not fit is refused here, in a sentence

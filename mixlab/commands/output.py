@@ -14,6 +14,7 @@ from rich.table import Table
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.console import console
 from mixlab.data.masks import unpaired_note
+from mixlab.errors import MissingExtraError, naming_extras
 from mixlab.evaluation.machine import Bar, Machine, no_bar
 from mixlab.evaluation.target import split_target
 from mixlab.run import RunDirectory
@@ -33,6 +34,16 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
     for row in rows:
         view.add_row(*(_cell(value) for value in row))
     console.print(view)
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Figures are made within; without matplotlib results stand alone, and a line says what to install."""
+    try:
+        with naming_extras():
+            yield
+    except MissingExtraError as missing:
+        console.print(f"no figures: {missing}", style="yellow", highlight=False)
 
 
 def check_json(target: str | None) -> None:

@@ -6,12 +6,11 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from mixlab.analysis import figures
 from mixlab.analysis.layer_ranks import RankSettings
 from mixlab.analysis.rank import NUM_RANKED, RankResult, measure_ranks
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.backbones.backbone import chosen_layers
-from mixlab.commands.output import check_json, console, emit, open_run, print_left_out, progress_bar, table
+from mixlab.commands.output import check_json, console, drawing, emit, open_run, print_left_out, progress_bar, table
 from mixlab.data.decode import Fit
 from mixlab.errors import check_counts
 from mixlab.evaluation.target import load_targets
@@ -84,7 +83,9 @@ def rank(
         contents[target.label] = content
     _print(contents)
     print_left_out(images)
-    _draw(directory, found, contents)
+    console.print(f"results in {directory.path}", highlight=False)
+    with drawing():
+        _draw(directory, found, contents)
     return emit({"kind": "rank", "results": contents}, json)
 
 
@@ -117,6 +118,8 @@ def _print(results: dict[str, dict[str, Any]]) -> None:
 
 def _draw(directory: RunDirectory, found: dict[str, RankResult], contents: dict[str, dict[str, Any]]) -> None:
     """Figures are named after the files of their results, so that those of another protocol stay."""
+    from mixlab.analysis import figures
+
     arrays = {result.subject.label: result.arrays for result in found.values()}
     styles = figures.line_styles({result.subject.label: result.subject.family for result in found.values()})
     together = _joined(list(found))
@@ -130,7 +133,7 @@ def _draw(directory: RunDirectory, found: dict[str, RankResult], contents: dict[
         charts[f"{name}_blocks"] = [figures.block_ranks(result.subject.label, result.arrays["blocks"], layer)]
     for name, chart in charts.items():
         figures.save_charts(chart, directory.figure_path(f"{name}.svg"))
-    console.print(f"results and {len(charts)} figures in {directory.path}")
+    console.print(f"{len(charts)} figures in {directory.path / 'figures'}", highlight=False)
 
 
 def _joined(names: list[str]) -> str:

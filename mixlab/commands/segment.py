@@ -5,14 +5,12 @@ from typing import Annotated, Any
 
 import tyro
 
-from mixlab.analysis.figures import save_figure
 from mixlab.commands.dense_task import is_first, say_recipe, stoppable, target_and_recipe
-from mixlab.commands.output import check_json, emit, percent, progress_bar, table
+from mixlab.commands.output import check_json, drawing, emit, percent, progress_bar, table
 from mixlab.commands.pretrain import Settings
 from mixlab.console import console
 from mixlab.errors import InputError, check_counts
 from mixlab.evaluation.segmentation.inference import Mode
-from mixlab.evaluation.segmentation.pictures import prediction_pictures
 from mixlab.evaluation.segmentation.task import (
     SegmentationResult,
     evaluate_segmentation,
@@ -95,8 +93,11 @@ def _write(result: SegmentationResult, run: Path, device: str | None, json: str 
     name = "segmentation" if mode == "single" else f"segmentation_{mode}"
     name = folder.write(name, content, {"confusion": result.scores.matrix})
     if result.examples:
-        pairs, predicted = zip(*result.examples, strict=True)
-        save_figure(prediction_pictures(pairs, predicted, result.classes), folder.figure_path(f"{name}.png"))
+        with drawing():
+            from mixlab.analysis.figures import prediction_pictures, save_figure
+
+            pairs, predicted = zip(*result.examples, strict=True)
+            save_figure(prediction_pictures(pairs, predicted, result.classes), folder.figure_path(f"{name}.png"))
     rows = [
         (entry["name"], percent(entry["iou"]), percent(entry["accuracy"]), entry["pixels"])
         for entry in sorted(content["classes"], key=lambda entry: -entry["pixels"])[:20]

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 from mixlab.errors import InputError
+from mixlab.run import codec
 from mixlab.run.protocols import (
     CHOICES,
     PROTOCOLS,
@@ -190,26 +191,13 @@ class Measurement:
         if missing:
             raise InputError(f"a measurement lacks {', '.join(missing)}; it has {', '.join(sorted(record))}")
         numbers: dict[str, Any] = {key: record.get(key) for key in ("metric", "value", "low", "high", "n", "seed")}
-        subject = _made(Subject, record["subject"])
-        kind = record["protocol"].get("kind") if isinstance(record["protocol"], dict) else record["protocol"]
-        if kind not in PROTOCOLS:
-            raise InputError(f"unknown protocol {kind!r} of {record['metric']}; known are {', '.join(PROTOCOLS)}")
-        given = {key: value for key, value in record["protocol"].items() if key != "kind"}
-        return cls(**numbers, subject=subject, protocol=_made(PROTOCOLS[kind], given))
+        subject = codec.from_json(Subject, record["subject"], where="subject")
+        kinds = {EvaluationProtocol: PROTOCOLS}
+        protocol = codec.from_json(EvaluationProtocol, record["protocol"], kinds=kinds, where="protocol")
+        return cls(**numbers, subject=subject, protocol=protocol)
 
 
 _FACTS = frozenset(item.name for item in fields(Subject))
-
-
-def _made(cls: type[Any], given: Any) -> Any:
-    """A flat dataclass from JSON; lists become tuples."""
-    if not isinstance(given, dict):
-        raise InputError(f"a {cls.__name__} is an object, got {str(given)[:40]}")
-    known = {item.name for item in fields(cls)}
-    unknown = sorted(set(given) - known)
-    if unknown:
-        raise InputError(f"{cls.__name__} has no field {', '.join(unknown)}; it may be from a newer mixlab")
-    return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in given.items()})
 
 
 def once(measurements: Iterable[Measurement]) -> list[Measurement]:

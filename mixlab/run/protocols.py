@@ -5,7 +5,17 @@ evaluator is a new field here; then numbers with and without it stand side by si
 """
 
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from functools import lru_cache
+from typing import Any, ClassVar, get_args, get_type_hints
+
+from mixlab.run import codec
+
+
+@lru_cache
+def _types(protocol: type["EvaluationProtocol"]) -> dict[str, Any]:
+    hints = get_type_hints(protocol)
+    return {item.name: hints[item.name] for item in fields(protocol)}
+
 
 DRAWN = ("label_seed", "head_seed", "twin_seed", "initial_weights", "classifier_weights")
 
@@ -21,9 +31,13 @@ class EvaluationProtocol:
     num_images: int | None = None  # a limit on the images that were scored; None: all
 
     def __post_init__(self) -> None:
-        for name in ("data", "val_data"):
-            if value := getattr(self, name):
-                object.__setattr__(self, name, value.rstrip("/") or "/")  # a slash at the end means nothing
+        for name, hint in _types(type(self)).items():
+            if (value := getattr(self, name)) is None and type(None) in get_args(hint):
+                continue
+            value = codec.check(hint, value, f"{name} of a {type(self).__name__}")
+            if name in ("data", "val_data") and value:
+                value = value.rstrip("/") or "/"  # a slash at the end means nothing
+            object.__setattr__(self, name, value)  # 1 as 1.0 where it is a float: one choice, one identity
 
     @property
     def choices(self) -> dict[str, Any]:

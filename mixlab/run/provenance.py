@@ -11,10 +11,16 @@ from pathlib import Path
 from typing import Any
 
 
+def program_name() -> str:
+    """`mixlab` also where it was started as `python -m mixlab`."""
+    path = Path(sys.argv[0])
+    return path.parent.name if path.name == "__main__.py" else path.name
+
+
 def provenance(*, seed: int | None = None, device: str = "cpu") -> dict[str, Any]:
     """What to store beside a result; names the command as it was typed."""
     return {
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": shlex.join([program_name(), *sys.argv[1:]]),
         "seed": seed,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import timm
 import torch
 
 import mixlab
@@ -237,7 +236,7 @@ def test_branch_features_leave_the_residual_stream_out() -> None:
 def test_every_parameter_gets_a_gradient(name: str) -> None:
     model = small(name).train()
     model(torch.randn(2, 3, 32, 32)).square().sum().backward()
-    silent = [key for key, parameter in model.named_parameters() if parameter.numel() and parameter.grad is None]
+    silent = [key for key, parameter in model.named_parameters() if parameter.grad is None]
     assert not silent
 
 
@@ -314,17 +313,6 @@ def test_fields_of_the_mixer_and_the_layout_can_be_set_by_name() -> None:
 def test_layers_that_do_not_exist_are_refused(choice: int | list[int]) -> None:
     with pytest.raises(ValueError, match="layer"):
         list(small("vit_tiny").features(torch.randn(1, 3, 32, 32), layers=choice))
-
-
-@pytest.mark.parametrize("name", OURS)
-def test_timm_creates_our_models_and_their_feature_maps(name: str) -> None:
-    maps = timm.create_model(name, features_only=True, img_size=32, patch_size=8, dim=64, depth=4)
-    assert maps.feature_info.channels() == [64] * 4
-    assert maps.feature_info.reduction() == [8] * 4
-    assert [tuple(m.shape) for m in maps(torch.randn(1, 3, 32, 48))] == [(1, 64, 4, 6)] * 4
-    classifier = timm.create_model(name, num_classes=5, dim=64, depth=2)
-    assert classifier(torch.randn(2, 3, 64, 64)).shape == (2, 5)
-    assert classifier.get_classifier().out_features == 5
 
 
 def test_decay_spares_vectors_tokens_positions_and_the_scan_s_own_parameters() -> None:

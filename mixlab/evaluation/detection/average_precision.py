@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mixlab.errors import WorkError
+from mixlab.errors import naming_extras
 
 Kind = Literal["boxes", "masks"]
 NAMES = ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")  # in COCO's order
@@ -22,10 +22,8 @@ def average_precision(
     `truth` is an instances file, `results` is what a results file holds. Masks are sorted into small, medium and large
     by their own area, boxes by theirs.
     """
-    try:
+    with naming_extras():
         from faster_coco_eval import COCO, COCOeval_faster
-    except ImportError as error:
-        raise WorkError("average precision needs faster-coco-eval; run pip install faster-coco-eval") from error
     if not truth["images"] or not truth["categories"]:
         return dict.fromkeys(NAMES), {}
     kept = ("image_id", "category_id", "score", "bbox" if kind == "boxes" else "segmentation")

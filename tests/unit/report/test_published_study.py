@@ -35,7 +35,10 @@ def test_its_measured_verdicts_follow_from_its_measurements(runs: Path) -> None:
     checked = 0
     for entry in draw_up(evidence):
         if entry.claim.kind == "measured":
-            assert entry.verdict.status == stored[entry.claim.number]["status"], entry.claim.statement
+            known, verdict = stored[entry.claim.number], entry.verdict
+            assert verdict.status == known["status"], entry.claim.statement
+            for name in ("value", "low", "high"):
+                assert getattr(verdict, name) == pytest.approx(known[name], abs=1e-3), entry.claim.statement
             checked += 1
     assert checked > 10
 

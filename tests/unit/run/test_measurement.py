@@ -28,7 +28,7 @@ def another(cls: type, name: str, value: Any) -> Any:
         return not value
     if int in kinds or float in kinds:
         return (value or 0) + 1
-    return (0.125,)
+    return (1,)
 
 
 @pytest.mark.parametrize("cls", PROTOCOLS.values(), ids=lambda cls: cls.kind)
@@ -117,3 +117,10 @@ def test_flat_records_of_older_runs_become_measurements() -> None:
     }
     with pytest.raises(KeyError, match="strategies"):
         found["strategies"]
+
+
+def test_one_choice_written_in_two_ways_is_one_measurement() -> None:
+    assert measured(KnnProtocol(crop_share=1)).identity == measured(KnnProtocol(crop_share=1.0)).identity
+    assert measured(KnnProtocol(data="photos/")).identity == measured(KnnProtocol(data="photos")).identity
+    with pytest.raises(InputError, match="k of a KnnProtocol is '20'; expected int or None"):
+        KnnProtocol(k="20")  # type: ignore[arg-type]

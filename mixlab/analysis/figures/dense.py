@@ -1,4 +1,4 @@
-"""Detections beside the truth."""
+"""Predictions of dense tasks beside the truth: label maps in colours with names, detections with boxes and masks."""
 
 from __future__ import annotations
 
@@ -9,19 +9,62 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import hsv_to_rgb
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Patch, Rectangle
 from numpy.typing import NDArray
 from torch import Tensor
 
 from mixlab.data.coco import decode_segmentation
+from mixlab.data.mask_values import IGNORE, voc_palette
+from mixlab.data.masks import MaskedImage
 
+_LABEL_CELL = 1.8  # inches a picture
+_NOT_COUNTED = (255, 255, 255)
+_MOST_NAMES = 24
 MIN_SCORE = 0.5  # of what is shown
-_CELL = 2.2  # inches a picture
+_OBJECT_CELL = 2.2  # inches a picture
 _PAIRS = 2  # in a row
-_LABEL = 0.06  # of the height: boxes that begin higher have their label inside
+_INSIDE = 0.06  # of the height: boxes that begin higher have their label inside
 _FILM = 0.45
 
 Entries = list[dict[str, Any]]  # COCO's annotations or results
+
+
+def prediction_pictures(pairs: Sequence[MaskedImage], predicted: Sequence[Tensor], classes: tuple[str, ...]) -> Figure:
+    """Rows of image, truth and prediction uint8 (H, W); below them the classes that appear, most pixels first."""
+    figure = Figure(figsize=(3 * _LABEL_CELL, _LABEL_CELL * len(pairs) + 0.9), layout="constrained")
+    axes = figure.subplots(len(pairs), 3, squeeze=False)
+    counts = np.zeros(256, dtype=np.int64)
+    for row, (pair, classes_found) in enumerate(zip(pairs, predicted, strict=True)):
+        truth, found = pair.mask.numpy(), classes_found.cpu().numpy()
+        counts += np.bincount(truth.ravel(), minlength=256) + np.bincount(found.ravel(), minlength=256)
+        pictures = {
+            "image": pair.image.permute(1, 2, 0).numpy(),
+            "truth": coloured(truth),
+            "prediction": coloured(found),
+        }
+        for ax, (title, picture) in zip(axes[row], pictures.items(), strict=True):
+            ax.imshow(picture, interpolation="nearest")
+            ax.set_axis_off()
+            if row == 0:
+                ax.set_title(title, fontsize=9)
+    counts[IGNORE] = 0
+    seen = [number for number in np.argsort(-counts)[:_MOST_NAMES].tolist() if counts[number]]
+    colours = _colours()
+    patches = [Patch(facecolor=colours[number] / 255, label=classes[number][:24]) for number in seen]
+    figure.legend(handles=patches, loc="outside lower center", ncols=4, fontsize=7, frameon=False)
+    return figure
+
+
+def coloured(mask: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Class numbers (H, W) as colours (H, W, 3); what is not counted is white."""
+    return _colours()[mask]
+
+
+def _colours() -> NDArray[np.uint8]:
+    """PASCAL VOC's palette: no two classes look alike."""
+    palette = voc_palette()
+    palette[IGNORE] = _NOT_COUNTED
+    return palette
 
 
 def detection_pictures(
@@ -29,7 +72,7 @@ def detection_pictures(
 ) -> Figure:
     """Pairs of truth and detections for images uint8 (3, H, W); `names` of COCO's categories."""
     rows = -(-len(images) // _PAIRS)
-    figure = Figure(figsize=(2 * _PAIRS * _CELL, _CELL * rows + 0.3), layout="constrained")
+    figure = Figure(figsize=(2 * _PAIRS * _OBJECT_CELL, _OBJECT_CELL * rows + 0.3), layout="constrained")
     axes = figure.subplots(rows, 2 * _PAIRS, squeeze=False)
     for ax in axes.flat:
         ax.set_axis_off()
@@ -63,7 +106,7 @@ def draw_objects(ax: Axes, image: NDArray[np.uint8], entries: Entries, names: di
             f"{names[entry['category_id']]}{score}",
             fontsize=5.5,
             color="white",
-            verticalalignment="bottom" if top > _LABEL * height else "top",
+            verticalalignment="bottom" if top > _INSIDE * height else "top",
             clip_on=True,
             bbox={"facecolor": colour * 0.6, "edgecolor": "none", "pad": 0.6, "alpha": 0.85},
         )
