@@ -10,7 +10,7 @@ import tyro
 import uvicorn
 
 from mixlab.app import create_app
-from mixlab.app.building import DATA, build_laboratory
+from mixlab.app.laboratory import DATA, build_laboratory
 from mixlab.commands.output import console, emit
 from mixlab.errors import InputError
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -48,7 +49,10 @@ def cache_folder() -> Path:
     """Where indexes are kept: $MIXLAB_CACHE, or mixlab/ in $XDG_CACHE_HOME or ~/.cache."""
     if chosen := os.environ.get("MIXLAB_CACHE"):
         return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "mixlab"  # noqa: PTH111 - never fails
+    if chosen := os.environ.get("XDG_CACHE_HOME"):
+        return Path(chosen) / "mixlab"
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - stays "~" for users without a home, as in containers
+    return home / ".cache" / "mixlab" if home.is_absolute() else Path(tempfile.gettempdir()) / f"mixlab-{os.getuid()}"
 
 
 def index_file(kind: str, indexed: Path, cache: str | Path | None) -> Path:

@@ -232,16 +232,16 @@ def _cell(group: Group, findings: Findings) -> Cell:
 
 
 def _averaged_networks(measurements: Iterable[Measurement]) -> list[str]:
-    """A sentence for each value of one seed that is the mean of networks with different weights."""
+    """A sentence for each label and seed under which networks with different weights were measured alike."""
     weights: dict[Any, set[str | None]] = {}
     for m in measurements:
-        key = (m.metric, Network.of(m), m.seed, words(m.protocol.choices))
+        key = (Network.of(m), m.seed, m.metric, words(m.protocol.choices))
         weights.setdefault(key, set()).add(m.subject.weights)
+    most = {key[:2]: len(found) for key, found in weights.items() if len(found) > 1}
     return [
-        f"{network.name}: {metric} of seed {seed} is the mean of {len(found)} networks with one label and different "
-        "weights; give the runs labels of their own to see each."
-        for (metric, network, seed, _), found in weights.items()
-        if len(found) > 1
+        f"{network.name}, seed {seed}: {count} networks with different weights have this label, and cells show their "
+        "mean; give the runs labels of their own to see each."
+        for (network, seed), count in most.items()
     ]
 
 
@@ -250,7 +250,8 @@ def _sizes(rows: list[Row], groups: list[Group], findings: Findings) -> list[Col
     records: dict[Network, Record] = {}
     for group in groups:
         records.setdefault(Network.of(group[0]), findings.record_of[group[0].identity])
-    parameters, macs = {}, {}
+    parameters: dict[Network, Cell] = {}
+    macs: dict[Network, Cell] = {}
     for row in rows:
         number = row.network.num_parameters
         if number:

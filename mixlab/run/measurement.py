@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from mixlab.errors import InputError
 from mixlab.run import codec
@@ -87,19 +87,6 @@ METRICS = {
 }
 
 
-class Estimated(Protocol):
-    """A value with its interval over n images."""
-
-    @property
-    def value(self) -> float: ...
-    @property
-    def low(self) -> float | None: ...
-    @property
-    def high(self) -> float | None: ...
-    @property
-    def n(self) -> int: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class Subject:
     """The network that was measured."""
@@ -159,9 +146,9 @@ class Measurement:
 
     @classmethod
     def of(
-        cls, metric: str, estimate: "Estimated", *, subject: Subject, protocol: EvaluationProtocol, seed: int | None
+        cls, metric: str, estimate: Any, *, subject: Subject, protocol: EvaluationProtocol, seed: int | None
     ) -> "Measurement":
-        """From a value with its interval, as `mixlab.statistics` makes them."""
+        """From an estimate of `mixlab.statistics`: value, low, high and n."""
         ends = {} if None in (estimate.low, estimate.high) else {"low": estimate.low, "high": estimate.high}
         return cls(
             metric=metric, value=estimate.value, n=estimate.n, subject=subject, protocol=protocol, seed=seed, **ends

@@ -1,31 +1,28 @@
 """A chart, drawn once by matplotlib: as a file with title and legend, or inside a page in the page's own colours."""
 
-import base64
-import io
-import re
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import matplotlib as mpl
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import AutoLocator, FixedLocator, FuncFormatter, MaxNLocator, NullLocator
-from PIL import Image
 
-from mixlab.analysis.figures.line_styles import PALETTE, LineStyle
+from mixlab.analysis.figures.line_styles import LineStyle
+from mixlab.analysis.figures.page_svg import LINE, SOFT, TEXT, hint, inline_svg, remove_hints
 
-TEXT, SOFT, LINE, GROUND = "#1b1f24", "#57606a", "#d0d7de", "#ffffff"
 INK = "#fefefe"  # on pictures: white whatever the theme
 UNIT = 72  # of a page's chart, an inch
 _MOST_COLUMNS = 3  # of panels in a file
 STYLE: dict[Any, Any] = {
     "font.size": 11,
     "text.color": TEXT,
+    "text.parse_math": False,  # a label may hold dollars
     "axes.titlesize": 12,
     "axes.titlelocation": "left",
     "axes.titlecolor": TEXT,
@@ -52,9 +49,6 @@ STYLE: dict[Any, Any] = {
     "image.cmap": "viridis",
     "svg.hashsalt": "mixlab",  # the same figure gives the same file
 }
-_VARIABLES = {colour: f"--c{number}" for number, colour in enumerate(PALETTE)}
-_VARIABLES |= {TEXT: "--text", SOFT: "--soft", LINE: "--line", GROUND: "--ground"}
-_HINT, _NEXT_HINT = "hint:", " ¦ "
 
 
 @dataclass(frozen=True)
@@ -82,8 +76,7 @@ def save_figure(figure: Figure, path: Path) -> Path:
     """Write a figure; no date goes into the file, and text becomes outlines, readable without any font."""
     metadata = {"Date": None} if path.suffix == ".svg" else None
     with mpl.rc_context(STYLE):
-        for artist in figure.findobj(lambda part: (part.get_gid() or "").startswith(_HINT)):
-            artist.set_gid(None)
+        remove_hints(figure)
         figure.savefig(path, metadata=metadata, dpi=150, bbox_inches="tight")
     return path
 
@@ -123,11 +116,6 @@ def _add_legend(figure: Figure, panels: Sequence[Axes], *, most_columns: int) ->
         figure.legend([*found.values()], [*found], loc="outside lower center", ncols=columns)
 
 
-def hint(artist: Artist, *texts: str) -> None:
-    """What the page says under the pointer: one text for the whole artist, or one for each of its marks."""
-    artist.set_gid(_HINT + _NEXT_HINT.join(texts))
-
-
 def plot_line(
     ax: Axes, xs: Sequence[float], ys: Sequence[float], style: LineStyle, label: str, *, marks: bool = True
 ) -> None:
@@ -136,7 +124,7 @@ def plot_line(
     hint(line, label)
     if marks and len(xs) <= 30:
         line.set_marker(style.marker)
-        known = [(x, y) for x, y in zip(xs, ys, strict=True) if y == y]
+        known = [(x, y) for x, y in zip(xs, ys, strict=True) if not math.isnan(y)]
         hint(line, label, *(f"{label}: {y:.3g} at {x:g}" for x, y in known))
 
 
@@ -170,89 +158,3 @@ def legend_key(style: LineStyle) -> str:
         ax.plot([1, 17, 33], [6, 6, 6], color=style.colour, linestyle=style.dashes, clip_on=False)
         ax.plot([17], [6], color=style.colour, marker=style.marker, clip_on=False)
     return inline_svg(figure, "")
-
-
-def inline_svg(figure: Figure, about: str) -> str:
-    """A figure as an element of a page: without ids, clip paths or fonts of its own."""
-    written = io.StringIO()
-    with mpl.rc_context(STYLE | {"svg.fonttype": "none", "savefig.transparent": True}):
-        figure.savefig(written, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    root = ElementTree.fromstring(re.sub(r'\sxmlns(:\w+)?="[^"]*"|xlink:', "", written.getvalue()))
-    marks = {part.get("id"): part for part in root.iter("path") if part.get("id")}
-    known = {"class": "chart", "role": "img", "aria-label": about} if about else {"class": "key", "aria-hidden": "true"}
-    page = ElementTree.Element("svg", {"viewBox": root.get("viewBox", "")} | known)
-    _copy_parts(root, page, marks)
-    return ElementTree.tostring(page, encoding="unicode")
-
-
-def _copy_parts(source: ElementTree.Element, target: ElementTree.Element, marks: Mapping[Any, Any]) -> None:
-    """Drawn elements alone, groups opened unless they move or hint at something."""
-    for part in source:
-        if part.tag in ("g", "a"):
-            _copy_group(part, target, marks)
-        elif part.tag == "use":
-            mark = marks[(part.get("href") or "").removeprefix("#")]
-            place = {"d": mark.get("d"), "transform": f"translate({part.get('x')} {part.get('y')})"}
-            copied = _add(target, "path", place | {"style": part.get("style") or mark.get("style")})
-            copied.extend(child for child in part if child.tag == "title")
-        elif part.tag in ("path", "text", "image") and _plain_style(part.get("style")) != "fill: none":
-            copied = _add(target, part.tag, part.attrib)
-            copied.text = part.text
-            copied.extend(child for child in part if child.tag in ("title", "tspan"))
-
-
-def _copy_group(group: ElementTree.Element, target: ElementTree.Element, marks: Mapping[Any, Any]) -> None:
-    name, place = group.get("id", ""), group.get("transform")
-    if name.startswith(_HINT):
-        texts = name.removeprefix(_HINT).split(_NEXT_HINT)
-        uses = [*group.iter("use")]
-        if len(uses) == len(texts) - 1:
-            for use, text in zip(uses, texts[1:], strict=True):
-                ElementTree.SubElement(use, "title").text = text
-        drawn = next(iter(group.iter("path")), None)
-        for shape in [shape for shape in group if shape.tag in ("path", "image")] or [drawn]:
-            if shape is not None:
-                ElementTree.SubElement(shape, "title").text = texts[0]
-    if place is not None:
-        target = ElementTree.SubElement(target, "g", {"transform": place})
-    _copy_parts(group, target, marks)
-
-
-def _add(target: ElementTree.Element, tag: str, attributes: Mapping[str, str | None]) -> ElementTree.Element:
-    kept = {key: value for key, value in attributes.items() if value is not None and key not in ("id", "clip-path")}
-    if "style" in kept:
-        kept["style"] = _plain_style(kept["style"])
-    if kept.get("transform", "").startswith("rotate(-0 "):
-        del kept["transform"]
-    if tag == "image":
-        kept["href"] = _in_few_bytes(kept["href"])
-    for key in ("d", "transform", "x", "y"):
-        if key in kept and tag != "image":
-            kept[key] = re.sub(r"-?\d+\.\d+", lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), kept[key])
-    if "d" in kept:
-        kept["d"] = re.sub(r"\s+", " ", kept["d"]).strip()
-    return ElementTree.SubElement(target, tag, kept)
-
-
-def _in_few_bytes(source: str) -> str:
-    """A picture in the colours of a map, 256 at most, with one byte per pixel."""
-    start, _, code = source.partition(",")
-    with Image.open(io.BytesIO(base64.b64decode(code))) as picture:
-        small = io.BytesIO()
-        picture.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
-    return f"{start},{base64.b64encode(small.getvalue()).decode()}"
-
-
-def _plain_style(style: str | None) -> str:
-    """The page's font and colours instead of the figure's own."""
-    parts = [part.strip() for part in (style or "").split(";")]
-    kept = [
-        part
-        for part in parts
-        if part and not part.startswith(("font-family", "font:", "stroke-linecap", "image-rendering"))
-    ]
-    size = re.search(r"font:[^;]*?([\d.]+)px", style or "")
-    text = "; ".join([*kept, *([f"font-size: {size[1]}px"] if size else [])])
-    for colour, variable in _VARIABLES.items():
-        text = text.replace(colour, f"var({variable})")
-    return text

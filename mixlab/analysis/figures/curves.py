@@ -56,7 +56,8 @@ def cost_by_pixels(rows: Sequence[Mapping[str, Any]], styles: Styles) -> list[Ch
             for model in models:
                 found = [(row["px"], value(row)) for row in rows if row["model"] == model and value(row) is not None]
                 if found:
-                    plot_line(ax, *zip(*found, strict=True), styles.get(model, OTHER), model)
+                    sizes, values = zip(*found, strict=True)
+                    plot_line(ax, sizes, values, styles.get(model, OTHER), model)
             if not ax.lines:
                 ax.text(0.5, 0.5, "measured on a GPU alone", ha="center", transform=ax.transAxes)
             ax.set_xscale("log", base=2)

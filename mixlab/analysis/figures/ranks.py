@@ -9,8 +9,9 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from mixlab.analysis.figures.chart import INK, SOFT, Chart, hint, log_axis, plot_line
+from mixlab.analysis.figures.chart import INK, Chart, log_axis, plot_line
 from mixlab.analysis.figures.line_styles import OTHER, Styles
+from mixlab.analysis.figures.page_svg import SOFT, hint
 from mixlab.analysis.rank import block_grid
 from mixlab.errors import InputError
 
@@ -40,7 +41,7 @@ def rank_by_layer(results: Results, measure: str, styles: Styles) -> Chart:
         ax.set(xlabel="layer", ylabel=f"{measure} rank", ylim=(0, None))
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
 
-    last = (f"{label}: {mean[-1]:.1f} in the last" for label, mean in means.items() if mean[-1] == mean[-1])
+    last = (f"{label}: {mean[-1]:.1f} in the last" for label, mean in means.items() if not np.isnan(mean[-1]))
     return Chart(f"{measure.capitalize()} rank of off-diagonal blocks", "; ".join(last), draw)
 
 

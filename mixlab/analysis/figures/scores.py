@@ -11,8 +11,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from mixlab.analysis.figures.chart import GROUND, LINE, SOFT, TEXT, Chart, hint, plot_line
+from mixlab.analysis.figures.chart import Chart, plot_line
 from mixlab.analysis.figures.line_styles import OTHER, PALETTE, Styles, line_styles
+from mixlab.analysis.figures.page_svg import GROUND, LINE, SOFT, TEXT, hint
 
 Row = Mapping[str, Any]
 ABOVE, BELOW = PALETTE[4], PALETTE[3]  # chance
@@ -84,8 +85,8 @@ def scores_along(rows: Sequence[Row], along: str, styles: Styles | None = None) 
         for label in dict.fromkeys(row["label"] for row in known):
             own = [row for row in known if row["label"] == label]
             places, style = [row[along] or 0 for row in own], styles.get(label, OTHER)
-            ends = ([_end(row["raw_auc"], name) for row in own] for name in ("low", "high"))
-            ax.fill_between(places, *ends, color=style.colour, alpha=0.14, linewidth=0)
+            low, high = ([_end(row["raw_auc"], name) for row in own] for name in ("low", "high"))
+            ax.fill_between(places, low, high, color=style.colour, alpha=0.14, linewidth=0)
             plot_line(ax, places, [row["raw_auc"]["mean"] for row in own], style, label)
         ax.axhline(0.5, color=SOFT, linewidth=1)
         ax.set(xlabel=AXIS[along][1], ylabel="mean AUC (raw)")

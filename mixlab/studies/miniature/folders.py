@@ -1,20 +1,97 @@
-"""Folders that a study makes from other folders: a held-out part, and masks as label maps. Images are linked."""
+"""Folders that a study makes from others: small copies of large photographs, a held-out part, masks as label maps."""
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from mixlab.data.decode import to_pil
+from mixlab.console import console
+from mixlab.data.decode import decode, open_image, to_pil
 from mixlab.data.images import ImageFolder, parse_source
 from mixlab.data.mask_formats import parse_masks
-from mixlab.data.source import HELD_OUT, SPLITS, split
-from mixlab.data.unreadable import SkippedImages
+from mixlab.data.source import HELD_OUT, SPLITS, evenly_spaced, split
+from mixlab.data.unreadable import SkippedImages, UnreadableImage
 from mixlab.errors import InputError
 from mixlab.run.directory import write_json
 
 HELD_OUT_MASKS = 4
 SHORT_SIDE = 256  # px of what segmentation reads
+COPY_SIDE = 128  # px of copies: views are cut from 112
+SMALL = 160  # px: images up to this are read as they are
+MOST = {"train": 20_000, "val": 5_000}
+SAMPLED = 50  # headers that are looked at
+QUALITY = 95
+Images = list[tuple[Path, str]]  # each with its path within its part
+
+
+def prepare(data: Path, out: Path, *, workers: int) -> str:
+    """The folder itself where it is split, or has no classes, and is small already; else a copy in OUT, made once."""
+    train, val = (parse_source(str(data), split=part) for part in ("train", "val"))
+    assert isinstance(train, ImageFolder) and isinstance(val, ImageFolder)  # a folder was given
+    as_it_is = train.root != val.root or not train.classes
+    if train.root != val.root:
+        parts = {"train": _images(train, train.paths), "val": _images(val, val.paths)}
+    elif train.classes:
+        parts = {part: _images(train, paths) for part, paths in held_out(train).items()}
+    else:
+        parts = {"train": _images(train, train.paths)}
+    if as_it_is and all(_is_small(images, MOST[part]) for part, images in parts.items()):
+        return str(data)
+    if not (out / "split.json").is_file():
+        chosen = {part: _evenly(images, MOST[part]) for part, images in parts.items()}
+        numbers = {part: len(images) for part, images in chosen.items()}
+        counts = ", ".join(f"{number:,} for {part}" for part, number in numbers.items())
+        console.print(f"{data}: {counts} in {out}, large ones at {COPY_SIDE} px", highlight=False)
+        if not as_it_is:
+            console.print(f"{data} has no val/: every fifth image of a class is held out", style="yellow")
+        pairs = [(file, out / part / path) for part, images in chosen.items() for file, path in images]
+        with ThreadPoolExecutor(workers) as pool:  # decoding lets other threads run
+            list(pool.map(lambda pair: _copy(*pair), pairs))
+        write_json(out / "split.json", {"data": str(data), "short_side": COPY_SIDE, **numbers})
+    return str(out)
+
+
+def _images(source: ImageFolder, paths: Sequence[str]) -> Images:
+    return [(source.root / path, path) for path in paths]
+
+
+def _is_small(images: Images, most: int) -> bool:
+    return len(images) <= most and all(_short_side(file) <= SMALL for file, _ in _evenly(images, SAMPLED))
+
+
+def _evenly(images: Images, most: int) -> Images:
+    """At most so many, spread over the sorted paths and so over classes."""
+    return [images[index] for index in evenly_spaced(len(images), most)]
+
+
+def _copy(file: Path, place: Path) -> None:
+    """A small copy, or a link to what is small or cannot be read: whoever reads it says so."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        image = decode(file, draft=COPY_SIDE) if _short_side(file) > SMALL else None
+    except UnreadableImage:
+        image = None
+    if image is not None and place.suffix.lower() not in (".jpg", ".jpeg"):
+        place = place.with_name(f"{place.name}.jpg")
+    aside = place.with_name(f".{file.name}.partial")  # PLACE may be a link to a photograph: never written through
+    aside.unlink(missing_ok=True)
+    if image is None:
+        aside.symlink_to(file.resolve())
+    else:
+        scale = COPY_SIDE / min(image.size)
+        size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+        image.resize(size, Image.Resampling.BICUBIC).save(aside, format="JPEG", quality=QUALITY, subsampling=0)
+    aside.replace(place)
+
+
+def _short_side(file: Path) -> int:
+    """From the header alone; 0 where it cannot be read."""
+    try:
+        return min(open_image(file, name=str(file)).size)
+    except UnreadableImage:
+        return 0
 
 
 def hold_out(data: str, out: str) -> None:

@@ -21,7 +21,7 @@ from mixlab.report import write_report
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import read_json, write_json
 from mixlab.run.lock import RunLock
-from mixlab.studies.miniature.copies import prepare
+from mixlab.studies.miniature.folders import prepare
 from mixlab.studies.miniature.parts import PARTS, Part
 from mixlab.studies.miniature.plan import FAMILIES, QUICK, Effort, Family, Setting
 from mixlab.studies.miniature.sharing import shared_gpu

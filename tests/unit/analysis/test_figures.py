@@ -57,7 +57,7 @@ def test_the_same_rows_are_the_same_file_and_text_in_it_needs_no_font(study: str
 
 
 def test_a_chart_in_a_page_has_text_hints_the_page_s_colours_and_no_ids() -> None:
-    label = '<b>"a"</b>'
+    label = '<b>"$a$"</b>'
     (chart,) = study_charts("layer", [row(label, "attention", 0.5, layer=0), row(label, "attention", 0.75, layer=1)])
     svg = chart.svg()
     root = ElementTree.fromstring(svg)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from mixlab.app.building import build_laboratory
+from mixlab.app.laboratory import build_laboratory
 from mixlab.app.pictures import read_samples
 from mixlab.backbones.weights import save_weights
 from mixlab.backbones.zoo import create_model

@@ -153,6 +153,9 @@ def test_the_cache_is_where_the_user_says_and_need_not_be_writable(photos, tmp_p
     assert cache_folder() == tmp_path / ".cache" / "mixlab"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert cache_folder() == tmp_path / "xdg" / "mixlab"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # a user without a home
+    assert cache_folder().is_absolute() and "~" not in str(cache_folder())
     (tmp_path / "a file").write_text("in the way")
     for where in (tmp_path / "a file", tmp_path / "a file" / "below"):
         monkeypatch.setenv("MIXLAB_CACHE", str(where))

@@ -145,19 +145,18 @@ def test_networks_that_share_label_and_seed_are_not_averaged_in_silence() -> Non
     table = table_of(one, two)
     assert column(table, "kNN") == {"vit": pytest.approx(0.5)}
     assert table.notes == [
-        "vit: knn_top1 of seed 0 is the mean of 2 networks with one label and different weights; give the runs labels "
-        "of their own to see each."
+        "vit, seed 0: 2 networks with different weights have this label, and cells show their mean; give the runs "
+        "labels of their own to see each."
     ]
 
 
 def two_values(kind: Any) -> tuple[Any, Any]:
     """For a field of a protocol, by its type."""
     text = str(kind)
-    if "bool" in text:
-        return True, False
-    if "tuple" in text:
-        return (1.0,), (1.0, 2.0)
-    return (1, 2) if "int" in text else (0.25, 0.5) if "float" in text else ("one", "two")
+    one, two = (
+        (True, False) if "bool" in text else (1, 2) if "int" in text else (0.25, 0.5) if "float" in text else "ab"
+    )
+    return ((one,), (one, two)) if "tuple" in text else (one, two)
 
 
 @pytest.mark.parametrize("kind", PROTOCOLS)

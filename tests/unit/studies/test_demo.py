@@ -131,7 +131,7 @@ def test_results_name_the_command_that_anyone_could_type(killed: Killed) -> None
     assert command.startswith("mixlab knn ") and "--data shapes:n=64" in command
     assert results["cost"]["macs"] > 1e6 and results["cost"]["num_parameters"] > 1e5
     untrained = RunDirectory.open(killed.folder / "vit" / "untrained").results()
-    assert {result["measurements"][0]["training"] for result in untrained.values()} == {"untrained"}
+    assert {result["measurements"][0]["subject"]["training"] for result in untrained.values()} == {"untrained"}
     matrices = RunDirectory.open(killed.folder).results()["matrices"]
     assert all(model["run_and_look_differ_by"] < 1e-5 for model in matrices["models"])
 
