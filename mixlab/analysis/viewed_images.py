@@ -13,7 +13,7 @@ from mixlab.data.masks import MaskedImage
 from mixlab.data.source import Source
 from mixlab.data.unreadable import SkippedImages, UnreadableImage
 from mixlab.errors import InputError
-from mixlab.evaluation.views import CentreView
+from mixlab.evaluation.machine import CentreView
 
 _CACHE_BYTES = 2**30  # sets below this stay in memory between networks
 

@@ -15,8 +15,8 @@ from mixlab.bench.knn import synchronise
 from mixlab.data.loader import Batch
 from mixlab.evaluation.features import STRATEGIES, FeaturePlan, FeatureTable, HeadInput, head_inputs
 from mixlab.evaluation.machine import run_precision
+from mixlab.evaluation.probe.evaluate import LRS, WEIGHT_DECAYS
 from mixlab.evaluation.probe.heads import HeadGrid, new_head
-from mixlab.evaluation.probe.settings import LRS, WEIGHT_DECAYS
 from mixlab.evaluation.probe.training import CachedStream, ProbeCrops
 from mixlab.training.distributed import World
 from mixlab.training.precision import matrix_products
