@@ -15,8 +15,7 @@ import torch
 
 from mixlab.bench.dense_scaling import REFERENCE, Row, crossings
 from mixlab.bench.gpu_time import wall_ms
-from mixlab.data.label_map_batches import CropBatch
-from mixlab.data.object_batches import ObjectBatch
+from mixlab.data.dense_batches import CropBatch, ObjectBatch
 from mixlab.evaluation.detection.recipes import detect, detect_64
 from mixlab.evaluation.segmentation.recipes import segment, segment_64
 from mixlab.training.config import ModelConfig, TrainConfig

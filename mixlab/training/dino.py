@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone
-from mixlab.data.crop_parameters import dino_crops
-from mixlab.data.crops import MultiCrop
+from mixlab.data.crops import MultiCrop, dino_crops
 from mixlab.data.loader import Batch
 from mixlab.training.collapse import CollapseWatch, describe
 from mixlab.training.config import MethodConfig, check_numbers

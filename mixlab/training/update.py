@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from mixlab.data.batch_loader import AnyBatch
+from mixlab.data.loader import AnyBatch
 from mixlab.training.captured import CapturedPass, can_capture, run_pass
 from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World

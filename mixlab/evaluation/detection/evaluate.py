@@ -8,8 +8,8 @@ from typing import Any, get_args
 
 import torch
 
-from mixlab.data.batch_loader import BatchLoader
-from mixlab.data.object_batches import ObjectReader, Resizing
+from mixlab.data.dense_batches import ObjectReader, Resizing
+from mixlab.data.loader import BatchLoader
 from mixlab.data.objects import ObjectSource, instances_file
 from mixlab.data.sample_order import SampleOrder
 from mixlab.data.source import Subset

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from mixlab.data.batch_loader import BatchLoader
-from mixlab.data.label_map_batches import WholeReader
+from mixlab.data.dense_batches import WholeReader
+from mixlab.data.loader import BatchLoader
 from mixlab.data.masks import MaskedImage, MaskSource
 from mixlab.data.sample_order import SampleOrder
 from mixlab.evaluation.segmentation.inference import Predictor

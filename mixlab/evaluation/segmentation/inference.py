@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mixlab.backbones.backbone import Backbone
-from mixlab.data.label_map_batches import fitted_size
+from mixlab.data.dense_batches import fitted_size
 from mixlab.evaluation.segmentation.upernet import UperNet, resize
 from mixlab.training.precision import Precise
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mixlab.data.mask_values import IGNORE
+from mixlab.data.masks import IGNORE
 from mixlab.errors import InputError
 from mixlab.statistics import bootstrap_groups
 from mixlab.training.distributed import from_all
