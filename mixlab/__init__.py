@@ -37,8 +37,8 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.evaluation.detection.task import fit_detection as fit_detection
     from mixlab.evaluation.detection.task import plan_detection as plan_detection
     from mixlab.evaluation.knn import evaluate_knn as evaluate_knn
+    from mixlab.evaluation.probe.evaluate import ProbeSettings as ProbeSettings
     from mixlab.evaluation.probe.evaluate import evaluate_linear_probe as evaluate_linear_probe
-    from mixlab.evaluation.probe.settings import ProbeSettings as ProbeSettings
     from mixlab.evaluation.robustness import evaluate_robustness as evaluate_robustness
     from mixlab.evaluation.segmentation.task import evaluate_segmentation as evaluate_segmentation
     from mixlab.evaluation.segmentation.task import fit_segmentation as fit_segmentation
@@ -71,8 +71,7 @@ _NAMES = {
     "evaluation.classifier": ["load_classifier"],
     "evaluation.detection.task": ["evaluate_detection", "fit_detection", "plan_detection"],
     "evaluation.knn": ["evaluate_knn"],
-    "evaluation.probe.evaluate": ["evaluate_linear_probe"],
-    "evaluation.probe.settings": ["ProbeSettings"],
+    "evaluation.probe.evaluate": ["ProbeSettings", "evaluate_linear_probe"],
     "evaluation.robustness": ["evaluate_robustness"],
     "evaluation.segmentation.task": ["evaluate_segmentation", "fit_segmentation", "plan_segmentation"],
     "evaluation.shifts": ["evaluate_shifts"],

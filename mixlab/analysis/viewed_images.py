@@ -12,7 +12,7 @@ from mixlab.data.mask_formats import parse_images_or_masks, parse_masks
 from mixlab.data.masks import MaskedImage
 from mixlab.data.source import SkippedImages, Source
 from mixlab.errors import InputError
-from mixlab.evaluation.views import CentreView
+from mixlab.evaluation.machine import CentreView
 
 _CACHE_BYTES = 2**30  # sets below this stay in memory between networks
 

@@ -18,8 +18,8 @@ from mixlab.backbones.zoo import create_model
 from mixlab.data.decode import UnreadableImage
 from mixlab.data.loader import BatchLoader, SampleReader
 from mixlab.data.sample_order import SampleOrder
-from mixlab.evaluation.dense.recipe import DenseConfig, DenseNetwork, DenseScores
-from mixlab.evaluation.dense.task import settings_digest, starting_point
+from mixlab.evaluation.dense_recipe import DenseConfig, DenseNetwork, DenseScores
+from mixlab.evaluation.dense_task import settings_digest, starting_point
 from mixlab.evaluation.methods import METHODS, train_config
 from mixlab.evaluation.segmentation.recipe import SegmentConfig
 from mixlab.evaluation.segmentation.task import plan_segmentation

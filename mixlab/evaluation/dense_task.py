@@ -17,7 +17,7 @@ from mixlab.backbones.weights import model_from_file
 from mixlab.backbones.weights.reading import read_weights
 from mixlab.data.source import Source
 from mixlab.errors import InputError
-from mixlab.evaluation.dense.recipe import DenseConfig, DenseRecipe
+from mixlab.evaluation.dense_recipe import DenseConfig, DenseRecipe
 from mixlab.evaluation.methods import train_config
 from mixlab.evaluation.target import Target, as_target, load_target, restore_stopped
 from mixlab.run import UNTRAINED, RunDirectory
