@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.data.colour import change_brightness, change_contrast, change_saturation
+from mixlab.data.transforms import change_brightness, change_contrast, change_saturation
 
 NUM_CHANGES = 2
 PROBABILITY = 0.5

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from mixlab.data.batch_loader import AnyBatch, BatchLoader, SampleReader
-from mixlab.data.loader import Loader
+from mixlab.data.loader import AnyBatch, BatchLoader, Loader, SampleReader
 from mixlab.data.sample_order import SampleOrder
 from mixlab.data.source import ImageSource
 from mixlab.errors import InputError

@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone
-from mixlab.data.crop_parameters import dino_crops
-from mixlab.data.crops import MultiCrop
+from mixlab.data.crops import MultiCrop, dino_crops
 from mixlab.data.loader import Batch
 from mixlab.training.config import MethodConfig, check_numbers
 from mixlab.training.dino_parts import DinoCentre, DinoHead, dino_loss, koleo_loss, teacher_targets

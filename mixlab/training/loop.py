@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from mixlab.backbones.backbone import Backbone
-from mixlab.data.batch_loader import AnyBatch
+from mixlab.data.loader import AnyBatch
 from mixlab.errors import InputError, WorkError
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.codec import to_json

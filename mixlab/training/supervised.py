@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone
-from mixlab.data.crop_parameters import CropKind
-from mixlab.data.crops import IMAGENET_MEAN, IMAGENET_STD, MultiCrop
+from mixlab.data.crops import IMAGENET_MEAN, IMAGENET_STD, CropKind, MultiCrop
 from mixlab.data.loader import Batch
 from mixlab.data.source import ImageSource
 from mixlab.errors import InputError

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mixlab.data.batch_loader import AnyBatch
+from mixlab.data.loader import AnyBatch
 from mixlab.errors import WorkError
 from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mixlab.data.coco import decode_segmentation
-from mixlab.data.mask_values import IGNORE, voc_palette
-from mixlab.data.masks import MaskedImage
+from mixlab.data.masks import IGNORE, MaskedImage, voc_palette
 
 _LABEL_CELL = 1.8  # inches a picture
 _NOT_COUNTED = (255, 255, 255)

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from mixlab.backbones.weights import save_weights
 from mixlab.backbones.zoo import create_model
-from mixlab.data.batch_loader import BatchLoader, SampleReader
+from mixlab.data.decode import UnreadableImage
+from mixlab.data.loader import BatchLoader, SampleReader
 from mixlab.data.sample_order import SampleOrder
-from mixlab.data.unreadable import UnreadableImage
 from mixlab.evaluation.dense_recipe import DenseConfig, DenseNetwork, DenseScores
 from mixlab.evaluation.dense_task import settings_digest, starting_point
 from mixlab.evaluation.methods import METHODS, train_config
