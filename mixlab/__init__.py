@@ -28,8 +28,8 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.backbones.weights import save_weights as save_weights
     from mixlab.backbones.zoo import create_model as create_model
     from mixlab.backbones.zoo import list_models as list_models
-    from mixlab.data.crop_parameters import dino_crops as dino_crops
     from mixlab.data.crops import MultiCrop as MultiCrop
+    from mixlab.data.crops import dino_crops as dino_crops
     from mixlab.errors import InputError as InputError
     from mixlab.errors import WorkError as WorkError
     from mixlab.evaluation.classifier import load_classifier as load_classifier
@@ -37,8 +37,8 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.evaluation.detection.task import fit_detection as fit_detection
     from mixlab.evaluation.detection.task import plan_detection as plan_detection
     from mixlab.evaluation.knn import evaluate_knn as evaluate_knn
+    from mixlab.evaluation.probe.evaluate import ProbeSettings as ProbeSettings
     from mixlab.evaluation.probe.evaluate import evaluate_linear_probe as evaluate_linear_probe
-    from mixlab.evaluation.probe.settings import ProbeSettings as ProbeSettings
     from mixlab.evaluation.robustness import evaluate_robustness as evaluate_robustness
     from mixlab.evaluation.segmentation.task import evaluate_segmentation as evaluate_segmentation
     from mixlab.evaluation.segmentation.task import fit_segmentation as fit_segmentation
@@ -66,14 +66,12 @@ _NAMES = {
     "backbones.tokens": ["Features", "TokenLayout"],
     "backbones.weights": ["LoadReport", "WeightsError", "load_weights", "model_from_file", "save_weights"],
     "backbones.zoo": ["create_model", "list_models"],
-    "data.crop_parameters": ["dino_crops"],
-    "data.crops": ["MultiCrop"],
+    "data.crops": ["MultiCrop", "dino_crops"],
     "errors": ["InputError", "WorkError"],
     "evaluation.classifier": ["load_classifier"],
     "evaluation.detection.task": ["evaluate_detection", "fit_detection", "plan_detection"],
     "evaluation.knn": ["evaluate_knn"],
-    "evaluation.probe.evaluate": ["evaluate_linear_probe"],
-    "evaluation.probe.settings": ["ProbeSettings"],
+    "evaluation.probe.evaluate": ["ProbeSettings", "evaluate_linear_probe"],
     "evaluation.robustness": ["evaluate_robustness"],
     "evaluation.segmentation.task": ["evaluate_segmentation", "fit_segmentation", "plan_segmentation"],
     "evaluation.shifts": ["evaluate_shifts"],

@@ -24,10 +24,9 @@ from typing import Any
 
 from mixlab.backbones.zoo import list_models
 from mixlab.errors import InputError
-from mixlab.evaluation.detection.recipes import detect, detect_64
+from mixlab.evaluation.detection.recipe import detect, detect_64
 from mixlab.evaluation.methods import train_config
-from mixlab.evaluation.segmentation.recipe import SegmentConfig
-from mixlab.evaluation.segmentation.recipes import segment, segment_64
+from mixlab.evaluation.segmentation.recipe import SegmentConfig, segment, segment_64
 from mixlab.run.directory import read_json
 from mixlab.training.config import (
     CheckpointConfig,

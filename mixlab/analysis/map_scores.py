@@ -15,7 +15,7 @@ from mixlab.analysis.foreground import masks_on_grid
 from mixlab.analysis.maps import default_map, find_map
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.backbones.backbone import Backbone, Layers
-from mixlab.data.mask_values import IGNORE
+from mixlab.data.masks import IGNORE
 from mixlab.errors import InputError
 from mixlab.evaluation.target import Target
 from mixlab.run import Measurement, Subject

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mixlab.console import console
-from mixlab.data.unreadable import TooManyUnreadableError
+from mixlab.data.source import TooManyUnreadableError
 from mixlab.errors import InputError, WorkError
-from mixlab.evaluation.dense.task import DensePlan, draws_shapes
+from mixlab.evaluation.dense_task import DensePlan, draws_shapes
 from mixlab.recipes import RECIPES, find_recipe
 from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import choose_device

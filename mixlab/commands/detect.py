@@ -11,8 +11,8 @@ from mixlab.commands.output import check_json, drawing, emit, percent, progress_
 from mixlab.commands.pretrain import Settings
 from mixlab.console import console
 from mixlab.errors import InputError, check_counts
-from mixlab.evaluation.detection.average_precision import NAMES
-from mixlab.evaluation.detection.detector import HeadKind
+from mixlab.evaluation.detection.evaluate import NAMES
+from mixlab.evaluation.detection.regions import HeadKind
 from mixlab.evaluation.detection.task import DetectionResult, evaluate_detection, fit_detection, plan_detection
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import write_aside

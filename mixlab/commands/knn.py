@@ -20,9 +20,8 @@ from mixlab.commands.output import (
 from mixlab.data.labelled import labelled_splits
 from mixlab.errors import check_counts
 from mixlab.evaluation.knn import evaluate_knn
-from mixlab.evaluation.machine import PrecisionChoice
+from mixlab.evaluation.machine import CROP_SHARE, PrecisionChoice
 from mixlab.evaluation.target import load_target
-from mixlab.evaluation.views import CROP_SHARE
 from mixlab.run import provenance
 from mixlab.run.directory import file_name
 from mixlab.run.lock import RunLock

@@ -19,12 +19,11 @@ from mixlab.commands.output import (
 )
 from mixlab.data.labelled import labelled_splits
 from mixlab.errors import InputError, check_counts
-from mixlab.evaluation.machine import PrecisionChoice
+from mixlab.evaluation.machine import CROP_SHARE, PrecisionChoice
 from mixlab.evaluation.probe import ProbeSettings, evaluate_linear_probe
+from mixlab.evaluation.probe.evaluate import LRS, WEIGHT_DECAYS, Heads
 from mixlab.evaluation.probe.result import VARIED
-from mixlab.evaluation.probe.settings import LRS, WEIGHT_DECAYS, Heads
 from mixlab.evaluation.target import load_target
-from mixlab.evaluation.views import CROP_SHARE
 from mixlab.run import provenance
 from mixlab.training.stopping import Stopped, StopRequests
 

@@ -10,13 +10,13 @@ from mixlab.commands.output import check_json, drawing, emit, percent, progress_
 from mixlab.commands.pretrain import Settings
 from mixlab.console import console
 from mixlab.errors import InputError, check_counts
-from mixlab.evaluation.segmentation.inference import Mode
 from mixlab.evaluation.segmentation.task import (
     SegmentationResult,
     evaluate_segmentation,
     fit_segmentation,
     plan_segmentation,
 )
+from mixlab.evaluation.segmentation.upernet import Mode
 from mixlab.run import RunDirectory, provenance
 from mixlab.training.distributed import choose_device
 

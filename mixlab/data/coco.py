@@ -14,8 +14,7 @@ from torch import Tensor
 
 from mixlab.errors import InputError
 
-from .decode import decode, to_tensor
-from .unreadable import UnreadableImage
+from .decode import UnreadableImage, decode, to_tensor
 
 Bitmap = NDArray[np.bool_]
 

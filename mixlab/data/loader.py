@@ -1,17 +1,183 @@
-"""Batches of images for training and evaluation: seeded, shared out over ranks, and resumable to the exact sample."""
+"""Batches of samples: seeded, shared out over ranks, and resumable to the exact sample."""
 
 from __future__ import annotations
 
+import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
-from .batch_loader import BatchLoader, SampleReader
+from mixlab.errors import InputError
+
+from .decode import UnreadableImage
 from .sample_order import SampleOrder
-from .source import ImageSource
+from .source import ImageSource, SkippedImages, Source
+
+_MAX_TRIES = 100  # unreadable images in a row before a place in the batch stays empty
+
+
+class AnyBatch(Protocol):
+    """What the training loop needs to know of a batch."""
+
+    @property
+    def indexes(self) -> Tensor:
+        """int64 (B,): the samples' numbers in the source."""
+
+    def to(self, device: torch.device | str) -> AnyBatch:
+        """The same batch with what the network needs on the device."""
+
+
+S = TypeVar("S")
+B = TypeVar("B", bound=AnyBatch)
+
+
+class SampleReader(ABC, Generic[S, B]):
+    """What a sample is, and how samples become a batch. Workers get a copy, so it should be cheap to pickle.
+
+    Whatever `read` draws must depend on (seed, epoch, index) alone; then no batch depends on workers or ranks.
+    """
+
+    source: Source[Any]
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @abstractmethod
+    def read(self, index: int, epoch: int) -> S:
+        """One sample; `UnreadableImage` where its file is damaged."""
+
+    @abstractmethod
+    def collate(self, samples: list[S]) -> B:
+        """A batch of samples, or of none."""
+
+
+class BatchLoader(Generic[B]):
+    """Iterating gives the rest of the current epoch, then moves to the next; the order never depends on the workers.
+
+    `unreadable="replace"` keeps batches full by taking the next readable image instead (training); `"drop"` leaves the
+    image out (evaluation). Either way it is counted in `skipped`, which stops the run above its limit.
+    """
+
+    def __init__(
+        self,
+        reader: SampleReader[Any, B],
+        order: SampleOrder,
+        *,
+        num_workers: int = 0,
+        unreadable: str = "replace",
+        skip_limit: float = 0.01,
+        pin_memory: bool = False,
+    ) -> None:
+        if unreadable not in ("replace", "drop"):
+            raise InputError(f"unreadable {unreadable!r} is unknown; choose 'replace' or 'drop'")
+        self.order = order
+        self.skipped = SkippedImages(total=len(reader), limit=skip_limit)
+        self._position = _Position(order)
+        self._batches: DataLoader[Any] = DataLoader(
+            _Batches(reader, replace=unreadable == "replace"),
+            sampler=self._position,
+            batch_size=None,  # a sample of this data set is a whole batch
+            num_workers=num_workers,
+            persistent_workers=num_workers > 0,
+            pin_memory=pin_memory,
+        )
+
+    def __len__(self) -> int:
+        """Batches in a whole epoch."""
+        return self.order.batches_per_epoch
+
+    def __iter__(self) -> Iterator[B]:
+        for batch in self._rest():
+            self._position.samples += self.order.global_batch
+            if len(batch.indexes):
+                yield batch
+        self._position.move_to(self.epoch + 1, 0)
+
+    @property
+    def epoch(self) -> int:
+        return self._position.epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position to resume from: after the last batch that was given out, not after those prefetched."""
+        return {
+            "epoch": self.epoch,
+            "samples": self._position.samples,
+            "num_images": self.order.num_images,
+            "seed": self.order.seed,
+            "skipped": self.skipped.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume where `state` was taken; ranks and batch size may differ, the data and the seed may not."""
+        for key, ours in (("num_images", self.order.num_images), ("seed", self.order.seed)):
+            if state[key] != ours:
+                raise InputError(
+                    f"the saved position is in data with {key} {state[key]}, here it is {ours}; "
+                    "resume with the same source and seed, or start a new run"
+                )
+        self._position.move_to(int(state["epoch"]), int(state["samples"]))
+        if self._position.samples >= len(self) * self.order.global_batch:  # saved after an epoch's last batch
+            self._position.move_to(self.epoch + 1, 0)
+        self.skipped.load_state_dict(state["skipped"])
+
+    def _rest(self) -> Iterator[B]:
+        """The batches left in this epoch."""
+        for batch, errors in self._batches:
+            self._count(errors)
+            yield batch
+
+    def _count(self, errors: list[UnreadableImage]) -> None:
+        for error in errors:
+            if self.skipped.add(error):
+                warnings.warn(f"skipped {error}", stacklevel=3)
+
+
+class _Position:
+    """Where the loader stands; to torch it is the sampler that gives the index batches left in this epoch."""
+
+    def __init__(self, order: SampleOrder) -> None:
+        self.order = order
+        self.move_to(0, 0)
+
+    def move_to(self, epoch: int, samples: int) -> None:
+        self.epoch = epoch
+        self.samples = samples  # of this epoch already given out, over all ranks
+
+    def __iter__(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        epoch = self.epoch
+        return ((epoch, indexes) for indexes in self.order.batches(epoch, self.samples))
+
+    def __len__(self) -> int:
+        return self.order.batches_per_epoch
+
+
+class _Batches(Dataset[Any]):
+    """Runs in the workers: index batches to batches, with what could not be read beside them."""
+
+    def __init__(self, reader: SampleReader[Any, Any], *, replace: bool) -> None:
+        self._reader, self._replace = reader, replace
+
+    def __getitem__(self, where: tuple[int, NDArray[np.int64]]) -> tuple[Any, list[UnreadableImage]]:
+        epoch, indexes = where
+        errors: list[UnreadableImage] = []
+        samples = [self._read(index, epoch, errors) for index in indexes.tolist()]
+        return self._reader.collate([sample for sample in samples if sample is not None]), errors
+
+    def _read(self, index: int, epoch: int, errors: list[UnreadableImage]) -> Any | None:
+        for step in range(min(_MAX_TRIES, len(self._reader))):
+            try:  # the next image by number: the same in every run
+                return self._reader.read((index + step) % len(self._reader), epoch)
+            except UnreadableImage as error:
+                errors.append(error)
+            if not self._replace:
+                return None
+        return None
 
 
 class Batch(NamedTuple):

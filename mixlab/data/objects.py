@@ -22,9 +22,9 @@ from .coco import (
     encode_mask,
     read_coco_with_images,
 )
+from .decode import UnreadableImage
 from .shapes import Shapes, parse_shapes
 from .source import SPLITS, Source, Subset, check_split, part_of
-from .unreadable import UnreadableImage
 
 
 class Objects(NamedTuple):

@@ -9,8 +9,8 @@ import torch
 
 from mixlab.data.labelled import labelled_splits
 from mixlab.data.source import ImageSource, Subset
+from mixlab.evaluation.machine import CentreView
 from mixlab.evaluation.target import load_target
-from mixlab.evaluation.views import CentreView
 from mixlab.run import Measurement, provenance
 from mixlab.run.protocols import AccuracyProtocol
 from mixlab.statistics import Estimate, wilson_interval

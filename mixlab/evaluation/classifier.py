@@ -21,8 +21,8 @@ from mixlab.backbones.weights.saving import save_tensors
 from mixlab.data.imagenet_labels import imagenet_classes
 from mixlab.errors import InputError
 from mixlab.evaluation.features import FeaturePlan, HeadInput, has_class_token, published_source
+from mixlab.evaluation.machine import CROP_SHARE, CentreView
 from mixlab.evaluation.target import Target, load_target, split_target, weights_checksum
-from mixlab.evaluation.views import CROP_SHARE, CentreView
 from mixlab.run import RunDirectory, Subject
 from mixlab.run.directory import read_json, write_json
 from mixlab.training.distributed import choose_device

@@ -29,9 +29,8 @@ from mixlab.data.shards import TarShards
 from mixlab.data.source import ImageSource, Subset
 from mixlab.errors import InputError, WorkError
 from mixlab.evaluation.features import FeaturePlan, FeatureTable
-from mixlab.evaluation.machine import Machine, PrecisionInUse, run_precision
+from mixlab.evaluation.machine import CentreView, Machine, PrecisionInUse, run_precision
 from mixlab.evaluation.target import network_digest
-from mixlab.evaluation.views import CentreView
 from mixlab.run.directory import read_json, write_aside, write_json
 from mixlab.training.checkpoint import sha256_of
 from mixlab.training.distributed import World, from_all, from_first

@@ -13,9 +13,8 @@ from mixlab.data.source import at_most
 from mixlab.evaluation.accuracy import Accuracy
 from mixlab.evaluation.feature_cache import Extraction, extract_features
 from mixlab.evaluation.features import OUTPUT, FeaturePlan, head_inputs, published_source
-from mixlab.evaluation.machine import Machine, PrecisionChoice, precision_in_use
+from mixlab.evaluation.machine import CROP_SHARE, CentreView, Machine, PrecisionChoice, precision_in_use
 from mixlab.evaluation.target import Target, as_target
-from mixlab.evaluation.views import CROP_SHARE, CentreView
 from mixlab.run import Measurement, Subject
 from mixlab.run.protocols import KnnProtocol
 from mixlab.training.distributed import from_all

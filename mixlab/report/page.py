@@ -27,7 +27,10 @@ def write_report(places: Sequence[Path], out: Path) -> Path:
     A place is a run directory, an archive of runs, or a published study.
     """
     with ExitStack() as stack:
-        folders = [RunDirectory.open(stack.enter_context(unpacked(place))).path for place in places]
+        folders = [stack.enter_context(unpacked(place)) for place in places]
+        for place, folder in zip(places, folders, strict=True):
+            if not RunDirectory(folder).exists():
+                RunDirectory.open(place)  # raises, and says what is missing
         findings = read_findings(folders)
         if not findings.records and not findings.curves:
             named = ", ".join(map(str, places)) or "no directory"

@@ -17,8 +17,7 @@ from torch import Tensor
 from mixlab.analysis.figures.chart import STYLE
 from mixlab.analysis.pca import PCAMaps
 from mixlab.data.coco import decode_segmentation
-from mixlab.data.mask_values import IGNORE, voc_palette
-from mixlab.data.masks import MaskedImage
+from mixlab.data.masks import IGNORE, MaskedImage, voc_palette
 
 _CELL = 1.35  # inches a picture
 

@@ -1,74 +1,143 @@
-"""A detector: pyramid of the backbone, FPN, proposals, heads."""
+"""A detector: pyramid of the backbone, FPN, proposals, and heads in one or more stages."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
-from torchvision.ops import FeaturePyramidNetwork
+from torchvision.ops import FeaturePyramidNetwork, batched_nms, clip_boxes_to_image
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.data.crops import normalise
-from mixlab.data.object_batches import ObjectBatch
+from mixlab.data.dense_batches import ObjectBatch
 from mixlab.data.objects import Objects
-from mixlab.evaluation.dense.pyramid import Pyramid
-from mixlab.evaluation.dense.recipe import DenseNetwork
-from mixlab.evaluation.detection.cascade import CASCADE, SINGLE, RegionHeads
-from mixlab.evaluation.detection.detections import Detections
-from mixlab.evaluation.detection.heads import at_least_float32
-from mixlab.evaluation.detection.region_stage import RegionConfig, Sizes
+from mixlab.evaluation.dense_recipe import DenseNetwork
+from mixlab.evaluation.detection.regions import (
+    MASK_REGION,
+    REGION,
+    Cut,
+    DetectorConfig,
+    RegionStage,
+    Sizes,
+    Stage,
+    at_least_float32,
+    pick,
+    pool_regions,
+)
+from mixlab.evaluation.pyramid import Pyramid
 from mixlab.training.recipe import to_pixels_of
 
-HeadKind = Literal["mask", "cascade"]
+SINGLE = (Stage(iou=0.5, weights=(10.0, 10.0, 5.0, 5.0)),)  # Fast R-CNN
+CASCADE = (
+    Stage(iou=0.5, weights=(10.0, 10.0, 5.0, 5.0)),
+    Stage(iou=0.6, weights=(20.0, 20.0, 10.0, 10.0), loss_weight=0.5),
+    Stage(iou=0.7, weights=(30.0, 30.0, 15.0, 15.0), loss_weight=0.25),
+)
+MIN_SCORE, NMS_IOU = 0.05, 0.5  # of detections: Mask R-CNN
 RATIOS = (0.5, 1.0, 2.0)  # of anchors, height by width: Faster R-CNN
+THINNEST = 0.01  # pixels; detections below are nothing
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProposalConfig:
-    """Anchors of `anchor_scale` x stride on five levels; numbers of proposals are per image, before and after NMS."""
+class Detections(NamedTuple):
+    """What was found in one image, the surest first. Masks cover their box: `paste_masks` brings them to the image."""
 
-    anchor_scale: float = 8.0  # FPN: 32 to 512 px on strides 4 to 64
-    before: tuple[int, int] = (2000, 1000)  # when training, when detecting
-    after: tuple[int, int] = (1000, 1000)
-    nms: float = 0.7
-    sampled: int = 256
-    ious: tuple[float, float] = (0.7, 0.3)  # an anchor is an object above the first, background below the second
+    boxes: Tensor  # float (N, 4)
+    scores: Tensor  # float (N,)
+    classes: Tensor  # int64 (N,)
+    masks: Tensor  # float (N, M, M): probabilities
 
 
-@dataclass(frozen=True, kw_only=True)
-class DetectorConfig:
-    regions: RegionConfig
-    proposals: ProposalConfig = field(default_factory=ProposalConfig)
-    head: HeadKind = "mask"
+class RegionHeads(nn.Module):
+    """Heads on proposals, in one stage (Mask R-CNN) or three of rising quality (Cascade Mask R-CNN).
+
+    Each stage learns from regions that overlap an object by at least its own IoU, and hands its corrected boxes to the
+    next. When detecting, class scores are the mean over the stages, boxes are the last stage's, and masks are the mean
+    over the mask heads, each looking at the final boxes (Cai and Vasconcelos, 2019, §5).
+    """
+
+    def __init__(self, config: DetectorConfig, num_classes: int) -> None:
+        super().__init__()
+        self.config = config
+        stages = CASCADE if config.head == "cascade" else SINGLE
+        self.stages = nn.ModuleList(RegionStage(config, stage, num_classes) for stage in stages)
+
+    def forward(
+        self, maps: Sequence[Tensor], strides: Sequence[int], proposals: list[Tensor], sizes: Sizes,
+        objects: Sequence[Objects],
+    ) -> dict[str, Tensor]:  # fmt: skip
+        """The losses of every stage, already weighted."""
+        cut = self._cut(maps, strides)
+        found: dict[str, Tensor] = {}
+        for number, stage in enumerate(self._stages(), start=1):
+            losses, proposals = stage(cut, proposals, objects, sizes)
+            suffix = f"_{number}" if len(self.stages) > 1 else ""
+            found |= {f"{name}{suffix}": value for name, value in losses.items()}
+        return found
+
+    @torch.no_grad()
+    def detect(
+        self, maps: Sequence[Tensor], strides: Sequence[int], proposals: list[Tensor], sizes: Sizes
+    ) -> list[Detections]:
+        """The objects of each image, the surest first, in the pixels of the input."""
+        cut = self._cut(maps, strides)
+        shares: list[Tensor] = []
+        for number, stage in enumerate(self._stages(), start=1):
+            scores, corrections = stage.boxes(cut(proposals, REGION))
+            shares.append(scores.softmax(dim=1)[:, :-1])
+            if number < len(self.stages):
+                proposals = stage.refine(corrections, proposals, sizes)
+        every = stage.decode(corrections, proposals)  # (R_i, K or 1, 4)
+        mean = torch.stack(shares).mean(dim=0).split([len(boxes) for boxes in proposals])  # (R_i, K)
+        found = [
+            self._select(scores, clip_boxes_to_image(boxes, size))
+            for scores, boxes, size in zip(mean, every, sizes, strict=True)
+        ]
+        regions, classes = cut([boxes for boxes, _, _ in found], MASK_REGION), torch.cat([kind for *_, kind in found])
+        drawn = [pick(stage.masks(regions), classes).sigmoid() for stage in self._stages()]
+        masks = torch.stack(drawn).mean(dim=0).split([len(boxes) for boxes, _, _ in found])
+        return [Detections(*one, part) for one, part in zip(found, masks, strict=True)]
+
+    def _cut(self, maps: Sequence[Tensor], strides: Sequence[int]) -> Cut:
+        return partial(pool_regions, maps, strides, self.config.finest)
+
+    def _stages(self) -> Iterable[RegionStage]:
+        return cast("Iterable[RegionStage]", self.stages)
+
+    def _select(self, scores: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What is sure enough and not doubled, out of (R, K) and (R, K or 1, 4): n boxes, scores, classes."""
+        region, kind = (scores > MIN_SCORE).nonzero(as_tuple=True)
+        sure, own = scores[region, kind], pick(boxes[region], kind)
+        solid = ((own[:, 2:] - own[:, :2]) > THINNEST).all(dim=1)
+        sure, own, kind = sure[solid], own[solid], kind[solid]
+        kept = batched_nms(own, sure, kind, NMS_IOU)[: self.config.most]
+        return own[kept], sure[kept], kind[kept]
 
 
 class Detector(DenseNetwork):
-    def __init__(self, pyramid: Pyramid, config: DetectorConfig) -> None:
+    def __init__(self, pyramid: Pyramid, config: DetectorConfig, *, num_classes: int) -> None:
         super().__init__()
         self.pyramid, self.strides = pyramid, list(pyramid.strides)
-        channels, proposals = config.regions.channels, config.proposals
-        self.neck = FeaturePyramidNetwork(pyramid.channels, channels, extra_blocks=LastLevelMaxPool())
-        sides = [proposals.anchor_scale * stride for stride in (*self.strides, 2 * self.strides[-1])]
-        anchors = CentredAnchors(tuple((side,) for side in sides), (RATIOS,) * len(sides))
-        self.proposals = RegionProposalNetwork(
-            anchors,
-            PreciseHead(channels, len(RATIOS)),
-            fg_iou_thresh=proposals.ious[0],
-            bg_iou_thresh=proposals.ious[1],
-            batch_size_per_image=proposals.sampled,
+        self.neck = FeaturePyramidNetwork(pyramid.channels, config.channels, extra_blocks=LastLevelMaxPool())
+        sides = [config.anchor_scale * stride for stride in (*self.strides, 2 * self.strides[-1])]
+        self.proposals = RegionProposalNetwork(  # the numbers are those of Faster R-CNN
+            CentredAnchors(tuple((side,) for side in sides), (RATIOS,) * len(sides)),
+            PreciseHead(config.channels, len(RATIOS)),
+            fg_iou_thresh=0.7,
+            bg_iou_thresh=0.3,
+            batch_size_per_image=config.anchors,
             positive_fraction=0.5,
-            pre_nms_top_n=dict(zip(("training", "testing"), proposals.before, strict=True)),
-            post_nms_top_n=dict(zip(("training", "testing"), proposals.after, strict=True)),
-            nms_thresh=proposals.nms,
+            pre_nms_top_n=dict.fromkeys(("training", "testing"), config.candidates),
+            post_nms_top_n=dict.fromkeys(("training", "testing"), config.proposals),
+            nms_thresh=0.7,
         )
-        self.regions = RegionHeads(config.regions, CASCADE if config.head == "cascade" else SINGLE)
+        self.regions = RegionHeads(config, num_classes)
 
     def forward(self, images: Tensor, sizes: Sizes, objects: Sequence[Objects]) -> dict[str, Tensor]:
         """Every loss by name, for images (B, 3, H, W) padded to one size, H and W multiples of 32."""

@@ -1,4 +1,4 @@
-"""Training a detector on a backbone, frozen or not: a method for the one training loop."""
+"""Detection as a method of the training loop; its recipes for COCO, as published, and for `shapes`."""
 
 from __future__ import annotations
 
@@ -11,48 +11,42 @@ import torch
 from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone
-from mixlab.data.batch_loader import BatchLoader
-from mixlab.data.object_batches import ObjectBatch, ObjectReader, Resizing
+from mixlab.data.dense_batches import ObjectBatch, ObjectReader, Resizing
+from mixlab.data.loader import BatchLoader
 from mixlab.data.objects import ObjectSource, parse_objects
 from mixlab.data.sample_order import AspectOrder
 from mixlab.data.source import at_most
 from mixlab.errors import InputError
-from mixlab.evaluation.dense.pyramid import Pyramid
-from mixlab.evaluation.dense.recipe import DenseConfig, DenseRecipe, DenseScores
-from mixlab.evaluation.detection.detector import Detector, DetectorConfig, HeadKind, ProposalConfig, to_input
+from mixlab.evaluation.dense_recipe import DenseConfig, DenseRecipe, DenseScores
+from mixlab.evaluation.detection.detector import Detector, to_input
 from mixlab.evaluation.detection.evaluate import find_objects, score_detections
-from mixlab.evaluation.detection.region_stage import RegionConfig
+from mixlab.evaluation.detection.regions import DetectorConfig
+from mixlab.evaluation.pyramid import Pyramid
 from mixlab.training.batches import build_batches
-from mixlab.training.config import TrainConfig
+from mixlab.training.config import (
+    CheckpointConfig,
+    DataConfig,
+    LogConfig,
+    ModelConfig,
+    OptimConfig,
+    TrainConfig,
+)
 from mixlab.training.distributed import World, num_workers
 from mixlab.training.live_scores import Score
 from mixlab.training.precision import Precise
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectionConfig(DenseConfig):
+class DetectionConfig(DetectorConfig, DenseConfig):
     """Mask R-CNN or Cascade Mask R-CNN. The defaults are theirs for photographs with a short side of 800 pixels."""
 
     kind: ClassVar[str] = "detect"
     title: ClassVar[str] = "detection"
     shown: ClassVar[tuple[str, ...]] = ("boxes_AP", "masks_AP")
-    head: HeadKind = "mask"
     short: tuple[int, int] = (800, 800)  # pixels; with two numbers the side is drawn in steps of 32
     long: int = 1333
     flip: float = 0.5
     keep_empty: bool = True  # learn from images without objects too
-    channels: int = 256  # of the FPN and the heads
-    hidden: int = 1024  # of the box head
-    mask_convs: int = 4
-    agnostic_boxes: bool = False  # one box for all classes; in a cascade always
-    agnostic_masks: bool = False
-    anchor_scale: float = 8.0  # sides of anchors in strides
-    finest: float = 56.0  # pixels; regions below twice that are cut from the finest map
-    candidates: int = 2000  # the best anchors of an image, of which NMS keeps `proposals`
-    proposals: int = 1000
-    anchors: int = 256  # sampled from each image to learn proposals
-    regions: int = 512  # sampled from each image to learn objects
-    most: int = 100  # detections per image
     score_images: int = 500
 
     def __post_init__(self) -> None:
@@ -70,26 +64,6 @@ class DetectionConfig(DenseConfig):
 
     def resizing(self) -> Resizing:
         return Resizing(short=self.short, long=self.long, flip=self.flip)
-
-    def detector(self, num_classes: int) -> DetectorConfig:
-        regions = RegionConfig(
-            num_classes=num_classes,
-            channels=self.channels,
-            hidden=self.hidden,
-            agnostic_boxes=self.agnostic_boxes or self.head == "cascade",
-            agnostic_masks=self.agnostic_masks,
-            mask_convs=self.mask_convs,
-            finest=self.finest,
-            regions=self.regions,
-            most=self.most,
-        )
-        proposals = ProposalConfig(
-            anchor_scale=self.anchor_scale,
-            before=(self.candidates, self.candidates),
-            after=(self.proposals, self.proposals),
-            sampled=self.anchors,
-        )
-        return DetectorConfig(head=self.head, regions=regions, proposals=proposals)
 
     def build(self, backbone: Backbone, *, num_classes: int, total_steps: int, steps_per_epoch: int) -> DetectionRecipe:
         if num_classes < 1:
@@ -144,9 +118,73 @@ class DetectionRecipe(DenseRecipe):
     def __init__(self, config: DetectionConfig, backbone: Backbone, *, num_classes: int) -> None:
         self.config, self.num_classes = config, num_classes
         pyramid = Pyramid(backbone, taps=config.taps, frozen=config.frozen)
-        super().__init__(Detector(pyramid, config.detector(num_classes)), backbone_lr=config.backbone_lr)
+        super().__init__(Detector(pyramid, config, num_classes=num_classes), backbone_lr=config.backbone_lr)
 
     def loss(self, batch: ObjectBatch) -> tuple[Tensor, dict[str, Tensor]]:
         losses: dict[str, Tensor] = self.run(to_input(batch, self.backbone), batch.shapes(), batch.objects())
         total = torch.stack(list(losses.values())).sum()
         return total, {name: value.detach() for name, value in losses.items()}
+
+
+def detect(model: ModelConfig) -> TrainConfig:
+    """The 1x schedule on COCO: 12 epochs of 16 images of 1333 x 800, a tenth of the rate after 8 and 11.
+
+    Cascade Mask R-CNN as Dino-Mamba, "Object Detection and Instance Segmentation Settings"; Mask R-CNN for MambaOut and
+    models of timm, as MambaOut §4.3.
+    """
+    single = model.name.startswith(("mambaout", "timm/"))
+    decay = 0.05 if single else 0.1
+    return TrainConfig(
+        method=DetectionConfig(head="mask" if single else "cascade", keep_empty=False, score_every_epochs=1),
+        model=model,
+        optim=OptimConfig(
+            lr=1e-4,
+            lr_batch=16,
+            decay="drops",
+            drop_epochs=(8, 11),
+            warmup_steps=500,
+            warmup_start=1e-3,
+            weight_decay=decay,
+            weight_decay_end=decay,
+        ),
+        epochs=12,
+        batch=16,
+        checkpoint=CheckpointConfig(every_steps=1000),
+        log=LogConfig(every_steps=50),
+    )
+
+
+def detect_64(model: ModelConfig) -> TrainConfig:
+    """A small detector for images of about 64 px, without a GPU: minutes on two cores for `shapes`."""
+    return TrainConfig(
+        method=DetectionConfig(
+            short=(64, 64),
+            long=128,
+            channels=32,
+            hidden=128,
+            mask_convs=2,
+            anchor_scale=2.5,  # 10 to 40 px on the levels that count
+            finest=10.0,
+            candidates=200,
+            proposals=50,
+            anchors=64,
+            regions=16,
+            most=20,
+        ),
+        model=model,
+        optim=OptimConfig(
+            lr=1.5e-3,
+            lr_batch=8,
+            min_lr=1e-5,
+            warmup_steps=100,
+            weight_decay=0.05,
+            weight_decay_end=0.05,
+            clip=3.0,
+        ),
+        data=DataConfig(size=64, workers=0),
+        steps=2000,
+        batch=8,  # many small steps learn faster than few large ones
+        precision="fp32",
+        checkpoint=CheckpointConfig(every_steps=500, keep=2),
+        log=LogConfig(every_steps=20, tensorboard=False),
+    )

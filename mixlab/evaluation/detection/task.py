@@ -12,10 +12,9 @@ from torch import Tensor
 
 from mixlab.data.objects import ObjectSource, parse_objects
 from mixlab.data.source import at_most
-from mixlab.evaluation.dense.task import DensePlan, DenseRun, plan_dense, trained_run
+from mixlab.evaluation.dense_task import DensePlan, DenseRun, plan_dense, trained_run
 from mixlab.evaluation.detection.evaluate import DetectionAnswers, DetectionScores, find_objects, score_detections
-from mixlab.evaluation.detection.recipe import DetectionConfig, DetectionRecipe
-from mixlab.evaluation.detection.recipes import detect, detect_64
+from mixlab.evaluation.detection.recipe import DetectionConfig, DetectionRecipe, detect, detect_64
 from mixlab.evaluation.machine import Bar, no_bar
 from mixlab.run import Measurement, Subject
 from mixlab.run.protocols import DetectionProtocol

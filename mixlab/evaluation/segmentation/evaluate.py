@@ -1,19 +1,129 @@
-"""Label maps of a whole set against the truth, over any number of processes."""
+"""Label maps of a whole set against the truth: one confusion matrix, exact, over any number of processes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-from mixlab.data.batch_loader import BatchLoader
-from mixlab.data.label_map_batches import WholeReader
-from mixlab.data.masks import MaskedImage, MaskSource
+from mixlab.data.dense_batches import WholeReader
+from mixlab.data.loader import BatchLoader
+from mixlab.data.masks import IGNORE, MaskedImage, MaskSource
 from mixlab.data.sample_order import SampleOrder
-from mixlab.evaluation.segmentation.inference import Predictor
-from mixlab.evaluation.segmentation.metrics import ConfusionMatrix, SegmentationScores, scores_of
+from mixlab.errors import InputError
+from mixlab.evaluation.segmentation.upernet import Predictor
+from mixlab.statistics import bootstrap_groups
 from mixlab.training.distributed import World, from_all
 from mixlab.training.stopping import never, until_stopped
+
+
+@dataclass(frozen=True)
+class SegmentationScores:
+    """Shares in [0, 1]; NaN for a class that the set does not have."""
+
+    matrix: NDArray[np.int64]  # (K, K): pixels by (truth, prediction)
+    iou: NDArray[np.float64]  # (K,): NaN where neither truth nor prediction has the class
+    accuracy: NDArray[np.float64]  # (K,): NaN where the truth has no such pixel
+    pixels: NDArray[np.int64]  # (K,): of the truth
+    miou: float
+    macc: float
+    aacc: float
+    miou_interval: tuple[float, float] | None  # 95 %, over images
+
+    def to_json(self, classes: tuple[str, ...]) -> dict[str, Any]:
+        rows = zip(classes, self.iou, self.accuracy, self.pixels, strict=True)
+        return {
+            "miou": _number(self.miou),
+            "miou_interval": self.miou_interval,
+            "macc": _number(self.macc),
+            "aacc": _number(self.aacc),
+            "classes": [
+                {"name": name, "iou": _number(iou), "accuracy": _number(accuracy), "pixels": int(pixels)}
+                for name, iou, accuracy, pixels in rows
+            ],
+        }
+
+
+class ConfusionMatrix:
+    """Counts of pixels by (truth, prediction); pixels whose truth is `ignore` are left out.
+
+    Images may be counted in several groups, which `scores_of` resamples for an interval.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        num_groups: int = 1,
+        ignore: int = IGNORE,
+        device: torch.device | None = None,
+    ) -> None:
+        self.num_classes, self.ignore = num_classes, ignore
+        self.matrices = torch.zeros(num_groups, num_classes, num_classes, dtype=torch.int64, device=device)
+
+    def update(self, predicted: Tensor, truth: Tensor, *, group: int = 0) -> None:
+        """Class numbers of the same shape."""
+        if predicted.shape != truth.shape:
+            raise InputError(f"predictions {tuple(predicted.shape)} and truth {tuple(truth.shape)} differ in shape")
+        counted = truth != self.ignore
+        true, guessed = truth[counted].long(), predicted[counted].long()
+        pairs = true * self.num_classes + guessed
+        for what, values in (("truth", true), ("a prediction", guessed)):
+            if len(values) and not 0 <= int(values.min()) <= int(values.max()) < self.num_classes:
+                raise InputError(
+                    f"{what} holds classes from {int(values.min())} to {int(values.max())}; there are 0 to "
+                    f"{self.num_classes - 1}, and {self.ignore} for what is not counted"
+                )
+        counts = torch.bincount(pairs, minlength=self.num_classes**2)
+        self.matrices[group] += counts.reshape(self.num_classes, self.num_classes)
+
+    def compute(self) -> NDArray[np.int64]:
+        """The counts of all processes, (G, K, K)."""
+        total: NDArray[np.int64] = np.sum(from_all(self.matrices.cpu().numpy()), axis=0)
+        return total
+
+
+def scores_of(matrices: NDArray[np.int64]) -> SegmentationScores:
+    """The usual scores of counts (G, K, K) by (truth, prediction), over all groups."""
+    matrix = matrices.sum(axis=0)
+    right, true, guessed = np.diag(matrix), matrix.sum(axis=1), matrix.sum(axis=0)
+    iou, accuracy = _share(right, true + guessed - right), _share(right, true)
+    overall = float(right.sum() / matrix.sum()) if matrix.any() else float("nan")
+    return SegmentationScores(matrix, iou, accuracy, true, _mean(iou), _mean(accuracy), overall, interval(matrices))
+
+
+def interval(matrices: NDArray[np.int64]) -> tuple[float, float] | None:
+    """The 95 % interval of the mIoU, by drawing groups of counts (G, K, K) with replacement; None of fewer than two."""
+    matrices = matrices[matrices.any(axis=(1, 2))]
+    correct = matrices.diagonal(axis1=1, axis2=2)  # (G, K)
+    either = matrices.sum(axis=1) + matrices.sum(axis=2) - correct
+
+    def mious(draws: NDArray[np.int64]) -> NDArray[np.float64]:
+        right, union = draws @ correct, draws @ either  # (R, K)
+        shares = np.divide(right, union, out=np.full(right.shape, np.nan), where=union > 0)
+        return np.array([_mean(row) for row in shares])
+
+    return bootstrap_groups(len(matrices), mious)
+
+
+def _share(part: NDArray[np.int64], whole: NDArray[np.int64]) -> NDArray[np.float64]:
+    return np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0)
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    """Of what is a number."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")
+
+
+def _number(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
+
 
 BATCH = 16
 MOST_PIXELS = 2**20  # in one pass

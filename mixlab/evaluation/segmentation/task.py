@@ -11,17 +11,15 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from mixlab.data.label_maps import parse_label_maps
+from mixlab.data.decode import UnreadableImage
+from mixlab.data.mask_formats import parse_label_maps
 from mixlab.data.masks import MaskedImage, MaskSource
 from mixlab.data.source import at_most
-from mixlab.data.unreadable import UnreadableImage
-from mixlab.evaluation.dense.task import DensePlan, DenseRun, plan_dense, trained_run
+from mixlab.evaluation.dense_task import DensePlan, DenseRun, plan_dense, trained_run
 from mixlab.evaluation.machine import Bar, no_bar
-from mixlab.evaluation.segmentation.evaluate import score_label_maps
-from mixlab.evaluation.segmentation.inference import Mode, Predictor
-from mixlab.evaluation.segmentation.metrics import SegmentationScores
-from mixlab.evaluation.segmentation.recipe import SegmentConfig, SegmentRecipe
-from mixlab.evaluation.segmentation.recipes import segment, segment_64
+from mixlab.evaluation.segmentation.evaluate import SegmentationScores, score_label_maps
+from mixlab.evaluation.segmentation.recipe import SegmentConfig, SegmentRecipe, segment, segment_64
+from mixlab.evaluation.segmentation.upernet import Mode, Predictor
 from mixlab.run import Measurement, Subject
 from mixlab.run.protocols import SegmentationProtocol
 from mixlab.training.distributed import num_workers

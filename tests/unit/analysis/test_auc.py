@@ -16,8 +16,8 @@ from mixlab.analysis.foreground import split_mask
 from mixlab.analysis.map_scores import FALSE_POSITIVE_RATES, AucResult, MapScorer, either_sign, true_positive_rates
 from mixlab.analysis.maps import MAPS
 from mixlab.analysis.viewed_images import ViewedImages
+from mixlab.data.decode import UnreadableImage
 from mixlab.data.masks import MaskedImage, MaskSource
-from mixlab.data.unreadable import UnreadableImage
 from mixlab.evaluation.target import Target
 from mixlab.run import Measurement
 

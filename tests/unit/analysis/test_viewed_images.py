@@ -9,7 +9,7 @@ from mixlab.data.images import ImageFolder
 from mixlab.data.mask_formats import parse_images_or_masks
 from mixlab.data.masks import MaskedImage
 from mixlab.data.source import Source
-from mixlab.evaluation.views import CentreView
+from mixlab.evaluation.machine import CentreView
 
 
 class Wide(Source[MaskedImage]):

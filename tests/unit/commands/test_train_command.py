@@ -13,7 +13,7 @@ from mixlab.data.decode import decode, fit_image, to_tensor
 from mixlab.data.labelled import labelled_splits
 from mixlab.data.source import Subset
 from mixlab.evaluation import accuracy
-from mixlab.evaluation.views import CentreView
+from mixlab.evaluation.machine import CentreView
 from mixlab.recipes import RECIPES
 from mixlab.run.directory import read_json
 from mixlab.training.loop import Trainer

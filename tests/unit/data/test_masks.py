@@ -10,8 +10,7 @@ from PIL import Image
 
 from mixlab.data import MaskSource, Shapes, SkippedImages, TooManyUnreadableError, UnreadableImage, parse_masks
 from mixlab.data.mask_formats import mask_format
-from mixlab.data.mask_values import ADE_STUFF, ADE_THINGS, MaskValueError, plain_mask, voc_palette
-from mixlab.data.masks import unpaired_note
+from mixlab.data.masks import ADE_STUFF, ADE_THINGS, MaskValueError, plain_mask, unpaired_note, voc_palette
 from tests.photographs import PHOTOGRAPHS, needs_photographs
 
 

@@ -26,8 +26,8 @@ from mixlab.evaluation.classifier import (
     trained_classifier,
 )
 from mixlab.evaluation.features import HeadInput
+from mixlab.evaluation.machine import CentreView
 from mixlab.evaluation.target import as_target
-from mixlab.evaluation.views import CentreView
 
 VIEW = CentreView(16)
 

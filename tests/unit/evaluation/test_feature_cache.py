@@ -19,8 +19,7 @@ from mixlab.data.source import ImageSource, Subset
 from mixlab.evaluation import feature_cache
 from mixlab.evaluation.feature_cache import Extraction, FeatureCache
 from mixlab.evaluation.features import FeaturePlan, FeatureTable, HeadInput
-from mixlab.evaluation.machine import precision_in_use
-from mixlab.evaluation.views import CentreView
+from mixlab.evaluation.machine import CentreView, precision_in_use
 from mixlab.training.distributed import World
 
 SHARD = 8

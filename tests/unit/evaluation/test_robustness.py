@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from mixlab.data.decode import decode, to_tensor
 from mixlab.data.imagenet_labels import imagenet_a_classes, imagenet_classes, imagenet_r_classes, real_labels
 from mixlab.evaluation.classifier import NamedClassifier, timm_classifier
-from mixlab.evaluation.machine import Machine
+from mixlab.evaluation.machine import CentreView, Machine
 from mixlab.evaluation.robustness import score_set
 from mixlab.evaluation.shifted_sets import SETS, SetScore, find_sets
-from mixlab.evaluation.views import CentreView
 from mixlab.run import Subject
 from mixlab.training.distributed import World
 from tests.photographs import PHOTOGRAPHS, needs_photographs

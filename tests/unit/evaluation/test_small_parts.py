@@ -20,7 +20,7 @@ from mixlab.data.imagenet_labels import (
 )
 from mixlab.data.images import ImageFolder
 from mixlab.evaluation.accuracy import Accuracy
-from mixlab.evaluation.views import CentreView
+from mixlab.evaluation.machine import CentreView
 
 
 def test_accuracies_of_nothing_and_of_everything_have_intervals_with_a_width() -> None:

@@ -43,6 +43,11 @@ def test_its_measured_verdicts_follow_from_its_measurements(runs: Path) -> None:
     assert checked > 10
 
 
+def test_the_ledger_reads_all_of_its_archive(runs: Path) -> None:
+    every = {m.identity for run in find_runs([runs]) for m in run.measurements()}
+    assert {m.identity for m in Evidence.from_runs([STUDY / "runs.tar.xz"]).measurements} == every and len(every) > 1000
+
+
 def test_intervals_over_images_come_out_of_the_published_scores(runs: Path) -> None:
     result = read_json(runs / "results" / "auc_model.json")
     for row in result["rows"]:

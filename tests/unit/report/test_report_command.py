@@ -11,7 +11,7 @@ from example_run import make_example
 import mixlab
 from mixlab.analysis.cost import count_macs, on_meta
 from mixlab.commands.report import report
-from mixlab.run import RunDirectory
+from mixlab.run import RunDirectory, write_archive
 
 FIELDS = {"dim": 64, "depth": 2, "image": 32, "patch": 8, "head_dim": 16}
 
@@ -53,6 +53,20 @@ def test_several_runs_share_one_page(tmp_path: Path) -> None:
     report([tmp_path / "one", tmp_path / "two"], out=tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "one/results/auc_model.json" in page and "two/vit/results/knn_vit.json" in page
+
+
+def test_an_archive_makes_the_page_of_the_runs_in_it(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "lab")
+    run.write_result("note", {"kind": "note", "text": "one"})
+    packed = write_archive(run.path, tmp_path / "lab.tar.xz")
+    pages = [tmp_path / "a.html", tmp_path / "b.html"]
+    for place, page in zip((run.path, packed), pages, strict=True):
+        report([place], out=page)
+    assert pages[0].read_bytes() == pages[1].read_bytes() and b"lab/results/note.json" in pages[0].read_bytes()
+    (tmp_path / "nothing" / "in").mkdir(parents=True)
+    (tmp_path / "nothing" / "in" / "it.txt").write_text("")
+    with pytest.raises(FileNotFoundError, match=r"nothing.tar.xz is not a run directory"):
+        report([write_archive(tmp_path / "nothing", tmp_path / "nothing.tar.xz")], out=pages[0])
 
 
 def test_two_values_of_one_thing_are_not_mixed_up_in_silence(tmp_path: Path) -> None:

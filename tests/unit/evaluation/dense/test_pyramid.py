@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from mixlab.backbones.zoo import create_model
-from mixlab.evaluation.dense.pyramid import Level, Pyramid, Tap, choose_taps
+from mixlab.evaluation.pyramid import Level, Pyramid, Tap, choose_taps
 
 PLAIN = {
     "vit-16": ("vit_tiny", {"dim": 32, "depth": 5, "head_dim": 16}),

@@ -12,7 +12,7 @@ from pycocotools import mask as oracle_mask
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from mixlab.evaluation.detection.average_precision import NAMES, average_precision
+from mixlab.evaluation.detection.evaluate import NAMES, average_precision
 
 SIDE = 128
 

@@ -17,8 +17,8 @@ from mixlab.analysis.claims import Evidence
 from mixlab.analysis.claims.measured import mamba_does_dense_better
 from mixlab.commands.detect import detect
 from mixlab.data.objects import instances_file, parse_objects
-from mixlab.evaluation.detection.average_precision import NAMES
 from mixlab.evaluation.detection.detector import Detector
+from mixlab.evaluation.detection.evaluate import NAMES
 from mixlab.evaluation.detection.task import plan_detection
 from mixlab.run import RunDirectory
 from tests.coco_folder import draw_coco

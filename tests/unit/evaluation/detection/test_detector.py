@@ -6,14 +6,14 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import box_iou
 
 import mixlab
-from mixlab.data.object_batches import ObjectReader, Resizing
+from mixlab.data.dense_batches import ObjectReader, Resizing
 from mixlab.data.objects import parse_objects
-from mixlab.evaluation.dense.pyramid import Pyramid
-from mixlab.evaluation.detection.cascade import CASCADE, SINGLE, RegionHeads
-from mixlab.evaluation.detection.detections import paste_masks
-from mixlab.evaluation.detection.detector import CentredAnchors, Detector, to_input
+from mixlab.evaluation.detection import detector as detector_module
+from mixlab.evaluation.detection.detector import CASCADE, SINGLE, CentredAnchors, Detector, RegionHeads, to_input
+from mixlab.evaluation.detection.evaluate import paste_masks
 from mixlab.evaluation.detection.recipe import DetectionConfig
-from mixlab.evaluation.detection.region_stage import RegionConfig, pool_regions
+from mixlab.evaluation.detection.regions import pool_regions
+from mixlab.evaluation.pyramid import Pyramid
 from mixlab.recipes import find_recipe
 
 HEADS = ("mask", "cascade")
@@ -33,7 +33,7 @@ def tiny(head: str, *, seed: int = 0, frozen: bool = False) -> Detector:
                              anchor_scale=2.5, finest=10.0, candidates=100, proposals=30, anchors=32,
                              regions=16)  # fmt: skip
     backbone = mixlab.create_model("mambaout_femto", depths=[1, 1, 1, 1], dims=[8, 16, 16, 16])
-    return Detector(Pyramid(backbone, frozen=frozen), config.detector(10))
+    return Detector(Pyramid(backbone, frozen=frozen), config, num_classes=10)
 
 
 def batch_of(data: str = "shapes:n=8,size=64", number: int = 4):
@@ -74,15 +74,13 @@ def test_the_stages_are_the_published_ones():
     assert [stage.loss_weight for stage in CASCADE] == [1.0, 0.5, 0.25]
     assert [stage.weights[0] for stage in CASCADE] == [10, 20, 30] and [s.weights[3] for s in CASCADE] == [5, 10, 15]
     assert len(SINGLE) == 1 and SINGLE[0].iou == 0.5
-    with pytest.raises(ValueError, match="set agnostic_boxes"):
-        RegionHeads(RegionConfig(num_classes=3), CASCADE)
 
 
 def test_boxes_of_a_cascade_are_for_all_classes_and_others_by_choice():
     kinds = {("mask", False): 10, ("mask", True): 1, ("cascade", False): 1}
     for (head, agnostic), boxes in kinds.items():
-        regions = DetectionConfig(head=head, agnostic_boxes=agnostic, channels=8, hidden=8).detector(10).regions
-        stages = RegionHeads(regions, CASCADE if head == "cascade" else SINGLE).stages
+        config = DetectionConfig(head=head, agnostic_boxes=agnostic, channels=8, hidden=8)
+        stages = RegionHeads(config, num_classes=10).stages
         assert {stage.boxes.num_boxes for stage in stages} == {boxes}
 
 
@@ -96,12 +94,13 @@ def test_later_stages_count_less():
     assert (second / first, third / first) == (pytest.approx(0.5), pytest.approx(0.25))
 
 
-def test_detecting_averages_scores_refines_boxes_and_averages_masks_over_the_stages():
+def test_detecting_averages_scores_refines_boxes_and_averages_masks_over_the_stages(monkeypatch):
     """The cascade by hand: region after region, stage after stage."""
     torch.manual_seed(1)
-    config = RegionConfig(num_classes=4, channels=8, hidden=16, agnostic_boxes=True, mask_convs=1, finest=8.0,
-                          min_score=0.0, nms=1.0, most=1000)  # fmt: skip
-    heads = RegionHeads(config, CASCADE).double().eval()
+    monkeypatch.setattr(detector_module, "MIN_SCORE", 0.0)
+    monkeypatch.setattr(detector_module, "NMS_IOU", 1.0)
+    config = DetectionConfig(head="cascade", channels=8, hidden=16, mask_convs=1, finest=8.0, most=1000)
+    heads = RegionHeads(config, num_classes=4).double().eval()
     for stage in heads.stages:
         torch.nn.init.normal_(stage.boxes.correct.weight, std=0.5)
         torch.nn.init.normal_(stage.boxes.classify.weight, std=0.5)

@@ -7,9 +7,16 @@ from torchvision.ops import box_iou
 
 from mixlab.data.objects import Objects, scale_boxes
 from mixlab.data.shapes import Shapes
-from mixlab.evaluation.detection.detections import paste_masks
-from mixlab.evaluation.detection.heads import BoxHead, MaskHead, box_losses, mask_loss
-from mixlab.evaluation.detection.region_stage import cut_masks, pool_regions, sample_regions
+from mixlab.evaluation.detection.evaluate import paste_masks
+from mixlab.evaluation.detection.regions import (
+    BoxHead,
+    MaskHead,
+    box_losses,
+    cut_masks,
+    mask_loss,
+    pool_regions,
+    sample_regions,
+)
 
 STRIDES = (4, 8, 16, 32)
 

@@ -10,13 +10,11 @@ from torch import Tensor
 
 from mixlab.backbones.zoo import create_model
 from mixlab.data.crops import normalise
-from mixlab.data.label_maps import parse_label_maps
+from mixlab.data.mask_formats import parse_label_maps
 from mixlab.data.masks import MaskSource
-from mixlab.evaluation.dense.pyramid import Pyramid
-from mixlab.evaluation.segmentation.evaluate import same_size, score_label_maps
-from mixlab.evaluation.segmentation.inference import SCALES, Inference, Predictor
-from mixlab.evaluation.segmentation.metrics import ConfusionMatrix
-from mixlab.evaluation.segmentation.upernet import UperNet
+from mixlab.evaluation.pyramid import Pyramid
+from mixlab.evaluation.segmentation.evaluate import ConfusionMatrix, same_size, score_label_maps
+from mixlab.evaluation.segmentation.upernet import SCALES, Inference, Predictor, UperNet
 from mixlab.training.distributed import World
 from mixlab.training.stopping import ScoringStopped
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sklearn.metrics import confusion_matrix
 
-from mixlab.evaluation.segmentation.metrics import ConfusionMatrix, interval, scores_of
+from mixlab.evaluation.segmentation.evaluate import ConfusionMatrix, interval, scores_of
 
 IGNORE = 255
 

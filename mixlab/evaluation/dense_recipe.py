@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.errors import InputError
-from mixlab.evaluation.dense.pyramid import Pyramid
+from mixlab.evaluation.pyramid import Pyramid
 from mixlab.training.config import MethodConfig
 from mixlab.training.distributed import whole
 from mixlab.training.live_scores import Score, Scores

@@ -1,40 +1,124 @@
-"""One stage of heads on proposals: what it learns from, what it predicts, and the boxes it hands on."""
+"""Heads on proposals: what one stage of them learns from, what it predicts, and the boxes it hands on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, smooth_l1_loss
 from torchvision.models.detection._utils import BoxCoder
 from torchvision.ops import box_iou, clip_boxes_to_image, roi_align
 
 from mixlab.data.objects import Objects
-from mixlab.evaluation.detection.heads import MASK_REGION, REGION, BoxHead, MaskHead, box_losses, mask_loss
 
+REGION = 7  # cells along the side of a region for the box head, Fast R-CNN
+MASK_REGION = 14  # for the mask head, whose output is twice that: Mask R-CNN, figure 4
+
+
+class BoxHead(nn.Module):
+    """Two hidden layers, then class scores and box corrections: one box per class, or one for all (`agnostic`)."""
+
+    def __init__(self, channels: int, *, hidden: int, num_classes: int, agnostic: bool) -> None:
+        super().__init__()
+        self.num_classes, self.num_boxes = num_classes, 1 if agnostic else num_classes
+        self.hidden = nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(channels * REGION * REGION, hidden),
+            nn.ReLU(inplace=True),
+            nn.Linear(hidden, hidden),
+            nn.ReLU(inplace=True),
+        )
+        self.classify = nn.Linear(hidden, num_classes + 1)
+        self.correct = nn.Linear(hidden, 4 * self.num_boxes)
+        nn.init.normal_(self.classify.weight, std=0.01)  # Fast R-CNN
+        nn.init.normal_(self.correct.weight, std=0.001)
+        nn.init.zeros_(self.classify.bias)
+        nn.init.zeros_(self.correct.bias)
+
+    def forward(self, regions: Tensor) -> tuple[Tensor, Tensor]:
+        """Regions (R, C, 7, 7) -> scores (R, K + 1), background last, and corrections (R, K or 1, 4)."""
+        features = self.hidden(regions)
+        corrections = self.correct(features).unflatten(1, (self.num_boxes, 4))
+        return at_least_float32(self.classify(features)), at_least_float32(corrections)
+
+
+class MaskHead(nn.Module):
+    """Four convolutions, a doubling of the size, and a mask per class, or one for all (`agnostic`)."""
+
+    def __init__(self, channels: int, *, num_classes: int, agnostic: bool, num_convs: int) -> None:
+        super().__init__()
+        self.num_masks = 1 if agnostic else num_classes
+        layers: list[nn.Module] = []
+        for _ in range(num_convs):
+            layers += [nn.Conv2d(channels, channels, 3, padding=1), nn.ReLU(inplace=True)]
+        layers += [nn.ConvTranspose2d(channels, channels, 2, stride=2), nn.ReLU(inplace=True)]
+        self.layers = nn.Sequential(*layers)
+        self.predict = nn.Conv2d(channels, self.num_masks, 1)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+                nn.init.zeros_(module.bias)  # type: ignore[arg-type]
+        nn.init.normal_(self.predict.weight, std=0.001)  # Mask R-CNN starts undecided
+
+    def forward(self, regions: Tensor) -> Tensor:
+        """Regions (R, C, 14, 14) -> mask logits (R, K or 1, 28, 28)."""
+        return at_least_float32(self.predict(self.layers(regions)))
+
+
+def box_losses(scores: Tensor, corrections: Tensor, labels: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross-entropy over R regions; smooth L1 against `targets` (P, 4) of those on objects, over R too (Fast R-CNN)."""
+    positive = (labels < scores.shape[1] - 1).nonzero()[:, 0]
+    own = pick(corrections[positive], labels[positive])
+    number = max(len(labels), 1)
+    classify = cross_entropy(scores, labels, reduction="sum") / number
+    return classify, smooth_l1_loss(own, targets, reduction="sum") / number
+
+
+def mask_loss(logits: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
+    """Binary cross-entropy of the mask of each region's own class against 0-or-1 targets (P, M, M)."""
+    own = pick(logits, labels)
+    return binary_cross_entropy_with_logits(own, targets, reduction="sum") / max(targets.numel(), 1)
+
+
+def pick(per_class: Tensor, classes: Tensor) -> Tensor:
+    """Of (R, K or 1, ...), what belongs to each region's class: (R, ...)."""
+    column = classes if per_class.shape[1] > 1 else torch.zeros_like(classes)
+    return per_class[torch.arange(len(classes), device=classes.device), column]
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """Boxes need more digits than bfloat16 has."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+POSITIVE_SHARE = 0.25  # of sampled regions that are on objects, at most (Fast R-CNN)
 SAMPLES = 2  # points along each side of a cell that is cut out (Mask R-CNN)
 
+HeadKind = Literal["mask", "cascade"]
 Sizes = Sequence[tuple[int, int]]  # (height, width) of each image, without padding
 Cut = Callable[[Sequence[Tensor], int], Tensor]  # boxes of each image, cells a side -> regions (R, C, cells, cells)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RegionConfig:
-    """How proposals become objects. The numbers are those of Mask R-CNN with FPN."""
+class DetectorConfig:
+    """The parts of a detector. The defaults are those of Mask R-CNN with FPN."""
 
-    num_classes: int
-    channels: int = 256
-    hidden: int = 1024
-    agnostic_boxes: bool = False
-    agnostic_masks: bool = False
+    head: HeadKind = "mask"
+    channels: int = 256  # of the FPN and the heads
+    hidden: int = 1024  # of the box head
     mask_convs: int = 4
+    agnostic_boxes: bool = False  # one box for all classes; in a cascade always
+    agnostic_masks: bool = False
+    anchor_scale: float = 8.0  # sides of anchors in strides: 32 to 512 px on strides 4 to 64
     finest: float = 56.0  # pixels; regions below twice that are cut from the finest map
-    regions: int = 512  # learnt from, of each image
-    positive_share: float = 0.25
-    min_score: float = 0.05
-    nms: float = 0.5
+    candidates: int = 2000  # the best anchors of an image, of which NMS keeps `proposals`
+    proposals: int = 1000
+    anchors: int = 256  # sampled from each image to learn proposals
+    regions: int = 512  # sampled from each image to learn objects
     most: int = 100  # detections per image
 
 
@@ -58,17 +142,16 @@ class Sample(NamedTuple):
 
 
 class RegionStage(nn.Module):
-    def __init__(self, config: RegionConfig, stage: Stage) -> None:
+    def __init__(self, config: DetectorConfig, stage: Stage, num_classes: int) -> None:
         super().__init__()
-        self.config, self.stage, self.coder = config, stage, BoxCoder(stage.weights)
-        self.boxes = BoxHead(
-            config.channels, hidden=config.hidden, num_classes=config.num_classes, agnostic=config.agnostic_boxes
+        self.stage, self.coder, self.num_classes = stage, BoxCoder(stage.weights), num_classes
+        self.sample = partial(
+            sample_regions, iou=stage.iou, number=config.regions, share=POSITIVE_SHARE, num_classes=num_classes
         )
+        one_box = config.agnostic_boxes or config.head == "cascade"  # handed on, it must not depend on a class
+        self.boxes = BoxHead(config.channels, hidden=config.hidden, num_classes=num_classes, agnostic=one_box)
         self.masks = MaskHead(
-            config.channels,
-            num_classes=config.num_classes,
-            agnostic=config.agnostic_masks,
-            num_convs=config.mask_convs,
+            config.channels, num_classes=num_classes, agnostic=config.agnostic_masks, num_convs=config.mask_convs
         )
 
     def forward(
@@ -90,22 +173,12 @@ class RegionStage(nn.Module):
                 for truth, sample, boxes in zip(objects, samples, on_objects, strict=True)
             ]
         )
-        draw = mask_loss(logits, labels[labels < self.config.num_classes], masks)
+        draw = mask_loss(logits, labels[labels < self.num_classes], masks)
         losses = {"loss_classes": classify, "loss_boxes": correct, "loss_masks": draw}
         refined = self.refine(corrections.detach(), everywhere, sizes)
         return (
             {name: value * self.stage.loss_weight for name, value in losses.items()},
             [boxes[~sample.is_truth] for boxes, sample in zip(refined, samples, strict=True)],
-        )
-
-    def sample(self, proposals: Tensor, objects: Objects) -> Sample:
-        return sample_regions(
-            proposals,
-            objects,
-            iou=self.stage.iou,
-            number=self.config.regions,
-            share=self.config.positive_share,
-            num_classes=self.config.num_classes,
         )
 
     def decode(self, corrections: Tensor, boxes: Sequence[Tensor]) -> list[Tensor]:
