@@ -1,7 +1,5 @@
 """From a loader's batches to steps: as many passes as a step accumulates, epoch after epoch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, TypeVar
 

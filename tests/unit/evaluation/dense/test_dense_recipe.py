@@ -29,8 +29,7 @@ from mixlab.run.codec import to_json
 from mixlab.training.config import ModelConfig
 from mixlab.training.distributed import World
 from mixlab.training.loop import train
-from mixlab.training.run_config import agree
-from mixlab.training.settings import override
+from mixlab.training.settings import agree, override
 
 TINY = {"dim": 16, "depth": 4, "patch": 4, "image": 32}
 
