@@ -11,10 +11,9 @@ from sklearn.metrics import roc_auc_score
 
 import mixlab
 from mixlab.analysis.auc import STUDIES, run_study, score_maps
-from mixlab.analysis.auc_result import AucResult
 from mixlab.analysis.binary_auc import centre_prior
 from mixlab.analysis.foreground import split_mask
-from mixlab.analysis.map_scores import FALSE_POSITIVE_RATES, MapScorer, either_sign, true_positive_rates
+from mixlab.analysis.map_scores import FALSE_POSITIVE_RATES, AucResult, MapScorer, either_sign, true_positive_rates
 from mixlab.analysis.maps import MAPS
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.data.decode import UnreadableImage
