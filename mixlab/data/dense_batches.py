@@ -17,7 +17,7 @@ from mixlab.errors import InputError
 
 from .crops import IMAGENET_MEAN
 from .decode import to_pil, to_tensor
-from .loader import SampleReader
+from .loader import SampleReader, stack
 from .masks import IGNORE, MaskedImage, MaskSource
 from .objects import Objects, ObjectSource, scale_boxes
 
@@ -106,11 +106,9 @@ class CropReader(SampleReader[tuple[Tensor, Tensor, int], CropBatch]):
 
     def collate(self, samples: list[tuple[Tensor, Tensor, int]]) -> CropBatch:
         side = self.rule.crop
-        images = [image for image, _, _ in samples] or [torch.empty(3, side, side, dtype=torch.uint8)]
-        masks = [mask for _, mask, _ in samples] or [torch.empty(side, side, dtype=torch.uint8)]
-        count = len(samples)
-        indexes = torch.tensor([index for _, _, index in samples], dtype=torch.int64)
-        return CropBatch(torch.stack(images)[:count], torch.stack(masks)[:count], indexes)
+        images = stack([image for image, _, _ in samples], (3, side, side))
+        masks = stack([mask for _, mask, _ in samples], (side, side))
+        return CropBatch(images, masks, torch.tensor([index for _, _, index in samples], dtype=torch.int64))
 
 
 class WholeBatch(NamedTuple):
@@ -197,8 +195,7 @@ class Resizing:
 
     def size(self, height: int, width: int, short: int) -> tuple[int, int]:
         """The new size of an image, its shape kept."""
-        scale = min(short / min(height, width), self.long / max(height, width))
-        return max(round(height * scale), 1), max(round(width * scale), 1)
+        return fitted_size((height, width), short_side=short, long_side=self.long)
 
 
 class ObjectReader(SampleReader[ObjectSample, ObjectBatch]):
@@ -208,17 +205,16 @@ class ObjectReader(SampleReader[ObjectSample, ObjectBatch]):
         self.source, self.resizing, self.augment, self.seed = source, resizing, augment, seed
 
     def read(self, index: int, epoch: int) -> ObjectSample:
+        annotated = self.source.load(index)
+        image = annotated.image
+        own = (image.shape[1], image.shape[2])
         if not self.augment:
-            image = self.source.load(index).image
-            own = (image.shape[1], image.shape[2])
             size = self.resizing.size(*own, short=self.resizing.short[1])
             return ObjectSample(resize_image(image, size), no_objects(size), index, own)
         random = np.random.default_rng([self.seed, epoch, index])
-        annotated = self.source.load(index)
-        image, objects = annotated.image, annotated.objects()
-        own = (image.shape[1], image.shape[2])
         size = self.resizing.size(*own, short=self.resizing.draw_short(random))
-        sample = ObjectSample(resize_image(image, size), resize_objects(objects, own, size), index, own)
+        objects = resize_objects(annotated.objects(), own, size)
+        sample = ObjectSample(resize_image(image, size), objects, index, own)
         return flip(sample) if random.random() < self.resizing.flip else sample
 
     def collate(self, samples: list[ObjectSample]) -> ObjectBatch:

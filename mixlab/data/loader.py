@@ -97,7 +97,7 @@ class BatchLoader(Generic[B]):
             self._position.samples += self.order.global_batch
             if len(batch.indexes):
                 yield batch
-        self._position.move_to(self.epoch + 1, 0)
+        self._start_next_epoch()
 
     @property
     def epoch(self) -> int:
@@ -110,7 +110,7 @@ class BatchLoader(Generic[B]):
             "samples": self._position.samples,
             "num_images": self.order.num_images,
             "seed": self.order.seed,
-            "skipped": self.skipped.state_dict(),
+            "skipped": dict(self.skipped.reasons),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -121,10 +121,13 @@ class BatchLoader(Generic[B]):
                     f"the saved position is in data with {key} {state[key]}, here it is {ours}; "
                     "resume with the same source and seed, or start a new run"
                 )
-        self._position.move_to(int(state["epoch"]), int(state["samples"]))
+        self._position.epoch, self._position.samples = int(state["epoch"]), int(state["samples"])
         if self._position.samples >= len(self) * self.order.global_batch:  # saved after an epoch's last batch
-            self._position.move_to(self.epoch + 1, 0)
-        self.skipped.load_state_dict(state["skipped"])
+            self._start_next_epoch()
+        self.skipped.reasons = dict(state["skipped"])
+
+    def _start_next_epoch(self) -> None:
+        self._position.epoch, self._position.samples = self.epoch + 1, 0
 
     def _rest(self) -> Iterator[B]:
         """The batches left in this epoch."""
@@ -143,11 +146,7 @@ class _Position:
 
     def __init__(self, order: SampleOrder) -> None:
         self.order = order
-        self.move_to(0, 0)
-
-    def move_to(self, epoch: int, samples: int) -> None:
-        self.epoch = epoch
-        self.samples = samples  # of this epoch already given out, over all ranks
+        self.epoch = self.samples = 0  # samples of this epoch already given out, over all ranks
 
     def __iter__(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
         epoch = self.epoch
@@ -180,6 +179,11 @@ class _Batches(Dataset[Any]):
         return None
 
 
+def stack(tensors: list[Tensor], shape: tuple[int, ...]) -> Tensor:
+    """uint8 tensors of this shape on top of each other, also where there are none."""
+    return torch.stack(tensors) if tensors else torch.empty(0, *shape, dtype=torch.uint8)
+
+
 class Batch(NamedTuple):
     """B images at one size; `sizes` are the images' own (height, width), which crops need to keep shapes true."""
 
@@ -194,30 +198,20 @@ class Batch(NamedTuple):
         return self._replace(images=images, labels=labels)
 
 
-class LabelledImage(NamedTuple):
-    """An image at the size of its batch, and what is known of it."""
-
-    image: Tensor  # uint8 (3, S, S)
-    label: int
-    number: int  # in the source
-    size: tuple[int, int]  # its own height and width
-
-
-class ImageReader(SampleReader[LabelledImage, Batch]):
-    """Images of a source at one size, see `fit_image`."""
+class ImageReader(SampleReader[tuple[Tensor, int, int, int, int], Batch]):
+    """Images of a source at one size, see `fit_image`; each with its label, index, and own height and width."""
 
     def __init__(self, source: ImageSource, size: int, fit: str) -> None:
         self.source, self.size, self.fit = source, size, fit
 
-    def read(self, index: int, epoch: int) -> LabelledImage:
-        image, size = self.source.load_fitted(index, self.size, self.fit)
-        return LabelledImage(image, self.source.label(index), index, size)
+    def read(self, index: int, epoch: int) -> tuple[Tensor, int, int, int, int]:
+        image, (height, width) = self.source.load_fitted(index, self.size, self.fit)
+        return image, self.source.label(index), index, height, width
 
-    def collate(self, samples: list[LabelledImage]) -> Batch:
-        images = [sample.image for sample in samples] or [torch.empty(3, self.size, self.size, dtype=torch.uint8)]
-        rows = [(sample.label, sample.number, *sample.size) for sample in samples]
-        table = torch.tensor(rows, dtype=torch.int64).reshape(-1, 4)
-        return Batch(torch.stack(images)[: len(samples)], table[:, 0], table[:, 1], table[:, 2:])
+    def collate(self, samples: list[tuple[Tensor, int, int, int, int]]) -> Batch:
+        images = stack([sample[0] for sample in samples], (3, self.size, self.size))
+        table = torch.tensor([sample[1:] for sample in samples], dtype=torch.int64).reshape(-1, 4)
+        return Batch(images, table[:, 0], table[:, 1], table[:, 2:])
 
 
 class Loader(BatchLoader[Batch]):
@@ -254,10 +248,9 @@ class Loader(BatchLoader[Batch]):
             self._resident = self._load_all(torch.device(resident_on))
 
     def _rest(self) -> Iterator[Batch]:
-        return self._from_memory() if self._resident is not None else super()._rest()
-
-    def _from_memory(self) -> Iterator[Batch]:
-        assert self._resident is not None
+        if self._resident is None:
+            yield from super()._rest()
+            return
         whole, rows = self._resident
         for _, indexes in self._position:
             here = rows[torch.from_numpy(indexes)]
@@ -267,8 +260,8 @@ class Loader(BatchLoader[Batch]):
 
     def _load_all(self, device: torch.device) -> tuple[Batch, Tensor]:
         """Every image once, and the row of each image number (-1: left out)."""
-        total, order = self.order.num_images, self.order
-        everything = SampleOrder(total, min(order.batch_size, total), shuffle=False, drop_last=False)
+        total = self.order.num_images
+        everything = SampleOrder(total, min(self.order.batch_size, total), shuffle=False, drop_last=False)
         parts = []
         for batch, errors in DataLoader(
             self._batches.dataset,

@@ -12,7 +12,7 @@ from PIL import Image
 
 from mixlab.errors import InputError
 
-from .coco import coco_files
+from .coco import coco_files, need_coco_files
 from .decode import SUFFIXES
 from .images import IMAGE_FOLDERS, LABEL_FOLDERS, MASK_FOLDERS, SPLIT_FOLDERS, child, parse_source
 from .masks import (
@@ -21,7 +21,6 @@ from .masks import (
     CocoMasks,
     Mask,
     MaskSource,
-    MaskValueError,
     PairedMasks,
     ShapesMasks,
     ade_mask,
@@ -61,7 +60,8 @@ def parse_masks(name: str, *, split: str = "val") -> MaskSource:
             f"{place} holds no masks in a known layout: images/ beside masks/, ImageNet-S, PASCAL VOC, Oxford Pets, "
             "COCO or ADE20K; name the format, for example masks:DIR"
         )
-    return _FORMATS[found](path, name, options)
+    key, open_masks = _FORMATS[found]
+    return open_masks(path, name, parse_options(name, options, known=(key,) if key else ()).get(key))
 
 
 def mask_format(name: str) -> str | None:
@@ -115,44 +115,36 @@ def _need(place: Path, *names: str) -> Path:
     return found
 
 
-def _no_options(name: str, options: str) -> None:
-    parse_options(name, options, known=())
-
-
-def _open_plain(place: Path, name: str, options: str) -> MaskSource:
-    rule = parse_options(name, options, known=("foreground",)).get("foreground", "auto")
+def _open_plain(place: Path, name: str, option: str | None) -> MaskSource:
+    rule = option or "auto"
     if rule not in ("auto", "nonzero", "half"):
         raise InputError(f"{name!r}: foreground {rule!r} is unknown; choose auto, nonzero or half")
     images, masks = _need(place, *IMAGE_FOLDERS), _need(place, *MASK_FOLDERS)
     return PairedMasks(images, masks, partial(plain_mask, foreground=rule), every_image=True)
 
 
-def _open_imagenet_s(place: Path, name: str, options: str) -> MaskSource:
-    _no_options(name, options)
+def _open_imagenet_s(place: Path, name: str, option: str | None) -> MaskSource:
     masks = _need(place, "validation-segmentation", "train-semi-segmentation")
     images = _need(place, masks.name.removesuffix("-segmentation"))
     return PairedMasks(images, masks, imagenet_s_mask, every_image=True)
 
 
-def _open_voc(place: Path, name: str, options: str) -> MaskSource:
-    _no_options(name, options)
+def _open_voc(place: Path, name: str, option: str | None) -> MaskSource:
     images, masks = _need(place, *reversed(IMAGE_FOLDERS)), _need(place, "SegmentationClass", "labels")
     return PairedMasks(images, masks, voc_mask, every_image=False)
 
 
-def _open_pets(place: Path, name: str, options: str) -> MaskSource:
-    _no_options(name, options)
+def _open_pets(place: Path, name: str, option: str | None) -> MaskSource:
     return PairedMasks(_need(place, "images"), _need(place / "annotations", "trimaps"), pets_mask, every_image=True)
 
 
-def _open_ade(place: Path, name: str, options: str) -> MaskSource:
-    text = parse_options(name, options, known=("things",)).get("things")
-    if text is None and (table := _has_other_labels(place)):
+def _open_ade(place: Path, name: str, option: str | None) -> MaskSource:
+    if option is None and (table := _has_other_labels(place)):
         raise InputError(
             f"{place} has labels of its own ({table}), not ADE20K's 150; "
             f"say which of them are things, for example ade:{place}:things=1-76"
         )
-    things = ADE_THINGS if text is None else to_numbers(name, text)
+    things = ADE_THINGS if option is None else _to_numbers(name, option)
     images, masks = _need(place, "images"), _need(place, "annotations")
     part = child(masks, "validation", "training")
     if part is not None:
@@ -166,25 +158,21 @@ def _has_other_labels(place: Path) -> str | None:
     return tables[0].name if tables and "150" not in tables[0].name else None
 
 
-def _open_coco(place: Path, name: str, options: str) -> MaskSource:
-    _no_options(name, options)
-    files = [place] if place.is_file() else coco_files(place)
-    if not files:
-        raise FileNotFoundError(f"{place} has no instances*.json, nor has its folder annotations; give the file itself")
-    return CocoMasks(min(files, key=lambda file: "val" not in file.name))  # the validation part first
+def _open_coco(place: Path, name: str, option: str | None) -> MaskSource:
+    return CocoMasks(min(need_coco_files(place), key=lambda file: "val" not in file.name))  # the validation part first
 
 
-_FORMATS: dict[str, Callable[[Path, str, str], MaskSource]] = {
-    "masks": _open_plain,
-    "imagenet-s": _open_imagenet_s,
-    "voc": _open_voc,
-    "pets": _open_pets,
-    "coco": _open_coco,
-    "ade": _open_ade,
+_FORMATS: dict[str, tuple[str, Callable[[Path, str, str | None], MaskSource]]] = {  # with the name of its option
+    "masks": ("foreground", _open_plain),
+    "imagenet-s": ("", _open_imagenet_s),
+    "voc": ("", _open_voc),
+    "pets": ("", _open_pets),
+    "coco": ("", _open_coco),
+    "ade": ("things", _open_ade),
 }
 
 
-def to_numbers(name: str, text: str) -> frozenset[int]:
+def _to_numbers(name: str, text: str) -> frozenset[int]:
     """A set of whole numbers written as `1-76+90`."""
     numbers: set[int] = set()
     for part in text.split("+"):
@@ -251,7 +239,7 @@ def class_mask(image: Image.Image, *, num_classes: int, from_one: bool) -> Mask:
     if len(unknown):
         first = int(unknown[0]) + from_one
         rule = f"1 to {num_classes}, and 0" if from_one else f"0 to {num_classes - 1}, and 255"
-        raise MaskValueError(f"the label {first} is unknown: the set has {rule} for what is not counted")
+        raise InputError(f"the label {first} is unknown: the set has {rule} for what is not counted")
     return np.where(ignored, IGNORE, classes).astype(np.uint8)
 
 

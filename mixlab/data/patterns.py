@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Field = NDArray[Any]  # float32 (h, w)
+Pattern = Callable[[Field, Field], Field]
 
 
 def disc(x: Field, y: Field) -> Field:
@@ -60,10 +61,8 @@ def corner(x: Field, y: Field) -> Field:
     return np.maximum(square(x, y) - 0.08, np.minimum(x, y) + 0.2)
 
 
-OUTLINES: dict[str, Callable[[Field, Field], Field]] = {
-    outline.__name__: outline
-    for outline in (disc, ring, square, triangle, star, cross, crescent, hexagon, heart, corner)
-}
+_SHAPES: tuple[Pattern, ...] = (disc, ring, square, triangle, star, cross, crescent, hexagon, heart, corner)
+OUTLINES = {outline.__name__: outline for outline in _SHAPES}
 
 
 def _radius(x: Field, y: Field) -> Field:
@@ -130,18 +129,7 @@ def bricks(u: Field, v: Field) -> Field:
     return clip_unit(6 * joint - 0.5)
 
 
-TEXTURES: tuple[Callable[[Field, Field], Field], ...] = (
-    stripes,
-    checks,
-    dots,
-    speckle,
-    gradient,
-    plain,
-    rings,
-    zigzag,
-    waves,
-    bricks,
-)
+TEXTURES: tuple[Pattern, ...] = (stripes, checks, dots, speckle, gradient, plain, rings, zigzag, waves, bricks)
 
 
 def clip_unit(values: Field) -> Field:

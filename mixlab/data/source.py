@@ -6,7 +6,7 @@ import difflib
 import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -28,6 +28,7 @@ class HasImage(Protocol):
 
 
 T = TypeVar("T", bound="Tensor | HasImage")
+S = TypeVar("S")
 
 
 class Source(ABC, Generic[T]):
@@ -185,24 +186,16 @@ class SkippedImages:
             )
         return True
 
-    def summary(self, most: int = 5) -> str:
+    def summary(self) -> str:
         """One line for a log: how many, and the first few by name."""
         if not self.reasons:
             return "no image was skipped"
-        named = "; ".join(f"{path} ({reason})" for path, reason in list(self.reasons.items())[:most])
-        rest = f"; and {len(self) - most} more" if len(self) > most else ""
-        return f"skipped {len(self)}: {named}{rest}"
-
-    def state_dict(self) -> dict[str, str]:
-        return dict(self.reasons)
-
-    def load_state_dict(self, state: dict[str, str]) -> None:
-        self.reasons = dict(state)
+        return f"skipped {len(self)}: {few(f'{path} ({reason})' for path, reason in self.reasons.items())}"
 
 
-def read_first(data: str, load: Callable[[int], T], *, total: int, most: int) -> list[T]:
+def read_first(data: str, load: Callable[[int], S], *, total: int, most: int) -> list[S]:
     """What the first numbers of a source give; those that cannot be read are skipped, and named."""
-    found: list[T] = []
+    found: list[S] = []
     skipped = SkippedImages(total=total, limit=1.0)
     for index in range(total):
         if len(found) >= most:
@@ -216,6 +209,13 @@ def read_first(data: str, load: Callable[[int], T], *, total: int, most: int) ->
     if len(skipped):
         warnings.warn(skipped.summary(), stacklevel=2)
     return found
+
+
+def few(names: Iterable[object], most: int = 5) -> str:
+    """The first few of many names."""
+    listed = [str(name) for name in names]
+    rest = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + rest
 
 
 def parse_options(name: str, options: str, *, known: tuple[str, ...]) -> dict[str, str]:

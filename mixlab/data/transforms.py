@@ -170,12 +170,7 @@ def shift_hue(x: Tensor, factor: Tensor) -> Tensor:
     return x
 
 
-JITTER: tuple[Callable[..., Tensor], ...] = (
-    change_brightness,
-    change_contrast,
-    change_saturation,
-    shift_hue,
-)
+JITTER: tuple[Callable[..., Tensor], ...] = (change_brightness, change_contrast, change_saturation, shift_hue)
 
 
 def solarise(x: Tensor) -> Tensor:
