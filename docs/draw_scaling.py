@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from mixlab.analysis.figures import save_charts
-from mixlab.bench.dense_scaling import scaling_charts
+from mixlab.bench.dense import scaling_charts
 
 HERE = Path(__file__).parent
 

@@ -8,8 +8,8 @@ it is not installed.
 
 import time
 from collections.abc import Callable
+from functools import partial
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,6 +17,7 @@ from torchmetrics.functional.classification import binary_auroc
 
 from mixlab.analysis.binary_auc import binary_auc
 from mixlab.analysis.foreground import split_mask
+from mixlab.bench.timing import Row
 from mixlab.console import console
 
 IGNORE = 255
@@ -56,35 +57,31 @@ def score_in_a_loop(maps: Tensor, masks: Tensor, auc: Callable[[Tensor, Tensor],
     return torch.tensor(scores, dtype=torch.float64)
 
 
-Score = Callable[[Tensor, Tensor], Tensor]
-
-
-def systems() -> dict[str, Score]:
+def systems() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
     """Ours first, then those that are installed."""
-    found: dict[str, Score] = {
-        "mixlab": lambda maps, masks: binary_auc(maps, masks, ignore=IGNORE, normalize=False),
-        "torchmetrics, loop": lambda maps, masks: score_in_a_loop(
-            maps, masks, lambda values, labels: binary_auroc(values, labels.int(), validate_args=False).item()
-        ),
+
+    def torchmetrics_auc(values: Tensor, labels: Tensor) -> float:
+        return binary_auroc(values, labels.int(), validate_args=False).item()
+
+    found: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+        "mixlab": partial(binary_auc, ignore=IGNORE, normalize=False),
+        "torchmetrics, loop": partial(score_in_a_loop, auc=torchmetrics_auc),
     }
     try:
         from sklearn.metrics import roc_auc_score
     except ImportError:
         console.print("scikit-learn is left out: it is not installed", highlight=False)
         return found
-    found["scikit-learn, loop"] = lambda maps, masks: score_in_a_loop(
-        maps, masks, lambda values, labels: float(roc_auc_score(labels.numpy(), values.numpy()))
-    )
-    return found
+    return found | {"scikit-learn, loop": partial(score_in_a_loop, auc=lambda v, labels: roc_auc_score(labels, v))}
 
 
-def measure(*, num_images: int = NUM_IMAGES, seed: int = 0, repeats: int = 5) -> list[dict[str, object]]:
+def measure(*, num_images: int = NUM_IMAGES, seed: int = 0, repeats: int = 5) -> list[Row]:
     """Seconds of each system (ours: the best of `repeats`; a loop: once) and the largest difference from ours."""
     threads = torch.get_num_threads()
     maps, masks = make_sample(num_images, seed)
     foreground, background = split_mask(masks, GRID, ignore=IGNORE)
     cells = torch.where(foreground, 1, torch.where(background, 0, IGNORE)).to(torch.uint8)
-    rows: list[dict[str, object]] = []
+    rows: list[Row] = []
     scorers = systems()
     for label, labels in ((f"masks of {PIXELS} px, resizing included", masks), ("cells, resizing excluded", cells)):
         ours, seconds_ours = torch.empty(0), 0.0
@@ -98,12 +95,12 @@ def measure(*, num_images: int = NUM_IMAGES, seed: int = 0, repeats: int = 5) ->
                 times.append(time.perf_counter() - start)
             if system == "mixlab":
                 ours, seconds_ours = scores, min(times)
-            difference = np.nanmax((scores - ours).abs().numpy())
+            difference = float((scores - ours).abs().nan_to_num().max())
             if difference > 1e-6:
                 raise RuntimeError(
                     f"{system} differs from mixlab by {difference:.2g}; speed is compared at 1e-6 at most"
                 )
             row = {"input": label, "system": system, "num_images": num_images, "seconds": min(times)}
-            rows.append(row | {"times_ours": min(times) / seconds_ours, "difference": float(difference)})
+            rows.append(row | {"times_ours": min(times) / seconds_ours, "difference": difference})
     torch.set_num_threads(threads)
     return rows

@@ -5,10 +5,8 @@ Peers run in the same process and the same minute; time is the best of several p
 
 import multiprocessing
 import resource
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import timm
 import torch
@@ -16,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import mixlab
+from mixlab.bench.timing import Row, call_seconds, graph_ms, training_pass, wall_ms
 
-Row = dict[str, Any]
 GROWTH_SIZES = ((512, 512), (512, 1024), (1024, 1024))  # 1,024, 2,048 and 4,096 patches of 16 px
 
 
@@ -30,8 +28,6 @@ def run_cpu(*, batch: int = 8, repeats: int = 3, width: str = "small") -> tuple[
 
 def run_gpu(*, names: tuple[str, ...] = ("dinovim_base", "vit_base", "linearvit_base")) -> list[Row]:
     """Forward with backward in bf16 at the sizes of DINO's crops; timm's ViT-B is the peer in the same run."""
-    from mixlab.bench.gpu_time import graph_ms, wall_ms
-
     rows: list[Row] = []
     for batch, side in ((128, 224), (512, 96)):
         images = torch.randn(batch, 3, side, side, device="cuda")
@@ -52,19 +48,6 @@ def run_gpu(*, names: tuple[str, ...] = ("dinovim_base", "vit_base", "linearvit_
     for row in rows:
         row["memory_over_vit"] = row["peak_GiB"] / vit[row["px"], "vit_base"]["peak_GiB"]
     return rows
-
-
-def training_pass(model: nn.Module, images: Tensor) -> Callable[[], None]:
-    """One forward and backward pass under bf16 autocast; gradients are written over, as after an optimiser's step."""
-
-    def step() -> None:
-        for parameter in model.parameters():
-            parameter.grad = None
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            loss = model(images).float().square().mean()
-        loss.backward()
-
-    return step
 
 
 @torch.no_grad()
@@ -121,13 +104,7 @@ def peak_resident_mib() -> float:
 
 
 def best_time(run: Callable[[Tensor], Tensor], images: Tensor, repeats: int) -> float:
-    run(images)
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        run(images)
-        times.append(time.perf_counter() - start)
-    return min(times)
+    return min(call_seconds(lambda: run(images), repeats=repeats))
 
 
 def count_flops(model: nn.Module, images: Tensor) -> int:

@@ -6,25 +6,26 @@ the batch is halved for all, and the table says so.
 """
 
 import gc
-import time
-from collections.abc import Callable, Mapping
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from mixlab.bench.dense_scaling import REFERENCE, Row, crossings
-from mixlab.bench.gpu_time import wall_ms
-from mixlab.data.label_map_batches import CropBatch
-from mixlab.data.object_batches import ObjectBatch
+from mixlab.analysis.figures import Chart, cost_by_pixels, line_styles
+from mixlab.bench.timing import Row, call_seconds, peak_gib, training_pass
+from mixlab.data.dense_batches import CropBatch, ObjectBatch
 from mixlab.evaluation.detection.recipe import detect, detect_64
 from mixlab.evaluation.segmentation.recipe import segment, segment_64
-from mixlab.training.config import ModelConfig, TrainConfig
-from mixlab.training.distributed import World
+from mixlab.training.config import ModelConfig, TrainConfig, TrainingPrecision
+from mixlab.training.distributed import World, choose_device
 from mixlab.training.update import Update
 
-Tables = dict[str, list[Row]]
 OBJECTS = 7  # in an image: COCO's mean
+REFERENCE = "vit"  # the family that the others are measured by
+FAMILY_OF = {"vit": "attention", "dinovim": "mamba2", "linearvit": "linear_attention", "mambaout": "gated_conv"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,20 +71,21 @@ def tiny_plan() -> Plan:
     )
 
 
-def measure(*, tiny: bool = False, device: str | None = None) -> Tables:
+def measure(*, tiny: bool = False) -> dict[str, list[Row]]:
     """All tables by title."""
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     plan = tiny_plan() if tiny else full_plan()
-    precision = "bf16" if where.type == "cuda" else "fp32"
-    bench = Bench(plan, where)
+    bench = Bench(plan, choose_device())
+    precision = bench.precision
     backbones = bench.backbones()
     detect_px = "1333 x 800" if plan.detect is detect else " x ".join(map(str, reversed(plan.detect_size)))
     crop = plan.segment(plan.models[0]).method.image
     return {
         f"Backbones, forward and backward, {precision}": backbones,
         "Where attention falls behind: input size in px from which on a model is ahead": crossings(backbones),
-        f"UperNet at {crop} px, training steps, {precision}": bench.segmenters(),
-        f"Cascade Mask R-CNN at {detect_px}, training steps, {precision}": bench.detectors(),
+        f"UperNet at {crop} px, training steps, {precision}": bench.together(plan.segment_batch, bench.segmenter),
+        f"Cascade Mask R-CNN at {detect_px}, training steps, {precision}": bench.together(
+            plan.detect_batch, bench.detector
+        ),
     }
 
 
@@ -92,20 +94,18 @@ class Bench:
     plan: Plan
     device: torch.device
 
+    @property
+    def precision(self) -> TrainingPrecision:
+        return "bf16" if self.device.type == "cuda" else "fp32"
+
     def backbones(self) -> list[Row]:
         """Every model at every size."""
         rows: list[Row] = []
         for px, batch in self.plan.sizes.items():
-            rows += self._together(batch, lambda model, n, px=px: self._backbone(model, px, n))  # type: ignore[misc]
+            rows += self.together(batch, lambda model, n, px=px: self._backbone(model, px, n))  # type: ignore[misc]
         return rows
 
-    def segmenters(self) -> list[Row]:
-        return self._together(self.plan.segment_batch, self._segmenter)
-
-    def detectors(self) -> list[Row]:
-        return self._together(self.plan.detect_batch, self._detector)
-
-    def _together(self, batch: int, one: Callable[[ModelConfig, int], Row]) -> list[Row]:
+    def together(self, batch: int, one: Callable[[ModelConfig, int], Row]) -> list[Row]:
         """All models with one batch, the largest that fits them all, and each beside the ViT."""
         out_of: list[str] = []
         while True:
@@ -113,7 +113,9 @@ class Bench:
             try:
                 for model in self.plan.models:
                     name = model.name
-                    self._clear()
+                    gc.collect()
+                    if self.device.type == "cuda":
+                        torch.cuda.empty_cache()
                     rows.append({"model": name, **one(model, batch)})
                 break
             except torch.OutOfMemoryError:
@@ -131,16 +133,9 @@ class Bench:
     def _backbone(self, model: ModelConfig, px: int, batch: int) -> Row:
         backbone = model.build().to(self.device).train()
         images = torch.randn(batch, 3, px, px, device=self.device)
+        return {"px": px, "tokens": (px // 16) ** 2, **self._time(training_pass(backbone, images), batch)}
 
-        def step() -> None:
-            backbone.zero_grad(set_to_none=True)
-            with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda"):
-                loss = backbone(images).float().square().mean()
-            loss.backward()
-
-        return {"px": px, "tokens": (px // 16) ** 2, **self._time(step, batch)}
-
-    def _segmenter(self, model: ModelConfig, batch: int) -> Row:
+    def segmenter(self, model: ModelConfig, batch: int) -> Row:
         config = self.plan.segment(model)
         size, num_classes = config.method.image, self.plan.num_classes[0]
         crops = CropBatch(
@@ -150,15 +145,14 @@ class Bench:
         )
         return self._train(config, crops, batch, num_classes)
 
-    def _detector(self, model: ModelConfig, batch: int) -> Row:
+    def detector(self, model: ModelConfig, batch: int) -> Row:
         config = self.plan.detect(model)
         config = replace(config, method=replace(config.method, head="cascade"))  # type: ignore[call-arg]
         return self._train(config, random_scenes(batch, *self.plan.detect_size), batch, self.plan.num_classes[1])
 
     def _train(self, config: TrainConfig, batch: Any, num: int, num_classes: int) -> Row:
         """Whole steps of the training loop: forward, backward, AdamW."""
-        precision = "bf16" if self.device.type == "cuda" else "fp32"
-        config = replace(config, batch=num, precision=precision)  # type: ignore[arg-type]
+        config = replace(config, batch=num, precision=self.precision)
         backbone = config.model.build()
         recipe = config.method.build(backbone, num_classes=num_classes, total_steps=1000, steps_per_epoch=1000)
         recipe.network.to(self.device)
@@ -168,26 +162,9 @@ class Bench:
         return {"parameters_M": parameters / 1e6, **self._time(lambda: update([on_device], 1), num)}
 
     def _time(self, step: Callable[[], object], batch: int) -> Row:
-        repeats = self.plan.repeats
-        if self.device.type == "cuda":
-            step()
-            torch.cuda.reset_peak_memory_stats()
-            ms = wall_ms(step, repeats=repeats)
-            gib: float | None = torch.cuda.max_memory_allocated() / 2**30
-        else:
-            step()
-            times = []
-            for _ in range(repeats):
-                start = time.perf_counter()
-                step()
-                times.append(time.perf_counter() - start)
-            ms, gib = sorted(times)[len(times) // 2] * 1e3, None
-        return {"batch": batch, "images_per_s": batch / ms * 1e3, "peak_GiB": gib}
-
-    def _clear(self) -> None:
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        warm_up = 4 if self.device.type == "cuda" else 1
+        times = call_seconds(step, repeats=self.plan.repeats, warm_up=warm_up, device=self.device)
+        return {"batch": batch, "images_per_s": batch / statistics.median(times), "peak_GiB": peak_gib(self.device)}
 
 
 def random_scenes(batch: int, height: int, width: int) -> ObjectBatch:
@@ -211,3 +188,38 @@ def random_scenes(batch: int, height: int, width: int) -> ObjectBatch:
         own_sizes=sizes,
         indexes=torch.arange(batch),
     )
+
+
+def crossings(rows: Sequence[Row]) -> list[Row]:
+    """From which size on each model is ahead of the ViT, a straight line drawn between measured ratios."""
+    models = dict.fromkeys(row["model"] for row in rows if not row["model"].startswith(REFERENCE))
+    return [
+        {
+            "model": model,
+            "faster_from_px": _crossing([(r["px"], r["speed_over_vit"]) for r in rows if r["model"] == model]),
+            "less_memory_from_px": _crossing(
+                [(r["px"], 1 / r["memory_over_vit"]) for r in rows if r["model"] == model and r["memory_over_vit"]]
+            ),
+        }
+        for model in models
+    ]
+
+
+def _crossing(points: list[tuple[int, float]]) -> str:
+    """Where a ratio passes 1 for good, on logarithmic axes; at an end of the measured range, that it is beyond."""
+    if not points:
+        return "not measured"
+    if points[-1][1] <= 1:
+        return f"not up to {points[-1][0]}"
+    behind = [index for index, (_, ratio) in enumerate(points) if ratio <= 1]
+    if not behind:
+        return f"{points[0][0]} or below"
+    (px, ratio), (next_px, next_ratio) = points[behind[-1]], points[behind[-1] + 1]
+    share = -math.log(ratio) / (math.log(next_ratio) - math.log(ratio))
+    return f"about {round(px * (next_px / px) ** share)}"
+
+
+def scaling_charts(rows: Sequence[Row]) -> list[Chart]:
+    """Speed and memory against the input size."""
+    models = dict.fromkeys(row["model"] for row in rows)
+    return cost_by_pixels(rows, line_styles({model: FAMILY_OF[model.partition("_")[0]] for model in models}))

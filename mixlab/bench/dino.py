@@ -3,12 +3,9 @@
 The peer is measured where its sources are given (a clone of facebookresearch/dino); otherwise it is left out.
 """
 
-from __future__ import annotations
-
 import importlib
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -19,15 +16,15 @@ import torch
 from torch import Tensor
 
 from mixlab.backbones.zoo import create_model
+from mixlab.bench.timing import Row, call_seconds, peak_gib
 from mixlab.data.loader import Batch
 from mixlab.recipes import RECIPES
 from mixlab.training.config import TrainConfig
 from mixlab.training.dino import DinoConfig, DinoRecipe
-from mixlab.training.distributed import World
+from mixlab.training.distributed import World, choose_device
 from mixlab.training.recipe import BatchPart
 from mixlab.training.update import Update
 
-Row = dict[str, Any]
 MODELS = ("dinovim_base", "vit_base")
 ROUNDS = 3
 # One NVIDIA H200, bf16, batch 64, 2 x 224 + 8 x 96 px, 65,536 outputs; measured 2026-11-15, torch 2.11
@@ -49,7 +46,7 @@ class ReadyViews(DinoRecipe):
 
 def measure(*, batch: int = 64, steps: int = 20, tiny: bool = False, peer: Path | None = None) -> list[Row]:
     """One row per network: with views ready, and with the crops made in the step; then the peer."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = choose_device()
     configs = {name: _config(name, batch=batch, tiny=tiny) for name in MODELS}
     ways = [(False, False), (True, False)] + [(True, True)] * (device.type == "cuda")  # crops made, a CUDA graph
     rows = []
@@ -57,7 +54,8 @@ def measure(*, batch: int = 64, steps: int = 20, tiny: bool = False, peer: Path 
         for crops, graph in ways:
             run = partial(_ours, replace(config, graph=graph), device, steps, crops)
             rows.append(_guarded(f"mixlab{', as a CUDA graph' if graph else ''}", name, crops, run))
-            _free(device)
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
     if peer is None:
         return rows
     size = "tiny" if tiny else "base"
@@ -143,21 +141,9 @@ def _peer(folder: Path, config: TrainConfig, size: str, device: torch.device, st
 
 def _time(step: Callable[[], object], images: int, device: torch.device, steps: int) -> Row:
     """Steps one after the other as in training, waited for at the end; the median of some rounds, after warming up."""
-    for _ in range(2 if device.type == "cpu" else 8):
-        step()
-    _wait(device)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    rounds = []
-    for _ in range(ROUNDS):
-        start = time.perf_counter()
-        for _ in range(steps):
-            step()
-        _wait(device)
-        rounds.append((time.perf_counter() - start) / steps)
-    peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
-    seconds = statistics.median(rounds)
-    return {"images_per_s": images / seconds, "ms_per_step": seconds * 1e3, "peak_GiB": peak}
+    warm_up = 2 if device.type == "cpu" else 8
+    seconds = statistics.median(call_seconds(step, repeats=ROUNDS, calls=steps, warm_up=warm_up, device=device))
+    return {"images_per_s": images / seconds, "ms_per_step": seconds * 1e3, "peak_GiB": peak_gib(device)}
 
 
 def _guarded(system: str, model: str, crops: bool, run: Callable[[], Row]) -> Row:
@@ -168,13 +154,3 @@ def _guarded(system: str, model: str, crops: bool, run: Callable[[], Row]) -> Ro
         return {**row, **empty, **run()}
     except (RuntimeError, ImportError, OSError, AttributeError, TypeError, ValueError) as error:
         return {**row, **empty, "note": f"not measured: {error}"[:160]}
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _free(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.empty_cache()

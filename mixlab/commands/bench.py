@@ -43,28 +43,28 @@ def bench(
         table(title, [key.replace("_", " ") for key in rows[0]], [list(row.values()) for row in rows])
     if what == "dense" and figure is not None:
         from mixlab.analysis.figures import save_charts
-        from mixlab.bench.dense_scaling import scaling_charts
+        from mixlab.bench.dense import scaling_charts
 
         save_charts(scaling_charts(next(iter(tables.values()))), figure)
     return emit({"benchmark": what, "tables": tables, "provenance": provenance(device=device)}, json)
 
 
 def _ssd(quick: bool) -> Tables:
-    from mixlab.bench import ssd
+    from mixlab.bench.operations import scan_on_cpu, scan_on_gpu
 
     if not torch.cuda.is_available():
-        rows = ssd.run_cpu((38, 198), repeats=2) if quick else ssd.run_cpu()
+        rows = scan_on_cpu((38, 198), repeats=2) if quick else scan_on_cpu()
         return {"The two-way scan in plain torch, one image": rows}
     title = "The two-way scan, bf16: GPU kernel time and wall time; x: times faster than mamba_ssm"
-    return {title: ssd.run_gpu(ssd.CASES[:2] if quick else ssd.CASES)}
+    return {title: scan_on_gpu(quick=quick)}
 
 
 def _attention(quick: bool) -> Tables:
-    from mixlab.bench import linear_attention
+    from mixlab.bench.operations import attention_on_gpu
 
     need_gpu("attention")
     title = "Linear attention with its softmaxes, bf16: GPU kernel time; x: times faster than plain torch"
-    return {title: linear_attention.run_gpu(linear_attention.CASES[:1] if quick else linear_attention.CASES)}
+    return {title: attention_on_gpu(quick=quick)}
 
 
 def _backbone(quick: bool) -> Tables:
@@ -77,9 +77,9 @@ def _backbone(quick: bool) -> Tables:
 
 
 def _crops(quick: bool) -> Tables:
-    from mixlab.bench.crops import measure
+    from mixlab.bench.images import measure_crops
 
-    return {"DINO's ten crops per image": measure(num_images=4, rounds=1) if quick else measure()}
+    return {"DINO's ten crops per image": measure_crops(num_images=4, rounds=1) if quick else measure_crops()}
 
 
 def _dino(quick: bool, peer: Path | None) -> Tables:
@@ -93,27 +93,27 @@ def _dino(quick: bool, peer: Path | None) -> Tables:
 
 
 def _feed(quick: bool) -> Tables:
-    from mixlab.bench.feed import measure
+    from mixlab.bench.images import measure_feed
 
     if not quick:
         need_gpu("feed")
-    rows = measure(recipe="dino_dinovim_tiny64", batch=4, steps=3) if quick else measure()
+    rows = measure_feed(recipe="dino_dinovim_tiny64", batch=4, steps=3) if quick else measure_feed()
     return {"A DINO run on JPEG files of 500 x 375 px": rows}
 
 
 def _probe(quick: bool) -> Tables:
-    from mixlab.bench import probe
+    from mixlab.bench.frozen import measure_probe
 
     if not quick:
         need_gpu("probe")
-    rows, cached = probe.measure_small() if quick else probe.measure_full()
+    rows, cached = measure_probe(quick=quick)
     return {"A step of linear probes, from images": rows, "The whole grid on cached features": cached}
 
 
 def _knn(quick: bool) -> Tables:
-    from mixlab.bench.knn import measure
+    from mixlab.bench.frozen import measure_knn
 
-    rows = measure(num_bank=20_000, num_queries=500, dim=64) if quick else measure()
+    rows = measure_knn(num_bank=20_000, num_queries=500, dim=64) if quick else measure_knn()
     return {"Nearest neighbours of random features, all k at once": rows}
 
 

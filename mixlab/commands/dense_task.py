@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mixlab.console import console
-from mixlab.data.unreadable import TooManyUnreadableError
+from mixlab.data.source import TooManyUnreadableError
 from mixlab.errors import InputError, WorkError
 from mixlab.evaluation.dense_task import DensePlan, draws_shapes
 from mixlab.recipes import RECIPES, find_recipe

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from mixlab.commands.output import console, emit
-from mixlab.data.unreadable import TooManyUnreadableError
+from mixlab.data.source import TooManyUnreadableError
 from mixlab.errors import InputError, WorkError
 from mixlab.recipes import find_recipe
 from mixlab.training.loop import Trainer, train

@@ -55,7 +55,7 @@ def check(hint: Any, value: object, where: str, kinds: Kinds | None = None) -> A
     """
     for option in _options(hint):
         if value is not None and (is_dataclass(option) or option in (kinds or {})):
-            return from_json(option, value, kinds=kinds, where=where)  # type: ignore[arg-type]
+            return from_json(option, value, kinds=kinds, where=where)
     try:
         return _fit(hint, value)
     except _Misfit:

@@ -12,9 +12,9 @@ from torch import nn
 
 from mixlab.commands.probe import probe
 from mixlab.commands.robust import robust
-from mixlab.data.colour import LUMA
 from mixlab.data.images import parse_source
 from mixlab.data.shapes import SHAPE_CLASSES
+from mixlab.data.transforms import LUMA
 from mixlab.evaluation.classifier import NamedClassifier, load_classifier
 from mixlab.evaluation.machine import CentreView, Machine
 from mixlab.evaluation.shifts import SHIFTS, ShiftScores, score_shifts, shifted

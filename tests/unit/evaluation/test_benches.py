@@ -5,31 +5,33 @@ import sys
 import pytest
 import torch
 
-from mixlab.bench import auc, dino, knn, probe
+from mixlab.bench import auc, dino, frozen
 from mixlab.evaluation.features import FeatureTable
 
 CPU = torch.device("cpu")
 
 
 def test_the_knn_benchmark_times_a_small_case() -> None:
-    (row,) = knn.measure(num_bank=600, num_queries=40, dim=8, query_block=16, bank_block=256, device="cpu")
+    (row,) = frozen.measure_knn(num_bank=600, num_queries=40, dim=8, query_block=16, bank_block=256, device="cpu")
     assert row["seconds"] > 0 and row["accuracy"] < 0.5
 
 
 def test_the_knn_benchmark_refuses_features_whose_neighbours_come_out_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     table = FeatureTable.from_tensors(torch.randn(300, 8), torch.zeros(300, dtype=torch.int64))
-    monkeypatch.setattr(knn, "nearest", lambda *_, **__: iter([(torch.ones(64, 20), torch.arange(20).expand(64, 20))]))
+    monkeypatch.setattr(
+        frozen, "nearest", lambda *_, **__: iter([(torch.ones(64, 20), torch.arange(20).expand(64, 20))])
+    )
     with pytest.raises(RuntimeError, match="off the nearest ones"):
-        knn.check(table, table, CPU)
+        frozen.check_knn(table, table, CPU)
 
 
 def test_the_probe_benchmark_times_one_head_a_grid_and_cached_features() -> None:
-    assert probe.check(CPU) < 1e-6
-    one, grid = probe.measure_augmented(
+    assert frozen.check_probe(CPU) < 1e-6
+    one, grid = frozen.measure_augmented(
         model="dinovim_tiny", image=16, batch=2, num_classes=3, steps=1, device=CPU, repeats=1
     )
     assert (one["heads"], grid["heads"]) == (1, 320) and grid["times_one_head"] > 0
-    cached = probe.measure_cached(dim=4, batch=16, num_classes=3, num_images=64, steps=2, device=CPU)
+    cached = frozen.measure_cached(dim=4, batch=16, num_classes=3, num_images=64, steps=2, device=CPU)
     assert cached["heads"] == 320 and cached["images_per_s"] > 0
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mixlab.bench.dense import Bench, tiny_plan
-from mixlab.bench.dense_scaling import crossings
+from mixlab.bench.dense import Bench, crossings, tiny_plan
 from mixlab.commands.bench import bench
 
 
@@ -44,7 +43,7 @@ def test_when_one_model_runs_out_of_memory_all_are_measured_with_half_the_batch(
             raise torch.OutOfMemoryError("none left")
         return {"batch": batch, "images_per_s": 10.0 * batch, "peak_GiB": 1.0}
 
-    rows = Bench(tiny_plan(), torch.device("cpu"))._together(8, one)
+    rows = Bench(tiny_plan(), torch.device("cpu")).together(8, one)
     assert {row["batch"] for row in rows} == {2}
     note = "linearvit_tiny out of memory at batch 8; linearvit_tiny out of memory at batch 4"
     assert all(row["note"] == note for row in rows)

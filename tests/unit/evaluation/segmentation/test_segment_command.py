@@ -23,7 +23,7 @@ from mixlab.backbones.weights.reading import WeightsError
 from mixlab.backbones.zoo import create_model
 from mixlab.commands.dense_task import say_recipe, small_recipe, target_and_recipe
 from mixlab.commands.segment import segment
-from mixlab.data.label_maps import parse_label_maps
+from mixlab.data.mask_formats import parse_label_maps
 from mixlab.evaluation.dense_task import DensePlan
 from mixlab.evaluation.segmentation.task import plan_segmentation
 from mixlab.evaluation.target import Target

@@ -1,29 +1,80 @@
-"""Linear probes: what a whole grid of heads costs beside one head, and how fast it trains on cached features.
+"""What reads frozen features. Nearest neighbours: seconds for all queries against a bank of ImageNet's size. Linear
+probes: what a whole grid of heads costs beside one head, and how fast it trains on cached features.
 
-One head of the grid is checked against torch.optim.SGD on the same device first.
+Neighbours are checked against a sort of all cosines first, and the grid against torch.optim.SGD.
 """
 
 import time
-from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 import mixlab
-from mixlab.bench.knn import synchronise
+from mixlab.bench.timing import Row, call_seconds, peak_gib, synchronise
 from mixlab.data.loader import Batch
 from mixlab.evaluation.features import STRATEGIES, FeaturePlan, FeatureTable, HeadInput, head_inputs
 from mixlab.evaluation.machine import run_precision
 from mixlab.evaluation.probe.evaluate import LRS, WEIGHT_DECAYS
 from mixlab.evaluation.probe.heads import HeadGrid, new_head
 from mixlab.evaluation.probe.training import CachedStream, ProbeCrops
-from mixlab.training.distributed import World
+from mixlab.training.distributed import World, choose_device
+from mixlab.training.knn import KS, knn_correct, nearest
 from mixlab.training.precision import matrix_products
 
 BLOCKS = (1, 2, 3, 4)
-NUM_CLASSES = 1000
-Row = dict[str, Any]
+NUM_BANK, NUM_QUERIES, DIM, NUM_CLASSES = 1_281_167, 50_000, 768, 1000  # ImageNet, a base backbone
+
+
+def measure_knn(
+    *,
+    num_bank: int = NUM_BANK,
+    num_queries: int = NUM_QUERIES,
+    dim: int = DIM,
+    query_block: int = 1024,
+    bank_block: int = 65536,
+    device: str | None = None,
+    seed: int = 0,
+) -> list[Row]:
+    """Seconds of the vote for all k at once; the features lie on the device."""
+    where = choose_device(device)
+    generator = torch.Generator(where).manual_seed(seed)
+
+    def table(number: int) -> FeatureTable:
+        features = torch.randn(number, dim, generator=generator, device=where)
+        labels = torch.randint(NUM_CLASSES, (number,), generator=generator, device=where)
+        return FeatureTable.from_tensors(features, labels)
+
+    bank, queries = table(num_bank), table(num_queries)
+    check_knn(bank, queries, where)
+    few = FeatureTable.from_tensors(queries.all()[:query_block], queries.labels[:query_block])
+
+    def answer(asked: FeatureTable) -> dict[int, torch.Tensor]:
+        return knn_correct(
+            bank, asked, num_classes=NUM_CLASSES, device=where, query_block=query_block, bank_block=bank_block
+        )
+
+    answer(few)  # warm up
+    synchronise(where)
+    start = time.perf_counter()
+    right = answer(queries)
+    synchronise(where)
+    seconds = time.perf_counter() - start
+    row = {"bank": num_bank, "queries": num_queries, "width": dim, "seconds": seconds}
+    top1 = float(right[KS[0]].float().mean())  # of random features: chance
+    return [{**row, "queries_per_s": num_queries / seconds, "accuracy": top1, "peak_GiB": peak_gib(where)}]
+
+
+def check_knn(bank: FeatureTable, queries: FeatureTable, device: torch.device, most: int = 5000) -> None:
+    """The nearest of a few queries among some of the bank, against a sort of all cosines in float64."""
+    some = FeatureTable.from_tensors(bank.all()[:most], bank.labels[:most])
+    few = FeatureTable.from_tensors(queries.all()[:64], queries.labels[:64])
+    ((cosine, rows),) = nearest(some, few, 20, device=device, bank_block=1024)
+    keys, asked = (F.normalize(part.all().double(), dim=-1) for part in (some, few))
+    expected = (asked @ keys.mT).sort(dim=1, descending=True).values[:, :20]
+    true = (asked[:, None] * keys[rows]).sum(-1)
+    off = max(float((true - expected).abs().max()), float((cosine - expected).abs().max()))
+    if off > 1e-6:
+        raise RuntimeError(f"neighbours are {off:.1e} off the nearest ones; speed is measured at 1e-6 at most")
 
 
 def measure_augmented(
@@ -53,16 +104,18 @@ def measure_augmented(
         plan = FeaturePlan.build(backbone, inputs, source="branch", image=image)
         grid = HeadGrid(plan, lrs=lrs, weight_decays=decays, num_classes=num_classes, world=world)
 
-        def make_features(step: int, plan: FeaturePlan = plan) -> torch.Tensor:
+        def make_features(plan: FeaturePlan = plan) -> torch.Tensor:
             with torch.no_grad(), precise():
-                return plan.extract(backbone, crops(found, backbone, step=step, world=world))
+                return plan.extract(backbone, crops(found, backbone, step=0, world=world))
 
-        def train(step: int, grid: HeadGrid = grid, make: Callable[[int], torch.Tensor] = make_features) -> None:
-            grid.step(make(step), labels, lr_scale=1.0)
+        def train(grid: HeadGrid = grid, plan: FeaturePlan = plan) -> None:
+            grid.step(make_features(plan), labels, lr_scale=1.0)
 
         with matrix_products(exact=False):
-            seconds = best_time(train, steps, device, repeats)
-            alone = best_time(make_features, steps, device, repeats)
+            seconds, alone = (
+                min(call_seconds(each, repeats=repeats, calls=steps, warm_up=3, device=device))
+                for each in (train, make_features)
+            )
         row = {"what": name, "heads": len(grid.heads), "ms_per_step": seconds * 1e3, "ms_features": alone * 1e3}
         rows.append({**row, "images_per_s": batch / seconds, "times_one_head": 1.0})
     rows[1]["times_one_head"] = rows[1]["ms_per_step"] / rows[0]["ms_per_step"]
@@ -82,11 +135,11 @@ def measure_cached(
     grid = HeadGrid(plan, lrs=LRS, weight_decays=WEIGHT_DECAYS, num_classes=num_classes, world=World(device))
     batches = CachedStream(table, batch=batch, seed=seed, device=device).steps(0)
 
-    def train(step: int) -> None:
+    def train() -> None:
         grid.step(*next(batches), lr_scale=1.0)
 
     with matrix_products(exact=False):
-        seconds = best_time(train, steps, device)
+        seconds = min(call_seconds(train, calls=steps, warm_up=3, device=device))
     return {
         "heads": len(grid.heads),
         "parameters_M": sum(group.weight.numel() for group in grid.groups.values()) / 1e6,
@@ -96,7 +149,7 @@ def measure_cached(
     }
 
 
-def check(device: torch.device) -> float:
+def check_probe(device: torch.device) -> float:
     """The largest difference of any weight between the grid and torch.optim.SGD after 20 steps in float32."""
     plan = FeaturePlan((HeadInput(2, "cls+mean"),), "branch", (("cls", (48, 48)), ("mean", (48, 48))))
     grid = HeadGrid(plan, lrs=LRS, weight_decays=WEIGHT_DECAYS, num_classes=50, world=World(device))
@@ -122,35 +175,13 @@ def check(device: torch.device) -> float:
     return off
 
 
-def best_time(run: Callable[[int], object], steps: int, device: torch.device, repeats: int = 3) -> float:
-    """Seconds of one step: the best mean over `steps` in a row."""
-    for step in range(3):
-        run(step)
-    times = []
-    for _ in range(repeats):
-        synchronise(device)
-        start = time.perf_counter()
-        for step in range(steps):
-            run(step)
-        synchronise(device)
-        times.append((time.perf_counter() - start) / steps)
-    return min(times)
-
-
-def measure_full() -> tuple[list[Row], list[Row]]:
-    """dinovim_small at 224 px and 1,000 classes on the GPU: from images, and on cached features."""
-    device = torch.device("cuda")
-    check(device)
-    rows = measure_augmented(
-        model="dinovim_small", image=224, batch=256, num_classes=NUM_CLASSES, steps=20, device=device
-    )
-    cached = measure_cached(dim=512, batch=1024, num_classes=NUM_CLASSES, num_images=100_000, steps=20, device=device)
-    return rows, [cached]
-
-
-def measure_small() -> tuple[list[Row], list[Row]]:
-    """The same in miniature on the CPU."""
-    device = torch.device("cpu")
-    check(device)
-    rows = measure_augmented(model="dinovim_tiny", image=32, batch=8, num_classes=10, steps=1, device=device)
-    return rows, [measure_cached(dim=32, batch=64, num_classes=10, num_images=512, steps=3, device=device)]
+def measure_probe(*, quick: bool = False) -> tuple[list[Row], list[Row]]:
+    """From images, and on cached features: dinovim_small at 224 px on the GPU; or quick, in miniature on the CPU."""
+    device = torch.device("cpu" if quick else "cuda")
+    check_probe(device)
+    if quick:
+        rows = measure_augmented(model="dinovim_tiny", image=32, batch=8, num_classes=10, steps=1, device=device)
+        return rows, [measure_cached(dim=32, batch=64, num_classes=10, num_images=512, steps=3, device=device)]
+    num = NUM_CLASSES
+    rows = measure_augmented(model="dinovim_small", image=224, batch=256, num_classes=num, steps=20, device=device)
+    return rows, [measure_cached(dim=512, batch=1024, num_classes=num, num_images=100_000, steps=20, device=device)]

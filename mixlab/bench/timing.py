@@ -1,9 +1,55 @@
-"""How time is taken on a GPU: kernels alone by the profiler, whole calls by events, and the ceilings beside them."""
+"""How time is taken: whole calls on any device; on a GPU also kernels alone, graphs, and the ceilings beside them."""
 
+import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
+
+Row = dict[str, Any]
+CPU = torch.device("cpu")
+
+
+def call_seconds(
+    run: Callable[[], object], *, repeats: int = 3, calls: int = 1, warm_up: int = 1, device: torch.device = CPU
+) -> list[float]:
+    """Seconds of one call in each of some repeats, as a mean over `calls` in a row; peak memory counts from here."""
+    for _ in range(warm_up):
+        run()
+    synchronise(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        for _ in range(calls):
+            run()
+        synchronise(device)
+        times.append((time.perf_counter() - start) / calls)
+    return times
+
+
+def synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def peak_gib(device: torch.device) -> float | None:
+    return torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
+
+
+def training_pass(model: nn.Module, images: Tensor) -> Callable[[], None]:
+    """One forward and backward pass, on a GPU under bf16 autocast; gradients are written over, as after a step."""
+
+    def step() -> None:
+        model.zero_grad(set_to_none=True)
+        with torch.autocast(images.device.type, dtype=torch.bfloat16, enabled=images.is_cuda):
+            loss = model(images).float().square().mean()
+        loss.backward()
+
+    return step
 
 
 def kernel_ms(run: Callable[[], object], *, repeats: int = 10) -> float:

@@ -1,23 +1,35 @@
-"""DINO's ten crops per image: ours on one CPU core and on a GPU, against torchvision on PIL images on one core.
+"""From files to crops. `measure_crops`: DINO's ten crops per image, ours on one CPU core and on a GPU, against
+torchvision on PIL images on one core. `measure_feed`: the share of its time that a DINO run waits for JPEG files.
 
-Every system starts from decoded images of 256 px and ends with normalised tensors. Rounds alternate between the systems
-and the best round counts, so that other work on the machine touches all alike. Before anything is timed, both draw
-whole images with the same parameters and must agree.
+Crops start from decoded images of 256 px and end with normalised tensors. Rounds alternate between the systems and the
+best round counts, so that other work on the machine touches all alike. Before anything is timed, both draw whole images
+with the same parameters and must agree.
 """
 
 import random
+import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
-import numpy as np
 import torch
 import torchvision.transforms as T
 from PIL import Image, ImageFilter, ImageOps
 from torch import Tensor
 
+from mixlab.bench.timing import Row
 from mixlab.data import IMAGENET_MEAN, IMAGENET_STD, CropKind, MultiCrop, Shapes, dino_crops
+from mixlab.recipes import RECIPES
+from mixlab.run import RunDirectory
+from mixlab.training.config import KnnConfig, LogConfig
+from mixlab.training.loop import train
 
 PIXELS = 256
+FILE_WIDTH, FILE_HEIGHT = 500, 375  # the median of ImageNet
+NUM_DRAWN = 512  # files that differ; each is linked to under many names: a decoder does not care
 
 
 class Sometimes:
@@ -65,7 +77,7 @@ def check_agreement(images: Tensor) -> float:
     return levels
 
 
-def measure(*, num_images: int = 16, gpu_images: int = 256, rounds: int = 5, seed: int = 0) -> list[dict[str, object]]:
+def measure_crops(*, num_images: int = 16, gpu_images: int = 256, rounds: int = 5, seed: int = 0) -> list[Row]:
     """Images per second of each system; an image means all ten crops."""
     torch.manual_seed(seed), random.seed(seed)
     torch.set_num_threads(1)
@@ -84,7 +96,10 @@ def measure(*, num_images: int = 16, gpu_images: int = 256, rounds: int = 5, see
     }
     if torch.cuda.is_available():
         there = images.repeat(-(-gpu_images // num_images), 1, 1, 1)[:gpu_images].cuda()
-        systems[f"mixlab, {torch.cuda.get_device_name()}"] = (lambda: finish(ours, there), gpu_images)
+        systems[f"mixlab, {torch.cuda.get_device_name()}"] = (
+            lambda: (ours(there), torch.cuda.synchronize()),
+            gpu_images,
+        )
         check_agreement(there[:num_images])
     agreement = check_agreement(images)
     seconds: dict[str, list[float]] = {name: [] for name in systems}
@@ -93,7 +108,7 @@ def measure(*, num_images: int = 16, gpu_images: int = 256, rounds: int = 5, see
             start = time.perf_counter()
             work()
             seconds[name].append(time.perf_counter() - start)
-    rates = {name: number / float(np.min(seconds[name])) for name, (_work, number) in systems.items()}
+    rates = {name: number / min(seconds[name]) for name, (_work, number) in systems.items()}
     base = next(iter(rates.values()))
     return [
         {"system": name, "images_per_second": rate, "times_torchvision": rate / base, "grey_levels_apart": agreement}
@@ -101,7 +116,39 @@ def measure(*, num_images: int = 16, gpu_images: int = 256, rounds: int = 5, see
     ]
 
 
-def finish(work: Callable[[Tensor], None], batch: Tensor) -> None:
-    """Do the work and wait for the GPU."""
-    work(batch)
-    torch.cuda.synchronize()
+def measure_feed(*, recipe: str = "dino_dinovim_base", batch: int = 64, steps: int = 120) -> list[Row]:
+    """One row per logged stretch of a real run, from files to updated weights."""
+    config = RECIPES[recipe]()
+    config = replace(
+        config,
+        batch=batch,
+        epochs=1,
+        optim=replace(config.optim, warmup_epochs=0),
+        log=LogConfig(every_steps=max(steps // 6, 1), tensorboard=False),
+        knn=KnnConfig(every_epochs=0),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        files, run = Path(folder) / "images", Path(folder) / "run"
+        files.mkdir()
+        draw_files(files, num_files=batch * steps)
+        train(config, data=str(files), run=run)
+        figures = list(RunDirectory(run).read_metrics())
+    return [
+        {"step": row["step"], "images_per_s": row["images_per_s"], "waiting_for_data": row["data_wait"]}
+        for row in figures
+        if "data_wait" in row
+    ]
+
+
+def draw_files(folder: Path, *, num_files: int) -> None:
+    """`num_files` JPEG files, of which `NUM_DRAWN` differ."""
+    drawn = min(NUM_DRAWN, num_files)
+    with ProcessPoolExecutor(initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        list(pool.map(partial(_draw, folder), range(drawn), chunksize=8))
+    for number in range(drawn, num_files):
+        (folder / f"{number:06d}.jpg").hardlink_to(folder / f"{number % drawn:06d}.jpg")
+
+
+def _draw(folder: Path, number: int) -> None:
+    pixels = Shapes(size=FILE_WIDTH, num_images=NUM_DRAWN).load(number)[:, :FILE_HEIGHT]
+    Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(folder / f"{number:06d}.jpg", quality=92)

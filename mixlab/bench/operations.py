@@ -1,44 +1,51 @@
-"""The two-way scan alone: on a GPU beside mamba_ssm and SDPA, on a CPU by the length of its chunks."""
+"""Operations alone. The two-way scan: on a GPU beside mamba_ssm and SDPA, on a CPU by the length of its chunks.
+Fully visible linear attention with its softmaxes: the fused kernels beside plain torch and SDPA.
+"""
 
-import time
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.bench.gpu_time import copy_bandwidth, kernel_ms, matrix_rate, wall_ms
+from mixlab.bench.timing import Row, call_seconds, copy_bandwidth, kernel_ms, matrix_rate, wall_ms
 from mixlab.console import console
+from mixlab.ops.linear_attention import op, reference
 from mixlab.ops.ssd.chunked import chunk_length, ssd_chunked
 from mixlab.ops.ssd.op import ssd
 
 HEADS, WIDTH, STATE = 24, 64, 64  # per direction: DinoVim-B
+ATTENTION_HEADS = 12  # of the same width: ViT-B and LinearViT-B
 CASES = ((64, 198), (256, 38), (8, 4098))  # batch x tokens: 224 px, 96 px, and a long sequence
 PEER_CHUNKS = (64, 128, 256)  # mamba_ssm is measured at each and shown at its best
-Row = dict[str, Any]
+System = tuple[Callable[[], Tensor], tuple[Tensor, ...]]  # what to call, and the tensors that get gradients
 
 
-def run_gpu(cases: tuple[tuple[int, int], ...] = CASES) -> list[Row]:
+def scan_on_gpu(*, quick: bool = False) -> list[Row]:
     """Forward, and forward with backward, of both directions; ratios are over mamba_ssm where it is installed."""
     bandwidth, rate = copy_bandwidth(), matrix_rate()
-    return [row for batch, length in cases for row in _case(batch, length, bandwidth, rate)]
+    return [row for case in CASES[: 2 if quick else None] for row in _scan_case(*case, bandwidth, rate)]
 
 
-def run_cpu(lengths: tuple[int, ...] = (38, 198, 1024, 4096), *, repeats: int = 5) -> list[Row]:
+def attention_on_gpu(*, quick: bool = False) -> list[Row]:
+    """Forward, and forward with backward, in bf16; ratios are over plain torch."""
+    bandwidth = copy_bandwidth()
+    cases = CASES[:1] if quick else (*CASES, (1, 16386))
+    return [row for case in cases for row in _attention_case(*case, bandwidth)]
+
+
+def scan_on_cpu(lengths: tuple[int, ...] = (38, 198, 1024, 4096), *, repeats: int = 5) -> list[Row]:
     """Milliseconds of the plain scan for several chunks; the length itself is the matrix form."""
     rows = []
     for length in lengths:
         inputs = scan_inputs(1, length, dtype=torch.float32, device="cpu")
         for chunk in sorted({32, 64, 128, chunk_length(length), min(length, 1024)}):
-            times = []
-            for _ in range(repeats):
-                start = time.perf_counter()
-                with torch.no_grad():
-                    ssd_chunked(*inputs, num_reverse=HEADS, chunk=chunk)
-                times.append(time.perf_counter() - start)
+            with torch.no_grad():
+                scan = partial(ssd_chunked, *inputs, num_reverse=HEADS, chunk=chunk)
+                ms = min(call_seconds(scan, repeats=repeats)) * 1e3
             taken = chunk == chunk_length(length)
-            rows.append({"tokens": length, "chunk": chunk, "ms": min(times) * 1e3, "taken": "yes" if taken else ""})
+            rows.append({"tokens": length, "chunk": chunk, "ms": ms, "taken": "yes" if taken else ""})
     return rows
 
 
@@ -55,11 +62,11 @@ def scan_inputs(batch: int, length: int, *, dtype: torch.dtype, device: str) -> 
     return q, k, v, dt, -normal(2 * HEADS).exp(), normal(2 * HEADS)
 
 
-def _case(batch: int, length: int, bandwidth: float, rate: float) -> list[Row]:
+def _scan_case(batch: int, length: int, bandwidth: float, rate: float) -> list[Row]:
     inputs = scan_inputs(batch, length, dtype=torch.bfloat16, device="cuda")
     _require_exact(inputs)
     leaves = tuple(t.detach().requires_grad_() for t in inputs)
-    systems: dict[str, tuple[Callable[[], Tensor], tuple[Tensor, ...]]] = {
+    systems: dict[str, System] = {
         "mixlab": (lambda: ssd(*leaves, num_reverse=HEADS), leaves),
         **_mamba_ssm(leaves),
         **_fla(leaves),
@@ -102,7 +109,7 @@ def _times(call: Callable[[], Tensor], over: tuple[Tensor, ...]) -> Row:
     }
 
 
-def _mamba_ssm(leaves: tuple[Tensor, ...]) -> dict[str, tuple[Callable[[], Tensor], tuple[Tensor, ...]]]:
+def _mamba_ssm(leaves: tuple[Tensor, ...]) -> dict[str, System]:
     """mamba_ssm's Triton scan, once per direction, as visual Mamba models call it (their flips are left out)."""
     try:
         from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
@@ -130,7 +137,7 @@ def _mamba_ssm(leaves: tuple[Tensor, ...]) -> dict[str, tuple[Callable[[], Tenso
     return {f"mamba_ssm twice, chunk {c}": (lambda c=c: scan(c), leaves) for c in PEER_CHUNKS}  # type: ignore[misc]
 
 
-def _fla(leaves: tuple[Tensor, ...]) -> dict[str, tuple[Callable[[], Tensor], tuple[Tensor, ...]]]:
+def _fla(leaves: tuple[Tensor, ...]) -> dict[str, System]:
     """flash-linear-attention's scan with one decay per head and token, once per direction: q and k for every head."""
     try:
         from fla.ops.simple_gla import chunk_simple_gla
@@ -151,10 +158,28 @@ def _fla(leaves: tuple[Tensor, ...]) -> dict[str, tuple[Callable[[], Tensor], tu
     return {"fla simple_gla twice": (scan, leaves)}
 
 
-def _sdpa(batch: int, length: int) -> tuple[Callable[[], Tensor], tuple[Tensor, ...]]:
-    shape = (batch, 12, length, 64)
+def _sdpa(batch: int, length: int) -> System:
+    shape = (batch, ATTENTION_HEADS, length, WIDTH)
     q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
     return lambda: F.scaled_dot_product_attention(q, k, v), (q, k, v)
+
+
+def _attention_case(batch: int, length: int, bandwidth: float) -> list[Row]:
+    qkv = torch.randn(batch, length, 3 * ATTENTION_HEADS * WIDTH, device="cuda").bfloat16().requires_grad_()
+    systems: dict[str, System] = {
+        "mixlab, fused" if op.runs_kernels(qkv, head_dim=WIDTH) else "mixlab": (
+            lambda: op.softmax_linear_attention(qkv, head_dim=WIDTH),
+            (qkv,),
+        ),
+        "plain torch": (lambda: reference.softmax_linear_attention(qkv, head_dim=WIDTH), (qkv,)),
+        "SDPA (softmax attention)": _sdpa(batch, length),
+    }
+    rows = [{"batch": batch, "tokens": length, "system": name, **_times(*each)} for name, each in systems.items()]
+    floor_ms = 4 * qkv.numel() // 3 * 2 / bandwidth * 1e3  # q, k and v read, the output written
+    for row in rows:
+        row["x_fwd"], row["x_fwd_bwd"] = (rows[1][key] / row[key] for key in ("fwd_ms", "fwd_bwd_ms"))
+        row["share_of_floor"] = floor_ms / row["fwd_ms"] if row is rows[0] else None
+    return rows
 
 
 def _floor_ms(batch: int, length: int, bandwidth: float, rate: float) -> float:
