@@ -23,8 +23,7 @@ from mixlab.evaluation.knn import evaluate_knn
 from mixlab.evaluation.machine import CROP_SHARE, PrecisionChoice
 from mixlab.evaluation.target import load_target
 from mixlab.run import provenance
-from mixlab.run.directory import file_name
-from mixlab.run.lock import RunLock
+from mixlab.run.directory import RunLock, file_name
 from mixlab.training.knn import KS, TEMPERATURE
 
 

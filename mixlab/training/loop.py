@@ -18,7 +18,7 @@ from mixlab.data.loader import AnyBatch
 from mixlab.errors import InputError, WorkError
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.codec import to_json
-from mixlab.run.lock import RunLock
+from mixlab.run.directory import RunLock
 from mixlab.training.batches import steps
 from mixlab.training.checkpoint import Checkpoint, Checkpoints, TrainingState, export_weights
 from mixlab.training.config import TrainConfig
