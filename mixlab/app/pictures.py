@@ -5,15 +5,17 @@ import io
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from mixlab.analysis.viewed_images import view_of
 from mixlab.app.byte_cache import ByteCache
-from mixlab.app.cards import MaskValues, Picture, Pixels
-from mixlab.data.decode import FORMATS, Fit, UnreadableImage, decode, fit_box, fit_image, open_image
+from mixlab.data.decode import FORMATS, Fit, UnreadableImage, decode, fit_box, fit_image, open_image, to_tensor
 from mixlab.data.images import parse_source
 from mixlab.data.mask_formats import mask_format, parse_masks
 from mixlab.data.masks import plain_mask
@@ -21,6 +23,18 @@ from mixlab.data.source import read_first
 from mixlab.errors import InputError
 
 MAX_SIDE = 1024  # larger pictures are scaled down: no model here sees more
+Pixels = NDArray[np.uint8]  # (H, W, 3), RGB
+MaskValues = NDArray[np.uint8]  # (H, W): 0 background, 1 foreground, 255 ignored
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """An image to look at: a sample, perhaps with its mask, or an upload."""
+
+    id: str
+    label: str
+    pixels: Pixels
+    mask: MaskValues | None = None
 
 
 def decode_picture(data: bytes, *, max_pixels: int) -> Pixels:
@@ -49,12 +63,18 @@ def decode_mask(data: bytes, picture: Picture, *, max_pixels: int) -> MaskValues
 
 
 def square_picture(pixels: Pixels, size: int, fit: Fit) -> Pixels:
-    return np.array(fit_image(Image.fromarray(pixels), size=size, fit=fit))
+    """The part of the picture that models see, at size x size: the view of `rank`, `maps` and kNN."""
+    view = view_of(size, fit)
+    image = to_tensor(fit_image(Image.fromarray(pixels), size=view.load_size, fit=fit))
+    return view.crop(image).permute(1, 2, 0).numpy()
 
 
 def square_mask(mask: MaskValues, size: int, fit: Fit) -> MaskValues:
-    image = Image.fromarray(mask)
-    return np.array(image.resize((size, size), Image.Resampling.NEAREST, box=fit_box(image.size, fit)))
+    """The same part of a mask."""
+    view, image = view_of(size, fit), Image.fromarray(mask)
+    side = view.load_size
+    fitted = image.resize((side, side), Image.Resampling.NEAREST, box=fit_box(image.size, fit))
+    return view.crop(torch.from_numpy(np.array(fitted))).numpy()
 
 
 def read_samples(data: Sequence[str], count: int) -> list[Picture]:

@@ -92,7 +92,7 @@ def test_files_without_a_partner_are_reported_and_the_rest_goes_on(tmp_path):
     save_mask(tmp_path / "masks" / "sub" / "lost.png", [[0]])
     source = parse_masks(name)
     assert [Path(path).name for path in source.unpaired] == ["lost.png", "alone.jpg"]
-    assert [item.name for item in source.read()] == ["a b.jpg"]
+    assert len(source) == 1 and source.load(0).name == "a b.jpg"
     assert "2 files have no partner" in unpaired_note(source) and "lost.png" in unpaired_note(source)
 
 
@@ -137,7 +137,7 @@ def test_bad_pairs_are_skipped_and_named(tmp_path):
     (tmp_path / "masks" / "cut.png").write_bytes(whole[: len(whole) // 2])
     source = parse_masks(name)
     skipped = SkippedImages(total=len(source), limit=1.0)
-    assert [item.name for item in source.read(skipped)] == ["a b.jpg"]
+    assert [item.name for _, item in source.read(skipped)] == ["a b.jpg"]
     reasons = {Path(path).stem: reason for path, reason in skipped.reasons.items()}
     assert set(reasons) == {"shape", "broken", "cut"} and "3 x 9" in reasons["shape"] and "6 x 4" in reasons["shape"]
     with pytest.raises(TooManyUnreadableError, match="shape"):
@@ -218,9 +218,8 @@ def test_ade_things_are_foreground_and_unlabelled_pixels_are_ignored(tmp_path):
 
 def test_shapes_have_masks_without_any_file():
     source = parse_masks("shapes:size=32,n=3")
-    items = list(source.read())
-    assert len(items) == 3
-    assert torch.equal(items[1].mask, Shapes(size=32, num_images=3, split="val").scene(1).foreground)
+    assert len(source) == 3
+    assert torch.equal(source.load(1).mask, Shapes(size=32, num_images=3, split="val").scene(1).foreground)
 
 
 def test_fitting_moves_image_and_mask_together(tmp_path):
