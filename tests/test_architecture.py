@@ -93,3 +93,11 @@ def test_only_the_ops_know_of_triton() -> None:
         if any(module.split(".")[0] == "triton" for module in imported_modules(file)):
             known = part_of(file) in ("ops", "bench") or file.name == "triton_crops.py"  # data knows no ops
             assert known, f"{file.name} imports triton; kernels live in ops, those of crops in data"
+
+
+def test_no_two_test_files_share_a_name() -> None:
+    """pytest imports them by their name alone."""
+    names = [
+        file.name for file in Path(__file__).parent.rglob("*.py") if file.name not in ("conftest.py", "__init__.py")
+    ]
+    assert len(set(names)) == len(names), sorted({name for name in names if names.count(name) > 1})
