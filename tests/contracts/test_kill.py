@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_line import run_command
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -35,7 +36,9 @@ CONTEXT.set_forkserver_preload(["mixlab.commands.pretrain"])
 
 def child(folder: str) -> None:
     torch.set_num_threads(1)
-    pretrain("dino_vit_tiny64", data=DATA, run=Path(folder), set=[*SETTINGS, f"epochs={EPOCHS}"], device="cpu")
+    run_command(
+        pretrain, "dino_vit_tiny64", data=DATA, run=Path(folder), set=[*SETTINGS, f"epochs={EPOCHS}"], device="cpu"
+    )
 
 
 def child_stuck_in_a_write(folder: str, step: int, stuck: Event) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_line import run_command
 from safetensors.torch import load_file
 
 from mixlab.commands.pretrain import pretrain
@@ -155,7 +156,7 @@ def child(folder: str, settings: list[str], file_limit: int | None = None) -> No
     torch.set_num_threads(1)
     if file_limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
-    pretrain("dino_vit_tiny64", data=DATA, run=Path(folder), set=settings, device="cpu")
+    run_command(pretrain, "dino_vit_tiny64", data=DATA, run=Path(folder), set=settings, device="cpu")
 
 
 def wait_for(condition, seconds: float = 60) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tyro
+from command_line import run_command
 from look_runs import make_run
 from PIL import Image
 
@@ -44,7 +45,7 @@ def test_mismatched_and_broken_files_are_named_and_the_rest_is_scored(tmp_path: 
     Image.fromarray(np.zeros((9, 90), dtype=np.uint8)).save(masks / "5.png")  # another shape
     Image.fromarray(pixels).save(images / "alone.jpg")
     vit = make_run(tmp_path / "vit", "vit_tiny")
-    result = auc([str(vit)], data=str(tmp_path / "set"), twins=False)["results"]["model"]
+    result = run_command(auc, [str(vit)], data=str(tmp_path / "set"), twins=False)["results"]["model"]
     assert result["rows"][0]["auc"]["n"] == 4
     assert result["rows"][0]["auc"]["undefined"] == 1
     assert [Path(path).name for path in result["skipped"]] == ["5.png"]
@@ -55,7 +56,7 @@ def test_a_study_on_a_second_data_set_or_view_stays_beside_the_first(tmp_path: P
     conv = make_run(tmp_path / "conv", "gatedconv_tiny")
     first = {"data": "shapes:n=3", "study": ("model", "map"), "twins": False}
     for call in (first, first | {"data": "shapes:n=4"}, first | {"fit": "crop"}, first):
-        auc([str(conv)], **call)
+        run_command(auc, [str(conv)], **call)
     results = RunDirectory.open(conv).results()
     for study in ("model", "map"):
         stored = [results[f"auc_{study}{number}"] for number in ("", "_2", "_3")]
@@ -71,7 +72,8 @@ def test_training_said_on_the_command_line_pairs_targets(tmp_path: Path) -> None
     taught = make_run(tmp_path / "taught", "vit_tiny", training="supervised", seed=1)
     dino = make_run(tmp_path / "dino", "vit_tiny")
     for said in ((), ("taught=supervised", "dino=dino")):
-        found = auc(
+        found = run_command(
+            auc,
             [str(taught), str(dino)],
             data="shapes:n=4",
             study=("training",),
@@ -88,7 +90,9 @@ def test_probe_accuracies_stored_in_runs_are_correlated_with_scores(tmp_path: Pa
     for index, run in enumerate(runs):
         record = {"metric": "probe_top1", "value": 0.5 + index / 10, "n": 100}
         RunDirectory.open(run).write_result("probe", {"measurements": [record]})
-    found = auc([str(run) for run in runs], data="shapes:n=6", twins=False, run=tmp_path / "out")["results"]["model"]
+    found = run_command(auc, [str(run) for run in runs], data="shapes:n=6", twins=False, run=tmp_path / "out")[
+        "results"
+    ]["model"]
     assert found["correlations"]["probe_accuracy"]["n"] == 4
     assert [row["probe_accuracy"] for row in found["rows"]] == [0.5, 0.6, 0.7, 0.8]
 
@@ -97,7 +101,7 @@ def test_probes_on_single_registers_are_correlated_with_their_scores(tmp_path: P
     reg = make_run(tmp_path / "reg", "dinomambareg_tiny", num_registers=4)
     records = [{"metric": "probe_top1", "value": v, "n": 50, "register": r} for r, v in enumerate((0.2, 0.6, 0.5, 0.3))]
     RunDirectory.open(reg).write_result("probe", {"measurements": records})
-    found = auc([str(reg)], data="shapes:n=6", study=("register",), twins=False)["results"]["register"]
+    found = run_command(auc, [str(reg)], data="shapes:n=6", study=("register",), twins=False)["results"]["register"]
     assert found["correlations"]["reg"]["n"] == 4
     assert [row["index"] for row in found["rows"]] == [0, 1, 2, 3]
     assert found["rows"][0]["probe_accuracy"] is None
@@ -105,7 +109,7 @@ def test_probes_on_single_registers_are_correlated_with_their_scores(tmp_path: P
 
 def test_unknown_studies_and_sets_without_masks_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"study .heads. does not exist; choose from model, size"):
-        auc(["vit_tiny"], study=("heads",), run=tmp_path / "out")
+        run_command(auc, ["vit_tiny"], study=("heads",), run=tmp_path / "out")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="holds no masks in a known layout"):
-        auc(["vit_tiny"], data=str(tmp_path / "empty"), run=tmp_path / "out")
+        run_command(auc, ["vit_tiny"], data=str(tmp_path / "empty"), run=tmp_path / "out")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import tyro
+from command_line import run_command
 from look_runs import make_run
 from PIL import Image
 from torch import nn
@@ -93,18 +94,20 @@ def test_images_that_cannot_be_read_are_named_and_counted(tmp_path: Path, capsys
             for index in range(4):
                 Image.new("RGB", (64, 64), colour).save(tmp_path / "photos" / split / name / f"{index}.png")
     data = str(tmp_path / "photos")
-    probe(str(vit), data=data, epochs=1, batch=8, mode="cached", blocks=(1,), strategies=("mean",), workers=0)
+    run_command(
+        probe, str(vit), data=data, epochs=1, batch=8, mode="cached", blocks=(1,), strategies=("mean",), workers=0
+    )
     broken = sorted((tmp_path / "photos" / "val").rglob("*.png"))
     broken[2].write_bytes(b"not an image")
     with pytest.warns(UserWarning, match="skipped"):
-        result = robust(str(vit), shifts=data, workers=0)
+        result = run_command(robust, str(vit), shifts=data, workers=0)
     assert result["shifts"]["noise"]["n"] == 7
     assert [Path(path).name for path in result["unreadable"]] == [broken[2].name]
     assert "1 of the 8 images cannot be read" in " ".join(capsys.readouterr().err.split())
     for file in broken:
         file.write_bytes(b"not an image")
     with pytest.warns(UserWarning, match="skipped"), pytest.raises(ValueError, match="none of the 8 images"):
-        robust(str(vit), shifts=data, workers=0)
+        run_command(robust, str(vit), shifts=data, workers=0)
 
 
 def test_edges_are_dark_where_lightness_changes_and_white_elsewhere() -> None:
@@ -138,8 +141,8 @@ def test_a_change_is_judged_by_the_classifier_itself(tmp_path: Path) -> None:
     """Against a loop over images: decode, change, look up."""
     vit = make_run(tmp_path / "vit", "vit_tiny")
     heads = {"mode": "cached", "blocks": (1,), "strategies": ("mean",), "lrs": (0.1,), "weight_decays": (0.0,)}
-    probe(str(vit), data=DATA, epochs=5, batch=20, image=32, workers=0, device="cpu", **heads)
-    found = robust(str(vit), shifts=DATA, workers=0, device="cpu")["shifts"]
+    run_command(probe, str(vit), data=DATA, epochs=5, batch=20, image=32, workers=0, device="cpu", **heads)
+    found = run_command(robust, str(vit), shifts=DATA, workers=0, device="cpu")["shifts"]
     classifier = load_classifier(str(vit), device="cpu")
     source, right = parse_source(DATA, split="val"), 0
     for index in range(len(source)):
@@ -151,6 +154,6 @@ def test_a_change_is_judged_by_the_classifier_itself(tmp_path: Path) -> None:
 
 def test_wrong_calls_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--data for ImageNet's sets, or --shifts"):
-        robust("vit_tiny")
+        run_command(robust, "vit_tiny")
     with pytest.raises(ValueError, match="score --shifts in one go"):
-        robust("vit_tiny", shifts=DATA, shard="0/2")
+        run_command(robust, "vit_tiny", shifts=DATA, shard="0/2")

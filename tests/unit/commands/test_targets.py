@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_line import run_command
 from look_runs import make_run
 
 import mixlab
@@ -46,7 +47,9 @@ def test_one_network_is_one_subject_whatever_it_is_called_and_another_architectu
 
 def test_the_seed_of_auc_chooses_the_untrained_target(tmp_path: Path) -> None:
     figures = [
-        auc(["vit_tiny"], data="shapes:n=2", image=32, seed=seed, run=tmp_path)["results"]["model"]["rows"][0]["auc"]
+        run_command(auc, ["vit_tiny"], data="shapes:n=2", image=32, seed=seed, run=tmp_path)["results"]["model"][
+            "rows"
+        ][0]["auc"]
         for seed in (0, 0, 1)
     ]
     assert figures[0] == figures[1] != figures[2]
@@ -60,7 +63,10 @@ def test_a_label_follows_the_last_equals_sign_unless_all_of_it_is_a_path(tmp_pat
     (subject,) = load_targets([str(run)], training=["lr=3=supervised"], device="cpu")
     assert (subject.label, subject.training) == ("lr=3", "supervised")
     assert open_run(None, [str(run)]).path == open_run(None, [f"{run}=mine"]).path == run
-    assert knn(str(run), data="shapes:n=20", training="dino", workers=0, device="cpu")["subject"]["label"] == "lr=3"
+    assert (
+        run_command(knn, str(run), data="shapes:n=20", training="dino", workers=0, device="cpu")["subject"]["label"]
+        == "lr=3"
+    )
     assert (run / "results" / "knn_lr_3.json").is_file()
 
 
@@ -77,8 +83,8 @@ def test_an_exported_file_is_a_target_with_weights_of_its_own(tmp_path: Path) ->
 def test_two_sets_of_data_leave_two_results_for_the_ledger(tmp_path: Path) -> None:
     run = make_run(tmp_path / "vit", "vit_tiny")
     for data in ("shapes:n=20", "shapes:n=25", "shapes:n=20"):
-        knn(str(run), data=data, workers=0, device="cpu")
-        auc([str(run)], data=data, num_images=2, twins=False, device="cpu")
+        run_command(knn, str(run), data=data, workers=0, device="cpu")
+        run_command(auc, [str(run)], data=data, num_images=2, twins=False, device="cpu")
     results = RunDirectory.open(run).results()
     assert set(results) == {f"{kind}{of}" for kind in ("knn_vit", "auc_model") for of in ("", "_2")}
     assert {path.stem for path in (run / "figures").iterdir()} == {
@@ -119,7 +125,7 @@ def test_a_place_that_cannot_be_written_to_is_named_as_it_was_given(
 ) -> None:
     (tmp_path / "file").write_text(json.dumps({}))
     with pytest.raises(OSError, match=r"cannot write to .*file/run .*choose another --run"):
-        maps(["vit_tiny"], image=32, run=tmp_path / "file" / "run")
+        run_command(maps, ["vit_tiny"], image=32, run=tmp_path / "file" / "run")
     monkeypatch.setattr("os.access", lambda *_: False)  # root may write anywhere
     with pytest.raises(PermissionError, match=r"look may not be written to; choose another --run"):
         open_run(tmp_path / "look", ["vit_tiny"])
