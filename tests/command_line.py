@@ -5,7 +5,7 @@ import inspect
 import io
 from collections.abc import Callable
 from dataclasses import is_dataclass
-from functools import wraps
+from functools import partial, wraps
 from importlib import import_module
 from typing import Any
 
@@ -14,8 +14,12 @@ import tyro
 from mixlab.cli import COMMANDS, main
 
 
-def run_command(command: Callable[..., dict[str, Any]], *positional: Any, **options: Any) -> dict[str, Any]:
-    """What a command returns for these arguments, read by its own parser: `num_val=3` is `--num-val 3`."""
+def command(name: str) -> Callable[..., dict[str, Any]]:
+    """A command as a function of its arguments, which its own parser reads: `num_val=3` is `--num-val 3`."""
+    return partial(_run, getattr(import_module(COMMANDS[name][0]), name))
+
+
+def _run(function: Callable[..., dict[str, Any]], *positional: Any, **options: Any) -> dict[str, Any]:
     arguments = [str(part) for given in positional for part in (given if isinstance(given, list | tuple) else [given])]
     for name, value in options.items():
         option = f"--{name.replace('_', '-')}"
@@ -25,16 +29,16 @@ def run_command(command: Callable[..., dict[str, Any]], *positional: Any, **opti
             arguments += [part for setting in value for part in (option, setting)]
         elif value is not None:
             arguments += [option, *map(str, value if isinstance(value, list | tuple) else [value])]
-    return tyro.cli(command, args=arguments)
+    return tyro.cli(function, args=arguments)
 
 
 def parse_command(name: str, arguments: list[str]) -> dict[str, Any]:
     """What a command would be called with, option by option; it is not called."""
-    command = getattr(import_module(COMMANDS[name][0]), name)
+    function = getattr(import_module(COMMANDS[name][0]), name)
 
-    @wraps(command)
+    @wraps(function)
     def note(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        return dict(inspect.signature(command).bind(*args, **kwargs).arguments)
+        return dict(inspect.signature(function).bind(*args, **kwargs).arguments)
 
     found: dict[str, Any] = tyro.cli(note, args=arguments)
     groups = {name: vars(value) if is_dataclass(value) else {name: value} for name, value in found.items()}

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import run_command
+from command_line import command
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mixlab.commands.pretrain import pretrain
 from mixlab.run.directory import read_json
 from mixlab.training import checkpoint
-from mixlab.training.checkpoint import Written
+
+pretrain = command("pretrain")
 
 KILLS = int(os.environ.get("MIXLAB_KILLS", "4"))
 SEED = int(os.environ.get("MIXLAB_KILL_SEED", "0"))
@@ -36,25 +36,25 @@ CONTEXT.set_forkserver_preload(["mixlab.commands.pretrain"])
 
 def child(folder: str) -> None:
     torch.set_num_threads(1)
-    run_command(
-        pretrain, "dino_vit_tiny64", data=DATA, run=Path(folder), set=[*SETTINGS, f"epochs={EPOCHS}"], device="cpu"
-    )
+    pretrain("dino_vit_tiny64", data=DATA, run=Path(folder), set=[*SETTINGS, f"epochs={EPOCHS}"], device="cpu")
 
 
 def child_stuck_in_a_write(folder: str, step: int, stuck: Event) -> None:
     """As `child`, but of the tensors of one checkpoint only half are ever written."""
 
-    def write_half(path: Path, tensors: Mapping[str, Tensor], *, whole: Callable[[Tensor], Tensor]) -> Written:
+    def write_half(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
         left = iter(range(len(tensors) // 2))
 
         def whole_or_never(tensor: Tensor) -> Tensor:
             if f"-{step:08d}." in path.name and next(left, None) is None:
                 stuck.set()
                 time.sleep(600)
-            return whole(tensor)
+            return put_together(tensor)
 
-        return write(path, tensors, whole=whole_or_never)
+        checkpoint.whole = whole_or_never
+        return write(path, tensors)
 
+    put_together = checkpoint.whole
     write, checkpoint.write_tensors = checkpoint.write_tensors, write_half
     child(folder)
 

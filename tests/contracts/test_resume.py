@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import run_command
+from command_line import command
 from safetensors.torch import load_file
 
-from mixlab.commands.pretrain import pretrain
 from mixlab.recipes import RECIPES
 from mixlab.training.loop import train
 from mixlab.training.settings import override
+
+pretrain = command("pretrain")
 
 DATA = "shapes:size=32,n=48"
 SMALL = ["epochs=2", "batch=8", "data.size=32", "model.dim=32", "model.depth=2", "model.image=32", "log.every_steps=2",
@@ -156,7 +157,7 @@ def child(folder: str, settings: list[str], file_limit: int | None = None) -> No
     torch.set_num_threads(1)
     if file_limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
-    run_command(pretrain, "dino_vit_tiny64", data=DATA, run=Path(folder), set=settings, device="cpu")
+    pretrain("dino_vit_tiny64", data=DATA, run=Path(folder), set=settings, device="cpu")
 
 
 def wait_for(condition, seconds: float = 60) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import run_command
+from command_line import command
 from safetensors.torch import load_file
 
-from mixlab.commands.pretrain import pretrain
+pretrain = command("pretrain")
+
 
 DATA = "shapes:size=32,n=44"  # an odd rest is left out of every epoch
 STEPS = 10
@@ -29,7 +30,7 @@ def child(recipe: str, folder: str, extra: list[str], rank: int, size: int, port
     if size > 1:
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank)}
         os.environ |= {"LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
-    run_command(pretrain, recipe, data=DATA, run=Path(folder), set=[*SETTINGS, *extra], device="cpu")
+    pretrain(recipe, data=DATA, run=Path(folder), set=[*SETTINGS, *extra], device="cpu")
 
 
 def free_port() -> int:

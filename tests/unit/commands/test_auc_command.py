@@ -5,19 +5,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tyro
-from command_line import run_command
+from command_line import command
 from look_runs import make_run
 from PIL import Image
 
-from mixlab.commands.auc import auc
+from mixlab.cli import main
 from mixlab.run import RunDirectory
+
+auc = command("auc")
 
 
 def test_studies_are_scored_stored_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     vit, vim = make_run(tmp_path / "vit", "vit_tiny"), make_run(tmp_path / "vim", "dinovim_tiny")
     arguments = [str(vit), str(vim), "--data", "shapes:n=12", "--study", "model", "layer", "head"]
-    tyro.cli(auc, args=[*arguments, "--run", str(tmp_path / "out"), "--json", "-"])
+    main(["auc", *arguments, "--run", str(tmp_path / "out"), "--json", "-"])
     printed = json.loads(capsys.readouterr().out)
     assert set(printed["results"]) == {"model", "layer", "head"}
     run = RunDirectory.open(tmp_path / "out")
@@ -45,7 +46,7 @@ def test_mismatched_and_broken_files_are_named_and_the_rest_is_scored(tmp_path: 
     Image.fromarray(np.zeros((9, 90), dtype=np.uint8)).save(masks / "5.png")  # another shape
     Image.fromarray(pixels).save(images / "alone.jpg")
     vit = make_run(tmp_path / "vit", "vit_tiny")
-    result = run_command(auc, [str(vit)], data=str(tmp_path / "set"), twins=False)["results"]["model"]
+    result = auc([str(vit)], data=str(tmp_path / "set"), twins=False)["results"]["model"]
     assert result["rows"][0]["auc"]["n"] == 4
     assert result["rows"][0]["auc"]["undefined"] == 1
     assert [Path(path).name for path in result["skipped"]] == ["5.png"]
@@ -56,7 +57,7 @@ def test_a_study_on_a_second_data_set_or_view_stays_beside_the_first(tmp_path: P
     conv = make_run(tmp_path / "conv", "gatedconv_tiny")
     first = {"data": "shapes:n=3", "study": ("model", "map"), "twins": False}
     for call in (first, first | {"data": "shapes:n=4"}, first | {"fit": "crop"}, first):
-        run_command(auc, [str(conv)], **call)
+        auc([str(conv)], **call)
     results = RunDirectory.open(conv).results()
     for study in ("model", "map"):
         stored = [results[f"auc_{study}{number}"] for number in ("", "_2", "_3")]
@@ -72,8 +73,7 @@ def test_training_said_on_the_command_line_pairs_targets(tmp_path: Path) -> None
     taught = make_run(tmp_path / "taught", "vit_tiny", training="supervised", seed=1)
     dino = make_run(tmp_path / "dino", "vit_tiny")
     for said in ((), ("taught=supervised", "dino=dino")):
-        found = run_command(
-            auc,
+        found = auc(
             [str(taught), str(dino)],
             data="shapes:n=4",
             study=("training",),
@@ -90,9 +90,7 @@ def test_probe_accuracies_stored_in_runs_are_correlated_with_scores(tmp_path: Pa
     for index, run in enumerate(runs):
         record = {"metric": "probe_top1", "value": 0.5 + index / 10, "n": 100}
         RunDirectory.open(run).write_result("probe", {"measurements": [record]})
-    found = run_command(auc, [str(run) for run in runs], data="shapes:n=6", twins=False, run=tmp_path / "out")[
-        "results"
-    ]["model"]
+    found = auc([str(run) for run in runs], data="shapes:n=6", twins=False, run=tmp_path / "out")["results"]["model"]
     assert found["correlations"]["probe_accuracy"]["n"] == 4
     assert [row["probe_accuracy"] for row in found["rows"]] == [0.5, 0.6, 0.7, 0.8]
 
@@ -101,7 +99,7 @@ def test_probes_on_single_registers_are_correlated_with_their_scores(tmp_path: P
     reg = make_run(tmp_path / "reg", "dinomambareg_tiny", num_registers=4)
     records = [{"metric": "probe_top1", "value": v, "n": 50, "register": r} for r, v in enumerate((0.2, 0.6, 0.5, 0.3))]
     RunDirectory.open(reg).write_result("probe", {"measurements": records})
-    found = run_command(auc, [str(reg)], data="shapes:n=6", study=("register",), twins=False)["results"]["register"]
+    found = auc([str(reg)], data="shapes:n=6", study=("register",), twins=False)["results"]["register"]
     assert found["correlations"]["reg"]["n"] == 4
     assert [row["index"] for row in found["rows"]] == [0, 1, 2, 3]
     assert found["rows"][0]["probe_accuracy"] is None
@@ -109,7 +107,7 @@ def test_probes_on_single_registers_are_correlated_with_their_scores(tmp_path: P
 
 def test_unknown_studies_and_sets_without_masks_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"study .heads. does not exist; choose from model, size"):
-        run_command(auc, ["vit_tiny"], study=("heads",), run=tmp_path / "out")
+        auc(["vit_tiny"], study=("heads",), run=tmp_path / "out")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="holds no masks in a known layout"):
-        run_command(auc, ["vit_tiny"], data=str(tmp_path / "empty"), run=tmp_path / "out")
+        auc(["vit_tiny"], data=str(tmp_path / "empty"), run=tmp_path / "out")

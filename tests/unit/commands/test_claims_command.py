@@ -4,21 +4,22 @@ from pathlib import Path
 
 import pytest
 import tyro
-from command_line import run_command
+from command_line import command
 from look_runs import make_run
 
-from mixlab.commands.auc import auc
 from mixlab.commands.claims import claims
-from mixlab.commands.rank import rank
 from mixlab.run import RunDirectory
+
+rank = command("rank")
+auc = command("auc")
 
 
 def test_the_ledger_reads_what_the_other_commands_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = {"vit": "vit_tiny", "vim": "dinovim_tiny", "linear": "linearvit_tiny"}
     targets = [str(make_run(tmp_path / label, name)) for label, name in names.items()]
     out = tmp_path / "out"
-    run_command(rank, targets, data="shapes:n=2", num_images=2, layers=(-1,), chunk=32, run=out)
-    run_command(auc, targets, data="shapes:n=6", study=("model", "layer"), twins=False, run=out)
+    rank(targets, data="shapes:n=2", num_images=2, layers=(-1,), chunk=32, run=out)
+    auc(targets, data="shapes:n=6", study=("model", "layer"), twins=False, run=out)
     tyro.cli(claims, args=[str(out), "--run", str(out)])
     ledger = {entry["number"]: entry for entry in RunDirectory.open(out).results()["claims"]["claims"]}
     assert len(ledger) == 24

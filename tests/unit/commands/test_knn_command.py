@@ -5,24 +5,25 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import run_command
+from command_line import command
 from look_runs import make_run
 from PIL import Image
 
 import mixlab
-from mixlab.commands.knn import knn
 from mixlab.data.images import parse_source
 from mixlab.run import RunDirectory
 from mixlab.run.directory import read_json
 from mixlab.training.knn import LabelledFeatures, knn_accuracy
 from tests.photographs import PHOTOGRAPHS, needs_photographs
 
+knn = command("knn")
+
 OPTIONS = {"workers": 0, "device": "cpu"}
 
 
 def test_scores_go_to_the_run_and_follow_the_vote(tmp_path: Path) -> None:
     vit = make_run(tmp_path / "vit", "vit_tiny")
-    result = run_command(knn, str(vit), data="shapes:n=80,size=64", image=64, crop_share=1.0, k=(1, 20, 500), **OPTIONS)
+    result = knn(str(vit), data="shapes:n=80,size=64", image=64, crop_share=1.0, k=(1, 20, 500), **OPTIONS)
     assert result == RunDirectory.open(vit).results()["knn_vit"]
     model = mixlab.model_from_file(vit / "weights.safetensors").eval()
     features, labels = {}, {}
@@ -43,7 +44,7 @@ def test_scores_go_to_the_run_and_follow_the_vote(tmp_path: Path) -> None:
 def test_features_are_kept_under_the_precision_in_use(tmp_path: Path) -> None:
     vit = make_run(tmp_path / "vit", "vit_tiny")
     for precision, folders in (("auto", 2), ("fp32", 2), ("bf16", 4)):
-        run_command(knn, str(vit), data="shapes:n=20,size=64", k=(1,), precision=precision, **OPTIONS)
+        knn(str(vit), data="shapes:n=20,size=64", k=(1,), precision=precision, **OPTIONS)
         stored = [read_json(file)["precision"] for file in (vit / "features").glob("*/about.json")]
         assert len(stored) == folders and "auto" not in stored
 
@@ -58,7 +59,7 @@ def test_few_labels_and_unreadable_images_are_counted(tmp_path: Path) -> None:
     (tmp_path / "photos" / "val" / "bee" / "1.png").write_bytes(b"broken")
     vit = make_run(tmp_path / "vit", "vit_tiny")
     with pytest.warns(UserWarning, match="skipped"):
-        result = run_command(knn, str(vit), data=str(tmp_path / "photos"), k=(1,), label_share=0.2, **OPTIONS)
+        result = knn(str(vit), data=str(tmp_path / "photos"), k=(1,), label_share=0.2, **OPTIONS)
     assert result["num_neighbours"] == 4 and result["scores"][0]["n"] == 5
     assert result["scores"][0]["top1"] == 1.0  # red and green are told apart by any network
     assert [Path(path).name for path in result["unreadable"]] == ["1.png"]
@@ -66,9 +67,9 @@ def test_few_labels_and_unreadable_images_are_counted(tmp_path: Path) -> None:
 
 def test_bad_calls_get_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="strategy 'centre' does not exist"):
-        run_command(knn, "vit_tiny", data="shapes:n=20", strategy="centre", run=tmp_path, **OPTIONS)
+        knn("vit_tiny", data="shapes:n=20", strategy="centre", run=tmp_path, **OPTIONS)
     with pytest.raises(ValueError, match="share of 0"):
-        run_command(knn, "vit_tiny", data="shapes:n=20", label_share=0.0, run=tmp_path, **OPTIONS)
+        knn("vit_tiny", data="shapes:n=20", label_share=0.0, run=tmp_path, **OPTIONS)
 
 
 @needs_photographs
@@ -86,7 +87,7 @@ def test_a_trained_network_knows_real_photographs_by_their_neighbours(tmp_path: 
         "run": tmp_path,
         **OPTIONS,
     }
-    trained = run_command(knn, "timm/tf_efficientnet_lite0=trained", weights=str(weights), **options)["scores"][0]
-    untrained = run_command(knn, "timm/tf_efficientnet_lite0=untrained", **options)["scores"][0]
+    trained = knn("timm/tf_efficientnet_lite0=trained", weights=str(weights), **options)["scores"][0]
+    untrained = knn("timm/tf_efficientnet_lite0=untrained", **options)["scores"][0]
     assert trained["n"] >= 30
     assert trained["low"] > 0.6 > 0.5 > untrained["high"]

@@ -4,20 +4,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tyro
-from command_line import run_command
+from command_line import command
 from look_runs import make_run
 from PIL import Image
 
-from mixlab.commands.maps import maps
+from mixlab.cli import main
 from mixlab.run import RunDirectory
+
+maps = command("maps")
 
 
 def test_pictures_and_arrays_of_several_models(tmp_path: Path) -> None:
     reg = make_run(tmp_path / "reg", "dinomambareg_tiny", num_registers=4)
     conv = make_run(tmp_path / "conv", "gatedconv_tiny")
     arguments = [str(reg), str(conv), "--data", "shapes:n=9", "--num-images", "3", "--run", str(tmp_path / "out")]
-    tyro.cli(maps, args=arguments)
+    main(["maps", *arguments])
     run = RunDirectory.open(tmp_path / "out")
     result, arrays = run.results()["maps"], run.arrays("maps")
     assert result["maps"] == {"reg": "cosine", "conv": "pooled_cosine"}
@@ -34,7 +35,7 @@ def test_maps_of_another_protocol_replace_neither_results_nor_pictures(tmp_path:
     reg = make_run(tmp_path / "reg", "dinomambareg_tiny", num_registers=4)
     calls = [("register_cosine", "shapes:n=2"), ("mixing_rows", "shapes:n=2,seed=7")]
     for name, data in (*calls, calls[0]):  # the first again: it replaces itself
-        run_command(maps, [str(reg)], data=data, map=name, num_images=1, layer=1)
+        maps([str(reg)], data=data, map=name, num_images=1, layer=1)
     run = RunDirectory.open(reg)
     stored = {name: (result["maps"]["reg"], result["data"]) for name, result in run.results().items()}
     assert stored == dict(zip(("maps", "maps_2"), calls, strict=True))
@@ -50,7 +51,7 @@ def test_unpaired_masks_are_counted_and_named(tmp_path: Path, capfd: pytest.Capt
         for name in names:
             Image.fromarray(np.full((40, 60), 255, np.uint8)).save(tmp_path / "set" / folder / f"{name}.png")
     vit = make_run(tmp_path / "vit", "vit_tiny")
-    result = run_command(maps, [str(vit)], data=str(tmp_path / "set"))
+    result = maps([str(vit)], data=str(tmp_path / "set"))
     assert [Path(file).name for file in result["unpaired"]] == ["alone.png"]
     assert "1 files have no partner" in (said := capfd.readouterr().err.replace("\n", "")) and "alone.png" in said
 
@@ -62,7 +63,7 @@ def test_a_photograph_is_cropped_as_knn_does_unless_it_is_to_be_squashed(tmp_pat
     Image.fromarray(pixels).save(photo, quality=100)
     vit = make_run(tmp_path / "vit", "vit_tiny")
     for fit in ("crop", "squash"):
-        run_command(maps, [str(vit)], data=str(photo), fit=fit)
+        maps([str(vit)], data=str(photo), fit=fit)
     run = RunDirectory.open(vit)
     for name, brightness in (("maps", 255), ("maps_2", 85)):
         assert run.arrays(name)["images"].mean() == pytest.approx(brightness, abs=3)
@@ -70,5 +71,5 @@ def test_a_photograph_is_cropped_as_knn_does_unless_it_is_to_be_squashed(tmp_pat
 
 def test_an_unknown_map_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no map 'attention'; choose one of cosine"):
-        run_command(maps, ["vit_tiny"], map="attention", run=tmp_path / "out")
+        maps(["vit_tiny"], map="attention", run=tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -5,14 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tyro
-from command_line import run_command
+from command_line import command
 from look_runs import make_run
 
-from mixlab.commands.probe import probe
+from mixlab.cli import main
 from mixlab.evaluation import paper
 from mixlab.evaluation.probe.heads import Head
 from mixlab.run import RunDirectory, measurements_of
+
+probe = command("probe")
 
 DATA = "shapes:n=60,size=32"
 QUICK = ["--data", DATA, "--image", "32", "--epochs", "2", "--batch", "20", "--workers", "0", "--device", "cpu"]
@@ -20,7 +21,7 @@ QUICK = ["--data", DATA, "--image", "32", "--epochs", "2", "--batch", "20", "--w
 
 def test_the_whole_ablation_comes_from_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     vim = make_run(tmp_path / "vim", "dinovim_tiny", state=8)
-    tyro.cli(probe, args=[f"{vim}=vim", *QUICK, "--mode", "both", "--json", "-"])
+    main(["probe", f"{vim}=vim", *QUICK, "--mode", "both", "--json", "-"])
     printed = capsys.readouterr()
     result = json.loads(printed.out)
     assert result == RunDirectory.open(vim).results()["probe"]
@@ -54,16 +55,9 @@ def test_the_whole_ablation_comes_from_one_command(tmp_path: Path, capsys: pytes
 def test_a_single_head_is_the_same_alone_and_in_the_grid(tmp_path: Path) -> None:
     vim = make_run(tmp_path / "vim", "dinovim_tiny", state=8)
     options = {"data": DATA, "image": 32, "epochs": 2, "batch": 20, "workers": 0, "device": "cpu", "mode": "cached"}
-    whole = run_command(probe, str(vim), **options)["modes"]["cached"]["heads"]
-    alone = run_command(
-        probe,
-        str(vim),
-        **options,
-        blocks=(3,),
-        strategies=("cls+max",),
-        lrs=(1e-3,),
-        weight_decays=(5e-3,),
-        name="alone",
+    whole = probe(str(vim), **options)["modes"]["cached"]["heads"]
+    alone = probe(
+        str(vim), **options, blocks=(3,), strategies=("cls+max",), lrs=(1e-3,), weight_decays=(5e-3,), name="alone"
     )["modes"]["cached"]["heads"]
     assert len(alone) == 1
     twin = next(head for head in whole if all(head[key] == alone[0][key] for key in Head._fields))
@@ -75,12 +69,12 @@ def test_light_heavy_and_few_labels_choose_their_heads_and_images(
 ) -> None:
     vim = make_run(tmp_path / "vim", "dinovim_tiny", state=8)
     options = {"data": DATA, "image": 32, "epochs": 1, "workers": 0, "device": "cpu", "mode": "cached"}
-    heavy = run_command(probe, str(vim), **options, heads="heavy", label_share=0.1)
+    heavy = probe(str(vim), **options, heads="heavy", label_share=0.1)
     found = heavy["modes"]["cached"]
     assert {(head["blocks"], head["strategy"]) for head in found["heads"]} == {(4, "cls")}
     assert len(found["heads"]) == 16
     assert found["num_train"] == found["batch"] == 10  # one image of each class; the batch is cut to fit
-    run_command(probe, str(vim), **options, heads="heavy", label_share=0.2)
+    probe(str(vim), **options, heads="heavy", label_share=0.2)
     assert "holds a probe with other settings (label_share was 0.1, is 0.2" in " ".join(capsys.readouterr().err.split())
     assert {path.name for path in (vim / "results").glob("*.json")} == {"probe.json", "probe_2.json"}
 
@@ -109,8 +103,8 @@ def test_the_papers_figures_stand_only_where_the_setting_is_the_papers() -> None
 
 def test_a_backbone_without_a_class_token_is_probed_by_what_it_has(tmp_path: Path) -> None:
     conv = make_run(tmp_path / "conv", "gatedconv_tiny")
-    result = run_command(
-        probe, str(conv), data=DATA, image=32, epochs=1, batch=20, workers=0, device="cpu", mode="cached", lrs=(1e-3,)
+    result = probe(
+        str(conv), data=DATA, image=32, epochs=1, batch=20, workers=0, device="cpu", mode="cached", lrs=(1e-3,)
     )
     strategies = {head["strategy"] for head in result["modes"]["cached"]["heads"]}
     assert strategies == {"output", "mean", "max"} and result["source"] == "stream"
@@ -119,4 +113,4 @@ def test_a_backbone_without_a_class_token_is_probed_by_what_it_has(tmp_path: Pat
 def test_a_name_that_is_taken_or_leads_elsewhere_is_refused(tmp_path: Path) -> None:
     for name in ("results", "../elsewhere", ""):
         with pytest.raises(ValueError, match="cannot name a folder of the run"):
-            run_command(probe, "vit_tiny", data=DATA, name=name, run=tmp_path, device="cpu")
+            probe("vit_tiny", data=DATA, name=name, run=tmp_path, device="cpu")

@@ -5,18 +5,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tyro
-from command_line import run_command
+from command_line import command
 from look_runs import make_run
 
-from mixlab.commands.rank import rank
+from mixlab.cli import main
 from mixlab.run import RunDirectory
+
+rank = command("rank")
 
 
 def test_several_targets_go_side_by_side_into_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     vit, vim = make_run(tmp_path / "vit", "vit_tiny"), make_run(tmp_path / "vim", "dinovim_tiny", state=8)
     arguments = [str(vit), f"{vim}=scan", "--data", "shapes:n=9", "--num-images", "2", "--chunk", "20"]
-    tyro.cli(rank, args=[*arguments, "--run", str(tmp_path / "out"), "--json", "-"])
+    main(["rank", *arguments, "--run", str(tmp_path / "out"), "--json", "-"])
     printed = json.loads(capsys.readouterr().out)
     assert set(printed["results"]) == {"vit", "scan"}
     run = RunDirectory.open(tmp_path / "out")
@@ -35,7 +36,7 @@ def test_several_targets_go_side_by_side_into_one_run(tmp_path: Path, capsys: py
 
 def test_one_run_keeps_its_own_results(tmp_path: Path) -> None:
     vit = make_run(tmp_path / "vit", "vit_tiny")
-    run_command(rank, [str(vit)], data="shapes:n=3", num_images=1, layers=(-1,), heads=(0, 2), whole=True)
+    rank([str(vit)], data="shapes:n=3", num_images=1, layers=(-1,), heads=(0, 2), whole=True)
     result = RunDirectory.open(vit).results()["rank_vit"]
     assert result["heads"] == [0, 2]
     assert [entry["layer"] for entry in result["layers"]] == [3]
@@ -47,7 +48,7 @@ def test_ranks_of_another_protocol_or_data_set_replace_neither_results_nor_figur
     vim = make_run(tmp_path / "vim", "dinovim_tiny", state=8)
     first = {"data": "shapes:n=3", "num_images": 1, "layers": (0,), "chunk": 32}
     for call in (first, first | {"skip": False}, first | {"data": "shapes:n=3,seed=7"}):
-        run_command(rank, [str(vim)], **call)
+        rank([str(vim)], **call)
     run = RunDirectory.open(vim)
     results = run.results()
     assert sorted(results) == ["rank_vim", "rank_vim_2", "rank_vim_3"]
@@ -64,17 +65,17 @@ def test_ranks_of_another_protocol_or_data_set_replace_neither_results_nor_figur
 def test_grid_only_models_and_bad_calls_get_a_sentence(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(ValueError, match="convnext_atto has no softmax attention"):
-        run_command(rank, ["timm/convnext_atto"], data="shapes:n=2", image=64, num_images=1, run=out)
+        rank(["timm/convnext_atto"], data="shapes:n=2", image=64, num_images=1, run=out)
     with pytest.raises(ValueError, match="no target given"):
-        run_command(rank, [], run=out)
+        rank([], run=out)
     with pytest.raises(ValueError, match="share a label"):
-        run_command(rank, ["vit_tiny=a", "vit_small=a"], run=out)
+        rank(["vit_tiny=a", "vit_small=a"], run=out)
     with pytest.raises(ValueError, match="must be LABEL=KIND"):
-        run_command(rank, ["vit_tiny"], training=("dino",), run=out)
+        rank(["vit_tiny"], training=("dino",), run=out)
     with pytest.raises(ValueError, match="--training names b, the labels are vit_tiny"):
-        run_command(rank, ["vit_tiny"], training=("b=dino",), run=out)
+        rank(["vit_tiny"], training=("b=dino",), run=out)
     with pytest.raises(FileNotFoundError, match="no data source"):
-        run_command(rank, ["vit_tiny"], data=str(tmp_path / "nowhere"), run=out)
+        rank(["vit_tiny"], data=str(tmp_path / "nowhere"), run=out)
 
 
 def test_plain_folders_of_images_are_read_and_broken_files_skipped(tmp_path: Path) -> None:
@@ -87,5 +88,5 @@ def test_plain_folders_of_images_are_read_and_broken_files_skipped(tmp_path: Pat
         Image.fromarray(pixels).save(folder / f"{index}.png")
     (folder / "0a.png").write_bytes(b"no image")
     vit = make_run(tmp_path / "vit", "vit_tiny")
-    result = run_command(rank, [str(vit)], data=str(folder), num_images=5, layers=(0,))
+    result = rank([str(vit)], data=str(folder), num_images=5, layers=(0,))
     assert result["results"]["vit"]["num_images"] == 2

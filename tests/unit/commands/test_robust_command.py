@@ -6,17 +6,19 @@ from typing import Any
 
 import pytest
 import torch
-import tyro
-from command_line import run_command
+from command_line import command
 from look_runs import make_run
 from PIL import Image
 
 import mixlab
-from mixlab.commands.probe import probe
-from mixlab.commands.robust import parse_sets, parse_shard, robust
+from mixlab.cli import main
+from mixlab.commands.robust import parse_sets, parse_shard
 from mixlab.data.imagenet_labels import imagenet_a_classes, imagenet_classes, real_labels
 from mixlab.evaluation.classifier import ProbeHead, load_head, save_head
 from mixlab.run import RunDirectory, measurements_of
+
+probe = command("probe")
+robust = command("robust")
 
 CLASSES = list(imagenet_a_classes()[:3])
 COLOURS = [(250, 10, 10), (10, 250, 10), (10, 10, 250)]
@@ -41,19 +43,8 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     run = make_run(place / "vit", "vit_tiny")
     draw(place / "data" / "train", CLASSES, 12)
     draw(place / "data" / "val", CLASSES, 4)
-    run_command(
-        probe,
-        str(run),
-        data=str(place / "data"),
-        mode="cached",
-        epochs=60,
-        batch=36,
-        strategies=("mean",),
-        blocks=(1,),
-        lrs=(1.0,),
-        weight_decays=(0.0,),
-        **OPTIONS,
-    )
+    probe(str(run), data=str(place / "data"), mode="cached", epochs=60, batch=36, strategies=("mean",), blocks=(1,),
+          lrs=(1.0,), weight_decays=(0.0,), **OPTIONS)  # fmt: skip
     sets = place / "sets"
     draw(sets / "imagenet-a", CLASSES, 2)
     numbers = [str(imagenet_classes().index(synset)) for synset in CLASSES]
@@ -68,7 +59,7 @@ def test_a_probed_run_is_scored_on_every_set_that_is_found(
     probed: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, sets = probed
-    tyro.cli(robust, args=[str(run), "--data", str(sets), "--workers", "0", "--device", "cpu", "--json", "-"])
+    main(["robust", str(run), "--data", str(sets), "--workers", "0", "--device", "cpu", "--json", "-"])
     printed = capsys.readouterr()
     result = json.loads(printed.out)
     assert {name: (part["top1"], part["n"]) for name, part in result["sets"].items()} == {
@@ -86,7 +77,7 @@ def test_a_probed_run_is_scored_on_every_set_that_is_found(
 def test_shards_are_put_together_when_the_last_one_is_there(probed: tuple[Path, Path], tmp_path: Path) -> None:
     run, sets = probed
     for part in range(3):
-        result = run_command(robust, str(run), data=[f"v2-ti={sets / V2_TI}"], shard=f"{part}/3",
+        result = robust(str(run), data=[f"v2-ti={sets / V2_TI}"], shard=f"{part}/3",
                         run=tmp_path / "out", **OPTIONS)  # fmt: skip
         assert ("sets" in result) == (part == 2)
         assert result["counts"]["v2-ti"]["n"] == (9 if part == 2 else 3)
@@ -104,7 +95,7 @@ def test_parts_of_another_classifier_limit_or_view_count_as_missing(
     v2, a = (f"{name}={sets / folder}" for name, folder in (("v2-ti", V2_TI), ("a", "imagenet-a")))
 
     def part(shard: str, data: str = v2, **options: object) -> dict[str, Any]:
-        return run_command(robust, str(run), data=[data], shard=shard, run=tmp_path / "out", **OPTIONS, **options)
+        return robust(str(run), data=[data], shard=shard, run=tmp_path / "out", **OPTIONS, **options)
 
     for other in ({"head": tmp_path / "retrained.safetensors"}, {"limit": 6}, {"crop_share": 0.5}, {"data": a}):
         part("0/2", **other)
@@ -120,11 +111,9 @@ def test_parts_of_another_classifier_limit_or_view_count_as_missing(
 def test_sets_and_changed_images_keep_files_of_their_own(probed: tuple[Path, Path], tmp_path: Path) -> None:
     run, sets = probed
     images = str(sets.parent / "data")
-    on_sets = run_command(robust, str(run), data=[f"a={sets / 'imagenet-a'}"], run=tmp_path / "apart", **OPTIONS)
-    changed = run_command(robust, str(run), shifts=images, run=tmp_path / "apart", **OPTIONS)
-    both = run_command(
-        robust, str(run), data=[f"a={sets / 'imagenet-a'}"], shifts=images, run=tmp_path / "at once", **OPTIONS
-    )
+    on_sets = robust(str(run), data=[f"a={sets / 'imagenet-a'}"], run=tmp_path / "apart", **OPTIONS)
+    changed = robust(str(run), shifts=images, run=tmp_path / "apart", **OPTIONS)
+    both = robust(str(run), data=[f"a={sets / 'imagenet-a'}"], shifts=images, run=tmp_path / "at once", **OPTIONS)
     apart, at_once = (RunDirectory.open(tmp_path / name).results() for name in ("apart", "at once"))
     assert apart == {"robust_vit": on_sets, "shifts_vit": changed}
     for name, result in at_once.items():
@@ -138,7 +127,7 @@ def test_a_target_without_a_classifier_and_wrong_names_get_a_sentence(
     _, sets = probed
     bare = make_run(tmp_path / "bare", "vit_tiny")
     with pytest.raises(ValueError, match="has no classifier: give --head FILE, probe it first"):
-        run_command(robust, str(bare), data=[str(sets)], **OPTIONS)
+        robust(str(bare), data=[str(sets)], **OPTIONS)
     with pytest.raises(ValueError, match="'v3' in .* is no set; choose among val, v2-mf"):
         parse_sets(["v3=/nowhere"])
     with pytest.raises(FileNotFoundError, match="is not a folder"):

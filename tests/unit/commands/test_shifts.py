@@ -5,15 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-import tyro
-from command_line import run_command
+from command_line import command
 from look_runs import make_run
+from mixlab.data.transforms import LUMA
 from PIL import Image
 from torch import nn
 
-from mixlab.commands.probe import probe
-from mixlab.commands.robust import robust
-from mixlab.data.colour import LUMA
+from mixlab.cli import main
 from mixlab.data.images import parse_source
 from mixlab.data.shapes import SHAPE_CLASSES
 from mixlab.evaluation.classifier import NamedClassifier, load_classifier
@@ -21,6 +19,9 @@ from mixlab.evaluation.machine import CentreView, Machine
 from mixlab.evaluation.shifts import SHIFTS, ShiftScores, score_shifts, shifted
 from mixlab.run import RunDirectory, Subject, measurements_of
 from mixlab.training.distributed import World
+
+probe = command("probe")
+robust = command("robust")
 
 IMAGES = torch.randint(0, 256, (3, 3, 40, 40), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 DATA = "shapes:n=60,size=32"
@@ -94,20 +95,18 @@ def test_images_that_cannot_be_read_are_named_and_counted(tmp_path: Path, capsys
             for index in range(4):
                 Image.new("RGB", (64, 64), colour).save(tmp_path / "photos" / split / name / f"{index}.png")
     data = str(tmp_path / "photos")
-    run_command(
-        probe, str(vit), data=data, epochs=1, batch=8, mode="cached", blocks=(1,), strategies=("mean",), workers=0
-    )
+    probe(str(vit), data=data, epochs=1, batch=8, mode="cached", blocks=(1,), strategies=("mean",), workers=0)
     broken = sorted((tmp_path / "photos" / "val").rglob("*.png"))
     broken[2].write_bytes(b"not an image")
     with pytest.warns(UserWarning, match="skipped"):
-        result = run_command(robust, str(vit), shifts=data, workers=0)
+        result = robust(str(vit), shifts=data, workers=0)
     assert result["shifts"]["noise"]["n"] == 7
     assert [Path(path).name for path in result["unreadable"]] == [broken[2].name]
     assert "1 of the 8 images cannot be read" in " ".join(capsys.readouterr().err.split())
     for file in broken:
         file.write_bytes(b"not an image")
     with pytest.warns(UserWarning, match="skipped"), pytest.raises(ValueError, match="none of the 8 images"):
-        run_command(robust, str(vit), shifts=data, workers=0)
+        robust(str(vit), shifts=data, workers=0)
 
 
 def test_edges_are_dark_where_lightness_changes_and_white_elsewhere() -> None:
@@ -121,9 +120,9 @@ def test_edges_are_dark_where_lightness_changes_and_white_elsewhere() -> None:
 def test_a_probe_is_scored_under_every_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     vit = make_run(tmp_path / "vit", "vit_tiny")
     heads = ["--mode", "cached", "--blocks", "1", "--strategies", "mean", "--lrs", "0.1", "--weight-decays", "0"]
-    tyro.cli(probe, args=[f"{vit}=vit", "--data", DATA, "--epochs", "30", "--batch", "20", *heads, *QUICK])
+    main(["probe", f"{vit}=vit", "--data", DATA, "--epochs", "30", "--batch", "20", *heads, *QUICK])
     probed = RunDirectory.open(vit).results()["probe"]["modes"]["cached"]["best"]
-    tyro.cli(robust, args=[f"{vit}=vit", "--shifts", DATA, "--batch", "25", *QUICK, "--json", "-"])
+    main(["robust", f"{vit}=vit", "--shifts", DATA, "--batch", "25", *QUICK, "--json", "-"])
     result = json.loads(capsys.readouterr().out)
     assert result == RunDirectory.open(vit).results()["shifts_vit"]
     figures = result["shifts"]
@@ -141,8 +140,8 @@ def test_a_change_is_judged_by_the_classifier_itself(tmp_path: Path) -> None:
     """Against a loop over images: decode, change, look up."""
     vit = make_run(tmp_path / "vit", "vit_tiny")
     heads = {"mode": "cached", "blocks": (1,), "strategies": ("mean",), "lrs": (0.1,), "weight_decays": (0.0,)}
-    run_command(probe, str(vit), data=DATA, epochs=5, batch=20, image=32, workers=0, device="cpu", **heads)
-    found = run_command(robust, str(vit), shifts=DATA, workers=0, device="cpu")["shifts"]
+    probe(str(vit), data=DATA, epochs=5, batch=20, image=32, workers=0, device="cpu", **heads)
+    found = robust(str(vit), shifts=DATA, workers=0, device="cpu")["shifts"]
     classifier = load_classifier(str(vit), device="cpu")
     source, right = parse_source(DATA, split="val"), 0
     for index in range(len(source)):
@@ -154,6 +153,6 @@ def test_a_change_is_judged_by_the_classifier_itself(tmp_path: Path) -> None:
 
 def test_wrong_calls_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--data for ImageNet's sets, or --shifts"):
-        run_command(robust, "vit_tiny")
+        robust("vit_tiny")
     with pytest.raises(ValueError, match="score --shifts in one go"):
-        run_command(robust, "vit_tiny", shifts=DATA, shard="0/2")
+        robust("vit_tiny", shifts=DATA, shard="0/2")

@@ -6,18 +6,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import run_command
+from command_line import command
 from look_runs import make_run
 
 import mixlab
 from mixlab.analysis.claims import Evidence
 from mixlab.cli import main
-from mixlab.commands.auc import auc
-from mixlab.commands.knn import knn
-from mixlab.commands.maps import maps
 from mixlab.commands.output import open_run
 from mixlab.evaluation.target import label_of, load_target, load_targets, split_target
 from mixlab.run import RunDirectory
+
+knn = command("knn")
+maps = command("maps")
+auc = command("auc")
 
 NAME = "timm/vit_tiny_patch16_224"
 SMALL = ("--set", "batch=8", "--set", "epochs=1", "--set", "knn.every_epochs=0", "--device", "cpu")
@@ -47,9 +48,7 @@ def test_one_network_is_one_subject_whatever_it_is_called_and_another_architectu
 
 def test_the_seed_of_auc_chooses_the_untrained_target(tmp_path: Path) -> None:
     figures = [
-        run_command(auc, ["vit_tiny"], data="shapes:n=2", image=32, seed=seed, run=tmp_path)["results"]["model"][
-            "rows"
-        ][0]["auc"]
+        auc(["vit_tiny"], data="shapes:n=2", image=32, seed=seed, run=tmp_path)["results"]["model"]["rows"][0]["auc"]
         for seed in (0, 0, 1)
     ]
     assert figures[0] == figures[1] != figures[2]
@@ -63,10 +62,7 @@ def test_a_label_follows_the_last_equals_sign_unless_all_of_it_is_a_path(tmp_pat
     (subject,) = load_targets([str(run)], training=["lr=3=supervised"], device="cpu")
     assert (subject.label, subject.training) == ("lr=3", "supervised")
     assert open_run(None, [str(run)]).path == open_run(None, [f"{run}=mine"]).path == run
-    assert (
-        run_command(knn, str(run), data="shapes:n=20", training="dino", workers=0, device="cpu")["subject"]["label"]
-        == "lr=3"
-    )
+    assert knn(str(run), data="shapes:n=20", training="dino", workers=0, device="cpu")["subject"]["label"] == "lr=3"
     assert (run / "results" / "knn_lr_3.json").is_file()
 
 
@@ -83,8 +79,8 @@ def test_an_exported_file_is_a_target_with_weights_of_its_own(tmp_path: Path) ->
 def test_two_sets_of_data_leave_two_results_for_the_ledger(tmp_path: Path) -> None:
     run = make_run(tmp_path / "vit", "vit_tiny")
     for data in ("shapes:n=20", "shapes:n=25", "shapes:n=20"):
-        run_command(knn, str(run), data=data, workers=0, device="cpu")
-        run_command(auc, [str(run)], data=data, num_images=2, twins=False, device="cpu")
+        knn(str(run), data=data, workers=0, device="cpu")
+        auc([str(run)], data=data, num_images=2, twins=False, device="cpu")
     results = RunDirectory.open(run).results()
     assert set(results) == {f"{kind}{of}" for kind in ("knn_vit", "auc_model") for of in ("", "_2")}
     assert {path.stem for path in (run / "figures").iterdir()} == {
@@ -113,8 +109,8 @@ def test_measurements_that_are_none_are_named_by_claims_and_maps(
 ) -> None:
     run = make_run(tmp_path / "run", "vit_tiny")
     RunDirectory.open(run).write_result("knn", {"measurements": 5})
-    for command in ("claims", "maps"):
-        assert main([command, str(run)]) == 1
+    for name in ("claims", "maps"):
+        assert main([name, str(run)]) == 1
         assert "knn.json: measurements must be a list of records, got 5; remove it" in " ".join(
             capsys.readouterr().err.replace("\n", "").split()
         )
@@ -125,7 +121,7 @@ def test_a_place_that_cannot_be_written_to_is_named_as_it_was_given(
 ) -> None:
     (tmp_path / "file").write_text(json.dumps({}))
     with pytest.raises(OSError, match=r"cannot write to .*file/run .*choose another --run"):
-        run_command(maps, ["vit_tiny"], image=32, run=tmp_path / "file" / "run")
+        maps(["vit_tiny"], image=32, run=tmp_path / "file" / "run")
     monkeypatch.setattr("os.access", lambda *_: False)  # root may write anywhere
     with pytest.raises(PermissionError, match=r"look may not be written to; choose another --run"):
         open_run(tmp_path / "look", ["vit_tiny"])

@@ -19,14 +19,14 @@ def test_knn_of_a_bare_backbone_measures_every_k_with_its_protocol() -> None:
     assert list(found.scores) == [1, 5] and found.num_neighbours == 25  # half of each class, rounded
     first, second = found.measurements
     assert (first["k"], second["k"]) == (1, 5) and first.n == 44
-    assert (first["label_share"], first["seed"], first["strategy"], first["image"]) == (0.5, 3, "output", 16)
+    assert (first["label_share"], first["label_seed"], first["strategy"], first["image"]) == (0.5, 3, "output", 16)
     assert first.protocol.data == DATA and first.subject.model == backbone.name and first.subject.training == ""
     assert [Measurement.from_json(record) for record in found.to_json()["measurements"]] == found.measurements
 
 
 def test_data_may_be_a_name_or_its_splits() -> None:
     target = Target(label="tiny", backbone=tiny_backbone(), training="dino", seed=4)
-    by_name, by_source = evaluate_knn(target, DATA, KnnSettings(k=(3,))), evaluate_knn(target, tiny_splits(), KnnSettings(k=(3,)))
+    by_name, by_source = (evaluate_knn(target, data, KnnSettings(k=(3,))) for data in (DATA, tiny_splits()))
     assert by_name.to_json() == by_source.to_json()
     assert by_name.measurements[0].seed == 4
 

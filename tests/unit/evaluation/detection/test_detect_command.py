@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import run_command
+from command_line import command
 from safetensors.torch import load_file
 from test_average_precision import by_pycocotools
 
 from mixlab.analysis.claims import Evidence
 from mixlab.analysis.claims.measured import mamba_does_dense_better
-from mixlab.commands.detect import detect
 from mixlab.data.objects import instances_file, parse_objects
 from mixlab.evaluation.detection.detector import Detector
 from mixlab.evaluation.detection.evaluate import NAMES
@@ -24,6 +23,8 @@ from mixlab.evaluation.detection.task import plan_detection
 from mixlab.run import RunDirectory
 from tests.coco_folder import draw_coco
 from tests.photographs import PHOTOGRAPHS, needs_photographs
+
+detect = command("detect")
 
 DATA = "shapes:n=24,size=32"
 LAST = 6
@@ -43,15 +44,8 @@ def one_thread():
 
 
 def run(folder: Path, *extra: str, head: str = "cascade", data: str = DATA) -> dict:
-    return run_command(
-        detect,
-        "detect_mambaout_femto64",
-        data=data,
-        run=folder,
-        head=head,
-        set=[*SMALL, *extra],
-        device="cpu",
-        num_val=8,
+    return detect(
+        "detect_mambaout_femto64", data=data, run=folder, head=head, set=[*SMALL, *extra], device="cpu", num_val=8
     )
 
 
@@ -141,7 +135,7 @@ def test_the_score_can_be_followed_while_a_run_goes_on(tmp_path):
 
 def test_a_finished_run_is_judged_again_without_training(finished, tmp_path):
     before = RunDirectory.open(finished).results()["detection"]
-    again = run_command(detect, str(finished), data=DATA, run=tmp_path, evaluate_only=True, num_val=8, device="cpu")
+    again = detect(str(finished), data=DATA, run=tmp_path, evaluate_only=True, num_val=8, device="cpu")
     assert (again["boxes"], again["masks"]) == (before["boxes"], before["masks"])
     assert not (tmp_path / "checkpoints").exists()
 
@@ -149,17 +143,15 @@ def test_a_finished_run_is_judged_again_without_training(finished, tmp_path):
 def test_a_shipped_network_is_trained_on_and_scored_again_as_what_it_is(tmp_path):
     settings = ["steps=1", "optim.warmup_steps=0", "batch=2", "method.short=32,32", "method.channels=16",
                 "method.hidden=16"]  # fmt: skip
-    first = run_command(detect, "shipped/gatedconv", data=DATA, run=tmp_path, set=settings, num_val=2, device="cpu")
-    again = run_command(detect, str(tmp_path), data=DATA, evaluate_only=True, num_val=2, device="cpu")
+    first = detect("shipped/gatedconv", data=DATA, run=tmp_path, set=settings, num_val=2, device="cpu")
+    again = detect(str(tmp_path), data=DATA, evaluate_only=True, num_val=2, device="cpu")
     assert first["subject"]["training"] == again["subject"]["training"] == "dino"
     found = RunDirectory(tmp_path).measurements()
     assert {m.metric for m in found} == {"box_ap", "mask_ap"}
     assert {(m.protocol.head, m.protocol.short_side, m.protocol.steps, m.protocol.num_images) for m in found} == {
         ("mask", 32, 1, 2)
     }
-    other = run_command(
-        detect, str(tmp_path), data=DATA, evaluate_only=True, num_val=3, device="cpu", training="supervised"
-    )
+    other = detect(str(tmp_path), data=DATA, evaluate_only=True, num_val=3, device="cpu", training="supervised")
     assert other["subject"]["training"] == "supervised" and len(RunDirectory(tmp_path).measurements()) == 4
     assert {file.name for file in tmp_path.glob("detections*.json")} == {"detections.json", "detections_2.json"}
 
@@ -173,16 +165,7 @@ def child(judged: str, trained: str, rank: int, ports: list[int]) -> None:
     os.environ["MASTER_PORT"] = str(ports[1])
     settings = ["steps=2", "batch=4", "method.short=32,32", "method.channels=16", "model.dim=32", "log.every_steps=1",
                 "optim.warmup_steps=1"]  # fmt: skip
-    run_command(
-        detect,
-        "detect_dinovim_tiny64",
-        data=DATA,
-        run=Path(trained),
-        head="cascade",
-        set=settings,
-        num_val=3,
-        device="cpu",
-    )
+    detect("detect_dinovim_tiny64", data=DATA, run=Path(trained), head="cascade", set=settings, num_val=3, device="cpu")
 
 
 def free_ports(number: int) -> list[int]:
@@ -217,18 +200,8 @@ def test_two_processes_train_and_find_what_one_finds(finished, tmp_path):
 
 
 def test_a_frozen_backbone_leaves_the_run_as_it_came(finished, tmp_path):
-    result = run_command(
-        detect,
-        str(finished),
-        data=DATA,
-        run=tmp_path / "run",
-        head="mask",
-        frozen=True,
-        num_val=4,
-        device="cpu",
-        recipe="detect_mambaout_femto64",
-        set=[s for s in SMALL if not s.startswith("model.")],
-    )
+    result = detect(str(finished), data=DATA, run=tmp_path / "run", head="mask", frozen=True, num_val=4, device="cpu",
+                    recipe="detect_mambaout_femto64", set=[s for s in SMALL if not s.startswith("model.")])  # fmt: skip
     assert result["frozen"] and result["weights"] == str(finished)
     ours, theirs = (load_file(place / "weights.safetensors") for place in (tmp_path / "run", finished))
     assert not [name for name in theirs if not torch.equal(ours[name], theirs[name])]
@@ -256,15 +229,8 @@ def test_activations_can_be_made_twice_instead_of_kept(tmp_path):
     weights = []
     for number, extra in enumerate(["activation_checkpointing=false", "activation_checkpointing=true"]):
         folder = tmp_path / str(number)
-        run_command(
-            detect,
-            "detect_dinovim_tiny64",
-            data="shapes:n=4,size=32",
-            run=folder,
-            set=[*settings, extra],
-            num_val=1,
-            device="cpu",
-        )
+        detect("detect_dinovim_tiny64", data="shapes:n=4,size=32", run=folder, set=[*settings, extra], num_val=1,
+               device="cpu")  # fmt: skip
         weights.append(load_file(folder / "checkpoints" / "step-00000002.safetensors"))
     apart = [
         float((weights[0][name] - weights[1][name]).abs().max()) for name in weights[0] if weights[0][name].numel()
@@ -283,16 +249,14 @@ def test_real_photographs_train_and_are_judged(tmp_path):
 
 def test_wrong_calls_get_an_answer(finished, tmp_path):
     with pytest.raises(ValueError, match="give --run DIR"):
-        run_command(detect, "vit_tiny", data=DATA)
+        detect("vit_tiny", data=DATA)
     with pytest.raises(ValueError, match="supervised recipe, not one for `mixlab detect`"):
-        run_command(detect, "supervised_vit_tiny64", data=DATA, run=tmp_path / "a")
+        detect("supervised_vit_tiny64", data=DATA, run=tmp_path / "a")
     with pytest.raises(ValueError, match="is a recipe itself"):
-        run_command(detect, "detect_vit_tiny64", data=DATA, run=tmp_path / "b", recipe="detect_vit_tiny64")
+        detect("detect_vit_tiny64", data=DATA, run=tmp_path / "b", recipe="detect_vit_tiny64")
     with pytest.raises(ValueError, match="3 classes, this network was trained for 10"):
         draw_coco(tmp_path / "data")
-        run_command(
-            detect, str(finished), data=str(tmp_path / "data"), run=tmp_path / "c", evaluate_only=True, device="cpu"
-        )
+        detect(str(finished), data=str(tmp_path / "data"), run=tmp_path / "c", evaluate_only=True, device="cpu")
     with pytest.raises(ValueError, match="24 images are fewer than one batch of 64"):
         run(tmp_path / "d", "batch=64")
     with pytest.raises(ValueError, match="short sides 64 to 32"):

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from command_line import run_command
+from command_line import command
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -23,8 +23,7 @@ from mixlab.backbones.weights import save_weights
 from mixlab.backbones.weights.reading import WeightsError
 from mixlab.backbones.zoo import create_model
 from mixlab.commands.dense_task import say_recipe, small_recipe, target_and_recipe
-from mixlab.commands.segment import segment
-from mixlab.data.label_maps import parse_label_maps
+from mixlab.data.mask_formats import parse_label_maps
 from mixlab.evaluation.dense_task import DensePlan
 from mixlab.evaluation.segmentation.task import plan_segmentation
 from mixlab.evaluation.target import Target
@@ -33,6 +32,8 @@ from mixlab.run import RunDirectory
 from mixlab.training.loop import train
 from mixlab.training.settings import override
 from tests.photographs import PHOTOGRAPHS, needs_photographs
+
+segment = command("segment")
 
 DATA = "shapes:n=48,size=32"
 SMALL = ["steps=8", "batch=8", "model.dim=16", "model.depth=4", "model.image=32", "model.patch=4",
@@ -51,9 +52,7 @@ def one_thread():
 
 
 def call(folder: Path, *extra: str, target: str = "segment_gatedconv_tiny64", **options) -> dict:
-    return run_command(
-        segment, target, data=DATA, run=folder, set=[*SMALL, *extra], num_val=10, device="cpu", **options
-    )
+    return segment(target, data=DATA, run=folder, set=[*SMALL, *extra], num_val=10, device="cpu", **options)
 
 
 def planned(target: str, *, data: str = DATA, recipe: str | None = None, **options) -> DensePlan:
@@ -187,22 +186,12 @@ def test_a_backbone_at_a_small_share_of_the_learning_rate_moves_less(finished: P
 
 
 def test_judging_a_finished_run_again_gives_the_scores_of_its_training(finished: Path, tmp_path: Path) -> None:
-    again = call(
-        segment, str(finished), data=DATA, run=tmp_path / "again", num_val=10, evaluate_only=True, device="cpu"
-    )
+    again = segment(str(finished), data=DATA, run=tmp_path / "again", num_val=10, evaluate_only=True, device="cpu")
     first = json.loads((finished / "results" / "segmentation.json").read_text())
     assert again["classes"] == first["classes"]
     for mode in ("multi", "slide"):
-        run_command(
-            segment,
-            str(finished),
-            data=DATA,
-            run=tmp_path / "again",
-            num_val=3,
-            evaluate_only=True,
-            inference=mode,
-            device="cpu",
-        )
+        segment(str(finished), data=DATA, run=tmp_path / "again", num_val=3, evaluate_only=True, inference=mode,
+                device="cpu")  # fmt: skip
     assert {file.stem for file in (tmp_path / "again" / "results").glob("*.json")} == {
         "segmentation", "segmentation_multi", "segmentation_slide"}  # fmt: skip
 
@@ -211,15 +200,15 @@ def test_scores_of_other_ways_to_look_stand_beside_the_first(finished: Path, tmp
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
     for mode in ("multi", "single"):
-        run_command(segment, str(folder), data=DATA, num_val=10, evaluate_only=True, inference=mode, device="cpu")
-    run_command(segment, str(folder), data=DATA, num_val=3, evaluate_only=True, device="cpu")
+        segment(str(folder), data=DATA, num_val=10, evaluate_only=True, inference=mode, device="cpu")
+    segment(str(folder), data=DATA, num_val=3, evaluate_only=True, device="cpu")
     found = {(m.protocol.mode, m.protocol.num_images): m for m in RunDirectory(folder).measurements()}
     assert set(found) == {("single", 10), ("multi", 10), ("single", 3)}
     assert found["multi", 10].protocol.scales == (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
     assert found["multi", 10].protocol.flip and not found["single", 10].protocol.flip
     assert found["single", 10] == RunDirectory(finished).measurements()[0]
-    elsewhere = call(
-        segment, str(folder), data="shapes:n=4,size=32", run=tmp_path / "other", evaluate_only=True, device="cpu"
+    elsewhere = segment(
+        str(folder), data="shapes:n=4,size=32", run=tmp_path / "other", evaluate_only=True, device="cpu"
     )
     (measurement,) = RunDirectory(tmp_path / "other").measurements()
     assert elsewhere["data"] == measurement.protocol.val_data == "shapes:n=4,size=32"
@@ -231,7 +220,7 @@ FEW_STEPS = [setting for setting in SMALL if not setting.startswith("model.")] +
 
 def fit(target: str, folder: Path, **options) -> tuple[str, dict]:
     """The training that the result says its backbone had, and the result."""
-    result = run_command(segment, target, data=DATA, run=folder, set=FEW_STEPS, num_val=2, device="cpu", **options)
+    result = segment(target, data=DATA, run=folder, set=FEW_STEPS, num_val=2, device="cpu", **options)
     return result["subject"]["training"], result
 
 
@@ -257,15 +246,11 @@ def test_whatever_a_target_may_be_can_be_trained_on_and_evaluated_again(finished
         assert training == expected and result["frozen"]
         start = load_file(exported if number > 2 else shipped_file)
         assert all(torch.equal(value, start[name]) for name, value in load_file(folder / "weights.safetensors").items())
-        again = call(
-            segment, str(folder), data=DATA, run=tmp_path / "again", num_val=2, evaluate_only=True, device="cpu"
-        )
+        again = segment(str(folder), data=DATA, run=tmp_path / "again", num_val=2, evaluate_only=True, device="cpu")
         assert again["classes"] == result["classes"] and again["subject"]["training"] == expected
     assert fit(str(tmp_path / "1"), tmp_path / "chained")[0] == "segment"  # a run of a shape that no name has
     with pytest.raises(ValueError, match="brings its own architecture"):
-        run_command(
-            segment, str(shipped_file), data=DATA, run=tmp_path / "dim", set=[*FEW_STEPS, "model.dim=8"], device="cpu"
-        )
+        segment(str(shipped_file), data=DATA, run=tmp_path / "dim", set=[*FEW_STEPS, "model.dim=8"], device="cpu")
 
 
 def test_a_backbone_in_memory_is_trained_on_as_a_copy(tmp_path: Path) -> None:
@@ -288,8 +273,8 @@ def test_a_run_keeps_what_it_was_told_of_its_backbones_training(tmp_path: Path) 
     options = {"weights": str(file), "recipe": "segment_gatedconv_tiny64"}
     named = ["model.dim=16", "model.depth=4", "model.patch=4", "model.image=32"]
     call = {"data": DATA, "run": tmp_path / "run", "set": [*FEW_STEPS, *named], "num_val": 2, "device": "cpu"}
-    first = run_command(segment, "gatedconv_tiny", training="supervised", **options, **call)
-    resumed = run_command(segment, "gatedconv_tiny", **options, **call)
+    first = segment("gatedconv_tiny", training="supervised", **options, **call)
+    resumed = segment("gatedconv_tiny", **options, **call)
     assert [result["subject"]["training"] for result in (first, resumed)] == ["supervised", "supervised"]
     assert len(RunDirectory(tmp_path / "run").measurements()) == 1
 
@@ -300,12 +285,8 @@ def test_a_run_that_was_stopped_is_scored_as_far_as_it_came(finished: Path, tmp_
     for file in ("weights.safetensors", "segmenter.safetensors"):
         (stopped / file).unlink()
     with pytest.warns(UserWarning, match="is not finished: these are the weights of step 8"):
-        found = run_command(
-            segment, str(stopped), data=DATA, run=tmp_path / "a", num_val=10, evaluate_only=True, device="cpu"
-        )
-    whole = run_command(
-        segment, str(finished), data=DATA, run=tmp_path / "b", num_val=10, evaluate_only=True, device="cpu"
-    )
+        found = segment(str(stopped), data=DATA, run=tmp_path / "a", num_val=10, evaluate_only=True, device="cpu")
+    whole = segment(str(finished), data=DATA, run=tmp_path / "b", num_val=10, evaluate_only=True, device="cpu")
     assert found["classes"] == whole["classes"]
 
 
@@ -376,16 +357,16 @@ def test_the_small_recipe_for_a_trained_backbone_leaves_its_shape_alone() -> Non
 
 def test_runs_of_another_kind_or_with_other_classes_are_not_judged(finished: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="give --run DIR"):
-        run_command(segment, "segment_vit_tiny64", data=DATA)
+        segment("segment_vit_tiny64", data=DATA)
     with pytest.raises(FileNotFoundError, match="is not a run directory"):
-        run_command(segment, str(tmp_path), data=DATA, evaluate_only=True)
+        segment(str(tmp_path), data=DATA, evaluate_only=True)
     images, labels = tmp_path / "set" / "images", tmp_path / "set" / "labels"
     for folder, values in ((images, np.zeros((8, 8, 3), np.uint8)), (labels, np.zeros((8, 8), np.uint8))):
         folder.mkdir(parents=True)
         Image.fromarray(values).save(folder / "a.png")
     (tmp_path / "set" / "classes.txt").write_text("a\nb\n")
     with pytest.raises(ValueError, match="has 2 classes, this network was trained for 11"):
-        run_command(segment, str(finished), data=str(tmp_path / "set"), evaluate_only=True, device="cpu")
+        segment(str(finished), data=str(tmp_path / "set"), evaluate_only=True, device="cpu")
 
 
 def draw_labels(root: Path, number: int) -> Path:
@@ -405,12 +386,12 @@ def draw_labels(root: Path, number: int) -> Path:
 def test_images_that_cannot_be_judged_are_not_shown_either(finished: Path, tmp_path: Path) -> None:
     data = draw_labels(tmp_path / "set", 3)
     (data / "images" / "validation" / "0.png").write_bytes(b"half a file")
-    result = run_command(segment, str(finished), data=str(data), run=tmp_path / "run", evaluate_only=True, device="cpu")
+    result = segment(str(finished), data=str(data), run=tmp_path / "run", evaluate_only=True, device="cpu")
     assert result["n"] == 2 and [Path(name).name for name in result["skipped"]] == ["0.png"]
     assert (tmp_path / "run" / "figures" / "segmentation.png").is_file()
     for name in ("1.png", "2.png"):
         (data / "labels" / "validation" / name).write_bytes(b"half a file")
-    again = run_command(segment, str(finished), data=str(data), run=tmp_path / "none", evaluate_only=True, device="cpu")
+    again = segment(str(finished), data=str(data), run=tmp_path / "none", evaluate_only=True, device="cpu")
     assert again["n"] == 0 and len(again["skipped"]) == 3
     assert not (tmp_path / "none" / "figures").exists()
 
@@ -421,7 +402,7 @@ def test_a_torn_head_is_refused_by_name(finished: Path, tmp_path: Path) -> None:
     head = folder / "segmenter.safetensors"
     head.write_bytes(head.read_bytes()[:-100])
     with pytest.raises(WeightsError, match=r"segmenter.safetensors is not whole safetensors .*; copy or download"):
-        run_command(segment, str(folder), data=DATA, run=tmp_path / "again", evaluate_only=True, device="cpu")
+        segment(str(folder), data=DATA, run=tmp_path / "again", evaluate_only=True, device="cpu")
 
 
 def test_weights_head_and_results_have_the_rights_that_umask_leaves(tmp_path: Path) -> None:
@@ -448,14 +429,6 @@ def test_papers_recipes_say_what_the_papers_say() -> None:
 @needs_photographs
 def test_photographs_of_any_shape_are_trained_on_and_judged(tmp_path: Path) -> None:
     settings = [*SMALL, "steps=2", "method.crop=64", "method.short_side=64", "method.long_side=256"]
-    result = run_command(
-        segment,
-        "segment_gatedconv_tiny64",
-        data=str(PHOTOGRAPHS / "semantic"),
-        run=tmp_path,
-        set=settings,
-        num_val=4,
-        device="cpu",
-        inference="slide",
-    )
+    result = segment("segment_gatedconv_tiny64", data=str(PHOTOGRAPHS / "semantic"), run=tmp_path, set=settings,
+                     num_val=4, device="cpu", inference="slide")  # fmt: skip
     assert result["n"] == 4 and len(result["classes"]) == 129 and 0 <= result["aacc"] <= 1
