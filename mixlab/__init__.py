@@ -28,8 +28,8 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.backbones.weights import save_weights as save_weights
     from mixlab.backbones.zoo import create_model as create_model
     from mixlab.backbones.zoo import list_models as list_models
-    from mixlab.data.crop_parameters import dino_crops as dino_crops
     from mixlab.data.crops import MultiCrop as MultiCrop
+    from mixlab.data.crops import dino_crops as dino_crops
     from mixlab.errors import InputError as InputError
     from mixlab.errors import WorkError as WorkError
     from mixlab.evaluation.classifier import load_classifier as load_classifier
@@ -67,8 +67,7 @@ _NAMES = {
     "backbones.tokens": ["Features", "TokenLayout"],
     "backbones.weights": ["LoadReport", "WeightsError", "load_weights", "model_from_file", "save_weights"],
     "backbones.zoo": ["create_model", "list_models"],
-    "data.crop_parameters": ["dino_crops"],
-    "data.crops": ["MultiCrop"],
+    "data.crops": ["MultiCrop", "dino_crops"],
     "errors": ["InputError", "WorkError"],
     "evaluation.classifier": ["load_classifier"],
     "evaluation.detection.task": ["evaluate_detection", "fit_detection", "plan_detection"],

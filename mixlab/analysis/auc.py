@@ -14,8 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mixlab.analysis.auc_result import AucResult, ScoreDifference, ScoreRow, to_measurements
-from mixlab.analysis.map_scores import MapScorer, MapScores, ScoreProgress, either_sign
+from mixlab.analysis.map_scores import (
+    AucResult,
+    MapScorer,
+    MapScores,
+    ScoreDifference,
+    ScoreProgress,
+    ScoreRow,
+    either_sign,
+    to_measurements,
+)
 from mixlab.analysis.maps import MAPS, MapOfFeatures, distinct_targets, single_maps
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.backbones.backbone import Backbone, Layers

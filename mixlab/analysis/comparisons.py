@@ -53,16 +53,7 @@ class Network(NamedTuple):
 
     @classmethod
     def of(cls, m: Measurement) -> "Network":
-        about = m.subject
-        return cls(
-            about.name,
-            about.model,
-            about.family,
-            about.training,
-            about.num_parameters,
-            about.num_registers,
-            about.causal,
-        )
+        return cls(*(getattr(m.subject, name) for name in cls._fields))
 
     @property
     def architecture(self) -> "Network":

@@ -1,7 +1,8 @@
 """What a backbone costs: parameters and multiply-accumulates, counted on shapes alone, and measured speed."""
 
 import time
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -9,10 +10,101 @@ from torch.utils.flop_counter import FlopCounterMode
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.weights import build_architecture
 from mixlab.backbones.zoo import create_model
+from mixlab.errors import InputError
 from mixlab.evaluation.target import Target
+from mixlab.mixers import AttentionConfig, GatedConvConfig, LinearAttentionConfig, Mamba2Config
 from mixlab.run import Measurement
 from mixlab.run.protocols import SpeedProtocol
 from mixlab.statistics import median_interval
+
+Length = Literal["short", "near the threshold", "long"]
+
+
+@dataclass(frozen=True)
+class MixerCost:
+    """One layer for one image: FLOPs are two per multiply-accumulate."""
+
+    mixer: str
+    mixing_flops: int  # between tokens only
+    layer_flops: int  # with the projections (and the MLP of a transformer) around it
+    growth: str  # how the mixing grows with the number of tokens
+    mixing_bytes: int  # extra memory of the mixing in bf16: a matrix if it is built, or a state
+
+
+@dataclass(frozen=True)
+class Advice:
+    num_tokens: int
+    threshold: int  # 6 D
+    length: Length
+    costs: list[MixerCost]
+    answer: str
+
+    @property
+    def ratio(self) -> float:
+        """The quadratic part of a Transformer block over its linear part: L / 6D."""
+        return self.num_tokens / self.threshold
+
+
+def give_advice(*, height: int, width: int, patch: int, dim: int, autoregressive: bool = False) -> Advice:
+    """Hold an image size and a width against MambaOut's criterion."""
+    for name, value in {"height": height, "width": width, "patch": patch, "dim": dim}.items():
+        if value < 1:
+            raise InputError(f"{name} must be at least 1, got {value}")
+    if height < patch or width < patch:
+        raise InputError(f"a {height}x{width} image holds no {patch}px patch; try a smaller patch")
+    num_tokens = (height // patch) * (width // patch)
+    threshold = 6 * dim  # MambaOut, equation 7: 4DL² > 24D²L when L > 6D
+    ratio = num_tokens / threshold
+    # The paper counts 4,000 tokens at D = 768 (ratio 0.87) as long: "approximately" the threshold.
+    length: Length = "long" if ratio > 1 else "near the threshold" if ratio > 0.75 else "short"
+    costs = mixer_costs(num_tokens, dim)
+    return Advice(num_tokens, threshold, length, costs, _answer(num_tokens, threshold, length, costs, autoregressive))
+
+
+def mixer_costs(num_tokens: int, dim: int) -> list[MixerCost]:
+    """Costs of one layer of each kind at equal width, each mixer as it is by default."""
+    L, D = num_tokens, dim
+    attention, linear, mamba, gated = AttentionConfig(), LinearAttentionConfig(), Mamba2Config(), GatedConvConfig()
+    softmax, product, scan, window = (2 * mixer.mixing_macs(L, D) for mixer in (attention, linear, mamba, gated))
+    transformer = 24 * D * D * L  # MambaOut, equation 6: projections and an MLP of ratio 4
+    heads = max(D // attention.head_dim, 1)
+    inner = mamba.expand * D
+    mamba_projections = 2 * L * D * (2 * inner + 2 * mamba.state + inner // mamba.head_dim + inner)
+    states = 2 * mamba.num_directions * inner * mamba.state
+    gated_projections = 2 * L * D * 3 * gated.expand * D
+    return [
+        MixerCost("softmax attention", softmax, transformer + softmax, "quadratic", 2 * heads * L * L),
+        MixerCost("linear attention", product, transformer + product, "linear", 2 * D * linear.head_dim),
+        MixerCost("Mamba-2, two-way", scan, mamba_projections + scan, "linear", states),
+        MixerCost("gated convolution 7x7", window, gated_projections + window, "linear", 0),
+    ]
+
+
+def _answer(num_tokens: int, threshold: int, length: Length, costs: list[MixerCost], autoregressive: bool) -> str:
+    attention, _, scan, window = costs
+    share = attention.mixing_flops / attention.layer_flops
+    first = (
+        f"{num_tokens:,} tokens against a threshold of {threshold:,}: the sequence is {length}. "
+        f"Mixing is {share:.0%} of a transformer layer's arithmetic here. "
+    )
+    if autoregressive:
+        return first + (
+            "The task generates token by token, so a causal mixer fits it: a Mamba-2 scan keeps a state of fixed size, "
+            "where attention keeps every token."
+        )
+    if length == "short":
+        return first + (
+            "Attention is affordable, and MambaOut's argument is that a state-space scan brings nothing needed at this "
+            f"length: take softmax attention for quality, or a gated convolution for the cheapest layer "
+            f"({window.layer_flops / attention.layer_flops:.2f} of attention's arithmetic)."
+        )
+    times = attention.mixing_flops / scan.mixing_flops
+    return first + (
+        f"Attention's mixing costs {times:.1f} times the two-way scan's and grows with the square of the tokens: a "
+        "Mamba-2 scan, or linear attention where less expressive mixing will do, is worth trying here. The first paper "
+        "finds softmax attention still ahead in accuracy where it fits; measure with `mixlab bench backbone`."
+    )
+
 
 TIMED_BATCH, TIMED_SECONDS = 16, 0.6
 

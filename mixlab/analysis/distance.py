@@ -53,17 +53,11 @@ def distance_profile(matrix: Tensor, grid: Grid, patch_columns: list[int]) -> Di
     )
 
 
-def uniform_profile(
-    length: int, grid: Grid, patch_columns: list[int], sides: tuple[bool, bool] = (True, True)
-) -> DistanceProfile:
-    """The profile of a matrix that weighs all tokens it may see alike: what to hold a measured profile against."""
-    ones = torch.ones(length, length, dtype=torch.float64)
-    seen = torch.eye(length, dtype=torch.float64)
-    if sides[0]:
-        seen = seen + ones.tril(-1)
-    if sides[1]:
-        seen = seen + ones.triu(1)
-    return distance_profile(seen, grid, patch_columns)
+@lru_cache(maxsize=8)
+def uniform_reach(length: int, grid: Grid, patch_columns: tuple[int, ...]) -> tuple[float, float]:
+    """Mean distance to others and far share of a matrix that weighs all tokens alike: the baseline of a profile."""
+    profile = distance_profile(torch.ones(length, length, dtype=torch.float64), grid, list(patch_columns))
+    return profile.distance_to_others, profile.far_share
 
 
 def _scaled_rows(weight: Tensor) -> Tensor:

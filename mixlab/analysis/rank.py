@@ -6,21 +6,19 @@ rank. `layer_ranks.py` measures the blocks, `blocks.py` has the definitions of r
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mixlab.analysis.blocks import MEASURES
-from mixlab.analysis.distance import uniform_profile
+from mixlab.analysis.distance import uniform_reach
 from mixlab.analysis.layer_ranks import BLOCK_COLUMNS, LayerRanks, RankSettings, layer_ranks
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.backbones.backbone import Backbone, Layers, chosen_layers
 from mixlab.backbones.tokens import TokenLayout
 from mixlab.errors import InputError
 from mixlab.evaluation.target import Target, as_target
-from mixlab.mixers import Grid
 from mixlab.run import Measurement, Subject
 from mixlab.run.protocols import RankProtocol
 from mixlab.statistics import Estimate, mean_interval
@@ -54,7 +52,7 @@ class RankResult:
                 part = overall[kind][name]
                 if part["mean"] is not None:
                     found += [
-                        self._measurement(metric, part["mean"], name, low=part["low"], high=part["high"]),
+                        self._measurement(metric, part["mean"], name, ends=(part["low"], part["high"])),
                         self._measurement(f"smallest_{metric}", part["min"], name),
                         self._measurement(f"{metric}_bound", overall[kind]["bound"]["max"], name),
                     ]
@@ -73,15 +71,9 @@ class RankResult:
         }
 
     def _measurement(
-        self,
-        metric: str,
-        value: float,
-        definition: str | None = None,
-        *,
-        low: float | None = None,
-        high: float | None = None,
+        self, metric: str, value: float, definition: str | None = None, *, ends: Sequence[float | None] = (None, None)
     ) -> Measurement:
-        estimate = Estimate(value, low, high, self.summary["num_images"])
+        estimate = Estimate(value, ends[0], ends[1], self.summary["num_images"])
         protocol = replace(self.protocol, definition=definition)
         return Measurement.of(metric, estimate, subject=self.subject, protocol=protocol, seed=self.seed)
 
@@ -137,7 +129,8 @@ def summarise_ranks(measured: Sequence[LayerRanks], layout: TokenLayout) -> tupl
     if not measured:
         raise InputError("no layer was measured; give at least one image and one layer")
     table = np.concatenate([ranks.blocks for ranks in measured])
-    by_layer = {layer: [ranks for ranks in measured if ranks.layer == layer] for layer in _sorted_layers(measured)}
+    layers = sorted({ranks.layer for ranks in measured})
+    by_layer = {layer: [ranks for ranks in measured if ranks.layer == layer] for layer in layers}
     entries = [
         {"layer": layer}
         | _summarise_place(own, layout)
@@ -173,10 +166,6 @@ def block_grid(table: Table, layer: int, head: int | None = None, measure: str =
     totals = np.bincount(places, block_column(rows, measure), minlength=size**2)
     counts = np.bincount(places, minlength=size**2)
     return np.where(counts > 0, totals / np.maximum(counts, 1), np.nan).reshape(size, size)
-
-
-def _sorted_layers(measured: Sequence[LayerRanks]) -> list[int]:
-    return sorted({ranks.layer for ranks in measured})
 
 
 def _summarise_blocks(table: Table) -> dict[str, Any]:
@@ -223,7 +212,7 @@ def _summarise_place(measured: Sequence[LayerRanks], layout: TokenLayout) -> dic
     """Tokens, chunks and grid of the first of some layers, and how far a uniform mixing would reach there."""
     first = measured[0]
     length, grid, chunk = first.length, first.grid, first.chunk
-    to_others, far_share = _uniform_reach(length, grid, tuple(layout.patch_columns(grid[0] * grid[1])))
+    to_others, far_share = uniform_reach(length, grid, tuple(layout.patch_columns(grid[0] * grid[1])))
     return {
         "num_tokens": length,
         "grid": list(grid),
@@ -233,12 +222,6 @@ def _summarise_place(measured: Sequence[LayerRanks], layout: TokenLayout) -> dic
         "uniform_distance_to_others": to_others,
         "uniform_far_share": far_share,
     }
-
-
-@lru_cache(maxsize=8)
-def _uniform_reach(length: int, grid: Grid, patch_columns: tuple[int, ...]) -> tuple[float, float]:
-    profile = uniform_profile(length, grid, list(patch_columns))
-    return profile.distance_to_others, profile.far_share
 
 
 def _summarise_heads(measured: Sequence[LayerRanks]) -> dict[str, Any]:

@@ -7,11 +7,10 @@ from typing import Any, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from mixlab.data.decode import Fit, fit_image, to_pil, to_tensor
+from mixlab.data.decode import Fit, UnreadableImage, fit_image, to_pil, to_tensor
 from mixlab.data.mask_formats import parse_images_or_masks, parse_masks
 from mixlab.data.masks import MaskedImage
-from mixlab.data.source import Source
-from mixlab.data.unreadable import SkippedImages, UnreadableImage
+from mixlab.data.source import SkippedImages, Source
 from mixlab.errors import InputError
 from mixlab.evaluation.machine import CentreView
 

@@ -13,8 +13,7 @@ from mixlab.app.look import Look
 from mixlab.app.pictures import decode_mask, decode_picture, read_samples, square_mask, square_picture
 from mixlab.app.questions import MapQuestion, MatrixQuestion, PcaQuestion, Question, RowQuestion, ScoreQuestion
 from mixlab.app.traces import Sight, Traces
-from mixlab.backbones import shipped
-from mixlab.backbones.zoo import create_model
+from mixlab.backbones.zoo import SHIPPED, create_model
 from mixlab.data.decode import Fit
 from mixlab.errors import InputError, check_counts
 from mixlab.evaluation.target import Target, label_of, load_targets, split_target
@@ -189,7 +188,7 @@ def _small_targets(device: str | None, seed: int) -> list[Target]:
             Target(label=name, backbone=create_model(name, **settings).eval().to(where))
             for name, settings in UNTRAINED_MODELS.items()
         ]
-    return [*load_targets(shipped.NAMES, device=device), *untrained]
+    return [*load_targets(SHIPPED, device=device), *untrained]
 
 
 def _name_and_file(text: str) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from mixlab.app.jobs import Progress
 from mixlab.app.questions import MaskedQuestion, RowQuestion
 from mixlab.app.traces import Sight, Traces
 from mixlab.backbones.tokens import Features
-from mixlab.data.mask_values import IGNORE
+from mixlab.data.masks import IGNORE
 from mixlab.errors import InputError
 from mixlab.mixers import Mixing, SSDMixing
 

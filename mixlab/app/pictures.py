@@ -13,11 +13,11 @@ from torch import Tensor
 
 from mixlab.app.byte_cache import ByteCache
 from mixlab.app.cards import MaskValues, Picture, Pixels
-from mixlab.data.decode import FORMATS, Fit, decode, fit_box, fit_image, open_image
+from mixlab.data.decode import FORMATS, Fit, UnreadableImage, decode, fit_box, fit_image, open_image
 from mixlab.data.images import parse_source
 from mixlab.data.mask_formats import mask_format, parse_masks
-from mixlab.data.mask_values import plain_mask
-from mixlab.data.unreadable import UnreadableImage, read_first
+from mixlab.data.masks import plain_mask
+from mixlab.data.source import read_first
 from mixlab.errors import InputError
 
 MAX_SIDE = 1024  # larger pictures are scaled down: no model here sees more

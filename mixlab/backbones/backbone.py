@@ -1,13 +1,15 @@
 """The contract of a backbone: everything that training, evaluation, analysis and users ask of a model."""
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, get_args
 
 import torch
+from huggingface_hub import ModelHubMixin, hf_hub_download
 from torch import Tensor, nn
 
-from mixlab.backbones.hub import HubMixin
 from mixlab.backbones.tokens import Features, TokenLayout
 from mixlab.errors import InputError
 from mixlab.mixers import Mixing
@@ -15,6 +17,22 @@ from mixlab.mixers import Mixing
 Source = Literal["stream", "branch"]
 Layers = int | Sequence[int] | None
 Architecture = dict[str, Any]  # {"name", "config"} or, for a model of timm's, {"name", "timm_name", "fields"}
+
+WEIGHTS_FILE = "model.safetensors"
+
+CARD = """---
+{{ card_data }}
+---
+
+A vision backbone of mixlab. `config.json` says how it is built; the same is in the metadata of the weights.
+
+```python
+import mixlab
+
+model = mixlab.Backbone.from_pretrained("...")  # the name of this repository, or a folder with these files
+features = model(images)  # (B, 3, H, W) -> (B, D)
+```
+"""
 
 
 class LayerShape(NamedTuple):
@@ -24,7 +42,15 @@ class LayerShape(NamedTuple):
     stride: int
 
 
-class Backbone(HubMixin, nn.Module, ABC):
+class Backbone(  # type: ignore[call-arg]
+    ModelHubMixin,
+    nn.Module,
+    ABC,
+    library_name="mixlab",
+    pipeline_tag="image-feature-extraction",
+    tags=["vision", "token-mixer"],
+    model_card_template=CARD,
+):
     """Images in, a summary feature out; and lazily, layer by layer, what happens between."""
 
     name: str
@@ -129,6 +155,45 @@ class Backbone(HubMixin, nn.Module, ABC):
         """Names in the state of a network of `with_classifier` that belong to its classifier."""
         own = {self.name_in_classifier(name): value.shape for name, value in self.state_dict().items()}
         return {name for name, value in network.state_dict().items() if own.get(name) != value.shape}
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        from mixlab.backbones.weights import save_weights  # which imports every backbone
+
+        save_weights(self, save_directory / WEIGHTS_FILE)
+        text = json.dumps(self.architecture(), indent=2)  # for readers; the weights file alone is enough to load
+        (save_directory / "config.json").write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | Path,
+        *,
+        revision: str | None = None,
+        cache_dir: str | Path | None = None,
+        force_download: bool = False,
+        local_files_only: bool = False,
+        token: str | bool | None = None,
+    ) -> Self:
+        """A backbone in evaluation mode, from a folder of `save_pretrained` or from the Hub."""
+        from mixlab.backbones.weights import WeightsError, model_from_file
+
+        folder = Path(pretrained_model_name_or_path)
+        path = folder / WEIGHTS_FILE
+        if not folder.is_dir():
+            downloaded = hf_hub_download(
+                repo_id=str(pretrained_model_name_or_path),
+                filename=WEIGHTS_FILE,
+                revision=revision,
+                cache_dir=cache_dir,
+                force_download=force_download,
+                local_files_only=local_files_only,
+                token=token,
+            )
+            path = Path(downloaded)
+        model = model_from_file(path).eval()
+        if not isinstance(model, cls):
+            raise WeightsError(f"{path} holds a {type(model).__name__}, not a {cls.__name__}; call it on Backbone")
+        return model
 
 
 def chosen_layers(layers: Layers, depth: int) -> list[int]:

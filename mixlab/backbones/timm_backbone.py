@@ -2,12 +2,13 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator
 from inspect import signature
 from typing import Any
 
 import timm
 import torch
+import torch.nn.functional as F
 from timm.models.beit import Beit
 from timm.models.eva import Eva
 from timm.models.mambaout import MambaOut
@@ -15,12 +16,12 @@ from timm.models.naflexvit import NaFlexVit
 from timm.models.vision_transformer import Block, ResPostBlock, VisionTransformer
 from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from mixlab.backbones.backbone import Architecture, Backbone, Layers, LayerShape, Source, check_source, chosen_layers
-from mixlab.backbones.timm_attention import AttentionRecorder
 from mixlab.backbones.tokens import Features, TokenLayout, check_images
 from mixlab.errors import InputError
-from mixlab.mixers import ConvMixing, Mixing
+from mixlab.mixers import ConvMixing, Mixing, SoftmaxMixing
 
 # timm's arguments that say where weights come from; an architecture may not send us to fetch others.
 WEIGHT_SOURCES = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
@@ -51,13 +52,15 @@ class TimmBackbone(Backbone):
             raise InputError(f"timm's {timm_name} gives no intermediate features; choose a model that does")
         _drop_hidden_head(self.model)
         self.dim = self.model.num_features
-        self.pools_itself = not _has_empty_classifier(self.model)
+        classifier = self.model.get_classifier()  # some models build one for no classes at all, which gives nothing
+        self.pools_itself = not (isinstance(classifier, nn.Linear) and classifier.out_features == 0)
         self.num_layers = len(self.model.feature_info)
         self.layout = _layout(self.model)
         config = self.model.pretrained_cfg
         self.pixel_mean, self.pixel_std = tuple(config["mean"]), tuple(config["std"])
         self.channels = self.fields.get("in_chans", 3)
-        self.image = _image_side(self.fields.get("img_size") or config["input_size"][-2:])
+        size = self.fields.get("img_size") or config["input_size"]
+        self.image = size if isinstance(size, int) else size[-1]
         self.family = _family(self.model)
 
     def architecture(self) -> Architecture:
@@ -104,8 +107,9 @@ class TimmBackbone(Backbone):
             yield from self._branch_features(images, wanted)
             return
         for index, maps in zip(wanted, self._intermediates(images, wanted), strict=True):
-            maps, prefix = maps if isinstance(maps, tuple) else (maps, None)
-            yield index, self._as_features(maps.permute(0, 2, 3, 1), prefix)
+            maps, *prefix = maps if isinstance(maps, tuple) else (maps,)
+            tokens = torch.cat([*prefix, maps.flatten(2).mT], dim=1)
+            yield index, self.layout.split(tokens, (maps.shape[2], maps.shape[3]))
 
     def mixings(self, images: Tensor, layers: Layers = None) -> Iterator[tuple[int, Mixing]]:
         """Of attention: that of each block. Of MambaOut: the convolution of the last block of each stage."""
@@ -174,13 +178,6 @@ class TimmBackbone(Backbone):
                 "and timm's models that attend once per layer, with timm's fused attention on (its default)"
             )
 
-    def _as_features(self, patches: Tensor, prefix: Tensor | None) -> Features:
-        height, width = patches.shape[1:3]
-        if prefix is None:
-            prefix = patches.new_zeros(patches.shape[0], 0, patches.shape[-1])
-        tokens = torch.cat([prefix, patches.flatten(1, 2)], dim=1)
-        return self.layout.split(tokens, (height, width))
-
     def _check(self, images: Tensor) -> None:
         patch = self.model.patch_embed.patch_size[0] if isinstance(self.model, VisionTransformer) else 1
         check_images(images, channels=self.channels, patch=patch)
@@ -226,10 +223,6 @@ def _as_json(key: str, value: Any) -> Any:
         raise InputError(f"field {key} is {value!r}, which JSON cannot hold; choose it by name") from error
 
 
-def _image_side(size: int | Sequence[int]) -> int:
-    return size if isinstance(size, int) else size[-1]
-
-
 def _family(model: nn.Module) -> str:
     if isinstance(model, VisionTransformer | VisionTransformerRelPos | NaFlexVit | Eva | Beit):
         return "attention"
@@ -241,12 +234,6 @@ def _drop_hidden_head(model: Any) -> None:
     if isinstance(getattr(getattr(model, "head", None), "pre_logits", None), nn.Sequential):
         model.head.pre_logits = nn.Identity()
         model.head_hidden_size = model.head.num_features = model.num_features
-
-
-def _has_empty_classifier(model: Any) -> bool:
-    """Some models build a classifier for no classes at all, and so give nothing."""
-    classifier = model.get_classifier()
-    return isinstance(classifier, nn.Linear) and classifier.out_features == 0
 
 
 def _layout(model: Any) -> TokenLayout:
@@ -264,3 +251,51 @@ def _conv_mixing(block: Any, maps: Tensor) -> ConvMixing:
     convolved = block.fc1(block.norm(maps))[..., -block.conv.in_channels :]
     values = convolved.flatten(1, 2).mT.unsqueeze(-1)  # (B, C, L, 1)
     return ConvMixing(values, block.conv.weight.squeeze(1), (maps.shape[1], maps.shape[2]))
+
+
+class AttentionRecorder(TorchFunctionMode):
+    """Counts the calls of torch's attention over all tokens while it is active, and keeps the inputs of the `wanted`
+    ones as mixings. Windows and shortened keys do not count.
+
+    Norms, rotary positions and position biases come along, since they are in what the call is given. Nothing is hooked
+    into the model, and nothing stays on it.
+    """
+
+    def __init__(self, batch: int, num_tokens: int, wanted: Container[int]) -> None:
+        super().__init__()
+        self.everything, self.wanted = (batch, num_tokens), wanted
+        self.num_calls = 0
+        self.mixings: dict[int, SoftmaxMixing] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            self._record(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _record(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> None:
+        if any((t.shape[0], t.shape[-2]) != self.everything or t.ndim != 4 for t in (query, key, value)) or enable_gqa:
+            return
+        if self.num_calls in self.wanted:
+            q = query if scale is None else query * (scale * query.shape[-1] ** 0.5)
+            self.mixings[self.num_calls] = SoftmaxMixing(q, key, value, is_causal, _as_bias(attn_mask, query))
+        self.num_calls += 1
+
+
+def _as_bias(mask: Tensor | None, query: Tensor) -> Tensor | None:
+    """A mask as what is added to the scores (B or 1, H or 1, L, L)."""
+    if mask is None:
+        return None
+    if not mask.is_floating_point():  # True where a token may be seen
+        mask = query.new_zeros(mask.shape).masked_fill(~mask, float("-inf"))
+    return mask.reshape(*(1,) * (4 - mask.ndim), *mask.shape)

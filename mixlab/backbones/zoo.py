@@ -4,17 +4,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatch
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
 import timm
 
-from mixlab.backbones import shipped
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.isotropic import Isotropic, IsotropicConfig, config_from_json
 from mixlab.backbones.timm_backbone import TimmBackbone
 from mixlab.backbones.tokens import TokenLayout
-from mixlab.backbones.weights import load_weights
+from mixlab.backbones.weights import load_weights, model_from_file
 from mixlab.errors import InputError
 from mixlab.mixers import AttentionConfig, GatedConvConfig, LinearAttentionConfig, Mamba2Config, MixerConfig
 from mixlab.run.codec import to_json
@@ -22,6 +22,9 @@ from mixlab.run.codec import to_json
 SIZES = ("tiny", "small", "base")
 TRANSFORMER_WIDTHS = (192, 384, 768)  # ViT; 12 layers, MLP ratio 4
 MAMBA_WIDTHS = (256, 512, 768)  # Dino-Mamba §5.1; 24 layers, no MLP
+# Small networks with weights that come with the package; mixlab/shipped/README.md says how they were made.
+SHIPPED = ("shipped/vit", "shipped/mambareg", "shipped/gatedconv")
+SHIPPED_TRAINING = "dino"
 
 
 @dataclass(frozen=True)
@@ -77,10 +80,13 @@ def create_model(
 
     `weights` is a file of ours, or of any released form that `load_weights` knows. `shipped/NAME` has its own.
     """
-    if name.startswith(shipped.PREFIX):
+    if name.startswith("shipped/"):
         if weights is not None or fields:
             raise InputError(f"{name} comes with its weights and its shape; leave out weights and fields")
-        return shipped.load_shipped(name)
+        if name not in SHIPPED:
+            raise InputError(f"no network {name!r} comes with mixlab; choose {', '.join(SHIPPED)}")
+        with as_file(files("mixlab") / f"{name}.safetensors") as path:
+            return model_from_file(path)
     if name.startswith("timm/"):
         model: Backbone = TimmBackbone(name.removeprefix("timm/"), fields)
     else:

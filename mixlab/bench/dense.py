@@ -16,8 +16,7 @@ import torch
 
 from mixlab.analysis.figures import Chart, cost_by_pixels, line_styles
 from mixlab.bench.timing import Row, call_seconds, peak_gib, training_pass
-from mixlab.data.label_map_batches import CropBatch
-from mixlab.data.object_batches import ObjectBatch
+from mixlab.data.dense_batches import CropBatch, ObjectBatch
 from mixlab.evaluation.detection.recipe import detect, detect_64
 from mixlab.evaluation.segmentation.recipe import segment, segment_64
 from mixlab.training.config import ModelConfig, TrainConfig, TrainingPrecision

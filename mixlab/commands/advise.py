@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from mixlab.analysis.advice import give_advice
+from mixlab.analysis.cost import give_advice
 from mixlab.commands.output import console, emit, table
 from mixlab.errors import InputError
 

@@ -11,7 +11,7 @@ from mixlab.commands.output import console, emit
 from mixlab.errors import InputError
 from mixlab.report import write_report
 from mixlab.run import RunDirectory, provenance
-from mixlab.run.lock import RunLock
+from mixlab.run.directory import RunLock
 from mixlab.studies.demo.plan import FULL, MODELS, QUICK, DemoModel, Effort, plan
 from mixlab.studies.steps import run_steps, wait_for_workers, worker_pool
 from mixlab.training.distributed import num_cores

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from mixlab.commands.options import DenseTarget
 from mixlab.commands.output import check_json, progress_bar
 from mixlab.console import console
-from mixlab.data.unreadable import TooManyUnreadableError
+from mixlab.data.source import TooManyUnreadableError
 from mixlab.errors import InputError, WorkError, check_counts
 from mixlab.evaluation.dense_task import DensePlan, draws_shapes
 from mixlab.recipes import RECIPES, find_recipe

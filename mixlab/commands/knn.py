@@ -17,8 +17,7 @@ from mixlab.commands.output import (
 from mixlab.errors import check_counts
 from mixlab.evaluation.knn import KnnSettings, evaluate_knn
 from mixlab.run import provenance
-from mixlab.run.directory import file_name
-from mixlab.run.lock import RunLock
+from mixlab.run.directory import RunLock, file_name
 
 
 def knn(on: Flat[LabelledTarget], settings: Flat[KnnSettings], *, batch: int = 256) -> dict[str, Any]:

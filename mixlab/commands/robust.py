@@ -18,7 +18,7 @@ from mixlab.commands.output import (
     table,
 )
 from mixlab.data.images import parse_source
-from mixlab.data.labelled import few
+from mixlab.data.source import few
 from mixlab.errors import InputError, check_counts
 from mixlab.evaluation.classifier import load_classifier
 from mixlab.evaluation.machine import PrecisionChoice

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from mixlab.errors import InputError
 
-from .decode import decode, to_tensor
-from .unreadable import UnreadableImage
+from .decode import UnreadableImage, decode, to_tensor
+from .source import Source, T
 
 Bitmap = NDArray[np.bool_]
 
@@ -29,9 +29,6 @@ class CocoObject:
     segmentation: Any
     is_crowd: bool
     area: float | None = None  # where the file says it
-
-    def bitmap(self, height: int, width: int) -> Bitmap:
-        return decode_segmentation(self.segmentation, height, width)
 
 
 @dataclass(frozen=True)
@@ -52,18 +49,16 @@ class CocoImage:
             )
         return to_tensor(image)
 
-
-@dataclass(frozen=True)
-class CocoAnnotations:
-    """An instances file: its images in file order, and the names of its categories (ids may have gaps)."""
-
-    file: Path
-    images: list[CocoImage]
-    categories: dict[int, str]
+    def bitmaps(self, objects: Sequence[CocoObject], root: Path) -> list[Bitmap]:
+        """The masks of some of its objects; `UnreadableImage` where one is damaged."""
+        try:
+            return [decode_segmentation(item.segmentation, self.height, self.width) for item in objects]
+        except (ValueError, TypeError, OverflowError) as error:
+            raise UnreadableImage(root / self.file_name, f"its annotations hold {error}") from error
 
 
-def read_coco(path: str | Path) -> CocoAnnotations:
-    """Read an instances JSON file, with a clear error for one that is broken or of another kind."""
+def read_coco(path: str | Path) -> tuple[list[CocoImage], dict[int, str]]:
+    """The images of an instances file in its order, and the names of its categories, whose numbers may have gaps."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except (ValueError, UnicodeDecodeError) as error:
@@ -96,7 +91,33 @@ def read_coco(path: str | Path) -> CocoAnnotations:
             f"{path} has an entry that is not COCO's ({type(error).__name__}: {error}); "
             "images need id, file_name, height and width, annotations need image_id, category_id and bbox"
         ) from error
-    return CocoAnnotations(file=Path(path), images=list(images.values()), categories=categories)
+    return list(images.values()), categories
+
+
+class CocoSource(Source[T]):
+    """An instances file with at least one image, and the folder of its images, which lies near."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.images, self.categories = read_coco(file)
+        if not self.images:
+            raise InputError(f"{file} lists no images; give a file with some")
+        part = file.stem.removeprefix("instances_")
+        parents = (file.parent, file.parent.parent)
+        folders = (parent / name for parent in parents for name in ("images", part, f"images/{part}", "."))
+        found = (folder for folder in folders if any((folder / im.file_name).is_file() for im in self.images[:10]))
+        root = next(found, None)
+        if root is None:
+            raise FileNotFoundError(
+                f"{file} names images such as {self.images[0].file_name}, which are not in images/ or {part}/ beside it"
+            )
+        self.root = root
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def name(self, index: int) -> str:
+        return self.images[index].file_name
 
 
 def coco_files(place: Path) -> list[Path]:
@@ -104,19 +125,12 @@ def coco_files(place: Path) -> list[Path]:
     return sorted(place.glob("instances*.json")) + sorted((place / "annotations").glob("instances*.json"))
 
 
-def read_coco_with_images(file: Path) -> tuple[CocoAnnotations, Path]:
-    """An instances file with at least one image, and the folder of its images, which lies near."""
-    content = read_coco(file)
-    if not content.images:
-        raise InputError(f"{file} lists no images; give a file with some")
-    part = file.stem.removeprefix("instances_")
-    parents = (file.parent, file.parent.parent)
-    for folder in (parent / name for parent in parents for name in ("images", part, f"images/{part}", ".")):
-        if any((folder / image.file_name).is_file() for image in content.images[:10]):
-            return content, folder
-    raise FileNotFoundError(
-        f"{file} names images such as {content.images[0].file_name}, which are not in images/ or {part}/ beside it"
-    )
+def need_coco_files(place: Path) -> list[Path]:
+    """The file itself, or those of a folder, which must have some."""
+    files = [place] if place.is_file() else coco_files(place)
+    if not files:
+        raise FileNotFoundError(f"{place} has no instances*.json, nor has its folder annotations; give the file itself")
+    return files
 
 
 def decode_segmentation(segmentation: Any, height: int, width: int) -> Bitmap:
@@ -124,10 +138,7 @@ def decode_segmentation(segmentation: Any, height: int, width: int) -> Bitmap:
     if isinstance(segmentation, list):
         mask = np.zeros((height, width), dtype=bool)
         for polygon in segmentation:
-            points = np.asarray(polygon, dtype=np.float64)
-            if points.ndim != 1 or len(points) % 2 or len(points) < 6 or not np.isfinite(points).all():
-                raise InputError(f"a polygon of {points.size} numbers is not a list of three or more finite points")
-            mask |= fill_polygon(points.reshape(-1, 2), height, width)
+            mask |= fill_polygon(polygon_points(polygon), height, width)
         return mask
     if isinstance(segmentation, dict) and "counts" in segmentation:
         counts = segmentation["counts"]
@@ -139,6 +150,16 @@ def decode_segmentation(segmentation: Any, height: int, width: int) -> Bitmap:
         inside = np.arange(len(runs)) % 2 == 1  # runs alternate, the first is background, down the columns
         return np.repeat(inside, runs).reshape(width, height).T
     raise InputError("a segmentation that is neither polygons nor run lengths")
+
+
+def polygon_points(polygon: Any) -> NDArray[np.float64]:
+    """The points (n, 2) of a polygon as a file has it."""
+    values = np.asarray(polygon)
+    if values.ndim != 1 or values.dtype.kind not in "iuf" or len(values) % 2 or len(values) < 6:
+        raise InputError(f"a polygon of {values.size} numbers is not a list of three or more finite points")
+    if not np.isfinite(values).all():
+        raise InputError("a polygon with points that are not finite")
+    return values.reshape(-1, 2).astype(np.float64)
 
 
 def fill_polygon(points: NDArray[np.float64], height: int, width: int) -> Bitmap:

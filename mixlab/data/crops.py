@@ -1,12 +1,15 @@
 """Multi-crop on the device: uint8 images in, all views of all images out, with parameters of its own for each crop.
 
-The same code runs on the CPU and on a GPU, and never waits for the device: all choices are made on the host.
+Every choice is drawn on the host, apart from the pixels, by the laws of torchvision's RandomResizedCrop and
+ColorJitter. So the device only works on the images that a choice concerns, and never has to report back.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from functools import partial
 
 import torch
@@ -14,10 +17,140 @@ from torch import Tensor
 
 from mixlab.errors import InputError
 
-from .colour import JITTER, solarise, to_grey
-from .crop_parameters import CropKind, CropParameters, draw_parameters
 from .decode import fit_image, to_pil, to_tensor
-from .resample import blur, resize_boxes, whole_boxes
+from .transforms import JITTER, blur, resize_boxes, solarise, to_grey, whole_boxes
+
+NUM_TRIES = 10  # as torchvision's RandomResizedCrop, before it falls back to the middle
+ASPECT = (3 / 4, 4 / 3)
+_NUM_DRAWS = 2 * NUM_TRIES + 15
+
+
+@dataclass(frozen=True)
+class CropKind:
+    """How one kind of view is cut and coloured. The defaults only cut and flip."""
+
+    size: int
+    scale: tuple[float, float]  # share of the image's area
+    num_views: int = 1
+    flip: float = 0.5  # this and the others below are probabilities
+    jitter: float = 0.0
+    strengths: tuple[float, float, float, float] = (0.4, 0.4, 0.2, 0.1)  # brightness, contrast, saturation, hue; BYOL
+    grey: float = 0.0
+    blur: float = 0.0
+    sigma: tuple[float, float] = (0.1, 2.0)  # pixels; DINO
+    solarise: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.num_views < 1:
+            raise InputError(f"{self.num_views} views of {self.size} px: both must be at least 1")
+        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise InputError(f"scale {self.scale} is not a range of shares; give 0 < low <= high <= 1")
+        if max(self.strengths[:3]) > 1 or self.strengths[3] > 0.5 or min(self.strengths) < 0:
+            raise InputError(
+                f"strengths {self.strengths}: give brightness, contrast, saturation in [0, 1], hue in [0, 0.5]"
+            )
+        if not 0 < self.sigma[0] <= self.sigma[1]:
+            raise InputError(f"sigma {self.sigma} is not a range of positive widths")
+
+
+def dino_crops(
+    *,
+    global_size: int = 224,
+    local_size: int = 96,
+    num_local: int = 8,
+    global_scale: tuple[float, float] = (0.4, 1.0),
+    local_scale: tuple[float, float] = (0.05, 0.4),
+) -> tuple[CropKind, ...]:
+    """DINO's views (DINO, appendix): two global ones that differ in blur and solarise, then the local ones."""
+    first = CropKind(size=global_size, scale=global_scale, jitter=0.8, grey=0.2, blur=1.0)
+    second = CropKind(size=global_size, scale=global_scale, jitter=0.8, grey=0.2, blur=0.1, solarise=0.2)
+    if num_local == 0:
+        return first, second
+    local = CropKind(size=local_size, scale=local_scale, num_views=num_local, jitter=0.8, grey=0.2, blur=0.5)
+    return first, second, local
+
+
+@dataclass(frozen=True)
+class CropParameters:
+    """The choices for n crops. `image` says which image of the batch each one is cut from."""
+
+    image: Tensor  # int64 (n,)
+    box: Tensor  # float64 (n, 4): top, left, height, width as shares of the image
+    flip: Tensor  # bool (n,)
+    jitter: Tensor  # bool (n,)
+    factors: Tensor  # float64 (n, 4): brightness, contrast, saturation, hue
+    order: Tensor  # int64 (n, 4): the order in which those four are applied
+    grey: Tensor  # bool (n,)
+    blur: Tensor  # bool (n,)
+    sigma: Tensor  # float64 (n,)
+    solarise: Tensor  # bool (n,)
+
+    def __len__(self) -> int:
+        return len(self.image)
+
+    def __getitem__(self, rows: Tensor | slice) -> CropParameters:
+        return CropParameters(*(getattr(self, part.name)[rows] for part in fields(self)))
+
+    @staticmethod
+    def cat(parts: list[CropParameters]) -> CropParameters:
+        return CropParameters(*(torch.cat([getattr(p, part.name) for p in parts]) for part in fields(CropParameters)))
+
+
+def draw_parameters(
+    kind: CropKind, sizes: Tensor, generator: torch.Generator, *, rank: int = 0, world_size: int = 1
+) -> CropParameters:
+    """Parameters of every view of this kind, view by view, for images of these own sizes, int64 (B, 2).
+
+    With ranks, numbers are drawn for the global batch and this rank keeps its rows: R ranks with the same generator
+    state give what one rank with R times the batch gives.
+    """
+    num_images = len(sizes)
+    u = torch.rand(kind.num_views, world_size * num_images, _NUM_DRAWS, generator=generator, dtype=torch.float64)
+    u = u[:, rank * num_images : (rank + 1) * num_images].flatten(0, 1)  # (V B, draws)
+    tries, rest = u[:, : 2 * NUM_TRIES], u[:, 2 * NUM_TRIES :]
+    strengths = torch.tensor(kind.strengths, dtype=torch.float64)
+    around = torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float64)
+    low, high = kind.sigma
+    return CropParameters(
+        image=torch.arange(num_images).repeat(kind.num_views),
+        box=_draw_boxes(kind.scale, sizes.repeat(kind.num_views, 1), tries, rest[:, :2]),
+        flip=rest[:, 2] < kind.flip,
+        jitter=rest[:, 3] < kind.jitter,
+        factors=around + strengths * (2 * rest[:, 4:8] - 1),
+        order=rest[:, 8:12].argsort(dim=1),
+        grey=rest[:, 12] < kind.grey,
+        blur=rest[:, 13] < kind.blur,
+        sigma=low + (high - low) * _spread(rest[:, 13], kind.blur),
+        solarise=rest[:, 14] < kind.solarise,
+    )
+
+
+def _spread(u: Tensor, probability: float) -> Tensor:
+    """A uniform number below `probability`, stretched to [0, 1): one draw serves a choice and its strength."""
+    return (u / probability).clamp(max=1) if probability > 0 else u
+
+
+def _draw_boxes(scale: tuple[float, float], sizes: Tensor, tries: Tensor, places: Tensor) -> Tensor:
+    """Boxes in whole pixels of the images' own sizes, returned as shares, (n, 4)."""
+    height, width = sizes.to(torch.float64).unbind(1)
+    area = (height * width)[:, None] * (scale[0] + (scale[1] - scale[0]) * tries[:, :NUM_TRIES])
+    low, high = (math.log(aspect) for aspect in ASPECT)
+    aspect = torch.exp(low + (high - low) * tries[:, NUM_TRIES:])
+    box_width, box_height = (area * aspect).sqrt().round(), (area / aspect).sqrt().round()  # (n, tries)
+    fits = (box_width > 0) & (box_width <= width[:, None]) & (box_height > 0) & (box_height <= height[:, None])
+    first = fits.int().argmax(dim=1, keepdim=True)
+    box_width, box_height = box_width.gather(1, first)[:, 0], box_height.gather(1, first)[:, 0]
+    top = (places[:, 0] * (height - box_height + 1)).floor()
+    left = (places[:, 1] * (width - box_width + 1)).floor()
+    # No try fitted (a very long image): the largest middle part of an allowed shape.
+    middle_width = torch.minimum(width, (height * ASPECT[1]).round())
+    middle_height = torch.minimum(height, (width / ASPECT[0]).round())
+    found = fits.any(dim=1)
+    box_width, box_height = torch.where(found, box_width, middle_width), torch.where(found, box_height, middle_height)
+    top = torch.where(found, top, ((height - middle_height) / 2).floor())
+    left = torch.where(found, left, ((width - middle_width) / 2).floor())
+    return torch.stack([top / height, left / width, box_height / height, box_width / width], dim=1)
+
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from mixlab.errors import InputError
 
-from .unreadable import UnreadableImage
-
 # PIL's EPS reader runs an outside program; only formats that are pure data are opened.
 Image.init()
 FORMATS = tuple({"JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF"} & Image.OPEN.keys())
@@ -36,6 +34,18 @@ _TURNS = {
 }
 _DECODE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError,
                   struct.error, zlib.error, UnidentifiedImageError, Image.DecompressionBombError)  # fmt: skip
+
+
+class UnreadableImage(InputError):  # noqa: N818 - it names the thing
+    """One file that is not a whole, decodable image (or mask)."""
+
+    def __init__(self, path: str | Path, reason: str) -> None:
+        super().__init__(str(path), reason)  # both as arguments, so that the error survives pickling between workers
+        self.path = str(path)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
 
 
 def decode(data: str | Path | bytes, *, name: str | None = None, draft: int | None = None) -> Image.Image:

@@ -14,19 +14,19 @@ VAL_NAME = re.compile(r"ILSVRC2012_val_(\d{8})", re.IGNORECASE)
 @cache
 def imagenet_classes() -> tuple[str, ...]:
     """The 1,000 synsets in the order of every ImageNet classifier."""
-    return tuple(_lines("imagenet_synsets.txt"))
+    return tuple(_read("imagenet_synsets.txt").split())
 
 
 @cache
 def imagenet_a_classes() -> tuple[str, ...]:
     """The 200 synsets of ImageNet-A."""
-    return tuple(_lines("imagenet_a_synsets.txt"))
+    return tuple(_read("imagenet_a_synsets.txt").split())
 
 
 @cache
 def imagenet_r_classes() -> tuple[str, ...]:
     """The 200 synsets of ImageNet-R."""
-    return tuple(_lines("imagenet_r_synsets.txt"))
+    return tuple(_read("imagenet_r_synsets.txt").split())
 
 
 @cache
@@ -40,10 +40,6 @@ def val_number(file_name: str) -> int | None:
     found = VAL_NAME.fullmatch(file_name.rsplit("/", 1)[-1].partition(".")[0])
     number = int(found[1]) - 1 if found else -1
     return number if 0 <= number < NUM_VAL else None
-
-
-def _lines(name: str) -> list[str]:
-    return _read(name).split()
 
 
 def _read(name: str) -> str:

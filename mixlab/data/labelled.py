@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -13,7 +13,7 @@ from mixlab.errors import InputError
 
 from .images import ImageFolder, parse_source
 from .shapes import Shapes
-from .source import ImageSource, Subset, split
+from .source import ImageSource, Subset, few, split
 
 
 class Relabelled(Subset[Tensor]):
@@ -128,10 +128,3 @@ def label_subset(source: ImageSource, share: float, *, seed: int = 0) -> ImageSo
     if share == 1:
         return source
     return Subset(source, few_labels(source.labels(), share, seed=seed))
-
-
-def few(names: Collection[str], most: int = 5) -> str:
-    """The first few of many names."""
-    listed = list(names)
-    rest = f" and {len(listed) - most} more" if len(listed) > most else ""
-    return ", ".join(listed[:most]) + rest

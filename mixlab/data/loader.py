@@ -1,17 +1,187 @@
-"""Batches of images for training and evaluation: seeded, shared out over ranks, and resumable to the exact sample."""
+"""Batches of samples: seeded, shared out over ranks, and resumable to the exact sample."""
 
 from __future__ import annotations
 
+import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
-from .batch_loader import BatchLoader, SampleReader
+from mixlab.errors import InputError
+
+from .decode import UnreadableImage
 from .sample_order import SampleOrder
-from .source import ImageSource
+from .source import ImageSource, SkippedImages, Source
+
+_MAX_TRIES = 100  # unreadable images in a row before a place in the batch stays empty
+
+
+class AnyBatch(Protocol):
+    """What the training loop needs to know of a batch."""
+
+    @property
+    def indexes(self) -> Tensor:
+        """int64 (B,): the samples' numbers in the source."""
+
+    def to(self, device: torch.device | str) -> AnyBatch:
+        """The same batch with what the network needs on the device."""
+
+
+S = TypeVar("S")
+B = TypeVar("B", bound=AnyBatch)
+
+
+class SampleReader(ABC, Generic[S, B]):
+    """What a sample is, and how samples become a batch. Workers get a copy, so it should be cheap to pickle.
+
+    Whatever `read` draws must depend on (seed, epoch, index) alone; then no batch depends on workers or ranks.
+    """
+
+    source: Source[Any]
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @abstractmethod
+    def read(self, index: int, epoch: int) -> S:
+        """One sample; `UnreadableImage` where its file is damaged."""
+
+    @abstractmethod
+    def collate(self, samples: list[S]) -> B:
+        """A batch of samples, or of none."""
+
+
+class BatchLoader(Generic[B]):
+    """Iterating gives the rest of the current epoch, then moves to the next; the order never depends on the workers.
+
+    `unreadable="replace"` keeps batches full by taking the next readable image instead (training); `"drop"` leaves the
+    image out (evaluation). Either way it is counted in `skipped`, which stops the run above its limit.
+    """
+
+    def __init__(
+        self,
+        reader: SampleReader[Any, B],
+        order: SampleOrder,
+        *,
+        num_workers: int = 0,
+        unreadable: str = "replace",
+        skip_limit: float = 0.01,
+        pin_memory: bool = False,
+    ) -> None:
+        if unreadable not in ("replace", "drop"):
+            raise InputError(f"unreadable {unreadable!r} is unknown; choose 'replace' or 'drop'")
+        self.order = order
+        self.skipped = SkippedImages(total=len(reader), limit=skip_limit)
+        self._position = _Position(order)
+        self._batches: DataLoader[Any] = DataLoader(
+            _Batches(reader, replace=unreadable == "replace"),
+            sampler=self._position,
+            batch_size=None,  # a sample of this data set is a whole batch
+            num_workers=num_workers,
+            persistent_workers=num_workers > 0,
+            pin_memory=pin_memory,
+        )
+
+    def __len__(self) -> int:
+        """Batches in a whole epoch."""
+        return self.order.batches_per_epoch
+
+    def __iter__(self) -> Iterator[B]:
+        for batch in self._rest():
+            self._position.samples += self.order.global_batch
+            if len(batch.indexes):
+                yield batch
+        self._start_next_epoch()
+
+    @property
+    def epoch(self) -> int:
+        return self._position.epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position to resume from: after the last batch that was given out, not after those prefetched."""
+        return {
+            "epoch": self.epoch,
+            "samples": self._position.samples,
+            "num_images": self.order.num_images,
+            "seed": self.order.seed,
+            "skipped": dict(self.skipped.reasons),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume where `state` was taken; ranks and batch size may differ, the data and the seed may not."""
+        for key, ours in (("num_images", self.order.num_images), ("seed", self.order.seed)):
+            if state[key] != ours:
+                raise InputError(
+                    f"the saved position is in data with {key} {state[key]}, here it is {ours}; "
+                    "resume with the same source and seed, or start a new run"
+                )
+        self._position.epoch, self._position.samples = int(state["epoch"]), int(state["samples"])
+        if self._position.samples >= len(self) * self.order.global_batch:  # saved after an epoch's last batch
+            self._start_next_epoch()
+        self.skipped.reasons = dict(state["skipped"])
+
+    def _start_next_epoch(self) -> None:
+        self._position.epoch, self._position.samples = self.epoch + 1, 0
+
+    def _rest(self) -> Iterator[B]:
+        """The batches left in this epoch."""
+        for batch, errors in self._batches:
+            self._count(errors)
+            yield batch
+
+    def _count(self, errors: list[UnreadableImage]) -> None:
+        for error in errors:
+            if self.skipped.add(error):
+                warnings.warn(f"skipped {error}", stacklevel=3)
+
+
+class _Position:
+    """Where the loader stands; to torch it is the sampler that gives the index batches left in this epoch."""
+
+    def __init__(self, order: SampleOrder) -> None:
+        self.order = order
+        self.epoch = self.samples = 0  # samples of this epoch already given out, over all ranks
+
+    def __iter__(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        epoch = self.epoch
+        return ((epoch, indexes) for indexes in self.order.batches(epoch, self.samples))
+
+    def __len__(self) -> int:
+        return self.order.batches_per_epoch
+
+
+class _Batches(Dataset[Any]):
+    """Runs in the workers: index batches to batches, with what could not be read beside them."""
+
+    def __init__(self, reader: SampleReader[Any, Any], *, replace: bool) -> None:
+        self._reader, self._replace = reader, replace
+
+    def __getitem__(self, where: tuple[int, NDArray[np.int64]]) -> tuple[Any, list[UnreadableImage]]:
+        epoch, indexes = where
+        errors: list[UnreadableImage] = []
+        samples = [self._read(index, epoch, errors) for index in indexes.tolist()]
+        return self._reader.collate([sample for sample in samples if sample is not None]), errors
+
+    def _read(self, index: int, epoch: int, errors: list[UnreadableImage]) -> Any | None:
+        for step in range(min(_MAX_TRIES, len(self._reader))):
+            try:  # the next image by number: the same in every run
+                return self._reader.read((index + step) % len(self._reader), epoch)
+            except UnreadableImage as error:
+                errors.append(error)
+            if not self._replace:
+                return None
+        return None
+
+
+def stack(tensors: list[Tensor], shape: tuple[int, ...]) -> Tensor:
+    """uint8 tensors of this shape on top of each other, also where there are none."""
+    return torch.stack(tensors) if tensors else torch.empty(0, *shape, dtype=torch.uint8)
 
 
 class Batch(NamedTuple):
@@ -28,30 +198,20 @@ class Batch(NamedTuple):
         return self._replace(images=images, labels=labels)
 
 
-class LabelledImage(NamedTuple):
-    """An image at the size of its batch, and what is known of it."""
-
-    image: Tensor  # uint8 (3, S, S)
-    label: int
-    number: int  # in the source
-    size: tuple[int, int]  # its own height and width
-
-
-class ImageReader(SampleReader[LabelledImage, Batch]):
-    """Images of a source at one size, see `fit_image`."""
+class ImageReader(SampleReader[tuple[Tensor, int, int, int, int], Batch]):
+    """Images of a source at one size, see `fit_image`; each with its label, index, and own height and width."""
 
     def __init__(self, source: ImageSource, size: int, fit: str) -> None:
         self.source, self.size, self.fit = source, size, fit
 
-    def read(self, index: int, epoch: int) -> LabelledImage:
-        image, size = self.source.load_fitted(index, self.size, self.fit)
-        return LabelledImage(image, self.source.label(index), index, size)
+    def read(self, index: int, epoch: int) -> tuple[Tensor, int, int, int, int]:
+        image, (height, width) = self.source.load_fitted(index, self.size, self.fit)
+        return image, self.source.label(index), index, height, width
 
-    def collate(self, samples: list[LabelledImage]) -> Batch:
-        images = [sample.image for sample in samples] or [torch.empty(3, self.size, self.size, dtype=torch.uint8)]
-        rows = [(sample.label, sample.number, *sample.size) for sample in samples]
-        table = torch.tensor(rows, dtype=torch.int64).reshape(-1, 4)
-        return Batch(torch.stack(images)[: len(samples)], table[:, 0], table[:, 1], table[:, 2:])
+    def collate(self, samples: list[tuple[Tensor, int, int, int, int]]) -> Batch:
+        images = stack([sample[0] for sample in samples], (3, self.size, self.size))
+        table = torch.tensor([sample[1:] for sample in samples], dtype=torch.int64).reshape(-1, 4)
+        return Batch(images, table[:, 0], table[:, 1], table[:, 2:])
 
 
 class Loader(BatchLoader[Batch]):
@@ -88,10 +248,9 @@ class Loader(BatchLoader[Batch]):
             self._resident = self._load_all(torch.device(resident_on))
 
     def _rest(self) -> Iterator[Batch]:
-        return self._from_memory() if self._resident is not None else super()._rest()
-
-    def _from_memory(self) -> Iterator[Batch]:
-        assert self._resident is not None
+        if self._resident is None:
+            yield from super()._rest()
+            return
         whole, rows = self._resident
         for _, indexes in self._position:
             here = rows[torch.from_numpy(indexes)]
@@ -101,8 +260,8 @@ class Loader(BatchLoader[Batch]):
 
     def _load_all(self, device: torch.device) -> tuple[Batch, Tensor]:
         """Every image once, and the row of each image number (-1: left out)."""
-        total, order = self.order.num_images, self.order
-        everything = SampleOrder(total, min(order.batch_size, total), shuffle=False, drop_last=False)
+        total = self.order.num_images
+        everything = SampleOrder(total, min(self.order.batch_size, total), shuffle=False, drop_last=False)
         parts = []
         for batch, errors in DataLoader(
             self._batches.dataset,

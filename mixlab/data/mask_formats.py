@@ -1,21 +1,37 @@
-"""What is at a place: images alone, or images with masks, and in which format."""
+"""Masks and label maps from what people type: which format a place has, and how to open it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+from PIL import Image
+
 from mixlab.errors import InputError
 
-from .coco import coco_files
+from .coco import coco_files, need_coco_files
 from .decode import SUFFIXES
-from .images import IMAGE_FOLDERS, MASK_FOLDERS, child, parse_source
-from .mask_values import ADE_THINGS, ade_mask, imagenet_s_mask, pets_mask, plain_mask, voc_mask
-from .masks import CocoMasks, MaskSource, PairedMasks, ShapesMasks
+from .images import IMAGE_FOLDERS, LABEL_FOLDERS, MASK_FOLDERS, SPLIT_FOLDERS, child, parse_source
+from .masks import (
+    ADE_THINGS,
+    IGNORE,
+    CocoMasks,
+    Mask,
+    MaskSource,
+    PairedMasks,
+    ShapesMasks,
+    ade_mask,
+    imagenet_s_mask,
+    pets_mask,
+    plain_mask,
+    read_values,
+    voc_mask,
+)
 from .shapes import parse_shapes
-from .source import ImageSource
-from .source_name import parse_options, to_numbers
+from .source import SPLITS, ImageSource, Subset, check_split, parse_options, part_of
 
 
 def parse_images_or_masks(name: str, *, split: str = "val") -> ImageSource | MaskSource:
@@ -44,7 +60,8 @@ def parse_masks(name: str, *, split: str = "val") -> MaskSource:
             f"{place} holds no masks in a known layout: images/ beside masks/, ImageNet-S, PASCAL VOC, Oxford Pets, "
             "COCO or ADE20K; name the format, for example masks:DIR"
         )
-    return _FORMATS[found](path, name, options)
+    key, open_masks = _FORMATS[found]
+    return open_masks(path, name, parse_options(name, options, known=(key,) if key else ()).get(key))
 
 
 def mask_format(name: str) -> str | None:
@@ -98,44 +115,36 @@ def _need(place: Path, *names: str) -> Path:
     return found
 
 
-def _no_options(name: str, options: str) -> None:
-    parse_options(name, options, known=())
-
-
-def _open_plain(place: Path, name: str, options: str) -> MaskSource:
-    rule = parse_options(name, options, known=("foreground",)).get("foreground", "auto")
+def _open_plain(place: Path, name: str, option: str | None) -> MaskSource:
+    rule = option or "auto"
     if rule not in ("auto", "nonzero", "half"):
         raise InputError(f"{name!r}: foreground {rule!r} is unknown; choose auto, nonzero or half")
     images, masks = _need(place, *IMAGE_FOLDERS), _need(place, *MASK_FOLDERS)
     return PairedMasks(images, masks, partial(plain_mask, foreground=rule), every_image=True)
 
 
-def _open_imagenet_s(place: Path, name: str, options: str) -> MaskSource:
-    _no_options(name, options)
+def _open_imagenet_s(place: Path, name: str, option: str | None) -> MaskSource:
     masks = _need(place, "validation-segmentation", "train-semi-segmentation")
     images = _need(place, masks.name.removesuffix("-segmentation"))
     return PairedMasks(images, masks, imagenet_s_mask, every_image=True)
 
 
-def _open_voc(place: Path, name: str, options: str) -> MaskSource:
-    _no_options(name, options)
+def _open_voc(place: Path, name: str, option: str | None) -> MaskSource:
     images, masks = _need(place, *reversed(IMAGE_FOLDERS)), _need(place, "SegmentationClass", "labels")
     return PairedMasks(images, masks, voc_mask, every_image=False)
 
 
-def _open_pets(place: Path, name: str, options: str) -> MaskSource:
-    _no_options(name, options)
+def _open_pets(place: Path, name: str, option: str | None) -> MaskSource:
     return PairedMasks(_need(place, "images"), _need(place / "annotations", "trimaps"), pets_mask, every_image=True)
 
 
-def _open_ade(place: Path, name: str, options: str) -> MaskSource:
-    text = parse_options(name, options, known=("things",)).get("things")
-    if text is None and (table := _has_other_labels(place)):
+def _open_ade(place: Path, name: str, option: str | None) -> MaskSource:
+    if option is None and (table := _has_other_labels(place)):
         raise InputError(
             f"{place} has labels of its own ({table}), not ADE20K's 150; "
             f"say which of them are things, for example ade:{place}:things=1-76"
         )
-    things = ADE_THINGS if text is None else to_numbers(name, text)
+    things = ADE_THINGS if option is None else _to_numbers(name, option)
     images, masks = _need(place, "images"), _need(place, "annotations")
     part = child(masks, "validation", "training")
     if part is not None:
@@ -149,19 +158,115 @@ def _has_other_labels(place: Path) -> str | None:
     return tables[0].name if tables and "150" not in tables[0].name else None
 
 
-def _open_coco(place: Path, name: str, options: str) -> MaskSource:
-    _no_options(name, options)
-    files = [place] if place.is_file() else coco_files(place)
-    if not files:
-        raise FileNotFoundError(f"{place} has no instances*.json, nor has its folder annotations; give the file itself")
-    return CocoMasks(min(files, key=lambda file: "val" not in file.name))  # the validation part first
+def _open_coco(place: Path, name: str, option: str | None) -> MaskSource:
+    return CocoMasks(min(need_coco_files(place), key=lambda file: "val" not in file.name))  # the validation part first
 
 
-_FORMATS: dict[str, Callable[[Path, str, str], MaskSource]] = {
-    "masks": _open_plain,
-    "imagenet-s": _open_imagenet_s,
-    "voc": _open_voc,
-    "pets": _open_pets,
-    "coco": _open_coco,
-    "ade": _open_ade,
+_FORMATS: dict[str, tuple[str, Callable[[Path, str, str | None], MaskSource]]] = {  # with the name of its option
+    "masks": ("foreground", _open_plain),
+    "imagenet-s": ("", _open_imagenet_s),
+    "voc": ("", _open_voc),
+    "pets": ("", _open_pets),
+    "coco": ("", _open_coco),
+    "ade": ("things", _open_ade),
 }
+
+
+def _to_numbers(name: str, text: str) -> frozenset[int]:
+    """A set of whole numbers written as `1-76+90`."""
+    numbers: set[int] = set()
+    for part in text.split("+"):
+        span = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if not span:
+            raise InputError(f"{name!r}: {part!r} is neither a number nor a range; write for example 1-76+90")
+        numbers |= set(range(int(span[1]), int(span[2] or span[1]) + 1))
+    return frozenset(numbers)
+
+
+MOST_CLASSES = 255
+VOC_CLASSES = ("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
+               "dining table", "dog", "horse", "motorbike", "person", "potted plant", "sheep", "sofa", "train",
+               "television")  # fmt: skip
+
+
+def parse_label_maps(name: str, *, split: str = "train") -> MaskSource:
+    """Label maps from what people type: `shapes[:size=64,n=2000,seed=0]`, or a folder with images/ and one of
+
+    annotations/         0 is not counted, 1 to K are the classes (ADE20K); names in objectInfo*.txt or classes.txt
+    labels/              0 to K - 1 are the classes, 255 is not counted; names in classes.txt
+    SegmentationClass/   PASCAL VOC, beside JPEGImages/
+
+    Splits are folders (training, validation; train, val) or VOC's lists. Without one for validation, every fifth image
+    is held out.
+    """
+    check_split(split)
+    if shapes := parse_shapes(name, split=split):
+        return ShapesMasks(shapes, kind="semantic")
+    root = Path(name).expanduser()
+    if not root.is_dir():
+        raise FileNotFoundError(f"{name!r} is no set of label maps: not 'shapes' and not an existing folder")
+    images, masks = child(root, "images", "JPEGImages"), child(root, *LABEL_FOLDERS)
+    if images is None or masks is None:
+        raise InputError(
+            f"{root} holds no label maps in a known layout: images/ beside annotations/ (0 not counted, classes from "
+            "1) or labels/ (classes from 0, 255 not counted), or PASCAL VOC's JPEGImages/ beside SegmentationClass/"
+        )
+    classes = VOC_CLASSES if masks.name == "SegmentationClass" else read_classes(root)
+    read = partial(class_mask, num_classes=len(classes), from_one=masks.name == "annotations")
+    folders = {which: child(masks, *SPLIT_FOLDERS[which]) for which in SPLITS}
+    folder = _own(folders, split, root)
+    if folder is not None:
+        pairs = PairedMasks(images / folder.name, folder, read, every_image=True, classes=classes)
+        return pairs if folders["val"] else part_of(pairs, split, name=name)
+    whole = PairedMasks(images, masks, read, every_image=False, classes=classes)
+    lists = {which: _existing(root / "ImageSets" / "Segmentation" / f"{which}.txt") for which in SPLITS}
+    listed = _own(lists, split, root)
+    if listed is None:
+        return part_of(whole, split, name=name)
+    names = set(listed.read_text(encoding="utf-8").split())
+    chosen = Subset(whole, [index for index, (image, _) in enumerate(whole.pairs) if image.stem in names])
+    if not len(chosen):
+        raise InputError(f"{listed} names none of the {len(whole)} pairs in {images} and {masks}; check the list")
+    return chosen if lists["val"] else part_of(chosen, split, name=name)
+
+
+def class_mask(image: Image.Image, *, num_classes: int, from_one: bool) -> Mask:
+    """A mask file as class numbers uint8 (H, W), with 255 where nothing is counted."""
+    values = read_values(image)
+    ignored = values == (0 if from_one else IGNORE)
+    classes = values - 1 if from_one else values
+    unknown = np.flatnonzero(np.bincount(classes[~ignored & (classes >= num_classes)]))
+    if len(unknown):
+        first = int(unknown[0]) + from_one
+        rule = f"1 to {num_classes}, and 0" if from_one else f"0 to {num_classes - 1}, and 255"
+        raise InputError(f"the label {first} is unknown: the set has {rule} for what is not counted")
+    return np.where(ignored, IGNORE, classes).astype(np.uint8)
+
+
+def read_classes(root: Path) -> tuple[str, ...]:
+    """The names of the classes: the last column of objectInfo*.txt, below its heading, or the lines of classes.txt.
+
+    A line may begin with the label and a tab; that of what is not counted is no class.
+    """
+    tables = sorted(root.glob("objectInfo*.txt"))
+    file = tables[0] if tables else root / "classes.txt"
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"{root} does not name its classes; write classes.txt, one name on each line, in the order of the labels"
+        )
+    lines = [line.split("\t") for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    kept = [line for line in lines[bool(tables) :] if len(line) < 2 or line[0].strip() != str(IGNORE)]
+    if not 2 <= len(kept) <= MOST_CLASSES:
+        raise InputError(f"{file} names {len(kept)} classes; give 2 to {MOST_CLASSES}")
+    return tuple(line[-1].strip() for line in kept)
+
+
+def _own(parts: dict[str, Path | None], split: str, root: Path) -> Path | None:
+    """What holds a split: its own folder or list, or the training part, which is then cut in two."""
+    if split == "train" and parts["train"] is None and parts["val"] is not None:
+        raise FileNotFoundError(f"{root} has {parts['val'].name} to validate on, but no training part; add one")
+    return parts[split] or parts["train"]
+
+
+def _existing(file: Path) -> Path | None:
+    return file if file.is_file() else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -16,15 +15,15 @@ from mixlab.errors import InputError
 from .coco import (
     CocoImage,
     CocoObject,
+    CocoSource,
     box_as_coco,
-    coco_files,
     decode_segmentation,
     encode_mask,
-    read_coco_with_images,
+    need_coco_files,
+    polygon_points,
 )
 from .shapes import Shapes, parse_shapes
 from .source import SPLITS, Source, Subset, check_split, part_of
-from .unreadable import UnreadableImage
 
 
 class Objects(NamedTuple):
@@ -64,14 +63,11 @@ class AnnotatedImage(ABC):
 ObjectSource: TypeAlias = Source[AnnotatedImage]
 
 
-class CocoObjects(ObjectSource):
-    """An instances file and the images beside it."""
-
+class CocoObjects(CocoSource[AnnotatedImage]):
     def __init__(self, file: Path) -> None:
-        content, self.root = read_coco_with_images(file)
-        self.file, self.images = file, content.images
-        self.class_ids = tuple(sorted(content.categories))
-        self.classes = tuple(content.categories[number] for number in self.class_ids)
+        super().__init__(file)
+        self.class_ids = tuple(sorted(self.categories))
+        self.classes = tuple(self.categories[number] for number in self.class_ids)
         self.class_of = {number: place for place, number in enumerate(self.class_ids)}
         for image in self.images:
             for item in image.objects:
@@ -80,12 +76,6 @@ class CocoObjects(ObjectSource):
                         f"{file}: an object of {image.file_name} is of category {item.category}, "
                         "which the file's categories do not list; add it there"
                     )
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def name(self, index: int) -> str:
-        return self.images[index].file_name
 
     def load(self, index: int) -> AnnotatedImage:
         return _CocoAnnotatedImage(self.images[index], self)
@@ -126,11 +116,8 @@ class _CocoAnnotatedImage(AnnotatedImage):
     def objects(self) -> Objects:
         items = [item for item in self._about.objects if _is_learnt(item, self._about)]
         masks = np.zeros((len(items), *self.size), dtype=bool)
-        try:
-            for number, item in enumerate(items):
-                masks[number] = item.bitmap(*self.size)
-        except (ValueError, TypeError, OverflowError) as error:
-            raise UnreadableImage(self._source.root / self.name, f"its annotations hold {error}") from error
+        for number, bitmap in enumerate(self._about.bitmaps(items, self._source.root)):
+            masks[number] = bitmap
         return Objects(
             torch.tensor([_inside(item, self._about) for item in items], dtype=torch.float32).reshape(-1, 4),
             torch.tensor([self._source.class_of[item.category] for item in items], dtype=torch.int64),
@@ -160,10 +147,7 @@ class _CocoAnnotatedImage(AnnotatedImage):
         try:
             if isinstance(segmentation, list):
                 for polygon in segmentation:
-                    if not isinstance(polygon, list) or len(polygon) % 2 or len(polygon) < 6:
-                        raise InputError("a polygon that is not a list of three or more points")
-                    if not all(isinstance(value, int | float) and math.isfinite(value) for value in polygon):
-                        raise InputError("a polygon with points that are not numbers")
+                    polygon_points(polygon)
             else:
                 decode_segmentation(segmentation, *self.size)
         except (ValueError, TypeError, OverflowError) as error:
@@ -247,10 +231,9 @@ def _open_coco(name: str, split: str) -> ObjectSource:
     place = Path(name).expanduser()
     if not place.exists():
         raise FileNotFoundError(f"{name!r} is no source of objects: not 'shapes', not a folder and not a file")
-    files = [place] if place.is_file() else coco_files(place)
-    if not files:
-        raise FileNotFoundError(f"{place} has no instances*.json, nor has its folder annotations; give the file itself")
-    own = {which: [file for file in files if _splits_named(file) == [which]] for which in SPLITS}
+    files = need_coco_files(place)
+    named = {file: [which for which in SPLITS if which in file.stem] for file in files}
+    own = {which: [file for file in files if named[file] == [which]] for which in SPLITS}
     if own["val"] and own[split]:
         return CocoObjects(own[split][0])
     shared = [file for file in files if file not in own["train"] + own["val"]]  # trainval is shared, too
@@ -260,10 +243,6 @@ def _open_coco(name: str, split: str) -> ObjectSource:
             "call the file instances.json: then every fifth image is held out"
         )
     return part_of(CocoObjects((own["train"] or shared)[0]), split, name=name)
-
-
-def _splits_named(file: Path) -> list[str]:
-    return [which for which in SPLITS if which in file.stem]
 
 
 def _is_learnt(item: CocoObject, about: CocoImage) -> bool:

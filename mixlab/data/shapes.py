@@ -19,11 +19,9 @@ from torch import Tensor
 
 from mixlab.errors import InputError
 
-from .drawing.outlines import OUTLINES
-from .drawing.paint import paint
-from .drawing.plan import draw_label, draw_plan
-from .source import SPLITS, ImageSource, check_split
-from .source_name import parse_options, to_number
+from .drawing import draw_label, draw_plan, paint
+from .patterns import OUTLINES
+from .source import SPLITS, ImageSource, check_split, parse_options, to_number
 
 SHAPE_CLASSES = tuple(OUTLINES)
 

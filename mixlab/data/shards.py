@@ -20,10 +20,9 @@ from torch import Tensor
 
 from mixlab.errors import InputError
 
-from .decode import SUFFIXES, decode, fit_image, to_tensor
+from .decode import SUFFIXES, UnreadableImage, decode, fit_image, to_tensor
 from .folder_index import index_file, write_index
 from .source import ImageSource
-from .unreadable import UnreadableImage
 
 _FORMAT = 1
 _MAX_CLASSES = 1_000_000

@@ -1,10 +1,12 @@
-"""What a source of samples is, and parts of one: subsets, splits, evenly spaced samples."""
+"""What a source of samples is; parts of one; samples that cannot be read; options in the names that people type."""
 
 from __future__ import annotations
 
+import difflib
+import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -13,8 +15,7 @@ from torch import Tensor
 
 from mixlab.errors import InputError
 
-from .decode import fit_image, to_pil, to_tensor
-from .unreadable import SkippedImages, UnreadableImage
+from .decode import UnreadableImage, fit_image, to_pil, to_tensor
 
 SPLITS = ("train", "val")
 HELD_OUT = 5  # without a split of its own, every fifth sample of a class is for validation
@@ -27,6 +28,7 @@ class HasImage(Protocol):
 
 
 T = TypeVar("T", bound="Tensor | HasImage")
+S = TypeVar("S")
 
 
 class Source(ABC, Generic[T]):
@@ -153,3 +155,87 @@ def evenly_spaced(total: int, most: int | None) -> list[int]:
 def at_most(source: Source[T], most: int | None) -> Source[T]:
     """At most so many samples of a source, evenly spaced; the source itself for None."""
     return source if most is None else Subset(source, evenly_spaced(len(source), most))
+
+
+class TooManyUnreadableError(InputError):
+    """More of a source could not be read than the limit allows."""
+
+
+class SkippedImages:
+    """Counts and names what was skipped; raises `TooManyUnreadableError` above `limit`, a share of the source."""
+
+    def __init__(self, total: int, limit: float = 0.01) -> None:
+        if not 0.0 <= limit <= 1.0:
+            raise InputError(f"limit {limit} is not a share; give a number from 0 (none) to 1 (all)")
+        self.total = total
+        self.limit = limit
+        self.reasons: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self.reasons)
+
+    def add(self, error: UnreadableImage) -> bool:
+        """Count a file once; True if it is new."""
+        if error.path in self.reasons:
+            return False
+        self.reasons[error.path] = error.reason
+        if len(self.reasons) > self.limit * self.total:
+            raise TooManyUnreadableError(
+                f"{len(self.reasons)} of {self.total} images cannot be read, more than the limit of {self.limit:.2%}. "
+                f"{self.summary()}. Repair or remove them, or raise the limit"
+            )
+        return True
+
+    def summary(self) -> str:
+        """One line for a log: how many, and the first few by name."""
+        if not self.reasons:
+            return "no image was skipped"
+        return f"skipped {len(self)}: {few(f'{path} ({reason})' for path, reason in self.reasons.items())}"
+
+
+def read_first(data: str, load: Callable[[int], S], *, total: int, most: int) -> list[S]:
+    """What the first numbers of a source give; those that cannot be read are skipped, and named."""
+    found: list[S] = []
+    skipped = SkippedImages(total=total, limit=1.0)
+    for index in range(total):
+        if len(found) >= most:
+            break
+        try:
+            found.append(load(index))
+        except UnreadableImage as error:
+            skipped.add(error)
+    if not found:
+        raise InputError(f"{data!r} holds no image that can be read. {skipped.summary()}")
+    if len(skipped):
+        warnings.warn(skipped.summary(), stacklevel=2)
+    return found
+
+
+def few(names: Iterable[object], most: int = 5) -> str:
+    """The first few of many names."""
+    listed = [str(name) for name in names]
+    rest = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + rest
+
+
+def parse_options(name: str, options: str, *, known: tuple[str, ...]) -> dict[str, str]:
+    """Options of a source; `name` is what the person typed, for the error."""
+    values: dict[str, str] = {}
+    for part in filter(None, options.split(",")):
+        key, _, value = (piece.strip() for piece in part.partition("="))
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known) or 'none'}"
+            raise InputError(f"{name!r}: there is no option {key!r}; {hint}")
+        if not value:
+            raise InputError(f"{name!r}: option {key!r} needs a value, as in {key}=...")
+        values[key] = value
+    return values
+
+
+def to_number(name: str, options: dict[str, str], key: str, default: int) -> int:
+    """A whole number among the options."""
+    value = options.get(key, str(default))
+    if not value.isdecimal():
+        raise InputError(f"{name!r}: {key}={value} is not a whole number; give for example {key}={default}")
+    return int(value)

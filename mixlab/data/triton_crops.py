@@ -1,6 +1,6 @@
 """Crops on a GPU in six launches, where plain torch needs hundreds: small networks would wait for them.
 
-`resample.py` and `colour.py` say what each part means. Resizing and blurring go over rows, then over columns, with one
+`transforms.py` says what each part means. Resizing and blurring go over rows, then over columns, with one
 program per row of the result. Colours stay with one program per crop, which goes over its pixels once per change and
 once more for the mean that contrast needs; its threads wait for each other before they read what they wrote.
 """
@@ -19,8 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .colour import LUMA, SOLARISE_FROM
-from .resample import BLUR_REACH, CUBIC, CUBIC_REACH, num_taps
+from .transforms import BLUR_REACH, CUBIC, CUBIC_REACH, LUMA, SOLARISE_FROM, num_taps
 
 BLOCK = 1024  # pixels of a crop at a time
 
@@ -43,7 +42,7 @@ def _on_its_device(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 @_on_its_device
 def resize_boxes(images: Tensor, image: Tensor, box: Tensor, flip: Tensor, size: int) -> Tensor:
-    """`resample.resize_boxes` for images on a GPU; the choices live on the host."""
+    """`transforms.resize_boxes` for images on a GPU; the choices live on the host."""
     side, number = images.shape[-1], len(box)
     taps = num_taps(box, size=size, side=side)
     where = torch.cat([box, image[:, None], flip[:, None]], dim=1).int().to(images.device, non_blocking=True)  # (n, 6)
@@ -176,7 +175,7 @@ def _unit(x):
 
 @triton.jit
 def _turn(red, green, blue, factor):
-    """Turn the hue by a share of the circle; see `colour.shift_hue`."""
+    """Turn the hue by a share of the circle; see `transforms.shift_hue`."""
     high = tl.maximum(tl.maximum(red, green), blue)
     low = tl.minimum(tl.minimum(red, green), blue)
     span = high - low

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mixlab.backbones import shipped
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.weights import model_from_file
 from mixlab.backbones.weights.reading import read_weights
+from mixlab.backbones.zoo import SHIPPED, SHIPPED_TRAINING
 from mixlab.data.source import Source
 from mixlab.errors import InputError
 from mixlab.evaluation.dense_recipe import DenseConfig, DenseRecipe
@@ -25,8 +25,7 @@ from mixlab.run.codec import to_json
 from mixlab.training.config import ModelConfig, TrainConfig
 from mixlab.training.distributed import World, join_world
 from mixlab.training.loop import Trainer, train
-from mixlab.training.run_config import MAY_CHANGE, same_data
-from mixlab.training.settings import override
+from mixlab.training.settings import MAY_CHANGE, override, same_data
 
 STARTS_FROM = "starts_from"  # in config.json: what is known of the backbone that training started from
 R = TypeVar("R")
@@ -249,7 +248,7 @@ def _restore(folder: RunDirectory, stored: dict[str, Any], config: TrainConfig) 
 def _named_model(model: ModelConfig) -> StartingPoint:
     """A model by its name, with weights from a file or a run, or without."""
     if model.weights is None:
-        return StartingPoint(model=model, training=shipped.TRAINING if model.name in shipped.NAMES else UNTRAINED)
+        return StartingPoint(model=model, training=SHIPPED_TRAINING if model.name in SHIPPED else UNTRAINED)
     return StartingPoint(model=model, training=_training_beside(Path(model.weights)) or "trained")
 
 

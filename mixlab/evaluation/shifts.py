@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.data.colour import to_grey
 from mixlab.data.images import parse_source
 from mixlab.data.source import ImageSource, Subset, at_most
+from mixlab.data.transforms import to_grey
 from mixlab.errors import InputError
 from mixlab.evaluation.accuracy import Accuracy
 from mixlab.evaluation.classifier import NamedClassifier

@@ -16,10 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from mixlab.backbones import shipped
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.weights import build_architecture, model_from_file
-from mixlab.backbones.zoo import create_model
+from mixlab.backbones.zoo import SHIPPED, SHIPPED_TRAINING, create_model
 from mixlab.errors import InputError
 from mixlab.run import UNTRAINED, RunDirectory, Subject
 from mixlab.training.checkpoint import Checkpoints
@@ -103,8 +102,8 @@ def load_target(
         backbone, origin, known = _load_run(place)
     elif place.is_file():
         backbone, origin = model_from_file(place), name
-    elif name in shipped.NAMES and weights is None:
-        backbone, origin, known = shipped.load_shipped(name), name, {"training": shipped.TRAINING}
+    elif name in SHIPPED and weights is None:
+        backbone, origin, known = create_model(name), name, {"training": SHIPPED_TRAINING}
     else:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # as an untrained twin is

@@ -54,9 +54,9 @@ class MixerConfig(ABC):
     kind: ClassVar[str]
 
     @property
-    @abstractmethod
     def is_causal(self) -> bool:
         """Whether tokens see only those before them."""
+        return False
 
     @abstractmethod
     def build(self, dim: int, depth: int) -> TokenMixer:

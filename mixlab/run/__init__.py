@@ -1,8 +1,9 @@
 """Run directories and measurements: what every command writes and everything else reads."""
 
 from mixlab.run.archive import unpacked, write_archive
-from mixlab.run.directory import RunDirectory, find_runs, measurements_of
-from mixlab.run.measurement import METRICS, UNTRAINED, Measurement, Subject, base_label, once
+from mixlab.run.directory import RunDirectory, RunLock, find_runs, measurements_of
+from mixlab.run.measurement import UNTRAINED, Measurement, Subject, base_label, once
+from mixlab.run.protocols import METRICS
 from mixlab.run.provenance import provenance
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "UNTRAINED",
     "Measurement",
     "RunDirectory",
+    "RunLock",
     "Subject",
     "base_label",
     "find_runs",

@@ -8,21 +8,22 @@ results/         NAME.json beside NAME.npz for arrays
 figures/         pictures made from the results
 """
 
+import fcntl
 import json
 import os
 import re
 import secrets
+import socket
 from collections.abc import Iterable, Iterator
 from itertools import chain, count
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from mixlab.errors import InputError
-from mixlab.run.measurement import Measurement, once
-from mixlab.run.older_records import measurements_of_older
+from mixlab.errors import InputError, WorkError
+from mixlab.run.measurement import Measurement, measurements_of_older, once
 
 AGAIN = "remove it, and run the command that wrote it again"
 NOT_RUNS = ("checkpoints", "results", "figures", "features", "tensorboard", "logs", "steps", "tuning", "data", "labels")
@@ -141,6 +142,32 @@ class RunDirectory:
         folder = self.path / "figures"
         folder.mkdir(parents=True, exist_ok=True)
         return folder / name
+
+
+class RunLock:
+    """Held from `with` to its end: a second run into the directory is refused. The system drops it with the process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / ".lock"
+
+    def __enter__(self) -> Self:
+        self._handle = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            # lockf, not flock: processes that read data are forks, and must not keep the lock of a killed parent.
+            fcntl.lockf(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = os.read(self._handle, 200).decode(errors="replace").strip() or "another process"
+            os.close(self._handle)
+            raise WorkError(
+                f"{self.file.parent} is in use by {owner}; wait for it, stop it, or choose another --run directory"
+            ) from error
+        os.ftruncate(self._handle, 0)
+        os.write(self._handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        os.ftruncate(self._handle, 0)
+        os.close(self._handle)
 
 
 def find_runs(places: Iterable[Path]) -> list[RunDirectory]:

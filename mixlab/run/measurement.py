@@ -1,4 +1,4 @@
-"""One number of one network: what was measured, how, and how sure it is.
+"""One number of one network: what was measured, how, and how sure it is; at the end, as older run directories have it.
 
 Every evaluator and analysis makes these, run directories store them, and whatever compares, judges or draws numbers
 reads them. Two numbers are the same measurement if metric, network, protocol and seed are equal; otherwise both stand.
@@ -11,24 +11,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from mixlab.errors import InputError
 from mixlab.run import codec
-from mixlab.run.protocols import (
-    CHOICES,
-    PROTOCOLS,
-    AccuracyProtocol,
-    DetectionProtocol,
-    EvaluationProtocol,
-    KnnProtocol,
-    MapProtocol,
-    ProbeProtocol,
-    RankProtocol,
-    RobustnessProtocol,
-    SegmentationProtocol,
-    SpeedProtocol,
-)
+from mixlab.run.protocols import CHOICES, METRICS, PROTOCOLS, EvaluationProtocol
 
 UNTRAINED = "untrained"
 _SEED = re.compile(r"[-_]s(eed)?\d+$")  # of a label such as vit-s0
@@ -37,54 +24,6 @@ _SEED = re.compile(r"[-_]s(eed)?\d+$")  # of a label such as vit-s0
 def base_label(label: str) -> str:
     """A label without the seed at its end."""
     return _SEED.sub("", label)
-
-
-class Metric(NamedTuple):
-    about: str
-    protocol: type[EvaluationProtocol]
-    lowest: float = 0.0
-    highest: float = 1.0
-
-
-_ANY = math.inf
-METRICS = {
-    "knn_top1": Metric("accuracy of nearest neighbours", KnnProtocol),
-    "probe_top1": Metric("accuracy of a linear probe", ProbeProtocol),
-    "top1": Metric("accuracy of the classifier that was trained with the network", AccuracyProtocol),
-    "robust_top1": Metric("accuracy on a shifted set", RobustnessProtocol),
-    "shift_top1": Metric("accuracy on images that were changed", RobustnessProtocol),
-    "shifted_top1": Metric("mean accuracy over the changes", RobustnessProtocol),
-    "miou": Metric("mean IoU of semantic segmentation", SegmentationProtocol),
-    "box_ap": Metric("COCO AP of boxes", DetectionProtocol),
-    "mask_ap": Metric("COCO AP of masks", DetectionProtocol),
-    "binary_auc": Metric("mean of max(AUC, 1 - AUC) over images", MapProtocol),
-    "binary_auc_raw": Metric("mean AUC over images", MapProtocol),
-    "centre_matched_auc": Metric("mean AUC among pairs of pixels at equal distance from the centre", MapProtocol),
-    "centre_prior": Metric("binary_auc of a centre blob on the same images", MapProtocol),
-    "above_centre_prior": Metric("binary_auc minus that of a centre blob, same images", MapProtocol, -1),
-    "untrained": Metric("binary_auc of the untrained twin", MapProtocol),
-    "above_untrained": Metric("binary_auc minus that of the untrained twin, same images", MapProtocol, -1),
-    "best_head_over_worst": Metric("best head minus worst head, on images that did not choose them", MapProtocol, -1),
-    "middle_registers_over_first": Metric("raw AUC of the middle third of registers minus the first", MapProtocol, -1),
-    "middle_registers_over_last": Metric("raw AUC of the middle third of registers minus the last", MapProtocol, -1),
-    "untrained_middle_over_first": Metric("the same of the untrained twin", MapProtocol, -1),
-    "untrained_middle_over_last": Metric("the same of the untrained twin", MapProtocol, -1),
-    "register_auc_follows_probe": Metric("rank correlation of registers' AUC with their probes", MapProtocol, -1),
-    "auc_follows_probe": Metric("rank correlation of models' Binary-AUC with their probes", MapProtocol, -1),
-    "diagonal_rank": Metric("mean rank of diagonal blocks", RankProtocol, 0, _ANY),
-    "off_diagonal_rank": Metric("mean rank of off-diagonal blocks that are not zero", RankProtocol, 0, _ANY),
-    "smallest_diagonal_rank": Metric("the lowest of them", RankProtocol, 0, _ANY),
-    "smallest_off_diagonal_rank": Metric("the lowest of them", RankProtocol, 0, _ANY),
-    "diagonal_rank_bound": Metric("what theory allows a diagonal block", RankProtocol, 0, _ANY),
-    "off_diagonal_rank_bound": Metric("what theory allows an off-diagonal block", RankProtocol, 0, _ANY),
-    "mask_rank": Metric("largest rank of an off-diagonal block of a scan's mask", RankProtocol, 0, _ANY),
-    "rank_bound_holds": Metric("1 if no block exceeds its bound, else 0", RankProtocol),
-    "forward_images_per_s": Metric("speed of the forward pass", SpeedProtocol, 0, _ANY),
-    "training_images_per_s": Metric("speed of forward and backward", SpeedProtocol, 0, _ANY),
-    "forward_peak_gib": Metric("peak memory of the forward pass", SpeedProtocol, 0, _ANY),
-    "training_peak_gib": Metric("peak memory of forward and backward", SpeedProtocol, 0, _ANY),
-    "images_per_s": Metric("speed of the forward pass", SpeedProtocol, 0, _ANY),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,9 +113,7 @@ class Measurement:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> "Measurement":
-        missing = [key for key in ("metric", "value", "n", "subject", "protocol") if record.get(key) is None]
-        if missing:
-            raise InputError(f"a measurement lacks {', '.join(missing)}; it has {', '.join(sorted(record))}")
+        _check_complete(record, "metric", "value", "n", "subject", "protocol")
         numbers: dict[str, Any] = {key: record.get(key) for key in ("metric", "value", "low", "high", "n", "seed")}
         subject = codec.from_json(Subject, record["subject"], where="subject")
         kinds = {EvaluationProtocol: PROTOCOLS}
@@ -190,3 +127,63 @@ _FACTS = frozenset(item.name for item in fields(Subject))
 def once(measurements: Iterable[Measurement]) -> list[Measurement]:
     """Each measurement once, however many files hold it; of one that was repeated, the last."""
     return list({measurement.identity: measurement for measurement in measurements}.values())
+
+
+def _check_complete(record: dict[str, Any], *keys: str) -> None:
+    if missing := [key for key in keys if record.get(key) is None]:
+        raise InputError(f"a measurement lacks {', '.join(missing)}; it has {', '.join(sorted(record))}")
+
+
+# Older run directories: flat records from before measurements had a type.
+_OWN = ("blocks", "strategy", "register", "layer", "index", "map", "definition", "k", "mode")  # of a record alone
+_PARTS = ("settings", "view", "inference")  # of a result: objects that hold choices
+_BESIDE = {  # numbers that a record carried beside its own
+    "minimum": "smallest_{metric}",
+    "bound": "{metric}_bound",
+    "peak_gib": "{pass}_peak_gib",
+}
+
+
+def measurements_of_older(record: dict[str, Any], result: dict[str, Any]) -> list[Measurement]:
+    """The measurement of a flat record, which leans on its result, and one for each number that it carried beside."""
+    _check_complete(record, "metric", "value", "n")
+    metric = record["metric"]
+    if metric not in METRICS:
+        raise InputError(f"unknown metric {metric!r}; known are {', '.join(METRICS)}")
+    subject = Subject(**{key: record[key] for key in _FACTS if record.get(key) is not None})
+    protocol = METRICS[metric].protocol(**_choices(record, result))
+    seed = record.get("seed")
+    common: dict[str, Any] = {"n": record["n"], "subject": subject, "protocol": protocol, "seed": seed}
+    ends = {} if None in (record.get("low"), record.get("high")) else {"low": record["low"], "high": record["high"]}
+    found = [Measurement(metric=metric, value=record["value"], **ends, **common)]
+    for key, name in _BESIDE.items():
+        if record.get(key) is not None:
+            found.append(Measurement(metric=name.format(**record), value=record[key], **common))
+    return found
+
+
+def _choices(record: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+    """The protocol's fields, from the record, else from its result and the objects in it."""
+    known = {item.name for item in fields(METRICS[record["metric"]].protocol)}
+    inside = {key: value for part in _PARTS for key, value in _object(result.get(part)).items()}
+    about = {
+        key: value for key, value in (inside | result).items() if record["metric"] == "knn_top1" or key not in _OWN
+    }
+    inference = _object(result.get("inference"))
+    given = about | {key: value for key, value in inference.items() if key == "mode"} | record
+    if record["metric"] in ("shift_top1", "shifted_top1"):
+        data, _, change = str(record.get("data", "")).rpartition(", ")
+        given |= {"data": data, "change": change}
+    if record["metric"] in ("knn_top1", "probe_top1") and given.get("label_share", 1.0) != 1.0:
+        given["label_seed"] = result.get("seed")
+    if "initial_weights" in known:
+        given["initial_weights"] = result.get("weights")
+    chosen = {key: given[key] for key in known if given.get(key) is not None}
+    for key in ("layers", "heads", "lrs", "weight_decays", "settings", "num_train"):  # other things had these names
+        if isinstance(chosen.get(key), dict | list):
+            del chosen[key]
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in chosen.items()}
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

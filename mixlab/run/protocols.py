@@ -1,12 +1,13 @@
-"""How a number was measured: one dataclass per kind of measurement, with every choice that can change the number.
+"""Which numbers there are, and how one was measured: one dataclass per kind, with every choice that can change it.
 
 A field is None where the choice does not apply, or where an older run directory did not record it. A new choice of an
 evaluator is a new field here; then numbers with and without it stand side by side by themselves.
 """
 
+import math
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any, ClassVar, get_args, get_type_hints
+from typing import Any, ClassVar, NamedTuple, get_args, get_type_hints
 
 from mixlab.run import codec
 
@@ -179,18 +180,51 @@ class SpeedProtocol(ViewProtocol):
     device: str | None = None
 
 
-PROTOCOLS: dict[str, type[EvaluationProtocol]] = {
-    cls.kind: cls
-    for cls in (
-        KnnProtocol,
-        ProbeProtocol,
-        AccuracyProtocol,
-        RobustnessProtocol,
-        MapProtocol,
-        RankProtocol,
-        SegmentationProtocol,
-        DetectionProtocol,
-        SpeedProtocol,
-    )
+class Metric(NamedTuple):
+    about: str
+    protocol: type[EvaluationProtocol]
+    lowest: float = 0.0
+    highest: float = 1.0
+
+
+_ANY = math.inf
+METRICS = {
+    "knn_top1": Metric("accuracy of nearest neighbours", KnnProtocol),
+    "probe_top1": Metric("accuracy of a linear probe", ProbeProtocol),
+    "top1": Metric("accuracy of the classifier that was trained with the network", AccuracyProtocol),
+    "robust_top1": Metric("accuracy on a shifted set", RobustnessProtocol),
+    "shift_top1": Metric("accuracy on images that were changed", RobustnessProtocol),
+    "shifted_top1": Metric("mean accuracy over the changes", RobustnessProtocol),
+    "miou": Metric("mean IoU of semantic segmentation", SegmentationProtocol),
+    "box_ap": Metric("COCO AP of boxes", DetectionProtocol),
+    "mask_ap": Metric("COCO AP of masks", DetectionProtocol),
+    "binary_auc": Metric("mean of max(AUC, 1 - AUC) over images", MapProtocol),
+    "binary_auc_raw": Metric("mean AUC over images", MapProtocol),
+    "centre_matched_auc": Metric("mean AUC among pairs of pixels at equal distance from the centre", MapProtocol),
+    "centre_prior": Metric("binary_auc of a centre blob on the same images", MapProtocol),
+    "above_centre_prior": Metric("binary_auc minus that of a centre blob, same images", MapProtocol, -1),
+    "untrained": Metric("binary_auc of the untrained twin", MapProtocol),
+    "above_untrained": Metric("binary_auc minus that of the untrained twin, same images", MapProtocol, -1),
+    "best_head_over_worst": Metric("best head minus worst head, on images that did not choose them", MapProtocol, -1),
+    "middle_registers_over_first": Metric("raw AUC of the middle third of registers minus the first", MapProtocol, -1),
+    "middle_registers_over_last": Metric("raw AUC of the middle third of registers minus the last", MapProtocol, -1),
+    "untrained_middle_over_first": Metric("the same of the untrained twin", MapProtocol, -1),
+    "untrained_middle_over_last": Metric("the same of the untrained twin", MapProtocol, -1),
+    "register_auc_follows_probe": Metric("rank correlation of registers' AUC with their probes", MapProtocol, -1),
+    "auc_follows_probe": Metric("rank correlation of models' Binary-AUC with their probes", MapProtocol, -1),
+    "diagonal_rank": Metric("mean rank of diagonal blocks", RankProtocol, 0, _ANY),
+    "off_diagonal_rank": Metric("mean rank of off-diagonal blocks that are not zero", RankProtocol, 0, _ANY),
+    "smallest_diagonal_rank": Metric("the lowest of them", RankProtocol, 0, _ANY),
+    "smallest_off_diagonal_rank": Metric("the lowest of them", RankProtocol, 0, _ANY),
+    "diagonal_rank_bound": Metric("what theory allows a diagonal block", RankProtocol, 0, _ANY),
+    "off_diagonal_rank_bound": Metric("what theory allows an off-diagonal block", RankProtocol, 0, _ANY),
+    "mask_rank": Metric("largest rank of an off-diagonal block of a scan's mask", RankProtocol, 0, _ANY),
+    "rank_bound_holds": Metric("1 if no block exceeds its bound, else 0", RankProtocol),
+    "forward_images_per_s": Metric("speed of the forward pass", SpeedProtocol, 0, _ANY),
+    "training_images_per_s": Metric("speed of forward and backward", SpeedProtocol, 0, _ANY),
+    "forward_peak_gib": Metric("peak memory of the forward pass", SpeedProtocol, 0, _ANY),
+    "training_peak_gib": Metric("peak memory of forward and backward", SpeedProtocol, 0, _ANY),
+    "images_per_s": Metric("speed of the forward pass", SpeedProtocol, 0, _ANY),
 }
+PROTOCOLS = {metric.protocol.kind: metric.protocol for metric in METRICS.values()}
 CHOICES = frozenset(item.name for cls in PROTOCOLS.values() for item in fields(cls))

@@ -23,8 +23,7 @@ from rich.text import Text
 from mixlab.console import console
 from mixlab.errors import InputError, WorkError
 from mixlab.run import RunDirectory
-from mixlab.run.directory import read_json, write_json
-from mixlab.run.lock import RunLock
+from mixlab.run.directory import RunLock, read_json, write_json
 from mixlab.training.distributed import num_cores
 
 POLL_S = 0.3

@@ -1,12 +1,9 @@
 """From a loader's batches to steps: as many passes as a step accumulates, epoch after epoch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from mixlab.data.batch_loader import AnyBatch, BatchLoader, SampleReader
-from mixlab.data.loader import Loader
+from mixlab.data.loader import AnyBatch, BatchLoader, Loader, SampleReader
 from mixlab.data.sample_order import SampleOrder
 from mixlab.data.source import ImageSource
 from mixlab.errors import InputError

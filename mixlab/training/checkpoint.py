@@ -1,4 +1,4 @@
-"""Checkpoints that survive anything but the loss of the disk.
+"""The state of a run: every tensor under one name, in checkpoints that survive anything but the loss of the disk.
 
 checkpoints/step-00000500.safetensors    every tensor of the run
 checkpoints/step-00000500.json           the rest, with the checksum of the tensors and of itself
@@ -7,27 +7,34 @@ Both are written aside, flushed and renamed, the JSON last: a checkpoint exists 
 with the newest, the one before it is taken. Nothing in these files is ever executed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
+from torch.optim import AdamW
 
+from mixlab.backbones.weights import build_architecture, save_weights
+from mixlab.backbones.weights.saving import save_tensors
 from mixlab.errors import InputError
+from mixlab.training.distributed import copy_from_first_, from_first, whole
+from mixlab.training.optim import local
+from mixlab.training.recipe import Recipe
 
 FORMAT = 1
 NAME = re.compile(r"step-(\d{8,})\.json")
 PARTIAL = ".partial"
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # AdamW's
+OTHER_RUN = "resume with the settings of the run, or start again in another --run directory"
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -65,18 +72,11 @@ class Checkpoints:
     def __init__(self, folder: Path, *, keep: int) -> None:
         self.folder, self.keep = folder, keep
 
-    def save(
-        self,
-        step: int,
-        tensors: Mapping[str, Tensor],
-        state: dict[str, Any],
-        *,
-        whole: Callable[[Tensor], Tensor] = lambda tensor: tensor,
-    ) -> None:
+    def save(self, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any]) -> None:
         """Write a checkpoint, then remove those too many."""
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
-            self._write(step, tensors, state, whole)
+            self._write(step, tensors, state)
         except OSError as error:
             last = self.steps()[-1:]
             good = f"the last good one is of step {last[0]}" if last else "there is none before it"
@@ -112,18 +112,16 @@ class Checkpoints:
         for file in self.folder.glob(f"*{PARTIAL}"):
             file.unlink(missing_ok=True)
 
-    def _write(
-        self, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any], whole: Callable[[Tensor], Tensor]
-    ) -> None:
+    def _write(self, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any]) -> None:
         tensor_file, json_file = self._files(step)
         asides = [file.with_name(file.name + PARTIAL) for file in (tensor_file, json_file)]
         try:
-            written = write_tensors(asides[0], tensors, whole=whole)
+            num_bytes, digest = write_tensors(asides[0], tensors)
             content = {
                 "format": FORMAT,
                 "step": step,
                 "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                "tensors": {"file": tensor_file.name, "bytes": written.bytes, "sha256": written.sha256},
+                "tensors": {"file": tensor_file.name, "bytes": num_bytes, "sha256": digest},
                 "state": state,
             }
             with asides[1].open("w", encoding="utf-8") as file:
@@ -174,18 +172,11 @@ def _checksum(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-class Written(NamedTuple):
-    bytes: int
-    sha256: str
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
+    """Write safetensors' format and flush it to the disk. Returns the number of bytes and their SHA-256.
 
-
-def write_tensors(
-    path: Path, tensors: Mapping[str, Tensor], *, whole: Callable[[Tensor], Tensor] = lambda tensor: tensor
-) -> Written:
-    """Write safetensors' format piece by piece, one tensor in host memory, and flush it to the disk.
-
-    The library's own writer neither flushes nor gives a checksum of what it wrote. `whole` puts a sharded tensor
-    together when its turn comes.
+    The library's own writer neither flushes nor gives a checksum. One tensor at a time is put together from its shards
+    and brought into the host's memory.
     """
     header: dict[str, object] = {}
     offset = 0
@@ -207,7 +198,7 @@ def write_tensors(
             size += file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    return Written(size, digest.hexdigest())
+    return size, digest.hexdigest()
 
 
 def sha256_of(path: Path) -> str:
@@ -222,3 +213,83 @@ def flush_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+class TrainingState:
+    """Names: MODULE/PARAMETER for the recipe's modules, optimizer/MOMENT/PARAMETER for AdamW."""
+
+    def __init__(self, recipe: Recipe, optimizer: AdamW) -> None:
+        self.recipe, self.optimizer = recipe, optimizer
+        groups: list[dict[str, Any]] = optimizer.param_groups
+        pairs = chain.from_iterable(zip(group["names"], group["params"], strict=True) for group in groups)
+        self._parameters: dict[str, Tensor] = dict(pairs)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors themselves, not copies."""
+        found = dict(self._modules())
+        for name, parameter in self._parameters.items():
+            moments = self.optimizer.state.get(parameter, {})
+            found |= {f"optimizer/{moment}/{name}": moments[moment] for moment in MOMENTS if moment in moments}
+        return found
+
+    def load(self, stored: Iterable[tuple[str, Tensor]] | None) -> None:
+        """Put every tensor back. The first rank gives them, the others give None."""
+        values = iter(stored if stored is not None else ())
+        expected = dict(self._modules())
+        seen = set()
+        while True:
+            name, value = next(values, (None, None))
+            name = from_first(name)
+            if name is None:
+                break
+            target = self._moment(name) if name.startswith("optimizer/") else expected.get(name)
+            shape = from_first(None if value is None else list(value.shape))
+            if target is None or list(target.shape) != shape:
+                found = "is not there" if target is None else f"has shape {list(target.shape)}"
+                raise InputError(f"the checkpoint holds {name} {shape}, which in this model {found}; {OTHER_RUN}")
+            copy_from_first_(target, value)
+            seen.add(name)
+        if missing := [name for name in expected if name not in seen]:
+            raise InputError(
+                f"the checkpoint lacks {len(missing)} tensors of this model, {missing[0]} first; {OTHER_RUN}"
+            )
+
+    def _modules(self) -> Iterator[tuple[str, Tensor]]:
+        for prefix, module in self.recipe.modules().items():
+            for name, value in module.state_dict().items():
+                yield f"{prefix}/{name}", value
+
+    def _moment(self, name: str) -> Tensor | None:
+        """The place of an AdamW moment, made where it is not yet."""
+        _, moment, parameter_name = name.split("/", 2)
+        parameter = self._parameters.get(parameter_name)
+        if parameter is None or moment not in MOMENTS:
+            return None
+        moments = self.optimizer.state[parameter]
+        if moment not in moments:
+            fused = self.optimizer.param_groups[0]["fused"]
+            moments[moment] = (
+                torch.zeros((), dtype=torch.float32, device=local(parameter).device if fused else "cpu")
+                if moment == "step"
+                else torch.zeros_like(parameter)
+            )
+        target: Tensor = moments[moment]
+        return target
+
+
+def export_weights(recipe: Recipe, folder: Path, *, is_first: bool, metadata: dict[str, str]) -> None:
+    """RUN/weights.safetensors, and RUN/classifier.safetensors or as the recipe's head is called.
+
+    Every rank takes part, the first one writes.
+    """
+    backbone = recipe.exported()
+    tensors = {name: whole(value) for name, value in backbone.state_dict().items()}
+    head = {name: whole(value).detach().cpu().contiguous() for name, value in recipe.exported_head().items()}
+    if not is_first:
+        return
+    fresh = build_architecture(backbone.architecture())  # the trained one may be sharded, compiled or wrapped
+    fresh.to(next(iter(tensors.values())).dtype)
+    fresh.load_state_dict(tensors)
+    save_weights(fresh, folder / "weights.safetensors", extra_metadata=metadata)
+    if head:
+        save_tensors(head, folder / f"{recipe.head_name}.safetensors", metadata=metadata)

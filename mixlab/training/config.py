@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.zoo import create_model
-from mixlab.data.batch_loader import BatchLoader
 from mixlab.data.images import parse_source
+from mixlab.data.loader import BatchLoader
 from mixlab.data.source import Source
 from mixlab.errors import InputError
 

@@ -1,23 +1,23 @@
 """DINO (Caron et al. 2021): from all views, a student predicts the outputs of a teacher, its own moving average, on the
-global views. `dino_parts` has the parts; here they are one method of the training loop.
+global views. `dino_parts` has the parts; here they are one method of the training loop, with its watch for collapse.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone
-from mixlab.data.crop_parameters import dino_crops
-from mixlab.data.crops import MultiCrop
+from mixlab.data.crops import MultiCrop, dino_crops
 from mixlab.data.loader import Batch
-from mixlab.training.collapse import CollapseWatch, describe
 from mixlab.training.config import MethodConfig, check_numbers
 from mixlab.training.dino_parts import DinoCentre, DinoHead, dino_loss, koleo_loss, teacher_targets
 from mixlab.training.distributed import rows_of_all
@@ -25,6 +25,7 @@ from mixlab.training.optim import cosine, linear_by_epoch, move_towards_
 from mixlab.training.recipe import BatchPart, Recipe, drop_empty, to_pixels_of
 
 NUM_GLOBAL = 2  # views that the teacher sees
+PATIENCE = 5  # reports in a row that show a collapse before a warning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,10 +127,7 @@ class DinoRecipe(Recipe):
         self.config, self.total_steps = config, total_steps
         self.crops = config.crops()
         head = DinoHead(
-            dim=backbone.dim,
-            hidden=config.hidden,
-            bottleneck=config.bottleneck,
-            num_prototypes=config.num_prototypes,
+            dim=backbone.dim, hidden=config.hidden, bottleneck=config.bottleneck, num_prototypes=config.num_prototypes
         )
         self.student = DinoNetwork(backbone, head)
         drop_empty(self.student)
@@ -187,3 +185,77 @@ class DinoRecipe(Recipe):
 
     def exported(self) -> Backbone:
         return self.teacher.backbone
+
+
+class Symptom(NamedTuple):
+    """One way in which DINO can stop learning without an error: how it shows, and what to try."""
+
+    name: str
+    shows: Callable[[Mapping[str, float]], bool]  # by the figures of a report; `largest` is ln K
+    description: str
+    advice: str
+
+
+SYMPTOMS = (
+    Symptom(
+        "uniform targets",
+        lambda f: f["teacher_entropy"] > f["largest"] - 0.05,  # nats: the targets hold almost no information
+        "the teacher gives every output the same probability (entropy {teacher_entropy:.2f} of at most {largest:.2f})",
+        "keep features apart (method.spread=0.1), lower method.teacher_temperature (0.04) or optim.lr",
+    ),
+    Symptom(
+        "one output",
+        lambda f: f["batch_entropy"] < min(0.5, f["largest"] / 2),  # nats: fewer than two outputs over a whole batch
+        "the teacher gives all images the same output (entropy over the batch {batch_entropy:.2f})",
+        "lower method.centre_momentum (0.9) so that the centre follows, lower optim.lr, or raise optim.warmup_epochs",
+    ),
+    Symptom(
+        "equal features",
+        lambda f: f["feature_spread"] < 0.01,
+        "the features of all images are the same (spread {feature_spread:.4f} of 1)",
+        "keep features apart (method.spread=0.1), lower optim.lr, clip gradients (optim.clip=0.3), or raise "
+        "method.teacher_momentum (0.9995 for small batches)",
+    ),
+    Symptom(
+        "restless centre",
+        lambda f: f["centre_drift"] > 0.1,  # of a cosine per step, where outputs lie in [-1, 1]
+        "the centre moves by {centre_drift:.3f} per step, much of the outputs' range",
+        "raise method.centre_momentum (0.99 for small batches) or use a larger batch",
+    ),
+)
+
+
+class CollapseWatch:
+    """Looks at every report; warns once when a symptom has lasted, and again only after it went away."""
+
+    def __init__(self, num_prototypes: int) -> None:
+        self.largest = math.log(num_prototypes)
+        self._lasted = dict.fromkeys(SYMPTOMS, 0)
+
+    def look(self, step: int, figures: Mapping[str, float]) -> list[str]:
+        """Warnings to print."""
+        values = {**figures, "largest": self.largest}
+        warnings = []
+        for symptom in SYMPTOMS:
+            self._lasted[symptom] = self._lasted[symptom] + 1 if symptom.shows(values) else 0
+            if self._lasted[symptom] == PATIENCE:
+                description = f"{symptom.name}: {symptom.description.format(**values)}"
+                warnings.append(f"step {step}: this looks like a collapse, {description}. Try: {symptom.advice}")
+        return warnings
+
+
+@torch.no_grad()
+def describe(targets: Tensor, features: Tensor) -> dict[str, Tensor]:
+    """The figures in which a collapse shows, from targets (T, B, K) and the teacher's features (T, B, D).
+
+    teacher_entropy  mean entropy of one image's target, in nats: ln K if all outputs are equal
+    batch_entropy    entropy of the mean target: 0 if every image has the same one output
+    feature_spread   1 if the features point in all directions, 0 if they are equal
+    """
+    mean = targets.mean((0, 1))
+    unit = F.normalize(features.flatten(0, 1).to(targets.dtype), dim=-1)
+    return {
+        "teacher_entropy": torch.special.entr(targets).sum(-1).mean(),
+        "batch_entropy": torch.special.entr(mean).sum(),
+        "feature_spread": (1 - unit.mean(0).square().sum()).clamp_(min=0).sqrt_(),
+    }

@@ -15,8 +15,6 @@ sums to one and the rest is linear in it:
     Σ_v n_v logsumexp(s_v / τ)  -  Σ_v (Q - [v < T] q_v) · s_v / τ,      Q = Σ_t q_t,   n_v = T - [v < T]
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """One process or many: their devices and cores, and what ranks have to agree on. `torchrun` sets what this reads."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

@@ -7,8 +7,6 @@ depend on their order, and of classes with equal votes the lower one wins. Hence
 every block size and with any number of ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -132,13 +130,7 @@ def knn_correct(
     right: dict[int, list[Tensor]] = {k: [] for k in ks}
     start = 0
     for cosine, rows in nearest(
-        bank,
-        queries,
-        max(ks),
-        device=device,
-        query_block=query_block,
-        bank_block=bank_block,
-        progress=progress,
+        bank, queries, max(ks), device=device, query_block=query_block, bank_block=bank_block, progress=progress
     ):
         truth = queries.labels[start : start + len(rows)]
         start += len(rows)

@@ -1,7 +1,5 @@
 """Scores of a network while it trains: kNN by default; a method may have others. Each score is (name, value)."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -80,12 +78,7 @@ class KnnScores(Scores):
         backbone, knn = recipe.exported(), self.config.knn
         bank, queries = (self.outputs(backbone, backbone, part, stopped) for part in (self.bank, self.queries))
         accuracy = knn_accuracy(
-            bank,
-            queries,
-            num_classes=self.num_classes,
-            k=knn.k,
-            temperature=knn.temperature,
-            device=self.world.device,
+            bank, queries, num_classes=self.num_classes, k=knn.k, temperature=knn.temperature, device=self.world.device
         )
         yield "knn_accuracy", accuracy
 

@@ -1,22 +1,25 @@
-"""Figures of a run: held on the device until they are asked for, then written for people and for programs."""
-
-from __future__ import annotations
+"""Figures of a run: held on the device until they are asked for, then written for programs and shown to people."""
 
 import importlib
 import importlib.util
 import json
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from datetime import timedelta
+from typing import Any, Self
 
 import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor
 
 from mixlab.errors import InputError
 from mixlab.run.directory import RunDirectory, write_aside
 from mixlab.training.config import LogConfig
 from mixlab.training.distributed import from_all, mean_over_ranks_
+
+LINE_EVERY_S = 30.0  # where there is no terminal
 
 
 class NonFiniteLoss(Exception):  # noqa: N818  it names the thing
@@ -30,54 +33,43 @@ class NonFiniteLoss(Exception):  # noqa: N818  it names the thing
         """In words, with the names of the images, the last good checkpoint and what to try."""
         names = [name(index) for index in self.indexes]
         listed = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        good = (
-            f"the last good checkpoint is of step {good_steps[-1]}"
-            if good_steps
-            else "no checkpoint was written before"
-        )
+        good = f"the last good checkpoint is of step {good_steps[-1]}" if good_steps else "there is no checkpoint"
         return (
             f"the loss or its gradient is not a finite number at step {self.step}; the batch holds {listed}; {good}. "
             "Look at these images, lower optim.lr, clip gradients (optim.clip=0.3) or use precision=fp32"
         )
 
 
-@dataclass
-class _Step:
-    step: int
-    figures: dict[str, Tensor]
-    indexes: list[Tensor]  # of the images in each pass
-
-
 class FigureBuffer:
     """Collects the scalars of some steps; `fetch` waits for the device once for all of them."""
 
     def __init__(self) -> None:
-        self._steps: list[_Step] = []
+        self._steps: list[tuple[int, dict[str, Tensor], list[Tensor]]] = []
 
     def add(self, step: int, figures: dict[str, Tensor], indexes: list[Tensor]) -> None:
-        self._steps.append(_Step(step, figures, indexes))
+        """`indexes` are those of the images in each pass."""
+        self._steps.append((step, figures, indexes))
 
     def fetch(self) -> dict[str, float]:
         """The mean of every figure since the last time, over ranks too; `NonFiniteLoss` for the first bad step."""
         if not self._steps:
             return {}
         steps, self._steps = self._steps, []
-        names = list(steps[0].figures)
-        rows = [torch.stack([step.figures[name].double() for name in names]) for step in steps]
-        table = torch.stack(rows)  # (steps, names)
+        names = list(steps[0][1])
+        table = torch.stack([torch.stack([row[name].double() for name in names]) for _, row, _ in steps])
         own = table.cpu()
         shared = mean_over_ranks_(table).cpu()
         bad = (~shared[:, [names.index("loss"), names.index("grad_norm")]].isfinite()).any(1)
         if bad.any():
             first = int(bad.nonzero()[0])
-            own_loss = own[first, names.index("loss")].item()
-            raise NonFiniteLoss(steps[first].step, _suspects(steps[first], own_loss))
+            step, _, indexes = steps[first]
+            raise NonFiniteLoss(step, _suspects(indexes, own[first, names.index("loss")].item()))
         return dict(zip(names, shared.mean(0).tolist(), strict=True))
 
 
-def _suspects(step: _Step, own_loss: float) -> list[int]:
+def _suspects(indexes: list[Tensor], own_loss: float) -> list[int]:
     """The images of the ranks whose own loss went bad; all, where only the gradients did."""
-    ours = torch.cat([part.cpu() for part in step.indexes]).tolist()
+    ours = torch.cat([part.cpu() for part in indexes]).tolist()
     everyone = from_all((math.isfinite(own_loss), ours))
     blamed = [index for fine, indexes in everyone if not fine for index in indexes]
     return blamed or [index for _, indexes in everyone for index in indexes]
@@ -97,8 +89,9 @@ class Journal:
         if run is not None and config.wandb:
             if not importlib.util.find_spec("wandb"):
                 raise InputError("log.wandb is set, but wandb is not installed; install mixlab[wandb] or leave it off")
-            service: Any = importlib.import_module("wandb")
-            self._wandb = service.init(project="mixlab", name=run.path.name, dir=str(run.path), config=settings)
+            self._wandb = importlib.import_module("wandb").init(
+                project="mixlab", name=run.path.name, dir=str(run.path), config=settings
+            )
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
         if self.run is not None:
@@ -122,3 +115,56 @@ def forget_after(run: RunDirectory, step: int) -> None:
         kept = [row for row in run.read_metrics() if row.get("step", 0) <= step]
         text = "".join(json.dumps(row) + "\n" for row in kept)
         write_aside(run.path / "metrics.jsonl", lambda file: file.write(text.encode()))
+
+
+class TrainingProgress:
+    """Progress of the first rank; the others stay silent."""
+
+    def __init__(self, *, total: int, done: int, enabled: bool, scores: Sequence[str] = ()) -> None:
+        self.console = Console(stderr=True, quiet=not enabled)
+        self.total = total
+        self.names = ("loss", *scores, "images_per_s")
+        self._first, self._started, self._last_line = done, time.monotonic(), -LINE_EVERY_S
+        self._shown: dict[str, float] = {}
+        self._last = ""
+        self._bar = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not (enabled and self.console.is_terminal),
+        )
+        self._task = self._bar.add_task("step", total=total, completed=done, figures="")
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+        if self._last and not self.console.is_terminal:
+            self.say(self._last)
+
+    def step(self, done: int) -> None:
+        self._bar.update(self._task, completed=done)
+
+    def show(self, done: int, figures: Mapping[str, float]) -> None:
+        """The newest figures; off a terminal, a line every half minute and, once it is complete, the last."""
+        self._shown |= {name: figures[name] for name in self.names if name in figures}
+        text = "  ".join(f"{name.replace('_per_s', '/s')} {value:.4g}" for name, value in self._shown.items())
+        self._bar.update(self._task, figures=text)
+        now = time.monotonic()
+        if done == self.total:
+            self._last = f"step {done}/{self.total}  {text}"
+        elif not self.console.is_terminal and now - self._last_line >= LINE_EVERY_S:
+            self._last_line = now
+            rate = (now - self._started) / (done - self._first) if done > self._first else None
+            left = f"  {timedelta(seconds=round(rate * (self.total - done)))} left" if rate is not None else ""
+            self.say(f"step {done}/{self.total}  {text}{left}")
+
+    def say(self, text: str, *, style: str = "") -> None:
+        self.console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)

@@ -14,21 +14,18 @@ from typing import Any
 import torch
 
 from mixlab.backbones.backbone import Backbone
-from mixlab.data.batch_loader import AnyBatch
+from mixlab.data.loader import AnyBatch
 from mixlab.errors import InputError, WorkError
-from mixlab.run import RunDirectory
+from mixlab.run import RunDirectory, provenance
 from mixlab.run.codec import to_json
-from mixlab.run.lock import RunLock
-from mixlab.training import run_config
+from mixlab.run.directory import RunLock
 from mixlab.training.batches import steps
-from mixlab.training.checkpoint import Checkpoint, Checkpoints
-from mixlab.training.compiled import compile_recipe
+from mixlab.training.checkpoint import Checkpoint, Checkpoints, TrainingState, export_weights
 from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World, any_rank, from_all, from_first, join_world, spread, whole
-from mixlab.training.log import FigureBuffer, Journal, NonFiniteLoss, forget_after
-from mixlab.training.progress import TrainingProgress
-from mixlab.training.recipe import seed_all
-from mixlab.training.state import TrainingState, export_weights
+from mixlab.training.log import FigureBuffer, Journal, NonFiniteLoss, TrainingProgress, forget_after
+from mixlab.training.recipe import compile_recipe, seed_all
+from mixlab.training.settings import agree
 from mixlab.training.stopping import ScoringStopped, Stopped, StopRequests, interruptible
 from mixlab.training.update import Update
 
@@ -193,7 +190,7 @@ class Trainer:
         warnings: list[str] = []
         settings = to_json(self.config)
         if self.world.is_first:
-            stored = run_config.agree(self.folder, data=self.data, config=self.config)
+            stored = agree(self.folder, data=self.data, config=self.config)
             self.checkpoints.remove_partial()
             found = self.checkpoints.newest(warnings.append)
             step = found.step if found else 0
@@ -255,10 +252,10 @@ class Trainer:
     def save(self, position: dict[str, Any]) -> None:
         """Write a checkpoint of this step; `report` refuses first where the loss is NaN or infinite."""
         self.report()
-        skipped = {path: reason for part in from_all(position["skipped"]) for path, reason in part.items()}
+        skipped = merged(position["skipped"])
         tensors = self.state.tensors()
         if self.world.is_first:
-            self.checkpoints.save(self.step, tensors, {"loader": {**position, "skipped": skipped}}, whole=whole)
+            self.checkpoints.save(self.step, tensors, {"loader": {**position, "skipped": skipped}})
         else:
             for tensor in tensors.values():
                 whole(tensor)  # each rank gives its shard
@@ -268,7 +265,7 @@ class Trainer:
     def finish(self, seconds: float) -> None:
         metadata = {"recipe": self.name, "step": str(self.step)}
         export_weights(self.recipe, self.folder.path, is_first=self.world.is_first, metadata=metadata)
-        skipped = {path: reason for part in from_all(self.loader.skipped.reasons) for path, reason in part.items()}
+        skipped = merged(self.loader.skipped.reasons)
         if self.world.is_first:
             figures = {"steps": self.step, "seconds": seconds, **self.figures}
             self.folder.write_result("training", {"figures": figures, "skipped": skipped})
@@ -305,25 +302,23 @@ class Trainer:
             )
 
     def _write_config(self, stored: dict[str, Any], settings: dict[str, Any], step: int) -> None:
-        what = {
-            "recipe": self.name,
-            "data": self.data,
-            "num_images": len(self.source),
-            "classes": list(self.source.classes),
-            "settings": settings,
-            "architecture": self.architecture,
-            "steps_per_epoch": self.steps_per_epoch,
-            "total_steps": self.total_steps,
-            **self.notes,
-        }
-        run_config.write(
-            self.folder,
-            stored,
-            what=what,
-            seed=self.config.seed,
-            device=str(self.world.device),
-            world_size=self.world.size,
-            step=step,
+        """config.json: everything needed to repeat the run. Every start of the run adds to its `sessions`."""
+        origin = provenance(seed=self.config.seed, device=str(self.world.device))
+        session = {**origin, "world_size": self.world.size, "from_step": step}
+        self.folder.write_config(
+            {
+                **{key: stored.get(key, value) for key, value in origin.items()},
+                "recipe": self.name,
+                "data": self.data,
+                "num_images": len(self.source),
+                "classes": list(self.source.classes),
+                "settings": settings,
+                "architecture": self.architecture,
+                "steps_per_epoch": self.steps_per_epoch,
+                "total_steps": self.total_steps,
+                **self.notes,
+                "sessions": [*stored.get("sessions", []), session],
+            }
         )
 
     def _note(self, figures: dict[str, float]) -> None:
@@ -337,3 +332,8 @@ class Trainer:
         images = f"{len(self.source):,} images in batches of {self.config.batch}"
         what = f"{self.config.model.name} on {self.data}, {images}, in {self.folder.path}"
         return f"{self.config.method.title}: {begun}, {what}"
+
+
+def merged(skipped: dict[str, str]) -> dict[str, str]:
+    """Unreadable files and why, of all ranks."""
+    return {path: reason for part in from_all(skipped) for path, reason in part.items()}

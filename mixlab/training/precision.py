@@ -1,7 +1,5 @@
 """In which precision networks run, and how a GPU multiplies float32 matrices."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 

@@ -1,25 +1,28 @@
-"""`--set a.b=c`: fields of a training config from the command line. What is unknown is an error.
+"""Settings of a run, from `--set a.b=c` on the command line, and against the config.json of a run that is resumed.
 
-One parser for all, and not the flags that tyro makes of nested dataclasses: `model.` takes any field of any backbone,
-ours or timm's, which no dataclass lists; `compile=true` and `local_scale=0.1,0.4` would be written in another way; and
-a wrong name is answered with one sentence that has the nearest one.
+What is unknown is an error. One parser for all settings, and not the flags that tyro makes of nested dataclasses:
+`model.` takes any field of any backbone, ours or timm's, which no dataclass lists; `compile=true` and
+`local_scale=0.1,0.4` would be written in another way; and a wrong name is answered with the nearest one.
 """
-
-from __future__ import annotations
 
 import json
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from mixlab.backbones.zoo import check_fields, known_fields
 from mixlab.errors import InputError
-from mixlab.run.codec import check
-from mixlab.training.config import ModelConfig, TrainConfig
+from mixlab.run import RunDirectory
+from mixlab.run.codec import check, differences, from_json, to_json
+from mixlab.training.config import MethodConfig, ModelConfig, TrainConfig
 
 WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+# What may differ when a run resumes: none of it changes the weights by more than rounding.
+MAY_CHANGE = ("data.workers", "data.resident", "data.skip_limit", "activation_checkpointing", "sharding",
+              "checkpoint.", "log.", "knn.", "method.score_")  # fmt: skip
 
 
 def override(config: TrainConfig, settings: Iterable[str]) -> TrainConfig:
@@ -40,7 +43,7 @@ def override(config: TrainConfig, settings: Iterable[str]) -> TrainConfig:
     for path, text in pairs.items():
         _add(changes, config, path.split("."), text, config, path)
     changed: TrainConfig = _rebuilt(config, changes)
-    check_model(changed.model)
+    check_fields(changed.model.name, changed.model.fields)  # before anything is built
     return changed
 
 
@@ -123,3 +126,63 @@ def _guess(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def agree(folder: RunDirectory, *, data: str, config: TrainConfig) -> dict[str, Any]:
+    """The config.json of the run in the directory, {} if there is none; an error where it is another run.
+
+    A run that failed before it left a checkpoint may be started again with other settings: then the directory is new.
+    """
+    if not (folder.path / "config.json").is_file():
+        return {}
+    stored = folder.read_config()
+    if "settings" not in stored:
+        raise InputError(f"{folder.path} holds something else than a training run; choose another --run directory")
+    found = differences(_with_new_defaults(stored["settings"], config), to_json(config))
+    changed = {key: pair for key, pair in found.items() if not key.startswith(MAY_CHANGE)}
+    moved = not same_data(stored["data"], data)
+    if (moved or changed) and not has_begun(folder):
+        return {}
+    if moved:
+        raise InputError(
+            f"{folder.path} was started on {stored['data']!r}, not {data!r}; "
+            "give that --data, or another --run directory"
+        )
+    if changed:
+        listed = "; ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed.items())
+        raise InputError(
+            f"{folder.path} was started with other settings ({listed}); "
+            "give the same ones to resume, or another --run directory"
+        )
+    return stored
+
+
+def _with_new_defaults(stored: dict[str, Any], config: TrainConfig) -> dict[str, Any]:
+    """Stored settings, with the defaults of settings that are newer than the run; another method's as they are."""
+    method = type(config.method)
+    if stored["method"].get("kind") != method.kind:
+        return stored
+    return to_json(from_json(TrainConfig, stored, kinds={MethodConfig: {method.kind: method}}, where="settings"))
+
+
+def has_begun(folder: RunDirectory) -> bool:
+    """Whether the run has left a checkpoint, weights or a result."""
+    left = ("weights.safetensors", "results/training.json")
+    has_checkpoint = any((folder.path / "checkpoints").glob("step-*.json"))
+    return has_checkpoint or any((folder.path / file).is_file() for file in left)
+
+
+def same_data(before: str, now: str) -> bool:
+    """Whether two names of data mean the same, however a path in them was typed."""
+    return before == now or _resolved(before) == _resolved(now)
+
+
+def _resolved(data: str) -> str:
+    """With an absolute path. Formats (`wds:`, `ade:`) before a path and options after it stay."""
+    head, colon, rest = data.partition(":")
+    if head in ("shapes", "photo"):
+        return data
+    if not colon or Path(data).expanduser().exists():
+        return str(Path(data).expanduser().resolve())
+    place, colon, options = rest.partition(":")
+    return f"{head}:{Path(place).expanduser().resolve()}{colon}{options}"

@@ -1,7 +1,5 @@
 """`--launcher slurm`: the same training as a SLURM job over many nodes, sent again by itself when it is preempted."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,13 +1,11 @@
 """SIGTERM and Ctrl-C ask the loop to finish its step or break off its scoring, write a checkpoint and stop."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
-from typing import Any, TypeVar
+from types import FrameType
+from typing import Any, Self, TypeVar
 
 from mixlab.training.distributed import any_rank
 
@@ -34,12 +32,12 @@ class StopRequests:
         self.number: int | None = None
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> StopRequests:
+    def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # others get no signals
             self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

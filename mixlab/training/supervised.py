@@ -10,17 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone
-from mixlab.data.crop_parameters import CropKind
-from mixlab.data.crops import IMAGENET_MEAN, IMAGENET_STD, MultiCrop
+from mixlab.data.crops import IMAGENET_MEAN, IMAGENET_STD, CropKind, MultiCrop
 from mixlab.data.loader import Batch
 from mixlab.data.source import ImageSource
 from mixlab.errors import InputError
+from mixlab.training.augment import draw_blend, draw_changes, draw_erasures, erase, rand_augment, soft_targets
 from mixlab.training.config import MethodConfig, TrainConfig, check_numbers
 from mixlab.training.distributed import World, whole
-from mixlab.training.label_mixing import draw_blend, draw_erasures, erase, soft_targets
 from mixlab.training.live_scores import KnnScores, Score
 from mixlab.training.precision import Precise
-from mixlab.training.rand_augment import draw_changes, rand_augment
 from mixlab.training.recipe import BatchPart, Recipe, drop_empty, to_pixels_of
 
 

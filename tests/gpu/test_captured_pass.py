@@ -7,10 +7,9 @@ import torch
 
 from mixlab.data.loader import Batch
 from mixlab.recipes import find_recipe
-from mixlab.training.captured import WARM_UP
 from mixlab.training.config import ModelConfig, TrainConfig
 from mixlab.training.distributed import World
-from mixlab.training.update import Update
+from mixlab.training.update import WARM_UP, Update
 
 STEPS = 8
 

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from mixlab.data import crops
-from mixlab.data.crop_parameters import dino_crops
-from mixlab.data.crops import MultiCrop
-from mixlab.data.resample import resize_boxes, whole_boxes
+from mixlab.data.crops import MultiCrop, dino_crops
+from mixlab.data.transforms import resize_boxes, whole_boxes
 
 
 @pytest.mark.parametrize(("side", "sizes"), [(112, (64, 32)), (256, (224, 96)), (70, (33, 100))])

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from mixlab.analysis.advice import give_advice
 from mixlab.analysis.blocks import chunk_spans, in_float64, numerical_rank, off_diagonal_pairs, visible_sides
 from mixlab.analysis.claims.evidence import Evidence, Status, Verdict
-from mixlab.analysis.cost import count_macs, count_with_classifier, on_meta
+from mixlab.analysis.cost import count_macs, count_with_classifier, give_advice, on_meta
 from mixlab.backbones.block import Layer
 from mixlab.mixers import (
     MIXERS,

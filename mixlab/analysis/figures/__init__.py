@@ -5,11 +5,25 @@ axis named.
 from mixlab.errors import naming_extras
 
 with naming_extras():
-    from mixlab.analysis.figures.chart import STYLE, Chart, legend_key, save_charts, save_figure
+    from mixlab.analysis.figures.chart import (
+        FAMILIES,
+        OTHER,
+        STYLE,
+        Chart,
+        LineStyle,
+        legend_key,
+        line_styles,
+        save_charts,
+        save_figure,
+    )
     from mixlab.analysis.figures.curves import cost_by_pixels, cost_by_tokens, training_curves
-    from mixlab.analysis.figures.dense import detection_pictures, prediction_pictures
-    from mixlab.analysis.figures.line_styles import FAMILIES, OTHER, LineStyle, line_styles
-    from mixlab.analysis.figures.maps import map_pictures, part_pictures, pca_pictures
+    from mixlab.analysis.figures.pictures import (
+        detection_pictures,
+        map_pictures,
+        part_pictures,
+        pca_pictures,
+        prediction_pictures,
+    )
     from mixlab.analysis.figures.ranks import block_ranks, distances, matrix_with_ranks, rank_by_layer, spectra
     from mixlab.analysis.figures.scores import roc, study_charts
 

@@ -6,8 +6,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from mixlab.analysis.figures.chart import Chart, log_axis, plot_line
-from mixlab.analysis.figures.line_styles import OTHER, Styles
+from mixlab.analysis.figures.chart import OTHER, Chart, Styles, log_axis, plot_line
 
 Points = tuple[Sequence[float], Sequence[float]]
 

@@ -9,8 +9,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from mixlab.analysis.figures.chart import INK, Chart, log_axis, plot_line
-from mixlab.analysis.figures.line_styles import OTHER, Styles
+from mixlab.analysis.figures.chart import INK, OTHER, Chart, Styles, log_axis, plot_line
 from mixlab.analysis.figures.page_svg import SOFT, hint
 from mixlab.analysis.rank import block_grid
 from mixlab.errors import InputError

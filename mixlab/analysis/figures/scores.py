@@ -11,9 +11,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from mixlab.analysis.figures.chart import Chart, plot_line
-from mixlab.analysis.figures.line_styles import OTHER, PALETTE, Styles, line_styles
-from mixlab.analysis.figures.page_svg import GROUND, LINE, SOFT, TEXT, hint
+from mixlab.analysis.figures.chart import OTHER, Chart, Styles, line_styles, plot_line
+from mixlab.analysis.figures.page_svg import GROUND, LINE, PALETTE, SOFT, TEXT, hint
 
 Row = Mapping[str, Any]
 ABOVE, BELOW = PALETTE[4], PALETTE[3]  # chance

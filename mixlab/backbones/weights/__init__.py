@@ -1,7 +1,6 @@
 """Weights of ours and of the released models: reading, recognising, loading, saving."""
 
-from mixlab.backbones.weights.architecture import build_architecture
-from mixlab.backbones.weights.loading import LoadReport, load_weights
+from mixlab.backbones.weights.loading import LoadReport, build_architecture, load_weights
 from mixlab.backbones.weights.reading import WeightsError
 from mixlab.backbones.weights.saving import model_from_file, read_architecture, save_weights
 

@@ -1,20 +1,26 @@
-"""Weights into a backbone: recognised by their contents, all or nothing."""
+"""Weights into a backbone: recognised by their contents, all or nothing; and backbones built from what files say."""
 
+import json
 import math
 import sys
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
-from mixlab.backbones.backbone import Backbone
-from mixlab.backbones.isotropic import Isotropic
-from mixlab.backbones.timm_backbone import TimmBackbone
+from mixlab.backbones.backbone import Architecture, Backbone
+from mixlab.backbones.isotropic import Isotropic, config_from_json
+from mixlab.backbones.timm_backbone import WEIGHT_SOURCES, TimmBackbone
 from mixlab.backbones.tokens import PositionTable, resize_positions
-from mixlab.backbones.weights.architecture import architecture_in, different_fields
 from mixlab.backbones.weights.formats import MIXLAB, recognise, sizes_of, to_our_names
 from mixlab.backbones.weights.reading import StoredWeights, WeightsError, listing, read_weights
+from mixlab.errors import InputError
+from mixlab.run.codec import differences
+
+METADATA_KEY = "mixlab"  # of a file of ours: its architecture
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,7 @@ def load_stored(model: Backbone, stored: StoredWeights) -> LoadReport:
     """Load what was already read."""
     architecture = architecture_in(stored.metadata, stored.path)
     candidate = _for_timm(model, stored) if isinstance(model, TimmBackbone) else _for_ours(model, stored)
-    unlike = different_fields(architecture, model.architecture()) if architecture else []
+    unlike = _different_fields(architecture, model.architecture()) if architecture else []
     _check_fit(model, stored, candidate, unlike)
     entries = {key: candidate.entries[key].to(own.dtype) for key, own in model.state_dict().items()}
     not_finite = [key for key, entry in entries.items() if not entry.isfinite().all()]
@@ -197,3 +203,42 @@ def _way_out(model: Backbone, stored: StoredWeights, candidate: Candidate) -> st
         return f" Choose the model that these weights belong to{other}"
     fields = ", ".join(f"{name}={size}" for name, size in changes.items())
     return f" Choose the model of that size, or set its fields: create_model({model.name!r}, {fields})"
+
+
+def build_architecture(architecture: Mapping[str, Any]) -> Backbone:
+    """A fresh backbone from the `architecture()` of another."""
+    match dict(architecture):
+        case {"name": str(name), "config": dict(config), **rest} if not rest:
+            return Isotropic(config_from_json(config), name=name)
+        case {"name": str(name), "timm_name": str(timm_name), "fields": dict(fields), **rest} if not rest:
+            if sent := [key for key in WEIGHT_SOURCES if key in fields]:
+                raise InputError(f"field {sent[0]} says where weights come from, which an architecture may not")
+            return TimmBackbone(timm_name, {key: _tuples(value) for key, value in fields.items()}, name=name)
+        case other:
+            raise InputError(
+                f"an architecture has name and config, or name, timm_name and fields; got {', '.join(map(str, other))}"
+            )
+
+
+def architecture_in(metadata: Mapping[str, str], path: Path) -> Architecture | None:
+    """The architecture that `save_weights` left in a file, if it wrote the file."""
+    if METADATA_KEY not in metadata:
+        return None
+    try:
+        architecture = json.loads(metadata[METADATA_KEY])
+    except ValueError as error:
+        raise WeightsError(f"{path} has an architecture that is not JSON ({error}); save the weights again") from error
+    if not isinstance(architecture, dict) or not isinstance(architecture.get("name"), str):
+        raise WeightsError(f"{path} has an architecture without a name; save the weights again")
+    return architecture
+
+
+def _different_fields(theirs: Architecture, ours: Architecture) -> list[str]:
+    """Fields that two architectures set differently; names do not count."""
+    found, expected = (each.get("config") or each.get("fields") or {} for each in (theirs, ours))
+    return [f"{key} is {one!r}, expected {other!r}" for key, (one, other) in differences(found, expected).items()]
+
+
+def _tuples(value: Any) -> Any:
+    """JSON has lists where timm expects tuples."""
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value

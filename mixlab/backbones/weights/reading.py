@@ -39,12 +39,7 @@ class Inert:
 
 
 # DINO's checkpoints carry the parsed command line, and learning rates as NumPy scalars.
-INERT_GLOBALS = (
-    "argparse.Namespace",
-    "numpy.core.multiarray.scalar",
-    "numpy._core.multiarray.scalar",
-    "numpy.dtype",
-)
+INERT_GLOBALS = ("argparse.Namespace", "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar", "numpy.dtype")
 USUAL_PARTS = ("state_dict", "model")
 # DistributedDataParallel, torch.compile, and networks of a backbone and a head
 WRAPPERS = re.compile(r"(?:(?:module|_orig_mod|backbone)\.)*")

@@ -11,9 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mixlab.backbones.backbone import Architecture, Backbone
-from mixlab.backbones.weights.architecture import METADATA_KEY, architecture_in, build_architecture
 from mixlab.backbones.weights.formats import sizes_of
-from mixlab.backbones.weights.loading import load_stored
+from mixlab.backbones.weights.loading import METADATA_KEY, architecture_in, build_architecture, load_stored
 from mixlab.backbones.weights.reading import StoredWeights, WeightsError, read_metadata, read_weights
 from mixlab.errors import InputError
 

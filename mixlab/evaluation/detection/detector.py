@@ -16,7 +16,7 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.data.crops import normalise
-from mixlab.data.object_batches import ObjectBatch
+from mixlab.data.dense_batches import ObjectBatch
 from mixlab.data.objects import Objects
 from mixlab.evaluation.dense_recipe import DenseNetwork
 from mixlab.evaluation.detection.regions import (

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
-from mixlab.data.batch_loader import BatchLoader
 from mixlab.data.coco import box_as_coco, encode_mask
-from mixlab.data.object_batches import ObjectReader, Resizing
+from mixlab.data.dense_batches import ObjectReader, Resizing
+from mixlab.data.loader import BatchLoader
 from mixlab.data.objects import ObjectSource, instances_file, scale_boxes
 from mixlab.data.sample_order import SampleOrder
 from mixlab.data.source import Subset

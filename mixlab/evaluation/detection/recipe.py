@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone
-from mixlab.data.batch_loader import BatchLoader
-from mixlab.data.object_batches import ObjectBatch, ObjectReader, Resizing
+from mixlab.data.dense_batches import ObjectBatch, ObjectReader, Resizing
+from mixlab.data.loader import BatchLoader
 from mixlab.data.objects import ObjectSource, parse_objects
 from mixlab.data.sample_order import AspectOrder
 from mixlab.data.source import at_most

@@ -45,8 +45,7 @@ from mixlab.evaluation.probe.training import (
 )
 from mixlab.evaluation.target import Target, as_target, network_digest, weights_checksum
 from mixlab.run.codec import differences
-from mixlab.run.directory import read_json, write_json
-from mixlab.run.lock import RunLock
+from mixlab.run.directory import RunLock, read_json, write_json
 from mixlab.run.protocols import ProbeProtocol
 from mixlab.training.distributed import World, from_all, from_first
 from mixlab.training.stopping import StopRequests

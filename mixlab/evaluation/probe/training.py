@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from mixlab.backbones.backbone import Backbone
-from mixlab.data.crop_parameters import CropKind
-from mixlab.data.crops import MultiCrop
+from mixlab.data.crops import CropKind, MultiCrop
 from mixlab.data.loader import Batch, Loader
 from mixlab.data.sample_order import SampleOrder
 from mixlab.data.source import ImageSource

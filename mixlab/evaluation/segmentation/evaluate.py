@@ -11,10 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mixlab.data.batch_loader import BatchLoader
-from mixlab.data.label_map_batches import WholeReader
-from mixlab.data.mask_values import IGNORE
-from mixlab.data.masks import MaskedImage, MaskSource
+from mixlab.data.dense_batches import WholeReader
+from mixlab.data.loader import BatchLoader
+from mixlab.data.masks import IGNORE, MaskedImage, MaskSource
 from mixlab.data.sample_order import SampleOrder
 from mixlab.errors import InputError
 from mixlab.evaluation.segmentation.upernet import Predictor

@@ -10,14 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone
-from mixlab.data.batch_loader import BatchLoader
-from mixlab.data.colour import change_colours, draw_colours
 from mixlab.data.crops import normalise
-from mixlab.data.label_map_batches import CropBatch, CropReader, CropRule
-from mixlab.data.label_maps import parse_label_maps
-from mixlab.data.mask_values import IGNORE
-from mixlab.data.masks import MaskSource
+from mixlab.data.dense_batches import CropBatch, CropReader, CropRule
+from mixlab.data.loader import BatchLoader
+from mixlab.data.mask_formats import parse_label_maps
+from mixlab.data.masks import IGNORE, MaskSource
 from mixlab.data.source import at_most
+from mixlab.data.transforms import change_colours, draw_colours
 from mixlab.errors import InputError
 from mixlab.evaluation.dense_recipe import DenseConfig, DenseRecipe, DenseScores
 from mixlab.evaluation.pyramid import Pyramid

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from mixlab.data.label_maps import parse_label_maps
+from mixlab.data.decode import UnreadableImage
+from mixlab.data.mask_formats import parse_label_maps
 from mixlab.data.masks import MaskedImage, MaskSource
 from mixlab.data.source import at_most
-from mixlab.data.unreadable import UnreadableImage
 from mixlab.evaluation.dense_task import DensePlan, DenseRun, plan_dense, trained_run
 from mixlab.evaluation.machine import Bar, no_bar
 from mixlab.evaluation.segmentation.evaluate import SegmentationScores, score_label_maps

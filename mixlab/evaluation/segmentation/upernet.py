@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone
-from mixlab.data.label_map_batches import fitted_size
+from mixlab.data.dense_batches import fitted_size
 from mixlab.errors import InputError
 from mixlab.evaluation.dense_recipe import DenseNetwork
 from mixlab.evaluation.pyramid import Pyramid

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mixlab.backbones import shipped
+from mixlab.backbones.zoo import SHIPPED
 from mixlab.recipes import find_recipe
 from mixlab.studies.scoring import judge_run
 from mixlab.studies.steps import Step
@@ -181,7 +181,7 @@ def _look(run: Path, models: tuple[DemoModel, ...], effort: Effort, seed: int) -
         results / "matrices.json",
         needs=judged,
     )
-    trained = (f"{name}={name.removeprefix(shipped.PREFIX)}, shipped" for name in shipped.NAMES)
+    trained = (f"{name}={name.removeprefix('shipped/')}, shipped" for name in SHIPPED)
     yield Step(
         "photo",
         "a photograph through trained networks",

@@ -8,11 +8,10 @@ import numpy as np
 from PIL import Image
 
 from mixlab.console import console
-from mixlab.data.decode import decode, open_image, to_pil
+from mixlab.data.decode import UnreadableImage, decode, open_image, to_pil
 from mixlab.data.images import ImageFolder, parse_source
 from mixlab.data.mask_formats import parse_masks
-from mixlab.data.source import HELD_OUT, SPLITS, evenly_spaced, split
-from mixlab.data.unreadable import SkippedImages, UnreadableImage
+from mixlab.data.source import HELD_OUT, SPLITS, SkippedImages, evenly_spaced, split
 from mixlab.errors import InputError
 from mixlab.run.directory import write_json
 

@@ -19,8 +19,7 @@ from mixlab.data.mask_formats import parse_masks
 from mixlab.errors import InputError
 from mixlab.report import write_report
 from mixlab.run import RunDirectory, provenance
-from mixlab.run.directory import read_json, write_json
-from mixlab.run.lock import RunLock
+from mixlab.run.directory import RunLock, read_json, write_json
 from mixlab.studies.miniature.folders import prepare
 from mixlab.studies.miniature.parts import PARTS, Part
 from mixlab.studies.miniature.plan import FAMILIES, QUICK, Effort, Family, Setting

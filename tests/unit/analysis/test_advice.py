@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from mixlab.analysis.advice import give_advice, mixer_costs
+from mixlab.analysis.cost import give_advice, mixer_costs
 from mixlab.backbones.block import Layer
 from mixlab.mixers import AttentionConfig, GatedConvConfig, LinearAttentionConfig, MixerConfig
 

@@ -11,14 +11,13 @@ from sklearn.metrics import roc_auc_score
 
 import mixlab
 from mixlab.analysis.auc import STUDIES, run_study, score_maps
-from mixlab.analysis.auc_result import AucResult
 from mixlab.analysis.binary_auc import centre_prior
 from mixlab.analysis.foreground import split_mask
-from mixlab.analysis.map_scores import FALSE_POSITIVE_RATES, MapScorer, either_sign, true_positive_rates
+from mixlab.analysis.map_scores import FALSE_POSITIVE_RATES, AucResult, MapScorer, either_sign, true_positive_rates
 from mixlab.analysis.maps import MAPS
 from mixlab.analysis.viewed_images import ViewedImages
+from mixlab.data.decode import UnreadableImage
 from mixlab.data.masks import MaskedImage, MaskSource
-from mixlab.data.unreadable import UnreadableImage
 from mixlab.evaluation.target import Target
 from mixlab.run import Measurement
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mixlab.analysis.distance import distance_profile, uniform_profile
+from mixlab.analysis.distance import distance_profile, uniform_reach
 
 
 def test_a_distance_profile_is_what_a_double_loop_counts() -> None:
@@ -40,9 +40,12 @@ def test_a_distance_profile_is_what_a_double_loop_counts() -> None:
 
 
 def test_a_causal_uniform_matrix_sees_half_as_many_tokens_and_itself() -> None:
-    profile = uniform_profile(4, (2, 2), [0, 1, 2, 3], sides=(True, False))
+    profile = distance_profile(torch.ones(4, 4).tril(), (2, 2), [0, 1, 2, 3])
     np.testing.assert_allclose(profile.sequence[0], (1 + 1 / 2 + 1 / 3 + 1 / 4) / 4)
-    assert uniform_profile(4, (2, 2), [0, 1, 2, 3]).sequence[0] == pytest.approx(1 / 4)
+
+
+def test_uniform_mixing_reaches_the_mean_distance_of_the_grid() -> None:
+    assert uniform_reach(4, (2, 2), (0, 1, 2, 3)) == pytest.approx(((1 + 1 + math.sqrt(2)) / 3, 1 / 4))
 
 
 def test_a_profile_of_the_wrong_grid_is_refused() -> None:

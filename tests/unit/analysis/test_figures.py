@@ -25,7 +25,7 @@ from mixlab.analysis.figures import (
     study_charts,
     training_curves,
 )
-from mixlab.analysis.figures.maps import map_pictures, part_pictures, pca_pictures
+from mixlab.analysis.figures.pictures import map_pictures, part_pictures, pca_pictures
 from mixlab.analysis.pca import pca_maps
 
 STYLES = line_styles({"a": "attention", "b": "mamba2"})

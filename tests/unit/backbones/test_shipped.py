@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import mixlab
-from mixlab.backbones.shipped import NAMES
+from mixlab.backbones.zoo import SHIPPED
 from mixlab.data.images import parse_source
 from mixlab.evaluation.target import load_target
 
@@ -19,15 +19,15 @@ def test_all_of_them_are_small_and_come_as_targets_with_their_training() -> None
     names = {
         f"shipped/{file.name.removesuffix('.safetensors')}": file for file in folder.iterdir() if ".safe" in file.name
     }
-    assert set(names) == set(NAMES)
+    assert set(names) == set(SHIPPED)
     assert sum(len(file.read_bytes()) for file in names.values()) < 10e6
-    for name in NAMES:
+    for name in SHIPPED:
         target = load_target(name)
         assert (target.label, target.training) == (name, "dino")
     assert load_target("shipped/vit=mine").label == "mine"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SHIPPED)
 def test_they_know_a_scene_again_that_is_mirrored_shifted_and_relit(name: str) -> None:
     source = parse_source(f"shapes:n={NUM_SCENES},size=96")
     scenes = torch.stack([source.load(index) for index in range(NUM_SCENES)]).float()

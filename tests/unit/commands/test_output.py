@@ -15,7 +15,8 @@ from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.cli import main
 from mixlab.commands import output
 from mixlab.commands.output import console, emit, print_left_out, progress_bar, table
-from mixlab.data.unreadable import TooManyUnreadableError, UnreadableImage
+from mixlab.data.decode import UnreadableImage
+from mixlab.data.source import TooManyUnreadableError
 from mixlab.errors import InputError
 from mixlab.studies.steps import Step, run_steps
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 from command_line import command
 from look_runs import make_run
-from mixlab.data.transforms import LUMA
 from PIL import Image
 from torch import nn
 
 from mixlab.cli import main
 from mixlab.data.images import parse_source
 from mixlab.data.shapes import SHAPE_CLASSES
+from mixlab.data.transforms import LUMA
 from mixlab.evaluation.classifier import NamedClassifier, load_classifier
 from mixlab.evaluation.machine import CentreView, Machine
 from mixlab.evaluation.shifts import SHIFTS, ShiftScores, score_shifts, shifted

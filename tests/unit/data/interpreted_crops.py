@@ -9,8 +9,8 @@ import sys
 import torch
 
 from mixlab.data import crops
-from mixlab.data.crop_parameters import CropKind, draw_parameters
-from mixlab.data.resample import _resize_batched, whole_boxes
+from mixlab.data.crops import CropKind, draw_parameters
+from mixlab.data.transforms import _resize_batched, whole_boxes
 
 
 def largest_difference(side: int, size: int) -> float:

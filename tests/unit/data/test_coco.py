@@ -132,15 +132,15 @@ def test_categories_with_gaps_and_images_without_objects_are_kept(tmp_path):
         "categories": [{"id": 1, "name": "person"}, {"id": 90, "name": "toothbrush"}],
     }
     (tmp_path / "x.json").write_text(json.dumps(content))
-    found = read_coco(tmp_path / "x.json")
-    assert [(image.number, len(image.objects)) for image in found.images] == [(4, 0), (2, 1)]
-    assert found.categories == {1: "person", 90: "toothbrush"}
+    images, categories = read_coco(tmp_path / "x.json")
+    assert [(image.number, len(image.objects)) for image in images] == [(4, 0), (2, 1)]
+    assert categories == {1: "person", 90: "toothbrush"}
 
 
 @needs_photographs
 def test_real_annotations_have_the_area_and_box_that_the_file_states():
     stated = json.loads(INSTANCES.read_text())["annotations"]
-    sizes = {image.number: (image.height, image.width) for image in read_coco(INSTANCES).images}
+    sizes = {image.number: (image.height, image.width) for image in read_coco(INSTANCES)[0]}
     for entry in stated[::40]:
         height, width = sizes[entry["image_id"]]
         mask = decode_segmentation(entry["segmentation"], height, width)
@@ -156,7 +156,7 @@ def test_real_annotations_have_the_area_and_box_that_the_file_states():
 @needs_photographs
 def test_real_masks_agree_with_pycocotools():
     oracle = pytest.importorskip("pycocotools.mask")
-    sizes = {image.number: (image.height, image.width) for image in read_coco(INSTANCES).images}
+    sizes = {image.number: (image.height, image.width) for image in read_coco(INSTANCES)[0]}
     for entry in json.loads(INSTANCES.read_text())["annotations"][::25]:
         height, width = sizes[entry["image_id"]]
         segmentation = entry["segmentation"]

@@ -20,9 +20,17 @@ from mixlab.data import (
     make_crops,
     stack_images,
 )
-from mixlab.data.colour import change_brightness, change_contrast, change_saturation, shift_hue
 from mixlab.data.crops import IMAGENET_MEAN, IMAGENET_STD, normalise
-from mixlab.data.resample import _resize_batched, _resize_one_by_one, blur, whole_boxes
+from mixlab.data.transforms import (
+    _resize_batched,
+    _resize_one_by_one,
+    blur,
+    change_brightness,
+    change_contrast,
+    change_saturation,
+    shift_hue,
+    whole_boxes,
+)
 
 JITTERED = CropKind(size=32, scale=(0.2, 1.0), num_views=2, jitter=0.8, grey=0.2, blur=0.5, solarise=0.3)
 

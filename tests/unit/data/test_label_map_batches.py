@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from mixlab.data.colour import change_colours, draw_colours
-from mixlab.data.label_map_batches import MEAN_COLOUR, CropReader, CropRule, fitted_size, random_crop
-from mixlab.data.label_maps import parse_label_maps
+from mixlab.data.dense_batches import MEAN_COLOUR, CropReader, CropRule, fitted_size, random_crop
+from mixlab.data.mask_formats import parse_label_maps
 from mixlab.data.masks import MaskedImage
+from mixlab.data.transforms import change_colours, draw_colours
 
 
 def rule(**changes) -> CropRule:

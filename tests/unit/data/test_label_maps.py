@@ -7,9 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
-from mixlab.data.label_maps import parse_label_maps
+from mixlab.data.decode import UnreadableImage
+from mixlab.data.mask_formats import parse_label_maps
 from mixlab.data.source import at_most
-from mixlab.data.unreadable import UnreadableImage
 from tests.photographs import PHOTOGRAPHS, needs_photographs
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from mixlab.data.batch_loader import BatchLoader
-from mixlab.data.object_batches import ObjectReader, ObjectSample, Resizing, collate, flip, resize_objects
+from mixlab.data.dense_batches import ObjectReader, ObjectSample, Resizing, collate, flip, resize_objects
+from mixlab.data.loader import BatchLoader
 from mixlab.data.objects import Objects, parse_objects
 from mixlab.data.sample_order import AspectOrder
 

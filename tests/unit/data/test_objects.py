@@ -10,9 +10,9 @@ from pycocotools import mask as oracle_mask
 from pycocotools.coco import COCO
 
 from mixlab.data.coco import encode_mask
+from mixlab.data.decode import UnreadableImage
 from mixlab.data.objects import CocoObjects, Objects, ObjectSource, ShapeObjects, instances_file, parse_objects
 from mixlab.data.shapes import Shapes
-from mixlab.data.unreadable import UnreadableImage
 from tests.coco_folder import draw_coco
 from tests.photographs import PHOTOGRAPHS, needs_photographs
 

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from mixlab.data import SHAPE_CLASSES, Shapes
-from mixlab.data.drawing.outlines import OUTLINES
-from mixlab.data.drawing.paint import _REACH, paint
-from mixlab.data.drawing.plan import draw_plan
+from mixlab.data.drawing import _REACH, draw_plan, paint
+from mixlab.data.patterns import OUTLINES
 
 
 def digest(source: Shapes, indexes: list[int]) -> str:

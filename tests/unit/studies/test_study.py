@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from mixlab.cli import main
-from mixlab.data.label_maps import parse_label_maps
+from mixlab.data.mask_formats import parse_label_maps
 from mixlab.run import RunDirectory, unpacked
 from mixlab.run.directory import read_json
 from mixlab.studies.miniature.folders import hold_out, write_labels

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mixlab.errors import WorkError
-from mixlab.training.captured import WARM_UP, CapturedPass
+from mixlab.training.update import WARM_UP, CapturedPass
 
 
 class CountingGraph:

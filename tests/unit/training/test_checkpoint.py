@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from mixlab.training import checkpoint
 from mixlab.training.checkpoint import Checkpoints, write_tensors
 
 TENSORS = {
@@ -53,15 +54,18 @@ def test_only_the_newest_few_are_kept(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 4
 
 
-def test_a_write_that_fails_leaves_the_older_checkpoint_and_no_rest(tmp_path: Path) -> None:
+def test_a_write_that_fails_leaves_the_older_checkpoint_and_no_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoints = Checkpoints(tmp_path, keep=1)
     checkpoints.save(1, TENSORS, {})
 
     def full(tensor: torch.Tensor) -> torch.Tensor:
         raise OSError(28, "No space left on device")
 
+    monkeypatch.setattr(checkpoint, "whole", full)
     with pytest.raises(OSError, match="the last good one is of step 1") as error:
-        checkpoints.save(2, TENSORS, {}, whole=full)
+        checkpoints.save(2, TENSORS, {})
     assert "No space left on device" in str(error.value)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["step-00000001.json", "step-00000001.safetensors"]
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from mixlab.training.collapse import PATIENCE, CollapseWatch
+from mixlab.training.dino import PATIENCE, CollapseWatch
 
 HEALTHY = {"teacher_entropy": 3.0, "batch_entropy": 5.0, "feature_spread": 0.6, "centre_drift": 0.001}
 SICK = {

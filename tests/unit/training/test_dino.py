@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from mixlab.backbones.zoo import create_model
 from mixlab.data.loader import Batch
 from mixlab.recipes import RECIPES
-from mixlab.training.collapse import describe
-from mixlab.training.dino import DinoConfig, DinoNetwork, DinoRecipe
+from mixlab.training.dino import DinoConfig, DinoNetwork, DinoRecipe, describe
 from mixlab.training.dino_parts import DinoCentre, DinoHead, koleo_loss
 from mixlab.training.loop import train
 from mixlab.training.recipe import BatchPart, to_pixels_of

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mixlab.training.progress import TrainingProgress
+from mixlab.training.log import TrainingProgress
 
 
 def test_the_last_line_is_printed_once_with_all_its_figures(capfd: pytest.CaptureFixture[str]) -> None:

@@ -8,8 +8,7 @@ from mixlab.recipes import RECIPES
 from mixlab.run import RunDirectory
 from mixlab.run.codec import to_json
 from mixlab.training.config import TrainConfig
-from mixlab.training.run_config import agree, same_data
-from mixlab.training.settings import override
+from mixlab.training.settings import agree, override, same_data
 
 
 def config(*changes: str) -> TrainConfig:

@@ -8,8 +8,19 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from mixlab.backbones.zoo import create_model
 from mixlab.data.loader import Batch
-from mixlab.training.label_mixing import Blend, draw_beta, draw_blend, draw_erasures, erase, soft_targets
-from mixlab.training.rand_augment import CHANGES, COLOURS, _change, draw_changes, rand_augment
+from mixlab.training.augment import (
+    CHANGES,
+    COLOURS,
+    Blend,
+    _change,
+    draw_beta,
+    draw_blend,
+    draw_changes,
+    draw_erasures,
+    erase,
+    rand_augment,
+    soft_targets,
+)
 from mixlab.training.recipe import BatchPart
 from mixlab.training.supervised import SupervisedConfig, SupervisedRecipe
 

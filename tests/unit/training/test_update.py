@@ -8,10 +8,9 @@ import torch
 from mixlab.backbones.zoo import create_model
 from mixlab.data.loader import Batch
 from mixlab.recipes import RECIPES
-from mixlab.training.compiled import TensorDropPath, compile_recipe
 from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World
-from mixlab.training.recipe import Recipe, seed_all, seed_for
+from mixlab.training.recipe import Recipe, TensorDropPath, compile_recipe, seed_all, seed_for
 from mixlab.training.settings import override
 from mixlab.training.update import Update
 

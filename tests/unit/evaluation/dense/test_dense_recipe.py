@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from mixlab.backbones.weights import save_weights
 from mixlab.backbones.zoo import create_model
-from mixlab.data.batch_loader import BatchLoader, SampleReader
+from mixlab.data.decode import UnreadableImage
+from mixlab.data.loader import BatchLoader, SampleReader
 from mixlab.data.sample_order import SampleOrder
-from mixlab.data.unreadable import UnreadableImage
 from mixlab.evaluation.dense_recipe import DenseConfig, DenseNetwork, DenseScores
 from mixlab.evaluation.dense_task import settings_digest, starting_point
 from mixlab.evaluation.methods import METHODS, train_config
@@ -29,8 +29,7 @@ from mixlab.run.codec import to_json
 from mixlab.training.config import ModelConfig
 from mixlab.training.distributed import World
 from mixlab.training.loop import train
-from mixlab.training.run_config import agree
-from mixlab.training.settings import override
+from mixlab.training.settings import agree, override
 
 TINY = {"dim": 16, "depth": 4, "patch": 4, "image": 32}
 

@@ -6,7 +6,7 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import box_iou
 
 import mixlab
-from mixlab.data.object_batches import ObjectReader, Resizing
+from mixlab.data.dense_batches import ObjectReader, Resizing
 from mixlab.data.objects import parse_objects
 from mixlab.evaluation.detection import detector as detector_module
 from mixlab.evaluation.detection.detector import CASCADE, SINGLE, CentredAnchors, Detector, RegionHeads, to_input

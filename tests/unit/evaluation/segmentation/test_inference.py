@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mixlab.backbones.zoo import create_model
 from mixlab.data.crops import normalise
-from mixlab.data.label_maps import parse_label_maps
+from mixlab.data.mask_formats import parse_label_maps
 from mixlab.data.masks import MaskSource
 from mixlab.evaluation.pyramid import Pyramid
 from mixlab.evaluation.segmentation.evaluate import ConfusionMatrix, same_size, score_label_maps

@@ -1,1 +1,0 @@
-"""How a scene of the embedded set is planned and painted."""
