@@ -67,7 +67,8 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Killed:
     folder = tmp_path_factory.mktemp("demo") / "a demo"
     script = folder.with_name("start.py")
     script.write_text(START.format(folder=str(folder)))
-    environment = os.environ | {"PYTHONPATH": f"{Path(__file__).parent}:{Path(__file__).parents[3]}"}
+    places = (Path(__file__).parents[number] for number in (0, 2, 3))
+    environment = os.environ | {"PYTHONPATH": ":".join(map(str, places))}
     process = subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.PIPE)
     run = RunDirectory(folder / "gatedconv")
     deadline = time.monotonic() + 120
