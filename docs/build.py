@@ -1,7 +1,6 @@
 """Build the documentation: `python docs/build.py --out site`. Markdown in, plain pages out; nothing is fetched.
 
-Formulas become MathML, which browsers draw themselves. A broken link, a picture without a description or a formula that
-cannot be read stops the build.
+Formulas become MathML. A broken link, a picture without a description or a formula that cannot be parsed is an error.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ PAGES = {
     "reference": "Reference",
 }
 
-REPORTS = ("studies/miniature/report.html",)  # pages as they are
+REPORTS = ("studies/miniature/report.html",)  # copied unchanged
 
 
 class DocsError(Exception):
-    """Something in the documentation is wrong; the message says where."""
+    """An error in the documentation; the message says where."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ class _Links(HTMLParser):
 
 
 def _set_formulas_aside(name: str, text: str) -> tuple[str, dict[str, str]]:
-    """Put a mark in place of every $formula$ outside code, so that Markdown leaves it alone."""
+    """Replace every $formula$ outside code by a placeholder that Markdown does not change."""
     formulas: dict[str, str] = {}
 
     def keep(match: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""Draw the figure of long_sequences.md again from its figures: `python docs/draw_scaling.py`."""
+"""Draw the figure of long_sequences.md from its stored numbers: `python docs/draw_scaling.py`."""
 
 import json
 from pathlib import Path

@@ -43,13 +43,14 @@ def main(report: Annotated[Path, tyro.conf.Positional], *, browser: Path | None 
         matrices.screenshot(path=folder / "matrices.png")
         for name, file in FIGURES.items():
             figure = page.locator(f'figure[data-figure="{name}"]').first
-            # A picture alone needs the names of its colours; the gallery itself says what it shows.
+            # A picture outside the report needs the legend of its section; the gallery has the caption.
             figure.evaluate(
                 """figure => {
                   figure.querySelector('figcaption')?.remove();
                   figure.querySelectorAll('h3').forEach(title => title.remove());
                   const legend = figure.closest('section').querySelector('.legend');
-                  if (legend && figure.querySelector('svg.chart') && !figure.querySelector('.heads')) figure.prepend(legend.cloneNode(true));
+                  const isChart = figure.querySelector('svg.chart') && !figure.querySelector('.heads');
+                  if (legend && isChart) figure.prepend(legend.cloneNode(true));
                   Object.assign(figure.style, {padding: '8px', margin: 0});
                   if (figure.querySelector('.pictures')) figure.style.width = 'fit-content';
                 }"""

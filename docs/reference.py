@@ -5,43 +5,78 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+<<<<<<< HEAD
 import textwrap
 from dataclasses import MISSING, fields, is_dataclass
+=======
+from functools import partial
+>>>>>>> main
 from importlib import import_module
 from itertools import pairwise
 from typing import Any, get_args, get_type_hints
 
+import mixlab
 from mixlab.cli import COMMANDS
 
+# Module: its title, and the names to explain; without names all of its own, or its __all__.
 MODULES = {
-    "mixlab": "The public face",
-    "mixlab.mixers.mixer": "The contract of mixers",
-    "mixlab.backbones.backbone": "The contract of backbones",
-    "mixlab.backbones.tokens": "Tokens and features",
-    "mixlab.evaluation.target": "Networks to measure",
-    "mixlab.evaluation.knn": "kNN accuracy",
-    "mixlab.evaluation.probe": "Linear probes",
-    "mixlab.evaluation.robustness": "Shifted sets",
-    "mixlab.evaluation.shifts": "Changed images",
-    "mixlab.analysis.viewed_images": "Images to look at",
-    "mixlab.analysis.maps": "Activation maps",
-    "mixlab.analysis.auc": "Maps scored against masks",
-    "mixlab.analysis.rank": "Ranks of mixing matrices",
-    "mixlab.analysis.pca": "Principal components",
-    "mixlab.analysis.blocks": "Blocks of matrices, and definitions of rank",
-    "mixlab.analysis.claims": "The ledger",
-    "mixlab.data.shapes": "Drawn scenes",
-    "mixlab.recipes": "Recipes",
-    "mixlab.run.directory": "Run directories",
-    "mixlab.report": "The report",
+    "mixlab.backbones.zoo": ("Models by name", "create_model list_models"),
+    "mixlab.backbones.backbone": ("The contract of backbones", "Backbone LayerShape"),
+    "mixlab.backbones.tokens": ("Tokens and features", "TokenLayout Features"),
+    "mixlab.backbones.preprocess": ("Images for a model", "preprocess"),
+    "mixlab.backbones.weights": ("Weights", ""),
+    "mixlab.mixers.mixer": ("The contract of mixers", "Mixing TokenMixer MixerConfig"),
+    "mixlab.data": (
+        "Data sources and crops",
+        "Source Subset split evenly_spaced at_most parse_source parse_masks parse_label_maps parse_objects"
+        " labelled_splits Shapes DrawnScene ImageFolder TarShards Loader CropKind dino_crops MultiCrop normalise",
+    ),
+    "mixlab.recipes": ("Recipes", "find_recipe"),
+    "mixlab.training.config": (
+        "Training configurations",
+        "TrainConfig ModelConfig DataConfig OptimConfig CheckpointConfig LogConfig KnnConfig MethodConfig",
+    ),
+    "mixlab.training.loop": ("The training loop", "train"),
+    "mixlab.training.recipe": ("The contract of training methods", "Recipe BatchPart"),
+    "mixlab.training.dino_parts": ("DINO's parts", ""),
+    "mixlab.evaluation.target": ("Networks to measure", "Target load_target load_targets as_target"),
+    "mixlab.evaluation.knn": ("kNN accuracy", ""),
+    "mixlab.evaluation.probe": ("Linear probes", ""),
+    "mixlab.evaluation.classifier": ("Classifiers", "load_classifier NamedClassifier"),
+    "mixlab.evaluation.robustness": ("Shifted sets", "evaluate_robustness RobustnessResult"),
+    "mixlab.evaluation.shifts": ("Corrupted images", "evaluate_shifts ShiftResult"),
+    "mixlab.evaluation.segmentation.task": ("Segmentation", ""),
+    "mixlab.evaluation.detection.task": ("Detection", ""),
+    "mixlab.evaluation.machine": ("Where an evaluation runs", "Machine CentreView"),
+    "mixlab.analysis.viewed_images": ("Images of an analysis", ""),
+    "mixlab.analysis.maps": ("Activation maps", "activation_map activation_maps MapsResult default_map"),
+    "mixlab.analysis.binary_auc": ("Binary-AUC", ""),
+    "mixlab.analysis.binary_auc_metric": ("Binary-AUC as a torchmetrics metric", ""),
+    "mixlab.analysis.auc": ("Maps scored against masks", "score_maps"),
+    "mixlab.analysis.rank": ("Ranks of mixing matrices", "measure_ranks RankResult"),
+    "mixlab.analysis.blocks": ("Blocks of matrices", "rank_measures numerical_rank rank_bound Span"),
+    "mixlab.analysis.pca": ("Principal components", ""),
+    "mixlab.analysis.claims": ("The ledger", ""),
+    "mixlab.statistics": ("Statistics", ""),
+    "mixlab.run": ("Run directories and measurements", ""),
+    "mixlab.run.protocols": ("Protocols of measurements", ""),
+    "mixlab.report": ("The report", ""),
+    "mixlab.errors": ("Errors", "InputError WorkError MissingExtraError"),
 }
 
 
 def reference_page() -> str:
     """The page as Markdown."""
     commands = [_command(name) for name in COMMANDS]
-    modules = [_module(name, title) for name, title in MODULES.items()]
-    return "\n\n".join(["# Reference", "## Commands", *commands, "## Python", *modules])
+    modules = [_module(name, title, names.split()) for name, (title, names) in MODULES.items()]
+    return "\n\n".join(["# Reference", "## Commands", *commands, "## Python", _public_names(), *modules])
+
+
+def _public_names() -> str:
+    """The names of `mixlab.__all__`, each with a link to its entry below."""
+    entries = {name: _first_sentence(_own_doc(getattr(mixlab, name))) for name in mixlab.__all__}
+    listed = [f"- [`mixlab.{name}`](#{name.lower()}): {about}" for name, about in entries.items()]
+    return "\n".join(["### Public names: `mixlab`\n", *listed])
 
 
 def _command(name: str) -> str:
@@ -103,27 +138,27 @@ def _option(name: str, default: Any, meaning: str, *, positional: bool) -> tuple
     return flag, f"{said} | {_cell(meaning)}"
 
 
-def _module(name: str, title: str) -> str:
+def _module(name: str, title: str, names: list[str]) -> str:
     module = import_module(name)
-    names = getattr(module, "__all__", None) or [
-        key for key, value in vars(module).items() if _is_own(value, name, key)
-    ]
-    parts = [_entry(key, getattr(module, key)) for key in names if not key.startswith("_")]
+    own = [key for key, value in vars(module).items() if _is_own(value, name, key)]
+    names = names or getattr(module, "__all__", None) or own
+    parts = [_entry(key, getattr(module, key)) for key in names]
     return "\n\n".join([f"### {title}: `{name}`", _prose(inspect.getdoc(module) or ""), *filter(None, parts)])
 
 
 def _is_own(value: Any, module: str, key: str) -> bool:
-    public = not key.startswith("_") and (inspect.isclass(value) or inspect.isfunction(value))
-    return public and value.__module__ == module
+    if key.startswith("_") or isinstance(value, partial):
+        return not key.startswith("_")
+    return (inspect.isclass(value) or inspect.isfunction(value)) and value.__module__ == module
 
 
 def _entry(name: str, value: Any) -> str:
-    if not (inspect.isclass(value) or inspect.isfunction(value)):
+    if not (inspect.isclass(value) or inspect.isfunction(value) or isinstance(value, partial)):
         return ""
     lines = [f"#### `{name}`", _signature(name, value), _prose(_own_doc(value))]
     if inspect.isclass(value):
         lines += [
-            f"- `{key}`: {_first_line(_own_doc(member))}"
+            f"- `{key}`: {_first_sentence(_own_doc(member))}"
             for key, member in vars(value).items()
             if not key.startswith("_") and _own_doc(member) and callable(getattr(value, key))
         ]
@@ -135,17 +170,34 @@ def _signature(name: str, value: Any) -> str:
     """How it is called; nothing for classes that are only inherited from."""
     if inspect.isclass(value) and issubclass(value, Exception):
         return ""
+    function = value.func if isinstance(value, partial) else value
     try:
-        signature = str(inspect.signature(value, eval_str=True))
-    except (NameError, TypeError):  # a name that is imported for type checkers alone
-        signature = str(inspect.signature(value))
+        found = inspect.signature(function, eval_str=True)
+    except (NameError, TypeError):  # a name that is imported for type checkers only
+        found = inspect.signature(function)
+    bound = value.keywords if isinstance(value, partial) else {}
+    found = found.replace(parameters=[_shown(given) for name, given in found.parameters.items() if name not in bound])
+    signature = str(found).removesuffix(" -> None") if inspect.isclass(value) else str(found)
     if "**kwargs" in signature:
         return ""
     return f"```python\n{_wrapped(name + _readable(signature))}\n```"
 
 
+class _Left:
+    """Stands for a default that is too long to show."""
+
+    def __repr__(self) -> str:
+        return "..."
+
+
+def _shown(parameter: inspect.Parameter) -> inspect.Parameter:
+    text = repr(parameter.default)
+    return parameter.replace(default=_Left()) if " at 0x" in text or len(text) > 60 else parameter
+
+
 def _own_doc(value: Any) -> str:
-    """A docstring that someone wrote; not the one that a dataclass is given, nor one inherited."""
+    """A written docstring; not the one that a dataclass generates, nor one inherited. Of a partial, its function's."""
+    value = value.func if isinstance(value, partial) else value
     doc = inspect.cleandoc(getattr(value, "__doc__", None) or "")
     return "" if doc.startswith(f"{getattr(value, '__name__', '')}(") else doc
 
@@ -160,27 +212,29 @@ def _split(doc: str) -> tuple[str, dict[str, str]]:
 def _prose(text: str) -> str:
     """Docstrings are plain text: keep what looks like a table or an example as it stands."""
     blocks = []
-    for block in re.split(r"\n{2,}", html_safe(text.strip())):
+    for block in re.split(r"\n{2,}", text.strip()):
         laid_out = ">>>" in block or re.search(r"\S {3,}\S", block)
-        blocks.append(f"```text\n{_unsafe(block)}\n```" if laid_out else block)
+        blocks.append(f"```text\n{block}\n```" if laid_out else html_safe(block))
     return "\n\n".join(blocks)
 
 
 def html_safe(text: str) -> str:
+    """Plain text for Markdown; what is between backticks stays as it is."""
+    parts = text.split("`")
+    return "`".join(part if index % 2 else _escaped(part) for index, part in enumerate(parts))
+
+
+def _escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace("$", "&#36;").replace("*", "\\*").replace("_", "\\_")
-
-
-def _unsafe(text: str) -> str:
-    text = text.replace("\\_", "_").replace("\\*", "*").replace("&#36;", "$")
-    return text.replace("&lt;", "<").replace("&amp;", "&")
 
 
 def _cell(text: str) -> str:
     return html_safe(text).replace("|", "\\|")
 
 
-def _first_line(doc: str) -> str:
-    return html_safe(doc.splitlines()[0]) if doc else ""
+def _first_sentence(doc: str) -> str:
+    paragraph = re.sub(r"\s+", " ", doc.split("\n\n")[0])
+    return html_safe(re.split(r"(?<=[.!?]) ", paragraph)[0])
 
 
 def _short(value: Any) -> str:

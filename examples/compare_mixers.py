@@ -2,7 +2,7 @@
 # # Four mixers, one image
 #
 # Softmax attention, linear attention, a Mamba-2 scan and a convolution, untrained, on one drawn scene: run them, look
-# at them, and ask how much two distant groups of tokens can exchange.
+# at their matrices, and measure how much two distant groups of tokens can exchange.
 
 # %%
 import torch
@@ -38,14 +38,14 @@ for name, fields in MODELS.items():
     flat = on_meta(name, **fields)
     print(
         f"{name:16} {mixing.num_heads:3d} heads, {count_parameters(flat):7,d} parameters, "
-        f"{count_macs(flat, SIZE) / 1e6:5.1f} M MACs, run and look differ by {error:.0e}"
+        f"{count_macs(flat, SIZE) / 1e6:5.1f} M MACs, apply() and matrix() differ by {error:.0e}"
     )
     assert error < 1e-5
 
 # %% [markdown]
-# What tokens 64 to 127 read from the 64 before them: the rank of that block, by five definitions, and the bound of
-# theory. A scan and linear attention cannot pass more than 16 directions, whatever the block's size. Softmax can;
-# untrained, it hardly uses that: its rows are nearly uniform.
+# What tokens 64 to 127 read from the 64 before them: the rank of that block by five definitions, and its theoretical
+# bound. A scan and linear attention pass at most 16 directions, for any size of the block. Softmax attention can pass
+# more, but hardly does so untrained: its rows are nearly uniform.
 
 # %%
 for name, mixing in mixings.items():

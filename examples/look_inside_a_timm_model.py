@@ -2,14 +2,13 @@
 # # Look inside a timm model
 #
 # Any timm model is a backbone here. This one has random weights, so that nothing is downloaded: give `weights=` for
-# your own. Its maps are scored against masks, beside what knows nothing: a blob in the centre of the image.
+# your own. Its maps are scored against masks, with a blob in the centre of the image as the baseline.
 
 # %%
 import torch
 
 import mixlab
 from mixlab.analysis.binary_auc import centre_prior
-from mixlab.analysis.maps import activation_map
 from mixlab.analysis.pca import pca_maps
 from mixlab.data import Shapes
 
@@ -21,7 +20,7 @@ masks = torch.stack([scene.foreground for scene in scenes])  # (B, 224, 224)
 pixels = model.preprocess(images)
 
 # %% [markdown]
-# Features, layer by layer. Nothing is hooked or stashed: one layer is in memory at a time.
+# Features, layer by layer, without hooks: one layer is in memory at a time.
 
 # %%
 with torch.no_grad():
@@ -44,14 +43,14 @@ assert torch.allclose(matrix.sum(-1), torch.ones(1, 3, 197), atol=1e-5)
 # Binary-AUC of the map of the class token, and of a centre blob on the same images.
 
 # %%
-maps = activation_map(model, pixels, "cosine")  # (B, 14, 14)
+maps = mixlab.activation_map(model, pixels, "cosine")  # (B, 14, 14)
 scores = mixlab.binary_auc(maps, masks)
 prior = mixlab.binary_auc(centre_prior(14, 14).expand(len(maps), -1, -1), masks)
 print(f"Binary-AUC {scores.mean():.3f}, centre blob {prior.mean():.3f}, n = {len(scores)}")
 assert ((scores >= 0.5) & (scores <= 1)).all()
 
 # %% [markdown]
-# Principal components of the patches, with a rule for their signs, so that pictures do not flip.
+# Principal components of the patches, with fixed signs, so that pictures do not flip.
 
 # %%
 components = pca_maps(patches)

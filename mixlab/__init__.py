@@ -97,13 +97,18 @@ def __dir__() -> list[str]:
 
 
 class _RegisterWithTimm(MetaPathFinder):
-    """Has our backbones registered with timm once timm is imported, so that `import mixlab` need not import it."""
+    """Registers our backbones with timm once timm is imported, so that `import mixlab` need not import it."""
+
+    asking = False  # the other finders, for timm
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if fullname != "timm":
+        if fullname != "timm" or self.asking:
             return None
-        sys.meta_path.remove(self)
-        spec = util.find_spec(fullname)
+        self.asking = True
+        try:
+            spec = util.find_spec(fullname)
+        finally:
+            self.asking = False
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 

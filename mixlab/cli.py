@@ -8,8 +8,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import torch
-import tyro
 from rich.text import Text
 from safetensors import SafetensorError
 
@@ -53,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(Text.assemble((f"unknown command {name!r}", "red"), f"; mixlab knows {', '.join(COMMANDS)}"))
         return 2
     warnings.formatwarning = plain_warning
+    import tyro  # late, as are the commands: an overview needs none of them
+
     try:
         with naming_extras():
             function: Callable[..., Any] = getattr(import_module(COMMANDS[name][0]), name)
@@ -60,12 +60,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         console.print("stopped")
         return 1
-    except (InputError, WorkError, MissingExtraError, OSError, SafetensorError, torch.OutOfMemoryError) as error:
-        if os.environ.get("MIXLAB_DEBUG") == "1":
+    except Exception as error:
+        if not is_for_users(error) or os.environ.get("MIXLAB_DEBUG") == "1":
             raise
         console.print(Text.assemble(("error:", "red"), f" {error}"))
         return 1
     return 0
+
+
+def is_for_users(error: Exception) -> bool:
+    """Whether it is something that they can put right, and no bug of ours."""
+    if isinstance(error, InputError | WorkError | MissingExtraError | OSError | SafetensorError):
+        return True
+    torch = sys.modules.get("torch")  # where nothing imported it, no GPU ran out of memory
+    return torch is not None and isinstance(error, torch.OutOfMemoryError)
 
 
 def plain_warning(

@@ -1,10 +1,9 @@
 """Who may import whom. The arrows of ARCHITECTURE.md, walked."""
 
 import ast
+from functools import cache
 from importlib.util import resolve_name
 from pathlib import Path
-
-import pytest
 
 PACKAGE = Path(__file__).parents[1] / "mixlab"
 _CORE = {"ops", "mixers", "backbones"}
@@ -29,6 +28,7 @@ ANYTHING = {"__init__", "__main__", "bench", "cli", "commands", "recipes"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
+@cache
 def imported_modules(file: Path) -> set[str]:
     package = ".".join(file.relative_to(PACKAGE.parent).parent.parts)
     modules: set[str] = set()
@@ -53,20 +53,20 @@ def forbidden(part: str, modules: set[str]) -> set[str]:
     }
 
 
-@pytest.mark.parametrize(
-    "file", [f for f in FILES if part_of(f) in MAY_IMPORT], ids=lambda f: str(f.relative_to(PACKAGE))
-)
-def test_imports_follow_the_arrows(file: Path) -> None:
-    part, modules = part_of(file), imported_modules(file)
-    allowed = ", ".join(sorted(MAY_IMPORT[part])) or "nothing of ours"
-    for module in forbidden(part, modules):
-        pytest.fail(f"{part} may import {allowed}, but {file.name} imports {module}")
+def test_imports_follow_the_arrows() -> None:
+    wrong = []
+    for file in FILES:
+        part = part_of(file)
+        for module in forbidden(part, imported_modules(file)) if part in MAY_IMPORT else ():
+            allowed = ", ".join(sorted(MAY_IMPORT[part])) or "nothing of ours"
+            wrong.append(f"{part} may import {allowed}, but {file.relative_to(PACKAGE)} imports {module}")
+    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("target", ["mixlab", "mixlab.analysis.rank", *(f"mixlab.{part}" for part in sorted(ANYTHING))])
-def test_the_arrows_forbid_what_is_not_named(target: str) -> None:
+def test_the_arrows_forbid_what_is_not_named() -> None:
     allowed = {"mixlab.statistics.student", "mixlab.training.loop", "mixlab.data", "torch", "mixlab_peer.commands"}
-    assert forbidden("training", {target, *allowed}) == {target}
+    for target in ("mixlab", "mixlab.analysis.rank", *(f"mixlab.{part}" for part in ANYTHING)):
+        assert forbidden("training", {target, *allowed}) == {target}
 
 
 def test_every_file_is_in_a_part_that_has_its_arrows() -> None:
@@ -93,3 +93,11 @@ def test_only_the_ops_know_of_triton() -> None:
         if any(module.split(".")[0] == "triton" for module in imported_modules(file)):
             known = part_of(file) in ("ops", "bench") or file.name == "triton_crops.py"  # data knows no ops
             assert known, f"{file.name} imports triton; kernels live in ops, those of crops in data"
+
+
+def test_no_two_test_files_share_a_name() -> None:
+    """pytest imports them by their name alone."""
+    names = [
+        file.name for file in Path(__file__).parent.rglob("*.py") if file.name not in ("conftest.py", "__init__.py")
+    ]
+    assert len(set(names)) == len(names), sorted({name for name in names if names.count(name) > 1})

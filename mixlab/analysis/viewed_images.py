@@ -17,6 +17,11 @@ from mixlab.evaluation.machine import CentreView
 _CACHE_BYTES = 2**30  # sets below this stay in memory between networks
 
 
+def view_of(size: int, fit: Fit) -> CentreView:
+    """What is seen of an image: "crop" is the middle, as kNN and probes see it; "squash" is all of it, out of shape."""
+    return CentreView(size) if fit == "crop" else CentreView(size, crop_share=1.0, fit=fit)
+
+
 class ImageBatch(NamedTuple):
     images: Tensor  # uint8 (B, 3, S, S)
     masks: Tensor | None  # uint8 (B, S, S): 0 background, 1 foreground, IGNORE; None where the source has none
@@ -28,8 +33,7 @@ class ViewedImages:
     are small.
 
     `data` is what the commands take (a folder, `shapes`, ...), whose validation part is read, or a source, called
-    `name` in results. fit="crop" is the view of kNN and probes (`CentreView`: the middle of each image); fit="squash"
-    is the whole image, out of shape. Masks are cut and scaled as their images are.
+    `name` in results. `view_of` says what is seen of each. Masks are cut and scaled as their images are.
     """
 
     def __init__(
@@ -51,7 +55,7 @@ class ViewedImages:
         source = (parse_masks(data) if with_masks else parse_images_or_masks(data)) if isinstance(data, str) else data
         self.source: Source[Any] = source
         self.batch = batch
-        self.view = CentreView(size) if fit == "crop" else CentreView(size, crop_share=1.0, fit=fit)
+        self.view = view_of(size, fit)
         self.num_wanted = min(len(source), num_images or len(source))
         self.skipped = SkippedImages(total=len(source), limit=1.0)
         self.choices: dict[str, Any] = {  # those of a protocol

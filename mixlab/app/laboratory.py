@@ -7,14 +7,21 @@ from typing import Any, Literal
 import torch
 
 from mixlab.analysis.maps import MAPS, MapOfFeatures, default_map
-from mixlab.app.cards import MapCard, MaskValues, ModelCard, Picture, Pixels
 from mixlab.app.jobs import Progress
 from mixlab.app.look import Look
-from mixlab.app.pictures import decode_mask, decode_picture, read_samples, square_mask, square_picture
-from mixlab.app.questions import MapQuestion, MatrixQuestion, PcaQuestion, Question, RowQuestion, ScoreQuestion
+from mixlab.app.pictures import Picture, read_samples
+from mixlab.app.questions import (
+    MapCard,
+    MapQuestion,
+    MatrixQuestion,
+    ModelCard,
+    PcaQuestion,
+    Question,
+    RowQuestion,
+    ScoreQuestion,
+)
 from mixlab.app.traces import Sight, Traces
 from mixlab.backbones.zoo import SHIPPED, create_model
-from mixlab.data.decode import Fit
 from mixlab.errors import InputError, check_counts
 from mixlab.evaluation.target import Target, label_of, load_targets, split_target
 from mixlab.mixers import Mixing, SSDMixing
@@ -73,22 +80,6 @@ class Laboratory:
         ]
         self.samples = samples
         self._cards = {card.id: card for card in self.models}
-
-    def decode_image(self, data: bytes, *, max_pixels: int) -> Pixels:
-        """Bytes of an image file to pixels; InputError where they are no image or too large."""
-        return decode_picture(data, max_pixels=max_pixels)
-
-    def decode_mask(self, data: bytes, picture: Picture, *, max_pixels: int) -> MaskValues:
-        """Bytes of a mask file to a mask of the picture's size; InputError where they do not fit."""
-        return decode_mask(data, picture, max_pixels=max_pixels)
-
-    def square(self, pixels: Pixels, size: int, fit: Fit) -> Pixels:
-        """The part of the picture that models see, at size x size."""
-        return square_picture(pixels, size, fit)
-
-    def square_mask(self, mask: MaskValues, size: int, fit: Fit) -> MaskValues:
-        """The same part of a mask."""
-        return square_mask(mask, size, fit)
 
     @torch.inference_mode()
     def answer(self, question: Question, picture: Picture, progress: Progress) -> dict[str, Any]:

@@ -11,10 +11,8 @@ from torch import Tensor
 from mixlab.analysis.binary_auc import binary_auc, centre_prior, roc_curves
 from mixlab.analysis.maps import MapOfFeatures, find_map, summary_rows
 from mixlab.analysis.pca import pca_maps
-from mixlab.app.cards import ModelCard
-from mixlab.app.encoding import decode_runs
 from mixlab.app.jobs import Progress
-from mixlab.app.questions import MaskedQuestion, RowQuestion
+from mixlab.app.questions import MaskedQuestion, ModelCard, RowQuestion, decode_runs
 from mixlab.app.traces import Sight, Traces
 from mixlab.backbones.tokens import Features
 from mixlab.data.masks import IGNORE

@@ -5,22 +5,36 @@ import io
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from mixlab.analysis.viewed_images import view_of
 from mixlab.app.byte_cache import ByteCache
-from mixlab.app.cards import MaskValues, Picture, Pixels
-from mixlab.data.decode import FORMATS, Fit, UnreadableImage, decode, fit_box, fit_image, open_image
-from mixlab.data.images import parse_source
-from mixlab.data.mask_formats import mask_format, parse_masks
+from mixlab.data.decode import FORMATS, Fit, UnreadableImage, decode, fit_box, fit_image, open_image, to_pil, to_tensor
+from mixlab.data.mask_formats import parse_images_or_masks
 from mixlab.data.masks import plain_mask
-from mixlab.data.source import read_first
+from mixlab.data.source import Source, read_first
 from mixlab.errors import InputError
 
 MAX_SIDE = 1024  # larger pictures are scaled down: no model here sees more
+Pixels = NDArray[np.uint8]  # (H, W, 3), RGB
+MaskValues = NDArray[np.uint8]  # (H, W): 0 background, 1 foreground, 255 ignored
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """An image to look at: a sample, perhaps with its mask, or an upload."""
+
+    id: str
+    label: str
+    pixels: Pixels
+    mask: MaskValues | None = None
 
 
 def decode_picture(data: bytes, *, max_pixels: int) -> Pixels:
@@ -49,12 +63,18 @@ def decode_mask(data: bytes, picture: Picture, *, max_pixels: int) -> MaskValues
 
 
 def square_picture(pixels: Pixels, size: int, fit: Fit) -> Pixels:
-    return np.array(fit_image(Image.fromarray(pixels), size=size, fit=fit))
+    """The part of the picture that models see, at size x size: the view of `rank`, `maps` and kNN."""
+    view = view_of(size, fit)
+    image = to_tensor(fit_image(Image.fromarray(pixels), size=view.load_size, fit=fit))
+    return view.crop(image).permute(1, 2, 0).numpy()
 
 
 def square_mask(mask: MaskValues, size: int, fit: Fit) -> MaskValues:
-    image = Image.fromarray(mask)
-    return np.array(image.resize((size, size), Image.Resampling.NEAREST, box=fit_box(image.size, fit)))
+    """The same part of a mask."""
+    view, image = view_of(size, fit), Image.fromarray(mask)
+    side = view.load_size
+    fitted = image.resize((side, side), Image.Resampling.NEAREST, box=fit_box(image.size, fit))
+    return view.crop(torch.from_numpy(np.array(fitted))).numpy()
 
 
 def read_samples(data: Sequence[str], count: int) -> list[Picture]:
@@ -64,24 +84,15 @@ def read_samples(data: Sequence[str], count: int) -> list[Picture]:
 
 
 def _read_source(data: str, count: int) -> list[Picture]:
-    if mask_format(data) is None:
-        source = parse_source(data, split="val")
-
-        def load(index: int) -> tuple[Tensor, MaskValues | None, str]:
-            return source.load(index), None, source.name(index)
-
-        images = read_first(data, load, total=len(source), most=count)
-    else:
-        masked = parse_masks(data)
-        items = read_first(data, masked.load, total=len(masked), most=count)
-        images = [(item.image, item.mask.numpy(), item.name) for item in items]
-    samples = []
-    for image, mask, name in images:
-        pixels = _shrunk(Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()))
+    source: Source[Any] = parse_images_or_masks(data)
+    pictures = []
+    for index, sample in read_first(data, source, count):
+        image, mask = (sample, None) if isinstance(sample, Tensor) else (sample.image, sample.mask.numpy())
+        pixels = _shrunk(to_pil(image))
         size = (pixels.shape[1], pixels.shape[0])
         fitted = None if mask is None else np.array(Image.fromarray(mask).resize(size, Image.Resampling.NEAREST))
-        samples.append(Picture("", name, pixels, fitted))
-    return samples
+        pictures.append(Picture("", source.name(index), pixels, fitted))
+    return pictures
 
 
 def _check_header(data: bytes, max_pixels: int) -> Image.Image:

@@ -18,12 +18,19 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from mixlab.app.encoding import SIDE, encode_runs, to_json
 from mixlab.app.guard import Guard, error_response
 from mixlab.app.jobs import Answer, CancelledError, Jobs, Progress, QueueFullError, Ticket
 from mixlab.app.laboratory import Laboratory
-from mixlab.app.pictures import PictureStore, UnknownPictureError, to_png
-from mixlab.app.questions import AnyQuestion
+from mixlab.app.pictures import (
+    PictureStore,
+    UnknownPictureError,
+    decode_mask,
+    decode_picture,
+    square_mask,
+    square_picture,
+    to_png,
+)
+from mixlab.app.questions import SIDE, AnyQuestion, encode_runs, to_json
 from mixlab.data.decode import Fit
 
 STATIC = Path(__file__).parent / "static"
@@ -66,7 +73,7 @@ def create_app(
     _add_errors(web)
     _add_page(web)
     _add_about(web, laboratory)
-    _add_pictures(web, laboratory, pictures)
+    _add_pictures(web, pictures)
     _add_questions(web, laboratory, pictures, jobs)
     names = frozenset({"localhost", *hosts})
     return Guard(web, hosts=names, max_body=MAX_BODY, max_question=MAX_QUESTION, max_requests=max_requests)
@@ -109,7 +116,7 @@ def _add_about(web: FastAPI, laboratory: Laboratory) -> None:
         return JSONResponse({"session": about["session"]})
 
 
-def _add_pictures(web: FastAPI, laboratory: Laboratory, pictures: PictureStore) -> None:
+def _add_pictures(web: FastAPI, pictures: PictureStore) -> None:
     # Bounds the memory: so many files at once, and one of them decoded.
     places, one_at_a_time = asyncio.Semaphore(MAX_UPLOADS), threading.Lock()
 
@@ -117,7 +124,7 @@ def _add_pictures(web: FastAPI, laboratory: Laboratory, pictures: PictureStore) 
     async def add_picture(request: Request) -> Response:
         def decode(data: bytes) -> dict[str, Any]:
             with one_at_a_time:
-                picture = pictures.add(laboratory.decode_image(data, max_pixels=MAX_PIXELS))
+                picture = pictures.add(decode_picture(data, max_pixels=MAX_PIXELS))
             height, width = picture.pixels.shape[:2]
             return {"id": picture.id, "width": width, "height": height}
 
@@ -127,7 +134,7 @@ def _add_pictures(web: FastAPI, laboratory: Laboratory, pictures: PictureStore) 
     @web.get("/api/pictures/{picture_id}")
     async def show_picture(picture_id: str, fit: Fit = "crop", size: int = Query(512, ge=32, le=1024)) -> Response:
         picture = pictures.find(picture_id)
-        png = await asyncio.to_thread(lambda: to_png(laboratory.square(picture.pixels, size, fit)))
+        png = await asyncio.to_thread(lambda: to_png(square_picture(picture.pixels, size, fit)))
         return Response(png, media_type="image/png", headers={"cache-control": "no-store"})  # names return, next time
 
     @web.get("/api/pictures/{picture_id}/mask")
@@ -135,7 +142,7 @@ def _add_pictures(web: FastAPI, laboratory: Laboratory, pictures: PictureStore) 
         mask = pictures.find(picture_id).mask
         if mask is None:
             raise HTTPException(404, f"{picture_id!r} comes without a mask; draw one or upload one")
-        return JSONResponse({"mask": encode_runs(laboratory.square_mask(mask, SIDE, fit))})
+        return JSONResponse({"mask": encode_runs(square_mask(mask, SIDE, fit))})
 
     @web.post("/api/pictures/{picture_id}/mask")
     async def read_mask(picture_id: str, request: Request, fit: Fit = "crop") -> Response:
@@ -143,8 +150,8 @@ def _add_pictures(web: FastAPI, laboratory: Laboratory, pictures: PictureStore) 
 
         def decode(data: bytes) -> dict[str, Any]:
             with one_at_a_time:
-                mask = laboratory.decode_mask(data, picture, max_pixels=MAX_PIXELS)
-            return {"mask": encode_runs(laboratory.square_mask(mask, SIDE, fit))}
+                mask = decode_mask(data, picture, max_pixels=MAX_PIXELS)
+            return {"mask": encode_runs(square_mask(mask, SIDE, fit))}
 
         async with places:
             return JSONResponse(await asyncio.to_thread(decode, await _body(request)))

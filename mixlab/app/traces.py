@@ -1,6 +1,6 @@
 """What a backbone did with one picture, kept while there is room: every question after the first only reads it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from mixlab.app.byte_cache import ByteCache
-from mixlab.app.cards import Picture
 from mixlab.app.jobs import Progress
-from mixlab.app.pictures import square_picture
+from mixlab.app.pictures import Picture, square_picture
 from mixlab.backbones.tokens import Features
 from mixlab.data.decode import Fit
 from mixlab.errors import InputError
@@ -47,27 +46,12 @@ class Traces:
 
     def features(self, sight: Sight, progress: Progress) -> list[Features]:
         """Features after every layer."""
-
-        def compute() -> list[Features]:
-            backbone, found = sight.subject.backbone, []
-            for layer, features in backbone.features(sight.images(), layers=None):
-                found.append(_on_host(features))
-                progress(layer + 1, backbone.num_layers, f"features of {sight.subject.label}")
-            return found
-
-        return self._cache.get_or_make(("features", *sight.key), compute)
+        run = sight.subject.backbone.features
+        return self._by_layer("features", sight, lambda images: run(images, layers=None), progress)
 
     def mixings(self, sight: Sight, progress: Progress) -> list[Mixing]:
         """The mixing of every layer."""
-
-        def compute() -> list[Mixing]:
-            backbone, found = sight.subject.backbone, []
-            for layer, mixing in backbone.mixings(sight.images()):
-                found.append(mixing)
-                progress(layer + 1, backbone.num_layers, f"mixings of {sight.subject.label}")
-            return found
-
-        return self._cache.get_or_make(("mixings", *sight.key), compute)
+        return self._by_layer("mixings", sight, sight.subject.backbone.mixings, progress)
 
     def matrix(self, sight: Sight, *, layer: int, head: int | None, progress: Progress) -> Tensor:
         """The matrix (L, L) of one head, signed; or, without a head, the mean of |matrix| over heads."""
@@ -85,6 +69,18 @@ class Traces:
             return _mean_matrix(mixing, progress).cpu()
 
         return self._cache.get_or_make(("matrix", *sight.key, layer, head), compute)
+
+    def _by_layer(
+        self, what: str, sight: Sight, run: Callable[[Tensor], Iterator[tuple[int, Any]]], progress: Progress
+    ) -> list[Any]:
+        def compute() -> list[Any]:
+            found = []
+            for layer, part in run(sight.images()):
+                found.append(_on_host(part) if isinstance(part, Features) else part)
+                progress(layer + 1, sight.subject.backbone.num_layers, f"{what} of {sight.subject.label}")
+            return found
+
+        return self._cache.get_or_make((what, *sight.key), compute)
 
 
 def _mean_matrix(mixing: Mixing, progress: Progress) -> Tensor:

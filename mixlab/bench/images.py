@@ -20,7 +20,7 @@ import torchvision.transforms as T
 from PIL import Image, ImageFilter, ImageOps
 from torch import Tensor
 
-from mixlab.bench.timing import Row
+from mixlab.bench.timing import Row, synchronise
 from mixlab.data import IMAGENET_MEAN, IMAGENET_STD, CropKind, MultiCrop, Shapes, dino_crops
 from mixlab.recipes import RECIPES
 from mixlab.run import RunDirectory
@@ -89,6 +89,7 @@ def measure_crops(*, num_images: int = 16, gpu_images: int = 256, rounds: int = 
 
     def ours(batch: Tensor) -> None:
         crop(batch, crop.draw(torch.full((len(batch), 2), PIXELS), generator))
+        synchronise(batch.device)
 
     systems: dict[str, tuple[Callable[[], object], int]] = {
         "torchvision on PIL, one CPU core": (lambda: [view(p) for p in pictures for view in views], num_images),
@@ -96,10 +97,7 @@ def measure_crops(*, num_images: int = 16, gpu_images: int = 256, rounds: int = 
     }
     if torch.cuda.is_available():
         there = images.repeat(-(-gpu_images // num_images), 1, 1, 1)[:gpu_images].cuda()
-        systems[f"mixlab, {torch.cuda.get_device_name()}"] = (
-            lambda: (ours(there), torch.cuda.synchronize()),
-            gpu_images,
-        )
+        systems[f"mixlab, {torch.cuda.get_device_name()}"] = (lambda: ours(there), gpu_images)
         check_agreement(there[:num_images])
     agreement = check_agreement(images)
     seconds: dict[str, list[float]] = {name: [] for name in systems}

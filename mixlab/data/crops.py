@@ -111,6 +111,9 @@ def draw_parameters(
     strengths = torch.tensor(kind.strengths, dtype=torch.float64)
     around = torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float64)
     low, high = kind.sigma
+    blur_draw = rest[:, 13]
+    if kind.blur > 0:  # below the probability it is uniform: one draw serves the choice and its strength
+        blur_draw = (blur_draw / kind.blur).clamp(max=1)
     return CropParameters(
         image=torch.arange(num_images).repeat(kind.num_views),
         box=_draw_boxes(kind.scale, sizes.repeat(kind.num_views, 1), tries, rest[:, :2]),
@@ -120,14 +123,9 @@ def draw_parameters(
         order=rest[:, 8:12].argsort(dim=1),
         grey=rest[:, 12] < kind.grey,
         blur=rest[:, 13] < kind.blur,
-        sigma=low + (high - low) * _spread(rest[:, 13], kind.blur),
+        sigma=low + (high - low) * blur_draw,
         solarise=rest[:, 14] < kind.solarise,
     )
-
-
-def _spread(u: Tensor, probability: float) -> Tensor:
-    """A uniform number below `probability`, stretched to [0, 1): one draw serves a choice and its strength."""
-    return (u / probability).clamp(max=1) if probability > 0 else u
 
 
 def _draw_boxes(scale: tuple[float, float], sizes: Tensor, tries: Tensor, places: Tensor) -> Tensor:
@@ -187,7 +185,12 @@ class MultiCrop:
 @torch.no_grad()
 def make_crops(images: Tensor, parameters: CropParameters, *, size: int) -> Tensor:
     """Cut, colour and normalise n crops of uint8 images (B, 3, S, S): float32 (n, 3, size, size)."""
-    _check(images)
+    if images.dtype != torch.uint8:
+        raise TypeError(f"crops take uint8 images, not {images.dtype}; give pixels from 0 to 255 as they were decoded")
+    if images.ndim != 4 or images.shape[1] != 3 or images.shape[2] != images.shape[3] or len(images) == 0:
+        raise InputError(
+            f"crops take images (B, 3, S, S), not {tuple(images.shape)}; stack_images makes them from a list"
+        )
     box = whole_boxes(parameters.box, images.shape[-1])
     if images.device.type == "cuda" and HAS_TRITON:
         return _make_on_gpu(images, parameters, box, size)
@@ -216,15 +219,6 @@ def stack_images(images: Sequence[Tensor], size: int) -> tuple[Tensor, Tensor]:
     return torch.stack(fitted), own
 
 
-def _check(images: Tensor) -> None:
-    if images.dtype != torch.uint8:
-        raise TypeError(f"crops take uint8 images, not {images.dtype}; give pixels from 0 to 255 as they were decoded")
-    if images.ndim != 4 or images.shape[1] != 3 or images.shape[2] != images.shape[3] or len(images) == 0:
-        raise InputError(
-            f"crops take images (B, 3, S, S), not {tuple(images.shape)}; stack_images makes them from a list"
-        )
-
-
 def _colour(x: Tensor, parameters: CropParameters) -> Tensor:
     """DINO's changes in DINO's order, in place: jitter, grey, blur, solarise."""
     jittered = parameters.jitter.nonzero()[:, 0]
@@ -242,17 +236,18 @@ def _colour(x: Tensor, parameters: CropParameters) -> Tensor:
 
 
 def _make_on_gpu(images: Tensor, parameters: CropParameters, box: Tensor, size: int) -> Tensor:
-    """The same in few launches."""
+    """The same in few launches, on the GPU that has the images, whichever is the current one."""
     from . import triton_crops as kernels
 
-    x = kernels.resize_boxes(images, parameters.image, box, parameters.flip, size)
-    chosen = torch.stack([parameters.jitter, parameters.grey, parameters.solarise, *parameters.order.T]).int()
-    jitter, grey, solarised, *order = _to_device(chosen, x)
-    factors = _to_device(parameters.factors.float(), x)
-    kernels.jitter_and_grey_(x, jitter, torch.stack(order, dim=1), factors, grey)
-    kernels.blur_(x, torch.where(parameters.blur, parameters.sigma, 0.0))
-    gain, shift = _to_device(torch.stack([_GAIN, _SHIFT]).flatten(1), x)
-    return kernels.solarise_and_normalise_(x, solarised, gain, shift)
+    with torch.cuda.device_of(images):
+        x = kernels.resize_boxes(images, parameters.image, box, parameters.flip, size)
+        chosen = torch.stack([parameters.jitter, parameters.grey, parameters.solarise, *parameters.order.T]).int()
+        jitter, grey, solarised, *order = _to_device(chosen, x)
+        factors = _to_device(parameters.factors.float(), x)
+        kernels.jitter_and_grey_(x, jitter, torch.stack(order, dim=1), factors, grey)
+        kernels.blur_(x, torch.where(parameters.blur, parameters.sigma, 0.0))
+        gain, shift = _to_device(torch.stack([_GAIN, _SHIFT]).flatten(1), x)
+        return kernels.solarise_and_normalise_(x, solarised, gain, shift)
 
 
 def _change(x: Tensor, rows: Tensor, change: Callable[[Tensor], Tensor]) -> None:

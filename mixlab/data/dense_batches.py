@@ -208,14 +208,13 @@ class ObjectReader(SampleReader[ObjectSample, ObjectBatch]):
         annotated = self.source.load(index)
         image = annotated.image
         own = (image.shape[1], image.shape[2])
-        if not self.augment:
-            size = self.resizing.size(*own, short=self.resizing.short[1])
-            return ObjectSample(resize_image(image, size), no_objects(size), index, own)
         random = np.random.default_rng([self.seed, epoch, index])
-        size = self.resizing.size(*own, short=self.resizing.draw_short(random))
-        objects = resize_objects(annotated.objects(), own, size)
-        sample = ObjectSample(resize_image(image, size), objects, index, own)
-        return flip(sample) if random.random() < self.resizing.flip else sample
+        size = self.resizing.size(*own, self.resizing.draw_short(random) if self.augment else self.resizing.short[1])
+        if own != size:
+            image = to_tensor(to_pil(image).resize((size[1], size[0]), Image.Resampling.BILINEAR))
+        objects = resize_objects(annotated.objects(), own, size) if self.augment else no_objects(size)
+        sample = ObjectSample(image, objects, index, own)
+        return flip(sample) if self.augment and random.random() < self.resizing.flip else sample
 
     def collate(self, samples: list[ObjectSample]) -> ObjectBatch:
         return collate(samples)
@@ -255,13 +254,6 @@ def unpack(masks: Tensor) -> Tensor:
     """What `pack` packed, on any device."""
     bits = 2 ** torch.arange(7, -1, -1, dtype=torch.uint8, device=masks.device)
     return (masks[..., None] & bits).bool().flatten(-2)
-
-
-def resize_image(image: Tensor, size: tuple[int, int]) -> Tensor:
-    """uint8 (3, H, W) at another (height, width)."""
-    if tuple(image.shape[1:]) == size:
-        return image
-    return to_tensor(to_pil(image).resize((size[1], size[0]), Image.Resampling.BILINEAR))
 
 
 def resize_objects(objects: Objects, old: tuple[int, int], new: tuple[int, int]) -> Objects:

@@ -161,7 +161,7 @@ def _between(limits: tuple[float, float], share: float) -> float:
 
 
 Window = tuple[slice, slice]  # rows, columns
-_OUTLINES = tuple(OUTLINES.values())
+_OUTLINES, _TEXTURES = tuple(OUTLINES.values()), tuple(TEXTURES.values())
 _REACH = 1.25  # no outline goes further than this many radii from its middle
 
 
@@ -187,7 +187,7 @@ def _paint_ground(plan: ScenePlan, at: Field) -> Field:
     """Soft clouds under a texture, (3, S, S)."""
     canvas = _spread(plan.ground, at)
     (u0, ux, uy), (v0, vx, vy) = plan.ground_frame
-    pattern = TEXTURES[plan.ground_texture](u0 + ux * at + (uy * at)[:, None], v0 + vx * at + (vy * at)[:, None])
+    pattern = _TEXTURES[plan.ground_texture](u0 + ux * at + (uy * at)[:, None], v0 + vx * at + (vy * at)[:, None])
     first, second = plan.ground_colours[:, :, None, None]
     canvas *= 0.45
     canvas += 0.65 * first - 0.1
@@ -216,7 +216,7 @@ def _paint_object(canvas: Field, at: Field, item: PlannedObject) -> tuple[Window
     x = (c * item.aspect) * dx + (s * item.aspect) * dy  # the object's own frame: radius one, upright
     y = (c / item.aspect) * dy - (s / item.aspect) * dx
     cover = clip_unit(0.5 - _OUTLINES[item.kind](x, y) * (item.radius * len(at)))
-    pattern = TEXTURES[item.texture](x * item.frequency, y * item.frequency)
+    pattern = _TEXTURES[item.texture](x * item.frequency, y * item.frequency)
     first, second = item.colours[:, :, None, None]
     surface = first + (second - first) * pattern
     surface *= 1 + item.shade[0] * x + item.shade[1] * y

@@ -71,7 +71,11 @@ def parse_source(name: str, *, split: str = "train", cache: str | Path | None = 
         return shapes
     if name.startswith("wds:"):
         return TarShards(name.removeprefix("wds:"), cache=cache)
-    folder = sample_photo() if name == "photo" else Path(name).expanduser()
+    if name == "photo":  # Grace Hopper, in the public domain
+        from matplotlib import get_data_path  # takes a moment, and is rarely asked for
+
+        name = f"{get_data_path()}/sample_data/grace_hopper.jpg"
+    folder = Path(name).expanduser()
     if folder.is_file() and folder.suffix.lower() in SUFFIXES:
         return ImageFolder(folder)
     if not folder.is_dir():
@@ -100,19 +104,8 @@ def _part(folder: Path, split: str | None) -> Path:
     if own := child(folder, *SPLIT_FOLDERS[split]):
         return own
     (other,) = (child(folder, *names) for kind, names in SPLIT_FOLDERS.items() if kind != split)
-    if other is None or (split == "train" and _has_other_folders(folder)):
+    if other is None:
         return folder
-    return other
-
-
-def _has_other_folders(folder: Path) -> bool:
-    """Whether there are sub-folders that are no splits: then one called "test" may be a class like them."""
     known = {name for names in SPLIT_FOLDERS.values() for name in names}
-    return any(entry.is_dir() and entry.name not in known and entry.name[0] != "." for entry in folder.iterdir())
-
-
-def sample_photo() -> Path:
-    """A portrait of Grace Hopper in the public domain, which every installation of matplotlib has."""
-    from matplotlib import get_data_path  # takes a moment, and is rarely asked for
-
-    return Path(get_data_path()) / "sample_data" / "grace_hopper.jpg"
+    is_class = any(entry.is_dir() and entry.name not in known and entry.name[0] != "." for entry in folder.iterdir())
+    return folder if split == "train" and is_class else other  # among classes, "test" may be one of them

@@ -219,7 +219,8 @@ def parse_label_maps(name: str, *, split: str = "train") -> MaskSource:
         pairs = PairedMasks(images / folder.name, folder, read, every_image=True, classes=classes)
         return pairs if folders["val"] else part_of(pairs, split, name=name)
     whole = PairedMasks(images, masks, read, every_image=False, classes=classes)
-    lists = {which: _existing(root / "ImageSets" / "Segmentation" / f"{which}.txt") for which in SPLITS}
+    files = {which: root / "ImageSets" / "Segmentation" / f"{which}.txt" for which in SPLITS}
+    lists = {which: file if file.is_file() else None for which, file in files.items()}
     listed = _own(lists, split, root)
     if listed is None:
         return part_of(whole, split, name=name)
@@ -266,7 +267,3 @@ def _own(parts: dict[str, Path | None], split: str, root: Path) -> Path | None:
     if split == "train" and parts["train"] is None and parts["val"] is not None:
         raise FileNotFoundError(f"{root} has {parts['val'].name} to validate on, but no training part; add one")
     return parts[split] or parts["train"]
-
-
-def _existing(file: Path) -> Path | None:
-    return file if file.is_file() else None

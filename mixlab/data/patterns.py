@@ -15,58 +15,26 @@ from numpy.typing import NDArray
 
 Field = NDArray[Any]  # float32 (h, w)
 Pattern = Callable[[Field, Field], Field]
-
-
-def disc(x: Field, y: Field) -> Field:
-    return _radius(x, y) - 0.9
-
-
-def ring(x: Field, y: Field) -> Field:
-    return np.abs(_radius(x, y) - 0.72) - 0.26
-
-
-def square(x: Field, y: Field) -> Field:
-    return np.maximum(np.abs(x), np.abs(y)) - 0.8
-
-
-def triangle(x: Field, y: Field) -> Field:
-    return _edge_heights(x, y, _NORMALS_OF_3).max(axis=0) - 0.55
-
-
-def star(x: Field, y: Field) -> Field:
-    # Inside a pentagram at least four of its five edge lines agree: the second largest height decides.
-    return np.partition(_edge_heights(x, y, _NORMALS_OF_5), 3, axis=0)[3] - 0.36
-
-
-def cross(x: Field, y: Field) -> Field:
-    along, across = np.abs(x), np.abs(y)
-    return np.minimum(np.maximum(along - 1.0, across - 0.32), np.maximum(along - 0.32, across - 1.0))
-
-
-def crescent(x: Field, y: Field) -> Field:
-    return np.maximum(_radius(x, y) - 1.0, 0.78 - _radius(x - 0.5, y))
-
-
-def hexagon(x: Field, y: Field) -> Field:
-    return np.abs(_edge_heights(x, y, _NORMALS_OF_6)).max(axis=0) - 0.82
-
-
-def heart(x: Field, y: Field) -> Field:
-    # A square on its corner, and a disc on each of its two upper edges.
-    side, y = np.abs(x), y + 0.1
-    return np.minimum((side + np.abs(y) - 0.85) * 0.7071, _radius(side - 0.425, y - 0.425) - 0.601)
-
-
-def corner(x: Field, y: Field) -> Field:
-    return np.maximum(square(x, y) - 0.08, np.minimum(x, y) + 0.2)
-
-
-_SHAPES: tuple[Pattern, ...] = (disc, ring, square, triangle, star, cross, crescent, hexagon, heart, corner)
-OUTLINES = {outline.__name__: outline for outline in _SHAPES}
+TURN = np.float32(2 * np.pi)
 
 
 def _radius(x: Field, y: Field) -> Field:
     return np.sqrt(x * x + y * y)
+
+
+def _square(x: Field, y: Field) -> Field:
+    return np.maximum(np.abs(x), np.abs(y)) - 0.8
+
+
+def _cross(x: Field, y: Field) -> Field:
+    along, across = np.abs(x), np.abs(y)
+    return np.minimum(np.maximum(along - 1.0, across - 0.32), np.maximum(along - 0.32, across - 1.0))
+
+
+def _heart(x: Field, y: Field) -> Field:
+    # A square on its corner, and a disc on each of its two upper edges.
+    side, y = np.abs(x), y + 0.1
+    return np.minimum((side + np.abs(y) - 0.85) * 0.7071, _radius(side - 0.425, y - 0.425) - 0.601)
 
 
 def _normals(num_sides: int, num_kept: int) -> Field:
@@ -82,54 +50,19 @@ def _edge_heights(x: Field, y: Field, normals: Field) -> Field:
 _NORMALS_OF_3, _NORMALS_OF_5 = _normals(3, 3), _normals(5, 5)
 _NORMALS_OF_6 = _normals(6, 3)  # opposite sides share an axis
 
-
-TURN = np.float32(2 * np.pi)
-
-
-def stripes(u: Field, v: Field) -> Field:
-    return _soft_step(np.sin(TURN * u))
-
-
-def checks(u: Field, v: Field) -> Field:
-    return _soft_step(np.sin(TURN * u) * np.sin(TURN * v))
-
-
-def dots(u: Field, v: Field) -> Field:
-    return _soft_step(np.cos(TURN * u) + np.cos(TURN * v) - 0.7)
-
-
-def speckle(u: Field, v: Field) -> Field:
-    return noise_table(64)[(v * 4).astype(np.int32) & 63, (u * 4).astype(np.int32) & 63]
-
-
-def gradient(u: Field, v: Field) -> Field:
-    return clip_unit(u * 0.35 + 0.5)
-
-
-def plain(u: Field, v: Field) -> Field:
-    return np.full(np.broadcast_shapes(u.shape, v.shape), 0.1, dtype=np.float32)
-
-
-def rings(u: Field, v: Field) -> Field:
-    return _soft_step(np.sin((1.5 * TURN) * np.sqrt(u * u + v * v)))
-
-
-def zigzag(u: Field, v: Field) -> Field:
-    return _soft_step(np.sin(TURN * (u + np.abs(v - np.floor(v) - 0.5))))
-
-
-def waves(u: Field, v: Field) -> Field:
-    return _soft_step(np.sin(TURN * u + 2.0 * np.sin(TURN * v)))
-
-
-def bricks(u: Field, v: Field) -> Field:
-    row = np.floor(2 * v)
-    across = u + 0.5 * row
-    joint = np.minimum(across - np.floor(across), 2 * (2 * v - row))
-    return clip_unit(6 * joint - 0.5)
-
-
-TEXTURES: tuple[Pattern, ...] = (stripes, checks, dots, speckle, gradient, plain, rings, zigzag, waves, bricks)
+OUTLINES: dict[str, Pattern] = {
+    "disc": lambda x, y: _radius(x, y) - 0.9,
+    "ring": lambda x, y: np.abs(_radius(x, y) - 0.72) - 0.26,
+    "square": _square,
+    "triangle": lambda x, y: _edge_heights(x, y, _NORMALS_OF_3).max(axis=0) - 0.55,
+    # Inside a pentagram at least four of its five edge lines agree: the second largest height decides.
+    "star": lambda x, y: np.partition(_edge_heights(x, y, _NORMALS_OF_5), 3, axis=0)[3] - 0.36,
+    "cross": _cross,
+    "crescent": lambda x, y: np.maximum(_radius(x, y) - 1.0, 0.78 - _radius(x - 0.5, y)),
+    "hexagon": lambda x, y: np.abs(_edge_heights(x, y, _NORMALS_OF_6)).max(axis=0) - 0.82,
+    "heart": _heart,
+    "corner": lambda x, y: np.maximum(_square(x, y) - 0.08, np.minimum(x, y) + 0.2),
+}
 
 
 def clip_unit(values: Field) -> Field:
@@ -149,3 +82,24 @@ def _soft_step(wave: Field) -> Field:
     wave *= 1.5
     wave += 0.5
     return clip_unit(wave)
+
+
+def _bricks(u: Field, v: Field) -> Field:
+    row = np.floor(2 * v)
+    across = u + 0.5 * row
+    joint = np.minimum(across - np.floor(across), 2 * (2 * v - row))
+    return clip_unit(6 * joint - 0.5)
+
+
+TEXTURES: dict[str, Pattern] = {
+    "stripes": lambda u, v: _soft_step(np.sin(TURN * u)),
+    "checks": lambda u, v: _soft_step(np.sin(TURN * u) * np.sin(TURN * v)),
+    "dots": lambda u, v: _soft_step(np.cos(TURN * u) + np.cos(TURN * v) - 0.7),
+    "speckle": lambda u, v: noise_table(64)[(v * 4).astype(np.int32) & 63, (u * 4).astype(np.int32) & 63],
+    "gradient": lambda u, v: clip_unit(u * 0.35 + 0.5),
+    "plain": lambda u, v: np.full(np.broadcast_shapes(u.shape, v.shape), 0.1, dtype=np.float32),
+    "rings": lambda u, v: _soft_step(np.sin((1.5 * TURN) * _radius(u, v))),
+    "zigzag": lambda u, v: _soft_step(np.sin(TURN * (u + np.abs(v - np.floor(v) - 0.5)))),
+    "waves": lambda u, v: _soft_step(np.sin(TURN * u + 2.0 * np.sin(TURN * v))),
+    "bricks": _bricks,
+}

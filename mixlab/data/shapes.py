@@ -68,7 +68,25 @@ class Shapes(ImageSource):
 
     def scene(self, index: int) -> DrawnScene:
         """The image with all its labels."""
-        return draw_scene(self._stream(index), self.size)
+        plan = draw_plan(self._stream(index))
+        image, covers = paint(plan, self.size)
+        owner = np.full((self.size, self.size), -1, dtype=np.int8)
+        for number in reversed(range(len(covers))):
+            (rows, columns), cover = covers[number]
+            owner[rows, columns][cover > 0.5] = number
+        masks = owner == np.arange(len(covers), dtype=np.int8)[:, None, None]  # (N, S, S)
+        kinds = np.array([item.kind for item in plan.objects], dtype=np.int64)
+        semantic = np.where(owner >= 0, kinds[owner] + 1, 0).astype(np.uint8)
+        seen = np.flatnonzero(masks.any(axis=(1, 2)))
+        return DrawnScene(
+            image=torch.from_numpy(image),
+            label=int(kinds[0]),
+            foreground=torch.from_numpy((owner >= 0).astype(np.uint8)),
+            semantic=torch.from_numpy(semantic),
+            instances=torch.from_numpy(masks[seen]),
+            classes=torch.from_numpy(kinds[seen]),
+            boxes=torch.from_numpy(_boxes_around(masks[seen])),
+        )
 
     def _stream(self, index: int) -> np.random.Generator:
         # Philox is counter-based: each key is a stream of its own, so no scene depends on any other.
@@ -85,29 +103,6 @@ def parse_shapes(name: str, *, split: str, num_images: int = 2000) -> Shapes | N
     defaults = (("size", 64), ("n", num_images), ("seed", 0))
     size, num, seed = (to_number(name, options, *default) for default in defaults)
     return Shapes(size=size, num_images=num, seed=seed, split=split)
-
-
-def draw_scene(random: np.random.Generator, size: int) -> DrawnScene:
-    """Draw the scene that a random stream holds, at any size."""
-    plan = draw_plan(random)
-    image, covers = paint(plan, size)
-    owner = np.full((size, size), -1, dtype=np.int8)
-    for number in reversed(range(len(covers))):
-        (rows, columns), cover = covers[number]
-        owner[rows, columns][cover > 0.5] = number
-    masks = owner == np.arange(len(covers), dtype=np.int8)[:, None, None]  # (N, S, S)
-    kinds = np.array([item.kind for item in plan.objects], dtype=np.int64)
-    semantic = np.where(owner >= 0, kinds[owner] + 1, 0).astype(np.uint8)
-    seen = np.flatnonzero(masks.any(axis=(1, 2)))
-    return DrawnScene(
-        image=torch.from_numpy(image),
-        label=int(kinds[0]),
-        foreground=torch.from_numpy((owner >= 0).astype(np.uint8)),
-        semantic=torch.from_numpy(semantic),
-        instances=torch.from_numpy(masks[seen]),
-        classes=torch.from_numpy(kinds[seen]),
-        boxes=torch.from_numpy(_boxes_around(masks[seen])),
-    )
 
 
 def _boxes_around(masks: NDArray[np.bool_]) -> NDArray[np.float32]:

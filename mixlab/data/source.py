@@ -6,7 +6,8 @@ import difflib
 import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -28,7 +29,6 @@ class HasImage(Protocol):
 
 
 T = TypeVar("T", bound="Tensor | HasImage")
-S = TypeVar("S")
 
 
 class Source(ABC, Generic[T]):
@@ -70,12 +70,11 @@ class Source(ABC, Generic[T]):
             image = to_tensor(fit_image(to_pil(image), size=size, fit=fit))
         return image, (height, width)
 
-    def read(self, skipped: SkippedImages | None = None) -> Iterator[T]:
-        """All samples that can be read; the others are counted in `skipped`, whose limit decides when to stop."""
-        skipped = skipped if skipped is not None else SkippedImages(total=len(self), limit=1.0)
+    def read(self, skipped: SkippedImages) -> Iterator[tuple[int, T]]:
+        """All samples that can be read, with their numbers; the others are counted, until their limit stops it."""
         for index in range(len(self)):
             try:
-                yield self.load(index)
+                yield index, self.load(index)
             except UnreadableImage as error:
                 skipped.add(error)
 
@@ -193,17 +192,10 @@ class SkippedImages:
         return f"skipped {len(self)}: {few(f'{path} ({reason})' for path, reason in self.reasons.items())}"
 
 
-def read_first(data: str, load: Callable[[int], S], *, total: int, most: int) -> list[S]:
-    """What the first numbers of a source give; those that cannot be read are skipped, and named."""
-    found: list[S] = []
-    skipped = SkippedImages(total=total, limit=1.0)
-    for index in range(total):
-        if len(found) >= most:
-            break
-        try:
-            found.append(load(index))
-        except UnreadableImage as error:
-            skipped.add(error)
+def read_first(data: str, source: Source[T], most: int) -> list[tuple[int, T]]:
+    """The first samples of a source that can be read, with their numbers; the others are named in a warning."""
+    skipped = SkippedImages(total=len(source), limit=1.0)
+    found = list(islice(source.read(skipped), most))
     if not found:
         raise InputError(f"{data!r} holds no image that can be read. {skipped.summary()}")
     if len(skipped):

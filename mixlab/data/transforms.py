@@ -45,8 +45,7 @@ def _resize_one_by_one(images: Tensor, image: Tensor, box: Tensor, flip: Tensor,
         out, image.tolist(), box.tolist(), flip.tolist(), strict=True
     ):
         cut = images[number : number + 1, :, top : top + height, left : left + width]
-        small = F.interpolate(cut, (size, size), mode="bicubic", antialias=True)[0]
-        small = small.contiguous()
+        small = F.interpolate(cut, (size, size), mode="bicubic", antialias=True)[0].contiguous()
         torch.mul(small.flip(2) if mirror else small, 1 / 255, out=crop)
     return out
 

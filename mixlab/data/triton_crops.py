@@ -10,9 +10,6 @@ once more for the mean that contrast needs; its threads wait for each other befo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import wraps
-from typing import Any
 
 import torch
 import triton
@@ -29,18 +26,6 @@ _CUBIC = tl.constexpr(CUBIC)
 _CUBIC_REACH = tl.constexpr(CUBIC_REACH)
 
 
-def _on_its_device(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The same function, its kernels launched on the GPU of its first tensor, whichever is the current one."""
-
-    @wraps(function)
-    def guarded(first: Tensor, *others: Any) -> Tensor:
-        with torch.cuda.device_of(first):
-            return function(first, *others)
-
-    return guarded
-
-
-@_on_its_device
 def resize_boxes(images: Tensor, image: Tensor, box: Tensor, flip: Tensor, size: int) -> Tensor:
     """`transforms.resize_boxes` for images on a GPU; the choices live on the host."""
     side, number = images.shape[-1], len(box)
@@ -54,7 +39,6 @@ def resize_boxes(images: Tensor, image: Tensor, box: Tensor, flip: Tensor, size:
     return out
 
 
-@_on_its_device
 def blur_(x: Tensor, sigma: Tensor) -> Tensor:
     """Blur crops (n, 3, S, S) in place by widths (n,) that live on the host; 0 leaves a crop as it is."""
     if not bool((sigma > 0).any()):
@@ -67,14 +51,12 @@ def blur_(x: Tensor, sigma: Tensor) -> Tensor:
     return x
 
 
-@_on_its_device
 def jitter_and_grey_(x: Tensor, jitter: Tensor, order: Tensor, factors: Tensor, grey: Tensor) -> Tensor:
     """Change crops (n, 3, S, S) in place: jitter (n,) and grey (n,) as int32, order (n, 4) int32, factors (n, 4)."""
     _jitter_and_grey[(len(x),)](x, jitter, order, factors, grey, x.shape[2] * x.shape[3], BLOCK=BLOCK)
     return x
 
 
-@_on_its_device
 def solarise_and_normalise_(x: Tensor, solarise: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
     """Invert what is bright in the chosen crops, solarise (n,) as int32; then x gain + shift by channel, in place."""
     num_pixels = x.shape[2] * x.shape[3]

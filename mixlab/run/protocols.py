@@ -6,17 +6,9 @@ evaluator is a new field here; then numbers with and without it stand side by si
 
 import math
 from dataclasses import dataclass, fields
-from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple, get_args, get_type_hints
+from typing import Any, ClassVar, NamedTuple, get_args
 
 from mixlab.run import codec
-
-
-@lru_cache
-def _types(protocol: type["EvaluationProtocol"]) -> dict[str, Any]:
-    hints = get_type_hints(protocol)
-    return {item.name: hints[item.name] for item in fields(protocol)}
-
 
 DRAWN = ("label_seed", "head_seed", "twin_seed", "initial_weights", "classifier_weights")
 
@@ -32,10 +24,10 @@ class EvaluationProtocol:
     num_images: int | None = None  # a limit on the images that were scored; None: all
 
     def __post_init__(self) -> None:
-        for name, hint in _types(type(self)).items():
-            if (value := getattr(self, name)) is None and type(None) in get_args(hint):
+        for name, kind in ((item.name, item.type) for item in fields(self)):
+            if (value := getattr(self, name)) is None and type(None) in get_args(kind):
                 continue
-            value = codec.check(hint, value, f"{name} of a {type(self).__name__}")
+            value = codec.check(kind, value, f"{name} of a {type(self).__name__}")
             if name in ("data", "val_data") and value:
                 value = value.rstrip("/") or "/"  # a slash at the end means nothing
             object.__setattr__(self, name, value)  # 1 as 1.0 where it is a float: one choice, one identity

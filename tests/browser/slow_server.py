@@ -8,9 +8,9 @@ import torch
 import uvicorn
 
 from mixlab.app import create_app
-from mixlab.app.cards import Picture
 from mixlab.app.jobs import Progress
 from mixlab.app.laboratory import Laboratory
+from mixlab.app.pictures import Picture
 from mixlab.app.questions import Question
 from tests.unit.app.live_page import tiny_laboratory
 

@@ -13,6 +13,7 @@ from PIL import Image
 
 from mixlab.analysis.maps import activation_map
 from mixlab.app.laboratory import Laboratory
+from mixlab.app.pictures import square_picture
 from tests.browser.visiting import OpenPage, Page, expect, settle
 from tests.unit.app.live_page import request, tiny_subjects
 from tests.unit.app.test_app_server import png_header
@@ -58,7 +59,7 @@ def test_the_colours_of_a_map_are_the_values_of_the_model(open_page: OpenPage, l
     page = open_page(f"{TWO}&x=0.02&y=0.02&overlay=0")
     page.wait_for_function("() => document.querySelectorAll('.card').length === 2")
     backbone = tiny_subjects()[0].backbone
-    square = laboratory.square(laboratory.samples[0].pixels, 64, "crop")
+    square = square_picture(laboratory.samples[0].pixels, 64, "crop")
     with torch.no_grad():
         images = backbone.preprocess(torch.from_numpy(square).permute(2, 0, 1))
         values = activation_map(backbone, images, "cosine", 2)[0].numpy()

@@ -27,18 +27,17 @@ def small(name: str, **fields: object) -> mixlab.Backbone:
     return mixlab.create_model(name, **{**SMALL, **fields}).eval()
 
 
-@pytest.mark.parametrize("size", [(32, 32), (16, 48), (64, 40)], ids=str)
 @pytest.mark.parametrize("name", OURS)
-def test_images_of_any_shape_give_a_summary_and_a_grid(name: str, size: tuple[int, int]) -> None:
+def test_images_of_any_shape_give_a_summary_and_a_grid(name: str) -> None:
     model = small(name)
-    images = torch.randn(2, 3, *size)
-    summary = model(images)
-    [(layer, features)] = list(model.features(images))
-    assert summary.shape == (2, 64)
-    assert layer == 2
-    assert features.grid == (size[0] // 8, size[1] // 8)
-    assert features.patches.shape == (2, *features.grid, 64)
-    torch.testing.assert_close(features.summary, summary)
+    for size in ((32, 32), (16, 48), (64, 40)):
+        images = torch.randn(2, 3, *size)
+        summary = model(images)
+        [(layer, features)] = list(model.features(images))
+        assert summary.shape == (2, 64) and layer == 2
+        assert features.grid == (size[0] // 8, size[1] // 8)
+        assert features.patches.shape == (2, *features.grid, 64)
+        torch.testing.assert_close(features.summary, summary)
 
 
 @pytest.mark.parametrize("name", TIMM)

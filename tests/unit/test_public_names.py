@@ -16,6 +16,12 @@ SILENT_IMPORT = """
 import sys
 import mixlab
 assert not {"torch", "timm", "torchvision"} & set(sys.modules), "import mixlab imports what it does not need"
+import importlib.util
+assert importlib.util.find_spec("timm") is not None  # whoever only asks for timm does not use the hook up
+class Wrapped:
+    def __init__(self, finder): self.finder = finder
+    def __getattr__(self, name): return getattr(self.finder, name)
+sys.meta_path[:] = map(Wrapped, list(sys.meta_path))  # as tools that watch imports do
 import timm
 assert timm.is_model("dinovim_tiny") and timm.get_pretrained_cfg("vit_tiny") is not None
 assert mixlab.create_model is sys.modules["mixlab.backbones.zoo"].create_model
@@ -90,3 +96,9 @@ def test_what_is_no_picture_is_named(images: object, message: str) -> None:
     model = mixlab.create_model("vit_tiny", dim=64, depth=1, patch=8, image=16)
     with pytest.raises(ValueError, match=message):
         mixlab.preprocess(model, images)
+
+
+def test_the_overview_and_an_unknown_command_answer_without_torch() -> None:
+    code = "import sys; from mixlab.cli import main; print(main([]), main(['prob']), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0 2 False" and "unknown command 'prob'" in done.stderr

@@ -121,7 +121,7 @@ def write_labels(masks: str, out: str) -> None:
     """A masks source in the layout of `mixlab segment`: classes ground and figure, 255 not counted."""
     source, folder = parse_masks(masks), Path(out)
     skipped = SkippedImages(total=len(source), limit=1.0)
-    for number, item in enumerate(source.read(skipped)):
+    for number, (_, item) in enumerate(source.read(skipped)):
         part = "validation" if number % HELD_OUT_MASKS == 0 else "training"
         height, width = item.mask.shape
         scale = min(1.0, SHORT_SIDE / min(height, width))

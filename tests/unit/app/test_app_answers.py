@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
 from mixlab.analysis.maps import MAPS
-from mixlab.app.encoding import encode_runs
+from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.app.laboratory import Laboratory
+from mixlab.app.pictures import square_mask, square_picture
+from mixlab.app.questions import encode_runs
 from mixlab.backbones.backbone import Backbone
 from mixlab.evaluation.target import Target
 from mixlab.mixers import Mixing
@@ -32,7 +34,7 @@ def answer(address: str, kind: str, model: str, layer: int, more: dict[str, Any]
 
 
 def images(laboratory: Laboratory, backbone: Backbone) -> torch.Tensor:
-    square = laboratory.square(laboratory.samples[1].pixels, 64, "crop")
+    square = square_picture(laboratory.samples[1].pixels, 64, "crop")
     return backbone.preprocess(torch.from_numpy(square).permute(2, 0, 1))
 
 
@@ -40,6 +42,14 @@ def images(laboratory: Laboratory, backbone: Backbone) -> torch.Tensor:
 def mixing_of(laboratory: Laboratory, model: str, layer: int) -> Mixing:
     backbone = SUBJECTS[model].backbone
     return next(backbone.mixings(images(laboratory, backbone), layers=[layer]))[1]
+
+
+def test_the_page_shows_models_what_rank_and_maps_show_them(laboratory: Laboratory) -> None:
+    for fit in ("crop", "squash"):
+        seen = ViewedImages("shapes:size=128,n=4", size=64, fit=fit, with_masks=True).together()
+        for sample, image, mask in zip(laboratory.samples, seen.images, seen.masks, strict=True):
+            np.testing.assert_array_equal(square_picture(sample.pixels, 64, fit), image.permute(1, 2, 0))
+            np.testing.assert_array_equal(square_mask(sample.mask, 64, fit), mask)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -130,7 +140,7 @@ def test_the_first_component_is_the_one_of_a_plain_decomposition(address: str, l
 
 
 def test_scores_are_those_of_scikit_learn_at_every_layer(address: str, laboratory: Laboratory) -> None:
-    mask = laboratory.square_mask(laboratory.samples[1].mask, 256, "crop")
+    mask = square_mask(laboratory.samples[1].mask, 256, "crop")
     labels = mask.reshape(8, 32, 8, 32).mean((1, 3)) >= 0.5
     runs = encode_runs(mask)
     sweep = answer(address, "sweep", "dinovim_tiny", 0, {"mask": runs})["auc"]

@@ -12,8 +12,8 @@ import numpy as np
 from PIL import Image
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from mixlab.app.encoding import encode_runs
 from mixlab.app.laboratory import build_laboratory
+from mixlab.app.questions import encode_runs
 from tests.unit.app.live_page import MODELS, Reply, ask, request, serve, tiny_laboratory
 
 NUM_REQUESTS = 200

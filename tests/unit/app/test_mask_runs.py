@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from mixlab.app.encoding import SIDE, MaskRuns, decode_runs, encode_runs
+from mixlab.app.questions import SIDE, MaskRuns, decode_runs, encode_runs
 
 CHECK = TypeAdapter(MaskRuns)
 

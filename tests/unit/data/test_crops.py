@@ -34,7 +34,6 @@ from mixlab.data.transforms import (
 
 JITTERED = CropKind(size=32, scale=(0.2, 1.0), num_views=2, jitter=0.8, grey=0.2, blur=0.5, solarise=0.3)
 
-
 NEUTRAL = (1.0, 1.0, 1.0, 0.0)
 
 
@@ -189,8 +188,9 @@ def draw_with_torchvision(kind: CropKind, height: int, width: int, number: int) 
     return np.array(draws)
 
 
-@pytest.mark.parametrize(("height", "width"), [(256, 256), (375, 500), (40, 30)])
-@pytest.mark.parametrize("scale", [(0.4, 1.0), (0.05, 0.4)])
+@pytest.mark.parametrize(
+    ("height", "width", "scale"), [(256, 256, (0.05, 0.4)), (375, 500, (0.4, 1.0)), (40, 30, (0.05, 0.4))]
+)
 def test_boxes_follow_torchvisions_law(height, width, scale):
     kind = CropKind(size=8, scale=scale)
     number = 4000

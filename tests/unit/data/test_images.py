@@ -131,10 +131,10 @@ def test_a_file_that_arrives_right_after_indexing_is_seen(photos):
         assert f"cats/late {number}.png" in ImageFolder(photos).paths
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 99}', '{"format": 1, "folders": [{"a": 1}]}'])
-def test_a_damaged_index_is_built_again(photos, content):
-    index_file("folder", photos, None).write_text(content)
-    assert len(ImageFolder(photos)) == 4
+def test_a_damaged_index_is_built_again(photos):
+    for content in ("", "{", "[]", '{"format": 99}', '{"format": 2, "folders": [{"a": 1}]}'):
+        index_file("folder", photos, None).write_text(content)
+        assert len(ImageFolder(photos)) == 4
 
 
 def test_nothing_is_written_beside_the_data(photos, shards, tmp_path, monkeypatch):
@@ -209,14 +209,8 @@ def test_a_changed_shard_is_indexed_again(shards):
 
 
 def test_labels_may_stand_in_json_or_be_absent(tmp_path):
-    members = {
-        "a.jpg": png(1),
-        "a.json": b'{"label": 3}',
-        "b.jpg": png(2),
-        "b.json": b'{"url": "x"}',
-        "c.d.png": png(3),
-    }
-    write_shard(tmp_path / "x.tar", members)
+    labels = {"a.json": b'{"label": 3}', "b.json": b'{"url": "x"}'}
+    write_shard(tmp_path / "x.tar", {"a.jpg": png(1), "b.jpg": png(2), "c.d.png": png(3), **labels})
     source = TarShards(str(tmp_path / "x.tar"))
     assert source.keys == ["a", "b"] and source.labels().tolist() == [3, -1]
 

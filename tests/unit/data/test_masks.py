@@ -44,24 +44,15 @@ def own_folder(root: Path, values: list[list[int]], mode: str = "L") -> str:
     return str(root)
 
 
-@pytest.mark.parametrize(
-    ("values", "mode", "expected"),
-    [
-        ([[0, 255]], "L", [[0, 1]]),
-        ([[0, 1]], "L", [[0, 1]]),
-        ([[0, 7]], "L", [[0, 1]]),
-        ([[0, 128, 255]], "L", [[0, 255, 1]]),
-        ([[255, 128]], "L", [[1, 255]]),
-        ([[0, 0]], "L", [[0, 0]]),
-        ([[0, 1, 2]], "P", [[0, 1, 1]]),
-        ([[0, 65535]], "I;16", [[0, 1]]),
-        ([[0, 32896, 65535]], "I;16", [[0, 255, 1]]),
-        ([[0, 300]], "I;16", [[0, 1]]),
-        ([list(range(0, 256, 5))], "L", [[0] * 26 + [1] * 26]),
-    ],
-)
-def test_peoples_own_masks_are_read_by_their_values(tmp_path, values, mode, expected):
-    assert only(parse_masks(own_folder(tmp_path, values, mode))) == expected
+def test_peoples_own_masks_are_read_by_their_values(tmp_path):
+    cases = [
+        ([0, 255], "L", [0, 1]), ([0, 1], "L", [0, 1]), ([0, 7], "L", [0, 1]), ([0, 0], "L", [0, 0]),
+        ([0, 128, 255], "L", [0, 255, 1]), ([255, 128], "L", [1, 255]), ([0, 1, 2], "P", [0, 1, 1]),
+        ([0, 65535], "I;16", [0, 1]), ([0, 32896, 65535], "I;16", [0, 255, 1]), ([0, 300], "I;16", [0, 1]),
+        (list(range(0, 256, 5)), "L", [0] * 26 + [1] * 26),
+    ]  # fmt: skip
+    for values, mode, expected in cases:
+        assert only(parse_masks(own_folder(tmp_path, [values], mode))) == [expected], (values, mode)
 
 
 @pytest.mark.parametrize(("values", "mode"), [([[0, 5, 9]], "L"), ([[0, 5, 255]], "P"), ([[0, 700, 900]], "I;16")])
@@ -92,7 +83,7 @@ def test_files_without_a_partner_are_reported_and_the_rest_goes_on(tmp_path):
     save_mask(tmp_path / "masks" / "sub" / "lost.png", [[0]])
     source = parse_masks(name)
     assert [Path(path).name for path in source.unpaired] == ["lost.png", "alone.jpg"]
-    assert [item.name for item in source.read()] == ["a b.jpg"]
+    assert len(source) == 1 and source.load(0).name == "a b.jpg"
     assert "2 files have no partner" in unpaired_note(source) and "lost.png" in unpaired_note(source)
 
 
@@ -137,7 +128,7 @@ def test_bad_pairs_are_skipped_and_named(tmp_path):
     (tmp_path / "masks" / "cut.png").write_bytes(whole[: len(whole) // 2])
     source = parse_masks(name)
     skipped = SkippedImages(total=len(source), limit=1.0)
-    assert [item.name for item in source.read(skipped)] == ["a b.jpg"]
+    assert [item.name for _, item in source.read(skipped)] == ["a b.jpg"]
     reasons = {Path(path).stem: reason for path, reason in skipped.reasons.items()}
     assert set(reasons) == {"shape", "broken", "cut"} and "3 x 9" in reasons["shape"] and "6 x 4" in reasons["shape"]
     with pytest.raises(TooManyUnreadableError, match="shape"):
@@ -218,9 +209,8 @@ def test_ade_things_are_foreground_and_unlabelled_pixels_are_ignored(tmp_path):
 
 def test_shapes_have_masks_without_any_file():
     source = parse_masks("shapes:size=32,n=3")
-    items = list(source.read())
-    assert len(items) == 3
-    assert torch.equal(items[1].mask, Shapes(size=32, num_images=3, split="val").scene(1).foreground)
+    assert len(source) == 3
+    assert torch.equal(source.load(1).mask, Shapes(size=32, num_images=3, split="val").scene(1).foreground)
 
 
 def test_fitting_moves_image_and_mask_together(tmp_path):
@@ -253,24 +243,12 @@ def test_wrong_names_are_answered_with_a_way_out(tmp_path, name, message):
         parse_masks(name.format(tmp_path))
 
 
-def test_a_folder_of_nothing_known_is_refused(tmp_path):
-    save_image(tmp_path / "holiday" / "a.jpg")
-    with pytest.raises(ValueError, match="images/ beside masks/"):
-        parse_masks(str(tmp_path))
-
-
 @needs_photographs
 @pytest.mark.parametrize(
     ("name", "number"),
-    [
-        ("{}/masks", 685),
-        ("{}/voc", 430),
-        ("voc:{}/voc", 430),
-        ("{}/coco", 272),
-        ("{}/ade20k_sample", 3),
-        ("ade:{}/semantic:things=1-76", 100),
-    ],
-)
+    [("{}/masks", 685), ("voc:{}/voc", 430), ("{}/coco", 272), ("{}/ade20k_sample", 3),
+     ("ade:{}/semantic:things=1-76", 100)],
+)  # fmt: skip
 def test_real_photographs_with_masks_are_read(name, number):
     source = parse_masks(name.format(PHOTOGRAPHS))
     assert len(source) == number and source.unpaired == ()
@@ -313,26 +291,13 @@ def test_a_coco_file_is_found_beside_its_images(tmp_path):
         "images": [{"id": 1, "file_name": "1.jpg", "height": 3, "width": 4}],
         "annotations": [
             {"image_id": 1, "category_id": 5, "bbox": [0, 0, 2, 2], "segmentation": [[0, 0, 2, 0, 2, 2, 0, 2]]},
-            {
-                "image_id": 1,
-                "category_id": 5,
-                "bbox": [0, 0, 4, 3],
-                "iscrowd": 1,
-                "segmentation": {"size": [3, 4], "counts": [0, 3, 9]},
-            },
+            {"image_id": 1, "category_id": 5, "bbox": [0, 0, 4, 3], "iscrowd": 1,
+             "segmentation": {"size": [3, 4], "counts": [0, 3, 9]}},
         ],
         "categories": [{"id": 5, "name": "cat"}],
-    }
+    }  # fmt: skip
     file = tmp_path / "annotations" / "instances_val2017.json"
     file.parent.mkdir()
     file.write_text(json.dumps(content))
     assert only(parse_masks(str(tmp_path))) == [[1, 1, 0, 0], [1, 1, 0, 0], [255, 0, 0, 0]]
     assert only(parse_masks(f"coco:{file}")) == only(parse_masks(str(file)))
-    content["annotations"][0]["segmentation"] = [[0, 0, 1]]
-    file.write_text(json.dumps(content))
-    with pytest.raises(UnreadableImage, match="polygon of 3 numbers"):
-        parse_masks(str(file)).load(0)
-    content["images"][0]["width"] = 7
-    file.write_text(json.dumps(content))
-    with pytest.raises(UnreadableImage, match=r"4 x 3.*7 x 3"):
-        parse_masks(str(file)).load(0)

@@ -4,6 +4,7 @@ import hashlib
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -16,6 +17,13 @@ from mixlab.data.patterns import OUTLINES
 
 def digest(source: Shapes, indexes: list[int]) -> str:
     return hashlib.sha256(b"".join(source.load(index).numpy().tobytes() for index in indexes)).hexdigest()
+
+
+@cache
+def drawn(split: str, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images (n, 3, 32, 32) from 0 to 255 and their labels."""
+    source = Shapes(size=32, num_images=number, split=split)
+    return torch.stack([source.load(index) for index in range(number)]).float(), source.labels()
 
 
 def test_a_scene_depends_only_on_seed_split_and_index():
@@ -107,9 +115,8 @@ def test_patches_of_light_brighten_and_colour_a_scene_as_their_numbers_say():
 
 
 def test_the_mean_colour_of_a_scene_says_nothing_of_its_class():
-    source = Shapes(size=32, num_images=2000)
-    means = np.stack([source.load(index).numpy().mean(axis=(1, 2)) for index in range(2000)])
-    labels = source.labels().numpy()
+    images, labels = (part.numpy() for part in drawn("train", 2000))
+    means = images.mean(axis=(2, 3))
     of_classes = np.stack([means[labels == kind].mean(axis=0) for kind in range(10)])
     assert means.std(axis=0).min() > 4  # of 255
     assert of_classes.std(axis=0).max() < 0.25 * means.std(axis=0).min()
@@ -151,22 +158,15 @@ def test_the_centre_of_the_image_does_not_tell_the_foreground():
 def test_a_linear_model_on_pixels_is_poor():
     from sklearn.linear_model import RidgeClassifier
 
-    def pixels(split: str, number: int) -> tuple[np.ndarray, np.ndarray]:
-        source = Shapes(size=32, num_images=number, split=split)
-        return np.stack([source.load(i).numpy().ravel() / 255 for i in range(number)]), source.labels().numpy()
-
-    model = RidgeClassifier(alpha=100.0).fit(*pixels("train", 1000))
-    assert model.score(*pixels("val", 400)) < 0.35
+    (bank, labels), (queries, truth) = drawn("train", 2000), drawn("val", 400)
+    model = RidgeClassifier(alpha=100.0).fit(bank[:1000].flatten(1).numpy() / 255, labels[:1000].numpy())
+    assert model.score(queries.flatten(1).numpy() / 255, truth.numpy()) < 0.35
 
 
 def test_nearest_neighbours_in_pixels_are_poor():
     """Light dominates distances between pixels: features have to look past it."""
 
-    def pixels(split: str, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        source = Shapes(size=32, num_images=number, split=split)
-        return torch.stack([source.load(i) for i in range(number)]).float(), source.labels()
-
-    (bank, labels), (queries, truth) = pixels("train", 2000), pixels("val", 600)
+    (bank, labels), (queries, truth) = drawn("train", 2000), drawn("val", 400)
     for pool in (1, 4, 32):  # pixels, means of them, the mean colour
         a, b = (torch.nn.functional.avg_pool2d(x, pool).flatten(1) for x in (bank, queries))
         centred = [torch.nn.functional.normalize(x - a.mean(0), dim=1) for x in (a, b)]
