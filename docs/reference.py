@@ -5,12 +5,9 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-<<<<<<< HEAD
 import textwrap
 from dataclasses import MISSING, fields, is_dataclass
-=======
 from functools import partial
->>>>>>> main
 from importlib import import_module
 from itertools import pairwise
 from typing import Any, get_args, get_type_hints
