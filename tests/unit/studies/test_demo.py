@@ -15,18 +15,12 @@ from command_line import parse_command
 
 from mixlab.commands.demo import run_demo
 from mixlab.run import RunDirectory
-from mixlab.studies.demo.plan import FULL, MODELS, QUICK, Effort, plan
+from mixlab.studies.demo import FULL, MODELS, QUICK, Effort, plan
 
 LITTLE = Effort(
-    num_images=64,
-    dino_epochs=1,
-    num_labelled=64,
-    supervised_epochs=30,
-    probe_epochs=2,
-    num_scored=8,
-    num_ranked=1,
+    num_images=64, dino_epochs=1, num_labelled=64, supervised_epochs=30, probe_epochs=2, num_scored=8, num_ranked=1,
     num_pictures=2,
-)
+)  # fmt: skip
 TWO = tuple(model for model in MODELS if model.label in ("vit", "gatedconv"))
 START = """
 from pathlib import Path
