@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,11 +16,10 @@ from torch import Tensor
 
 from mixlab.analysis.viewed_images import view_of
 from mixlab.app.byte_cache import ByteCache
-from mixlab.data.decode import FORMATS, Fit, UnreadableImage, decode, fit_box, fit_image, open_image, to_tensor
-from mixlab.data.images import parse_source
-from mixlab.data.mask_formats import mask_format, parse_masks
+from mixlab.data.decode import FORMATS, Fit, UnreadableImage, decode, fit_box, fit_image, open_image, to_pil, to_tensor
+from mixlab.data.mask_formats import parse_images_or_masks
 from mixlab.data.masks import plain_mask
-from mixlab.data.source import read_first
+from mixlab.data.source import Source, read_first
 from mixlab.errors import InputError
 
 MAX_SIDE = 1024  # larger pictures are scaled down: no model here sees more
@@ -84,24 +84,15 @@ def read_samples(data: Sequence[str], count: int) -> list[Picture]:
 
 
 def _read_source(data: str, count: int) -> list[Picture]:
-    if mask_format(data) is None:
-        source = parse_source(data, split="val")
-
-        def load(index: int) -> tuple[Tensor, MaskValues | None, str]:
-            return source.load(index), None, source.name(index)
-
-        images = read_first(data, load, total=len(source), most=count)
-    else:
-        masked = parse_masks(data)
-        items = read_first(data, masked.load, total=len(masked), most=count)
-        images = [(item.image, item.mask.numpy(), item.name) for item in items]
-    samples = []
-    for image, mask, name in images:
-        pixels = _shrunk(Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()))
+    source: Source[Any] = parse_images_or_masks(data)
+    pictures = []
+    for index, sample in read_first(data, source, count):
+        image, mask = (sample, None) if isinstance(sample, Tensor) else (sample.image, sample.mask.numpy())
+        pixels = _shrunk(to_pil(image))
         size = (pixels.shape[1], pixels.shape[0])
         fitted = None if mask is None else np.array(Image.fromarray(mask).resize(size, Image.Resampling.NEAREST))
-        samples.append(Picture("", name, pixels, fitted))
-    return samples
+        pictures.append(Picture("", source.name(index), pixels, fitted))
+    return pictures
 
 
 def _check_header(data: bytes, max_pixels: int) -> Image.Image:
