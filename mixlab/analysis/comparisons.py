@@ -8,13 +8,14 @@ protocol; where both have several, by the most preferred of them (`preference`).
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from mixlab.run import UNTRAINED, Measurement
 from mixlab.statistics import Difference, Significance, difference, has_learnt, mean_over_seeds
 
 Group = list[Measurement]  # of one network and protocol, one per seed
 Pair = tuple[Group, Group]
+Item = TypeVar("Item")
 
 ACCURACIES = ("knn_top1", "probe_top1")  # of features: a network learnt if one of these says so
 TASK = ("data", "val_data", "split", "change")  # a comparison on each, never one instead of another
@@ -68,7 +69,7 @@ class Network(NamedTuple):
 
 def over_seeds(measurements: Iterable[Measurement]) -> list[Group]:
     """Groups that repeat one thing. What was drawn several times for one network (few labels) is averaged first."""
-    groups = _grouped(measurements, lambda m: (m.metric, Network.of(m), _text(m.protocol.choices)))
+    groups = grouped(measurements, lambda m: (m.metric, Network.of(m), _text(m.protocol.choices)))
     return sorted(_with_their_own_heads([_one_per_seed(group) for group in groups]), key=_order)
 
 
@@ -83,17 +84,17 @@ def preference(m: Measurement, papers: Mapping[str, Sequence[Any]] | None = None
 
 def preferred(groups: Iterable[Group], *apart: str) -> list[Group]:
     """Of each network, metric and task the most preferred protocol; one for each value of the choices named `apart`."""
-    kinds = _grouped(groups, lambda group: (*_task(group[0]), *(group[0][name] for name in apart)))
+    kinds = grouped(groups, lambda group: (*_task(group[0]), *(group[0][name] for name in apart)))
     return [min(kind, key=lambda group: preference(group[0])) for kind in kinds]
 
 
 def preferred_runs(measurements: Iterable[Measurement], *apart: str) -> list[list[Group]]:
     """Of each network, metric and task by the most preferred protocol: for each seed all measurements, which differ in
     the choices named `apart` alone."""
-    protocols = _grouped(measurements, lambda m: (*_task(m), _text(_shared(m, apart))))
-    kinds = _grouped(protocols, lambda group: _task(group[0]))
+    protocols = grouped(measurements, lambda m: (*_task(m), _text(_shared(m, apart))))
+    kinds = grouped(protocols, lambda group: _task(group[0]))
     chosen = [min(kind, key=lambda group: preference(group[0])) for kind in kinds]
-    return [_grouped(group, lambda m: m.seed) for group in sorted(chosen, key=_order)]
+    return [grouped(group, lambda m: m.seed) for group in sorted(chosen, key=_order)]
 
 
 def comparable(a: Measurement, b: Measurement, *apart: str) -> bool:
@@ -159,7 +160,7 @@ def training_gains(measurements: Iterable[Measurement]) -> list[Gain]:
     known = [m for m in found if m.metric in ACCURACIES and is_headline(m)]
     twins = [m for m in known if m.subject.training == UNTRAINED]
     gains = []
-    for own in _grouped((m for m in known if m.subject.training != UNTRAINED), Network.of):
+    for own in grouped((m for m in known if m.subject.training != UNTRAINED), Network.of):
         network = Network.of(own[0])
         for a, b in pairs(over_seeds(own), _twins_of(network, twins)):
             gains.append(Gain(network, a[0].metric, a, b, difference(a, b)))
@@ -173,13 +174,13 @@ def training_gains(measurements: Iterable[Measurement]) -> list[Gain]:
 
 def learnt_features(gains: Iterable[Gain]) -> dict[Network, bool]:
     """Whether each network learnt anything, by any accuracy; networks without a twin are left out."""
-    known = _grouped((gain for gain in gains if gain.metric in ACCURACIES), lambda gain: gain.network)
+    known = grouped((gain for gain in gains if gain.metric in ACCURACIES), lambda gain: gain.network)
     return {group[0].network: bool(has_learnt(gain.difference for gain in group)) for group in known}
 
 
 def learnt_maps(gains: Iterable[Gain]) -> dict[Network, bool]:
     """Whether the maps of each network score significantly above its twin's, on all data that were tried."""
-    known = _grouped((gain for gain in gains if gain.metric == "binary_auc"), lambda gain: gain.network)
+    known = grouped((gain for gain in gains if gain.metric == "binary_auc"), lambda gain: gain.network)
     return {g[0].network: all(gain.difference.significance is Significance.MORE for gain in g) for g in known}
 
 
@@ -211,7 +212,7 @@ def _twins_of(network: Network, untrained: Sequence[Measurement]) -> list[Group]
     """Untrained networks of that architecture; those of the same name alone, where there are any."""
     same = [m for m in untrained if Network.of(m).architecture == network.architecture]
     named = [m for m in same if m.subject.name == network.name] or same
-    return [_one_per_seed(group) for group in _grouped(named, lambda m: (m.metric, _text(m.protocol.choices)))]
+    return [_one_per_seed(group) for group in grouped(named, lambda m: (m.metric, _text(m.protocol.choices)))]
 
 
 def _same_but_metric(group: Group, groups: Iterable[Group], metric: str) -> Group:
@@ -221,13 +222,13 @@ def _same_but_metric(group: Group, groups: Iterable[Group], metric: str) -> Grou
 
 
 def _one_per_seed(group: Sequence[Measurement]) -> Group:
-    return [same[0] if len(same) == 1 else averaged(same) for same in _grouped(group, lambda m: m.seed)]
+    return [same[0] if len(same) == 1 else averaged(same) for same in grouped(group, lambda m: m.seed)]
 
 
 def _with_their_own_heads(groups: Iterable[Group]) -> list[Group]:
     """A probe's best head may be another for another seed: still one protocol, unless a seed was measured twice."""
     merged: list[Group] = []
-    for kin in _grouped(groups, lambda group: (group[0].metric, Network.of(group[0]), _text(_shared(group[0], ())))):
+    for kin in grouped(groups, lambda group: (group[0].metric, Network.of(group[0]), _text(_shared(group[0], ())))):
         seeds = [m.seed for group in kin for m in group]
         merged += [sum(kin, Group())] if len(set(seeds)) == len(seeds) else kin
     return merged
@@ -254,9 +255,9 @@ def _text(choices: dict[str, Any]) -> str:
     return json.dumps(choices, sort_keys=True)
 
 
-def _grouped(items: Iterable[Any], key: Callable[[Any], Any]) -> list[list[Any]]:
+def grouped(items: Iterable[Item], key: Callable[[Item], Any]) -> list[list[Item]]:
     """Items with equal keys together, in the order in which they come."""
-    found: dict[Any, list[Any]] = {}
+    found: dict[Any, list[Item]] = {}
     for item in items:
         found.setdefault(key(item), []).append(item)
     return list(found.values())

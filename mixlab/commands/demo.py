@@ -12,7 +12,7 @@ from mixlab.errors import InputError
 from mixlab.report import write_report
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import RunLock
-from mixlab.studies.demo.plan import FULL, MODELS, QUICK, DemoModel, Effort, plan
+from mixlab.studies.demo import FULL, MODELS, QUICK, DemoModel, Effort, plan
 from mixlab.studies.steps import run_steps, wait_for_workers, worker_pool
 from mixlab.training.distributed import num_cores
 

@@ -9,7 +9,7 @@ from mixlab.commands.output import console, emit
 from mixlab.errors import InputError
 from mixlab.report import write_report
 from mixlab.run import UNTRAINED, find_runs
-from mixlab.studies.demo.jobs import write_costs
+from mixlab.studies.demo import write_costs
 
 
 def report(

@@ -1,18 +1,22 @@
-"""The sections of the page that charts fill: Binary-AUC, ranks, training, cost."""
+"""The sections of the page that charts fill: Binary-AUC, ranks, training, cost. Runs that differ in their seed alone
+are drawn as one: means, with 95 % intervals over seeds (Student's t).
+"""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 from mixlab.analysis import figures
 from mixlab.analysis.blocks import MEASURES
+from mixlab.analysis.comparisons import grouped
 from mixlab.analysis.figures import Chart, LineStyle
-from mixlab.report.findings import Findings, Record
+from mixlab.report.findings import Curve, Findings, Record
 from mixlab.report.pictures import file_picture
-from mixlab.report.seeds import merge_curves, merge_roc, merge_rows
 from mixlab.run import base_label
+from mixlab.statistics import mean_interval
 
 Styles = Mapping[str, LineStyle]
+Row = dict[str, Any]
 STUDY_ORDER = {"model": 0, "size": 1, "training": 2, "registers": 3, "map": 4, "layer": 5, "register": 6, "head": 7}
 METHODS = {"dino": "DINO", "supervised": "Supervised", "segment": "Segmentation", "detect": "Detection", "": "Training"}
 ON_SAME_IMAGES = ("data", "image", "fit", "num_images", "settings")  # results that differ in one are drawn apart
@@ -20,7 +24,7 @@ ON_SAME_IMAGES = ("data", "image", "fit", "num_images", "settings")  # results t
 
 def auc_part(findings: Findings, styles: Styles) -> dict[str, Any] | None:
     """One chart of each study on the same images, whichever records it is spread over; seeds as one."""
-    shown: list[dict[str, Any]] = []
+    shown: list[Row] = []
     labels: dict[str, None] = {}
     records = sorted(findings.of("auc"), key=lambda record: STUDY_ORDER.get(record.content["study"], 9))
     for alike in _drawn_together(records, "study"):
@@ -48,7 +52,7 @@ def auc_part(findings: Findings, styles: Styles) -> dict[str, Any] | None:
     return {"figures": shown, "comparisons": comparisons, "labels": [*labels], "several": several} if shown else None
 
 
-def _first_seeds(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _first_seeds(rows: list[Row]) -> list[Row]:
     """Heads of another seed are other heads: one run of each label."""
     first: dict[str, str] = {}
     for row in rows:
@@ -56,13 +60,13 @@ def _first_seeds(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list({(r["label"], r["layer"], r["index"]): r for r in rows if r["label"] in first.values()}.values())
 
 
-def _auc_charts(record: Record, rows: list[dict[str, Any]], styles: Styles) -> list[dict[str, Any]]:
+def _auc_charts(record: Record, rows: list[Row], styles: Styles) -> list[Row]:
     """Title and chart, or a picture where the run has only that."""
     study = record.content["study"]
     title = {"map": "By kind of map", "head": "Heads of {}"}.get(study, f"By {study}")
     labels = dict.fromkeys(row["label"] for row in rows)
     charts = figures.study_charts(study, rows, styles)
-    found: list[dict[str, Any]] = [
+    found: list[Row] = [
         {"title": title.format(label), "chart": chart} for label, chart in zip(labels, charts, strict=False)
     ]
     file = record.run.path / "figures" / "auc_roc.svg"
@@ -75,7 +79,7 @@ def _auc_charts(record: Record, rows: list[dict[str, Any]], styles: Styles) -> l
     return found
 
 
-def rank_part(findings: Findings, styles: Styles) -> list[dict[str, Any]]:
+def rank_part(findings: Findings, styles: Styles) -> list[Row]:
     """Charts of one seed and rows of all, for each set of images and each size of blocks."""
     records = sorted(findings.of("rank"), key=lambda record: place_of(record.content["subject"]["label"], styles))
     found = []
@@ -170,17 +174,62 @@ def place_of(label: str, styles: Styles) -> tuple[int, str]:
 
 def _drawn_together(records: Iterable[Record], *names: str) -> list[list[Record]]:
     """Records of the same images and settings, in their order."""
-    found: dict[str, list[Record]] = {}
-    for record in records:
-        key = json.dumps([record.content.get(name) for name in (*names, *ON_SAME_IMAGES)], sort_keys=True)
-        found.setdefault(key, []).append(record)
-    return list(found.values())
+    same = (*names, *ON_SAME_IMAGES)
+    return grouped(records, lambda record: json.dumps([record.content.get(name) for name in same], sort_keys=True))
 
 
-def _by_label(
-    rows: list[dict[str, Any]], value: Callable[[dict[str, Any]], float]
-) -> dict[str, tuple[list[int], list[float]]]:
+def _by_label(rows: list[Row], value: Callable[[Row], float]) -> dict[str, tuple[list[int], list[float]]]:
     """Tokens and values of each model."""
-    labels = dict.fromkeys(row["label"] for row in rows)
-    own = {label: [row for row in rows if row["label"] == label] for label in labels}
-    return {label: ([row["tokens"] for row in part], [value(row) for row in part]) for label, part in own.items()}
+    own = grouped(rows, lambda row: row["label"])
+    return {part[0]["label"]: ([row["tokens"] for row in part], [value(row) for row in part]) for part in own}
+
+
+def merge_rows(rows: Iterable[Row]) -> list[Row]:
+    """Rows of Binary-AUC, one for all seeds; a row that two records share counts once."""
+    once = {(row["label"], row["map"], row["layer"], row["index"]): row for row in rows}
+
+    def key(row: Row) -> Hashable:
+        same = ("model", "training", "num_parameters", "map", "layer", "index")
+        return tuple(row.get(name) for name in same), base_label(row["label"])
+
+    return [_merged_row(group) for group in grouped(once.values(), key)]
+
+
+def merge_curves(curves: Iterable[Curve]) -> list[Curve]:
+    """Training curves, one for all seeds: means at the steps that all of them logged."""
+    return [_merged_curve(group) for group in grouped(curves, lambda curve: (base_label(curve.label), curve.method))]
+
+
+def merge_roc(rates: dict[str, list[float]]) -> dict[str, list[float]]:
+    groups = grouped(rates.items(), lambda item: base_label(item[0]))
+    return {
+        base_label(group[0][0]): [sum(column) / len(column) for column in zip(*(v for _, v in group), strict=True)]
+        for group in groups
+    }
+
+
+def _merged_row(group: list[Row]) -> Row:
+    lead = group[0]
+    merged = {**lead, "label": base_label(lead["label"])}
+    if len(group) == 1:
+        return merged
+    for name, part in lead.items():
+        if isinstance(part, dict) and "mean" in part:
+            values = [row[name]["mean"] for row in group if row.get(name) and row[name]["mean"] is not None]
+            if values:
+                mean = mean_interval(values)
+                merged[name] = {**part, "mean": mean.value, "low": mean.low, "high": mean.high}
+    return merged
+
+
+def _merged_curve(group: list[Curve]) -> Curve:
+    lead = group[0]
+    if len(group) == 1:
+        return Curve(base_label(lead.label), lead.rows, lead.config)
+    steps = [{row["step"]: row for row in curve.rows if "loss" in row} for curve in group]
+    rows = []
+    for step in sorted(set.intersection(*(set(part) for part in steps))):
+        here = [part[step] for part in steps]
+        names = [name for name, value in here[0].items() if all(isinstance(row.get(name), int | float) for row in here)]
+        rows.append({name: sum(row[name] for row in here) / len(here) for name in names} | {"step": step})
+    return Curve(base_label(lead.label), rows or lead.rows, lead.config)

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from mixlab.backbones.weights import model_from_file, save_weights
+from mixlab.run import RunDirectory
 from mixlab.studies.steps import Step
 
 
@@ -17,7 +19,7 @@ def judge_run(
     twin: bool = True,
 ) -> Iterator[Step]:
     """Steps after `train LABEL`; `heads` are the arguments of `mixlab probe`, None for no probe."""
-    cases: list[tuple[str, Path, str, tuple[str, ...]]] = [("", run, f"train {label}", ())]
+    cases = [("", run, f"train {label}", tuple[str, ...]())]
     if twin:
         place = run / "untrained"
         made = Step(
@@ -51,3 +53,11 @@ def judge_run(
                 here=here,
                 needs=(needs,),
             )
+
+
+def write_twin(run: str, out: str, seed: str) -> None:
+    """The backbone of a run with fresh weights, as a run of its own."""
+    folder = RunDirectory.create(out)
+    folder.write_config({"seed": int(seed), "twin_of": Path(run).name})
+    twin = model_from_file(Path(run) / "weights.safetensors").twin(int(seed))
+    save_weights(twin, folder.path / "weights.safetensors")

@@ -30,9 +30,9 @@ POLL_S = 0.3
 WATCH_S = 0.5
 PATIENCE_S = 30.0  # how long to wait for the workers of a command that was killed: they write a checkpoint first
 OWN_JOBS = {  # what has no command of its own: a function of text arguments
-    "twin": ("mixlab.studies.demo.jobs", "write_twin"),
-    "matrices": ("mixlab.studies.demo.jobs", "write_matrices"),
-    "speed": ("mixlab.studies.demo.jobs", "write_all_costs"),
+    "twin": ("mixlab.studies.scoring", "write_twin"),
+    "matrices": ("mixlab.studies.demo", "write_matrices"),
+    "speed": ("mixlab.studies.demo", "write_all_costs"),
     "split": ("mixlab.studies.miniature.folders", "hold_out"),
     "labels": ("mixlab.studies.miniature.folders", "write_labels"),
     "choose": ("mixlab.studies.miniature.jobs", "choose_rates"),
@@ -115,7 +115,7 @@ def run_steps(steps: Sequence[Step], folder: Path, pool: ProcessPoolExecutor, *,
                     console.print(Text.assemble((step.title, "bold"), ": ", (step.why, "dim")))
                 threads = num_threads(1 if step.alone else workers)
                 future = pool.submit(run_step, (*step.arguments, *step.here), _log(folder, step), threads, command)
-                task = progress.add_task(step.title, total=_total(step), note="")
+                task = progress.add_task(step.title, total=1.0 if step.trains else None, note="")
                 running[future] = _Running(step, task, time.monotonic())
             finished, _ = wait(running, timeout=POLL_S, return_when=FIRST_COMPLETED)
             for future in finished:
@@ -217,11 +217,6 @@ def _show(progress: Progress, part: _Running) -> None:
         with contextlib.suppress(OSError, ValueError, KeyError):
             progress.update(part.task, total=run.read_config()["total_steps"])
         progress.update(part.task, completed=last["step"], note=text)
-
-
-def _total(step: Step) -> float | None:
-    """Unknown at first: training tells, other steps only spin."""
-    return 1.0 if step.trains else None
 
 
 def _prepare(parent: int) -> None:

@@ -44,20 +44,13 @@ def tune(setting: Setting) -> Iterator[Step]:
     yield split
     needs, trials = [], []
     for training, family, rate in product(TRAININGS, setting.families, effort.tuned_rates):
-        variant = Variant(family, training)
         run = place / f"{training}-{family.label}-{rate:g}"
         steps = effort.tuning_steps[training]
         short = (f"steps={steps}", f"optim.warmup_steps={steps // 5}")
         made = train(
-            setting,
-            variant,
-            TUNING_SEED,
-            place=run,
-            data=str(folds),
-            rate=rate,
-            settings=short,
+            setting, Variant(family, training), TUNING_SEED, place=run, data=str(folds), rate=rate, settings=short,
             needs=(split.name,),
-        )
+        )  # fmt: skip
         yield made
         trials.append(f"{training}/{family.label}/{rate:g}")
         needs.append(made.name)

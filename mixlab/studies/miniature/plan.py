@@ -11,20 +11,8 @@ from mixlab.studies.steps import Step
 Training = Literal["dino", "supervised"]
 COMMANDS: dict[Training, str] = {"dino": "pretrain", "supervised": "train"}
 PROBE = (
-    "--mode",
-    "cached",
-    "--blocks",
-    "1",
-    "4",
-    "--lrs",
-    "0.01",
-    "0.1",
-    "0.5",
-    "--weight-decays",
-    "0",
-    "--batch",
-    "256",
-)
+    "--mode", "cached", "--blocks", "1", "4", "--lrs", "0.01", "0.1", "0.5", "--weight-decays", "0", "--batch", "256",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

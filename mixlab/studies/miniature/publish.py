@@ -134,7 +134,10 @@ def _copy(source: RunDirectory, target: RunDirectory, names: list[tuple[str, str
 def _published_arrays(result: dict[str, Any], stored: Arrays) -> tuple[Arrays, dict[str, Any]]:
     """What the report's figures need, small; and scores of single images, so that intervals can be computed again."""
     if result.get("kind") == "auc" and result.get("study") == "model":
-        scores = {label: [_digits(value, 4) for value in raw[:, -1].mean(-1).tolist()] for label, raw in stored.items()}
+        scores = {
+            label: [None if np.isnan(value) else round(value, 4) for value in raw[:, -1].mean(-1).tolist()]
+            for label, raw in stored.items()
+        }
         return {}, {"raw_auc_by_image": scores}
     if result.get("kind") == "rank":
         kept: Arrays = {}
@@ -161,12 +164,4 @@ def _cleaned(value: Any, names: list[tuple[str, str]]) -> Any:
         for place, name in names:
             value = rename_place(value, place, name)
         return OTHER_PLACES.sub("", value)
-    return _six_digits(value) if isinstance(value, float) else value
-
-
-def _six_digits(value: float) -> float:
-    return float(f"{value:.6g}")
-
-
-def _digits(value: float, digits: int) -> float | None:
-    return None if np.isnan(value) else round(value, digits)
+    return float(f"{value:.6g}") if isinstance(value, float) else value

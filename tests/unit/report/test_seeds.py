@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mixlab.report.findings import Curve
-from mixlab.report.seeds import merge_curves, merge_roc, merge_rows
+from mixlab.report.sections import merge_curves, merge_roc, merge_rows
 
 
 def row(label: str, mean: float | None) -> dict[str, Any]:

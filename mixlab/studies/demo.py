@@ -1,12 +1,23 @@
-"""What `mixlab demo` does: commands that anyone could type, what each is for, and what must come before it."""
+"""What `mixlab demo` does: commands that anyone could type, what each is for, and what must come before it. Two jobs
+have no command: matrices as pictures, and sizes and speed.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mixlab.analysis.cost import measure_cost
+from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.backbones.zoo import SHIPPED
+from mixlab.evaluation.target import Target, load_target, load_targets
 from mixlab.recipes import find_recipe
+from mixlab.run import RunDirectory, provenance
+from mixlab.run.directory import file_name
 from mixlab.studies.scoring import judge_run
 from mixlab.studies.steps import Step
 
@@ -40,37 +51,24 @@ SHOWN_ORDER = ("vit", "linearvit", "dinovim", "mambareg", "gatedconv")
 class Effort:
     """How much work; the recipes say everything else."""
 
-    num_images: int  # drawn scenes to learn from without labels, and as many others to be judged on
-    dino_epochs: int
-    num_labelled: int  # drawn scenes to learn from with labels, which costs less
-    supervised_epochs: int
-    probe_epochs: int
-    num_scored: int  # images with masks for Binary-AUC
-    num_ranked: int
-    num_pictures: int
+    num_images: int = 768  # drawn scenes to learn from without labels, and as many others to be judged on
+    dino_epochs: int = 5
+    num_labelled: int = 2048  # drawn scenes to learn from with labels, which costs less
+    supervised_epochs: int = 16
+    probe_epochs: int = 30
+    num_scored: int = 150  # images with masks for Binary-AUC
+    num_ranked: int = 2
+    num_pictures: int = 5
 
 
-FULL = Effort(
-    num_images=768,
-    dino_epochs=5,
-    num_labelled=2048,
-    supervised_epochs=16,
-    probe_epochs=30,
-    num_scored=150,
-    num_ranked=2,
-    num_pictures=5,
-)
+FULL = Effort()
 QUICK = Effort(
-    num_images=128,
-    dino_epochs=1,
-    num_labelled=128,
-    supervised_epochs=4,
-    probe_epochs=10,
-    num_scored=32,
-    num_ranked=1,
-    num_pictures=3,
-)
+    num_images=128, dino_epochs=1, num_labelled=128, supervised_epochs=4, probe_epochs=10, num_scored=32,
+    num_ranked=1, num_pictures=3,
+)  # fmt: skip
 PHOTO_IMAGE = 192
+DECADES = 4  # matrices are drawn on a logarithmic scale of so many powers of ten
+NUM_HEADS = 3
 RANK_IMAGE, RANK_CHUNK = 128, 64  # 256 patches: blocks of 64 are then larger than the state of 16
 PROBE = ("--mode", "cached", "--blocks", "1", "4", "--lrs", "0.01", "0.1", "--weight-decays", "0", "--batch", "128")
 HERE = ("--workers", "0", "--device", "cpu")
@@ -200,3 +198,61 @@ def _look(run: Path, models: tuple[DemoModel, ...], effort: Effort, seed: int) -
         results / "maps.json",
         needs=judged,
     )
+
+
+def write_all_costs(*runs: str) -> None:
+    """The job of the step "speed"."""
+    for run in runs:
+        write_costs(Path(run))
+
+
+def write_costs(run: Path) -> None:
+    """Parameters, multiply-accumulates and images per second of a run's backbone, into results/cost.json."""
+    result = measure_cost(load_target(str(run), device="cpu"))
+    RunDirectory.open(run).write_result("cost", result | {"provenance": provenance(device="cpu")})
+
+
+def write_matrices(run: str, side: str, *targets: str) -> dict[str, Any]:
+    """The last layer's matrices of one image, as grey levels, and how far running differs from looking."""
+    image = int(side)
+    seen = ViewedImages("shapes", size=image, num_images=1).together()  # as `rank` sees it
+    found: list[dict[str, Any]] = []
+    arrays: dict[str, NDArray[np.uint8]] = {}
+    for subject in load_targets(targets, device="cpu"):
+        about, levels = _matrices_of(subject, seen.images)
+        found.append(about)
+        arrays[file_name(subject.label)] = levels
+    result = {
+        "kind": "matrices",
+        "image": image,
+        "images": seen.names,
+        "decades": DECADES,
+        "models": found,
+        "provenance": provenance(),
+    }
+    RunDirectory.create(run).write_result("matrices", result, arrays)
+    return result
+
+
+@torch.no_grad()
+def _matrices_of(subject: Target, pixels: torch.Tensor) -> tuple[dict[str, Any], NDArray[np.uint8]]:
+    backbone = subject.backbone
+    [(layer, mixing)] = backbone.mixings(backbone.preprocess(pixels), layers=[-1])
+    ran = mixing.apply()
+    heads = np.unique(np.linspace(0, mixing.num_heads - 1, NUM_HEADS).round().astype(int))
+    error, levels = 0.0, []
+    for head in heads.tolist():
+        matrix = mixing.matrix(slice(head, head + 1))[0, 0]  # (L, L)
+        looked = matrix @ mixing.values[0, head]
+        error = max(error, ((ran[0, head] - looked).norm() / looked.norm()).item())
+        strength = matrix.abs().double()
+        shown = (strength / strength.max()).clamp(min=10.0**-DECADES).log10() / DECADES + 1
+        levels.append((255 * shown).round().byte().numpy())
+    about = subject.describe() | {
+        "layer": layer,
+        "heads": heads.tolist(),
+        "num_heads": mixing.num_heads,
+        "num_tokens": levels[0].shape[0],
+        "run_and_look_differ_by": error,
+    }
+    return about, np.stack(levels)

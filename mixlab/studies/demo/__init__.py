@@ -1,1 +1,0 @@
-"""Both papers in miniature on drawn images."""
