@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
+import textwrap
+from dataclasses import MISSING, fields, is_dataclass
 from functools import partial
 from importlib import import_module
-from typing import Any
+from itertools import pairwise
+from typing import Any, get_args, get_type_hints
 
 import mixlab
 from mixlab.cli import COMMANDS
@@ -74,20 +78,61 @@ def _public_names() -> str:
 
 def _command(name: str) -> str:
     function = getattr(import_module(COMMANDS[name][0]), name)
-    about, options = _split(inspect.getdoc(function) or COMMANDS[name][1])
-    rows = []
+    about, explained = _split(inspect.getdoc(function) or COMMANDS[name][1])
+    hints = get_type_hints(function, include_extras=True)
+    rows: list[tuple[str, str]] = []
     for parameter in inspect.signature(function).parameters.values():
+        kind, *notes = _parts(hints[parameter.name])
+        if is_dataclass(kind):
+            rows += _group(kind)
+            continue
         positional = parameter.kind is parameter.POSITIONAL_OR_KEYWORD  # all options come after a `*`
-        flag = parameter.name.upper() if positional else f"--{parameter.name.replace('_', '-')}"
-        rows.append(f"| `{flag}` | {_default(parameter)} | {_cell(options.get(parameter.name, ''))} |")
-    table = "\n".join(["| option | default | meaning |", "|---|---|---|", *rows])
+        meaning = explained.get(parameter.name) or _help(notes)
+        rows.append(_option(parameter.name, parameter.default, meaning, positional=positional))
+    rows.sort(key=lambda row: row[0].startswith("--"))  # positional ones first
+    lines = [f"| `{flag}` | {rest} |" for flag, rest in rows]
+    table = "\n".join(["| option | default | meaning |", "|---|---|---|", *lines])
     return f"### mixlab {name}\n\n{_prose(about)}\n\n{table}"
 
 
-def _default(parameter: inspect.Parameter) -> str:
-    if parameter.default is parameter.empty:
-        return "required"
-    return "" if parameter.default is None else f"`{_short(parameter.default)}`"
+def _group(kind: type[Any], prefix: str = "") -> list[tuple[str, str]]:
+    """The fields of a dataclass as options, explained by what is written beside or below them."""
+    explained: dict[str, str] = {}
+    for base in reversed(kind.__mro__[:-1]):
+        source = textwrap.dedent(inspect.getsource(base))
+        body = ast.parse(source).body[0].body  # type: ignore[attr-defined]
+        for node, after in pairwise([*body, None]):
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                beside = source.splitlines()[node.end_lineno - 1].partition("  # ")[2]  # type: ignore[operator]
+                below = isinstance(after, ast.Expr) and ast.literal_eval(after.value)
+                explained[node.target.id] = " ".join(str(below or beside).split())
+    rows: list[tuple[str, str]] = []
+    hints = get_type_hints(kind, include_extras=True)
+    for field in fields(kind):
+        own, *notes = _parts(hints[field.name])
+        if is_dataclass(own):
+            rows += _group(own, f"{prefix}{field.name}.")  # type: ignore[arg-type]
+            continue
+        default = inspect.Parameter.empty if field.default is MISSING else field.default
+        positional = any("Positional" in repr(note).title() for note in notes)
+        meaning = explained[field.name] or _help(notes)
+        rows.append(_option(f"{prefix}{field.name}", default, meaning, positional=positional))
+    return rows
+
+
+def _parts(hint: Any) -> tuple[Any, ...]:
+    """A type, and what `Annotated` notes beside it."""
+    return get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
+
+
+def _help(notes: list[Any]) -> str:
+    return next((note.help for note in notes if getattr(note, "help", None)), "")
+
+
+def _option(name: str, default: Any, meaning: str, *, positional: bool) -> tuple[str, str]:
+    flag = name.upper() if positional else f"--{name.replace('_', '-')}"
+    said = "required" if default is inspect.Parameter.empty else "" if default is None else f"`{_short(default)}`"
+    return flag, f"{said} | {_cell(meaning)}"
 
 
 def _module(name: str, title: str, names: list[str]) -> str:

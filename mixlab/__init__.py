@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.evaluation.detection.task import evaluate_detection as evaluate_detection
     from mixlab.evaluation.detection.task import fit_detection as fit_detection
     from mixlab.evaluation.detection.task import plan_detection as plan_detection
+    from mixlab.evaluation.knn import KnnSettings as KnnSettings
     from mixlab.evaluation.knn import evaluate_knn as evaluate_knn
     from mixlab.evaluation.probe.evaluate import ProbeSettings as ProbeSettings
     from mixlab.evaluation.probe.evaluate import evaluate_linear_probe as evaluate_linear_probe
@@ -70,7 +71,7 @@ _NAMES = {
     "errors": ["InputError", "WorkError"],
     "evaluation.classifier": ["load_classifier"],
     "evaluation.detection.task": ["evaluate_detection", "fit_detection", "plan_detection"],
-    "evaluation.knn": ["evaluate_knn"],
+    "evaluation.knn": ["KnnSettings", "evaluate_knn"],
     "evaluation.probe.evaluate": ["ProbeSettings", "evaluate_linear_probe"],
     "evaluation.robustness": ["evaluate_robustness"],
     "evaluation.segmentation.task": ["evaluate_segmentation", "fit_segmentation", "plan_segmentation"],

@@ -1,85 +1,63 @@
 """`mixlab auc`: Binary-AUC of activation maps, its baselines beside it, and the studies of the paper's Figure 4."""
 
-from pathlib import Path
-from typing import Annotated, Any
-
-import tyro
+from typing import Any
 
 from mixlab.analysis.auc import NUM_SCORED, SCORED_FIT, STUDIES, run_study
 from mixlab.analysis.map_scores import MapScorer
 from mixlab.analysis.viewed_images import ViewedImages
-from mixlab.commands.output import check_json, console, drawing, emit, open_run, print_left_out, progress_bar, table
+from mixlab.commands.options import Flat, SeveralTargets
+from mixlab.commands.output import console, drawing, emit, print_left_out, progress_bar, table
 from mixlab.data.decode import Fit
 from mixlab.errors import InputError, check_counts
-from mixlab.evaluation.target import load_targets
 from mixlab.run import UNTRAINED, RunDirectory, provenance
 
 
 def auc(
-    targets: Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="TARGET ...")],
+    on: Flat[SeveralTargets],
     *,
-    data: str = "shapes",
     study: tuple[str, ...] = ("model",),
     map: str | None = None,
-    image: int | None = None,
     num_images: int = NUM_SCORED,
     batch: int = 16,
     fit: Fit = SCORED_FIT,
     twins: bool = True,
-    weights: str | None = None,
-    training: tuple[str, ...] = (),
-    device: str | None = "auto",
-    seed: int = 0,
-    run: Path | None = None,
-    json: str | None = None,
 ) -> dict[str, Any]:
     """Score activation maps against foreground masks, several targets side by side.
 
     Args:
-        targets: runs, exported files, names of the zoo, or timm/NAME; TARGET=LABEL gives it another name in tables.
-        data: shapes, a folder with images and masks, a COCO JSON file, or FORMAT:PLACE (masks, imagenet-s, voc, pets,
-            coco, ade).
         study: one or more of model, size, training, head, registers, register, layer, map (every kind).
         map: which map (see `mixlab maps --help`); without it each study's own.
-        image: the side of the images in pixels; without it, what the first backbone was made for.
         num_images: at most so many images.
         batch: images at a time.
         fit: squash (all of each image and of its mask, out of shape, as in our published scores) or crop (the middle,
             as kNN and probes see it).
         twins: also score each trained model's untrained twin on the same images.
-        weights: a weight file for a single name.
-        training: LABEL=KIND, how a target was trained (dino, supervised, dinov2, ...), where its run does not say.
-        device: auto (a GPU where there is one), cpu, cuda or cuda:N.
-        seed: of untrained targets, and of the untrained twins of what has no seed of its own.
-        run: the directory for results and figures; the target's own if it is one run, else runs/look.
-        json: also write the result as JSON to this file, or to stdout for "-".
     """
     unknown = [name for name in study if name not in STUDIES]
     if unknown or not study:
         raise InputError(f"study {', '.join(unknown) or 'nothing'!r} does not exist; choose from {', '.join(STUDIES)}")
-    check_counts(image=image, num_images=num_images, batch=batch)
-    check_json(json)
-    loaded = load_targets(targets, weights=weights, training=training, device=device, seed=seed)
-    size = image or loaded[0].backbone.image
-    images = ViewedImages(data, size=size, fit=fit, num_images=num_images, batch=batch, with_masks=True)
-    directory = open_run(run, targets)
+    check_counts(num_images=num_images, batch=batch)
+    loaded = on.load()
+    size = on.image or loaded[0].backbone.image
+    images = ViewedImages(on.data, size=size, fit=fit, num_images=num_images, batch=batch, with_masks=True)
+    directory = on.open_run()
     contents: dict[str, dict[str, Any]] = {}
     where = str(next(loaded[0].backbone.parameters()).device)
     num_models = sum(1 + (twins and target.training != UNTRAINED) for target in loaded)
     with progress_bar("scoring", images.num_wanted * num_models * len(study)) as step:
         scorer = MapScorer(
-            images, twins=twins, seed=seed, progress=lambda label, count: step(count, f"scoring {label}")
+            images, twins=twins, seed=on.seed, progress=lambda label, count: step(count, f"scoring {label}")
         )
         for name in study:
             result = run_study(name, loaded, scorer, map)
-            contents[name] = result.to_json() | {"provenance": provenance(seed=seed, device=where)}
+            contents[name] = result.to_json() | {"provenance": provenance(seed=on.seed, device=where)}
             stored = directory.write(f"auc_{name}", contents[name], result.arrays)
             with drawing():
                 _draw(directory, stored, contents[name])
             _print(contents[name])
     print_left_out(images)
     console.print(f"results and figures in {directory.path}")
-    return emit({"kind": "auc", "results": contents}, json)
+    return emit({"kind": "auc", "results": contents}, on.json)
 
 
 def _draw(directory: RunDirectory, stored: str, content: dict[str, Any]) -> None:

@@ -1,18 +1,60 @@
 """What `mixlab segment` and `mixlab detect` share: which recipe is taken, and how a run ends."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
+from mixlab.commands.options import DenseTarget
+from mixlab.commands.output import check_json, progress_bar
 from mixlab.console import console
 from mixlab.data.source import TooManyUnreadableError
-from mixlab.errors import InputError, WorkError
+from mixlab.errors import InputError, WorkError, check_counts
 from mixlab.evaluation.dense_task import DensePlan, draws_shapes
 from mixlab.recipes import RECIPES, find_recipe
 from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import choose_device
 from mixlab.training.stopping import Stopped
+
+R = TypeVar("R")
+
+
+def train_or_evaluate(
+    on: DenseTarget,
+    data: str,
+    *,
+    plan: Callable[..., DensePlan],
+    fit: Callable[..., R],
+    evaluate: Callable[..., R],
+    published: str,
+    settings: Sequence[str] = (),
+    inference: dict[str, Any] | None = None,
+) -> tuple[R, Path]:
+    """What the command asks for, and the run that it belongs to. `published` names the data of the papers' recipe."""
+    check_counts(num_val=on.num_val)
+    check_json(on.json)
+    scoring = {"num_val": on.num_val, "device": on.device, "bar": progress_bar, **(inference or {})}
+    if on.evaluate_only:
+        return evaluate(on.target, data, training=on.training, **scoring), on.run or Path(on.target)
+    if on.run is None:
+        raise InputError("a run needs a directory; give --run DIR")
+    target, recipe = target_and_recipe(on.target, on.recipe)
+    planned = plan(
+        target,
+        data=data,
+        recipe=recipe,
+        settings=[*on.set, *settings],
+        frozen=on.frozen,
+        weights=on.weights,
+        training=on.training,
+        num_val=on.num_val,
+        name=on.recipe or on.target,
+    )
+    if recipe is None:
+        say_recipe(planned, device=on.device, published=published)
+    with stoppable():
+        return fit(planned, on.run, **scoring), on.run
 
 
 def target_and_recipe(target: str, recipe: str | None) -> tuple[str | None, TrainConfig | None]:

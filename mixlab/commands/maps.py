@@ -1,65 +1,47 @@
 """`mixlab maps`: activation maps and principal components of several backbones on the same images."""
 
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import tyro
 from matplotlib.figure import Figure
 
 from mixlab.analysis.figures import map_pictures, part_pictures, pca_pictures, save_figure
 from mixlab.analysis.maps import NUM_DRAWN, MapsResult, activation_maps, find_map
 from mixlab.analysis.viewed_images import ViewedImages
-from mixlab.commands.output import check_json, console, emit, open_run, print_left_out, progress_bar, table
+from mixlab.commands.options import Flat, SeveralTargets
+from mixlab.commands.output import console, emit, print_left_out, progress_bar, table
 from mixlab.data.decode import Fit
 from mixlab.errors import check_counts
-from mixlab.evaluation.target import load_targets
 from mixlab.run import provenance
 
 
 def maps(
-    targets: Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="TARGET ...")],
+    on: Flat[SeveralTargets],
     *,
-    data: str = "shapes",
     map: str | None = None,
     layer: int = -1,
-    image: int | None = None,
     num_images: int = NUM_DRAWN,
     pca_fit: Literal["image", "set"] = "image",
     pca_threshold: float = 0.0,
     fit: Fit = "crop",
-    weights: str | None = None,
-    device: str | None = "auto",
-    seed: int = 0,
-    run: Path | None = None,
-    json: str | None = None,
 ) -> dict[str, Any]:
     """Draw activation maps and principal components, models side by side on the same images.
 
     Args:
-        targets: runs, exported files, names of the zoo, or timm/NAME; TARGET=LABEL gives it another name in pictures.
-        data: shapes, a folder of images, wds:PATTERN, or a set with masks (which are then drawn too).
         map: which map; without it each backbone's default, cosine (pooled_cosine without a class token or registers).
             Also: dot, register_cosine, register_dot, pooled_cosine, norm, pca, mixing_rows, mixing_mean,
             direction_rows, register_rows.
         layer: after which layer; negative ones count from the end.
-        image: the side of the images in pixels; without it, what the first backbone was made for.
         num_images: how many images to draw.
         fit: crop (the middle of each image, as kNN and probes see it) or squash (all of it, out of shape); masks alike.
         pca_fit: fit principal components to each image, or to all images together.
         pca_threshold: the first component above this, in standard deviations, is foreground, for all models alike.
-        weights: a weight file for a single name.
-        device: auto (a GPU where there is one), cpu, cuda or cuda:N.
-        seed: of untrained targets.
-        run: the directory for pictures and arrays; the target's own if it is one run, else runs/look.
-        json: also write the result as JSON to this file, or to stdout for "-".
     """
     if map is not None:
         find_map(map)
-    check_counts(image=image, num_images=num_images)
-    check_json(json)
-    loaded = load_targets(targets, weights=weights, device=device, seed=seed)
-    images = ViewedImages(data, size=image or loaded[0].backbone.image, fit=fit, num_images=num_images)
-    directory = open_run(run, targets)
+    check_counts(num_images=num_images)
+    loaded = on.load()
+    images = ViewedImages(on.data, size=on.image or loaded[0].backbone.image, fit=fit, num_images=num_images)
+    directory = on.open_run()
     with progress_bar("maps", len(loaded)) as step:
         result = activation_maps(
             loaded,
@@ -75,7 +57,7 @@ def maps(
     paths = [save_figure(chart, directory.figure_path(file)) for file, chart in _pictures(result, name).items()]
     content |= {
         "figures": [path.name for path in paths],
-        "provenance": provenance(seed=seed, device=str(next(loaded[0].backbone.parameters()).device)),
+        "provenance": provenance(seed=on.seed, device=str(next(loaded[0].backbone.parameters()).device)),
     }
     directory.write_result(name, content, result.arrays)
     rows = [
@@ -85,7 +67,7 @@ def maps(
     table(f"Maps of {len(result.seen.names)} images after layer {layer}", ("model", "map", "size"), rows)
     print_left_out(images)
     console.print(f"pictures: {', '.join(str(path) for path in paths)}")
-    return emit(content, json)
+    return emit(content, on.json)
 
 
 def _pictures(result: MapsResult, name: str) -> dict[str, Figure]:

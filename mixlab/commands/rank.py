@@ -1,19 +1,16 @@
 """`mixlab rank`: the rank of mixing matrices, block by block, with the bound of theory beside it."""
 
 import hashlib
-from pathlib import Path
-from typing import Annotated, Any, Literal
-
-import tyro
+from typing import Any, Literal
 
 from mixlab.analysis.layer_ranks import RankSettings
 from mixlab.analysis.rank import NUM_RANKED, RankResult, measure_ranks
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.backbones.backbone import chosen_layers
-from mixlab.commands.output import check_json, console, drawing, emit, open_run, print_left_out, progress_bar, table
+from mixlab.commands.options import Flat, SeveralTargets
+from mixlab.commands.output import console, drawing, emit, print_left_out, progress_bar, table
 from mixlab.data.decode import Fit
 from mixlab.errors import check_counts
-from mixlab.evaluation.target import load_targets
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import file_name
 
@@ -21,10 +18,8 @@ _LONGEST_NAME = 100  # characters that the labels of networks may take in the na
 
 
 def rank(
-    targets: Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="TARGET ...")],
+    on: Flat[SeveralTargets],
     *,
-    data: str = "shapes",
-    image: int | None = None,
     num_images: int = NUM_RANKED,
     fit: Fit = "crop",
     layers: tuple[int, ...] = (),
@@ -34,20 +29,10 @@ def rank(
     method: Literal["factors", "svd"] = "factors",
     skip: bool = True,
     whole: bool = False,
-    weights: str | None = None,
-    training: tuple[str, ...] = (),
-    device: str | None = "auto",
-    seed: int = 0,
-    run: Path | None = None,
-    json: str | None = None,
 ) -> dict[str, Any]:
     """Measure the ranks of the mixing matrices of one or more backbones, side by side.
 
     Args:
-        targets: runs, exported files, names of the zoo, or timm/NAME; TARGET=LABEL gives it another name in tables.
-        data: shapes, a folder of images, wds:PATTERN, or a set with masks.
-        image: the side of the images in pixels; without it, what each backbone was made for. 512 and more make blocks
-            larger than the state.
         num_images: how many images to measure; figures are averages over them, with their spread.
         fit: crop (the middle of each image, as kNN and probes see it) or squash (all of it, out of shape).
         layers: which layers; all without it. Negative ones count from the end.
@@ -57,28 +42,20 @@ def rank(
         method: factors is fast for scans and linear attention; svd takes every block as it stands.
         skip: count the skip on the diagonal of scans as part of the matrix, as it runs; the paper leaves it out.
         whole: also the rank of each whole matrix, which costs O(L³).
-        weights: a weight file for a single name.
-        training: LABEL=KIND, how a target was trained (dino, supervised, ...), where its run does not say.
-        device: auto (a GPU where there is one), cpu, cuda or cuda:N. Matrices are built there in float64;
-            singular values are always found on the CPU.
-        seed: of untrained targets.
-        run: the directory for results and figures; the target's own if it is one run, else runs/look.
-        json: also write the result as JSON to this file, or to stdout for "-".
     """
-    check_counts(image=image, num_images=num_images)
-    check_json(json)
-    loaded = load_targets(targets, weights=weights, training=training, device=device, seed=seed)
+    check_counts(num_images=num_images)
+    loaded = on.load()
     settings = RankSettings(chunk=chunk, tolerance=tolerance, method=method, skip=skip, whole=whole)
-    directory = open_run(run, targets)
+    directory = on.open_run()
     found: dict[str, RankResult] = {}  # by the name of its file
     contents: dict[str, dict[str, Any]] = {}  # by label
     for target in loaded:
-        size, wanted = image or target.backbone.image, chosen_layers(layers or None, target.backbone.num_layers)
-        images = ViewedImages(data, size=size, fit=fit, num_images=num_images)
+        size, wanted = on.image or target.backbone.image, chosen_layers(layers or None, target.backbone.num_layers)
+        images = ViewedImages(on.data, size=size, fit=fit, num_images=num_images)
         with progress_bar(f"ranks of {target.label}", images.num_wanted * len(wanted)) as step:
             result = measure_ranks(target, images, layers=wanted, heads=heads or None, settings=settings, progress=step)
         where = str(next(target.backbone.parameters()).device)
-        content = result.to_json() | {"provenance": provenance(seed=seed, device=where)}
+        content = result.to_json() | {"provenance": provenance(seed=on.seed, device=where)}
         found[directory.write(f"rank_{file_name(target.label)}", content, result.arrays)] = result
         contents[target.label] = content
     _print(contents)
@@ -86,7 +63,7 @@ def rank(
     console.print(f"results in {directory.path}", highlight=False)
     with drawing():
         _draw(directory, found, contents)
-    return emit({"kind": "rank", "results": contents}, json)
+    return emit({"kind": "rank", "results": contents}, on.json)
 
 
 def _print(results: dict[str, dict[str, Any]]) -> None:

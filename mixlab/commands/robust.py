@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import tyro
 
+from mixlab.commands.options import Flat, OneTarget
 from mixlab.commands.output import (
     check_json,
     console,
     emit,
     evaluation_machine,
-    open_run,
     percent,
     percent_interval,
     table,
@@ -30,7 +30,7 @@ from mixlab.run.directory import file_name
 
 
 def robust(
-    target: Annotated[str, tyro.conf.Positional],
+    on: Flat[OneTarget],
     *,
     data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FOLDER|NAME=FOLDER ...")] = (),
     shifts: str | None = None,
@@ -42,17 +42,13 @@ def robust(
     batch: int = 64,
     precision: PrecisionChoice = "auto",
     workers: int | None = None,
-    weights: str | None = None,
-    training: str | None = None,
-    device: str | None = "auto",
-    run: Path | None = None,
-    json: str | None = None,
 ) -> dict[str, Any]:
     """Score a classifier on ImageNet-V2, Sketch, A, R, ReaL and plain validation, or on images that are changed on the
     way: without colour, blurred, noisy, pale, as edges. torchrun works as is.
 
+    The target is a run with a probe or a classifier, a name with --head, or timm/NAME as timm's own classifier.
+
     Args:
-        target: a run with a probe or a classifier, a name with --head, or timm/NAME as timm's own classifier.
         data: a folder with the sets under their released names, or NAME=FOLDER for each, NAME among val, v2-mf, v2-t07,
             v2-ti, sketch, a, r, real.
         shifts: images of the classifier's own classes, to be changed: a folder (its val/), shapes or wds:PATTERN.
@@ -64,27 +60,22 @@ def robust(
         batch: images at a time.
         precision: bf16 or fp32; auto is bf16 on a GPU.
         workers: processes that read images; the cores shared out without it.
-        weights: a weight file for a name.
-        training: how the target was trained (dino, supervised, ...), where its run does not say.
-        device: auto (a GPU where there is one), cpu, cuda or cuda:N.
-        run: the directory for results; the target's own if it is a run, else runs/look.
-        json: also write the result as JSON to this file, or to stdout for "-".
     """
     if not data and shifts is None:
         raise InputError("no images given: --data for ImageNet's sets, or --shifts for images to be changed on the way")
     check_counts(limit=limit, image=image, batch=batch)
-    check_json(json)
+    check_json(on.json)
     part, num_parts = parse_shard(shard)
     if shifts is not None and num_parts > 1:
         raise InputError(f"--shard {shard} is for the sets of --data; score --shifts in one go")
     folders, changed = parse_sets(data), None if shifts is None else parse_source(shifts, split="val")
-    directory = open_run(run, [target])
-    with evaluation_machine(device, workers=workers, batch=batch) as machine:
+    directory = on.open_run()
+    with evaluation_machine(on.device, workers=workers, batch=batch) as machine:
         classifier = load_classifier(
-            target,
+            on.target,
             head=head,
-            weights=weights,
-            training=training,
+            weights=on.weights,
+            training=on.training,
             image=image,
             crop_share=crop_share,
             device=machine.world.device,
@@ -109,7 +100,7 @@ def robust(
         result = on_sets.to_json() | origin
         if on_sets.num_parts > 1:
             console.print(f"part {part} of {num_parts} is in {directory.path}; the table comes with the last one")
-            return emit(result, json)
+            return emit(result, on.json)
         directory.write(f"robust_{label}", result)
         _print(on_sets)
     if on_changed is not None:
@@ -123,7 +114,7 @@ def robust(
             note = f"{len(unreadable)} of the {number} images cannot be read: {few(unreadable)}"
             console.print(note, style="yellow", highlight=False)
     console.print(f"results in {directory.path}")
-    return emit(result, json)
+    return emit(result, on.json)
 
 
 def parse_sets(data: Sequence[str]) -> dict[str, Path]:

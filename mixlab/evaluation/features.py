@@ -7,8 +7,8 @@ layers of a pool are then neighbours, and what a head reads is one slice of the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -17,13 +17,57 @@ from torch import Tensor
 
 from mixlab.backbones.backbone import Backbone, Source, check_source
 from mixlab.backbones.tokens import Features
+from mixlab.data.labelled import LabelledSplits, label_subset
+from mixlab.data.source import at_most
 from mixlab.errors import InputError
+from mixlab.evaluation.machine import CROP_SHARE, CentreView, PrecisionChoice, precision_in_use
 
 STRATEGIES = ("cls", "mean", "max", "cls+mean", "cls+max")  # Dino-Mamba, Table 6; cls is the summary token or tokens
 OUTPUT = "output"  # what the backbone itself returns
 REGISTERS = "registers"  # each register by itself
 LIGHT_WIDTH = 1536  # Dino-Mamba, Table 1: 1.5 M parameters with 1,000 classes
 _SHARE_OF_MEMORY = 0.4  # of a GPU's free memory that features may take
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrozenSettings:
+    """What kNN and probes of frozen features have in common. These are options of their commands, with this help."""
+
+    source: Literal["auto", "branch", "stream"] = "auto"
+    """branch (the mixers' output, as published for Dino-Mamba) or stream; auto is as published."""
+    label_share: float = 1.0
+    """keep this share of each class of the training set only, such as 0.01 or 0.1, chosen by --seed."""
+    num_train: int | None = None  # at most so many training images, evenly spaced.
+    num_val: int | None = None  # at most so many validation images, evenly spaced.
+    image: int | None = None  # the side in pixels; without it, what the backbone was made for.
+    crop_share: float = CROP_SHARE  # how much of each side the view of an image keeps: 0.875 is 224 of 256.
+    precision: PrecisionChoice = "auto"  # of the backbone: bf16 or fp32; auto is bf16 on a GPU.
+    seed: int = 0  # of all that is drawn: the choice of few labels, heads and crops of a probe, an untrained target.
+
+    def read_source(self, backbone: Backbone) -> Source:
+        return published_source(backbone) if self.source == "auto" else self.source
+
+    def cut(self, splits: LabelledSplits) -> LabelledSplits:
+        """As many images of each split as these settings ask for."""
+        train = label_subset(at_most(splits.train, self.num_train), self.label_share, seed=self.seed)
+        return replace(splits, train=train, val=at_most(splits.val, self.num_val))
+
+    def protocol(self, backbone: Backbone, splits: LabelledSplits, device: torch.device) -> dict[str, Any]:
+        """The fields of a protocol that both have."""
+        view = CentreView(self.image or backbone.image, self.crop_share)
+        return {
+            "data": splits.data,
+            "val_data": splits.val_data,
+            "num_images": self.num_val,
+            "image": view.size,
+            "crop_share": view.crop_share,
+            "fit": view.fit,
+            "precision": precision_in_use(self.precision, device),
+            "source": self.read_source(backbone),
+            "label_share": self.label_share,
+            "label_seed": self.seed if self.label_share < 1 else None,
+            "num_train": self.num_train,
+        }
 
 
 class HeadInput(NamedTuple):

@@ -3,17 +3,15 @@ among the training images, as DINO does. The vote itself is `training.knn`, whic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from mixlab.backbones.backbone import Backbone
-from mixlab.data.labelled import LabelledSplits, label_subset, labelled_splits
-from mixlab.data.source import at_most
+from mixlab.data.labelled import LabelledSplits, labelled_splits
 from mixlab.evaluation.accuracy import Accuracy
 from mixlab.evaluation.feature_cache import Extraction, extract_features
-from mixlab.evaluation.features import OUTPUT, FeaturePlan, head_inputs, published_source
-from mixlab.evaluation.machine import CROP_SHARE, CentreView, Machine, PrecisionChoice, precision_in_use
+from mixlab.evaluation.features import OUTPUT, FeaturePlan, FrozenSettings, head_inputs
+from mixlab.evaluation.machine import CentreView, Machine, precision_in_use
 from mixlab.evaluation.target import Target, as_target
 from mixlab.run import Measurement, Subject
 from mixlab.run.protocols import KnnProtocol
@@ -70,43 +68,45 @@ class KnnResult:
         }
 
 
+@dataclass(frozen=True, kw_only=True)
+class KnnSettings(FrozenSettings):
+    """All that decides the outcome, beside the network and the data. Options of `mixlab knn`."""
+
+    k: tuple[int, ...] = KS  # how many neighbours vote, one or more numbers.
+    temperature: float = TEMPERATURE  # of the votes; a neighbour weighs exp(cosine / temperature).
+    blocks: int = 1  # how many of the last blocks to compare, unless the strategy is output.
+    strategy: str = OUTPUT
+    """output (what the backbone returns), cls, mean, max, cls+mean or cls+max."""
+
+
 def evaluate_knn(
     target: Target | Backbone,
     data: str | LabelledSplits,
+    settings: KnnSettings = KnnSettings(),  # noqa: B008  frozen
     *,
-    ks: Sequence[int] = KS,
-    temperature: float = TEMPERATURE,
-    strategy: str = OUTPUT,
-    blocks: int = 1,
-    source: Literal["auto", "branch", "stream"] = "auto",
-    label_share: float = 1.0,
-    label_seed: int = 0,
-    num_train: int | None = None,
-    num_val: int | None = None,
-    image: int | None = None,
-    crop_share: float = CROP_SHARE,
-    precision: PrecisionChoice = "auto",
     machine: Machine | None = None,
 ) -> KnnResult:
-    """Accuracy for each k in `ks` that the training set has enough images for.
+    """Accuracy for each k that the training set has enough images for.
 
-    `data` is labelled images: a name as the commands take it, or `labelled_splits` of one. `strategy` and `blocks` say
-    which features are compared: what the backbone returns ("output"), or a pooling (`features.STRATEGIES`) of its last
-    `blocks` layers out of `source`. `label_share` of each class are neighbours, chosen by `label_seed`.
+    `data` is labelled images: a name as the commands take it, or `labelled_splits` of one.
     """
     found, splits = as_target(target), labelled_splits(data) if isinstance(data, str) else data
-    backbone = found.backbone
+    backbone, cut = found.backbone, settings.cut(splits)
     machine = machine or Machine.of(backbone)
-    device, size = machine.world.device, image or backbone.image
-    chosen_source = published_source(backbone) if source == "auto" else source
-    plan = FeaturePlan.build(backbone, head_inputs(backbone, (blocks,), (strategy,)), source=chosen_source, image=size)
-    in_use = precision_in_use(precision, device)
-    extraction = Extraction(plan, CentreView(size, crop_share), in_use, stored="float32")
-    train = label_subset(at_most(splits.train, num_train), label_share, seed=label_seed)
-    bank = extract_features(backbone, train, extraction, name=splits.name("train"), machine=machine).to(device)
-    val = at_most(splits.val, num_val)
-    queries = extract_features(backbone, val, extraction, name=splits.name("val"), machine=machine)
-    fitting = fitting_ks(ks, len(bank))
+    device, of_output = machine.world.device, settings.strategy == OUTPUT
+    protocol = KnnProtocol(
+        **settings.protocol(backbone, splits, device) | ({"source": None} if of_output else {}),
+        blocks=None if of_output else settings.blocks,
+        strategy=settings.strategy,
+        temperature=settings.temperature,
+    )
+    view = CentreView(settings.image or backbone.image, settings.crop_share)
+    inputs = head_inputs(backbone, (settings.blocks,), (settings.strategy,))
+    plan = FeaturePlan.build(backbone, inputs, source=settings.read_source(backbone), image=view.size)
+    extraction = Extraction(plan, view, precision_in_use(settings.precision, device), stored="float32")
+    bank = extract_features(backbone, cut.train, extraction, name=splits.name("train"), machine=machine).to(device)
+    queries = extract_features(backbone, cut.val, extraction, name=splits.name("val"), machine=machine)
+    fitting = fitting_ks(settings.k, len(bank))
     own = queries.every(machine.world.size, machine.world.rank)
     with machine.bar("neighbours", len(own)) as step:
         right = knn_correct(
@@ -114,27 +114,11 @@ def evaluate_knn(
             own,
             num_classes=len(splits.classes),
             ks=fitting,
-            temperature=temperature,
+            temperature=settings.temperature,
             device=device,
             progress=step,
         )
     counts = from_all({k: int(hits.sum()) for k, hits in right.items()})
-    protocol = KnnProtocol(
-        data=splits.data,
-        val_data=splits.val_data,
-        num_images=num_val,
-        image=size,
-        crop_share=crop_share,
-        fit=extraction.view.fit,
-        precision=in_use,
-        source=None if strategy == OUTPUT else chosen_source,
-        blocks=None if strategy == OUTPUT else blocks,
-        strategy=strategy,
-        label_share=label_share,
-        label_seed=label_seed if label_share < 1 else None,
-        num_train=num_train,
-        temperature=temperature,
-    )
     return KnnResult(
         subject=found.subject,
         seed=found.seed,

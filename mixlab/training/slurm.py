@@ -15,12 +15,12 @@ from mixlab.training.loop import Trainer, train
 class SlurmConfig:
     """What to ask SLURM for."""
 
-    nodes: int = 1
-    gpus_per_node: int = 8
-    cpus_per_gpu: int = 12
-    hours: int = 24
-    partition: str | None = None
-    account: str | None = None
+    nodes: int = 1  # how many machines.
+    gpus_per_node: int = 8  # GPUs of each, with one process each.
+    cpus_per_gpu: int = 12  # cores of each process.
+    hours: int = 24  # the longest time; the job is sent again when it is up.
+    partition: str | None = None  # the cluster's own without it.
+    account: str | None = None  # your own without it.
 
 
 @dataclass(frozen=True, kw_only=True)

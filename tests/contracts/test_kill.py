@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_line import command
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mixlab.commands.pretrain import pretrain
 from mixlab.run.directory import read_json
 from mixlab.training import checkpoint
+
+pretrain = command("pretrain")
 
 KILLS = int(os.environ.get("MIXLAB_KILLS", "4"))
 SEED = int(os.environ.get("MIXLAB_KILL_SEED", "0"))

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_line import command
 from safetensors.torch import load_file
 
-from mixlab.commands.pretrain import pretrain
 from mixlab.recipes import RECIPES
 from mixlab.training.loop import train
 from mixlab.training.settings import override
+
+pretrain = command("pretrain")
 
 DATA = "shapes:size=32,n=48"
 SMALL = ["epochs=2", "batch=8", "data.size=32", "model.dim=32", "model.depth=2", "model.image=32", "log.every_steps=2",

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_line import command
 from safetensors.torch import load_file
 
-from mixlab.commands.pretrain import pretrain
+pretrain = command("pretrain")
+
 
 DATA = "shapes:size=32,n=44"  # an odd rest is left out of every epoch
 STEPS = 10

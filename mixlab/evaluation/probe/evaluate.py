@@ -9,15 +9,17 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import torch
+
 from mixlab.backbones.backbone import Backbone, Source
-from mixlab.data.labelled import LabelledSplits, label_subset, labelled_splits
-from mixlab.data.source import at_most
+from mixlab.data.labelled import LabelledSplits, labelled_splits
 from mixlab.errors import InputError
 from mixlab.evaluation.classifier import ProbeHead, save_head
 from mixlab.evaluation.feature_cache import Extraction, extract_features
 from mixlab.evaluation.features import (
     FeaturePlan,
     FeatureTable,
+    FrozenSettings,
     head_inputs,
     heavy_blocks,
     light_blocks,
@@ -25,10 +27,8 @@ from mixlab.evaluation.features import (
     published_source,
 )
 from mixlab.evaluation.machine import (
-    CROP_SHARE,
     CentreView,
     Machine,
-    PrecisionChoice,
     Say,
     precision_in_use,
     run_precision,
@@ -62,26 +62,23 @@ MODES: dict[str, tuple[ProbeMode, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeSettings:
-    """All that decides the outcome of a probe, beside the network and the data."""
+class ProbeSettings(FrozenSettings):
+    """All that decides the outcome of a probe, beside the network and the data. Options of `mixlab probe`."""
 
-    mode: Literal["augmented", "cached", "both"] = "augmented"  # random crops, or features of plain images
-    heads: Heads = "grid"  # the paper's ablation, or one input: 1,536 features, or 4 blocks (8 for tiny and base)
-    blocks: tuple[int, ...] = ()  # how many of the last blocks a head reads, instead of those of `heads`
-    strategies: tuple[str, ...] = ()  # how they are pooled, instead of those of `heads`
-    source: Literal["auto", "branch", "stream"] = "auto"  # as published without it
-    lrs: tuple[float, ...] = LRS  # for a batch of 256
-    weight_decays: tuple[float, ...] = WEIGHT_DECAYS
-    epochs: int = 100
-    batch: int = 1024  # over all ranks; DINO's 128 on each of 8
-    seed: int = 0  # of the heads, the order of images, their crops, and the choice of few labels
-    label_share: float = 1.0  # of each class
-    num_train: int | None = None  # at most so many training images, evenly spaced
-    num_val: int | None = None
-    image: int | None = None  # what the backbone was made for without it
-    crop_share: float = CROP_SHARE
-    load_size: int | None = None  # the side at which images are held for cropping; twice the crop's without it
-    precision: PrecisionChoice = "auto"
+    mode: Literal["augmented", "cached", "both"] = "augmented"
+    """augmented (random crops, as the paper), cached (features of plain images, much faster), or both, with the
+    difference between them."""
+    heads: Heads = "grid"
+    """grid (the paper's ablation: 1 to 4 blocks, five strategies, four lr, four wd), light (1,536 features) or heavy
+    (4 blocks, 8 for tiny and base), both with the four lr and wd."""
+    blocks: tuple[int, ...] = ()  # how many of the last blocks a head reads, instead of those of --heads.
+    strategies: tuple[str, ...] = ()
+    """cls, mean, max, cls+mean, cls+max, output (what the backbone returns), registers (each by itself)."""
+    lrs: tuple[float, ...] = LRS  # learning rates for a batch of 256.
+    weight_decays: tuple[float, ...] = WEIGHT_DECAYS  # weight decays.
+    epochs: int = 100  # passes over the images.
+    batch: int = 1024  # images per step over all processes.
+    load_size: int | None = None  # the side at which images are held before they are cropped; twice --image without it.
 
     def for_backbone(self, backbone: Backbone) -> ProbeSettings:
         """With blocks, strategies, source and image as they apply to this backbone."""
@@ -94,35 +91,23 @@ class ProbeSettings:
             self,
             blocks=self.blocks or blocks,
             strategies=self.strategies or strategies,
-            source=published_source(backbone) if self.source == "auto" else self.source,
+            source=self.read_source(backbone),
             image=self.image or backbone.image,
         )
 
-    def protocol(self, backbone: Backbone, splits: LabelledSplits, machine: Machine) -> ProbeProtocol:
+    def probe_protocol(self, backbone: Backbone, splits: LabelledSplits, device: torch.device) -> ProbeProtocol:
         """What its measurements say of it; mode, blocks and strategy are each head's own."""
-        full = self.for_backbone(backbone)
-        assert full.image is not None
         asked = [
             f"{name} {' '.join(map(str, part))}" for name in ("blocks", "strategies") if (part := getattr(self, name))
         ]
         return ProbeProtocol(
-            data=splits.data,
-            val_data=splits.val_data,
-            num_images=self.num_val,
-            image=full.image,
-            crop_share=self.crop_share,
-            fit=CentreView(full.image).fit,
-            precision=precision_in_use(self.precision, machine.world.device),
-            source=full.source,
-            label_share=self.label_share,
-            label_seed=self.seed if self.label_share < 1 else None,
-            num_train=self.num_train,
+            **self.protocol(backbone, splits, device),
             heads=", ".join(asked if len(asked) == 2 else [self.heads, *asked]),
             epochs=self.epochs,
             batch=self.batch,
             lrs=self.lrs,
             weight_decays=self.weight_decays,
-            load_size=self.load_size or 2 * full.image,
+            load_size=self.load_size or 2 * (self.image or backbone.image),
             head_seed=self.seed,
         )
 
@@ -163,9 +148,8 @@ def evaluate_linear_probe(
     found, splits = as_target(target), labelled_splits(data) if isinstance(data, str) else data
     backbone = found.backbone
     machine = machine or Machine.of(backbone)
-    protocol, full = settings.protocol(backbone, splits, machine), settings.for_backbone(backbone)
-    train = label_subset(at_most(splits.train, settings.num_train), settings.label_share, seed=settings.seed)
-    cut = replace(splits, train=train, val=at_most(splits.val, settings.num_val))
+    protocol = settings.probe_protocol(backbone, splits, machine.world.device)
+    full, cut = settings.for_backbone(backbone), settings.cut(splits)
     scores: dict[ProbeMode, GridScores] = {}
     with ExitStack() as stack:
         if folder is None:

@@ -5,18 +5,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tyro
+from command_line import command
 from look_runs import make_run
 from PIL import Image
 
-from mixlab.commands.auc import auc
+from mixlab.cli import main
 from mixlab.run import RunDirectory
+
+auc = command("auc")
 
 
 def test_studies_are_scored_stored_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     vit, vim = make_run(tmp_path / "vit", "vit_tiny"), make_run(tmp_path / "vim", "dinovim_tiny")
     arguments = [str(vit), str(vim), "--data", "shapes:n=12", "--study", "model", "layer", "head"]
-    tyro.cli(auc, args=[*arguments, "--run", str(tmp_path / "out"), "--json", "-"])
+    main(["auc", *arguments, "--run", str(tmp_path / "out"), "--json", "-"])
     printed = json.loads(capsys.readouterr().out)
     assert set(printed["results"]) == {"model", "layer", "head"}
     run = RunDirectory.open(tmp_path / "out")

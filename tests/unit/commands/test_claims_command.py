@@ -4,12 +4,14 @@ from pathlib import Path
 
 import pytest
 import tyro
+from command_line import command
 from look_runs import make_run
 
-from mixlab.commands.auc import auc
 from mixlab.commands.claims import claims
-from mixlab.commands.rank import rank
 from mixlab.run import RunDirectory
+
+rank = command("rank")
+auc = command("auc")
 
 
 def test_the_ledger_reads_what_the_other_commands_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

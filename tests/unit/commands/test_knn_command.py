@@ -5,16 +5,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_line import command
 from look_runs import make_run
 from PIL import Image
 
 import mixlab
-from mixlab.commands.knn import knn
 from mixlab.data.images import parse_source
 from mixlab.run import RunDirectory
 from mixlab.run.directory import read_json
 from mixlab.training.knn import LabelledFeatures, knn_accuracy
 from tests.photographs import PHOTOGRAPHS, needs_photographs
+
+knn = command("knn")
 
 OPTIONS = {"workers": 0, "device": "cpu"}
 

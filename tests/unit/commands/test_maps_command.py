@@ -4,19 +4,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tyro
+from command_line import command
 from look_runs import make_run
 from PIL import Image
 
-from mixlab.commands.maps import maps
+from mixlab.cli import main
 from mixlab.run import RunDirectory
+
+maps = command("maps")
 
 
 def test_pictures_and_arrays_of_several_models(tmp_path: Path) -> None:
     reg = make_run(tmp_path / "reg", "dinomambareg_tiny", num_registers=4)
     conv = make_run(tmp_path / "conv", "gatedconv_tiny")
     arguments = [str(reg), str(conv), "--data", "shapes:n=9", "--num-images", "3", "--run", str(tmp_path / "out")]
-    tyro.cli(maps, args=arguments)
+    main(["maps", *arguments])
     run = RunDirectory.open(tmp_path / "out")
     result, arrays = run.results()["maps"], run.arrays("maps")
     assert result["maps"] == {"reg": "cosine", "conv": "pooled_cosine"}

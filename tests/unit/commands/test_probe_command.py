@@ -5,13 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tyro
+from command_line import command
 from look_runs import make_run
 
-from mixlab.commands.probe import probe
+from mixlab.cli import main
 from mixlab.evaluation import paper
 from mixlab.evaluation.probe.heads import Head
 from mixlab.run import RunDirectory, measurements_of
+
+probe = command("probe")
 
 DATA = "shapes:n=60,size=32"
 QUICK = ["--data", DATA, "--image", "32", "--epochs", "2", "--batch", "20", "--workers", "0", "--device", "cpu"]
@@ -19,7 +21,7 @@ QUICK = ["--data", DATA, "--image", "32", "--epochs", "2", "--batch", "20", "--w
 
 def test_the_whole_ablation_comes_from_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     vim = make_run(tmp_path / "vim", "dinovim_tiny", state=8)
-    tyro.cli(probe, args=[f"{vim}=vim", *QUICK, "--mode", "both", "--json", "-"])
+    main(["probe", f"{vim}=vim", *QUICK, "--mode", "both", "--json", "-"])
     printed = capsys.readouterr()
     result = json.loads(printed.out)
     assert result == RunDirectory.open(vim).results()["probe"]

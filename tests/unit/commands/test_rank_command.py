@@ -5,17 +5,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tyro
+from command_line import command
 from look_runs import make_run
 
-from mixlab.commands.rank import rank
+from mixlab.cli import main
 from mixlab.run import RunDirectory
+
+rank = command("rank")
 
 
 def test_several_targets_go_side_by_side_into_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     vit, vim = make_run(tmp_path / "vit", "vit_tiny"), make_run(tmp_path / "vim", "dinovim_tiny", state=8)
     arguments = [str(vit), f"{vim}=scan", "--data", "shapes:n=9", "--num-images", "2", "--chunk", "20"]
-    tyro.cli(rank, args=[*arguments, "--run", str(tmp_path / "out"), "--json", "-"])
+    main(["rank", *arguments, "--run", str(tmp_path / "out"), "--json", "-"])
     printed = json.loads(capsys.readouterr().out)
     assert set(printed["results"]) == {"vit", "scan"}
     run = RunDirectory.open(tmp_path / "out")

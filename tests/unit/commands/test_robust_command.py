@@ -6,16 +6,19 @@ from typing import Any
 
 import pytest
 import torch
-import tyro
+from command_line import command
 from look_runs import make_run
 from PIL import Image
 
 import mixlab
-from mixlab.commands.probe import probe
-from mixlab.commands.robust import parse_sets, parse_shard, robust
+from mixlab.cli import main
+from mixlab.commands.robust import parse_sets, parse_shard
 from mixlab.data.imagenet_labels import imagenet_a_classes, imagenet_classes, real_labels
 from mixlab.evaluation.classifier import ProbeHead, load_head, save_head
 from mixlab.run import RunDirectory, measurements_of
+
+probe = command("probe")
+robust = command("robust")
 
 CLASSES = list(imagenet_a_classes()[:3])
 COLOURS = [(250, 10, 10), (10, 250, 10), (10, 10, 250)]
@@ -56,7 +59,7 @@ def test_a_probed_run_is_scored_on_every_set_that_is_found(
     probed: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, sets = probed
-    tyro.cli(robust, args=[str(run), "--data", str(sets), "--workers", "0", "--device", "cpu", "--json", "-"])
+    main(["robust", str(run), "--data", str(sets), "--workers", "0", "--device", "cpu", "--json", "-"])
     printed = capsys.readouterr()
     result = json.loads(printed.out)
     assert {name: (part["top1"], part["n"]) for name, part in result["sets"].items()} == {

@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-import tyro
+from command_line import command
 from look_runs import make_run
 from PIL import Image
 from torch import nn
 
-from mixlab.commands.probe import probe
-from mixlab.commands.robust import robust
+from mixlab.cli import main
 from mixlab.data.images import parse_source
 from mixlab.data.shapes import SHAPE_CLASSES
 from mixlab.data.transforms import LUMA
@@ -20,6 +19,9 @@ from mixlab.evaluation.machine import CentreView, Machine
 from mixlab.evaluation.shifts import SHIFTS, ShiftScores, score_shifts, shifted
 from mixlab.run import RunDirectory, Subject, measurements_of
 from mixlab.training.distributed import World
+
+probe = command("probe")
+robust = command("robust")
 
 IMAGES = torch.randint(0, 256, (3, 3, 40, 40), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 DATA = "shapes:n=60,size=32"
@@ -118,9 +120,9 @@ def test_edges_are_dark_where_lightness_changes_and_white_elsewhere() -> None:
 def test_a_probe_is_scored_under_every_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     vit = make_run(tmp_path / "vit", "vit_tiny")
     heads = ["--mode", "cached", "--blocks", "1", "--strategies", "mean", "--lrs", "0.1", "--weight-decays", "0"]
-    tyro.cli(probe, args=[f"{vit}=vit", "--data", DATA, "--epochs", "30", "--batch", "20", *heads, *QUICK])
+    main(["probe", f"{vit}=vit", "--data", DATA, "--epochs", "30", "--batch", "20", *heads, *QUICK])
     probed = RunDirectory.open(vit).results()["probe"]["modes"]["cached"]["best"]
-    tyro.cli(robust, args=[f"{vit}=vit", "--shifts", DATA, "--batch", "25", *QUICK, "--json", "-"])
+    main(["robust", f"{vit}=vit", "--shifts", DATA, "--batch", "25", *QUICK, "--json", "-"])
     result = json.loads(capsys.readouterr().out)
     assert result == RunDirectory.open(vit).results()["shifts_vit"]
     figures = result["shifts"]

@@ -6,17 +6,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_line import command
 from look_runs import make_run
 
 import mixlab
 from mixlab.analysis.claims import Evidence
 from mixlab.cli import main
-from mixlab.commands.auc import auc
-from mixlab.commands.knn import knn
-from mixlab.commands.maps import maps
 from mixlab.commands.output import open_run
 from mixlab.evaluation.target import label_of, load_target, load_targets, split_target
 from mixlab.run import RunDirectory
+
+knn = command("knn")
+maps = command("maps")
+auc = command("auc")
 
 NAME = "timm/vit_tiny_patch16_224"
 SMALL = ("--set", "batch=8", "--set", "epochs=1", "--set", "knn.every_epochs=0", "--device", "cpu")
@@ -107,8 +109,8 @@ def test_measurements_that_are_none_are_named_by_claims_and_maps(
 ) -> None:
     run = make_run(tmp_path / "run", "vit_tiny")
     RunDirectory.open(run).write_result("knn", {"measurements": 5})
-    for command in ("claims", "maps"):
-        assert main([command, str(run)]) == 1
+    for name in ("claims", "maps"):
+        assert main([name, str(run)]) == 1
         assert "knn.json: measurements must be a list of records, got 5; remove it" in " ".join(
             capsys.readouterr().err.replace("\n", "").split()
         )

@@ -7,7 +7,7 @@ import pytest
 from tiny_backbones import DATA, tiny_backbone, tiny_settings, tiny_splits
 
 from mixlab.analysis.comparisons import over_seeds, preferred
-from mixlab.evaluation.knn import evaluate_knn
+from mixlab.evaluation.knn import KnnSettings, evaluate_knn
 from mixlab.evaluation.probe import evaluate_linear_probe
 from mixlab.evaluation.target import Target
 from mixlab.run import Measurement, RunDirectory
@@ -15,7 +15,7 @@ from mixlab.run import Measurement, RunDirectory
 
 def test_knn_of_a_bare_backbone_measures_every_k_with_its_protocol() -> None:
     backbone = tiny_backbone()
-    found = evaluate_knn(backbone, DATA, ks=(1, 5, 1000), label_share=0.5, label_seed=3)
+    found = evaluate_knn(backbone, DATA, KnnSettings(k=(1, 5, 1000), label_share=0.5, seed=3))
     assert list(found.scores) == [1, 5] and found.num_neighbours == 25  # half of each class, rounded
     first, second = found.measurements
     assert (first["k"], second["k"]) == (1, 5) and first.n == 44
@@ -26,7 +26,7 @@ def test_knn_of_a_bare_backbone_measures_every_k_with_its_protocol() -> None:
 
 def test_data_may_be_a_name_or_its_splits() -> None:
     target = Target(label="tiny", backbone=tiny_backbone(), training="dino", seed=4)
-    by_name, by_source = evaluate_knn(target, DATA, ks=(3,)), evaluate_knn(target, tiny_splits(), ks=(3,))
+    by_name, by_source = (evaluate_knn(target, data, KnnSettings(k=(3,))) for data in (DATA, tiny_splits()))
     assert by_name.to_json() == by_source.to_json()
     assert by_name.measurements[0].seed == 4
 
@@ -45,9 +45,9 @@ VARIED = [
 
 def test_a_run_keeps_the_headline_knn_beside_every_other_protocol(tmp_path: Path) -> None:
     target, run = Target(label="tiny", backbone=tiny_backbone()), RunDirectory.create(tmp_path)
-    headline = evaluate_knn(target, DATA, ks=(20,))
+    headline = evaluate_knn(target, DATA, KnnSettings(k=(20,)))
     for options in ({}, *VARIED, {}):
-        found = evaluate_knn(target, DATA, ks=(20,), **options)
+        found = evaluate_knn(target, DATA, KnnSettings(k=(20,), **options))
         run.write("knn", found.to_json())
     kept = run.measurements()
     assert len(kept) == len(run.results()) == 1 + len(VARIED)

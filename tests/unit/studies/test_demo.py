@@ -1,6 +1,5 @@
 """The demo: commands that anyone could type, a report at the end, and a kill on the way that costs nothing."""
 
-import inspect
 import os
 import re
 import signal
@@ -8,15 +7,12 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from functools import wraps
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tyro
+from command_line import parse_command
 
-from mixlab.cli import COMMANDS
 from mixlab.commands.demo import run_demo
 from mixlab.run import RunDirectory
 from mixlab.studies.demo import FULL, MODELS, QUICK, Effort, plan
@@ -43,24 +39,11 @@ def test_every_step_is_a_command_line_that_parses_and_comes_after_what_it_needs(
         name, *rest = step.arguments
         if name in ("twin", "matrices", "speed"):
             continue
-        given = parse(name, rest)
+        given = parse_command(name, rest)
         assert given.get("run") in (None, Path("demo")) or given["run"].parent == Path("demo")
         if "seed" in given:
             assert given["seed"] == 1
     assert {f"train {model.label}" for model in MODELS} <= seen
-
-
-def parse(name: str, arguments: list[str]) -> dict[str, Any]:
-    """What a command would be called with; it is not called."""
-    command = getattr(import_module(COMMANDS[name][0]), name)
-
-    @wraps(command)
-    def note(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        bound = inspect.signature(command).bind(*args, **kwargs)
-        return dict(bound.arguments)
-
-    found: dict[str, Any] = tyro.cli(note, args=arguments)
-    return found
 
 
 @dataclass
@@ -78,7 +61,8 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Killed:
     folder = tmp_path_factory.mktemp("demo") / "a demo"
     script = folder.with_name("start.py")
     script.write_text(START.format(folder=str(folder)))
-    environment = os.environ | {"PYTHONPATH": f"{Path(__file__).parent}:{Path(__file__).parents[3]}"}
+    places = (Path(__file__).parents[number] for number in (0, 2, 3))
+    environment = os.environ | {"PYTHONPATH": ":".join(map(str, places))}
     process = subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.PIPE)
     run = RunDirectory(folder / "gatedconv")
     deadline = time.monotonic() + 120

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_line import command
 from safetensors.torch import load_file
 from test_average_precision import by_pycocotools
 
 from mixlab.analysis.claims import Evidence
 from mixlab.analysis.claims.measured import mamba_does_dense_better
-from mixlab.commands.detect import detect
 from mixlab.data.objects import instances_file, parse_objects
 from mixlab.evaluation.detection.detector import Detector
 from mixlab.evaluation.detection.evaluate import NAMES
@@ -23,6 +23,8 @@ from mixlab.evaluation.detection.task import plan_detection
 from mixlab.run import RunDirectory
 from tests.coco_folder import draw_coco
 from tests.photographs import PHOTOGRAPHS, needs_photographs
+
+detect = command("detect")
 
 DATA = "shapes:n=24,size=32"
 LAST = 6

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from command_line import command
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -22,7 +23,6 @@ from mixlab.backbones.weights import save_weights
 from mixlab.backbones.weights.reading import WeightsError
 from mixlab.backbones.zoo import create_model
 from mixlab.commands.dense_task import say_recipe, small_recipe, target_and_recipe
-from mixlab.commands.segment import segment
 from mixlab.data.mask_formats import parse_label_maps
 from mixlab.evaluation.dense_task import DensePlan
 from mixlab.evaluation.segmentation.task import plan_segmentation
@@ -32,6 +32,8 @@ from mixlab.run import RunDirectory
 from mixlab.training.loop import train
 from mixlab.training.settings import override
 from tests.photographs import PHOTOGRAPHS, needs_photographs
+
+segment = command("segment")
 
 DATA = "shapes:n=48,size=32"
 SMALL = ["steps=8", "batch=8", "model.dim=16", "model.depth=4", "model.image=32", "model.patch=4",

@@ -1,0 +1,125 @@
+"""Options that commands share, each declared and explained once: tyro makes options of the fields, and help of what is
+written beside or below them."""
+
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+import torch
+import tyro
+
+from mixlab.commands.output import check_json, open_run
+from mixlab.data.labelled import LabelledSplits, labelled_splits
+from mixlab.errors import check_counts
+from mixlab.evaluation.target import Target, load_target, load_targets
+from mixlab.run import RunDirectory
+from mixlab.training.slurm import SlurmConfig
+
+T = TypeVar("T")
+Flat = Annotated[T, tyro.conf.arg(name="")]  # a dataclass whose fields are options without a prefix
+Settings = Annotated[tuple[str, ...], tyro.conf.UseAppendAction]
+Json = Annotated[
+    str | None, tyro.conf.arg(help='also write the result as JSON to this file, or to stdout for "-".')
+]  # fmt: skip
+Device = Annotated[str | None, tyro.conf.arg(help="auto (a GPU where there is one), cpu, cuda or cuda:N.")]
+
+
+@dataclass(frozen=True)
+class OneTarget:
+    """The network that a command measures, and where its results go."""
+
+    target: tyro.conf.Positional[str]
+    """a run, an exported file, a name of the zoo, shipped/NAME or timm/NAME; TARGET=LABEL gives it another name in
+    tables."""
+    _: KW_ONLY
+    weights: str | None = None  # a weight file for a name.
+    training: str | None = None  # how the target was trained (dino, supervised, ...), where its run does not say.
+    device: Device = "auto"
+    run: Path | None = None  # the directory for results; the target's own if it is a run, else runs/look.
+    json: Json = None
+
+    def open_run(self) -> RunDirectory:
+        return open_run(self.run, [self.target])
+
+    def load(self, device: torch.device, seed: int) -> Target:
+        return load_target(self.target, weights=self.weights, training=self.training, device=device, seed=seed)
+
+
+@dataclass(frozen=True)
+class LabelledTarget(OneTarget):
+    """A network whose frozen features are classified."""
+
+    data: str = "shapes"
+    """shapes, a folder with one sub-folder per class (below train and val, or alone), or wds:PATTERN."""
+    val_data: str | None = None
+    """another source of validation images; without it the val split, or every fifth image of each class."""
+    workers: int | None = None  # processes that read images; the cores shared out without it.
+
+    def splits(self) -> LabelledSplits:
+        return labelled_splits(self.data, val_data=self.val_data)
+
+
+@dataclass(frozen=True)
+class SeveralTargets:
+    """Networks side by side on the same images."""
+
+    targets: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TARGET ...")]
+    """runs, exported files, names of the zoo, shipped/NAME or timm/NAME; TARGET=LABEL gives it another name in tables
+    and pictures."""
+    _: KW_ONLY
+    data: str = "shapes"
+    """shapes, a folder of images, wds:PATTERN, or images with masks: a folder of both, a COCO JSON file, or
+    FORMAT:PLACE (masks, imagenet-s, voc, pets, coco, ade)."""
+    image: int | None = None
+    """the side of the images in pixels; without it, what the first backbone was made for (`rank`: each its own)."""
+    weights: str | None = None  # a weight file for a single name.
+    training: tuple[str, ...] = ()
+    """LABEL=KIND, how a target was trained (dino, supervised, dinov2, ...), where its run does not say."""
+    device: Device = "auto"
+    seed: int = 0  # of untrained targets, and of the untrained twins of what has no seed of its own.
+    run: Path | None = None  # the directory for results and figures; the target's own if it is one run, else runs/look.
+    json: Json = None
+
+    def load(self) -> list[Target]:
+        check_counts(image=self.image)
+        check_json(self.json)
+        return load_targets(
+            self.targets, weights=self.weights, training=self.training, device=self.device, seed=self.seed
+        )
+
+    def open_run(self) -> RunDirectory:
+        return open_run(self.run, self.targets)
+
+
+@dataclass(frozen=True)
+class DenseTarget(OneTarget):
+    """The backbone of a dense task, and how the task is trained on it."""
+
+    target: tyro.conf.Positional[str]
+    """a run (its backbone), an exported file, a name of the zoo, shipped/NAME, timm/NAME, or a recipe such as
+    segment_dinovim_tiny64 or detect_mambaout_femto64 for its own backbone from scratch."""
+    _: KW_ONLY
+    run: Path | None = None  # the directory of this run; with --evaluate-only the target itself without it.
+    recipe: str | None = None
+    """another recipe than the papers' (for shapes: a small one), or the config.json of a run."""
+    set: Settings = ()  # a setting such as steps=2000 or seed=1; may be given many times.
+    frozen: bool = False  # train the neck and the heads alone.
+    num_val: int | None = None  # score at most so many images, evenly spaced, while training too.
+    evaluate_only: bool = False  # the target is a run of this command; score it on this data and train nothing.
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """A recipe on data, and where it is trained."""
+
+    recipe: tyro.conf.Positional[str]
+    """a recipe such as dino_dinovim_tiny64 or supervised_mambaout_tiny, or the config.json of another run."""
+    _: KW_ONLY
+    data: str  # shapes, a folder of images (to `train`: with one sub-folder per class), or wds:PATTERN.
+    run: Path  # the directory of this run.
+    set: Settings = ()  # a setting such as optim.lr=1e-3; may be given many times.
+    device: Device = "auto"
+    launcher: Literal["here", "slurm"] = "here"  # slurm sends the run as a job (needs the extra mixlab[slurm]).
+    slurm: SlurmConfig = SlurmConfig()  # noqa: RUF009  frozen
+    """what to ask SLURM for."""
+    json: Json = None
