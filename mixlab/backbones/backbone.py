@@ -51,7 +51,7 @@ class Backbone(  # type: ignore[call-arg]
     tags=["vision", "token-mixer"],
     model_card_template=CARD,
 ):
-    """Images in, a summary feature out; and lazily, layer by layer, what happens between."""
+    """Images in, a summary feature out; features and mixings of each layer, lazily."""
 
     name: str
     dim: int  # D, the width of the summary

@@ -1,4 +1,4 @@
-"""Run directories in one file, for publishing: the same runs always give the same bytes, whoever packs them."""
+"""Archives of run directories, for publishing: the same runs always give the same bytes."""
 
 import io
 import tarfile
@@ -71,5 +71,5 @@ def _unpack(archive: Path, folder: Path) -> None:
                 target.write_bytes(source.read())
     except (tarfile.TarError, LZMAError, EOFError) as error:
         raise InputError(
-            f"{archive} is no archive of runs ({error}); give a run directory or a {SUFFIX} file"
+            f"{archive} is not an archive of runs ({error}); give a run directory or a {SUFFIX} file"
         ) from error

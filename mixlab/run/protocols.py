@@ -1,7 +1,7 @@
 """Which numbers there are, and how one was measured: one dataclass per kind, with every choice that can change it.
 
 A field is None where the choice does not apply, or where an older run directory did not record it. A new choice of an
-evaluator is a new field here; then numbers with and without it stand side by side by themselves.
+evaluator is a new field here; then numbers with and without it have different identities and are both kept.
 """
 
 import math
@@ -185,8 +185,8 @@ METRICS = {
     "probe_top1": Metric("accuracy of a linear probe", ProbeProtocol),
     "top1": Metric("accuracy of the classifier that was trained with the network", AccuracyProtocol),
     "robust_top1": Metric("accuracy on a shifted set", RobustnessProtocol),
-    "shift_top1": Metric("accuracy on images that were changed", RobustnessProtocol),
-    "shifted_top1": Metric("mean accuracy over the changes", RobustnessProtocol),
+    "shift_top1": Metric("accuracy on corrupted images", RobustnessProtocol),
+    "shifted_top1": Metric("mean accuracy over the corruptions", RobustnessProtocol),
     "miou": Metric("mean IoU of semantic segmentation", SegmentationProtocol),
     "box_ap": Metric("COCO AP of boxes", DetectionProtocol),
     "mask_ap": Metric("COCO AP of masks", DetectionProtocol),

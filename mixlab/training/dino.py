@@ -188,7 +188,7 @@ class DinoRecipe(Recipe):
 
 
 class Symptom(NamedTuple):
-    """One way in which DINO can stop learning without an error: how it shows, and what to try."""
+    """One kind of collapse (DINO stops learning without an error): its symptom, and what to try."""
 
     name: str
     shows: Callable[[Mapping[str, float]], bool]  # by the figures of a report; `largest` is ln K
@@ -246,7 +246,7 @@ class CollapseWatch:
 
 @torch.no_grad()
 def describe(targets: Tensor, features: Tensor) -> dict[str, Tensor]:
-    """The figures in which a collapse shows, from targets (T, B, K) and the teacher's features (T, B, D).
+    """The metrics that show a collapse, from targets (T, B, K) and the teacher's features (T, B, D).
 
     teacher_entropy  mean entropy of one image's target, in nats: ln K if all outputs are equal
     batch_entropy    entropy of the mean target: 0 if every image has the same one output

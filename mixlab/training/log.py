@@ -1,4 +1,4 @@
-"""Figures of a run: held on the device until they are asked for, then written for programs and shown to people."""
+"""Metrics of a run: kept on the device, copied together, then logged to files and shown as progress."""
 
 import importlib
 import importlib.util
@@ -30,10 +30,10 @@ class NonFiniteLoss(Exception):  # noqa: N818  it names the thing
         self.step, self.indexes = step, indexes
 
     def explain(self, name: Callable[[int], str], good_steps: Sequence[int]) -> str:
-        """In words, with the names of the images, the last good checkpoint and what to try."""
+        """An error message with the names of the images, the last good checkpoint and what to try."""
         names = [name(index) for index in self.indexes]
         listed = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        good = f"the last good checkpoint is of step {good_steps[-1]}" if good_steps else "there is no checkpoint"
+        good = f"the last good checkpoint is that of step {good_steps[-1]}" if good_steps else "there is no checkpoint"
         return (
             f"the loss or its gradient is not a finite number at step {self.step}; the batch holds {listed}; {good}. "
             "Look at these images, lower optim.lr, clip gradients (optim.clip=0.3) or use precision=fp32"
@@ -51,7 +51,7 @@ class FigureBuffer:
         self._steps.append((step, figures, indexes))
 
     def fetch(self) -> dict[str, float]:
-        """The mean of every figure since the last time, over ranks too; `NonFiniteLoss` for the first bad step."""
+        """The mean of every metric since the last call, also over ranks; `NonFiniteLoss` for the first bad step."""
         if not self._steps:
             return {}
         steps, self._steps = self._steps, []
@@ -110,7 +110,7 @@ class Journal:
 
 
 def forget_after(run: RunDirectory, step: int) -> None:
-    """Drop figures of steps that will be run again, and a line that a kill cut short."""
+    """Drop metrics of steps that will be run again, and a truncated last line."""
     if (run.path / "metrics.jsonl").is_file():
         kept = [row for row in run.read_metrics() if row.get("step", 0) <= step]
         text = "".join(json.dumps(row) + "\n" for row in kept)
@@ -153,7 +153,7 @@ class TrainingProgress:
         self._bar.update(self._task, completed=done)
 
     def show(self, done: int, figures: Mapping[str, float]) -> None:
-        """The newest figures; off a terminal, a line every half minute and, once it is complete, the last."""
+        """The newest metrics; outside a terminal, a line every half minute and one at the end."""
         self._shown |= {name: figures[name] for name in self.names if name in figures}
         text = "  ".join(f"{name.replace('_per_s', '/s')} {value:.4g}" for name, value in self._shown.items())
         self._bar.update(self._task, figures=text)

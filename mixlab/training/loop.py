@@ -214,7 +214,7 @@ class Trainer:
         self.progress.say(self._greeting())
 
     def report(self) -> None:
-        """Ask the device for its figures, and write them down."""
+        """Copy the metrics from the device and log them."""
         try:
             figures = self.buffer.fetch()
         except NonFiniteLoss as error:
@@ -237,7 +237,7 @@ class Trainer:
             self.progress.say(warning, style="yellow")
 
     def score(self, stop: StopRequests) -> None:
-        """How good the exported backbone is by now. A stop breaks it off; resumed, the run scores this step again."""
+        """Live scores of the exported backbone. A stop interrupts them; a resumed run computes them again."""
         self.report()
         try:
             found = dict(self.scores(self.recipe, stop.asked))

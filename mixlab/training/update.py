@@ -1,6 +1,6 @@
 """One optimiser step, whatever the recipe: every pass forward and backward, clip, step, averages. Never waits.
 
-A pass can be one CUDA graph: small networks take longer to launch, kernel by kernel, than to run.
+A pass can be one CUDA graph: for small networks, kernel launches take longer than the kernels.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class Update:
         self.captured = CapturedPass(recipe, self.precise) if can_capture(recipe, config, world) else None
 
     def __call__(self, passes: Sequence[AnyBatch], step: int) -> dict[str, Tensor]:
-        """Train on one global batch. Returns figures that are still on the device."""
+        """Train on one global batch. Returns metrics that are still on the device."""
         set_rates(self.optimizer, lr=self.lr(step), weight_decay=self.weight_decay(step))
         figures = [self._forward_backward(batch, step, index, len(passes)) for index, batch in enumerate(passes)]
         part = self._part(step, 0, len(passes))
@@ -101,7 +101,7 @@ def can_capture(recipe: Recipe, config: TrainConfig, world: World) -> bool:
 
 @dataclass(frozen=True)
 class Capture:
-    """One pass as a graph: a replay reads `inputs` and writes `gradients` and `figures`, in place."""
+    """One pass as a graph: a replay reads `inputs` and writes `gradients` and `figures` (logged values) in place."""
 
     graph: torch.cuda.CUDAGraph
     inputs: tuple[Tensor, ...]
