@@ -142,7 +142,7 @@ def _check_needs(name: str, part: Part, setting: Setting) -> None:
 
 
 def _agree(directory: RunDirectory, settings: dict[str, Any]) -> None:
-    """A study goes on as it began, or says why not."""
+    """Refuse to resume a study with other settings."""
     if (directory.path / "config.json").is_file():
         stored = directory.read_config()
         changed = [key for key, value in settings.items() if stored.get(key) != value]
