@@ -87,7 +87,7 @@ def _dino(quick: bool, peer: Path | None) -> Tables:
 
     if not quick:
         need_gpu("dino")
-    rows = dino.measure(tiny=quick, steps=1 if quick else 20, peer=peer)
+    rows = dino.measure_dino(tiny=quick, steps=1 if quick else 20, peer=peer)
     title = "A DINO step" + (" in miniature" if quick else ", batch 64, 2 x 224 + 8 x 96 px, 65,536 outputs, bf16")
     return {title: rows} if quick else {title: rows, "The same, measured elsewhere": dino.PUBLISHED}
 
@@ -118,17 +118,18 @@ def _knn(quick: bool) -> Tables:
 
 
 def _dense(quick: bool) -> Tables:
-    from mixlab.bench.dense import measure
+    from mixlab.bench.dense import measure_dense
 
     if not quick:
         need_gpu("dense")
-    return measure(tiny=quick)
+    return measure_dense(tiny=quick)
 
 
 def _auc(quick: bool) -> Tables:
-    from mixlab.bench.auc import measure
+    from mixlab.bench.auc import measure_auc
 
-    return {"Binary-AUC, one call against loops over the images": measure(num_images=200) if quick else measure()}
+    rows = measure_auc(num_images=200) if quick else measure_auc()
+    return {"Binary-AUC, one call against loops over the images": rows}
 
 
 def need_gpu(what: str) -> None:

@@ -9,7 +9,7 @@ from lzma import LZMAError
 from pathlib import Path, PurePosixPath
 
 from mixlab.errors import InputError
-from mixlab.run.directory import RunDirectory, write_aside
+from mixlab.run.directory import RunDirectory, write_atomically
 
 SUFFIX = ".tar.xz"
 PUBLISHED_RUNS = f"runs{SUFFIX}"  # of a published study: this file beside its report.html and README.md
@@ -25,7 +25,7 @@ def write_archive(folder: Path, archive: Path) -> Path:
             content = file.read_bytes()
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
-    write_aside(archive, lambda file: file.write(packed.getvalue()))
+    write_atomically(archive, lambda file: file.write(packed.getvalue()))
     return archive
 
 

@@ -87,7 +87,7 @@ class RunDirectory:
         folder = self.path / "results"
         folder.mkdir(parents=True, exist_ok=True)
         if arrays:
-            write_aside(folder / f"{name}.npz", lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
+            write_atomically(folder / f"{name}.npz", lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
         write_json(folder / f"{name}.json", result, one_line=one_line)
         return folder / f"{name}.json"
 
@@ -217,7 +217,7 @@ def identity_of(result: dict[str, Any]) -> Any:
 
 def write_json(path: Path, content: dict[str, Any], *, one_line: bool = False) -> None:
     text = json.dumps(content, indent=None if one_line else 2, ensure_ascii=False) + "\n"
-    write_aside(path, lambda file: file.write(text.encode()))
+    write_atomically(path, lambda file: file.write(text.encode()))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -230,7 +230,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def write_aside(path: Path, write: Any) -> None:
+def write_atomically(path: Path, write: Any) -> None:
     """Write a temporary file beside `path`, flush it to disk, and rename it. Permissions follow the umask."""
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:

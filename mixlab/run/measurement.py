@@ -54,6 +54,8 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
+    """A number with its interval, the network, the protocol and the seed. Checked when it is made."""
+
     metric: str
     value: float
     n: int  # images, or whatever the value is a mean over

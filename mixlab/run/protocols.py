@@ -66,6 +66,8 @@ class LabelledProtocol(ViewProtocol):
 
 @dataclass(frozen=True, kw_only=True)
 class KnnProtocol(LabelledProtocol):
+    """A vote of nearest neighbours."""
+
     kind = "knn"
     k: int | None = None
     temperature: float | None = None
@@ -118,6 +120,8 @@ class MapProtocol(ViewProtocol):
 
 @dataclass(frozen=True, kw_only=True)
 class RankProtocol(ViewProtocol):
+    """Ranks of blocks of mixing matrices."""
+
     kind = "rank"
     definition: str | None = None  # which rank
     chunk: int | None = None  # side of a block in tokens
@@ -144,6 +148,8 @@ class DenseProtocol(ViewProtocol):
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentationProtocol(DenseProtocol):
+    """Semantic segmentation, on one scale or several."""
+
     kind = "segmentation"
     mode: str | None = None  # "single" or "multi"
     scales: tuple[float, ...] | None = None
@@ -156,6 +162,8 @@ class SegmentationProtocol(DenseProtocol):
 
 @dataclass(frozen=True, kw_only=True)
 class DetectionProtocol(DenseProtocol):
+    """Detection and instance masks."""
+
     kind = "detection"
     short_side: int | None = None
     long_side: int | None = None
@@ -173,6 +181,8 @@ class SpeedProtocol(ViewProtocol):
 
 
 class Metric(NamedTuple):
+    """What a metric means, the protocol that measures it, and its range."""
+
     about: str
     protocol: type[EvaluationProtocol]
     lowest: float = 0.0

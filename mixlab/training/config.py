@@ -56,7 +56,7 @@ def check_numbers(
 class Watch(Protocol):
     """Checks the logged metrics for signs of failure."""
 
-    def look(self, step: int, figures: Mapping[str, float]) -> list[str]:
+    def look(self, step: int, metrics: Mapping[str, float]) -> list[str]:
         """Warnings to print."""
 
 
@@ -154,6 +154,8 @@ class OptimConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
+    """How often a checkpoint is written, and how many are kept."""
+
     every_steps: int = 500
     keep: int = 3
 
@@ -163,6 +165,8 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LogConfig:
+    """How often metrics are logged, and where."""
+
     every_steps: int = 10  # metrics are copied from the device this often
     tensorboard: bool = True  # where it is installed
     wandb: bool = False

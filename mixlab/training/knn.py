@@ -95,7 +95,7 @@ def _keys(query: Tensor, bank: LabelledRows, start: int, size: int, bits: int) -
 
 
 def fitting_ks(ks: Sequence[int], num_images: int) -> tuple[int, ...]:
-    """The k that do not exceed the size of the bank, sorted and unique; if there are none, the size of the bank."""
+    """The k that do not exceed the size of the bank, each once, in the given order; if there are none, that size."""
     return tuple(dict.fromkeys(k for k in ks if k <= num_images)) or (num_images,)
 
 

@@ -128,7 +128,7 @@ def _guess(text: str) -> Any:
         return text
 
 
-def agree(folder: RunDirectory, *, data: str, config: TrainConfig) -> dict[str, Any]:
+def check_settings(folder: RunDirectory, *, data: str, config: TrainConfig) -> dict[str, Any]:
     """The config.json of the run in the directory, {} if there is none; an error where it is another run.
 
     A run that failed before it left a checkpoint may be started again with other settings: then the directory is new.

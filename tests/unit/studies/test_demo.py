@@ -131,5 +131,5 @@ def test_another_demo_does_not_go_into_the_same_directory(killed: Killed) -> Non
 def test_a_step_that_fails_names_its_log(tmp_path: Path) -> None:
     RunDirectory.create(tmp_path / "gatedconv").write_config({"nonsense": 1})
     (model,) = (model for model in MODELS if model.label == "gatedconv")
-    with pytest.raises(RuntimeError, match=r"gatedconv: train failed.*something else than a training run.*logs"):
+    with pytest.raises(RuntimeError, match=r"gatedconv: train failed.*something other than a training run.*logs"):
         run_demo(tmp_path, LITTLE, seed=0, models=(model,), workers=1)
