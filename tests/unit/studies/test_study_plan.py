@@ -5,7 +5,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from test_demo import parse
+from command_line import parse_command
 
 from mixlab.recipes import find_recipe
 from mixlab.run.directory import write_json
@@ -38,7 +38,7 @@ def test_every_step_is_a_command_line_that_parses_and_comes_after_what_it_needs(
             seen.add(step.name)
             name, *rest = (*step.arguments, *step.here)
             if name not in OWN_JOBS:
-                parse(name, rest)
+                parse_command(name, rest)
 
 
 def test_no_two_steps_share_a_name_a_result_or_a_run() -> None:
