@@ -1,4 +1,4 @@
-"""The laboratory behind the page: models answer questions about pictures. Called from several threads at once."""
+"""The laboratory behind the page: answers questions about models and pictures, from several threads at once."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -103,7 +103,7 @@ class Laboratory:
 
 
 def card_of(subject: Target, facts: tuple[str, ...] = (), image: int | None = None) -> ModelCard:
-    """What visitors are told of a model; its first layer is run once, to see how it mixes."""
+    """The description of a model for the page; its first layer is run once, to see how it mixes."""
     backbone, size = subject.backbone, image or subject.backbone.image
     mixing = first_mixing(subject, size)
     return ModelCard(

@@ -1,4 +1,4 @@
-"""The models of a report, one row each: what was measured of them, by which protocol, and what training brought.
+"""The table of models: one row per model, with its measurements, their protocols, and the gain by training.
 
 A column holds measurements of one protocol alone, the one that most networks were measured with. Measurements by any
 other protocol stand in a table of their own, each with what is different.
@@ -158,7 +158,7 @@ class _ColumnMaker:
     others: list[Column] = field(default_factory=list)
 
     def add(self, title: str, unit: str, groups: list[Group]) -> None:
-        """The column of one metric, where it was measured; what is of another protocol goes to `others`."""
+        """The column of one metric; measurements by another protocol go to `others`."""
         candidates = [group for group in groups if Network.of(group[0]) not in self.twins] or groups
         if not candidates:
             return
@@ -189,7 +189,7 @@ def style_rows(table: Table, findings: Findings) -> dict[str, LineStyle]:
 
 
 def words(choices: Mapping[str, Any]) -> str:
-    """The choices of a protocol, in words."""
+    """The choices of a protocol as text."""
     parts = []
     for name, value in choices.items():
         if name == "label_share":

@@ -194,7 +194,7 @@ def commands_with_records(findings: Findings) -> list[dict[str, Any]]:
 
 
 def machines_of(findings: Findings) -> list[str]:
-    """What the records were made on, and when, each combination once."""
+    """Machines, versions and dates of the results, each combination once."""
     found: dict[str, list[str]] = {}
     for record in findings.records:
         origin = record.content.get("provenance") or {}

@@ -36,7 +36,7 @@ class DemoModel:
         return "train" if find_recipe(self.recipe).method.kind == "supervised" else "pretrain"
 
 
-# The dearest first, so that two cores end at about the same time.
+# The slowest first, so that two cores finish at about the same time.
 MODELS = (
     DemoModel("mambareg", "dino_dinomambareg_tiny64", "a Mamba-2 scan in both directions, with twelve registers"),
     DemoModel("gatedconv", "supervised_gatedconv_tiny64", "a Mamba block without its scan", ("mean", "max")),
@@ -51,9 +51,9 @@ SHOWN_ORDER = ("vit", "linearvit", "dinovim", "mambareg", "gatedconv")
 class DemoEffort:
     """How much work; the recipes say everything else."""
 
-    num_images: int = 768  # drawn scenes to learn from without labels, and as many others to be judged on
+    num_images: int = 768  # drawn scenes for training without labels, and as many others for validation
     dino_epochs: int = 5
-    num_labelled: int = 2048  # drawn scenes to learn from with labels, which costs less
+    num_labelled: int = 2048  # drawn scenes for training with labels, which is faster
     supervised_epochs: int = 16
     probe_epochs: int = 30
     num_scored: int = 150  # images with masks for Binary-AUC
@@ -140,7 +140,7 @@ def _look(run: Path, models: tuple[DemoModel, ...], effort: DemoEffort, seed: in
     yield Step(
         "auc",
         "Binary-AUC, by model and layer",
-        "does the map of the summary token find the foreground? beside centre, luck and an untrained twin",
+        "does the map of the summary token find the foreground? compared with a centre prior and an untrained twin",
         ("auc", *runs, "--study", "model", "layer", *masks),
         results / "auc_layer.json",
         needs=judged,
@@ -166,7 +166,7 @@ def _look(run: Path, models: tuple[DemoModel, ...], effort: DemoEffort, seed: in
     yield Step(
         "rank",
         "ranks of the mixing matrices",
-        "how much can a far block of the matrix carry, and what does theory allow?",
+        "what is the rank of off-diagonal blocks, and what are the bounds of theory?",
         ("rank", *runs, *blocks, "--num-images", str(effort.num_ranked), *seeded, "--run", str(run)),
         results / f"rank_{models[-1].label}.json",
         needs=judged,
@@ -183,7 +183,7 @@ def _look(run: Path, models: tuple[DemoModel, ...], effort: DemoEffort, seed: in
     yield Step(
         "photo",
         "a photograph through trained networks",
-        "what comes with mixlab has learnt from photographs for longer than a demo can",
+        "the networks that come with mixlab were trained on photographs, for longer than a demo",
         (
             "maps", *trained, "--data", "photo", "--num-images", "1", "--image", str(PHOTO_IMAGE),
             *seeded, "--run", str(run / "photo"),

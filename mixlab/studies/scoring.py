@@ -25,7 +25,7 @@ def score_run(
         made = Step(
             f"twin {label}",
             f"{label}: an untrained twin",
-            "the same network with fresh weights: what did training add?",
+            "the same network with random weights, as a baseline",
             ("twin", str(run), str(place), str(seed)),
             place / "weights.safetensors",
             needs=(f"train {label}",),
@@ -37,7 +37,7 @@ def score_run(
         yield Step(
             f"knn {label}{note}",
             f"{label}{note}: nearest neighbours",
-            "are held-out images of one class near each other in feature space?",
+            "are validation images of one class near each other in feature space?",
             ("knn", *rest),
             place / "results" / f"knn_{label}.json",
             here=here,

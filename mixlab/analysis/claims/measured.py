@@ -1,6 +1,6 @@
-"""Claims that only measurement settles: from the runs at hand to a verdict, by rules fixed beforehand.
+"""Claims that only measurements can decide: from the given runs to a verdict, by rules fixed beforehand.
 
-Each is judged by what its paper measured and on the models that it compared, where runs have that. Networks of
+Each is decided by the metric and the models of its paper, where runs have these. Networks of
 different families are compared where training and data are the same and their sizes are within a factor of 2.5, as the
 papers' own pairs are; always by one protocol, the most preferred that both were measured with (`comparisons.py`).
 Differences are judged together (`evidence.verdict_of`).
@@ -44,7 +44,7 @@ Check = Callable[[Evidence], Verdict]
 RANKING = ("attention", "mamba2", "linear_attention")  # the first paper's order, best first
 SELF_SUPERVISED = "dino"
 CHANCE = 0.5
-LAZY = 0.05  # a head whose AUC is this near to chance does nothing of use
+LAZY = 0.05  # a head whose AUC is within this of 0.5 counts as idle
 _SIZE_RATIO = 2.5
 _MASK_RCNN = {"head": ("mask", "cascade")}  # MambaOut's detector
 
@@ -78,7 +78,7 @@ def orders_families(
 
 
 def first_measured(*checks: Check) -> Check:
-    """By the paper's own measure, or else by the next best that runs have."""
+    """By the paper's own metric, or else by the next one that the runs have."""
 
     def check(evidence: Evidence) -> Verdict:
         verdicts = [one(evidence) for one in checks]
@@ -194,7 +194,7 @@ def bigger_scores_higher(evidence: Evidence) -> Verdict:
 
 def heads_are_unequal(evidence: Evidence) -> Verdict:
     """Claim 10: the best head above the worst on images that did not choose them, network by network; and heads whose
-    intervals lie near chance. An untrained twin's heads stand beside: they are unequal too.
+    intervals lie near chance. The heads of untrained twins are reported too: they are unequal as well.
     """
 
     def of_attention(m: Measurement) -> bool:
@@ -235,7 +235,7 @@ def registers_help_dinov2(evidence: Evidence) -> Verdict:
 
 def central_registers_score_highest(evidence: Evidence) -> Verdict:
     """Claim 12: the middle third above the first and above the last (raw scores), and scores that follow probes on
-    single registers. What the place alone does stands beside: the same of untrained twins.
+    single registers. The same numbers of untrained twins show what the position alone does.
     """
     asked = {
         "middle_registers_over_first": "the first registers",

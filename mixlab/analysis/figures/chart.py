@@ -117,7 +117,7 @@ STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Chart:
-    """`about` says what it shows to readers who cannot see it; `draw` fills the axes that it is given."""
+    """`about` is the alternative text; `draw` fills the given axes."""
 
     title: str
     about: str

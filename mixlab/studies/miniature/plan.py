@@ -1,4 +1,4 @@
-"""What studies are made of: families, training runs and their judgement, as command lines that anyone could type."""
+"""The building blocks of a study: families, training runs and their evaluation, as command lines."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ class Family:
         return f"{kind}_{self.name}_mini"
 
 
-# The dearest first, so that processes side by side end at about the same time.
+# The slowest first, so that parallel processes finish at about the same time.
 STUDY_FAMILIES = (
     Family("mambareg", "dinomambareg", ("cls", "mean", "registers")),
     Family("dinovim", "dinovim"),
@@ -41,7 +41,7 @@ STUDY_FAMILIES = (
 class StudyEffort:
     """How much work; the recipes say everything else."""
 
-    least_images: int = 160  # for training: a batch, where a fifth is set aside
+    least_images: int = 160  # for training: one batch, after a fifth became validation images
     training: tuple[str, ...] = ()  # settings of every training run
     dino: tuple[str, ...] = ()
     segment: tuple[str, ...] = ()
@@ -187,7 +187,7 @@ def score(
     return Step(
         f"auc {into.name if into != setting.run else ''} {' '.join(studies)}".replace("  ", " "),
         f"{title}: Binary-AUC by {', '.join(studies)}",
-        "do the maps find the foreground? beside a centre prior and untrained twins",
+        "do the maps find the foreground? compared with a centre prior and untrained twins",
         ("auc", *names, "--study", *studies, "--data", setting.masks, *size, "--run", str(into)),
         into / "results" / f"auc_{studies[-1]}.json",
         here=("--device", setting.device, "--batch", "64"),

@@ -1,4 +1,4 @@
-"""Runs the parts of the miniature study in order, and writes down what each took."""
+"""Runs the parts of the miniature study in order, and records their times."""
 
 import contextlib
 import os
@@ -37,7 +37,7 @@ PATIENCE_S = 10.0  # for the control program
 TRIAL_S = 60.0
 NOTE_S = 2.0
 MOST_AT_ONCE = 10
-NEEDLESS = ("checkpoints", "features", "probe", "tensorboard")  # of runs that are judged
+NEEDLESS = ("checkpoints", "features", "probe", "tensorboard")  # of runs that are evaluated
 
 
 def run_miniature(
@@ -161,7 +161,7 @@ def _tuned(directory: RunDirectory) -> dict[str, dict[str, float]]:
 
 @contextlib.contextmanager
 def _minutes_noted(run: Path, name: str) -> Iterator[None]:
-    """Adds up the minutes of a part as they pass: what a killed study has used is known as well."""
+    """Records the minutes of a part as they pass, so that they survive a kill."""
     place = run / "steps" / "parts.json"
     place.parent.mkdir(exist_ok=True)
     known = read_json(place) if place.is_file() else {}
