@@ -26,11 +26,11 @@ def auc(
 
     Args:
         study: one or more of model, size, training, head, registers, register, layer, map (every kind).
-        map: which map (see `mixlab maps --help`); without it each study's own.
-        num_images: at most so many images.
-        batch: images at a time.
-        fit: squash (all of each image and of its mask, out of shape, as in our published scores) or crop (the middle,
-            as kNN and probes see it).
+        map: which map (see `mixlab maps --help`); default: the study's own.
+        num_images: maximum number of images.
+        batch: images per forward pass.
+        fit: squash (the whole image and mask, aspect ratio not kept, as in our published scores) or crop (centre crop,
+            as in kNN and probes).
         twins: also score each trained model's untrained twin on the same images.
     """
     unknown = [name for name in study if name not in STUDIES]

@@ -67,7 +67,7 @@ def target_and_recipe(target: str, recipe: str | None) -> tuple[str | None, Trai
 
 
 def say_recipe(plan: DensePlan, *, device: str | None, published: str) -> None:
-    """Which recipe was taken where none was named, and on a CPU a smaller one than the papers'."""
+    """Say which recipe is the default here and, on a CPU, name a smaller one than the papers'."""
     if not is_first():
         return
     config = plan.config
@@ -83,7 +83,7 @@ def say_recipe(plan: DensePlan, *, device: str | None, published: str) -> None:
 
 
 def small_recipe(config: TrainConfig) -> str:
-    """The name of a small recipe for the same task. It must not reshape a backbone that comes with weights."""
+    """A small recipe for the same task that leaves the architecture of pretrained backbones as it is."""
     kind, model = config.method.kind, config.model
     names = (f"{kind}_{family}_tiny64" for family in (model.name.partition("_")[0], "vit", "gatedconv"))
     fits = (

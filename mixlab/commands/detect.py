@@ -22,7 +22,7 @@ def detect(on: Flat[DenseTarget], *, data: str, head: HeadKind | None = None) ->
 
     Args:
         data: shapes, a COCO folder (instances*.json beside its images, or in annotations/), or an instances file.
-        head: mask (Mask R-CNN) or cascade (Cascade Mask R-CNN); without it what the recipe says.
+        head: mask (Mask R-CNN) or cascade (Cascade Mask R-CNN); default: the recipe's.
     """
     result, run = train_or_evaluate(
         on,

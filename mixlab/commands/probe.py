@@ -29,9 +29,9 @@ def probe(
     """Train linear probes on frozen features; the same command again resumes where it stopped. torchrun works as is.
 
     Args:
-        resident: hold all images in the device's memory.
-        name: of this probe in the run: results/NAME.json and its working folder NAME; NAME_2 and so on where a probe
-            with other settings has that name.
+        resident: keep all images in device memory.
+        name: name of this probe in the run: results/NAME.json and the working folder NAME; NAME_2 and so on if a probe
+            with other settings already has that name.
     """
     if name in TAKEN or not re.fullmatch(r"\w[\w.-]*", name):
         raise InputError(f"--name {name!r} cannot name a folder of the run; use letters and digits, and not {TAKEN[0]}")

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from mixlab.commands.options import Json
 from mixlab.commands.output import console, emit
 from mixlab.errors import InputError
 from mixlab.report import write_report
@@ -17,15 +18,14 @@ def report(
     *,
     out: Path = Path("report.html"),
     measure: bool = True,
-    json: str | None = None,
+    json: Json = None,
 ) -> dict[str, Any]:
-    """Write one self-contained page about runs: figures, tables, the ledger, and every record behind them.
+    """Write one self-contained page about runs: figures, tables, the ledger, and every result file behind them.
 
     Args:
         runs: run directories or archives of them (.tar.xz); runs below a run belong to it.
-        out: the page to write; as .md its tables alone.
-        measure: count and time backbones of runs that do not say yet how large and fast they are (results/cost.json).
-        json: also write a summary as JSON to this file, or to stdout for "-".
+        out: the file to write: an .html page, or .md for the tables only.
+        measure: count parameters and measure the speed of runs that have no results/cost.json yet.
     """
     if not runs:
         raise InputError("no run given; name the directory of a run, such as demo")

@@ -23,7 +23,7 @@ def segment(on: Flat[DenseTarget], *, data: str, inference: Mode = "single") -> 
 
     Args:
         data: shapes, or a folder: ADE20K's, PASCAL VOC's, or images/ beside annotations/ or labels/.
-        inference: single, multi (six scales and their mirror images) or slide (windows of the training's size).
+        inference: single, multi (six scales and their mirror images) or slide (windows of the training size).
     """
     result, run = train_or_evaluate(
         on,

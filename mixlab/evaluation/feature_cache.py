@@ -1,7 +1,7 @@
-"""Features of a set of images on disk, in shards that are written once; a stopped extraction makes the missing ones.
+"""Features of a set of images on disk, in shards that are written once; a stopped extraction resumes.
 
-FOLDER/KEY/about.json        what the features are of; KEY is its checksum, so other features never get mixed up
-FOLDER/KEY/00000.npy         features (n, F), half precision unless asked otherwise
+FOLDER/KEY/about.json        network, images and settings; KEY is its checksum, so no two sets of features mix
+FOLDER/KEY/00000.npy         features (n, F), half precision by default
 FOLDER/KEY/00000.rows.npy    int64 (n, 2): the number of each image in the source, and its label
 FOLDER/KEY/00000.json        checksums of both, and the images that could not be read; a shard exists once this does
 """
@@ -180,7 +180,7 @@ class FeatureCache:
         kept = features.to(getattr(torch, self.extraction.stored)).cpu()
         if not kept.isfinite().all():
             way_out = "store them as float32" if features.isfinite().all() else "check the weights, or use fp32"
-            raise InputError(f"features are not finite numbers in {self.extraction.stored}; {way_out}")
+            raise InputError(f"features hold NaN or infinity in {self.extraction.stored}; {way_out}")
         return kept
 
     def _write(

@@ -1,4 +1,4 @@
-"""Label maps of a whole set against the truth: one confusion matrix, exact, over any number of processes."""
+"""Segmentation metrics: one confusion matrix over the whole set, exact for any number of processes."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _share(part: NDArray[np.int64], whole: NDArray[np.int64]) -> NDArray[np.floa
 
 
 def _mean(values: NDArray[np.float64]) -> float:
-    """Of what is a number."""
+    """The mean without NaN."""
     known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else float("nan")
 

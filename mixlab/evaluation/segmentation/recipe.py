@@ -61,7 +61,7 @@ class SegmentConfig(DenseConfig):
             if getattr(self, name) < 1:
                 raise InputError(f"method.{name} is {getattr(self, name)}; give at least 1")
         if not 0 < self.scale[0] <= self.scale[1]:
-            raise InputError(f"method.scale {self.scale} is no range of factors; give for example 0.5,2.0")
+            raise InputError(f"method.scale {self.scale} is not a range of factors; give for example 0.5,2.0")
 
     @property
     def image(self) -> int:
