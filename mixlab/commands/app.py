@@ -65,7 +65,7 @@ def app(
             create_app(laboratory, hosts=names), log_level="warning", access_log=False, timeout_graceful_shutdown=2
         )
     )
-    console.print(f"{len(laboratory.models)} models. The page: {url}   (stop with Ctrl-C)", highlight=False)
+    console.print(f"{len(laboratory.models)} models. The page: {url}   (stop with Ctrl-C)")
     if not _is_loopback(host):
         console.print(f"Anyone who reaches {host} can use this page.", style="yellow")
     result = emit({"url": url, "models": [card.id for card in laboratory.models]}, json)

@@ -98,12 +98,10 @@ def _print(content: dict[str, Any]) -> None:
     ]
     table(f"Binary-AUC by {content['study']}", columns, rows)
     for comparison in content["comparisons"]:
-        console.print(
-            f"{comparison['better']} over {comparison['worse']}: {_signed(comparison['difference'])}", highlight=False
-        )
+        console.print(f"{comparison['better']} over {comparison['worse']}: {_signed(comparison['difference'])}")
     for label, correlation in content["correlations"].items():
         figure = correlation | {"mean": correlation["spearman"]}
-        console.print(f"rank correlation, {label}: {_signed(figure)}, n = {correlation['n']}", highlight=False)
+        console.print(f"rank correlation, {label}: {_signed(figure)}, n = {correlation['n']}")
 
 
 def _interval(figure: dict[str, Any]) -> str:

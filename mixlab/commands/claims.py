@@ -74,7 +74,7 @@ def _print(entries: list[Entry], num_measurements: int, num_runs: int) -> None:
         view.add_row(str(claim.number), f"{claim.statement}\n{place}", status, escape(verdict.measured) + scale)
     console.print(view, markup=True)
     counts = Counter(entry.verdict.status for entry in entries)
-    console.print(", ".join(f"{counts[status]} {status}" for status in COLOURS if counts[status]), highlight=False)
+    console.print(", ".join(f"{counts[status]} {status}" for status in COLOURS if counts[status]))
 
 
 def _print_gains(gains: list[Gain]) -> None:

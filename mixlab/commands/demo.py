@@ -45,8 +45,7 @@ def run_demo(
         wait_for_workers([folder / model.label for model in models])
         console.print(
             f"Five ways to move information between tokens, each learnt and looked into: {len(steps)} steps, "
-            f"{workers} at a time, in {folder}. You can stop at any time; the same command resumes.",
-            highlight=False,
+            f"{workers} at a time, in {folder}. You can stop at any time; the same command resumes."
         )
         with worker_pool(workers) as pool:
             run_steps(steps, folder, pool, workers=workers, command="demo")
@@ -54,7 +53,7 @@ def run_demo(
     seconds = time.monotonic() - start
     console.print(Text.assemble(f"\nAll in {seconds:.0f} s. The report: open ", (str(page), "bold")), soft_wrap=True)
     runs = shlex.join(str(folder / model.label) for model in models)
-    console.print(f"Look inside live: mixlab app {runs}", highlight=False, soft_wrap=True)
+    console.print(f"Look inside live: mixlab app {runs}", soft_wrap=True)
     return {"run": str(folder), "report": str(page), "seconds": seconds, "steps": [step.name for step in steps]}
 
 

@@ -74,12 +74,12 @@ def say_recipe(plan: DensePlan, *, device: str | None, published: str) -> None:
     length = f"{config.steps:,} steps" if config.steps is not None else f"{config.epochs:,} epochs"
     about = f"{length} in batches of {config.batch}, images of {config.method.image} px"
     if draws_shapes(plan.data):
-        console.print(f"no --recipe: the small one for shapes, {about}", highlight=False)
+        console.print(f"no --recipe: the small one for shapes, {about}")
         return
-    console.print(f"no --recipe: the papers' for {published}, {about}", highlight=False)
+    console.print(f"no --recipe: the papers' for {published}, {about}")
     if choose_device(device).type == "cpu":
         advice = f"that is meant for GPUs; --recipe {small_recipe(config)} is small enough for a CPU"
-        console.print(advice, style="yellow", highlight=False)
+        console.print(advice, style="yellow")
 
 
 def small_recipe(config: TrainConfig) -> str:

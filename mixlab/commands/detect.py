@@ -51,5 +51,5 @@ def detect(on: Flat[DenseTarget], *, data: str, head: HeadKind | None = None) ->
     title = "Cascade Mask R-CNN" if content["head"] == "cascade" else "Mask R-CNN"
     about = f"n = {content['n']} images, {content['num_objects']} objects"
     table(f"{title} with {content['model']} on {content['data']}, {about}", ("%", *NAMES), rows)
-    console.print(f"results in {folder.path}, COCO's results file in {answers}", highlight=False)
+    console.print(f"results in {folder.path}, COCO's results file in {answers}")
     return emit(content, on.json)

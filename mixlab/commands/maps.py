@@ -44,13 +44,7 @@ def maps(
     directory = on.open_run()
     with progress_bar("maps", len(loaded)) as step:
         result = activation_maps(
-            loaded,
-            images,
-            map_name=map,
-            layer=layer,
-            pca_fit=pca_fit,
-            pca_threshold=pca_threshold,
-            progress=step,
+            loaded, images, map_name=map, layer=layer, pca_fit=pca_fit, pca_threshold=pca_threshold, progress=step
         )
     content = result.to_json()
     name = directory.name_for("maps", content)

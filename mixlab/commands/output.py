@@ -43,7 +43,7 @@ def drawing() -> Iterator[None]:
         with naming_extras():
             yield
     except MissingExtraError as missing:
-        console.print(f"no figures: {missing}", style="yellow", highlight=False)
+        console.print(f"no figures: {missing}", style="yellow")
 
 
 def check_json(target: str | None) -> None:
@@ -103,7 +103,7 @@ def evaluation_machine(
 
         def say(text: str) -> None:
             if world.is_first:
-                console.print(text, style="yellow", highlight=False)
+                console.print(text, style="yellow")
 
         yield Machine(world, num_workers(workers, world), batch, features, bar_of_first_rank(world), say)
 
@@ -112,7 +112,7 @@ def print_left_out(images: ViewedImages) -> None:
     """Name the images that could not be read, and the files that have no partner."""
     notes = (images.skipped.summary() if len(images.skipped) else None, unpaired_note(images.source))
     for note in filter(None, notes):
-        console.print(note, style="yellow", highlight=False)
+        console.print(note, style="yellow")
 
 
 def open_run(run: Path | None, targets: Sequence[str]) -> RunDirectory:

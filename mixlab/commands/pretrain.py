@@ -41,5 +41,5 @@ def launch(on: TrainingRun, *, kind: str, then: Callable[[Trainer], None] | None
     result = {"run": str(on.run), "steps": outcome.step, "from_step": outcome.from_step, "seconds": outcome.seconds}
     if not is_first():
         return result
-    console.print(f"done: {outcome.step} steps; the backbone is in {on.run / 'weights.safetensors'}", highlight=False)
+    console.print(f"done: {outcome.step} steps; the backbone is in {on.run / 'weights.safetensors'}")
     return emit({**result, "figures": outcome.figures}, on.json)

@@ -48,13 +48,7 @@ def probe(
         loaded = on.load(machine.world.device, settings.seed)
         try:
             found = evaluate_linear_probe(
-                loaded,
-                splits,
-                settings,
-                machine=machine,
-                folder=directory.path / name,
-                resident=resident,
-                stop=stop,
+                loaded, splits, settings, machine=machine, folder=directory.path / name, resident=resident, stop=stop
             )
         except Stopped as stopped:
             console.print(f"{stopped}; run the same command again to resume")
@@ -66,7 +60,7 @@ def probe(
     _print(result)
     assert found.folder is not None
     best = found.folder / next(iter(found.scores))
-    console.print(f"results in {directory.path}, the best head in {best}", highlight=False)
+    console.print(f"results in {directory.path}, the best head in {best}")
     return emit(result, on.json)
 
 
@@ -99,4 +93,4 @@ def _print(result: dict[str, Any]) -> None:
     if result["difference"]:
         for name, gap in result["difference"].items():
             figures = f"{100 * gap['difference']:+.2f} [{100 * gap['low']:+.2f}, {100 * gap['high']:+.2f}] points"
-            console.print(f"cached minus augmented, {name.replace('_', ' ')}: {figures}", highlight=False)
+            console.print(f"cached minus augmented, {name.replace('_', ' ')}: {figures}")

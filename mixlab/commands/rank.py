@@ -60,7 +60,7 @@ def rank(
         contents[target.label] = content
     _print(contents)
     print_left_out(images)
-    console.print(f"results in {directory.path}", highlight=False)
+    console.print(f"results in {directory.path}")
     with drawing():
         _draw(directory, found, contents)
     return emit({"kind": "rank", "results": contents}, on.json)
@@ -90,7 +90,7 @@ def _print(results: dict[str, dict[str, Any]]) -> None:
             f"{distance['distance_to_others']:.1f} patches off (uniform: {result['uniform_distance_to_others']:.1f}), "
             f"{distance['far_share']:.0%} of all farther than half the side"
         )
-        console.print(text, highlight=False)
+        console.print(text)
 
 
 def _draw(directory: RunDirectory, found: dict[str, RankResult], contents: dict[str, dict[str, Any]]) -> None:
@@ -110,7 +110,7 @@ def _draw(directory: RunDirectory, found: dict[str, RankResult], contents: dict[
         charts[f"{name}_blocks"] = [figures.block_ranks(result.subject.label, result.arrays["blocks"], layer)]
     for name, chart in charts.items():
         figures.save_charts(chart, directory.figure_path(f"{name}.svg"))
-    console.print(f"{len(charts)} figures in {directory.path / 'figures'}", highlight=False)
+    console.print(f"{len(charts)} figures in {directory.path / 'figures'}")
 
 
 def _joined(names: list[str]) -> str:

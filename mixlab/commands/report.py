@@ -35,9 +35,7 @@ def report(
         measure_costs(runs)
     page = write_report(runs, out)
     size = page.stat().st_size
-    console.print(
-        f"{page}, {size / 1e6:.1f} MB{': open it in any browser' if out.suffix == '.html' else ''}", highlight=False
-    )
+    console.print(f"{page}, {size / 1e6:.1f} MB{': open it in any browser' if out.suffix == '.html' else ''}")
     return emit({"page": str(page), "bytes": size, "runs": [str(run) for run in runs]}, json)
 
 
@@ -46,5 +44,5 @@ def measure_costs(places: list[Path]) -> None:
     for run in find_runs(place for place in places if place.is_dir()):
         is_whole = (run.path / "weights.safetensors").is_file() and (run.path / "config.json").is_file()
         if is_whole and run.path.name != UNTRAINED and not run.file_of("cost").is_file():
-            console.print(f"measuring {run.path}", highlight=False)
+            console.print(f"measuring {run.path}")
             write_costs(run.path)

@@ -75,5 +75,5 @@ def study(
         raise InputError("a study needs images and masks: give --data FOLDER and --masks FOLDER (or --publish alone)")
     if publish is not None:
         summary["published"] = str(publish_study(run, publish))
-    console.print(f"all in {(time.monotonic() - start) / 60:.1f} minutes", highlight=False)
+    console.print(f"all in {(time.monotonic() - start) / 60:.1f} minutes")
     return emit(summary, json)

@@ -36,11 +36,7 @@ class KnnResult:
         """One for each k."""
         return [
             Measurement.of(
-                "knn_top1",
-                score.estimate,
-                subject=self.subject,
-                protocol=replace(self.protocol, k=k),
-                seed=self.seed,
+                "knn_top1", score.estimate, subject=self.subject, protocol=replace(self.protocol, k=k), seed=self.seed
             )
             for k, score in self.scores.items()
             if score.n

@@ -81,12 +81,7 @@ plan_detection = partial(plan_dense, method=DetectionConfig, small=detect_64, pu
 
 
 def fit_detection(
-    plan: DensePlan,
-    run: str | Path,
-    *,
-    num_val: int | None = None,
-    device: str | None = "auto",
-    bar: Bar = no_bar,
+    plan: DensePlan, run: str | Path, *, num_val: int | None = None, device: str | None = "auto", bar: Bar = no_bar
 ) -> DetectionResult:
     """Train a detector in the directory `run`, or resume there, and score it on at most `num_val` validation images.
 

@@ -26,13 +26,7 @@ from mixlab.evaluation.features import (
     possible_strategies,
     published_source,
 )
-from mixlab.evaluation.machine import (
-    CentreView,
-    Machine,
-    Say,
-    precision_in_use,
-    run_precision,
-)
+from mixlab.evaluation.machine import CentreView, Machine, Say, precision_in_use, run_precision
 from mixlab.evaluation.probe.heads import HeadGrid, collect_heads
 from mixlab.evaluation.probe.result import GridScores, ProbeMode, ProbeResult
 from mixlab.evaluation.probe.training import (

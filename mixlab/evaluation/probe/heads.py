@@ -111,11 +111,7 @@ class HeadGrid:
             own = [head for number, head in enumerate(self.heads) if head.input == head_input and self._is_own(number)]
             if own:
                 self.groups[head_input] = HeadGroup(
-                    own,
-                    width=plan.width_of(head_input),
-                    num_classes=num_classes,
-                    seed=seed,
-                    device=self.world.device,
+                    own, width=plan.width_of(head_input), num_classes=num_classes, seed=seed, device=self.world.device
                 )
 
     @property

@@ -56,12 +56,7 @@ class ConfusionMatrix:
     """
 
     def __init__(
-        self,
-        num_classes: int,
-        *,
-        num_groups: int = 1,
-        ignore: int = IGNORE,
-        device: torch.device | None = None,
+        self, num_classes: int, *, num_groups: int = 1, ignore: int = IGNORE, device: torch.device | None = None
     ) -> None:
         self.num_classes, self.ignore = num_classes, ignore
         self.matrices = torch.zeros(num_groups, num_classes, num_classes, dtype=torch.int64, device=device)

@@ -23,14 +23,7 @@ from mixlab.evaluation.pyramid import Pyramid
 from mixlab.evaluation.segmentation.evaluate import score_label_maps
 from mixlab.evaluation.segmentation.upernet import Inference, Mode, Norm, Predictor, UperNet, resize
 from mixlab.training.batches import build_batches
-from mixlab.training.config import (
-    CheckpointConfig,
-    DataConfig,
-    LogConfig,
-    ModelConfig,
-    OptimConfig,
-    TrainConfig,
-)
+from mixlab.training.config import CheckpointConfig, DataConfig, LogConfig, ModelConfig, OptimConfig, TrainConfig
 from mixlab.training.distributed import World, num_workers
 from mixlab.training.live_scores import Score
 from mixlab.training.precision import Precise
