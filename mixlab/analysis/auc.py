@@ -7,13 +7,14 @@ centre-matched score, all with 95 % bootstrap intervals over images.
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations, groupby, pairwise, product
+from itertools import combinations, pairwise, product
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mixlab.analysis.comparisons import grouped
 from mixlab.analysis.map_scores import (
     AucResult,
     MapScorer,
@@ -315,6 +316,5 @@ def _group_of(rows: Sequence[ScoreRow]) -> Subject:
     return Subject(label=", ".join(row.subject.label for row in rows), weights=digest)
 
 
-def _grouped(targets: Sequence[Target], key: Callable[[Target], Any]) -> Iterator[list[Target]]:
-    for _, group in groupby(sorted(targets, key=lambda target: str(key(target))), key=key):
-        yield list(group)
+def _grouped(targets: Sequence[Target], key: Callable[[Target], Any]) -> list[list[Target]]:
+    return grouped(sorted(targets, key=lambda target: str(key(target))), key)

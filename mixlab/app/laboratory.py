@@ -72,7 +72,7 @@ class Laboratory:
         self._subjects = {subject.label: subject for subject in subjects}
         self._traces = Traces(cache_bytes)
         self.models: Sequence[ModelCard] = [
-            describe(subject, said.get(subject.label, ()), image) for subject in subjects
+            card_of(subject, said.get(subject.label, ()), image) for subject in subjects
         ]
         self.maps: Sequence[MapCard] = [
             MapCard(name, kind.about.partition(", (B")[0], PARTS.get(name, ""), NEEDS.get(name, "nothing"))
@@ -102,7 +102,7 @@ class Laboratory:
                 return look.sweep(question)
 
 
-def describe(subject: Target, facts: tuple[str, ...] = (), image: int | None = None) -> ModelCard:
+def card_of(subject: Target, facts: tuple[str, ...] = (), image: int | None = None) -> ModelCard:
     """What visitors are told of a model; its first layer is run once, to see how it mixes."""
     backbone, size = subject.backbone, image or subject.backbone.image
     mixing = first_mixing(subject, size)

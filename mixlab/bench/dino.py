@@ -44,10 +44,10 @@ class ReadyViews(DinoRecipe):
         return self.ready
 
 
-def measure(*, batch: int = 64, steps: int = 20, tiny: bool = False, peer: Path | None = None) -> list[Row]:
+def measure_dino(*, steps: int = 20, tiny: bool = False, peer: Path | None = None) -> list[Row]:
     """One row per network: with views ready, and with the crops made in the step; then the peer."""
     device = choose_device()
-    configs = {name: _config(name, batch=batch, tiny=tiny) for name in MODELS}
+    configs = {name: _config(name, tiny=tiny) for name in MODELS}
     ways = [(False, False), (True, False)] + [(True, True)] * (device.type == "cuda")  # crops made, a CUDA graph
     rows = []
     for name, config in configs.items():
@@ -59,18 +59,16 @@ def measure(*, batch: int = 64, steps: int = 20, tiny: bool = False, peer: Path 
     if peer is None:
         return rows
     size = "tiny" if tiny else "base"
-    run_peer = partial(_peer, peer, _config("vit_base", batch=batch, tiny=tiny), size, device, steps)
+    run_peer = partial(_peer, peer, configs["vit_base"], size, device, steps)
     rows.append(_guarded("facebookresearch/dino", f"vit_{size}", False, run_peer))
     return rows
 
 
-def _config(name: str, *, batch: int, tiny: bool) -> TrainConfig:
+def _config(name: str, *, tiny: bool) -> TrainConfig:
     if tiny:
         small = DinoConfig(num_prototypes=256, hidden=64, bottleneck=32, global_size=32, local_size=16, num_local=2)
-        family = name.split("_")[0]
-        recipe = RECIPES[f"dino_{family}_tiny64"]()
-        return replace(recipe, method=small, batch=min(batch, 4))
-    return replace(RECIPES[f"dino_{name}"](), batch=batch)
+        return replace(RECIPES[f"dino_{name.split('_')[0]}_tiny64"](), method=small, batch=4)
+    return replace(RECIPES[f"dino_{name}"](), batch=64)
 
 
 def _ours(config: TrainConfig, device: torch.device, steps: int, crops: bool) -> Row:

@@ -4,13 +4,11 @@ probes: what a whole grid of heads costs beside one head, and how fast it trains
 Neighbours are checked against a sort of all cosines first, and the grid against torch.optim.SGD.
 """
 
-import time
-
 import torch
 import torch.nn.functional as F
 
 import mixlab
-from mixlab.bench.timing import Row, call_seconds, peak_gib, synchronise
+from mixlab.bench.timing import Row, call_seconds, peak_gib
 from mixlab.data.loader import Batch
 from mixlab.evaluation.features import STRATEGIES, FeaturePlan, FeatureTable, HeadInput, head_inputs
 from mixlab.evaluation.machine import run_precision
@@ -25,19 +23,10 @@ BLOCKS = (1, 2, 3, 4)
 NUM_BANK, NUM_QUERIES, DIM, NUM_CLASSES = 1_281_167, 50_000, 768, 1000  # ImageNet, a base backbone
 
 
-def measure_knn(
-    *,
-    num_bank: int = NUM_BANK,
-    num_queries: int = NUM_QUERIES,
-    dim: int = DIM,
-    query_block: int = 1024,
-    bank_block: int = 65536,
-    device: str | None = None,
-    seed: int = 0,
-) -> list[Row]:
+def measure_knn(*, num_bank: int = NUM_BANK, num_queries: int = NUM_QUERIES, dim: int = DIM) -> list[Row]:
     """Seconds of the vote for all k at once; the features lie on the device."""
-    where = choose_device(device)
-    generator = torch.Generator(where).manual_seed(seed)
+    where = choose_device()
+    generator = torch.Generator(where).manual_seed(0)
 
     def table(number: int) -> FeatureTable:
         features = torch.randn(number, dim, generator=generator, device=where)
@@ -46,27 +35,22 @@ def measure_knn(
 
     bank, queries = table(num_bank), table(num_queries)
     check_knn(bank, queries, where)
-    few = FeatureTable.from_tensors(queries.all()[:query_block], queries.labels[:query_block])
+    few = FeatureTable.from_tensors(queries.all()[:1024], queries.labels[:1024])
+    knn_correct(bank, few, num_classes=NUM_CLASSES, device=where)  # warm up
+    right: dict[int, torch.Tensor] = {}
 
-    def answer(asked: FeatureTable) -> dict[int, torch.Tensor]:
-        return knn_correct(
-            bank, asked, num_classes=NUM_CLASSES, device=where, query_block=query_block, bank_block=bank_block
-        )
+    def answer() -> None:
+        right.update(knn_correct(bank, queries, num_classes=NUM_CLASSES, device=where))
 
-    answer(few)  # warm up
-    synchronise(where)
-    start = time.perf_counter()
-    right = answer(queries)
-    synchronise(where)
-    seconds = time.perf_counter() - start
+    (seconds,) = call_seconds(answer, repeats=1, warm_up=0, device=where)
     row = {"bank": num_bank, "queries": num_queries, "width": dim, "seconds": seconds}
     top1 = float(right[KS[0]].float().mean())  # of random features: chance
     return [{**row, "queries_per_s": num_queries / seconds, "accuracy": top1, "peak_GiB": peak_gib(where)}]
 
 
-def check_knn(bank: FeatureTable, queries: FeatureTable, device: torch.device, most: int = 5000) -> None:
+def check_knn(bank: FeatureTable, queries: FeatureTable, device: torch.device) -> None:
     """The nearest of a few queries among some of the bank, against a sort of all cosines in float64."""
-    some = FeatureTable.from_tensors(bank.all()[:most], bank.labels[:most])
+    some = FeatureTable.from_tensors(bank.all()[:5000], bank.labels[:5000])
     few = FeatureTable.from_tensors(queries.all()[:64], queries.labels[:64])
     ((cosine, rows),) = nearest(some, few, 20, device=device, bank_block=1024)
     keys, asked = (F.normalize(part.all().double(), dim=-1) for part in (some, few))
@@ -78,24 +62,16 @@ def check_knn(bank: FeatureTable, queries: FeatureTable, device: torch.device, m
 
 
 def measure_augmented(
-    *,
-    model: str,
-    image: int,
-    batch: int,
-    num_classes: int,
-    steps: int,
-    device: torch.device,
-    seed: int = 0,
-    repeats: int = 3,
+    *, model: str, image: int, batch: int, num_classes: int, steps: int, device: torch.device
 ) -> list[Row]:
     """One step from uint8 images to trained heads, for a single head and for the whole grid, one after the other."""
     world = World(device)
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     backbone = mixlab.create_model(model, image=image).to(device).eval().requires_grad_(False)
     pixels = torch.randint(256, (batch, 3, 2 * image, 2 * image), dtype=torch.uint8, device=device)
     labels = torch.randint(num_classes, (batch,), device=device)
     found = Batch(pixels, labels, torch.arange(batch), torch.full((batch, 2), 2 * image))
-    crops, precise = ProbeCrops(image, seed=seed), run_precision("auto", device)
+    crops, precise = ProbeCrops(image, seed=0), run_precision("auto", device)
     rows: list[Row] = []
     for name, inputs, lrs, decays in (
         ("one head", (HeadInput(4, "cls"),), LRS[:1], WEIGHT_DECAYS[:1]),
@@ -112,28 +88,24 @@ def measure_augmented(
             grid.step(make_features(plan), labels, lr_scale=1.0)
 
         with matrix_products(exact=False):
-            seconds, alone = (
-                min(call_seconds(each, repeats=repeats, calls=steps, warm_up=3, device=device))
-                for each in (train, make_features)
-            )
+            seconds = min(call_seconds(train, calls=steps, warm_up=3, device=device))
+            alone = min(call_seconds(make_features, calls=steps, warm_up=3, device=device))
         row = {"what": name, "heads": len(grid.heads), "ms_per_step": seconds * 1e3, "ms_features": alone * 1e3}
         rows.append({**row, "images_per_s": batch / seconds, "times_one_head": 1.0})
     rows[1]["times_one_head"] = rows[1]["ms_per_step"] / rows[0]["ms_per_step"]
     return rows
 
 
-def measure_cached(
-    *, dim: int, batch: int, num_classes: int, num_images: int, steps: int, device: torch.device, seed: int = 0
-) -> Row:
+def measure_cached(*, dim: int, batch: int, num_classes: int, num_images: int, steps: int, device: torch.device) -> Row:
     """Images per second of the whole grid on features in half precision, shuffled rows and all."""
     inputs = tuple(HeadInput(blocks, strategy) for blocks in BLOCKS for strategy in STRATEGIES)
     plan = FeaturePlan(inputs, "branch", tuple((pool, (dim,) * max(BLOCKS)) for pool in ("cls", "mean", "max")))
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(0)
     dtype = torch.float16
     features = torch.randn(num_images, plan.width, generator=generator, device=device, dtype=torch.float32).to(dtype)
     table = FeatureTable.from_tensors(features, torch.arange(num_images) % num_classes)
     grid = HeadGrid(plan, lrs=LRS, weight_decays=WEIGHT_DECAYS, num_classes=num_classes, world=World(device))
-    batches = CachedStream(table, batch=batch, seed=seed, device=device).steps(0)
+    batches = CachedStream(table, batch=batch, seed=0, device=device).steps(0)
 
     def train() -> None:
         grid.step(*next(batches), lr_scale=1.0)

@@ -77,7 +77,7 @@ def run_benchmark(what: What, *, quick: bool, peer: Path | None = None) -> Table
             few = {"num_images": 4, "rounds": 1}
             return {"DINO's ten crops per image": module.measure_crops(**(few if quick else {}))}
         case "dino":
-            rows = module.measure(tiny=quick, steps=1 if quick else 20, peer=peer)
+            rows = module.measure_dino(tiny=quick, steps=1 if quick else 20, peer=peer)
             if quick:
                 return {"A DINO step in miniature": rows}
             title = "A DINO step, batch 64, 2 x 224 + 8 x 96 px, 65,536 outputs, bf16"
@@ -94,7 +94,7 @@ def run_benchmark(what: What, *, quick: bool, peer: Path | None = None) -> Table
                 "Nearest neighbours of random features, all k at once": module.measure_knn(**(few if quick else {}))
             }
         case "dense":
-            return dict(module.measure(tiny=quick))
+            return dict(module.measure_dense(tiny=quick))
         case "auc":
-            rows = module.measure(num_images=200) if quick else module.measure()
+            rows = module.measure_auc(num_images=200) if quick else module.measure_auc()
             return {"Binary-AUC, one call against loops over the images": rows}

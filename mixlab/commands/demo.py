@@ -13,7 +13,7 @@ from mixlab.errors import InputError
 from mixlab.report import write_report
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import RunLock
-from mixlab.studies.demo import FULL, MODELS, QUICK, DemoModel, Effort, plan
+from mixlab.studies.demo import FULL, MODELS, QUICK, DemoEffort, DemoModel, plan
 from mixlab.studies.steps import run_steps, wait_for_workers, worker_pool
 from mixlab.training.distributed import num_cores
 
@@ -33,7 +33,7 @@ def demo(*, run: Path | None = None, quick: bool = False, seed: int = 0, json: J
 
 
 def run_demo(
-    folder: Path, effort: Effort, *, seed: int, models: tuple[DemoModel, ...] = MODELS, workers: int | None = None
+    folder: Path, effort: DemoEffort, *, seed: int, models: tuple[DemoModel, ...] = MODELS, workers: int | None = None
 ) -> dict[str, Any]:
     """All stages that are not done yet, then the report."""
     start = time.monotonic()
@@ -57,7 +57,7 @@ def run_demo(
     return {"run": str(folder), "report": str(page), "seconds": seconds, "steps": [step.name for step in steps]}
 
 
-def _agree(directory: RunDirectory, effort: Effort, seed: int) -> None:
+def _agree(directory: RunDirectory, effort: DemoEffort, seed: int) -> None:
     """Check that a demo resumes with its own settings."""
     settings = {"seed": seed, **vars(effort)}
     if (directory.path / "config.json").is_file():

@@ -11,7 +11,7 @@ from mixlab.evaluation.detection.evaluate import NAMES
 from mixlab.evaluation.detection.regions import HeadKind
 from mixlab.evaluation.detection.task import evaluate_detection, fit_detection, plan_detection
 from mixlab.run import RunDirectory, provenance
-from mixlab.run.directory import write_aside
+from mixlab.run.directory import write_atomically
 from mixlab.training.distributed import choose_device
 
 
@@ -39,7 +39,7 @@ def detect(on: Flat[DenseTarget], *, data: str, head: HeadKind | None = None) ->
     content = result.to_json() | {"provenance": provenance(seed=result.seed, device=str(choose_device(on.device)))}
     name = folder.write("detection", content)
     answers = folder.path / f"{name.replace('detection', 'detections', 1)}.json"
-    write_aside(answers, lambda file: file.write(json.dumps(result.answers.results).encode()))
+    write_atomically(answers, lambda file: file.write(json.dumps(result.answers.results).encode()))
     if result.examples:
         with drawing():
             from mixlab.analysis.figures import detection_pictures, save_figure

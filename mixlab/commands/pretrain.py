@@ -42,4 +42,4 @@ def launch(on: TrainingRun, *, kind: str, then: Callable[[Trainer], None] | None
     if not is_first():
         return result
     console.print(f"done: {outcome.step} steps; the backbone is in {on.run / 'weights.safetensors'}")
-    return emit({**result, "figures": outcome.figures}, on.json)
+    return emit({**result, "figures": outcome.metrics}, on.json)

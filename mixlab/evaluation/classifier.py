@@ -15,7 +15,7 @@ import torch
 from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import Tensor, nn
 
-from mixlab.backbones.backbone import Backbone, Source
+from mixlab.backbones.backbone import Backbone, FeatureSource
 from mixlab.backbones.weights.reading import StoredWeights, WeightsError, read_weights
 from mixlab.backbones.weights.saving import save_tensors
 from mixlab.data.imagenet_labels import imagenet_classes
@@ -38,7 +38,7 @@ class ProbeHead:
     weight: Tensor
     bias: Tensor
     input: HeadInput
-    source: Source
+    source: FeatureSource
     classes: tuple[str, ...] = ()  # empty where the file does not say
     about: dict[str, Any] = field(default_factory=dict)  # lr, wd, accuracy, n, ... as they were saved
 

@@ -31,7 +31,7 @@ from mixlab.errors import InputError, WorkError
 from mixlab.evaluation.features import FeaturePlan, FeatureTable
 from mixlab.evaluation.machine import CentreView, Machine, PrecisionInUse, run_precision
 from mixlab.evaluation.target import network_digest
-from mixlab.run.directory import read_json, write_aside, write_json
+from mixlab.run.directory import read_json, write_atomically, write_json
 from mixlab.training.checkpoint import sha256_of
 from mixlab.training.distributed import World, from_all, from_first
 
@@ -174,7 +174,7 @@ class FeatureCache:
         numbers = np.concatenate(rows) if rows else np.zeros((0, 2), dtype=np.int64)
         files = self._files(number)
         for file, array in zip(files, (values, numbers), strict=False):
-            write_aside(file, lambda handle, array=array: np.save(handle, array, allow_pickle=False))
+            write_atomically(file, lambda handle, array=array: np.save(handle, array, allow_pickle=False))
         about = {"features": sha256_of(files[0]), "rows": sha256_of(files[1]), "unreadable": unreadable}
         write_json(files[2], about | {"checksum": _checksum(about)})
 

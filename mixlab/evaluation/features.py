@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mixlab.backbones.backbone import Backbone, Source, check_source
+from mixlab.backbones.backbone import Backbone, FeatureSource, check_source
 from mixlab.backbones.tokens import Features
 from mixlab.data.labelled import LabelledSplits, label_subset
 from mixlab.data.source import at_most
@@ -45,7 +45,7 @@ class FrozenSettings:
     seed: int = 0
     """seed of the draw of --label-share, the heads, order and crops of a probe, and an untrained target."""
 
-    def read_source(self, backbone: Backbone) -> Source:
+    def read_source(self, backbone: Backbone) -> FeatureSource:
         return published_source(backbone) if self.source == "auto" else self.source
 
     def cut(self, splits: LabelledSplits) -> LabelledSplits:
@@ -86,11 +86,13 @@ class FeaturePlan:
     """Which features to take so that every input can be cut from them."""
 
     inputs: tuple[HeadInput, ...]
-    source: Source
+    source: FeatureSource
     pools: tuple[tuple[str, tuple[int, ...]], ...]  # name, and the width of each layer it is taken from
 
     @classmethod
-    def build(cls, backbone: Backbone, inputs: Sequence[HeadInput], *, source: Source, image: int) -> FeaturePlan:
+    def build(
+        cls, backbone: Backbone, inputs: Sequence[HeadInput], *, source: FeatureSource, image: int
+    ) -> FeaturePlan:
         """Widths are found by one blank image of `image` px, so that any backbone will do."""
         check_source(source)
         inputs = tuple(dict.fromkeys(inputs))
@@ -142,7 +144,7 @@ def has_class_token(backbone: Backbone) -> bool:
     return bool(backbone.layout.summary_rows(backbone.layout.num_registers + 1))
 
 
-def published_source(backbone: Backbone) -> Source:
+def published_source(backbone: Backbone) -> FeatureSource:
     """Which features the published probes of such a backbone read: Dino-Mamba's the branch, all others the stream."""
     return "branch" if backbone.layout.place in ("middle", "spread") else "stream"
 
@@ -190,7 +192,9 @@ def heavy_blocks(backbone: Backbone) -> int:
     return min(8 if backbone.dim in (256, 768) else 4, backbone.num_layers)
 
 
-def _pooled(backbone: Backbone, images: Tensor, blocks: dict[str, int], source: Source) -> dict[str, list[Tensor]]:
+def _pooled(
+    backbone: Backbone, images: Tensor, blocks: dict[str, int], source: FeatureSource
+) -> dict[str, list[Tensor]]:
     """The last layers of each pool, each (B, D)."""
     found: dict[str, list[Tensor]] = {pool: [] for pool in blocks}
     depth = max((number for pool, number in blocks.items() if pool != OUTPUT), default=0)

@@ -20,7 +20,7 @@ from mixlab.analysis.comparisons import (
     preference,
     training_gains,
 )
-from mixlab.analysis.figures import FAMILIES, OTHER, LineStyle, line_styles
+from mixlab.analysis.figures import FAMILY_NAMES, OTHER, LineStyle, line_styles
 from mixlab.report.findings import Findings, Record
 from mixlab.run import UNTRAINED, Measurement, base_label
 from mixlab.statistics import mean_interval
@@ -62,7 +62,7 @@ class Row:
 
     @property
     def mixer(self) -> str:
-        return FAMILIES.get(self.network.family, self.network.family)
+        return FAMILY_NAMES.get(self.network.family, self.network.family)
 
 
 @dataclass(frozen=True)
@@ -267,5 +267,5 @@ def _sizes(rows: list[Row], groups: list[Group], findings: Findings) -> list[Col
 
 def _in_order(networks: Iterable[Network]) -> list[Network]:
     """Family by family, each by name."""
-    order = list(FAMILIES)
+    order = list(FAMILY_NAMES)
     return sorted(networks, key=lambda n: (order.index(n.family) if n.family in order else len(order), n))

@@ -18,7 +18,7 @@ from mixlab.evaluation.target import Target, load_target, load_targets
 from mixlab.recipes import find_recipe
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import file_name
-from mixlab.studies.scoring import judge_run
+from mixlab.studies.scoring import score_run
 from mixlab.studies.steps import Step
 
 
@@ -48,7 +48,7 @@ SHOWN_ORDER = ("vit", "linearvit", "dinovim", "mambareg", "gatedconv")
 
 
 @dataclass(frozen=True)
-class Effort:
+class DemoEffort:
     """How much work; the recipes say everything else."""
 
     num_images: int = 768  # drawn scenes to learn from without labels, and as many others to be judged on
@@ -61,8 +61,8 @@ class Effort:
     num_pictures: int = 5
 
 
-FULL = Effort()
-QUICK = Effort(
+FULL = DemoEffort()
+QUICK = DemoEffort(
     num_images=128, dino_epochs=1, num_labelled=128, supervised_epochs=4, probe_epochs=10, num_scored=32,
     num_ranked=1, num_pictures=3,
 )  # fmt: skip
@@ -74,7 +74,7 @@ PROBE = ("--mode", "cached", "--blocks", "1", "4", "--lrs", "0.01", "0.1", "--we
 HERE = ("--workers", "0", "--device", "cpu")
 
 
-def plan(run: Path, effort: Effort, *, seed: int, models: tuple[DemoModel, ...] = MODELS) -> list[Step]:
+def plan(run: Path, effort: DemoEffort, *, seed: int, models: tuple[DemoModel, ...] = MODELS) -> list[Step]:
     """All steps, each after those it needs."""
     judged = [step for model in models for step in _judged(run, model, effort, seed)]
     steps = [_train(run, model, effort, seed) for model in models] + judged
@@ -102,7 +102,7 @@ def plan(run: Path, effort: Effort, *, seed: int, models: tuple[DemoModel, ...] 
     return [*steps, speed, ledger]
 
 
-def _train(run: Path, model: DemoModel, effort: Effort, seed: int) -> Step:
+def _train(run: Path, model: DemoModel, effort: DemoEffort, seed: int) -> Step:
     folder = run / model.label
     dino = model.command == "pretrain"
     epochs = effort.dino_epochs if dino else effort.supervised_epochs
@@ -120,14 +120,14 @@ def _train(run: Path, model: DemoModel, effort: Effort, seed: int) -> Step:
     )
 
 
-def _judged(run: Path, model: DemoModel, effort: Effort, seed: int) -> Iterator[Step]:
+def _judged(run: Path, model: DemoModel, effort: DemoEffort, seed: int) -> Iterator[Step]:
     heads = (*PROBE, "--strategies", *model.strategies, "--epochs", str(effort.probe_epochs))
-    return judge_run(
+    return score_run(
         run / model.label, model.label, data=f"shapes:n={effort.num_images}", seed=seed, heads=heads, here=HERE
     )
 
 
-def _look(run: Path, models: tuple[DemoModel, ...], effort: Effort, seed: int) -> Iterator[Step]:
+def _look(run: Path, models: tuple[DemoModel, ...], effort: DemoEffort, seed: int) -> Iterator[Step]:
     runs = tuple(str(run / model.label) for model in models)
     tokens = tuple(str(run / model.label) for model in models if "cls" in model.strategies)
     registers = tuple(str(run / model.label) for model in models if "reg" in model.label)

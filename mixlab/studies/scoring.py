@@ -1,4 +1,4 @@
-"""How demo and study judge a training run: kNN and linear probes, of it and of its untrained twin."""
+"""How demo and study score a training run: kNN and linear probes, of it and of its untrained twin."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +8,7 @@ from mixlab.run import RunDirectory
 from mixlab.studies.steps import Step
 
 
-def judge_run(
+def score_run(
     run: Path,
     label: str,
     *,

@@ -26,6 +26,7 @@ from mixlab.run import RunDirectory
 from mixlab.run.directory import RunLock, read_json, write_json
 from mixlab.training.distributed import num_cores
 
+LOG, MARK = "logs/{}.txt", "steps/{}.json"  # of a step, in the folder of the whole
 POLL_S = 0.3
 WATCH_S = 0.5
 PATIENCE_S = 30.0  # how long to wait for the workers of a command that was killed: they write a checkpoint first
@@ -114,7 +115,9 @@ def run_steps(steps: Sequence[Step], folder: Path, pool: ProcessPoolExecutor, *,
                     told.add(step.why)
                     console.print(Text.assemble((step.title, "bold"), ": ", (step.why, "dim")))
                 threads = num_threads(1 if step.alone else workers)
-                future = pool.submit(run_step, (*step.arguments, *step.here), _log(folder, step), threads, command)
+                future = pool.submit(
+                    run_step, (*step.arguments, *step.here), _place(folder, step, LOG), threads, command
+                )
                 task = progress.add_task(step.title, total=1.0 if step.trains else None, note="")
                 running[future] = _Running(step, task, time.monotonic())
             finished, _ = wait(running, timeout=POLL_S, return_when=FIRST_COMPLETED)
@@ -135,7 +138,7 @@ def is_done(step: Step, folder: Path) -> bool:
 
 def mark_of(step: Step, folder: Path) -> dict[str, Any]:
     """What was noted when the step was done: its command line, seconds and date; nothing before."""
-    place = _mark(folder, step)
+    place = _place(folder, step, MARK)
     return read_json(place) if place.is_file() else {}
 
 
@@ -194,13 +197,15 @@ def _finish(part: _Running, code: int, folder: Path) -> None:
     if code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
         raise KeyboardInterrupt
     if code or not step.result.exists():
-        log = _log(folder, step)
+        log = _place(folder, step, LOG)
         last = [line for line in log.read_text(encoding="utf-8").splitlines() if line.strip()][-3:]
         raise WorkError(
-            f"{step.title} failed: {' '.join(last)} (all of it: {log}). Run the same command again to go on"
+            f"{step.title} failed: {' '.join(last)} (all of it: {log}). Run the same command again to resume"
         )
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    write_json(_mark(folder, step), {"arguments": _told(step, folder), "seconds": round(seconds, 1), "date": now})
+    write_json(
+        _place(folder, step, MARK), {"arguments": _told(step, folder), "seconds": round(seconds, 1), "date": now}
+    )
     console.print(Text.assemble("  ", ("done", "green"), f" {step.title}, {seconds:.1f} s"))
 
 
@@ -250,15 +255,8 @@ def rename_place(text: str, place: str, name: str) -> str:
     return re.sub(pattern, lambda _: name, text)
 
 
-def _log(folder: Path, step: Step) -> Path:
-    return _place(folder, "logs", step, ".txt")
-
-
-def _mark(folder: Path, step: Step) -> Path:
-    return _place(folder, "steps", step, ".json")
-
-
-def _place(folder: Path, kind: str, step: Step, suffix: str) -> Path:
-    place = folder / kind
-    place.mkdir(parents=True, exist_ok=True)
-    return place / f"{step.name.replace(' ', '_')}{suffix}"
+def _place(folder: Path, step: Step, file: str) -> Path:
+    """The file of a step, such as "logs/{}.txt"."""
+    place = folder / file.format(step.name.replace(" ", "_"))
+    place.parent.mkdir(parents=True, exist_ok=True)
+    return place

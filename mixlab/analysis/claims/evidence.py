@@ -90,7 +90,7 @@ def compare_to_zero(group: Group, averages: Callable[..., Difference] = mean_ove
     return Comparison(what, averages(group, **limit), tuple(group))
 
 
-def judge(comparisons: Sequence[Comparison], missing: Iterable[str] = ()) -> Verdict:
+def verdict_of(comparisons: Sequence[Comparison], missing: Iterable[str] = ()) -> Verdict:
     """Supported if every difference is significantly positive, contradicted if any is significantly negative, else not
     resolved. All intervals hold at once (Bonferroni).
 

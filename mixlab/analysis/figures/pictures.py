@@ -1,4 +1,4 @@
-"""Pictures of maps beside their images: rows of images, columns of models or heads."""
+"""Pictures beside their images: maps and components of models, label maps and detections beside the truth."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from mixlab.analysis.figures.chart import STYLE
 from mixlab.analysis.pca import PCAMaps
 from mixlab.data.coco import decode_segmentation
 from mixlab.data.masks import IGNORE, MaskedImage, voc_palette
-
-_CELL = 1.35  # inches a picture
 
 
 def map_pictures(images: Tensor, maps: Mapping[str, Tensor], masks: Tensor | None = None) -> Figure:
@@ -52,10 +50,16 @@ def pca_pictures(images: Tensor, components: Mapping[str, PCAMaps]) -> Figure:
     return _grid_of_pictures(columns)
 
 
-def _grid_of_pictures(columns: Mapping[str, list], row_names: list[str] | None = None) -> Figure:
+def _grid_of_pictures(
+    columns: Mapping[str, Sequence[NDArray[Any] | None]],
+    row_names: list[str] | None = None,
+    *,
+    cell: float = 1.35,  # inches a picture
+    below: float = 0.0,  # inches of room for a legend
+) -> Figure:
     num_rows = len(next(iter(columns.values())))
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(_CELL * len(columns) + 0.3, _CELL * num_rows + 0.4), layout="constrained")
+        figure = Figure(figsize=(cell * len(columns) + 0.3, cell * num_rows + 0.4 + below), layout="constrained")
         axes = figure.subplots(num_rows, len(columns), squeeze=False)
         for column, (name, pictures) in enumerate(columns.items()):
             for row, picture in enumerate(pictures):
@@ -80,8 +84,6 @@ def _unit(one: Tensor) -> NDArray[np.generic]:
     return (values - values.min()) / span if span > 0 else np.zeros_like(values)
 
 
-_LABEL_CELL = 1.8  # inches a picture
-_NOT_COUNTED = (255, 255, 255)
 _MOST_NAMES = 24
 MIN_SCORE = 0.5  # of what is shown
 _OBJECT_CELL = 2.2  # inches a picture
@@ -93,41 +95,24 @@ Entries = list[dict[str, Any]]  # COCO's annotations or results
 
 
 def prediction_pictures(pairs: Sequence[MaskedImage], predicted: Sequence[Tensor], classes: tuple[str, ...]) -> Figure:
-    """Rows of image, truth and prediction uint8 (H, W); below them the classes that appear, most pixels first."""
-    figure = Figure(figsize=(3 * _LABEL_CELL, _LABEL_CELL * len(pairs) + 0.9), layout="constrained")
-    axes = figure.subplots(len(pairs), 3, squeeze=False)
-    counts = np.zeros(256, dtype=np.int64)
-    for row, (pair, classes_found) in enumerate(zip(pairs, predicted, strict=True)):
-        truth, found = pair.mask.numpy(), classes_found.cpu().numpy()
-        counts += np.bincount(truth.ravel(), minlength=256) + np.bincount(found.ravel(), minlength=256)
-        pictures = {
-            "image": pair.image.permute(1, 2, 0).numpy(),
-            "truth": coloured(truth),
-            "prediction": coloured(found),
-        }
-        for ax, (title, picture) in zip(axes[row], pictures.items(), strict=True):
-            ax.imshow(picture, interpolation="nearest")
-            ax.set_axis_off()
-            if row == 0:
-                ax.set_title(title, fontsize=9)
+    """Rows of image, truth and prediction uint8 (H, W) in PASCAL VOC's palette, white where pixels are ignored; below
+    them the classes that appear, most pixels first.
+    """
+    palette = voc_palette()
+    palette[IGNORE] = 255
+    truths, found = [pair.mask.numpy() for pair in pairs], [one.cpu().numpy() for one in predicted]
+    columns: dict[str, list[NDArray[np.generic]]] = {
+        "image": [_pixels(pair.image) for pair in pairs],
+        "truth": [palette[mask] for mask in truths],
+        "prediction": [palette[mask] for mask in found],
+    }
+    figure = _grid_of_pictures(columns, cell=1.8, below=0.5)
+    counts = np.sum([np.bincount(mask.ravel(), minlength=256) for mask in (*truths, *found)], axis=0)
     counts[IGNORE] = 0
     seen = [number for number in np.argsort(-counts)[:_MOST_NAMES].tolist() if counts[number]]
-    colours = _colours()
-    patches = [Patch(facecolor=colours[number] / 255, label=classes[number][:24]) for number in seen]
+    patches = [Patch(facecolor=palette[number] / 255, label=classes[number][:24]) for number in seen]
     figure.legend(handles=patches, loc="outside lower center", ncols=4, fontsize=7, frameon=False)
     return figure
-
-
-def coloured(mask: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Class numbers (H, W) as colours (H, W, 3); what is not counted is white."""
-    return _colours()[mask]
-
-
-def _colours() -> NDArray[np.uint8]:
-    """PASCAL VOC's palette: no two classes look alike."""
-    palette = voc_palette()
-    palette[IGNORE] = _NOT_COUNTED
-    return palette
 
 
 def detection_pictures(

@@ -122,7 +122,7 @@ export class Card {
     }
     drawHeat(panel.canvases[0], { shape, values: shown }, { colours: viridis, low, high, image: overlay });
     markCell(panel.canvases[0], row, column, shape);
-    panel.title.textContent = this.view.sense === "row" ? "Whom the patch listens to" : "Who listens to the patch";
+    panel.title.textContent = this.view.sense === "row" ? "What the patch reads" : "What reads the patch";
     const extra = answer.share_of_extra > 0.0005 ? `, extra tokens ${percent(answer.share_of_extra)}` : "";
     const caption = `${answer.head_name}; itself ${percent(answer.share_of_self)}${extra}`;
     const ends = (this.view.scale === "log" ? [Math.exp(low), Math.exp(high)] : [low, high]).map(short);

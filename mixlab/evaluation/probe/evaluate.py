@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 
 import torch
 
-from mixlab.backbones.backbone import Backbone, Source
+from mixlab.backbones.backbone import Backbone, FeatureSource
 from mixlab.data.labelled import LabelledSplits, labelled_splits
 from mixlab.errors import InputError
 from mixlab.evaluation.classifier import ProbeHead, save_head
@@ -203,8 +203,8 @@ class _ProbeRun:
         return self.settings.image
 
     @property
-    def source(self) -> Source:
-        return cast(Source, self.settings.source)
+    def source(self) -> FeatureSource:
+        return cast(FeatureSource, self.settings.source)
 
     def scores(self, stop: StopRequests, save_every_s: float) -> GridScores:
         """Train and score the grid, resuming where an earlier call stopped."""

@@ -6,7 +6,7 @@ from itertools import product
 from pathlib import Path
 
 from mixlab.recipes import MINI_DEPTHS
-from mixlab.studies.miniature.plan import Setting, Training, Variant, judge, score, sets, train
+from mixlab.studies.miniature.plan import Setting, Training, Variant, score, score_variant, sets, train
 from mixlab.studies.steps import Step
 
 TUNING_SEED = 100  # none of those that are compared
@@ -138,7 +138,7 @@ def mambaout(setting: Setting) -> Iterator[Step]:
             variants = [Variant(family, "supervised", name, settings) for name, settings in shapes.items()]
             for variant, seed in product(variants, setting.seeds):
                 yield train(setting, variant, seed)
-                yield from judge(setting, variant, seed, twin=False, probe=False)
+                yield from score_variant(setting, variant, seed, twin=False, probe=False)
     labels = setting.run / "labels"
     made = Step(
         "labels",
@@ -265,7 +265,7 @@ def _trained_and_judged(
     pairs = list(product(variants, seeds))
     yield from (train(setting, variant, seed) for variant, seed in pairs)
     for variant, seed in pairs:
-        yield from judge(setting, variant, seed, twin=twin)
+        yield from score_variant(setting, variant, seed, twin=twin)
 
 
 def _runs(setting: Setting, training: Training) -> list[Path]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from mixlab.studies.scoring import judge_run
+from mixlab.studies.scoring import score_run
 from mixlab.studies.steps import Step
 
 Training = Literal["dino", "supervised"]
@@ -28,7 +28,7 @@ class Family:
 
 
 # The dearest first, so that processes side by side end at about the same time.
-FAMILIES = (
+STUDY_FAMILIES = (
     Family("mambareg", "dinomambareg", ("cls", "mean", "registers")),
     Family("dinovim", "dinovim"),
     Family("gatedconv", "gatedconv", ("mean", "max")),
@@ -38,7 +38,7 @@ FAMILIES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Effort:
+class StudyEffort:
     """How much work; the recipes say everything else."""
 
     least_images: int = 160  # for training: a batch, where a fifth is set aside
@@ -59,8 +59,8 @@ class Effort:
     scaling_tokens: int = 262144  # of a batch: enough that launching kernels does not count
 
 
-FULL = Effort()
-QUICK = Effort(
+FULL = StudyEffort()
+QUICK = StudyEffort(
     least_images=20,
     training=("model.dim=64", "model.depth=4", "steps=4", "batch=16", "optim.warmup_steps=0", "log.every_steps=1"),
     dino=("method.num_prototypes=64", "method.num_local=1"),
@@ -91,8 +91,8 @@ class Setting:
     seeds: tuple[int, ...]
     device: str
     workers: int  # processes that read images, per step
-    effort: Effort = FULL
-    families: tuple[Family, ...] = FAMILIES
+    effort: StudyEffort = FULL
+    families: tuple[Family, ...] = STUDY_FAMILIES
     rates: dict[str, dict[str, float]] = field(default_factory=dict)  # training: family: the tuned learning rate
 
     @property
@@ -165,12 +165,12 @@ def train(
     )
 
 
-def judge(setting: Setting, variant: Variant, seed: int, *, twin: bool, probe: bool = True) -> Iterator[Step]:
+def score_variant(setting: Setting, variant: Variant, seed: int, *, twin: bool, probe: bool = True) -> Iterator[Step]:
     """kNN and a linear probe of a run, and of its untrained twin, where there are labels."""
     if setting.labelled:
         run, strategies = variant.run(setting, seed), variant.strategies or variant.family.strategies
         heads = (*PROBE, "--strategies", *strategies, "--epochs", str(setting.effort.probe_epochs))
-        yield from judge_run(
+        yield from score_run(
             run, run.name, data=setting.data, seed=seed, heads=heads if probe else None, here=setting.here, twin=twin
         )
 

@@ -26,7 +26,7 @@ from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import RunLock, read_json, write_json
 from mixlab.studies.miniature.folders import prepare
 from mixlab.studies.miniature.parts import PARTS, Part
-from mixlab.studies.miniature.plan import FAMILIES, QUICK, Effort, Family, Setting
+from mixlab.studies.miniature.plan import QUICK, STUDY_FAMILIES, Family, Setting, StudyEffort
 from mixlab.studies.steps import Step, is_done, mark_of, run_steps, wait_for_workers, worker_pool
 from mixlab.training.distributed import choose_device, num_cores
 
@@ -47,10 +47,10 @@ def run_miniature(
     run: Path,
     parts: tuple[str, ...],
     seeds: tuple[int, ...],
-    effort: Effort,
+    effort: StudyEffort,
     at_once: int | None,
     device: str | None,
-    families: tuple[Family, ...] = FAMILIES,
+    families: tuple[Family, ...] = STUDY_FAMILIES,
 ) -> dict[str, Any]:
     """All steps of the parts that are not done yet, each part with its minutes; the report after the ledger."""
     where = choose_device(device)
@@ -142,7 +142,7 @@ def _check_needs(name: str, part: Part, setting: Setting) -> None:
 
 
 def _agree(directory: RunDirectory, settings: dict[str, Any]) -> None:
-    """A study goes on as it began, or says why not."""
+    """Refuse to resume a study with other settings."""
     if (directory.path / "config.json").is_file():
         stored = directory.read_config()
         changed = [key for key, value in settings.items() if stored.get(key) != value]

@@ -1,8 +1,12 @@
 """Counted, not typed in: parameters and multiply-accumulates against the figures that the papers publish."""
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from mixlab.analysis.cost import count_macs, count_parameters, count_with_classifier, on_meta
+from mixlab.analysis.cost import count_macs, count_parameters, count_with_classifier, give_advice, mixer_costs, on_meta
+from mixlab.backbones.block import Layer
+from mixlab.mixers import AttentionConfig, GatedConvConfig, LinearAttentionConfig, MixerConfig
 
 PUBLISHED_PARAMETERS = {  # millions; Dino-Mamba's released backbones without their unused head, DeiT's ViT
     "dinovim_base": 88.97,
@@ -40,3 +44,55 @@ def test_macs_of_a_scan_are_linear_in_tokens_and_those_of_attention_are_not() ->
 
     assert growth("dinovim_tiny") < 4.1
     assert growth("vit_tiny") > 6
+
+
+@pytest.mark.parametrize(
+    ("size", "dim", "length"),
+    [
+        ((224, 224), 384, "short"),  # ImageNet
+        ((224, 224), 768, "short"),
+        ((800, 1280), 384, "long"),  # COCO at test time
+        ((512, 2048), 384, "long"),  # ADE20K
+        ((800, 1280), 768, "near the threshold"),  # 4,000 tokens against 4,608: the paper's "approximately"
+        ((2048, 2048), 768, "long"),
+    ],
+)
+def test_the_paper_s_own_examples_come_out_as_it_says(size: tuple[int, int], dim: int, length: str) -> None:
+    advice = give_advice(height=size[0], width=size[1], patch=16, dim=dim)
+    assert advice.length == length
+    assert advice.threshold == 6 * dim
+    assert length in advice.answer
+
+
+def test_the_quadratic_part_overtakes_the_linear_part_at_six_times_the_width() -> None:
+    dim = 64
+    attention = mixer_costs(6 * dim, dim)[0]
+    assert attention.mixing_flops * 2 == attention.layer_flops
+
+
+def test_attention_costs_are_what_a_real_layer_runs() -> None:
+    dim, length = 128, 96
+    layer = Layer(dim=dim, depth=1, mixer=AttentionConfig(), norm="layer", mlp_ratio=4.0, drop_path=0.0)
+    layer.requires_grad_(False)
+    tokens = torch.randn(1, length, dim)
+    with FlopCounterMode(display=False) as counter:
+        layer(tokens, tokens, (8, 12))
+    assert counter.get_total_flops() == mixer_costs(length, dim)[0].layer_flops
+
+
+@pytest.mark.parametrize("config", [AttentionConfig(), LinearAttentionConfig(), GatedConvConfig()])
+def test_a_mixer_counts_what_its_mixing_runs(config: MixerConfig) -> None:
+    mixing, _ = config.build(dim=128, depth=1).requires_grad_(False).prepare(torch.randn(1, 96, 128), (8, 12))
+    with FlopCounterMode(display=False) as counter:
+        mixing.apply()
+    assert counter.get_total_flops() == 2 * config.mixing_macs(96, 128)
+
+
+def test_autoregressive_tasks_are_told_about_the_state() -> None:
+    assert "token by token" in give_advice(height=224, width=224, patch=16, dim=384, autoregressive=True).answer
+
+
+@pytest.mark.parametrize("bad", [{"height": 8}, {"patch": 0}, {"dim": -1}])
+def test_impossible_sizes_are_refused(bad: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="patch|at least 1"):
+        give_advice(**{"height": 224, "width": 224, "patch": 16, "dim": 384, **bad})

