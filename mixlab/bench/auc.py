@@ -70,7 +70,7 @@ def systems() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
     try:
         from sklearn.metrics import roc_auc_score
     except ImportError:
-        console.print("scikit-learn is left out: it is not installed", highlight=False)
+        console.print("scikit-learn is left out: it is not installed")
         return found
     return found | {"scikit-learn, loop": partial(score_in_a_loop, auc=lambda v, labels: roc_auc_score(labels, v))}
 

@@ -22,7 +22,7 @@ def detect(on: Flat[DenseTarget], *, data: str, head: HeadKind | None = None) ->
 
     Args:
         data: shapes, a COCO folder (instances*.json beside its images, or in annotations/), or an instances file.
-        head: mask (Mask R-CNN) or cascade (Cascade Mask R-CNN); without it what the recipe says.
+        head: mask (Mask R-CNN) or cascade (Cascade Mask R-CNN); default: the recipe's.
     """
     result, run = train_or_evaluate(
         on,
@@ -51,5 +51,5 @@ def detect(on: Flat[DenseTarget], *, data: str, head: HeadKind | None = None) ->
     title = "Cascade Mask R-CNN" if content["head"] == "cascade" else "Mask R-CNN"
     about = f"n = {content['n']} images, {content['num_objects']} objects"
     table(f"{title} with {content['model']} on {content['data']}, {about}", ("%", *NAMES), rows)
-    console.print(f"results in {folder.path}, COCO's results file in {answers}", highlight=False)
+    console.print(f"results in {folder.path}, COCO's results file in {answers}")
     return emit(content, on.json)

@@ -42,7 +42,7 @@ def prepare(data: Path, out: Path, *, workers: int) -> str:
         chosen = {part: _evenly(images, MOST[part]) for part, images in parts.items()}
         numbers = {part: len(images) for part, images in chosen.items()}
         counts = ", ".join(f"{number:,} for {part}" for part, number in numbers.items())
-        console.print(f"{data}: {counts} in {out}, large ones at {COPY_SIDE} px", highlight=False)
+        console.print(f"{data}: {counts} in {out}, large ones at {COPY_SIDE} px")
         if not as_it_is:
             console.print(f"{data} has no val/: every fifth image of a class is for validation", style="yellow")
         pairs = [(file, out / part / path) for part, images in chosen.items() for file, path in images]

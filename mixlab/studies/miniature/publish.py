@@ -49,7 +49,7 @@ def publish_study(run: Path, out: Path) -> Path:
             write_report([runs], made / page)
         write_archive(runs, made / PUBLISHED_RUNS)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
-    console.print(f"published in {out}: {size / 1e6:.1f} MB", highlight=False)
+    console.print(f"published in {out}: {size / 1e6:.1f} MB")
     return out / "report.html"
 
 

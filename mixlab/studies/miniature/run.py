@@ -93,7 +93,7 @@ def run_miniature(
                 _write_summary(directory, setting, sizes)
         if "ledger" in parts:
             page = write_report([run], run / "report.html")
-            console.print(f"the report: open {page}", highlight=False, soft_wrap=True)
+            console.print(f"the report: open {page}", soft_wrap=True)
     return {"parts": took, "report": None if page is None else str(page)}
 
 
@@ -117,7 +117,7 @@ def _run_part(name: str, setting: Setting, pool: ProcessPoolExecutor, at_once: i
         (setting.run / "results" / "claims.json").unlink(missing_ok=True)  # new results, a new ledger
     steps = list(part.steps(setting))
     console.rule(f"{name}: {part.question}")
-    console.print(f"{len(steps)} steps, about {part.minutes:g} minutes on one H200", highlight=False)
+    console.print(f"{len(steps)} steps, about {part.minutes:g} minutes on one H200")
     start = time.monotonic()
     with _minutes_noted(setting.run, name):
         run_steps(steps, setting.run, pool, workers=at_once, command=COMMAND)
