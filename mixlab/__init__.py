@@ -1,6 +1,6 @@
 """A laboratory for vision token mixers: pretrain them, probe them, look inside them.
 
-Everything public is here by name, and imported when it is first asked for.
+Every public name is here, and is imported on first use.
 """
 
 import sys

@@ -16,7 +16,7 @@ from mixlab.errors import InputError, MissingExtraError, WorkError, naming_extra
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("mixlab.commands.demo", "both papers in miniature on drawn images, and a report"),
-    "study": ("mixlab.commands.study", "both papers on anyone's photographs, in parts of minutes on one GPU"),
+    "study": ("mixlab.commands.study", "both papers on your own photographs, in parts of a few minutes on one GPU"),
     "models": ("mixlab.commands.models", "backbones with parameters, GMACs and mixer"),
     "advise": ("mixlab.commands.advise", "is this a long-sequence task? which mixer?"),
     "pretrain": ("mixlab.commands.pretrain", "DINO on any images; the same run again resumes"),
@@ -25,7 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "knn": ("mixlab.commands.knn", "nearest neighbours in feature space"),
     "segment": ("mixlab.commands.segment", "semantic segmentation: UperNet on any backbone"),
     "detect": ("mixlab.commands.detect", "detection and instance masks: Mask R-CNN, Cascade Mask R-CNN"),
-    "robust": ("mixlab.commands.robust", "ImageNet-V2, Sketch, A, R, ReaL and validation"),
+    "robust": ("mixlab.commands.robust", "accuracy on ImageNet-V2, Sketch, A, R and ReaL, or on corrupted images"),
     "rank": ("mixlab.commands.rank", "ranks of the blocks of mixing matrices"),
     "maps": ("mixlab.commands.maps", "activation maps and principal components as pictures"),
     "auc": ("mixlab.commands.auc", "Binary-AUC of activation maps, with its baselines"),
@@ -40,7 +40,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 1 failed, 2 wrong call.
 
-    What users can put right is one sentence (MIXLAB_DEBUG=1: with its traceback); a bug of ours is always a traceback.
+    Errors that users can fix are printed as one sentence (MIXLAB_DEBUG=1: as a traceback); bugs are always tracebacks.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def is_for_users(error: Exception) -> bool:
-    """Whether it is something that they can put right, and no bug of ours."""
+    """Whether users can fix it: not a bug of ours."""
     if isinstance(error, InputError | WorkError | MissingExtraError | OSError | SafetensorError):
         return True
     torch = sys.modules.get("torch")  # where nothing imported it, no GPU ran out of memory
@@ -79,7 +79,7 @@ def is_for_users(error: Exception) -> bool:
 def plain_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """Ours without the line of code that gave them; others as Python has them."""
+    """Our warnings without a line of code; others as Python prints them."""
     if Path(__file__).parent in Path(filename).parents:
         return f"warning: {message}\n"
     return f"{filename}:{lineno}: {category.__name__}: {message}\n"

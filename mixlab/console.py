@@ -2,4 +2,5 @@
 
 from rich.console import Console
 
-console = Console(stderr=True, markup=False, emoji=False)  # brackets and colons in paths and labels mean nothing to it
+# Brackets, colons and numbers in paths and labels mean nothing to it.
+console = Console(stderr=True, markup=False, emoji=False, highlight=False)

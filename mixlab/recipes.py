@@ -4,7 +4,7 @@ dino_NAME              DINO on ImageNet, Dino-Mamba §5.1
 dino_FAMILY_mini, supervised_FAMILY_mini, segment_FAMILY_mini
                        photographs of about 112 px such as Imagenette: a minute on one GPU (`mixlab study miniature`).
                        Families share all but the depth (without an MLP a layer is half as large) and the learning rate,
-                       which the study tunes; training lasts so many steps, not epochs: as long on any set of images
+                       which the study tunes; the length is given in steps, so it does not depend on the data set
 dino_FAMILY_tiny64     DINO on 64 px images such as `shapes`: minutes on two cores
 supervised_NAME        classification on ImageNet, MambaOut Table 5
 supervised_FAMILY_tiny64, supervised_mambaout_femto64

@@ -1,6 +1,6 @@
 """Binary-AUC of networks' activation maps, by the panels of the paper's Figure 4: scores, and what makes a difference.
 
-No score is alone: beside each are the centre prior, the untrained twin, the paired differences to both and the
+Every score comes with the centre prior, the untrained twin, the paired differences to both and the
 centre-matched score, all with 95 % bootstrap intervals over images.
 """
 
@@ -37,7 +37,7 @@ from mixlab.run.protocols import MapProtocol
 from mixlab.statistics import Estimate, bootstrap_difference, bootstrap_mean, correlate
 
 SCORED_FIT: Fit = "squash"  # of `mixlab auc`: all of an image and of its mask, as in every published score
-NUM_SCORED = 200  # images at most, unless told
+NUM_SCORED = 200  # the most images, by default
 
 
 def score_maps(
@@ -72,7 +72,7 @@ def run_study(name: str, targets: Sequence[Target], scorer: MapScorer, map_name:
 
 
 def by_model(targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None) -> AucResult:
-    """Figure 4f: networks side by side, each against each; and, where known, against probe accuracy."""
+    """Figure 4f: networks compared pairwise and, where known, with their probe accuracy."""
     result = _scored("model", targets, scorer, map_name)
     pairs = [_compare(scorer, map_name, a, b) for a, b in combinations(targets, 2)]
     roc = {target.label: _mean_roc(scorer.scores(target, map_name)) for target in targets}
@@ -184,7 +184,7 @@ def by_layer(targets: Sequence[Target], scorer: MapScorer, map_name: str | None 
 
 
 def by_map(targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None) -> AucResult:
-    """Every kind of map with one picture per image, after the last layer: does the choice decide the score?"""
+    """Every kind of map that has one picture per image, after the last layer: how much does the choice matter?"""
     if map_name is not None:
         raise InputError(f"the study by map scores every kind; leave --map {map_name} out")
     rows: list[ScoreRow] = []

@@ -1,7 +1,7 @@
 """Binary-AUC: how well an activation map ranks the foreground of a mask above its background.
 
 RNN as Linear Transformer, section 4.1 (equations 18 to 21), as a batched rank statistic; and its baselines: a blob in
-the centre of the image, and a score in which the centre is worth nothing.
+the centre of the image, and a score that does not depend on distance from the centre.
 """
 
 from collections.abc import Iterator, Sequence

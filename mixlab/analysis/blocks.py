@@ -43,14 +43,14 @@ def chunk_spans(length: int, chunk: int) -> list[Span]:
 
 
 def default_chunk(length: int) -> int:
-    """256 as in the paper where the sequence has two such chunks, else half the sequence: no block pair, no figure."""
+    """256 as in the paper where the sequence has two such chunks, else half of it: ranks need at least two chunks."""
     return 256 if length >= 512 else max(length // 2, 1)
 
 
 def in_float64(mixing: Mixing, device: torch.device | str = "cpu") -> Mixing:
     """The same mixing in float64: exact for the tensors that the model computed."""
     if not is_dataclass(mixing):
-        raise TypeError(f"{type(mixing).__name__} is no dataclass of tensors; look at a mixing of mixlab.mixers")
+        raise TypeError(f"{type(mixing).__name__} is not a dataclass of tensors; give a mixing of mixlab.mixers")
     values = {field.name: getattr(mixing, field.name) for field in fields(mixing)}
     tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
     return replace(mixing, **{name: tensor.detach().to(device, torch.float64) for name, tensor in tensors.items()})

@@ -1,4 +1,4 @@
-"""Which measurements may be compared, and which of several are: by the ledger, the report and the commands alike.
+"""Which measurements may be compared, and which are preferred: the one rule of the ledger, report and commands.
 
 Measurements repeat each other if they differ in the seed alone: one network up to its weights, one protocol. Runs say
 by their names that they are repetitions: NAME-s0, NAME-s1. Two networks are compared only by measurements of one
@@ -42,7 +42,7 @@ PREFERRED: dict[str, Sequence[Any]] = {
 
 
 class Network(NamedTuple):
-    """What the seeds of a network have in common: all but its weights."""
+    """A network without its seed: everything but the weights."""
 
     name: str  # its label without the seed
     model: str
@@ -58,7 +58,7 @@ class Network(NamedTuple):
 
     @property
     def architecture(self) -> "Network":
-        """The same whatever it is called and however it was trained."""
+        """The architecture: the same for any label and training."""
         return self._replace(name="", training="")
 
     def __str__(self) -> str:
@@ -141,7 +141,7 @@ def size_ratio(a: Network, b: Network) -> float:
 
 
 class Gain(NamedTuple):
-    """What training brought a network over its untrained twins by one metric on one set of data."""
+    """The gain of a trained network over its untrained twins, by one metric on one data set."""
 
     network: Network
     metric: str
@@ -182,7 +182,7 @@ def learnt_features(gains: Iterable[Gain]) -> dict[Network, bool]:
 
 
 def learnt_maps(gains: Iterable[Gain]) -> dict[Network, bool]:
-    """Whether the maps of each network score significantly above its twin's, on all data that were tried."""
+    """Whether the maps of each network score significantly above its twin's, on every data set."""
     known = grouped((gain for gain in gains if gain.metric == "binary_auc"), lambda gain: gain.network)
     return {g[0].network: all(gain.difference.significance is Significance.MORE for gain in g) for g in known}
 

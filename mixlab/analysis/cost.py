@@ -1,4 +1,4 @@
-"""What a backbone costs: parameters and multiply-accumulates, counted on shapes alone, and measured speed."""
+"""The cost of a backbone: parameters and multiply-accumulates, counted from shapes, and measured speed."""
 
 import time
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class Advice:
 
 
 def give_advice(*, height: int, width: int, patch: int, dim: int, autoregressive: bool = False) -> Advice:
-    """Hold an image size and a width against MambaOut's criterion."""
+    """Compare an image size and a width with MambaOut's criterion."""
     for name, value in {"height": height, "width": width, "patch": patch, "dim": dim}.items():
         if value < 1:
             raise InputError(f"{name} must be at least 1, got {value}")
@@ -62,7 +62,7 @@ def give_advice(*, height: int, width: int, patch: int, dim: int, autoregressive
 
 
 def mixer_costs(num_tokens: int, dim: int) -> list[MixerCost]:
-    """Costs of one layer of each kind at equal width, each mixer as it is by default."""
+    """Costs of one layer of each kind at equal width, each mixer with its defaults."""
     L, D = num_tokens, dim
     attention, linear, mamba, gated = AttentionConfig(), LinearAttentionConfig(), Mamba2Config(), GatedConvConfig()
     softmax, product, scan, window = (2 * mixer.mixing_macs(L, D) for mixer in (attention, linear, mamba, gated))

@@ -1,4 +1,4 @@
-"""How far a mixing reaches: where the weight of its matrix lies, so that "long range" is a figure."""
+"""How far a mixing reaches: the weight of its matrix by distance, so that "long range" is a number."""
 
 from functools import lru_cache
 from typing import NamedTuple

@@ -77,7 +77,7 @@ class LayerRanks(NamedTuple):
     heads: list[int]
     blocks: Array  # (blocks of all heads, len(BLOCK_COLUMNS))
     spectra: dict[str, Array]  # "diagonal" and "off_diagonal": (H, C)
-    whole: dict[str, Array]  # by measure: (H,); empty unless asked for
+    whole: dict[str, Array]  # by measure: (H,); empty unless `whole` is set
     distance: dict[str, Array]  # by field of DistanceProfile: (H,), (H, L) or (H, R)
 
 

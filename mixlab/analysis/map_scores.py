@@ -44,7 +44,7 @@ class MapScores:
 
 
 class MapScorer:
-    """Scores networks on one set of images; each network, map and choice of layers is run once.
+    """Scores networks on one set of images; results are cached by network, map and layers.
 
     The untrained twin of a network has the seed of its training, or else `seed`.
     """
@@ -85,7 +85,7 @@ class MapScorer:
         indices: list[int] = []
         for batch in self.images:
             if batch.masks is None:
-                raise InputError(f"{self.images.choices['data'] or 'the source'} has images without masks to score by")
+                raise InputError(f"{self.images.choices['data'] or 'the source'} has images without masks")
             by_layer: dict[int, tuple[Tensor, ...]] = {}
             for layer, maps in kind.by_layer(backbone, backbone.preprocess(batch.images), layers):
                 maps = maps.float().cpu()

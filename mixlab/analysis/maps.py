@@ -1,4 +1,4 @@
-"""Activation maps: what a backbone says of each patch, as a picture. `MAPS` is the table; every entry is
+"""Activation maps: one value per patch, as a picture. `MAPS` is the table; every entry is
 `map(backbone, images, layer=-1) -> (B, [K,] h, w)`, with K registers or heads where the map has several.
 
 Which map is the paper's? Section 4.1 scores the similarity between the class token and the image tokens; the head
@@ -29,7 +29,7 @@ from mixlab.mixers import Grid, Mixing, SSDMixing
 from mixlab.run.directory import file_name
 from mixlab.run.protocols import MapProtocol
 
-NUM_DRAWN = 6  # images, unless told
+NUM_DRAWN = 6  # images, by default
 
 
 @dataclass(frozen=True)
@@ -156,14 +156,14 @@ MAPS: dict[str, MapOfFeatures | MapOfMixing] = {
 
 
 def default_map(backbone: Backbone) -> str:
-    """The map that stands for the paper's on this backbone; the head of this file says why."""
+    """The map that corresponds to the paper's on this backbone; the module docstring says why."""
     has_token = bool(backbone.layout.summary_rows(1024))
     return "cosine" if has_token else "pooled_cosine"
 
 
 @torch.no_grad()
 def single_maps(backbone: Backbone, images: Tensor) -> list[str]:
-    """The kinds of map that this backbone has and that are one picture per image, tried on a few images."""
+    """The kinds of map with one picture per image that this backbone has, found by trying them on a few images."""
     found: list[str] = []
     for name, kind in MAPS.items():
         if name == "cosine" and default_map(backbone) == "pooled_cosine":
@@ -240,7 +240,7 @@ class MapsResult:
 
 
 def distinct_targets(given: Sequence[Target | Backbone]) -> list[Target]:
-    """Networks, of which there must be one and no two with the same label."""
+    """At least one network, with distinct labels."""
     targets = [as_target(each) for each in given]
     labels = [target.label for target in targets]
     if not labels or len(set(labels)) < len(labels):

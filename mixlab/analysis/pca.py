@@ -1,9 +1,9 @@
-"""Principal components of patch features as pictures: the first parts foreground from background, three more colour it.
+"""Principal components of patch features as pictures: the first shows the foreground, three more give colours.
 
 Signs. A principal component has no sign of its own, so each gets one by rule: the first is negative on the border of
 the images (photographs show their subject inside); the others have a positive sum of cubed loadings, a smooth form of
 "the largest loading is positive", and so has the first where the border does not decide. The same features give the
-same picture on any machine, and noise flips a sign only if the deciding figure is as small as the noise.
+same picture on any machine, and noise flips a sign only if the deciding value is as small as the noise.
 """
 
 from typing import Literal, NamedTuple

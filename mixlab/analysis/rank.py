@@ -1,7 +1,7 @@
-"""The rank of mixing matrices: means over blocks with their spread over images and heads, and what theory allows.
+"""The rank of mixing matrices: means over blocks with their spread over images and heads, and the bounds of theory.
 
-Ragged blocks are counted and left out of means, and so are blocks that decay to zero: float64 knows no more of their
-rank. `layer_ranks.py` measures the blocks, `blocks.py` has the definitions of rank, the bounds and their proof.
+Means leave out ragged blocks, and blocks that decay to zero in float64, whose rank cannot be
+computed; both are counted. `layer_ranks.py` measures blocks; `blocks.py` defines ranks and proves the bounds.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,12 +25,12 @@ from mixlab.statistics import Estimate, mean_interval
 
 Table = NDArray[np.float64]  # (blocks, len(BLOCK_COLUMNS))
 RankArrays = dict[str, NDArray[Any]]
-NUM_RANKED = 4  # images, unless told
+NUM_RANKED = 4  # images, by default
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankResult:
-    """What `measure_ranks` found. `summary` holds the figures of each layer and of all of them; `arrays` the table of
+    """What `measure_ranks` found. `summary` holds the values of each layer and of all layers; `arrays` the table of
     blocks, and spectra and profiles of distance by layer and head, means over images.
     """
 
@@ -87,7 +87,7 @@ def measure_ranks(
     settings: RankSettings | None = None,
     progress: Callable[[], None] | None = None,
 ) -> RankResult:
-    """Measure the mixing matrices of a backbone, all layers and heads unless told.
+    """Measure the ranks of the mixing matrices of a backbone; by default of all layers and heads.
 
     `images` by a name, as `--data` takes it, are NUM_RANKED of its own size. `progress` is called after each layer on
     each image.
@@ -122,7 +122,7 @@ def measure_ranks(
 
 
 def summarise_ranks(measured: Sequence[LayerRanks], layout: TokenLayout) -> tuple[dict[str, Any], RankArrays]:
-    """The figures of each layer and of all layers for JSON, and the arrays behind them.
+    """The values of each layer and of all layers for JSON, and the arrays behind them.
 
     Where layers differ in length (stages of a hierarchical model), length and grid of the whole are the first layer's.
     """

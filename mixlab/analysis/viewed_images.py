@@ -1,4 +1,4 @@
-"""The images that an analysis looks at, with their masks where the source has masks: cut, sized and in batches."""
+"""The images of an analysis, with masks where the source has masks: cropped, resized and in batches."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -18,7 +18,7 @@ _CACHE_BYTES = 2**30  # sets below this stay in memory between networks
 
 
 def view_of(size: int, fit: Fit) -> CentreView:
-    """What is seen of an image: "crop" is the middle, as kNN and probes see it; "squash" is all of it, out of shape."""
+    """What is seen of an image: "crop" is a centre crop, as in kNN; "squash" the whole image, aspect ratio not kept."""
     return CentreView(size) if fit == "crop" else CentreView(size, crop_share=1.0, fit=fit)
 
 
@@ -48,7 +48,7 @@ class ViewedImages:
         with_masks: bool = False,  # refuse data without masks
     ) -> None:
         if fit not in get_args(Fit):
-            raise InputError(f"fit {fit!r} is unknown; choose 'crop' (the middle square) or 'squash' (the whole image)")
+            raise InputError(f"fit {fit!r} is unknown; choose 'crop' (centre crop) or 'squash' (the whole image)")
         if batch < 1 or (num_images is not None and num_images < 1):
             raise InputError(f"batch {batch} and num_images {num_images} must be at least 1")
         named = isinstance(data, str)

@@ -1,4 +1,4 @@
-"""What was used last stays, up to so many bytes."""
+"""A least-recently-used cache with a limit in bytes."""
 
 import threading
 from collections import OrderedDict
@@ -31,7 +31,7 @@ class ByteCache(Generic[Value]):
             return self._kept[key][0]
 
     def put(self, key: Hashable, value: Value) -> None:
-        """Keep a value; what was not used for longest goes. A value larger than the cache is not kept."""
+        """Keep a value and drop the least recently used ones. A value larger than the cache is not kept."""
         num_bytes = self._size(value)
         with self._lock:
             if key in self._kept:
@@ -45,7 +45,7 @@ class ByteCache(Generic[Value]):
                 self.num_bytes -= dropped
 
     def get_or_make(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """The kept value, or a new one. If making it fails, the next who waits for it tries again."""
+        """The cached value, or a new one. If computing it fails, the next waiting thread tries again."""
         with self._lock:
             key_lock = self._making.setdefault(key, _KeyLock())
         with key_lock.lock:

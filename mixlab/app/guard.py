@@ -1,4 +1,4 @@
-"""The door: who may ask, how much they may send, and what every answer says about safety."""
+"""Access control: allowed hosts and origins, limits on requests, and security headers."""
 
 import asyncio
 from ipaddress import ip_address
@@ -79,7 +79,7 @@ class Guard:
         return None
 
     def _is_known(self, host: str) -> bool:
-        """A known name, or an address: an address cannot be rebound."""
+        """A known host name or an IP address; DNS rebinding cannot change an address."""
         try:
             name = urlsplit(f"//{host}").hostname or ""
             return name in self.hosts or bool(ip_address(name))
@@ -106,7 +106,7 @@ class Guard:
 
 
 async def drain(receive: Receive) -> None:
-    """Read on for a moment and forget it: a client whose sending is cut off may never see why."""
+    """Read and discard a little more: a client whose upload is cut off may never see the answer."""
     try:
         async with asyncio.timeout(DRAIN_S):
             while (await receive()).get("more_body"):

@@ -1,4 +1,4 @@
-"""Work in threads behind a bounded queue: shared by all who ask the same, stopped when nobody waits any more."""
+"""Work in threads behind a bounded queue: equal requests share it, and it stops when no request waits for it."""
 
 import secrets
 import threading
@@ -16,11 +16,11 @@ class CancelledError(Exception):
 
 
 class QueueFullError(Exception):
-    """More is asked than can be kept waiting."""
+    """The queue is full."""
 
 
 class Progress:
-    """What a work tells of itself, and where it learns that it should stop."""
+    """Progress of a job, and its cancellation."""
 
     def __init__(self) -> None:
         self.share, self.note = 0.0, "waiting"
@@ -38,7 +38,7 @@ class Progress:
 
 @dataclass(eq=False)
 class Work:
-    """One computation and the tickets of those who wait for it."""
+    """One computation and the tickets of the requests that wait for it."""
 
     key: str
     future: Future[Answer]
@@ -100,7 +100,7 @@ class Jobs:
                 ticket.work.future.cancel()
 
     def drop_abandoned(self) -> None:
-        """Leave on behalf of those who have not asked for a while, such as closed pages."""
+        """Drop tickets that have not been polled for a while, such as those of closed pages."""
         with self._lock:
             oldest = time.monotonic() - self.patience_s
             for ticket in [t for t in self._tickets.values() if t.last_seen < oldest]:

@@ -1,4 +1,4 @@
-"""The laboratory behind the page: models answer questions about pictures. Called from several threads at once."""
+"""The laboratory behind the page: answers questions about models and pictures, from several threads at once."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -72,7 +72,7 @@ class Laboratory:
         self._subjects = {subject.label: subject for subject in subjects}
         self._traces = Traces(cache_bytes)
         self.models: Sequence[ModelCard] = [
-            describe(subject, said.get(subject.label, ()), image) for subject in subjects
+            card_of(subject, said.get(subject.label, ()), image) for subject in subjects
         ]
         self.maps: Sequence[MapCard] = [
             MapCard(name, kind.about.partition(", (B")[0], PARTS.get(name, ""), NEEDS.get(name, "nothing"))
@@ -102,8 +102,8 @@ class Laboratory:
                 return look.sweep(question)
 
 
-def describe(subject: Target, facts: tuple[str, ...] = (), image: int | None = None) -> ModelCard:
-    """What visitors are told of a model; its first layer is run once, to see how it mixes."""
+def card_of(subject: Target, facts: tuple[str, ...] = (), image: int | None = None) -> ModelCard:
+    """The description of a model for the page; its first layer is run once, to see how it mixes."""
     backbone, size = subject.backbone, image or subject.backbone.image
     mixing = first_mixing(subject, size)
     return ModelCard(

@@ -131,7 +131,7 @@ class Look:
 
     def _mixing(self, layer: int) -> Mixing:
         if not self._card.has_matrix:
-            raise InputError(f"{self._card.id} mixes tokens in a way that has no matrix to show")
+            raise InputError(f"{self._card.id} has no mixing matrix to show")
         return self._traces.mixings(self._sight, self._progress)[layer]
 
     def _matrix(self, head: int | None) -> Tensor:
@@ -140,7 +140,7 @@ class Look:
 
     def _finite(self, values: Tensor, what: str) -> Tensor:
         if not values.isfinite().all():
-            raise InputError(f"{what} of {self._card.id} holds NaN or infinity: its weights are broken; check its run")
+            raise InputError(f"{what} of {self._card.id} holds NaN or infinity; check the weights of its run")
         return values
 
     def _patch_tokens(self, grid: tuple[int, int]) -> list[int]:

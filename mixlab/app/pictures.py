@@ -58,12 +58,12 @@ def decode_mask(data: bytes, picture: Picture, *, max_pixels: int) -> MaskValues
     try:
         mask = plain_mask(stored)
     except Exception as error:  # decoders fail in many ways on damaged files
-        raise InputError(f"this file is no mask: {error}") from error
+        raise InputError(f"this file is not a mask: {error}") from error
     return np.array(Image.fromarray(mask).resize((width, height), Image.Resampling.NEAREST))
 
 
 def square_picture(pixels: Pixels, size: int, fit: Fit) -> Pixels:
-    """The part of the picture that models see, at size x size: the view of `rank`, `maps` and kNN."""
+    """The input of the models, at size x size: the centre crop of `rank`, `maps` and kNN."""
     view = view_of(size, fit)
     image = to_tensor(fit_image(Image.fromarray(pixels), size=view.load_size, fit=fit))
     return view.crop(image).permute(1, 2, 0).numpy()

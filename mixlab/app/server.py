@@ -1,4 +1,4 @@
-"""The page and its interface over HTTP. Every answer is JSON or a picture; every refusal says why."""
+"""The page and its HTTP API. Every answer is JSON or a picture; every refusal gives a reason."""
 
 import asyncio
 import logging
@@ -187,7 +187,7 @@ def _add_questions(web: FastAPI, laboratory: Laboratory, pictures: PictureStore,
         ticket = jobs.find(ticket_id)
         if ticket is None:
             raise HTTPException(
-                404, f"nobody waits under {ticket_id!r}: it was answered, cancelled or abandoned; ask again"
+                404, f"there is no ticket {ticket_id!r}: it was answered, cancelled or dropped; ask again"
             )
         return ticket
 

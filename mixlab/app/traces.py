@@ -1,4 +1,4 @@
-"""What a backbone did with one picture, kept while there is room: every question after the first only reads it."""
+"""Features and mixings of one picture, cached: every question after the first only reads them."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields

@@ -14,7 +14,7 @@ from mixlab.backbones.tokens import Features, TokenLayout
 from mixlab.errors import InputError
 from mixlab.mixers import Mixing
 
-Source = Literal["stream", "branch"]
+FeatureSource = Literal["stream", "branch"]
 Layers = int | Sequence[int] | None
 Architecture = dict[str, Any]  # {"name", "config"} or, for a model of timm's, {"name", "timm_name", "fields"}
 
@@ -51,7 +51,7 @@ class Backbone(  # type: ignore[call-arg]
     tags=["vision", "token-mixer"],
     model_card_template=CARD,
 ):
-    """Images in, a summary feature out; and lazily, layer by layer, what happens between."""
+    """Images in, a summary feature out; features and mixings of each layer, lazily."""
 
     name: str
     dim: int  # D, the width of the summary
@@ -70,7 +70,9 @@ class Backbone(  # type: ignore[call-arg]
         """Images (B, 3, H, W) -> summary features (B, D)."""
 
     @abstractmethod
-    def features(self, images: Tensor, layers: Layers = 1, source: Source = "stream") -> Iterator[tuple[int, Features]]:
+    def features(
+        self, images: Tensor, layers: Layers = 1, source: FeatureSource = "stream"
+    ) -> Iterator[tuple[int, Features]]:
         """Yield (layer, features) for the last `layers` (a number), for those listed, or for all (None).
 
         `stream`: the residual stream after the layer; `branch`: the mixer's output alone. Both after the final norm.
@@ -211,5 +213,5 @@ def chosen_layers(layers: Layers, depth: int) -> list[int]:
 
 
 def check_source(source: str) -> None:
-    if source not in get_args(Source):
-        raise InputError(f"unknown source {source!r} of features; choose one of {', '.join(get_args(Source))}")
+    if source not in get_args(FeatureSource):
+        raise InputError(f"unknown source {source!r} of features; choose one of {', '.join(get_args(FeatureSource))}")

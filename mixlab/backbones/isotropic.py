@@ -8,7 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch.fx import wrap
 
-from mixlab.backbones.backbone import Architecture, Backbone, Layers, LayerShape, Source, check_source, chosen_layers
+from mixlab.backbones.backbone import (
+    Architecture,
+    Backbone,
+    FeatureSource,
+    Layers,
+    LayerShape,
+    check_source,
+    chosen_layers,
+)
 from mixlab.backbones.block import Add, AddNorm, Layer, NormKind
 from mixlab.backbones.classifier import IsotropicClassifier
 from mixlab.backbones.tokens import Features, TokenEmbedding, TokenLayout
@@ -95,7 +103,9 @@ class Isotropic(Backbone):
             branch, stream = layer(branch, stream, grid)
         return self.final_norm(branch, stream)[1], grid
 
-    def features(self, images: Tensor, layers: Layers = 1, source: Source = "stream") -> Iterator[tuple[int, Features]]:
+    def features(
+        self, images: Tensor, layers: Layers = 1, source: FeatureSource = "stream"
+    ) -> Iterator[tuple[int, Features]]:
         check_source(source)
         wanted = chosen_layers(layers, self.num_layers)
         branch, stream, grid = self.start(images)

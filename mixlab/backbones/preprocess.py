@@ -1,4 +1,4 @@
-"""From pictures, as people have them, to what a model takes."""
+"""From files, PIL images and arrays to the input of a model."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ def preprocess(
     """Normalised images (B, 3, S, S) on the model's device, in its dtype.
 
     `images` are a file, a PIL image, a NumPy array (H, W, 3), or a list of these, brought to `size` pixels (the
-    model's own by default): `crop` keeps the middle square, `squash` everything, out of shape. Tensors uint8
+    model's own by default): `crop` is the centre crop, `squash` resizes the whole image to a square. Tensors uint8
     (3, H, W) or (B, 3, H, W) keep their size unless `size` is given.
     """
     if isinstance(images, Tensor) and size is None:

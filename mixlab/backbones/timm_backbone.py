@@ -18,7 +18,15 @@ from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from mixlab.backbones.backbone import Architecture, Backbone, Layers, LayerShape, Source, check_source, chosen_layers
+from mixlab.backbones.backbone import (
+    Architecture,
+    Backbone,
+    FeatureSource,
+    Layers,
+    LayerShape,
+    check_source,
+    chosen_layers,
+)
 from mixlab.backbones.tokens import Features, TokenLayout, check_images
 from mixlab.errors import InputError
 from mixlab.mixers import ConvMixing, Mixing, SoftmaxMixing
@@ -99,7 +107,9 @@ class TimmBackbone(Backbone):
         ((_, last),) = self.features(images)
         return last.summary
 
-    def features(self, images: Tensor, layers: Layers = 1, source: Source = "stream") -> Iterator[tuple[int, Features]]:
+    def features(
+        self, images: Tensor, layers: Layers = 1, source: FeatureSource = "stream"
+    ) -> Iterator[tuple[int, Features]]:
         check_source(source)
         wanted = chosen_layers(layers, self.num_layers)
         self._check(images)

@@ -102,7 +102,7 @@ def _feature_class(chosen: Any) -> Any:
         return chosen
     if chosen not in FEATURE_CLASSES:
         raise InputError(
-            f"feature_cls {chosen!r} does not fit layers that hand on their sum in two parts; choose one of "
+            f"feature_cls {chosen!r} does not work with layers that pass branch and stream separately; choose one of "
             f"{', '.join(FEATURE_CLASSES)}"
         )
     return FEATURE_CLASSES[chosen]

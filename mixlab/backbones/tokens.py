@@ -1,4 +1,4 @@
-"""From an image to a sequence of tokens, and back to what the tokens stand for."""
+"""From an image to a sequence of tokens, and back to features by role."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -175,7 +175,7 @@ class TokenEmbedding(nn.Module):
         self.token_positions = self._learned("token_positions", num_own, dim)
 
     def _learned(self, name: str, num: int, dim: int) -> Tensor:
-        """A table (1, num, D); an empty one is no parameter, since it would get no gradient."""
+        """A table (1, num, D); an empty one is not a parameter, since it would get no gradient."""
         table = torch.empty(1, num, dim)
         if not num:
             self.register_buffer(name, table)

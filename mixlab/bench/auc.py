@@ -70,12 +70,12 @@ def systems() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
     try:
         from sklearn.metrics import roc_auc_score
     except ImportError:
-        console.print("scikit-learn is left out: it is not installed", highlight=False)
+        console.print("scikit-learn is left out: it is not installed")
         return found
     return found | {"scikit-learn, loop": partial(score_in_a_loop, auc=lambda v, labels: roc_auc_score(labels, v))}
 
 
-def measure(*, num_images: int = NUM_IMAGES) -> list[Row]:
+def measure_auc(*, num_images: int = NUM_IMAGES) -> list[Row]:
     """Seconds of each system (ours: the best of five; a loop: once) and the largest difference from ours."""
     threads = torch.get_num_threads()
     maps, masks = make_sample(num_images)

@@ -71,7 +71,7 @@ def tiny_plan() -> Plan:
     )
 
 
-def measure(*, tiny: bool = False) -> dict[str, list[Row]]:
+def measure_dense(*, tiny: bool = False) -> dict[str, list[Row]]:
     """All tables by title."""
     plan = tiny_plan() if tiny else full_plan()
     bench = Bench(plan, choose_device())

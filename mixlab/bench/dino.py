@@ -44,7 +44,7 @@ class ReadyViews(DinoRecipe):
         return self.ready
 
 
-def measure(*, steps: int = 20, tiny: bool = False, peer: Path | None = None) -> list[Row]:
+def measure_dino(*, steps: int = 20, tiny: bool = False, peer: Path | None = None) -> list[Row]:
     """One row per network: with views ready, and with the crops made in the step; then the peer."""
     device = choose_device()
     configs = {name: _config(name, tiny=tiny) for name in MODELS}

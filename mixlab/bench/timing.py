@@ -1,4 +1,4 @@
-"""How time is taken: whole calls on any device; on a GPU also kernels alone, graphs, and the ceilings beside them."""
+"""Timing: whole calls on any device; on a GPU also kernels, CUDA graphs, and the peak bandwidth and FLOP/s."""
 
 import time
 from collections.abc import Callable

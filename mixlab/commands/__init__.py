@@ -1,1 +1,1 @@
-"""One file per command: a typed function that prints for people and returns what `--json` writes."""
+"""One file per command: a typed function that prints a table and returns the content of `--json`."""

@@ -4,12 +4,13 @@ import re
 from typing import Any
 
 from mixlab.analysis.cost import give_advice
+from mixlab.commands.options import Json
 from mixlab.commands.output import console, emit, table
 from mixlab.errors import InputError
 
 
 def advise(
-    *, image: str, patch: int = 16, width: int = 768, autoregressive: bool = False, json: str | None = None
+    *, image: str, patch: int = 16, width: int = 768, autoregressive: bool = False, json: Json = None
 ) -> dict[str, Any]:
     """Is this a long-sequence task? What would each mixer cost?
 
@@ -17,8 +18,7 @@ def advise(
         image: height x width in pixels, such as 800x1280, or one number for a square.
         patch: the side of a patch in pixels.
         width: the width D of the tokens.
-        autoregressive: the task generates tokens one after the other (recognition does not).
-        json: also write the answer as JSON to this file, or to stdout for "-".
+        autoregressive: the task generates tokens one after the other (classification does not).
     """
     height, across = parse_size(image)
     advice = give_advice(height=height, width=across, patch=patch, dim=width, autoregressive=autoregressive)

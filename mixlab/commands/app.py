@@ -11,6 +11,7 @@ import uvicorn
 
 from mixlab.app import create_app
 from mixlab.app.laboratory import DATA, build_laboratory
+from mixlab.commands.options import Device, Json
 from mixlab.commands.output import console, emit
 from mixlab.errors import InputError
 
@@ -24,28 +25,26 @@ def app(
     image: int | None = None,
     host: str = "127.0.0.1",
     port: int = 8765,
-    device: str | None = "auto",
+    device: Device = "auto",
     cache_mb: int = 512,
     open: bool = False,
     seed: int = 0,
-    json: str | None = None,
+    json: Json = None,
 ) -> dict[str, Any]:
     """Serve a page on this machine: maps, principal components and mixing matrices of models, side by side.
 
     Args:
-        targets: runs, exported files, names of the zoo, shipped/NAME, or timm/NAME, each with =LABEL if you like;
-            without any, the trained networks that come with mixlab, and an untrained one of each other kind.
+        targets: runs, exported files, names of the zoo, shipped/NAME, or timm/NAME, each with an optional =LABEL;
+            default: the trained networks that come with mixlab, and an untrained one of each other kind.
         weights: weight files for names among the targets, as NAME=FILE.
-        data: samples to offer: shapes, folders of images, image files, sets with masks, or photo.
-        num_samples: how many samples to offer of each.
-        image: the side at which models see pictures, in pixels; without it, what each was made for.
+        data: samples: shapes, folders of images, image files, data sets with masks, or photo.
+        num_samples: number of samples of each.
+        image: image size in pixels; default: the size that each model was made for.
         host: the address to serve on; 127.0.0.1 is reached from this machine only.
         port: the port to serve on; 0 takes a free one.
-        device: auto (a GPU where there is one), cpu, cuda or cuda:N.
         cache_mb: memory for features and matrices.
         open: open the page in a browser.
-        seed: chooses the weights of untrained models.
-        json: also write the address and the models as JSON to this file, or to stdout for "-".
+        seed: seed of the weights of untrained models.
     """
     laboratory = build_laboratory(
         targets,
@@ -66,7 +65,7 @@ def app(
             create_app(laboratory, hosts=names), log_level="warning", access_log=False, timeout_graceful_shutdown=2
         )
     )
-    console.print(f"{len(laboratory.models)} models. The page: {url}   (stop with Ctrl-C)", highlight=False)
+    console.print(f"{len(laboratory.models)} models. The page: {url}   (stop with Ctrl-C)")
     if not _is_loopback(host):
         console.print(f"Anyone who reaches {host} can use this page.", style="yellow")
     result = emit({"url": url, "models": [card.id for card in laboratory.models]}, json)

@@ -26,11 +26,11 @@ def auc(
 
     Args:
         study: one or more of model, size, training, head, registers, register, layer, map (every kind).
-        map: which map (see `mixlab maps --help`); without it each study's own.
-        num_images: at most so many images.
-        batch: images at a time.
-        fit: squash (all of each image and of its mask, out of shape, as in our published scores) or crop (the middle,
-            as kNN and probes see it).
+        map: which map (see `mixlab maps --help`); default: the study's own.
+        num_images: maximum number of images.
+        batch: images per forward pass.
+        fit: squash (the whole image and mask, aspect ratio not kept, as in our published scores) or crop (centre crop,
+            as in kNN and probes).
         twins: also score each trained model's untrained twin on the same images.
     """
     unknown = [name for name in study if name not in STUDIES]
@@ -98,12 +98,10 @@ def _print(content: dict[str, Any]) -> None:
     ]
     table(f"Binary-AUC by {content['study']}", columns, rows)
     for comparison in content["comparisons"]:
-        console.print(
-            f"{comparison['better']} over {comparison['worse']}: {_signed(comparison['difference'])}", highlight=False
-        )
+        console.print(f"{comparison['better']} over {comparison['worse']}: {_signed(comparison['difference'])}")
     for label, correlation in content["correlations"].items():
         figure = correlation | {"mean": correlation["spearman"]}
-        console.print(f"rank correlation, {label}: {_signed(figure)}, n = {correlation['n']}", highlight=False)
+        console.print(f"rank correlation, {label}: {_signed(figure)}, n = {correlation['n']}")
 
 
 def _interval(figure: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from mixlab.analysis.claims import CLAIMS, Entry, Evidence, Status, draw_up
 from mixlab.analysis.comparisons import Gain, training_gains
+from mixlab.commands.options import Json
 from mixlab.commands.output import console, emit, progress_bar, table
 from mixlab.run import RunDirectory, provenance
 
@@ -26,18 +27,17 @@ def claims(
     runs: Annotated[list[Path], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...")],
     *,
     run: Path | None = None,
-    json: str | None = None,
+    json: Json = None,
 ) -> dict[str, Any]:
-    """Hold each claim of the papers against computation and against the results of runs.
+    """Compare each claim of the papers with computations and with the results of runs.
 
-    Runs called NAME-s0, NAME-s1, ... count as seeds of one network. Two networks are compared only by figures of one
+    Runs called NAME-s0, NAME-s1, ... count as seeds of one network. Networks are compared only by measurements of one
     protocol.
 
     Args:
-        runs: run directories whose results to read, or archives of runs (.tar.xz), which are read whole; without any,
-            only claims that mathematics or counting settles.
+        runs: run directories, or archives of runs (.tar.xz), of which all runs are read; default: none, which leaves
+            only the claims that mathematics or counting decides.
         run: also store the ledger in this run directory, as results/claims.json.
-        json: also write the ledger as JSON to this file, or to stdout for "-".
     """
     evidence = Evidence.from_runs(runs)
     entries: list[Entry] = []
@@ -74,7 +74,7 @@ def _print(entries: list[Entry], num_measurements: int, num_runs: int) -> None:
         view.add_row(str(claim.number), f"{claim.statement}\n{place}", status, escape(verdict.measured) + scale)
     console.print(view, markup=True)
     counts = Counter(entry.verdict.status for entry in entries)
-    console.print(", ".join(f"{counts[status]} {status}" for status in COLOURS if counts[status]), highlight=False)
+    console.print(", ".join(f"{counts[status]} {status}" for status in COLOURS if counts[status]))
 
 
 def _print_gains(gains: list[Gain]) -> None:

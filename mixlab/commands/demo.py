@@ -7,33 +7,33 @@ from typing import Any
 
 from rich.text import Text
 
+from mixlab.commands.options import Json
 from mixlab.commands.output import console, emit
 from mixlab.errors import InputError
 from mixlab.report import write_report
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import RunLock
-from mixlab.studies.demo import FULL, MODELS, QUICK, DemoModel, Effort, plan
+from mixlab.studies.demo import FULL, MODELS, QUICK, DemoEffort, DemoModel, plan
 from mixlab.studies.steps import run_steps, wait_for_workers, worker_pool
 from mixlab.training.distributed import num_cores
 
 
-def demo(*, run: Path | None = None, quick: bool = False, seed: int = 0, json: str | None = None) -> dict[str, Any]:
-    """Pretrain four small backbones with DINO and train one with labels, judge them, look inside them, and report.
+def demo(*, run: Path | None = None, quick: bool = False, seed: int = 0, json: Json = None) -> dict[str, Any]:
+    """Pretrain four small backbones with DINO, train one with labels, evaluate and analyse them, and write a report.
 
-    About four minutes on two cores. Killed and started again, it goes on where it was.
+    About four minutes on two cores. If it is killed, the same command resumes it.
 
     Args:
-        run: the directory for runs, results and the report; demo, or demo-quick, without it.
-        quick: under a minute: a few training steps, which teach nothing, through the same stages.
-        seed: of the weights, the order of images and their crops.
-        json: also write a summary as JSON to this file, or to stdout for "-".
+        run: directory for runs, results and the report; default: demo, or demo-quick.
+        quick: all stages with a few training steps, in under a minute: a check that everything runs.
+        seed: seed of the weights, the order of images and their crops.
     """
     folder = run or Path("demo-quick" if quick else "demo")
     return emit(run_demo(folder, QUICK if quick else FULL, seed=seed), json)
 
 
 def run_demo(
-    folder: Path, effort: Effort, *, seed: int, models: tuple[DemoModel, ...] = MODELS, workers: int | None = None
+    folder: Path, effort: DemoEffort, *, seed: int, models: tuple[DemoModel, ...] = MODELS, workers: int | None = None
 ) -> dict[str, Any]:
     """All stages that are not done yet, then the report."""
     start = time.monotonic()
@@ -45,8 +45,7 @@ def run_demo(
         wait_for_workers([folder / model.label for model in models])
         console.print(
             f"Five ways to move information between tokens, each learnt and looked into: {len(steps)} steps, "
-            f"{workers} at a time, in {folder}. Stop whenever you like; the same command goes on.",
-            highlight=False,
+            f"{workers} at a time, in {folder}. You can stop at any time; the same command resumes."
         )
         with worker_pool(workers) as pool:
             run_steps(steps, folder, pool, workers=workers, command="demo")
@@ -54,12 +53,12 @@ def run_demo(
     seconds = time.monotonic() - start
     console.print(Text.assemble(f"\nAll in {seconds:.0f} s. The report: open ", (str(page), "bold")), soft_wrap=True)
     runs = shlex.join(str(folder / model.label) for model in models)
-    console.print(f"Look inside live: mixlab app {runs}", highlight=False, soft_wrap=True)
+    console.print(f"Look inside live: mixlab app {runs}", soft_wrap=True)
     return {"run": str(folder), "report": str(page), "seconds": seconds, "steps": [step.name for step in steps]}
 
 
-def _agree(directory: RunDirectory, effort: Effort, seed: int) -> None:
-    """A demo goes on as it began, or says why not."""
+def _agree(directory: RunDirectory, effort: DemoEffort, seed: int) -> None:
+    """Check that a demo resumes with its own settings."""
     settings = {"seed": seed, **vars(effort)}
     if (directory.path / "config.json").is_file():
         if directory.read_config().get("demo") != settings:

@@ -67,23 +67,23 @@ def target_and_recipe(target: str, recipe: str | None) -> tuple[str | None, Trai
 
 
 def say_recipe(plan: DensePlan, *, device: str | None, published: str) -> None:
-    """Which recipe was taken where none was named, and on a CPU a smaller one than the papers'."""
+    """Say which recipe is the default here and, on a CPU, name a smaller one than the papers'."""
     if not is_first():
         return
     config = plan.config
     length = f"{config.steps:,} steps" if config.steps is not None else f"{config.epochs:,} epochs"
     about = f"{length} in batches of {config.batch}, images of {config.method.image} px"
     if draws_shapes(plan.data):
-        console.print(f"no --recipe: the small one for shapes, {about}", highlight=False)
+        console.print(f"no --recipe: the small one for shapes, {about}")
         return
-    console.print(f"no --recipe: the papers' for {published}, {about}", highlight=False)
+    console.print(f"no --recipe: the papers' for {published}, {about}")
     if choose_device(device).type == "cpu":
         advice = f"that is meant for GPUs; --recipe {small_recipe(config)} is small enough for a CPU"
-        console.print(advice, style="yellow", highlight=False)
+        console.print(advice, style="yellow")
 
 
 def small_recipe(config: TrainConfig) -> str:
-    """The name of a small recipe for the same task. It must not reshape a backbone that comes with weights."""
+    """A small recipe for the same task that leaves the architecture of pretrained backbones as it is."""
     kind, model = config.method.kind, config.model
     names = (f"{kind}_{family}_tiny64" for family in (model.name.partition("_")[0], "vit", "gatedconv"))
     fits = (

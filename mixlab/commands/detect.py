@@ -11,7 +11,7 @@ from mixlab.evaluation.detection.evaluate import NAMES
 from mixlab.evaluation.detection.regions import HeadKind
 from mixlab.evaluation.detection.task import evaluate_detection, fit_detection, plan_detection
 from mixlab.run import RunDirectory, provenance
-from mixlab.run.directory import write_aside
+from mixlab.run.directory import write_atomically
 from mixlab.training.distributed import choose_device
 
 
@@ -22,7 +22,7 @@ def detect(on: Flat[DenseTarget], *, data: str, head: HeadKind | None = None) ->
 
     Args:
         data: shapes, a COCO folder (instances*.json beside its images, or in annotations/), or an instances file.
-        head: mask (Mask R-CNN) or cascade (Cascade Mask R-CNN); without it what the recipe says.
+        head: mask (Mask R-CNN) or cascade (Cascade Mask R-CNN); default: the recipe's.
     """
     result, run = train_or_evaluate(
         on,
@@ -39,7 +39,7 @@ def detect(on: Flat[DenseTarget], *, data: str, head: HeadKind | None = None) ->
     content = result.to_json() | {"provenance": provenance(seed=result.seed, device=str(choose_device(on.device)))}
     name = folder.write("detection", content)
     answers = folder.path / f"{name.replace('detection', 'detections', 1)}.json"
-    write_aside(answers, lambda file: file.write(json.dumps(result.answers.results).encode()))
+    write_atomically(answers, lambda file: file.write(json.dumps(result.answers.results).encode()))
     if result.examples:
         with drawing():
             from mixlab.analysis.figures import detection_pictures, save_figure
@@ -51,5 +51,5 @@ def detect(on: Flat[DenseTarget], *, data: str, head: HeadKind | None = None) ->
     title = "Cascade Mask R-CNN" if content["head"] == "cascade" else "Mask R-CNN"
     about = f"n = {content['n']} images, {content['num_objects']} objects"
     table(f"{title} with {content['model']} on {content['data']}, {about}", ("%", *NAMES), rows)
-    console.print(f"results in {folder.path}, COCO's results file in {answers}", highlight=False)
+    console.print(f"results in {folder.path}, COCO's results file in {answers}")
     return emit(content, on.json)

@@ -9,6 +9,7 @@ import tyro
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.weights import save_weights
 from mixlab.commands.advise import parse_size
+from mixlab.commands.options import Json
 from mixlab.commands.output import check_json, console, emit
 from mixlab.errors import InputError, naming_extras
 from mixlab.evaluation.target import load_target
@@ -25,21 +26,20 @@ def export(
     image: str | None = None,
     half: bool = False,
     seed: int = 0,
-    json: str | None = None,
+    json: Json = None,
 ) -> dict[str, Any]:
     """Write a backbone to one file.
 
     Args:
         target: a run, finished or stopped, an exported file, a name of the zoo, or timm/NAME.
-        out: the file to write; its ending, .safetensors or .onnx, says the format.
+        out: the file to write; its suffix, .safetensors or .onnx, chooses the format.
         format: safetensors (ours, with the architecture inside) or onnx (needs the extra `mixlab[onnx]`), for a file of
             another ending.
         weights: a weight file for a name; without it the backbone is untrained.
         half: matrices in 16 bits, for safetensors: half the size.
         image: height x width that an ONNX file takes, such as 224 or 160x256; without it, what the backbone was made
             for. Any batch size.
-        seed: of an untrained target.
-        json: also write a summary as JSON to this file, or to stdout for "-".
+        seed: seed of an untrained target.
     """
     chosen = file_format(out, format)
     if half and chosen == "onnx":
@@ -61,9 +61,9 @@ def file_format(out: Path, asked: FileFormat | None) -> FileFormat:
     endings: dict[str, FileFormat] = {".safetensors": "safetensors", ".onnx": "onnx"}
     said = endings.get(out.suffix, asked)
     if asked and said != asked:
-        raise InputError(f"--out {out} is no file of --format {asked}; name it {out.with_suffix(f'.{asked}')}")
+        raise InputError(f"--out {out} is not a .{asked} file; name it {out.with_suffix(f'.{asked}')}")
     if said is None:
-        raise InputError(f"--out {out} does not say what to write; end it in .safetensors or .onnx, or give --format")
+        raise InputError(f"--out {out} has no known suffix; end it in .safetensors or .onnx, or give --format")
     return said
 
 

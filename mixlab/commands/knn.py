@@ -1,4 +1,4 @@
-"""`mixlab knn`: the accuracy of nearest neighbours, the quickest test of features."""
+"""`mixlab knn`: kNN accuracy, the quickest test of features."""
 
 from contextlib import ExitStack
 from typing import Any
@@ -21,10 +21,10 @@ from mixlab.run.directory import RunLock, file_name
 
 
 def knn(on: Flat[LabelledTarget], settings: Flat[KnnSettings], *, batch: int = 256) -> dict[str, Any]:
-    """Classify images by a weighted vote of their nearest neighbours, as DINO does. torchrun works as is.
+    """kNN accuracy: classify images by a weighted vote of their nearest neighbours, as DINO does. Works under torchrun.
 
     Args:
-        batch: images at a time.
+        batch: images per forward pass.
     """
     check_counts(image=settings.image, batch=batch, num_train=settings.num_train, num_val=settings.num_val)
     check_json(on.json)

@@ -27,12 +27,12 @@ def maps(
     """Draw activation maps and principal components, models side by side on the same images.
 
     Args:
-        map: which map; without it each backbone's default, cosine (pooled_cosine without a class token or registers).
+        map: which map; default: cosine (pooled_cosine for backbones without class token and registers).
             Also: dot, register_cosine, register_dot, pooled_cosine, norm, pca, mixing_rows, mixing_mean,
             direction_rows, register_rows.
-        layer: after which layer; negative ones count from the end.
-        num_images: how many images to draw.
-        fit: crop (the middle of each image, as kNN and probes see it) or squash (all of it, out of shape); masks alike.
+        layer: after which layer; negative numbers count from the end.
+        num_images: number of images to draw.
+        fit: crop (centre crop, as in kNN and probes) or squash (whole image, aspect ratio not kept); also for masks.
         pca_fit: fit principal components to each image, or to all images together.
         pca_threshold: the first component above this, in standard deviations, is foreground, for all models alike.
     """
@@ -44,13 +44,7 @@ def maps(
     directory = on.open_run()
     with progress_bar("maps", len(loaded)) as step:
         result = activation_maps(
-            loaded,
-            images,
-            map_name=map,
-            layer=layer,
-            pca_fit=pca_fit,
-            pca_threshold=pca_threshold,
-            progress=step,
+            loaded, images, map_name=map, layer=layer, pca_fit=pca_fit, pca_threshold=pca_threshold, progress=step
         )
     content = result.to_json()
     name = directory.name_for("maps", content)
@@ -71,7 +65,7 @@ def maps(
 
 
 def _pictures(result: MapsResult, name: str) -> dict[str, Figure]:
-    """By file name. A result beside an older one, as maps_2, has pictures beside the older ones."""
+    """By file name. Pictures of maps_2.json are called maps_2.png and so on, so that none is overwritten."""
     seen, number = result.seen, name.removeprefix("maps")
     means = {label: found.mean(1) if found.ndim == 4 else found for label, found in result.maps.items()}
     pictures = {f"maps{number}.png": map_pictures(seen.images, means, seen.masks)}

@@ -6,20 +6,20 @@ import tyro
 
 from mixlab.analysis.cost import count_macs, count_parameters, count_with_classifier, on_meta
 from mixlab.backbones.zoo import ZOO, list_models
+from mixlab.commands.options import Json
 from mixlab.commands.output import emit, table
 from mixlab.errors import InputError
 from mixlab.ops.backend import backend_name
 
 
 def models(
-    pattern: Annotated[str, tyro.conf.Positional] = "*", *, image: int = 224, json: str | None = None
+    pattern: Annotated[str, tyro.conf.Positional] = "*", *, image: int = 224, json: Json = None
 ) -> dict[str, Any]:
     """List the backbones: parameters, multiply-accumulates, mixer and source.
 
     Args:
         pattern: a shell pattern such as "dinovim_*"; "timm/NAME" shows one of timm's models.
-        image: the side in pixels at which multiply-accumulates are counted.
-        json: also write the table as JSON to this file, or to stdout for "-".
+        image: image size in pixels for the multiply-accumulates.
     """
     names = [pattern] if pattern.startswith("timm/") else list_models(pattern)
     if not names:

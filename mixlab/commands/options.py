@@ -18,9 +18,7 @@ from mixlab.training.slurm import SlurmConfig
 T = TypeVar("T")
 Flat = Annotated[T, tyro.conf.arg(name="")]  # a dataclass whose fields are options without a prefix
 Settings = Annotated[tuple[str, ...], tyro.conf.UseAppendAction]
-Json = Annotated[
-    str | None, tyro.conf.arg(help='also write the result as JSON to this file, or to stdout for "-".')
-]  # fmt: skip
+Json = Annotated[str | None, tyro.conf.arg(help='also write the result as JSON to this file; "-": to stdout.')]
 Device = Annotated[str | None, tyro.conf.arg(help="auto (a GPU where there is one), cpu, cuda or cuda:N.")]
 
 
@@ -29,13 +27,13 @@ class OneTarget:
     """The network that a command measures, and where its results go."""
 
     target: tyro.conf.Positional[str]
-    """a run, an exported file, a name of the zoo, shipped/NAME or timm/NAME; TARGET=LABEL gives it another name in
+    """a run, an exported file, a name of the zoo, shipped/NAME or timm/NAME; TARGET=LABEL sets the label in
     tables."""
     _: KW_ONLY
     weights: str | None = None  # a weight file for a name.
-    training: str | None = None  # how the target was trained (dino, supervised, ...), where its run does not say.
+    training: str | None = None  # how the target was trained (dino, supervised, ...), if its run does not record it.
     device: Device = "auto"
-    run: Path | None = None  # the directory for results; the target's own if it is a run, else runs/look.
+    run: Path | None = None  # directory for results; default: the target if it is a run, else runs/look.
     json: Json = None
 
     def open_run(self) -> RunDirectory:
@@ -50,10 +48,10 @@ class LabelledTarget(OneTarget):
     """A network whose frozen features are classified."""
 
     data: str = "shapes"
-    """shapes, a folder with one sub-folder per class (below train and val, or alone), or wds:PATTERN."""
+    """shapes, a folder with one sub-folder per class (with or without train/ and val/), or wds:PATTERN."""
     val_data: str | None = None
-    """another source of validation images; without it the val split, or every fifth image of each class."""
-    workers: int | None = None  # processes that read images; the cores shared out without it.
+    """another source of validation images; default: the val split, or every fifth image of each class."""
+    workers: int | None = None  # data loading processes per rank; default: all cores, divided by the ranks.
 
     def splits(self) -> LabelledSplits:
         return labelled_splits(self.data, val_data=self.val_data)
@@ -64,20 +62,22 @@ class SeveralTargets:
     """Networks side by side on the same images."""
 
     targets: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TARGET ...")]
-    """runs, exported files, names of the zoo, shipped/NAME or timm/NAME; TARGET=LABEL gives it another name in tables
-    and pictures."""
+    """runs, exported files, names of the zoo, shipped/NAME or timm/NAME; TARGET=LABEL sets the label in tables and
+    pictures."""
     _: KW_ONLY
     data: str = "shapes"
     """shapes, a folder of images, wds:PATTERN, or images with masks: a folder of both, a COCO JSON file, or
     FORMAT:PLACE (masks, imagenet-s, voc, pets, coco, ade)."""
     image: int | None = None
-    """the side of the images in pixels; without it, what the first backbone was made for (`rank`: each its own)."""
+    """image size in pixels; default: the size that the first backbone was made for (`rank`: each its own)."""
     weights: str | None = None  # a weight file for a single name.
     training: tuple[str, ...] = ()
-    """LABEL=KIND, how a target was trained (dino, supervised, dinov2, ...), where its run does not say."""
+    """LABEL=KIND, how a target was trained (dino, supervised, dinov2, ...), if its run does not record it."""
     device: Device = "auto"
-    seed: int = 0  # of untrained targets, and of the untrained twins of what has no seed of its own.
-    run: Path | None = None  # the directory for results and figures; the target's own if it is one run, else runs/look.
+    seed: int = 0  # seed of untrained targets, and of the untrained twins of targets without a recorded seed.
+    run: Path | None = (
+        None  # directory for results and figures; default: the target if it is a single run, else runs/look.
+    )
     json: Json = None
 
     def load(self) -> list[Target]:
@@ -99,13 +99,14 @@ class DenseTarget(OneTarget):
     """a run (its backbone), an exported file, a name of the zoo, shipped/NAME, timm/NAME, or a recipe such as
     segment_dinovim_tiny64 or detect_mambaout_femto64 for its own backbone from scratch."""
     _: KW_ONLY
-    run: Path | None = None  # the directory of this run; with --evaluate-only the target itself without it.
+    run: Path | None = None  # the directory of this run; default with --evaluate-only: the target itself.
     recipe: str | None = None
     """another recipe than the papers' (for shapes: a small one), or the config.json of a run."""
-    set: Settings = ()  # a setting such as steps=2000 or seed=1; may be given many times.
-    frozen: bool = False  # train the neck and the heads alone.
-    num_val: int | None = None  # score at most so many images, evenly spaced, while training too.
-    evaluate_only: bool = False  # the target is a run of this command; score it on this data and train nothing.
+    set: Settings = ()  # a setting such as steps=2000 or seed=1; can be repeated.
+    frozen: bool = False  # freeze the backbone; train only the neck and the heads.
+    num_val: int | None = None
+    """maximum number of validation images, evenly spaced; also for scores during training."""
+    evaluate_only: bool = False  # evaluate a finished or stopped run of this command on this data, without training.
 
 
 @dataclass(frozen=True)
@@ -117,9 +118,9 @@ class TrainingRun:
     _: KW_ONLY
     data: str  # shapes, a folder of images (to `train`: with one sub-folder per class), or wds:PATTERN.
     run: Path  # the directory of this run.
-    set: Settings = ()  # a setting such as optim.lr=1e-3; may be given many times.
+    set: Settings = ()  # a setting such as optim.lr=1e-3; can be repeated.
     device: Device = "auto"
-    launcher: Literal["here", "slurm"] = "here"  # slurm sends the run as a job (needs the extra mixlab[slurm]).
+    launcher: Literal["here", "slurm"] = "here"  # slurm submits the run as a job (needs the extra mixlab[slurm]).
     slurm: SlurmConfig = SlurmConfig()  # noqa: RUF009  frozen
-    """what to ask SLURM for."""
+    """resources to request from SLURM."""
     json: Json = None

@@ -1,4 +1,4 @@
-"""What commands print (tables and progress for people, JSON for programs), and where their results go."""
+"""Output of commands: tables, progress bars, JSON, and the directory for results."""
 
 import json
 import os
@@ -38,23 +38,23 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Figures are made within; without matplotlib results stand alone, and a line says what to install."""
+    """Around code that draws figures: without matplotlib it is skipped, and a line says what to install."""
     try:
         with naming_extras():
             yield
     except MissingExtraError as missing:
-        console.print(f"no figures: {missing}", style="yellow", highlight=False)
+        console.print(f"no figures: {missing}", style="yellow")
 
 
 def check_json(target: str | None) -> None:
-    """Refuse a file for `emit` that cannot be written, before the work."""
+    """Check before the work that the file for `emit` can be written."""
     if target in (None, "", "-"):
         return
     place = Path(str(target))
     if place.is_dir():
         raise IsADirectoryError(f"--json {target} is a folder; name a file in it")
     if not place.parent.is_dir():
-        raise FileNotFoundError(f"--json {target}: {place.parent} is no folder; make it, or name another file")
+        raise FileNotFoundError(f"--json {target}: {place.parent} is not a folder; create it, or name another file")
     if not os.access(place.parent, os.W_OK):
         raise PermissionError(f"--json {target}: {place.parent} may not be written to; name another file")
 
@@ -72,7 +72,7 @@ def emit(result: dict[str, Any], target: str | None) -> dict[str, Any]:
 
 @contextmanager
 def progress_bar(description: str, total: int) -> Iterator[Any]:
-    """Yield a function that moves the bar on by so many steps, with an optional note."""
+    """Yield a function that advances the bar by a number of steps, with an optional note."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -103,7 +103,7 @@ def evaluation_machine(
 
         def say(text: str) -> None:
             if world.is_first:
-                console.print(text, style="yellow", highlight=False)
+                console.print(text, style="yellow")
 
         yield Machine(world, num_workers(workers, world), batch, features, bar_of_first_rank(world), say)
 
@@ -112,11 +112,11 @@ def print_left_out(images: ViewedImages) -> None:
     """Name the images that could not be read, and the files that have no partner."""
     notes = (images.skipped.summary() if len(images.skipped) else None, unpaired_note(images.source))
     for note in filter(None, notes):
-        console.print(note, style="yellow", highlight=False)
+        console.print(note, style="yellow")
 
 
 def open_run(run: Path | None, targets: Sequence[str]) -> RunDirectory:
-    """Where results go: as asked, into the run itself if it is the only target, else into runs/look."""
+    """The directory for results: --run, else the target if it is the only one and a run, else runs/look."""
     names = [split_target(text)[0] for text in targets]
     if run is None and len(names) == 1 and Path(names[0]).is_dir():
         run = Path(names[0])
@@ -136,7 +136,7 @@ def percent(value: float | None) -> float | None:
 
 
 def percent_interval(row: dict[str, Any]) -> str:
-    """The ends of an interval of shares, in per cent."""
+    """The ends of an interval in per cent."""
     return "-" if row["low"] is None else f"{100 * row['low']:.1f} to {100 * row['high']:.1f}"
 
 

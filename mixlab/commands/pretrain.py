@@ -24,7 +24,7 @@ def pretrain(on: Flat[TrainingRun]) -> dict[str, Any]:
 
 
 def launch(on: TrainingRun, *, kind: str, then: Callable[[Trainer], None] | None = None) -> dict[str, Any]:
-    """What `pretrain` and `train` share; `then` looks at what was trained."""
+    """What `pretrain` and `train` share; `then` is called at the end, for example to evaluate."""
     config = override(find_recipe(on.recipe), on.set)
     if config.method.kind != kind:
         command = COMMANDS[config.method.kind]
@@ -34,12 +34,12 @@ def launch(on: TrainingRun, *, kind: str, then: Callable[[Trainer], None] | None
             config=config, data=on.data, run=on.run.resolve(), device=on.device, name=on.recipe, then=then
         )
         number = submit(job, on.slurm)
-        console.print(f"job {number} was sent; its output goes to {on.run / 'slurm'}")
+        console.print(f"job {number} was submitted; its output goes to {on.run / 'slurm'}")
         return emit({"job": number, "run": str(on.run)}, on.json)
     with stoppable():
         outcome = train(config, data=on.data, run=on.run, device=on.device, name=on.recipe, then=then)
     result = {"run": str(on.run), "steps": outcome.step, "from_step": outcome.from_step, "seconds": outcome.seconds}
     if not is_first():
         return result
-    console.print(f"done: {outcome.step} steps; the backbone is in {on.run / 'weights.safetensors'}", highlight=False)
-    return emit({**result, "figures": outcome.figures}, on.json)
+    console.print(f"done: {outcome.step} steps; the backbone is in {on.run / 'weights.safetensors'}")
+    return emit({**result, "figures": outcome.metrics}, on.json)

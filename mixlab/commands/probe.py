@@ -29,9 +29,9 @@ def probe(
     """Train linear probes on frozen features; the same command again resumes where it stopped. torchrun works as is.
 
     Args:
-        resident: hold all images in the device's memory.
-        name: of this probe in the run: results/NAME.json and its working folder NAME; NAME_2 and so on where a probe
-            with other settings has that name.
+        resident: keep all images in device memory.
+        name: name of this probe in the run: results/NAME.json and the working folder NAME; NAME_2 and so on if a probe
+            with other settings already has that name.
     """
     if name in TAKEN or not re.fullmatch(r"\w[\w.-]*", name):
         raise InputError(f"--name {name!r} cannot name a folder of the run; use letters and digits, and not {TAKEN[0]}")
@@ -48,13 +48,7 @@ def probe(
         loaded = on.load(machine.world.device, settings.seed)
         try:
             found = evaluate_linear_probe(
-                loaded,
-                splits,
-                settings,
-                machine=machine,
-                folder=directory.path / name,
-                resident=resident,
-                stop=stop,
+                loaded, splits, settings, machine=machine, folder=directory.path / name, resident=resident, stop=stop
             )
         except Stopped as stopped:
             console.print(f"{stopped}; run the same command again to resume")
@@ -66,7 +60,7 @@ def probe(
     _print(result)
     assert found.folder is not None
     best = found.folder / next(iter(found.scores))
-    console.print(f"results in {directory.path}, the best head in {best}", highlight=False)
+    console.print(f"results in {directory.path}, the best head in {best}")
     return emit(result, on.json)
 
 
@@ -99,4 +93,4 @@ def _print(result: dict[str, Any]) -> None:
     if result["difference"]:
         for name, gap in result["difference"].items():
             figures = f"{100 * gap['difference']:+.2f} [{100 * gap['low']:+.2f}, {100 * gap['high']:+.2f}] points"
-            console.print(f"cached minus augmented, {name.replace('_', ' ')}: {figures}", highlight=False)
+            console.print(f"cached minus augmented, {name.replace('_', ' ')}: {figures}")

@@ -33,14 +33,14 @@ def rank(
     """Measure the ranks of the mixing matrices of one or more backbones, side by side.
 
     Args:
-        num_images: how many images to measure; figures are averages over them, with their spread.
-        fit: crop (the middle of each image, as kNN and probes see it) or squash (all of it, out of shape).
-        layers: which layers; all without it. Negative ones count from the end.
-        heads: which heads; all (at most 64, spread evenly) without it.
-        chunk: the side C of a block; 256 without it, or half the tokens where there are fewer than 512.
-        tolerance: singular values above this share of the largest count for the numerical rank; eps C without it.
-        method: factors is fast for scans and linear attention; svd takes every block as it stands.
-        skip: count the skip on the diagonal of scans as part of the matrix, as it runs; the paper leaves it out.
+        num_images: number of images; ranks are means over them.
+        fit: crop (centre crop, as in kNN and probes) or squash (the whole image, aspect ratio not kept).
+        layers: which layers; default: all. Negative numbers count from the end.
+        heads: which heads; default: all, or 64 evenly spaced ones.
+        chunk: the side C of a block in tokens; default: 256, or half the tokens if there are fewer than 512.
+        tolerance: singular values above this fraction of the largest count for the numerical rank; default: eps C.
+        method: factors (fast for scans and linear attention) or svd (of every full block).
+        skip: include the skip connection on the diagonal of scans, as the model runs; the paper leaves it out.
         whole: also the rank of each whole matrix, which costs O(L³).
     """
     check_counts(num_images=num_images)
@@ -60,7 +60,7 @@ def rank(
         contents[target.label] = content
     _print(contents)
     print_left_out(images)
-    console.print(f"results in {directory.path}", highlight=False)
+    console.print(f"results in {directory.path}")
     with drawing():
         _draw(directory, found, contents)
     return emit({"kind": "rank", "results": contents}, on.json)
@@ -90,7 +90,7 @@ def _print(results: dict[str, dict[str, Any]]) -> None:
             f"{distance['distance_to_others']:.1f} patches off (uniform: {result['uniform_distance_to_others']:.1f}), "
             f"{distance['far_share']:.0%} of all farther than half the side"
         )
-        console.print(text, highlight=False)
+        console.print(text)
 
 
 def _draw(directory: RunDirectory, found: dict[str, RankResult], contents: dict[str, dict[str, Any]]) -> None:
@@ -110,11 +110,11 @@ def _draw(directory: RunDirectory, found: dict[str, RankResult], contents: dict[
         charts[f"{name}_blocks"] = [figures.block_ranks(result.subject.label, result.arrays["blocks"], layer)]
     for name, chart in charts.items():
         figures.save_charts(chart, directory.figure_path(f"{name}.svg"))
-    console.print(f"{len(charts)} figures in {directory.path / 'figures'}", highlight=False)
+    console.print(f"{len(charts)} figures in {directory.path / 'figures'}")
 
 
 def _joined(names: list[str]) -> str:
-    """One name for several results: rank_vit and rank_vim_2 are rank_vit+vim_2; many are cut short."""
+    """One name for several results: rank_vit and rank_vim_2 give rank_vit+vim_2; long names are truncated."""
     joined = "+".join([names[0], *(name.removeprefix("rank_") for name in names[1:])])
     if len(joined) <= _LONGEST_NAME:
         return joined

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from mixlab.commands.options import Json
 from mixlab.commands.output import console, emit
 from mixlab.errors import InputError
 from mixlab.report import write_report
@@ -17,15 +18,14 @@ def report(
     *,
     out: Path = Path("report.html"),
     measure: bool = True,
-    json: str | None = None,
+    json: Json = None,
 ) -> dict[str, Any]:
-    """Write one self-contained page about runs: figures, tables, the ledger, and every record behind them.
+    """Write one self-contained page about runs: figures, tables, the ledger, and every result file behind them.
 
     Args:
         runs: run directories or archives of them (.tar.xz); runs below a run belong to it.
-        out: the page to write; as .md its tables alone.
-        measure: count and time backbones of runs that do not say yet how large and fast they are (results/cost.json).
-        json: also write a summary as JSON to this file, or to stdout for "-".
+        out: the file to write: an .html page, or .md for the tables only.
+        measure: count parameters and measure the speed of runs that have no results/cost.json yet.
     """
     if not runs:
         raise InputError("no run given; name the directory of a run, such as demo")
@@ -35,9 +35,7 @@ def report(
         measure_costs(runs)
     page = write_report(runs, out)
     size = page.stat().st_size
-    console.print(
-        f"{page}, {size / 1e6:.1f} MB{': open it in any browser' if out.suffix == '.html' else ''}", highlight=False
-    )
+    console.print(f"{page}, {size / 1e6:.1f} MB{': open it in any browser' if out.suffix == '.html' else ''}")
     return emit({"page": str(page), "bytes": size, "runs": [str(run) for run in runs]}, json)
 
 
@@ -46,5 +44,5 @@ def measure_costs(places: list[Path]) -> None:
     for run in find_runs(place for place in places if place.is_dir()):
         is_whole = (run.path / "weights.safetensors").is_file() and (run.path / "config.json").is_file()
         if is_whole and run.path.name != UNTRAINED and not run.file_of("cost").is_file():
-            console.print(f"measuring {run.path}", highlight=False)
+            console.print(f"measuring {run.path}")
             write_costs(run.path)

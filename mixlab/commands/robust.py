@@ -8,15 +8,7 @@ from typing import Annotated, Any
 import tyro
 
 from mixlab.commands.options import Flat, OneTarget
-from mixlab.commands.output import (
-    check_json,
-    console,
-    emit,
-    evaluation_machine,
-    percent,
-    percent_interval,
-    table,
-)
+from mixlab.commands.output import check_json, console, emit, evaluation_machine, percent, percent_interval, table
 from mixlab.data.images import parse_source
 from mixlab.data.source import few
 from mixlab.errors import InputError, check_counts
@@ -43,26 +35,26 @@ def robust(
     precision: PrecisionChoice = "auto",
     workers: int | None = None,
 ) -> dict[str, Any]:
-    """Score a classifier on ImageNet-V2, Sketch, A, R, ReaL and plain validation, or on images that are changed on the
-    way: without colour, blurred, noisy, pale, as edges. torchrun works as is.
+    """Evaluate a classifier on ImageNet-V2, Sketch, A, R, ReaL and plain validation, or on corrupted validation
+    images: grey, blurred, noisy, pale, edges. Works under torchrun.
 
     The target is a run with a probe or a classifier, a name with --head, or timm/NAME as timm's own classifier.
 
     Args:
         data: a folder with the sets under their released names, or NAME=FOLDER for each, NAME among val, v2-mf, v2-t07,
             v2-ti, sketch, a, r, real.
-        shifts: images of the classifier's own classes, to be changed: a folder (its val/), shapes or wds:PATTERN.
-        head: a probe of `mixlab probe`, or a released probe checkpoint; without it, the run's own.
-        limit: at most so many images of each set, spread evenly.
-        shard: I/N, to score only every N-th image from the I-th on; when all N are in the run, they are put together.
-        image: the side in pixels; without it, what the classifier was made for.
-        crop_share: how much of each side the view of an image keeps; as the classifier says without it.
-        batch: images at a time.
-        precision: bf16 or fp32; auto is bf16 on a GPU.
-        workers: processes that read images; the cores shared out without it.
+        shifts: images of the classifier's classes to corrupt: a folder (its val/), shapes or wds:PATTERN.
+        head: a probe of `mixlab probe`, or a released probe checkpoint; default: the run's own.
+        limit: maximum number of images of each set, evenly spaced.
+        shard: I/N evaluates every N-th image, starting at the I-th; results are joined when all N are in the run.
+        image: image size in pixels; default: the size that the classifier was made for.
+        crop_share: fraction of each side that the centre crop keeps; default: the classifier's.
+        batch: images per forward pass.
+        precision: bf16 or fp32; auto: bf16 on a GPU.
+        workers: data loading processes per rank; default: all cores, divided by the ranks.
     """
     if not data and shifts is None:
-        raise InputError("no images given: --data for ImageNet's sets, or --shifts for images to be changed on the way")
+        raise InputError("no images given; give --data for ImageNet's sets, or --shifts for images to corrupt")
     check_counts(limit=limit, image=image, batch=batch)
     check_json(on.json)
     part, num_parts = parse_shard(shard)
@@ -95,11 +87,11 @@ def robust(
             on_sets, missing = join_parts(on_sets, directory.results().values())
             for number, different in missing.items():
                 if different:
-                    note = f"part {number} of {num_parts} is of another {different} and counts as missing: score it"
-                    console.print(note, style="yellow", highlight=False)
+                    note = f"part {number} of {num_parts} has another {different} and counts as missing; run it again"
+                    console.print(note, style="yellow")
         result = on_sets.to_json() | origin
         if on_sets.num_parts > 1:
-            console.print(f"part {part} of {num_parts} is in {directory.path}; the table comes with the last one")
+            console.print(f"part {part} of {num_parts} is in {directory.path}; the table is printed with the last part")
             return emit(result, on.json)
         directory.write(f"robust_{label}", result)
         _print(on_sets)
@@ -112,7 +104,7 @@ def robust(
         if unreadable := on_changed.scores.unreadable:
             number = len(on_changed.scores.numbers) + len(unreadable)
             note = f"{len(unreadable)} of the {number} images cannot be read: {few(unreadable)}"
-            console.print(note, style="yellow", highlight=False)
+            console.print(note, style="yellow")
     console.print(f"results in {directory.path}")
     return emit(result, on.json)
 
@@ -125,7 +117,7 @@ def parse_sets(data: Sequence[str]) -> dict[str, Path]:
         if not equals:
             found |= find_sets(Path(text).expanduser())
         elif name not in SETS:
-            raise InputError(f"{name!r} in {text!r} is no set; choose among {', '.join(SETS)}")
+            raise InputError(f"{name!r} in {text!r} is not a known set; choose among {', '.join(SETS)}")
         elif not Path(folder).expanduser().is_dir():
             raise FileNotFoundError(f"{folder} in {text!r} is not a folder; check the path")
         else:
@@ -152,4 +144,4 @@ def _print(found: RobustnessResult) -> None:
     table("ImageNet's shifted sets", ["top-1 %", *(SETS[name].title for name in sets)], rows)
     for score in found.scores.values():
         for note in score.notes():
-            console.print(note, style="yellow", highlight=False)
+            console.print(note, style="yellow")

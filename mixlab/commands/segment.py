@@ -6,11 +6,7 @@ from mixlab.commands.dense_task import is_first, train_or_evaluate
 from mixlab.commands.options import DenseTarget, Flat
 from mixlab.commands.output import drawing, emit, percent, table
 from mixlab.console import console
-from mixlab.evaluation.segmentation.task import (
-    evaluate_segmentation,
-    fit_segmentation,
-    plan_segmentation,
-)
+from mixlab.evaluation.segmentation.task import evaluate_segmentation, fit_segmentation, plan_segmentation
 from mixlab.evaluation.segmentation.upernet import Mode
 from mixlab.run import RunDirectory, provenance
 from mixlab.training.distributed import choose_device
@@ -23,7 +19,7 @@ def segment(on: Flat[DenseTarget], *, data: str, inference: Mode = "single") -> 
 
     Args:
         data: shapes, or a folder: ADE20K's, PASCAL VOC's, or images/ beside annotations/ or labels/.
-        inference: single, multi (six scales and their mirror images) or slide (windows of the training's size).
+        inference: single, multi (six scales and their mirror images) or slide (windows of the training size).
     """
     result, run = train_or_evaluate(
         on,
@@ -55,6 +51,6 @@ def segment(on: Flat[DenseTarget], *, data: str, inference: Mode = "single") -> 
     overall = ", ".join(f"{metric} {percent(content[metric.lower()])}" for metric in ("mIoU", "mAcc", "aAcc"))
     ends = [str(percent(end)) for end in result.scores.miou_interval or ()]
     sure = f"; mIoU 95 %: {' to '.join(ends)}" if ends else ""
-    console.print(f"{overall} (%, {mode}{sure})", highlight=False)
-    console.print(f"results in {folder.path}", highlight=False)
+    console.print(f"{overall} (%, {mode}{sure})")
+    console.print(f"results in {folder.path}")
     return emit(content, on.json)

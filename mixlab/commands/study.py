@@ -1,4 +1,4 @@
-"""`mixlab study`: the papers' comparisons on anyone's photographs, in parts that can be run one by one."""
+"""`mixlab study`: the papers' comparisons on your own photographs, in parts that can be run one by one."""
 
 import time
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from mixlab.commands.options import Device, Json
 from mixlab.commands.output import console, emit
 from mixlab.errors import InputError
 from mixlab.studies.miniature.parts import PARTS
@@ -27,11 +28,11 @@ def study(
     seeds: int = 3,
     at_once: int | None = None,
     quick: bool = False,
-    device: str | None = "auto",
+    device: Device = "auto",
     publish: Path | None = None,
-    json: str | None = None,
+    json: Json = None,
 ) -> dict[str, Any]:
-    """Run a whole study, or parts of it. What is done already is left alone; a killed study goes on.
+    """Run a whole study, or parts of it. Finished steps are not repeated; a killed study resumes.
 
     miniature: five families under DINO and with labels, each learning rate tuned alike; kNN, probes, Binary-AUC, sizes,
     registers, causal mixing, segmentation, cost, ranks, the ledger and a report. About half an hour on one H200,
@@ -39,19 +40,17 @@ def study(
     registers 2.5, cost 1, ranks 2, ledger 1.
 
     Args:
-        name: of the study: miniature.
+        name: name of the study: miniature.
         run: the directory for all runs, results and the report.
         data: a folder of images: train/ and val/ with one sub-folder per class, or those sub-folders alone (every fifth
-            image is then held out). Without classes, whatever needs labels is left out.
+            image is then a validation image). Without classes, parts that need labels are skipped.
         masks: images with foreground masks, as `mixlab auc --data` takes them.
-        part: one or more of tune, dino, supervised, sizes, mambaout, registers, cost, ranks, ledger; all without it.
-        seeds: how many training runs of each family are compared.
-        at_once: processes side by side; two thirds of the cores (at most 10) on a GPU, which small models leave idle.
-        quick: a few steps of tiny models, which teach nothing, through the same parts.
-        device: auto (a GPU where there is one), cpu, cuda or cuda:N.
-        publish: also write the report to this folder, with all it is made from (without weights and photographs);
-            alone with --run, nothing is run.
-        json: also write a summary as JSON to this file, or to stdout for "-".
+        part: one or more of tune, dino, supervised, sizes, mambaout, registers, cost, ranks, ledger; default: all.
+        seeds: number of training runs of each family.
+        at_once: parallel processes; default on a GPU: two thirds of the cores, at most 10.
+        quick: all parts with a few steps of tiny models: a check that everything runs.
+        publish: also write the report and its run directories, without weights and photographs, to this folder;
+            with --run alone, nothing is run.
     """
     if name not in STUDIES:
         raise InputError(f"there is no study {name!r}; choose {', '.join(STUDIES)}")
@@ -76,5 +75,5 @@ def study(
         raise InputError("a study needs images and masks: give --data FOLDER and --masks FOLDER (or --publish alone)")
     if publish is not None:
         summary["published"] = str(publish_study(run, publish))
-    console.print(f"all in {(time.monotonic() - start) / 60:.1f} minutes", highlight=False)
+    console.print(f"all in {(time.monotonic() - start) / 60:.1f} minutes")
     return emit(summary, json)

@@ -1,4 +1,4 @@
-"""Every numbered set of samples (images, masks, label maps, objects), crops and batches; knows no models."""
+"""Data sources (images, masks, label maps, objects), crops and batches; independent of models."""
 
 # ruff: noqa: F401 - what people import from here
 

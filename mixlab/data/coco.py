@@ -40,7 +40,7 @@ class CocoImage:
     objects: list[CocoObject] = field(default_factory=list)
 
     def read(self, root: Path) -> Tensor:
-        """The image, uint8 (3, H, W); `UnreadableImage` where it is not as the annotations say."""
+        """The image, uint8 (3, H, W); `UnreadableImage` where its size differs from the annotations."""
         image = decode(root / self.file_name)
         if image.size != (self.width, self.height):
             raise UnreadableImage(
@@ -195,7 +195,7 @@ def _unpack_counts(packed: str | bytes) -> NDArray[np.int64]:
         runs.append(value + (runs[-2] if len(runs) > 2 else 0))
         value = shift = 0
     if shift:
-        raise InputError("run lengths that break off in the middle of a number")
+        raise InputError("run lengths that end in the middle of a number")
     return np.array(runs, dtype=np.int64)
 
 

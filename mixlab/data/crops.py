@@ -1,6 +1,6 @@
 """Multi-crop on the device: uint8 images in, all views of all images out, with parameters of its own for each crop.
 
-Every choice is drawn on the host, apart from the pixels, by the laws of torchvision's RandomResizedCrop and
+All random parameters are drawn on the host, with the distributions of torchvision's RandomResizedCrop and
 ColorJitter. So the device only works on the images that a choice concerns, and never has to report back.
 """
 
@@ -20,7 +20,7 @@ from mixlab.errors import InputError
 from .decode import fit_image, to_pil, to_tensor
 from .transforms import JITTER, blur, resize_boxes, solarise, to_grey, whole_boxes
 
-NUM_TRIES = 10  # as torchvision's RandomResizedCrop, before it falls back to the middle
+NUM_TRIES = 10  # as torchvision's RandomResizedCrop, before it falls back to a centre crop
 ASPECT = (3 / 4, 4 / 3)
 _NUM_DRAWS = 2 * NUM_TRIES + 15
 

@@ -1,4 +1,4 @@
-"""Bytes to RGB: every file that people have, upright and in 8 bits, or a typed error."""
+"""Image files to upright 8-bit RGB, or a typed error."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def fit_box(size: tuple[int, int], fit: str) -> tuple[float, float, float, float
         side = min(width, height)
         left, top = (width - side) / 2, (height - side) / 2
         return (left, top, left + side, top + side)
-    raise InputError(f"fit {fit!r} is unknown; choose 'squash' (keep everything) or 'crop' (keep the middle square)")
+    raise InputError(f"fit {fit!r} is unknown; choose 'squash' (the whole image) or 'crop' (centre crop)")
 
 
 def to_tensor(image: Image.Image) -> Tensor:

@@ -62,7 +62,7 @@ def index_file(kind: str, indexed: Path, cache: str | Path | None) -> Path:
 
 
 def write_index(file: Path, content: dict[str, Any]) -> None:
-    """Keep an index where that is possible; without one, everything works and only starts slower."""
+    """Write an index if possible; without one, everything works but starts more slowly."""
     aside = file.with_name(f"{file.name}.{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

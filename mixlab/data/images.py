@@ -1,4 +1,4 @@
-"""Sources of images: folders, and the short names that people type for any source."""
+"""Sources of images: folders, and the parser of source names."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ImageFolder(ImageSource):
 
 
 def parse_source(name: str, *, split: str = "train", cache: str | Path | None = None) -> ImageSource:
-    """A source from what people type: `shapes[:size=64,n=2000,seed=0]`, a folder, an image file, `wds:PATTERN`, or
+    """A source from its name: `shapes[:size=64,n=2000,seed=0]`, a folder, an image file, `wds:PATTERN`, or
     `photo`, which comes with matplotlib.
 
     A folder with a sub-folder for the split (train; val, validation, valid, test) means that sub-folder. One that has
@@ -80,14 +80,14 @@ def parse_source(name: str, *, split: str = "train", cache: str | Path | None = 
         return ImageFolder(folder)
     if not folder.is_dir():
         raise FileNotFoundError(
-            f"{name!r} is no data source: not 'shapes', not 'wds:PATTERN', not an existing folder and no image file; "
+            f"{name!r} is not a data source: not 'shapes', 'wds:PATTERN', an existing folder or an image file; "
             "check the path"
         )
     return ImageFolder(folder, split=split, cache=cache)
 
 
 def child(place: Path, *names: str) -> Path | None:
-    """The first of these folders that is there."""
+    """The first of these folders that exists."""
     return next((place / name for name in names if (place / name).is_dir()), None)
 
 

@@ -45,11 +45,11 @@ class LabelledSplits:
         return self.train.classes
 
     def name(self, which: str) -> str:
-        """What "train" or "val" of it is called."""
+        """The name of its "train" or "val" part."""
         return f"{' '.join(filter(None, (self.data, self.val_data)))} [{which}]"
 
     def notes(self) -> list[str]:
-        """Sentences on what does not fit, if anything."""
+        """A sentence for each mismatch between the class lists."""
         found = []
         if self.unknown:
             number = sum(self.unknown.values())
@@ -71,7 +71,7 @@ def labelled_splits(data: str, *, val_data: str | None = None) -> LabelledSplits
 
 
 def is_held_out(val: ImageSource, train: ImageSource) -> bool:
-    """Whether the val split of a source is a set of its own, or the very images of its train split."""
+    """Whether the val split of a source is a set of its own, rather than the images of its train split."""
     if isinstance(train, ImageFolder) and isinstance(val, ImageFolder):
         return train.root != val.root
     return isinstance(val, Shapes)
@@ -86,7 +86,7 @@ def align(train: ImageSource, val: ImageSource) -> LabelledSplits:
     aligned = Relabelled(val, known, train.classes)
     if not len(aligned):
         raise InputError(
-            f"no validation image is of a known class: found {few(val.classes)}, known are {few(train.classes)}; "
+            f"no validation image belongs to a known class: found {few(val.classes)}, known are {few(train.classes)}; "
             "name the class folders alike"
         )
     found = {train.classes[number] for index, number in known.items() if counts[index]}
@@ -113,7 +113,7 @@ def label_subset(source: ImageSource, share: float, *, seed: int = 0) -> ImageSo
     A class keeps the first of its own shuffled order, so that 1 % of a set is part of its 10 %.
     """
     if not 0 < share <= 1:
-        raise InputError(f"a share of {share} is no part of a set; give a number above 0 and up to 1, such as 0.01")
+        raise InputError(f"the label share is {share}; give a number above 0 and at most 1, such as 0.01")
     if share == 1:
         return source
     labels = source.labels().numpy()

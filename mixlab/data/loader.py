@@ -1,4 +1,4 @@
-"""Batches of samples: seeded, shared out over ranks, and resumable to the exact sample."""
+"""Batches of samples: seeded, split across ranks, and resumable at the exact sample."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .decode import UnreadableImage
 from .sample_order import SampleOrder
 from .source import ImageSource, SkippedImages, Source
 
-_MAX_TRIES = 100  # unreadable images in a row before a place in the batch stays empty
+_MAX_TRIES = 100  # unreadable images in a row before a slot of the batch stays empty
 
 
 class AnyBatch(Protocol):
@@ -104,7 +104,7 @@ class BatchLoader(Generic[B]):
         return self._position.epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """The position to resume from: after the last batch that was given out, not after those prefetched."""
+        """The position to resume from: after the last batch that was yielded, not after prefetched ones."""
         return {
             "epoch": self.epoch,
             "samples": self._position.samples,

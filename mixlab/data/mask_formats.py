@@ -1,4 +1,4 @@
-"""Masks and label maps from what people type: which format a place has, and how to open it."""
+"""Masks and label maps by name: detects the format of a path, and opens it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def parse_images_or_masks(name: str, *, split: str = "val") -> ImageSource | Mas
 
 
 def parse_masks(name: str, *, split: str = "val") -> MaskSource:
-    """A mask source from what people type: `shapes[:size=64,n=500]`, a folder, a COCO JSON file, or `FORMAT:PLACE`.
+    """A mask source from its name: `shapes[:size=64,n=500]`, a folder, a COCO JSON file, or `FORMAT:PATH`.
 
     FORMAT is masks, imagenet-s, voc, pets, coco or ade. Two have options: `masks:DIR:foreground=nonzero` (or half, see
     `plain_mask`) and `ade:DIR:things=1-76+90` for label sets other than ADE20K's 150.
@@ -51,7 +51,7 @@ def parse_masks(name: str, *, split: str = "val") -> MaskSource:
     path = Path(place).expanduser()
     if not path.exists():
         raise FileNotFoundError(
-            f"{name!r} is no source of masks: {place!r} does not exist. Give 'shapes', a folder, a COCO JSON file, "
+            f"{name!r} is not a source of masks: {place!r} does not exist. Give 'shapes', a folder, a COCO JSON file, "
             f"or a format and a folder ({', '.join(f'{known}:DIR' for known in _FORMATS)})"
         )
     found = head or _recognise(path)
@@ -65,7 +65,7 @@ def parse_masks(name: str, *, split: str = "val") -> MaskSource:
 
 
 def mask_format(name: str) -> str | None:
-    """What is at a place that people name: masks in which FORMAT of `parse_masks` ("shapes" among them), or None.
+    """The format of the masks at a path or source name: a FORMAT of `parse_masks`, "shapes", or None.
 
     None means images alone: an image file, a folder without masks, shards, or label maps that do not say which of
     their classes are the foreground. Whether there is anything at all is for `parse_source` to say.
@@ -190,7 +190,7 @@ VOC_CLASSES = ("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "
 
 
 def parse_label_maps(name: str, *, split: str = "train") -> MaskSource:
-    """Label maps from what people type: `shapes[:size=64,n=2000,seed=0]`, or a folder with images/ and one of
+    """Label maps from the name of a source: `shapes[:size=64,n=2000,seed=0]`, or a folder with images/ and one of
 
     annotations/         0 is not counted, 1 to K are the classes (ADE20K); names in objectInfo*.txt or classes.txt
     labels/              0 to K - 1 are the classes, 255 is not counted; names in classes.txt
@@ -204,7 +204,7 @@ def parse_label_maps(name: str, *, split: str = "train") -> MaskSource:
         return ShapesMasks(shapes, kind="semantic")
     root = Path(name).expanduser()
     if not root.is_dir():
-        raise FileNotFoundError(f"{name!r} is no set of label maps: not 'shapes' and not an existing folder")
+        raise FileNotFoundError(f"{name!r} is not a source of label maps: neither 'shapes' nor an existing folder")
     images, masks = child(root, "images", "JPEGImages"), child(root, *LABEL_FOLDERS)
     if images is None or masks is None:
         raise InputError(
@@ -263,7 +263,7 @@ def read_classes(root: Path) -> tuple[str, ...]:
 
 
 def _own(parts: dict[str, Path | None], split: str, root: Path) -> Path | None:
-    """What holds a split: its own folder or list, or the training part, which is then cut in two."""
+    """The folder or list of a split, or that of the training part, which is then split."""
     if split == "train" and parts["train"] is None and parts["val"] is not None:
         raise FileNotFoundError(f"{root} has {parts['val'].name} to validate on, but no training part; add one")
     return parts[split] or parts["train"]

@@ -245,9 +245,9 @@ class ShapesMasks(MaskSource):
 
 
 def unpaired_note(source: Source[Any]) -> str | None:
-    """A sentence on the files that are left out because their partner is missing, or None."""
+    """A sentence about the files that are left out because their image or mask is missing, or None."""
     lost = source.unpaired
-    return f"{len(lost)} files have no partner of the same name and are left out: {few(lost)}" if lost else None
+    return f"{len(lost)} files have no counterpart of the same name and are left out: {few(lost)}" if lost else None
 
 
 def _by_stem(folder: Path) -> dict[str, str]:

@@ -186,7 +186,7 @@ class _DrawnAnnotatedImage(AnnotatedImage):
 
 
 def parse_objects(name: str, *, split: str = "train", keep_empty: bool = True) -> ObjectSource:
-    """A source from what people type: `shapes[:size=64,n=2000,seed=0]`, a COCO folder, or an instances file.
+    """A source from its name: `shapes[:size=64,n=2000,seed=0]`, a COCO folder, or an instances file.
 
     A folder holds instances*.json, perhaps in annotations/, for each split or for all images. Without one for
     validation, every fifth image is held out. `keep_empty=False` leaves images without objects out.
@@ -230,7 +230,7 @@ def scale_boxes(boxes: Tensor, *, old: tuple[int, int], new: tuple[int, int]) ->
 def _open_coco(name: str, split: str) -> ObjectSource:
     place = Path(name).expanduser()
     if not place.exists():
-        raise FileNotFoundError(f"{name!r} is no source of objects: not 'shapes', not a folder and not a file")
+        raise FileNotFoundError(f"{name!r} is not a source of objects: neither 'shapes' nor an existing folder or file")
     files = need_coco_files(place)
     named = {file: [which for which in SPLITS if which in file.stem] for file in files}
     own = {which: [file for file in files if named[file] == [which]] for which in SPLITS}

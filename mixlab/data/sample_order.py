@@ -1,4 +1,4 @@
-"""Which images come when: a pure function of seed, epoch and position, never of workers or ranks."""
+"""The order of samples: a pure function of seed, epoch and position, independent of workers and ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SampleOrder:
     rank: int = 0
     world_size: int = 1
     shuffle: bool = True
-    drop_last: bool = True  # without it the last, smaller global batch is shared out as evenly as it goes
+    drop_last: bool = True  # False: the last, smaller global batch is split across ranks as evenly as possible
 
     def __post_init__(self) -> None:
         if self.num_images < 1 or self.batch_size < 1:

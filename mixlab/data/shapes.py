@@ -3,7 +3,7 @@
 A scene has one to four objects. The largest, the main object, gives the class by its outline. As things in the world
 do, it mostly wears the texture and the colour of its class, stands on a ground that is typical of it and is among its
 own; place, scale, rotation and light are drawn independently of it. Light falls in patches, as under trees, and the
-camera sets exposure and white balance: distances between pixels mostly tell lights apart, and mean colours nothing.
+camera sets exposure and white balance: distances between pixels reflect light more than class, mean colours nothing.
 Places lean towards the border, so that a map that only knows where the centre is does poorly.
 A scene depends on (seed, split, index) alone, and is the same at any size.
 """
@@ -95,7 +95,7 @@ class Shapes(ImageSource):
 
 
 def parse_shapes(name: str, *, split: str, num_images: int = 2000) -> Shapes | None:
-    """The embedded set from what people type, `shapes[:size=64,n=2000,seed=0]`; None for any other name."""
+    """The embedded set from its name, `shapes[:size=64,n=2000,seed=0]`; None for any other name."""
     head, _, options_text = name.partition(":")
     if head != "shapes":
         return None

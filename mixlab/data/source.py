@@ -1,4 +1,4 @@
-"""What a source of samples is; parts of one; samples that cannot be read; options in the names that people type."""
+"""The data source, parts of one, unreadable samples, and options in the names of sources."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ T = TypeVar("T", bound="Tensor | HasImage")
 
 
 class Source(ABC, Generic[T]):
-    """Numbered samples: images, alone or with what is known of them. Cheap to pickle: workers get a copy.
+    """Numbered samples: images, with or without labels, masks or objects. Cheap to pickle: workers get a copy.
 
     T is what `load` gives: the image as uint8 (3, H, W), or something that has it as `image`.
     """
@@ -50,7 +50,7 @@ class Source(ABC, Generic[T]):
 
     @abstractmethod
     def name(self, index: int) -> str:
-        """What to call this sample in a log: a path inside the source, a key or a number."""
+        """The name of a sample in logs: a path inside the source, a key or a number."""
 
     def label(self, index: int) -> int:
         """The class of the whole image, or -1 where it has none."""
@@ -113,7 +113,7 @@ class Subset(Source[T]):
 
 
 def split(source: Source[T]) -> tuple[Subset[T], Subset[T]]:
-    """Cut a source in two, (train, val): every fifth sample of each class is held out for validation.
+    """Cut a source in two, (train, val): every fifth sample of each class is for validation.
 
     Where no class has two samples, it is every fifth of them all.
     """
@@ -133,7 +133,7 @@ def part_of(source: Source[T], which: str, *, name: str) -> Source[T]:
     """The train or the val part of a source without splits of its own; `name` is what the person typed."""
     part = split(source)[SPLITS.index(which)]
     if not len(part):
-        raise InputError(f"{name} has {len(source)} image, too few to hold some out for validation; give at least 2")
+        raise InputError(f"{name} has {len(source)} image, too few for a validation split; give at least 2")
     return part
 
 
@@ -143,16 +143,16 @@ def check_split(which: str) -> None:
 
 
 def evenly_spaced(total: int, most: int | None) -> list[int]:
-    """At most so many of the numbers below `total`, evenly spaced; all of them for None."""
+    """At most `most` of the numbers below `total`, evenly spaced; all of them for None."""
     if most is None or most >= total:
         return list(range(total))
     if most < 1:
-        raise InputError(f"{most} images are none; give at least 1")
+        raise InputError(f"the number of images is {most}; give at least 1")
     return np.linspace(0, total, most, endpoint=False, dtype=np.int64).tolist()
 
 
 def at_most(source: Source[T], most: int | None) -> Source[T]:
-    """At most so many samples of a source, evenly spaced; the source itself for None."""
+    """At most `most` samples of a source, evenly spaced; the source itself for None."""
     return source if most is None else Subset(source, evenly_spaced(len(source), most))
 
 
@@ -193,7 +193,7 @@ class SkippedImages:
 
 
 def read_first(data: str, source: Source[T], most: int) -> list[tuple[int, T]]:
-    """The first samples of a source that can be read, with their numbers; the others are named in a warning."""
+    """The first readable samples of a source, with their numbers; a warning names the others."""
     skipped = SkippedImages(total=len(source), limit=1.0)
     found = list(islice(source.read(skipped), most))
     if not found:
@@ -211,7 +211,7 @@ def few(names: Iterable[object], most: int = 5) -> str:
 
 
 def parse_options(name: str, options: str, *, known: tuple[str, ...]) -> dict[str, str]:
-    """Options of a source; `name` is what the person typed, for the error."""
+    """Options of a source; `name` is the full name, for the error."""
     values: dict[str, str] = {}
     for part in filter(None, options.split(",")):
         key, _, value = (piece.strip() for piece in part.partition("="))

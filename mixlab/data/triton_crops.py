@@ -1,4 +1,4 @@
-"""Crops on a GPU in six launches, where plain torch needs hundreds: small networks would wait for them.
+"""Crops on a GPU in six kernel launches, where plain torch needs hundreds, which would dominate small networks.
 
 `transforms.py` says what each part means. Resizing and blurring go over rows, then over columns, with one
 program per row of the result. Colours stay with one program per crop, which goes over its pixels once per change and

@@ -1,4 +1,4 @@
-"""Accuracies: counts of right answers with their intervals, and that of a classifier that was just trained."""
+"""Accuracies with their intervals, and the accuracy of a classifier that was just trained."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Accuracy:
 
 
 def write_accuracy(trainer: Trainer) -> None:
-    """Score what was just trained, each rank its share of the images; the first writes results/accuracy.json.
+    """Evaluate what was just trained, split across ranks; the first rank writes results/accuracy.json.
 
     Nothing where the data has no validation set: then the network was trained on all images.
     """

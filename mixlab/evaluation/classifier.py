@@ -1,4 +1,4 @@
-"""Images in, logits out, and the names of the classes: what robustness is measured on. And probe heads in files."""
+"""Classifiers for robustness (images to logits, with class names), and probe heads in files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import Tensor, nn
 
-from mixlab.backbones.backbone import Backbone, Source
+from mixlab.backbones.backbone import Backbone, FeatureSource
 from mixlab.backbones.weights.reading import StoredWeights, WeightsError, read_weights
 from mixlab.backbones.weights.saving import save_tensors
 from mixlab.data.imagenet_labels import imagenet_classes
@@ -38,13 +38,13 @@ class ProbeHead:
     weight: Tensor
     bias: Tensor
     input: HeadInput
-    source: Source
+    source: FeatureSource
     classes: tuple[str, ...] = ()  # empty where the file does not say
     about: dict[str, Any] = field(default_factory=dict)  # lr, wd, accuracy, n, ... as they were saved
 
     @property
     def kind(self) -> str:
-        """How it was trained, in the same words for all heads of one protocol."""
+        """How it was trained: the same text for all heads of one protocol."""
         if self.about.get("released"):
             return "released probe"
         parts = [f"{self.about['mode']} probe" if "mode" in self.about else "probe"]
@@ -78,7 +78,7 @@ def load_head(path: str | Path, backbone: Backbone) -> ProbeHead:
         head = _released_head(stored, backbone)
     else:
         raise WeightsError(
-            f"{path} holds {', '.join(list(stored.entries)[:4])}, which is no probe; give a head that `mixlab probe` "
+            f"{path} holds {', '.join(list(stored.entries)[:4])}, not a probe; give a head that `mixlab probe` "
             "wrote, or a released checkpoint with linear.weight and linear.bias"
         )
     if head.weight.ndim != 2 or head.bias.shape != head.weight.shape[:1]:
@@ -102,7 +102,7 @@ def _released_head(stored: StoredWeights, backbone: Backbone) -> ProbeHead:
     blocks, rest = divmod(weight.shape[-1], backbone.dim)
     if rest or not 1 <= blocks <= backbone.num_layers:
         raise WeightsError(
-            f"{stored.path} reads {weight.shape[-1]} features, which are no blocks of the {backbone.dim} of "
+            f"{stored.path} reads {weight.shape[-1]} features, which is not a multiple of the width {backbone.dim} of "
             f"{backbone.name}; name the backbone that it was trained on"
         )
     source, strategy = published_source(backbone), "cls" if has_class_token(backbone) else "mean"

@@ -1,4 +1,4 @@
-"""What dense tasks share around the training loop: what training starts from, and runs that were trained."""
+"""What dense tasks share around the training loop: the starting point of a training, and trained runs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class DensePlan:
     name: str = ""  # of the recipe or the target, for the record
 
     def train(self, run: str | Path, *, device: str | None = "auto", then: Callable[[DenseRun], R]) -> R:
-        """Train in the directory, or resume there, and return what `then` gives of what was trained, on every rank."""
+        """Train in the directory, or resume there; returns what `then` returns, on every rank."""
         known = _stored(Path(run)).get(STARTS_FROM, {}).get("training")  # told when the run began
         training = self.training or known or self.start.training
         given = deepcopy(self.start.backbone)
@@ -206,7 +206,7 @@ def trained_run(
     folder = RunDirectory.open(run)
     stored = folder.read_config() if (folder.path / "config.json").is_file() else {}
     if stored.get("settings", {}).get("method", {}).get("kind") != method.kind:
-        raise InputError(f"{run} is no run of `mixlab {method.kind}`; train one first, without --evaluate-only")
+        raise InputError(f"{run} is not a run of `mixlab {method.kind}`; train one first, without --evaluate-only")
     config = train_config(stored["settings"])
     known = stored.get(STARTS_FROM, {}).get("training") or _named_model(config.model).training
     with join_world(device) as world:

@@ -1,7 +1,7 @@
-"""Features of a set of images on disk, in shards that are written once; a stopped extraction makes the missing ones.
+"""Features of a set of images on disk, in shards that are written once; a stopped extraction resumes.
 
-FOLDER/KEY/about.json        what the features are of; KEY is its checksum, so other features never get mixed up
-FOLDER/KEY/00000.npy         features (n, F), half precision unless asked otherwise
+FOLDER/KEY/about.json        network, images and settings; KEY is its checksum, so no two sets of features mix
+FOLDER/KEY/00000.npy         features (n, F), half precision by default
 FOLDER/KEY/00000.rows.npy    int64 (n, 2): the number of each image in the source, and its label
 FOLDER/KEY/00000.json        checksums of both, and the images that could not be read; a shard exists once this does
 """
@@ -14,7 +14,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,10 +31,9 @@ from mixlab.errors import InputError, WorkError
 from mixlab.evaluation.features import FeaturePlan, FeatureTable
 from mixlab.evaluation.machine import CentreView, Machine, PrecisionInUse, run_precision
 from mixlab.evaluation.target import network_digest
-from mixlab.run.directory import read_json, write_aside, write_json
+from mixlab.run.directory import read_json, write_atomically, write_json
 from mixlab.training.checkpoint import sha256_of
 from mixlab.training.distributed import World, from_all, from_first
-from mixlab.training.precision import Precise
 
 FORMAT = 1
 SHARD = 4096  # images; about a second of a GPU's work to lose
@@ -75,13 +74,12 @@ def extract_features(
     backbone: Backbone, source: ImageSource, extraction: Extraction, *, name: str, machine: Machine
 ) -> FeatureTable:
     """The features of all images of a source that can be read, out of `machine.features` where they are there."""
-    kept = machine.features
-    world = machine.world if kept else World(machine.world.device)  # without a place to share, each rank makes them all
-    with nullcontext(kept) if kept else tempfile.TemporaryDirectory() as folder:
+    if not machine.features:  # without a place to share, each rank makes them all
+        machine = replace(machine, world=World(machine.world.device))
+    with nullcontext(machine.features) if machine.features else tempfile.TemporaryDirectory() as folder:
         cache = FeatureCache(Path(folder), extraction, backbone=backbone, source=source, name=name)
         with machine.bar(f"features of {name}", len(source)) as step:
-            precise = run_precision(extraction.precision, world.device)
-            return cache.fill(world=world, batch=machine.batch, workers=machine.workers, precise=precise, progress=step)
+            return cache.fill(machine, step)
 
 
 class FeatureCache:
@@ -98,23 +96,15 @@ class FeatureCache:
             write_json(self.folder / "about.json", about)
         self.num_shards = -(-len(source) // SHARD)
 
-    def fill(
-        self,
-        *,
-        world: World,
-        batch: int,
-        workers: int,
-        precise: Precise,
-        progress: Callable[[int], None] = lambda count: None,
-    ) -> FeatureTable:
+    def fill(self, machine: Machine, progress: Callable[[int], None] = lambda count: None) -> FeatureTable:
         """Extract what is missing or damaged, and open the whole."""
         if len(set(from_all(self.folder.name))) > 1:
             raise WorkError("ranks hold different weights or images; give all of them the same, and the same seed")
-        own = range(world.rank, self.num_shards, world.size)
+        own = range(machine.world.rank, self.num_shards, machine.world.size)
         missing = [number for number in own if not self._is_whole(number)]
         progress(sum(len(self._range(number)) for number in own if number not in missing))
         if missing:
-            self._extract(missing, world=world, batch=batch, workers=workers, precise=precise, progress=progress)
+            self._extract(missing, machine, progress)
         from_all(len(missing))  # wait for the other ranks
         return self.open()
 
@@ -133,21 +123,14 @@ class FeatureCache:
             unreadable |= read_json(about)["unreadable"]
         return FeatureTable(parts, np.concatenate(rows), unreadable)
 
-    def _extract(
-        self,
-        missing: list[int],
-        *,
-        world: World,
-        batch: int,
-        workers: int,
-        precise: Precise,
-        progress: Callable[[int], None],
-    ) -> None:
+    def _extract(self, missing: list[int], machine: Machine, progress: Callable[[int], None]) -> None:
+        device, precise = machine.world.device, run_precision(self.extraction.precision, machine.world.device)
         wanted = Subset(self.source, [index for number in missing for index in self._range(number)])
-        batch = next(size for size in range(min(batch, SHARD), 0, -1) if SHARD % size == 0)  # no batch in two shards
+        batch = next(
+            size for size in range(min(machine.batch, SHARD), 0, -1) if SHARD % size == 0
+        )  # no batch in two shards
         view, plan = self.extraction.view, self.extraction.plan
-        on_gpu = world.device.type == "cuda"
-        loader = view.loader(wanted, batch=batch, workers=workers, pin_memory=on_gpu)
+        loader = view.loader(wanted, batch=batch, workers=machine.workers, pin_memory=device.type == "cuda")
         known = set(loader.skipped.reasons)
         features: list[Tensor] = []
         rows: list[NDArray[np.int64]] = []
@@ -166,7 +149,7 @@ class FeatureCache:
                 finish()
                 here += 1
             with precise():
-                images = found.images.to(world.device, non_blocking=True)
+                images = found.images.to(device, non_blocking=True)
                 pixels = self.backbone.preprocess(view.crop(images))
                 features.append(self._checked(plan.extract(self.backbone, pixels)))
             numbers = [wanted.indexes[index] for index in found.indexes.tolist()]
@@ -180,7 +163,7 @@ class FeatureCache:
         kept = features.to(getattr(torch, self.extraction.stored)).cpu()
         if not kept.isfinite().all():
             way_out = "store them as float32" if features.isfinite().all() else "check the weights, or use fp32"
-            raise InputError(f"features are not finite numbers in {self.extraction.stored}; {way_out}")
+            raise InputError(f"features hold NaN or infinity in {self.extraction.stored}; {way_out}")
         return kept
 
     def _write(
@@ -191,7 +174,7 @@ class FeatureCache:
         numbers = np.concatenate(rows) if rows else np.zeros((0, 2), dtype=np.int64)
         files = self._files(number)
         for file, array in zip(files, (values, numbers), strict=False):
-            write_aside(file, lambda handle, array=array: np.save(handle, array, allow_pickle=False))
+            write_atomically(file, lambda handle, array=array: np.save(handle, array, allow_pickle=False))
         about = {"features": sha256_of(files[0]), "rows": sha256_of(files[1]), "unreadable": unreadable}
         write_json(files[2], about | {"checksum": _checksum(about)})
 

@@ -1,4 +1,4 @@
-"""What probes and kNN read of a backbone: the last blocks, pooled by one or more strategies, in one pass.
+"""Features for probes and kNN: the last blocks, pooled by one or more strategies, in one forward pass.
 
 Features of one image lie in one row: pool by pool, and within a pool layer by layer, the last one last. The last n
 layers of a pool are then neighbours, and what a head reads is one slice of the row, or two.
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mixlab.backbones.backbone import Backbone, Source, check_source
+from mixlab.backbones.backbone import Backbone, FeatureSource, check_source
 from mixlab.backbones.tokens import Features
 from mixlab.data.labelled import LabelledSplits, label_subset
 from mixlab.data.source import at_most
@@ -34,17 +34,18 @@ class FrozenSettings:
     """What kNN and probes of frozen features have in common. These are options of their commands, with this help."""
 
     source: Literal["auto", "branch", "stream"] = "auto"
-    """branch (the mixers' output, as published for Dino-Mamba) or stream; auto is as published."""
-    label_share: float = 1.0
-    """keep this share of each class of the training set only, such as 0.01 or 0.1, chosen by --seed."""
-    num_train: int | None = None  # at most so many training images, evenly spaced.
-    num_val: int | None = None  # at most so many validation images, evenly spaced.
-    image: int | None = None  # the side in pixels; without it, what the backbone was made for.
-    crop_share: float = CROP_SHARE  # how much of each side the view of an image keeps: 0.875 is 224 of 256.
-    precision: PrecisionChoice = "auto"  # of the backbone: bf16 or fp32; auto is bf16 on a GPU.
-    seed: int = 0  # of all that is drawn: the choice of few labels, heads and crops of a probe, an untrained target.
+    """branch (the mixers' output, as in Dino-Mamba) or stream; auto: as in the papers."""
+    label_share: float = 1.0  # use only this fraction of each class, such as 0.01 or 0.1, drawn by --seed.
+    num_train: int | None = None  # maximum number of training images, evenly spaced.
+    num_val: int | None = None  # maximum number of validation images, evenly spaced.
+    image: int | None = None  # image size in pixels; default: the size that the backbone was made for.
+    crop_share: float = CROP_SHARE  # fraction of each side that the centre crop keeps: 0.875 is 224 of 256.
+    precision: PrecisionChoice = "auto"
+    """precision of the backbone: bf16 or fp32; auto: bf16 on a GPU. fp32 also turns off TF32 in the heads of probes."""
+    seed: int = 0
+    """seed of the draw of --label-share, the heads, order and crops of a probe, and an untrained target."""
 
-    def read_source(self, backbone: Backbone) -> Source:
+    def read_source(self, backbone: Backbone) -> FeatureSource:
         return published_source(backbone) if self.source == "auto" else self.source
 
     def cut(self, splits: LabelledSplits) -> LabelledSplits:
@@ -85,11 +86,13 @@ class FeaturePlan:
     """Which features to take so that every input can be cut from them."""
 
     inputs: tuple[HeadInput, ...]
-    source: Source
+    source: FeatureSource
     pools: tuple[tuple[str, tuple[int, ...]], ...]  # name, and the width of each layer it is taken from
 
     @classmethod
-    def build(cls, backbone: Backbone, inputs: Sequence[HeadInput], *, source: Source, image: int) -> FeaturePlan:
+    def build(
+        cls, backbone: Backbone, inputs: Sequence[HeadInput], *, source: FeatureSource, image: int
+    ) -> FeaturePlan:
         """Widths are found by one blank image of `image` px, so that any backbone will do."""
         check_source(source)
         inputs = tuple(dict.fromkeys(inputs))
@@ -137,11 +140,11 @@ class FeaturePlan:
 
 
 def has_class_token(backbone: Backbone) -> bool:
-    """Whether a token, or registers, stand for the image; without them the summary is the mean of the patches."""
+    """Whether the summary is a class token or registers; without them it is the mean of the patches."""
     return bool(backbone.layout.summary_rows(backbone.layout.num_registers + 1))
 
 
-def published_source(backbone: Backbone) -> Source:
+def published_source(backbone: Backbone) -> FeatureSource:
     """Which features the published probes of such a backbone read: Dino-Mamba's the branch, all others the stream."""
     return "branch" if backbone.layout.place in ("middle", "spread") else "stream"
 
@@ -189,8 +192,10 @@ def heavy_blocks(backbone: Backbone) -> int:
     return min(8 if backbone.dim in (256, 768) else 4, backbone.num_layers)
 
 
-def _pooled(backbone: Backbone, images: Tensor, blocks: dict[str, int], source: Source) -> dict[str, list[Tensor]]:
-    """The last so many layers of each pool, each (B, D)."""
+def _pooled(
+    backbone: Backbone, images: Tensor, blocks: dict[str, int], source: FeatureSource
+) -> dict[str, list[Tensor]]:
+    """The last layers of each pool, each (B, D)."""
     found: dict[str, list[Tensor]] = {pool: [] for pool in blocks}
     depth = max((number for pool, number in blocks.items() if pool != OUTPUT), default=0)
     if depth:
@@ -213,7 +218,7 @@ def _pool(features: Features, pool: str) -> Tensor:
             return features.patches.amax((1, 2))
         case ("register", _, index):
             return features.registers[:, int(index)]
-    raise InputError(f"there is no pool {pool!r}")
+    raise InputError(f"there is no pooling {pool!r}")
 
 
 class FeatureTable:
@@ -252,7 +257,7 @@ class FeatureTable:
         return FeatureTable.from_tensors(self.all()[first::step], self.labels[first::step])
 
     def to(self, device: torch.device) -> FeatureTable:
-        """Hold the features on a GPU if they fit well; elsewhere the disk and its cache serve."""
+        """Move the features to the GPU if they fit; otherwise they are read from disk."""
         if device.type == "cuda" and self._whole is None:
             free, _ = torch.cuda.mem_get_info(device)
             if self.nbytes < _SHARE_OF_MEMORY * free:

@@ -1,5 +1,5 @@
 """kNN accuracy of frozen features: every validation image is classified by a weighted vote of its nearest neighbours
-among the training images, as DINO does. The vote itself is `training.knn`, which live scores ask too."""
+among the training images, as DINO does. The vote itself is `training.knn`, which live scores use too."""
 
 from __future__ import annotations
 
@@ -36,11 +36,7 @@ class KnnResult:
         """One for each k."""
         return [
             Measurement.of(
-                "knn_top1",
-                score.estimate,
-                subject=self.subject,
-                protocol=replace(self.protocol, k=k),
-                seed=self.seed,
+                "knn_top1", score.estimate, subject=self.subject, protocol=replace(self.protocol, k=k), seed=self.seed
             )
             for k, score in self.scores.items()
             if score.n
@@ -72,9 +68,9 @@ class KnnResult:
 class KnnSettings(FrozenSettings):
     """All that decides the outcome, beside the network and the data. Options of `mixlab knn`."""
 
-    k: tuple[int, ...] = KS  # how many neighbours vote, one or more numbers.
-    temperature: float = TEMPERATURE  # of the votes; a neighbour weighs exp(cosine / temperature).
-    blocks: int = 1  # how many of the last blocks to compare, unless the strategy is output.
+    k: tuple[int, ...] = KS  # number of neighbours, one or more values.
+    temperature: float = TEMPERATURE  # temperature of the votes; a neighbour has the weight exp(cosine / temperature).
+    blocks: int = 1  # number of last blocks whose features are used, unless the strategy is output.
     strategy: str = OUTPUT
     """output (what the backbone returns), cls, mean, max, cls+mean or cls+max."""
 

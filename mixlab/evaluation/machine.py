@@ -1,4 +1,4 @@
-"""How an evaluation runs: processes and precision, and the view of each image."""
+"""How an evaluation runs: processes, precision, and the centre crop of each image."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def no_bar(description: str, total: int) -> Iterator[Callable[[int], None]]:
 
 @dataclass(frozen=True)
 class Machine:
-    """The processes that share the work, and how each goes about it."""
+    """Processes, precision, data loading and feature cache of an evaluation."""
 
     world: World
     workers: int = 0  # processes that read images, per rank
@@ -66,7 +66,7 @@ class CentreView:
 
     size: int
     crop_share: float = CROP_SHARE
-    fit: str = "crop"  # or squash: the whole image, out of shape
+    fit: str = "crop"  # or squash: the whole image, aspect ratio not kept
 
     def __post_init__(self) -> None:
         if self.size < 1 or not 0 < self.crop_share <= 1:
@@ -77,7 +77,7 @@ class CentreView:
 
     @property
     def load_size(self) -> int:
-        """The side at which images are read, before the middle is cut out."""
+        """The size to which images are resized before the centre crop."""
         return max(self.size, round(self.size / self.crop_share))
 
     def crop(self, images: Tensor) -> Tensor:

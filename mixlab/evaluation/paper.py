@@ -1,4 +1,4 @@
-"""Figures of Dino-Mamba ("RNN as Linear Transformer", CVPR 2026), to stand beside ours where settings are the same."""
+"""Published values of Dino-Mamba ("RNN as Linear Transformer", CVPR 2026), shown beside ours for equal settings."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ TABLE_4 = {
 
 @dataclass(frozen=True)
 class ProbeSetting:
-    """How a backbone was trained and probed, as far as it decides whether the paper's figure is of the same thing."""
+    """How a backbone was trained and probed: decides whether the paper's value is comparable."""
 
     model: str
     training: str
@@ -81,7 +81,7 @@ def probe_figure(setting: ProbeSetting, *, blocks: int, strategy: str, lr: float
 
 
 def best_probe_figure(setting: ProbeSetting, *, width: int) -> float | None:
-    """The share in Table 1 for the best head on so many features."""
+    """The accuracy in Table 1 for the best head on this number of features."""
     found = TABLE_1.get((setting.model, width)) if setting.is_the_papers() else None
     return None if found is None else found / 100
 

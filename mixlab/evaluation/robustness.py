@@ -34,7 +34,7 @@ class RobustnessResult:
 
     @property
     def measurements(self) -> list[Measurement]:
-        """One for each shifted set; none of a part, and none of plain validation, which is no shift."""
+        """One for each shifted set; none for a part, and none for plain validation, which is not shifted."""
         return [
             Measurement.of(
                 "robust_top1",

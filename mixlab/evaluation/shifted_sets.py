@@ -1,6 +1,6 @@
-"""ImageNet-V2, Sketch, A, R, ReaL and plain validation as they are released: their folders, and the right answers.
+"""ImageNet-V2, Sketch, A, R, ReaL and plain validation as released: their folders and their labels.
 
-Whatever does not fit (folders that are no class, images that cannot be read, classes the classifier does not know) is
+What does not fit (folders that are not a class, unreadable images, classes the classifier does not know) is
 named and counted, and the rest is scored.
 """
 
@@ -92,7 +92,7 @@ class SetScore:
         """A sentence for each thing that was left out."""
         title, found = SETS[self.name].title, []
         if self.strange_folders:
-            found.append(_left_out(self.strange_folders, f"folders that are no class of {title}"))
+            found.append(_left_out(self.strange_folders, f"folders that are not a class of {title}"))
         if self.unknown_classes:
             found.append(_left_out(self.unknown_classes, "classes that the classifier does not know"))
         if self.absent_classes:

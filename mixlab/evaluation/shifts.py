@@ -1,4 +1,4 @@
-"""Shifts that need no data of their own: held-out images without colour, blurred, noisy, pale, or as edges alone."""
+"""Corruptions of validation images: grey, blurred, noisy, pale, or edges only."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ SHIFTS: dict[str, Shift] = {"grey": _grey, "blur": _blur, "noise": _noise, "pale
 
 @dataclass(frozen=True)
 class ShiftScores:
-    """Whether a classifier is right on some images, as they are (PLAIN) and under every shift."""
+    """Correct predictions on some images, unchanged (PLAIN) and under every corruption."""
 
     numbers: Tensor  # of the images in their source, int64 (n,)
     right: dict[str, Tensor]  # bool (n,)

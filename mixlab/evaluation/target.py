@@ -28,7 +28,7 @@ from mixlab.training.recipe import Recipe
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A backbone in evaluation mode, and what is known of it."""
+    """A backbone in evaluation mode, with its label, training, seed and the origin of its weights."""
 
     label: str  # its name in tables
     backbone: Backbone
@@ -40,7 +40,7 @@ class Target:
 
     @cached_property
     def subject(self) -> Subject:
-        """What its measurements say of it."""
+        """Its description in measurements."""
         return Subject(
             label=self.label,
             model=self.backbone.name,
@@ -123,12 +123,12 @@ def load_targets(
     seed: int = 0,
     device: str | torch.device | None = "auto",
 ) -> list[Target]:
-    """Load several under labels of their own. `weights`: a file for a single name, or files by name; `training`:
-    LABEL=KIND for each whose run does not say."""
+    """Load several with distinct labels. `weights`: a file for a single name, or files by name; `training`:
+    LABEL=KIND for each whose run does not record it."""
     if not texts:
         raise InputError("no target given; name a run, a model of the zoo (`mixlab models`), shipped/NAME or timm/NAME")
     if isinstance(weights, str) and len(texts) > 1:
-        raise InputError(f"--weights {weights} goes with one target, got {len(texts)}; look at them one by one")
+        raise InputError(f"--weights {weights} goes with one target, got {len(texts)}; load them one by one")
     names = {text: split_target(text)[0] for text in texts}
     files = dict.fromkeys(names.values(), weights) if isinstance(weights, str) else dict(weights or {})
     if unknown := sorted(set(files) - set(names.values())):
@@ -154,7 +154,7 @@ def split_target(text: str) -> tuple[str, str]:
 
 
 def label_of(text: str) -> str:
-    """What a TARGET is called in tables: as asked, a run and a file by its own name, a model by its full one."""
+    """The label of a TARGET in tables: as given, else the name of the run or file, or the name of the model."""
     name, label = split_target(text)
     place = Path(name)
     return label or (place.name if place.is_dir() else place.stem if place.is_file() else name)
@@ -195,7 +195,7 @@ def _load_run(place: Path) -> tuple[Backbone, str, dict[str, Any]]:
 
 
 def _load_stopped(run: RunDirectory, config: dict[str, Any]) -> tuple[Backbone, Path]:
-    """The backbone of the newest checkpoint, as the recipe would export it (for DINO the teacher's), and its file."""
+    """The backbone of the newest checkpoint, as the recipe would export it (for DINO the teacher), and its file."""
     recipe, file = restore_stopped(run, config)
     trained = recipe.exported()
     backbone = build_architecture(trained.architecture())  # the recipe's may drop paths and refuse gradients
@@ -204,7 +204,7 @@ def _load_stopped(run: RunDirectory, config: dict[str, Any]) -> tuple[Backbone, 
 
 
 def restore_stopped(run: RunDirectory, config: dict[str, Any]) -> tuple[Recipe, Path]:
-    """What a run that was stopped has trained so far, out of its newest checkpoint, and that file."""
+    """The recipe of a stopped run, restored from its newest checkpoint, and that file."""
     from mixlab.evaluation.methods import METHODS, train_config  # all of them, dense tasks too: slow to import
 
     found = Checkpoints(run.path / "checkpoints", keep=1).newest(_warn)

@@ -49,7 +49,7 @@ class TokenMixer(nn.Module, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class MixerConfig(ABC):
-    """What a mixer is made of; `kind` is its name in files and on the command line."""
+    """The configuration of a mixer; `kind` is its name in files and on the command line."""
 
     kind: ClassVar[str]
 

@@ -1,4 +1,4 @@
-"""What a report is made from: every result file of some runs, the measurements in them, and training curves."""
+"""The input of a report: all result files of some runs, their measurements, and training curves."""
 
 import json
 import math
@@ -16,7 +16,7 @@ from mixlab.run import Measurement, RunDirectory, find_runs, measurements_of
 from mixlab.run.directory import AGAIN
 
 LONG = 60  # lists longer than this are cut on the page; the file has them all
-# What the page reads of a result of each kind, by the names on the way to it; "*": in every entry of a list.
+# The fields that the page reads from a result of each kind, as paths; "*": in every entry of a list.
 FORMS = {
     "auc": (
         "study", "rows.*.label", "rows.*.map", "rows.*.layer", "rows.*.index", "rows.*.auc.mean", "rows.*.auc.low",
@@ -109,7 +109,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Findings:
-    """All that the given runs hold. A measurement that several records hold counts once; the last is taken."""
+    """The content of the given runs. Of a measurement in several files, the last one counts."""
 
     runs: list[RunDirectory] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
@@ -151,7 +151,7 @@ def read_findings(places: Iterable[Path]) -> Findings:
 
 
 def check_form(record: Record) -> None:
-    """Refuse a result without something that the page shows, by the names of the file and of the field."""
+    """Refuse a result that lacks a field of the page; the error names the file and the field."""
     for path in FORMS.get(record.kind, ()):
         if missing := _missing(record.content, path.split(".")):
             raise InputError(f"{record.file} has no field {missing}, which the report shows; {AGAIN}")

@@ -1,4 +1,4 @@
-"""The models of a report, one row each: what was measured of them, by which protocol, and what training brought.
+"""The table of models: one row per model, with its measurements, their protocols, and the gain by training.
 
 A column holds measurements of one protocol alone, the one that most networks were measured with. Measurements by any
 other protocol stand in a table of their own, each with what is different.
@@ -20,7 +20,7 @@ from mixlab.analysis.comparisons import (
     preference,
     training_gains,
 )
-from mixlab.analysis.figures import FAMILIES, OTHER, LineStyle, line_styles
+from mixlab.analysis.figures import FAMILY_NAMES, OTHER, LineStyle, line_styles
 from mixlab.report.findings import Findings, Record
 from mixlab.run import UNTRAINED, Measurement, base_label
 from mixlab.statistics import mean_interval
@@ -62,7 +62,7 @@ class Row:
 
     @property
     def mixer(self) -> str:
-        return FAMILIES.get(self.network.family, self.network.family)
+        return FAMILY_NAMES.get(self.network.family, self.network.family)
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class _ColumnMaker:
     others: list[Column] = field(default_factory=list)
 
     def add(self, title: str, unit: str, groups: list[Group]) -> None:
-        """The column of one metric, where it was measured; what is of another protocol goes to `others`."""
+        """The column of one metric; measurements by another protocol go to `others`."""
         if not groups:
             return
         twins = _twins(Network.of(group[0]) for group in groups)
@@ -195,7 +195,7 @@ def style_rows(table: Table, findings: Findings) -> dict[str, LineStyle]:
 
 
 def words(choices: Mapping[str, Any]) -> str:
-    """The choices of a protocol, in words."""
+    """The choices of a protocol as text."""
     parts = []
     for name, value in choices.items():
         if name == "label_share":
@@ -273,5 +273,5 @@ def _sizes(rows: list[Row], groups: list[Group], findings: Findings) -> list[Col
 
 def _in_order(networks: Iterable[Network]) -> list[Network]:
     """Family by family, each by name."""
-    order = list(FAMILIES)
+    order = list(FAMILY_NAMES)
     return sorted(networks, key=lambda n: (order.index(n.family) if n.family in order else len(order), n))

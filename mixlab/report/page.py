@@ -20,7 +20,7 @@ from mixlab.report.models import Cell, model_table, style_rows
 from mixlab.report.pictures import matrix_pictures, picture_rows
 from mixlab.report.sections import auc_part, place_of, rank_part, scaling_part, training_part
 from mixlab.run import RunDirectory, unpacked
-from mixlab.run.directory import write_aside
+from mixlab.run.directory import write_atomically
 from mixlab.statistics import Quantity, mean_interval
 
 
@@ -46,7 +46,7 @@ def write_report(places: Sequence[Path], out: Path) -> Path:
                 f"{out.parent} does not exist, so {out.name} cannot go there; make it, or change --out"
             )
         text = _in_markdown(findings) if out.suffix == ".md" else _as_page(findings)
-        write_aside(out, lambda file: file.write(text.encode()))
+        write_atomically(out, lambda file: file.write(text.encode()))
     return out
 
 
@@ -194,7 +194,7 @@ def commands_with_records(findings: Findings) -> list[dict[str, Any]]:
 
 
 def machines_of(findings: Findings) -> list[str]:
-    """What the records were made on, and when, each combination once."""
+    """Machines, versions and dates of the results, each combination once."""
     found: dict[str, list[str]] = {}
     for record in findings.records:
         origin = record.content.get("provenance") or {}

@@ -1,4 +1,4 @@
-"""Run directories in one file, for publishing: the same runs always give the same bytes, whoever packs them."""
+"""Archives of run directories, for publishing: the same runs always give the same bytes."""
 
 import io
 import tarfile
@@ -9,7 +9,7 @@ from lzma import LZMAError
 from pathlib import Path, PurePosixPath
 
 from mixlab.errors import InputError
-from mixlab.run.directory import RunDirectory, write_aside
+from mixlab.run.directory import RunDirectory, write_atomically
 
 SUFFIX = ".tar.xz"
 PUBLISHED_RUNS = f"runs{SUFFIX}"  # of a published study: this file beside its report.html and README.md
@@ -25,7 +25,7 @@ def write_archive(folder: Path, archive: Path) -> Path:
             content = file.read_bytes()
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
-    write_aside(archive, lambda file: file.write(packed.getvalue()))
+    write_atomically(archive, lambda file: file.write(packed.getvalue()))
     return archive
 
 
@@ -71,5 +71,5 @@ def _unpack(archive: Path, folder: Path) -> None:
                 target.write_bytes(source.read())
     except (tarfile.TarError, LZMAError, EOFError) as error:
         raise InputError(
-            f"{archive} is no archive of runs ({error}); give a run directory or a {SUFFIX} file"
+            f"{archive} is not an archive of runs ({error}); give a run directory or a {SUFFIX} file"
         ) from error

@@ -1,4 +1,4 @@
-"""Dataclasses as JSON and back, strictly: what a dataclass does not know is an error, not a guess.
+"""Dataclasses to JSON and back, strictly: unknown fields and wrong types are errors.
 
 Where a field may hold one of several classes, their `kind` is stored beside their fields, and a table by `kind` says
 which class to make: `from_json(TrainConfig, values, kinds={MethodConfig: {"dino": DinoConfig, ...}})`.
@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from mixlab.errors import InputError
 
 T = TypeVar("T")
-Kinds = Mapping[type[Any], Mapping[str, type[Any]]]  # for each class that stands for several: those by `kind`
+Kinds = Mapping[type[Any], Mapping[str, type[Any]]]  # for each base class: its subclasses by `kind`
 
 
 def to_json(config: Any) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def _fit_tuple(hints: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
 
 
 def _rule(hint: Any) -> str:
-    """What a value must be, in words."""
+    """The expected type of a value, as text."""
     if (options := _options(hint)) != (hint,):
         return " or ".join(map(_rule, options))
     if get_origin(hint) is Literal:

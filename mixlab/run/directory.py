@@ -2,7 +2,7 @@
 
 config.json      everything needed to repeat the run, and what it ran on
 metrics.jsonl    one line per logged step
-checkpoints/     training state, from which a run goes on
+checkpoints/     training state, from which a run resumes
 weights.safetensors   the exported backbone, once there is one
 results/         NAME.json beside NAME.npz for arrays
 figures/         pictures made from the results
@@ -30,14 +30,14 @@ NOT_RUNS = ("checkpoints", "results", "figures", "features", "tensorboard", "log
 
 
 class RunDirectory:
-    """Reads and writes one run. Every file is written aside and renamed, so a reader never sees half of one."""
+    """Reads and writes one run. Files are written under a temporary name and renamed, so readers see whole files."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
     @classmethod
     def create(cls, path: str | Path) -> "RunDirectory":
-        """Make the directory, or go on in one that is there."""
+        """Create the directory, or reuse an existing one."""
         run = cls(path)
         if run.path.exists() and not run.path.is_dir():
             raise NotADirectoryError(f"{run.path} is a file; a run needs a directory of its own")
@@ -65,7 +65,7 @@ class RunDirectory:
             file.write(json.dumps(row) + "\n")
 
     def read_metrics(self) -> Iterator[dict[str, Any]]:
-        """All complete lines; a line cut short by a kill is left out."""
+        """All complete lines; a truncated last line is skipped."""
         file = self.path / "metrics.jsonl"
         if not file.is_file():
             return
@@ -87,7 +87,7 @@ class RunDirectory:
         folder = self.path / "results"
         folder.mkdir(parents=True, exist_ok=True)
         if arrays:
-            write_aside(folder / f"{name}.npz", lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
+            write_atomically(folder / f"{name}.npz", lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
         write_json(folder / f"{name}.json", result, one_line=one_line)
         return folder / f"{name}.json"
 
@@ -106,7 +106,7 @@ class RunDirectory:
         return next(each for each in names if self._is_free(each, result))
 
     def _is_free(self, name: str, result: dict[str, Any]) -> bool:
-        """Whether nothing else would be lost under this name; a file that cannot be read is no loss."""
+        """Whether writing under this name would replace nothing but the same result, or an unreadable file."""
         if not self.file_of(name).is_file():
             return True
         try:
@@ -115,7 +115,7 @@ class RunDirectory:
             return True
 
     def file_of(self, name: str) -> Path:
-        """Where the result of that name is."""
+        """The path of the result of that name."""
         return self.path / "results" / f"{name}.json"
 
     def results(self) -> dict[str, dict[str, Any]]:
@@ -138,14 +138,14 @@ class RunDirectory:
             return dict(stored)
 
     def figure_path(self, name: str) -> Path:
-        """Where a figure of that file name goes."""
+        """The path for a figure of that file name."""
         folder = self.path / "figures"
         folder.mkdir(parents=True, exist_ok=True)
         return folder / name
 
 
 class RunLock:
-    """Held from `with` to its end: a second run into the directory is refused. The system drops it with the process."""
+    """A lock on a run directory: a second process is refused. The system releases it when the process ends."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / ".lock"
@@ -209,7 +209,7 @@ def file_name(label: str) -> str:
 
 
 def identity_of(result: dict[str, Any]) -> Any:
-    """What makes two results the same: their measurements, or else their subjects and their protocol."""
+    """The identity of a result: its measurements, or else its subjects and its protocol."""
     if found := measurements_of(result, "this result"):
         return sorted({measurement.identity for measurement in found})
     return [result.get(key) for key in ("kind", "subject", "subjects", "protocol")]
@@ -217,21 +217,21 @@ def identity_of(result: dict[str, Any]) -> Any:
 
 def write_json(path: Path, content: dict[str, Any], *, one_line: bool = False) -> None:
     text = json.dumps(content, indent=None if one_line else 2, ensure_ascii=False) + "\n"
-    write_aside(path, lambda file: file.write(text.encode()))
+    write_atomically(path, lambda file: file.write(text.encode()))
 
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # cut short, or no text at all
+    except ValueError as error:  # truncated, or not text
         raise InputError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise InputError(f"{path} holds a {type(content).__name__}, expected an object")
     return content
 
 
-def write_aside(path: Path, write: Any) -> None:
-    """Write a file of another name beside `path`, flush it to the disk, and rename it. Its rights are umask's."""
+def write_atomically(path: Path, write: Any) -> None:
+    """Write a temporary file beside `path`, flush it to disk, and rename it. Permissions follow the umask."""
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with aside.open("xb") as file:

@@ -1,7 +1,7 @@
-"""One number of one network: what was measured, how, and how sure it is; at the end, as older run directories have it.
+"""One number of one network: metric, value, interval and protocol; at the end, the reader of older run directories.
 
-Every evaluator and analysis makes these, run directories store them, and whatever compares, judges or draws numbers
-reads them. Two numbers are the same measurement if metric, network, protocol and seed are equal; otherwise both stand.
+Evaluators and analyses return these, run directories store them, and all comparisons, verdicts and charts
+read them. Two numbers are the same measurement if metric, network, protocol and seed are equal; else both are kept.
 """
 
 import hashlib
@@ -55,6 +55,8 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
+    """A number with its interval, the network, the protocol and the seed. Checked when it is made."""
+
     metric: str
     value: float
     n: int  # images, or whatever the value is a mean over
@@ -96,7 +98,7 @@ class Measurement:
 
     @cached_property
     def identity(self) -> str:
-        """The same for two numbers if and only if they are the same measurement."""
+        """A key that is equal if and only if two numbers are the same measurement."""
         parts = (self.metric, self.subject.identity, self.protocol.to_json(), self.seed)
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -138,7 +140,7 @@ def _check_complete(record: dict[str, Any], *keys: str) -> None:
 # Older run directories: flat records from before measurements had a type.
 _OWN = ("blocks", "strategy", "register", "layer", "index", "map", "definition", "k", "mode")  # of a record alone
 _PARTS = ("settings", "view", "inference")  # of a result: objects that hold choices
-_BESIDE = {  # numbers that a record carried beside its own
+_BESIDE = {  # other numbers in the same record
     "minimum": "smallest_{metric}",
     "bound": "{metric}_bound",
     "peak_gib": "{pass}_peak_gib",
@@ -146,7 +148,7 @@ _BESIDE = {  # numbers that a record carried beside its own
 
 
 def measurements_of_older(record: dict[str, Any], result: dict[str, Any]) -> list[Measurement]:
-    """The measurement of a flat record, which leans on its result, and one for each number that it carried beside."""
+    """The measurement of a flat record, completed from its result, and one for each other number in the record."""
     _check_complete(record, "metric", "value", "n")
     metric = record["metric"]
     if metric not in METRICS:

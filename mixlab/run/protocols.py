@@ -1,7 +1,7 @@
 """Which numbers there are, and how one was measured: one dataclass per kind, with every choice that can change it.
 
 A field is None where the choice does not apply, or where an older run directory did not record it. A new choice of an
-evaluator is a new field here; then numbers with and without it stand side by side by themselves.
+evaluator is a new field here; then numbers with and without it have different identities and are both kept.
 """
 
 import math
@@ -66,6 +66,8 @@ class LabelledProtocol(ViewProtocol):
 
 @dataclass(frozen=True, kw_only=True)
 class KnnProtocol(LabelledProtocol):
+    """A vote of nearest neighbours."""
+
     kind = "knn"
     k: int | None = None
     temperature: float | None = None
@@ -118,6 +120,8 @@ class MapProtocol(ViewProtocol):
 
 @dataclass(frozen=True, kw_only=True)
 class RankProtocol(ViewProtocol):
+    """Ranks of blocks of mixing matrices."""
+
     kind = "rank"
     definition: str | None = None  # which rank
     chunk: int | None = None  # side of a block in tokens
@@ -144,6 +148,8 @@ class DenseProtocol(ViewProtocol):
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentationProtocol(DenseProtocol):
+    """Semantic segmentation, on one scale or several."""
+
     kind = "segmentation"
     mode: str | None = None  # "single" or "multi"
     scales: tuple[float, ...] | None = None
@@ -156,6 +162,8 @@ class SegmentationProtocol(DenseProtocol):
 
 @dataclass(frozen=True, kw_only=True)
 class DetectionProtocol(DenseProtocol):
+    """Detection and instance masks."""
+
     kind = "detection"
     short_side: int | None = None
     long_side: int | None = None
@@ -173,6 +181,8 @@ class SpeedProtocol(ViewProtocol):
 
 
 class Metric(NamedTuple):
+    """What a metric means, the protocol that measures it, and its range."""
+
     about: str
     protocol: type[EvaluationProtocol]
     lowest: float = 0.0
@@ -185,8 +195,8 @@ METRICS = {
     "probe_top1": Metric("accuracy of a linear probe", ProbeProtocol),
     "top1": Metric("accuracy of the classifier that was trained with the network", AccuracyProtocol),
     "robust_top1": Metric("accuracy on a shifted set", RobustnessProtocol),
-    "shift_top1": Metric("accuracy on images that were changed", RobustnessProtocol),
-    "shifted_top1": Metric("mean accuracy over the changes", RobustnessProtocol),
+    "shift_top1": Metric("accuracy on corrupted images", RobustnessProtocol),
+    "shifted_top1": Metric("mean accuracy over the corruptions", RobustnessProtocol),
     "miou": Metric("mean IoU of semantic segmentation", SegmentationProtocol),
     "box_ap": Metric("COCO AP of boxes", DetectionProtocol),
     "mask_ap": Metric("COCO AP of masks", DetectionProtocol),

@@ -1,4 +1,4 @@
-"""Where a figure comes from: every result carries its command, seed, versions and machine."""
+"""The origin of a result: command, seed, versions and machine."""
 
 import os
 import platform

@@ -1,6 +1,6 @@
-"""How sure a number is, and how much larger than another: intervals, bootstraps, differences, correlation.
+"""Statistics: intervals, bootstraps, differences over seeds and images, correlation.
 
-Whoever compares two numbers asks here, so that the ledger, the report and the commands give one answer. All intervals
+The ledger, the report and the commands all use these, so they agree. All intervals
 are 95 %, unless said otherwise.
 """
 

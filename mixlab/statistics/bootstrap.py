@@ -1,4 +1,4 @@
-"""Bootstrap intervals over images: how sure a mean score, or the difference of two, can be."""
+"""Bootstrap intervals over images, for a mean score or the difference of two."""
 
 import math
 from collections.abc import Callable
@@ -83,7 +83,7 @@ def bootstrap_groups(
 
 
 def paired_accuracy_difference(first: ArrayLike, second: ArrayLike, *, seed: int = 0) -> Estimate:
-    """How much more often the first is right: two boolean (n,) of right answers on the same images, resampled in pairs.
+    """The difference of two accuracies on the same images, resampled in pairs; both are boolean (n,), True if correct.
 
     Each image is won, lost or drawn, so the counts of a resample are multinomial.
     """

@@ -28,7 +28,7 @@ def correlate(first: Sequence[float], second: Sequence[float]) -> Correlation:
     """The correlation of pairs; from 4 pairs on, Spearman's has an interval (Fisher's z)."""
     x, y = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if len(x) != len(y) or len(x) < 2:
-        raise InputError(f"a correlation needs two or more pairs, got {len(x)} and {len(y)} figures")
+        raise InputError(f"a correlation needs two or more pairs, got {len(x)} and {len(y)} values")
     spearman = _pearson(_mid_ranks(x), _mid_ranks(y))
     low = high = None
     if spearman is not None and len(x) > 3:

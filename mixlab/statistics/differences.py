@@ -38,7 +38,7 @@ class Difference:
     skew: float = 0.0  # of a bootstrap: how far its middle lies above the value, in half widths
 
     def interval(self, together: int = 1) -> tuple[float, float]:
-        """95 %; of several that are judged together, so wide that all of them hold at once (Bonferroni)."""
+        """The 95 % interval; for several comparisons, widened so that all hold at once (Bonferroni)."""
         if not math.isfinite(self.error):
             return -math.inf, math.inf
         half = student(self.freedom, 1 - (1 - LEVEL) / together) * self.error
@@ -59,7 +59,7 @@ class Difference:
 
 
 def difference(first: Group, second: Group) -> Difference:
-    """First minus second. Where one side alone has several seeds, their spread stands for that of the other too."""
+    """First minus second. If only one side has several seeds, their spread is used for the other side too."""
     fewer, more = sorted((first, second), key=len)
     repeated = len(more) > 1
     shares = [_over_images(group, unknown=0.0 if repeated else math.inf) for group in (first, second)]
@@ -80,13 +80,13 @@ def mean_over_seeds(group: Group, *, limit: float = math.inf) -> Difference:
 
 
 def mean_over_images(group: Group) -> Difference:
-    """The same of what is true of these networks, whatever others would come to: over images alone."""
+    """The same for these networks only: the error over images, without that over seeds."""
     total, freedom = _error([_over_images([m], unknown=math.inf) for m in group])
     return Difference(_mean(group), total / len(group), freedom, max(m.n for m in group), skew=_skew(group))
 
 
 def significance(gap: Quantity) -> Significance:
-    """What a difference says, whoever computed its interval."""
+    """The significance of a difference from its interval."""
     if gap.low is None or gap.high is None:
         return Significance.UNKNOWN
     return Significance.MORE if gap.low > 0 else Significance.LESS if gap.high < 0 else Significance.NONE

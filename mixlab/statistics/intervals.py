@@ -41,7 +41,7 @@ class Estimate:
 
 @lru_cache(maxsize=1024)
 def student(freedom: float, level: float = LEVEL) -> float:
-    """How many standard errors an interval reaches to either side; degrees of freedom need not be whole, from 1 on."""
+    """The half-width of an interval in standard errors (Student's t); degrees of freedom from 1, not only integers."""
     low = NormalDist().inv_cdf((1 + level) / 2)
     if freedom > 1e7:
         return low

@@ -1,1 +1,1 @@
-"""Lists of commands with what each needs, run and resumed together: the demo and the studies."""
+"""Studies: lists of commands with dependencies, run in parallel and resumable; the demo and the miniature study."""

@@ -18,7 +18,7 @@ from mixlab.evaluation.target import Target, load_target, load_targets
 from mixlab.recipes import find_recipe
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import file_name
-from mixlab.studies.scoring import judge_run
+from mixlab.studies.scoring import score_run
 from mixlab.studies.steps import Step
 
 
@@ -36,7 +36,7 @@ class DemoModel:
         return "train" if find_recipe(self.recipe).method.kind == "supervised" else "pretrain"
 
 
-# The dearest first, so that two cores end at about the same time.
+# The slowest first, so that two cores finish at about the same time.
 MODELS = (
     DemoModel("mambareg", "dino_dinomambareg_tiny64", "a Mamba-2 scan in both directions, with twelve registers"),
     DemoModel("gatedconv", "supervised_gatedconv_tiny64", "a Mamba block without its scan", ("mean", "max")),
@@ -48,12 +48,12 @@ SHOWN_ORDER = ("vit", "linearvit", "dinovim", "mambareg", "gatedconv")
 
 
 @dataclass(frozen=True)
-class Effort:
+class DemoEffort:
     """How much work; the recipes say everything else."""
 
-    num_images: int = 768  # drawn scenes to learn from without labels, and as many others to be judged on
+    num_images: int = 768  # drawn scenes for training without labels, and as many others for validation
     dino_epochs: int = 5
-    num_labelled: int = 2048  # drawn scenes to learn from with labels, which costs less
+    num_labelled: int = 2048  # drawn scenes for training with labels, which is faster
     supervised_epochs: int = 16
     probe_epochs: int = 30
     num_scored: int = 150  # images with masks for Binary-AUC
@@ -61,8 +61,8 @@ class Effort:
     num_pictures: int = 5
 
 
-FULL = Effort()
-QUICK = Effort(
+FULL = DemoEffort()
+QUICK = DemoEffort(
     num_images=128, dino_epochs=1, num_labelled=128, supervised_epochs=4, probe_epochs=10, num_scored=32,
     num_ranked=1, num_pictures=3,
 )  # fmt: skip
@@ -74,7 +74,7 @@ PROBE = ("--mode", "cached", "--blocks", "1", "4", "--lrs", "0.01", "0.1", "--we
 HERE = ("--workers", "0", "--device", "cpu")
 
 
-def plan(run: Path, effort: Effort, *, seed: int, models: tuple[DemoModel, ...] = MODELS) -> list[Step]:
+def plan(run: Path, effort: DemoEffort, *, seed: int, models: tuple[DemoModel, ...] = MODELS) -> list[Step]:
     """All steps, each after those it needs."""
     judged = [step for model in models for step in _judged(run, model, effort, seed)]
     steps = [_train(run, model, effort, seed) for model in models] + judged
@@ -102,7 +102,7 @@ def plan(run: Path, effort: Effort, *, seed: int, models: tuple[DemoModel, ...] 
     return [*steps, speed, ledger]
 
 
-def _train(run: Path, model: DemoModel, effort: Effort, seed: int) -> Step:
+def _train(run: Path, model: DemoModel, effort: DemoEffort, seed: int) -> Step:
     folder = run / model.label
     dino = model.command == "pretrain"
     epochs = effort.dino_epochs if dino else effort.supervised_epochs
@@ -120,14 +120,14 @@ def _train(run: Path, model: DemoModel, effort: Effort, seed: int) -> Step:
     )
 
 
-def _judged(run: Path, model: DemoModel, effort: Effort, seed: int) -> Iterator[Step]:
+def _judged(run: Path, model: DemoModel, effort: DemoEffort, seed: int) -> Iterator[Step]:
     heads = (*PROBE, "--strategies", *model.strategies, "--epochs", str(effort.probe_epochs))
-    return judge_run(
+    return score_run(
         run / model.label, model.label, data=f"shapes:n={effort.num_images}", seed=seed, heads=heads, here=HERE
     )
 
 
-def _look(run: Path, models: tuple[DemoModel, ...], effort: Effort, seed: int) -> Iterator[Step]:
+def _look(run: Path, models: tuple[DemoModel, ...], effort: DemoEffort, seed: int) -> Iterator[Step]:
     runs = tuple(str(run / model.label) for model in models)
     tokens = tuple(str(run / model.label) for model in models if "cls" in model.strategies)
     registers = tuple(str(run / model.label) for model in models if "reg" in model.label)
@@ -140,7 +140,7 @@ def _look(run: Path, models: tuple[DemoModel, ...], effort: Effort, seed: int) -
     yield Step(
         "auc",
         "Binary-AUC, by model and layer",
-        "does the map of the summary token find the foreground? beside centre, luck and an untrained twin",
+        "does the map of the summary token find the foreground? compared with a centre prior and an untrained twin",
         ("auc", *runs, "--study", "model", "layer", *masks),
         results / "auc_layer.json",
         needs=judged,
@@ -166,7 +166,7 @@ def _look(run: Path, models: tuple[DemoModel, ...], effort: Effort, seed: int) -
     yield Step(
         "rank",
         "ranks of the mixing matrices",
-        "how much can a far block of the matrix carry, and what does theory allow?",
+        "what is the rank of off-diagonal blocks, and what are the bounds of theory?",
         ("rank", *runs, *blocks, "--num-images", str(effort.num_ranked), *seeded, "--run", str(run)),
         results / f"rank_{models[-1].label}.json",
         needs=judged,
@@ -183,7 +183,7 @@ def _look(run: Path, models: tuple[DemoModel, ...], effort: Effort, seed: int) -
     yield Step(
         "photo",
         "a photograph through trained networks",
-        "what comes with mixlab has learnt from photographs for longer than a demo can",
+        "the networks that come with mixlab were trained on photographs, for longer than a demo",
         (
             "maps", *trained, "--data", "photo", "--num-images", "1", "--image", str(PHOTO_IMAGE),
             *seeded, "--run", str(run / "photo"),

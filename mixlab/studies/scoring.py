@@ -1,4 +1,4 @@
-"""How demo and study judge a training run: kNN and linear probes, of it and of its untrained twin."""
+"""How demo and study score a training run: kNN and linear probes, of it and of its untrained twin."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +8,7 @@ from mixlab.run import RunDirectory
 from mixlab.studies.steps import Step
 
 
-def judge_run(
+def score_run(
     run: Path,
     label: str,
     *,
@@ -25,7 +25,7 @@ def judge_run(
         made = Step(
             f"twin {label}",
             f"{label}: an untrained twin",
-            "the same network with fresh weights: what did training add?",
+            "the same network with random weights, as a baseline",
             ("twin", str(run), str(place), str(seed)),
             place / "weights.safetensors",
             needs=(f"train {label}",),
@@ -37,7 +37,7 @@ def judge_run(
         yield Step(
             f"knn {label}{note}",
             f"{label}{note}: nearest neighbours",
-            "are held-out images of one class near each other in feature space?",
+            "are validation images of one class near each other in feature space?",
             ("knn", *rest),
             place / "results" / f"knn_{label}.json",
             here=here,

@@ -1,4 +1,4 @@
-"""Steps of a long command: command lines with what each needs, run in a few processes, each marked when done."""
+"""The step engine: command lines with dependencies, run in a few processes, each recorded when finished."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ from mixlab.training.distributed import num_cores
 LOG, MARK = "logs/{}.txt", "steps/{}.json"  # of a step, in the folder of the whole
 POLL_S = 0.3
 WATCH_S = 0.5
-PATIENCE_S = 30.0  # how long to wait for the workers of a command that was killed: they write a checkpoint first
+PATIENCE_S = 30.0  # seconds to wait for the workers of a killed command: they write a checkpoint first
 OWN_JOBS = {  # what has no command of its own: a function of text arguments
     "twin": ("mixlab.studies.scoring", "write_twin"),
     "matrices": ("mixlab.studies.demo", "write_matrices"),
@@ -88,7 +88,7 @@ def _end(processes: Sequence[BaseProcess]) -> None:
 
 
 def run_steps(steps: Sequence[Step], folder: Path, pool: ProcessPoolExecutor, *, workers: int, command: str) -> None:
-    """Run what is not done yet in the pool of so many workers, each step after those it needs.
+    """Run all unfinished steps in the pool of workers, each step after those it needs.
 
     `command` is what own jobs name as their origin.
     """
@@ -171,7 +171,7 @@ def wait_for_workers(runs: Iterable[Path]) -> None:
 
 
 def num_threads(workers: int) -> int:
-    """For each of some workers: the cores shared out, unless OMP_NUM_THREADS says otherwise."""
+    """Threads per worker: the cores divided by the workers, unless OMP_NUM_THREADS is set."""
     said = os.environ.get("OMP_NUM_THREADS", "")
     return int(said) if said.isdecimal() and int(said) else max(1, num_cores() // workers)
 
@@ -200,7 +200,7 @@ def _finish(part: _Running, code: int, folder: Path) -> None:
         log = _place(folder, step, LOG)
         last = [line for line in log.read_text(encoding="utf-8").splitlines() if line.strip()][-3:]
         raise WorkError(
-            f"{step.title} failed: {' '.join(last)} (all of it: {log}). Run the same command again to resume"
+            f"{step.title} failed: {' '.join(last)} (full log: {log}). Run the same command again to resume"
         )
     now = datetime.now(UTC).isoformat(timespec="seconds")
     write_json(
@@ -241,10 +241,10 @@ def _prepare(parent: int) -> None:
 
 def _told(step: Step, folder: Path) -> list[str]:
     """The command line, the same wherever the folder is."""
-    return ["RUN" if text == str(folder) else rename_place(text, str(folder), "RUN") for text in step.arguments]
+    return ["RUN" if text == str(folder) else rename_folder(text, str(folder), "RUN") for text in step.arguments]
 
 
-def rename_place(text: str, place: str, name: str) -> str:
+def rename_folder(text: str, place: str, name: str) -> str:
     """Text with a folder, and the files below it, under another name; words that only contain its letters stay.
 
     A folder of one word may share it with a model or a label: alone it is a folder after --run only.

@@ -188,7 +188,7 @@ def draw_beta(alpha: float, generator: torch.Generator) -> float:
 
 
 def soft_targets(labels: Tensor, *, num_classes: int, smoothing: float) -> Tensor:
-    """Labels (B,) as distributions (B, K): `smoothing` is shared out evenly over all classes."""
+    """Labels (B,) as distributions (B, K): `smoothing` is spread evenly over all classes."""
     return F.one_hot(labels, num_classes).float() * (1 - smoothing) + smoothing / num_classes
 
 

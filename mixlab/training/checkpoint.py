@@ -1,10 +1,10 @@
-"""The state of a run: every tensor under one name, in checkpoints that survive anything but the loss of the disk.
+"""The state of a run: every tensor under one name, in checkpoints that are written atomically and verified by checksum.
 
 checkpoints/step-00000500.safetensors    every tensor of the run
 checkpoints/step-00000500.json           the rest, with the checksum of the tensors and of itself
 
-Both are written aside, flushed and renamed, the JSON last: a checkpoint exists once its JSON does. Whatever is wrong
-with the newest, the one before it is taken. Nothing in these files is ever executed.
+Both are written under a temporary name, flushed and renamed, the JSON last: a checkpoint exists once its JSON does. If
+the newest is damaged, the one before it is used. Nothing in these files is ever executed.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ DTYPES = {
 
 
 class DamagedCheckpoint(Exception):  # noqa: N818  it names the thing
-    """A checkpoint that is not what was written."""
+    """A damaged checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,13 @@ class Checkpoints:
         self.folder, self.keep = folder, keep
 
     def save(self, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any]) -> None:
-        """Write a checkpoint, then remove those too many."""
+        """Write a checkpoint, then remove the oldest ones beyond the limit."""
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             self._write(step, tensors, state)
         except OSError as error:
             last = self.steps()[-1:]
-            good = f"the last good one is of step {last[0]}" if last else "there is none before it"
+            good = f"the last good one is that of step {last[0]}" if last else "there is no earlier one"
             raise OSError(
                 error.errno,
                 f"the checkpoint of step {step} could not be written to {self.folder} ({error.strerror}); {good}. "
@@ -108,7 +108,7 @@ class Checkpoints:
         return None
 
     def remove_partial(self) -> None:
-        """What a killed run left half-written."""
+        """Temporary files of a killed run."""
         for file in self.folder.glob(f"*{PARTIAL}"):
             file.unlink(missing_ok=True)
 

@@ -54,15 +54,15 @@ def check_numbers(
 
 
 class Watch(Protocol):
-    """Looks at the figures of every report."""
+    """Checks the logged metrics for signs of failure."""
 
-    def look(self, step: int, figures: Mapping[str, float]) -> list[str]:
+    def look(self, step: int, metrics: Mapping[str, float]) -> list[str]:
         """Warnings to print."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodConfig(ABC):
-    """What is trained for. By default its samples are images, scored by kNN, and nothing is watched."""
+    """A training method. By default its samples are images, the live score is kNN, and nothing is watched."""
 
     kind: ClassVar[str]  # its name in files, and in the table `mixlab.evaluation.methods.METHODS`
     title: ClassVar[str]  # its name in messages
@@ -94,7 +94,7 @@ class MethodConfig(ABC):
         return KnnScores(data, source, config, world=world, precise=precise)
 
     def watch(self) -> Watch | None:
-        """What looks out for a run that fails without an error; None where nothing does."""
+        """A check for runs that fail without an error; None for none."""
         return None
 
 
@@ -119,7 +119,7 @@ class ModelConfig:
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
     size: int = 256  # pixels: images are held at this size and crops are cut from it
-    workers: int | None = None  # processes that read images, per rank; None: the cores shared out over the ranks
+    workers: int | None = None  # data loading processes per rank; None: all cores, divided by the ranks
     resident: bool = False  # the whole set in the device's memory
     skip_limit: float = 0.01  # the share of unreadable images that stops the run
 
@@ -154,6 +154,8 @@ class OptimConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
+    """How often a checkpoint is written, and how many are kept."""
+
     every_steps: int = 500
     keep: int = 3
 
@@ -163,7 +165,9 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LogConfig:
-    every_steps: int = 10  # the device is asked for its figures this often
+    """How often metrics are logged, and where."""
+
+    every_steps: int = 10  # metrics are copied from the device this often
     tensorboard: bool = True  # where it is installed
     wandb: bool = False
 
@@ -179,8 +183,8 @@ class KnnConfig:
     """
 
     every_epochs: int = 10  # 0: never
-    bank: int = 20_000  # training images that vote, at most
-    queries: int = 5_000  # images to classify, at most
+    bank: int = 20_000  # neighbours: maximum number of training images
+    queries: int = 5_000  # maximum number of validation images
     k: int = 20  # DINO
     temperature: float = 0.07  # DINO
 
@@ -204,7 +208,7 @@ class TrainConfig:
     seed: int = 0
     precision: TrainingPrecision = "bf16"
     compile: bool = False
-    graph: bool = False  # a pass as one CUDA graph, on one GPU: for small networks, which launching holds up
+    graph: bool = False  # a pass as one CUDA graph, on one GPU: for small networks, which are bound by kernel launches
     activation_checkpointing: bool = False
     sharding: Sharding = "ddp"
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

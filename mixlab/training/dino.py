@@ -160,7 +160,7 @@ class DinoRecipe(Recipe):
         if self.config.spread:
             seen = rows_of_all(student_features[: len(targets)].transpose(0, 1)).transpose(0, 1)
             loss = loss + self.config.spread * koleo_loss(seen)
-        return loss, describe(targets, features)
+        return loss, describe_collapse(targets, features)
 
     def views(self, batch: Batch, part: BatchPart) -> list[Tensor]:
         """All crops of this part's images: (V, B, 3, S, S) for each size, the global ones first."""
@@ -188,10 +188,10 @@ class DinoRecipe(Recipe):
 
 
 class Symptom(NamedTuple):
-    """One way in which DINO can stop learning without an error: how it shows, and what to try."""
+    """One kind of collapse (DINO stops learning without an error): its symptom, and what to try."""
 
     name: str
-    shows: Callable[[Mapping[str, float]], bool]  # by the figures of a report; `largest` is ln K
+    shows: Callable[[Mapping[str, float]], bool]  # by the metrics of a report; `largest` is ln K
     description: str
     advice: str
 
@@ -232,9 +232,9 @@ class CollapseWatch:
         self.largest = math.log(num_prototypes)
         self._lasted = dict.fromkeys(SYMPTOMS, 0)
 
-    def look(self, step: int, figures: Mapping[str, float]) -> list[str]:
+    def look(self, step: int, metrics: Mapping[str, float]) -> list[str]:
         """Warnings to print."""
-        values = {**figures, "largest": self.largest}
+        values = {**metrics, "largest": self.largest}
         warnings = []
         for symptom in SYMPTOMS:
             self._lasted[symptom] = self._lasted[symptom] + 1 if symptom.shows(values) else 0
@@ -245,8 +245,8 @@ class CollapseWatch:
 
 
 @torch.no_grad()
-def describe(targets: Tensor, features: Tensor) -> dict[str, Tensor]:
-    """The figures in which a collapse shows, from targets (T, B, K) and the teacher's features (T, B, D).
+def describe_collapse(targets: Tensor, features: Tensor) -> dict[str, Tensor]:
+    """The metrics that show a collapse, from targets (T, B, K) and the teacher's features (T, B, D).
 
     teacher_entropy  mean entropy of one image's target, in nats: ln K if all outputs are equal
     batch_entropy    entropy of the mean target: 0 if every image has the same one output

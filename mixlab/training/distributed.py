@@ -1,4 +1,4 @@
-"""One process or many: their devices and cores, and what ranks have to agree on. `torchrun` sets what this reads."""
+"""One process or many: devices, cores and collectives. Reads the environment variables of `torchrun`."""
 
 import os
 import re
@@ -62,7 +62,7 @@ def num_cores() -> int:
 
 
 def num_workers(asked: int | None, world: World) -> int:
-    """Processes that read images, per rank: as asked, or the cores shared out over the ranks of this machine."""
+    """Data loading processes per rank: as given, or the cores divided by the ranks of this machine."""
     return asked if asked is not None else max(0, num_cores() // world.ranks_here - 1)
 
 
@@ -124,7 +124,7 @@ def mean_over_ranks_(tensor: Tensor) -> Tensor:
 
 
 def any_rank(flag: bool) -> bool:
-    """Whether it is so on any rank; every rank gets the same answer."""
+    """Logical or over all ranks, known on every rank."""
     if not dist.is_initialized():
         return flag
     shared = torch.tensor(int(flag))

@@ -1,5 +1,5 @@
 """DINO's weighted vote of nearest neighbours, exact and for any size: blocks of queries against blocks of keys.
-`mixlab knn` and the live score of a training run both ask here.
+`mixlab knn` and the live score of a training run both use it.
 
 Everything that could tie is a whole number. A cosine is rounded to a grid finer than its own error, and of equal ones
 the image with the lower number is nearer; weights are rounded relative to the nearest neighbour's, so that sums do not
@@ -95,7 +95,7 @@ def _keys(query: Tensor, bank: LabelledRows, start: int, size: int, bits: int) -
 
 
 def fitting_ks(ks: Sequence[int], num_images: int) -> tuple[int, ...]:
-    """Those k that a bank of so many images has, each once and in order; where none fits, all of the bank."""
+    """The k that do not exceed the size of the bank, each once, in the given order; if there are none, that size."""
     return tuple(dict.fromkeys(k for k in ks if k <= num_images)) or (num_images,)
 
 

@@ -47,7 +47,7 @@ class Scores(ABC):
 class KnnScores(Scores):
     """The exported backbone's kNN accuracy on the validation set.
 
-    Where the data has none, the queries are training images that are left out of the bank. DINO has not seen their
+    Without a validation set, the queries are training images that are not in the bank. DINO has not seen their
     labels, so the score still shows progress; it says nothing about new images.
     """
 
@@ -117,6 +117,6 @@ class KnnScores(Scores):
 
 
 def validation_set(data: str, source: ImageSource) -> ImageSource | None:
-    """The data's images of the same classes that are not trained on; None where there are none."""
+    """The validation set with the same classes as the training set; None where there is none."""
     other = parse_source(data, split="val")
     return other if is_held_out(other, source) and other.classes == source.classes else None

@@ -1,4 +1,4 @@
-"""Figures of a run: held on the device until they are asked for, then written for programs and shown to people."""
+"""Metrics of a run: kept on the device, copied together, then logged to files and shown as progress."""
 
 import importlib
 import importlib.util
@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 from mixlab.errors import InputError
-from mixlab.run.directory import RunDirectory, write_aside
+from mixlab.run.directory import RunDirectory, write_atomically
 from mixlab.training.config import LogConfig
 from mixlab.training.distributed import from_all, mean_over_ranks_
 
@@ -30,28 +30,28 @@ class NonFiniteLoss(Exception):  # noqa: N818  it names the thing
         self.step, self.indexes = step, indexes
 
     def explain(self, name: Callable[[int], str], good_steps: Sequence[int]) -> str:
-        """In words, with the names of the images, the last good checkpoint and what to try."""
+        """An error message with the names of the images, the last good checkpoint and what to try."""
         names = [name(index) for index in self.indexes]
         listed = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        good = f"the last good checkpoint is of step {good_steps[-1]}" if good_steps else "there is no checkpoint"
+        good = f"the last good checkpoint is that of step {good_steps[-1]}" if good_steps else "there is no checkpoint"
         return (
             f"the loss or its gradient is not a finite number at step {self.step}; the batch holds {listed}; {good}. "
             "Look at these images, lower optim.lr, clip gradients (optim.clip=0.3) or use precision=fp32"
         )
 
 
-class FigureBuffer:
+class MetricBuffer:
     """Collects the scalars of some steps; `fetch` waits for the device once for all of them."""
 
     def __init__(self) -> None:
         self._steps: list[tuple[int, dict[str, Tensor], list[Tensor]]] = []
 
-    def add(self, step: int, figures: dict[str, Tensor], indexes: list[Tensor]) -> None:
+    def add(self, step: int, metrics: dict[str, Tensor], indexes: list[Tensor]) -> None:
         """`indexes` are those of the images in each pass."""
-        self._steps.append((step, figures, indexes))
+        self._steps.append((step, metrics, indexes))
 
     def fetch(self) -> dict[str, float]:
-        """The mean of every figure since the last time, over ranks too; `NonFiniteLoss` for the first bad step."""
+        """The mean of every metric since the last call, also over ranks; `NonFiniteLoss` for the first bad step."""
         if not self._steps:
             return {}
         steps, self._steps = self._steps, []
@@ -93,14 +93,14 @@ class Journal:
                 project="mixlab", name=run.path.name, dir=str(run.path), config=settings
             )
 
-    def write(self, step: int, figures: Mapping[str, float]) -> None:
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
         if self.run is not None:
-            self.run.append_metrics({"step": step, **figures})
+            self.run.append_metrics({"step": step, **metrics})
         if self._board is not None:
-            for name, value in figures.items():
+            for name, value in metrics.items():
                 self._board.add_scalar(name, value, step)
         if self._wandb is not None:
-            self._wandb.log(dict(figures), step=step)
+            self._wandb.log(dict(metrics), step=step)
 
     def close(self) -> None:
         if self._board is not None:
@@ -110,11 +110,11 @@ class Journal:
 
 
 def forget_after(run: RunDirectory, step: int) -> None:
-    """Drop figures of steps that will be run again, and a line that a kill cut short."""
+    """Drop metrics of steps that will be run again, and a truncated last line."""
     if (run.path / "metrics.jsonl").is_file():
         kept = [row for row in run.read_metrics() if row.get("step", 0) <= step]
         text = "".join(json.dumps(row) + "\n" for row in kept)
-        write_aside(run.path / "metrics.jsonl", lambda file: file.write(text.encode()))
+        write_atomically(run.path / "metrics.jsonl", lambda file: file.write(text.encode()))
 
 
 class TrainingProgress:
@@ -131,14 +131,14 @@ class TrainingProgress:
             TextColumn("[bold]{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[figures]}"),
+            TextColumn("{task.fields[metrics]}"),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
             console=self.console,
             disable=not (enabled and self.console.is_terminal),
         )
-        self._task = self._bar.add_task("step", total=total, completed=done, figures="")
+        self._task = self._bar.add_task("step", total=total, completed=done, metrics="")
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -152,11 +152,11 @@ class TrainingProgress:
     def step(self, done: int) -> None:
         self._bar.update(self._task, completed=done)
 
-    def show(self, done: int, figures: Mapping[str, float]) -> None:
-        """The newest figures; off a terminal, a line every half minute and, once it is complete, the last."""
-        self._shown |= {name: figures[name] for name in self.names if name in figures}
+    def show(self, done: int, metrics: Mapping[str, float]) -> None:
+        """The newest metrics; outside a terminal, a line every half minute and one at the end."""
+        self._shown |= {name: metrics[name] for name in self.names if name in metrics}
         text = "  ".join(f"{name.replace('_per_s', '/s')} {value:.4g}" for name, value in self._shown.items())
-        self._bar.update(self._task, figures=text)
+        self._bar.update(self._task, metrics=text)
         now = time.monotonic()
         if done == self.total:
             self._last = f"step {done}/{self.total}  {text}"

@@ -23,9 +23,9 @@ from mixlab.training.batches import steps
 from mixlab.training.checkpoint import Checkpoint, Checkpoints, TrainingState, export_weights
 from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World, any_rank, from_all, from_first, join_world, spread, whole
-from mixlab.training.log import FigureBuffer, Journal, NonFiniteLoss, TrainingProgress, forget_after
+from mixlab.training.log import Journal, MetricBuffer, NonFiniteLoss, TrainingProgress, forget_after
 from mixlab.training.recipe import compile_recipe, seed_all
-from mixlab.training.settings import agree
+from mixlab.training.settings import check_settings
 from mixlab.training.stopping import ScoringStopped, Stopped, StopRequests, interruptible
 from mixlab.training.update import Update
 
@@ -36,7 +36,7 @@ class Outcome:
 
     step: int
     from_step: int
-    figures: dict[str, float]  # the newest of each
+    metrics: dict[str, float]  # the newest of each
     seconds: float
 
 
@@ -114,8 +114,8 @@ class Trainer:
         self.watch = config.method.watch()
         self.checkpoints = Checkpoints(folder.path / "checkpoints", keep=config.checkpoint.keep)
         self.journal = Journal(None, config.log, settings={}, step=0)
-        self.buffer = FigureBuffer()
-        self.figures: dict[str, float] = {}
+        self.buffer = MetricBuffer()
+        self.metrics: dict[str, float] = {}
         self.step = 0
         self.saved_step: int | None = None
         self.was_scored = False  # at the step from which it resumes; known to the first rank
@@ -130,7 +130,7 @@ class Trainer:
             self.finish(time.monotonic() - start)
         finally:
             self.journal.close()
-        return Outcome(self.step, from_step, self.figures, time.monotonic() - start)
+        return Outcome(self.step, from_step, self.metrics, time.monotonic() - start)
 
     def run_steps(self, stop: StopRequests) -> None:
         """From the current step to the last."""
@@ -144,9 +144,9 @@ class Trainer:
             if any_rank(stop.asked()):
                 self.save(position)
                 self.stop_if_asked(stop)
-            figures = self.update(passes, self.step)
+            metrics = self.update(passes, self.step)
             self.step += 1
-            self.buffer.add(self.step, figures, [batch.indexes for batch in passes])
+            self.buffer.add(self.step, metrics, [batch.indexes for batch in passes])
             self.progress.step(self.step)
 
             if self.step % self.config.log.every_steps == 0:
@@ -190,7 +190,7 @@ class Trainer:
         warnings: list[str] = []
         settings = to_json(self.config)
         if self.world.is_first:
-            stored = agree(self.folder, data=self.data, config=self.config)
+            stored = check_settings(self.folder, data=self.data, config=self.config)
             self.checkpoints.remove_partial()
             found = self.checkpoints.newest(warnings.append)
             step = found.step if found else 0
@@ -214,15 +214,15 @@ class Trainer:
         self.progress.say(self._greeting())
 
     def report(self) -> None:
-        """Ask the device for its figures, and write them down."""
+        """Copy the metrics from the device and log them."""
         try:
-            figures = self.buffer.fetch()
+            metrics = self.buffer.fetch()
         except NonFiniteLoss as error:
             raise WorkError(error.explain(self.source.name, self.checkpoints.steps())) from error
-        if not figures:
+        if not metrics:
             return
         seconds = self.clock.seconds()
-        figures |= {
+        metrics |= {
             "epoch": self.step / self.steps_per_epoch,
             "lr": self.update.lr(self.step - 1),
             "weight_decay": self.update.weight_decay(self.step - 1),
@@ -231,13 +231,13 @@ class Trainer:
         }
         self.clock = Clock(self.step)
         if self.world.device.type == "cuda":
-            figures["peak_memory_gib"] = torch.cuda.max_memory_allocated(self.world.device) / 2**30
-        self._note(figures)
-        for warning in self.watch.look(self.step, figures) if self.watch else ():
+            metrics["peak_memory_gib"] = torch.cuda.max_memory_allocated(self.world.device) / 2**30
+        self._note(metrics)
+        for warning in self.watch.look(self.step, metrics) if self.watch else ():
             self.progress.say(warning, style="yellow")
 
     def score(self, stop: StopRequests) -> None:
-        """How good the exported backbone is by now. A stop breaks it off; resumed, the run scores this step again."""
+        """Live scores of the exported backbone. A stop interrupts them; a resumed run computes them again."""
         self.report()
         try:
             found = dict(self.scores(self.recipe, stop.asked))
@@ -267,8 +267,8 @@ class Trainer:
         export_weights(self.recipe, self.folder.path, is_first=self.world.is_first, metadata=metadata)
         skipped = merged(self.loader.skipped.reasons)
         if self.world.is_first:
-            figures = {"steps": self.step, "seconds": seconds, **self.figures}
-            self.folder.write_result("training", {"figures": figures, "skipped": skipped})
+            metrics = {"steps": self.step, "seconds": seconds, **self.metrics}
+            self.folder.write_result("training", {"figures": metrics, "skipped": skipped})
 
     def _build_recipe(self, given: Backbone | None) -> None:
         config = self.config
@@ -321,10 +321,10 @@ class Trainer:
             }
         )
 
-    def _note(self, figures: dict[str, float]) -> None:
-        self.figures |= figures
-        self.progress.show(self.step, figures)
-        self.journal.write(self.step, figures)
+    def _note(self, metrics: dict[str, float]) -> None:
+        self.metrics |= metrics
+        self.progress.show(self.step, metrics)
+        self.journal.write(self.step, metrics)
 
     def _greeting(self) -> str:
         total = f"{self.total_steps:,} step{'s' * (self.total_steps > 1)}"

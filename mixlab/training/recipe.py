@@ -1,4 +1,4 @@
-"""What the loop asks of a way to train; and torch.compile for all of them."""
+"""The contract between the training loop and a method; and torch.compile for recipes."""
 
 import random
 from abc import ABC, abstractmethod
@@ -59,7 +59,7 @@ class Recipe(ABC):
 
     @abstractmethod
     def loss(self, inputs: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean loss over this part's samples, and figures to log (scalars, still on the device)."""
+        """The mean loss over this part's samples, and metrics to log (scalars, still on the device)."""
 
     @abstractmethod
     def exported(self) -> Backbone:
@@ -74,7 +74,7 @@ class Recipe(ABC):
         return
 
     def after_update(self, part: BatchPart) -> dict[str, Tensor]:
-        """After the optimiser: moving averages. Returns more figures to log."""
+        """After the optimiser: moving averages. Returns more metrics to log."""
         return {}
 
     def no_weight_decay(self) -> set[str]:
@@ -86,7 +86,7 @@ class Recipe(ABC):
         return {}
 
     def shard(self, shard: Callable[[nn.Module], None]) -> None:
-        """Share the parameters of every large module out over the ranks."""
+        """Shard the parameters of every large module across the ranks."""
         for module in self.modules().values():
             shard(module)
 
@@ -129,7 +129,7 @@ class TensorDropPath(nn.Module):
 
 
 def compile_recipe(recipe: Recipe, *, backend: str = "inductor") -> None:
-    """Compile each layer of a stack by itself; networks that are no stack as a whole."""
+    """Compile each layer of a stack separately; other networks as a whole."""
     for module in recipe.modules().values():
         layers = [child for child in module.modules() if isinstance(child, Layer)]
         for layer in layers:

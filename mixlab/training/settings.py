@@ -1,4 +1,4 @@
-"""Settings of a run, from `--set a.b=c` on the command line, and against the config.json of a run that is resumed.
+"""Settings of a run: `--set a.b=c` on the command line, and the check against config.json when a run resumes.
 
 What is unknown is an error. One parser for all settings, and not the flags that tyro makes of nested dataclasses:
 `model.` takes any field of any backbone, ours or timm's, which no dataclass lists; `compile=true` and
@@ -128,7 +128,7 @@ def _guess(text: str) -> Any:
         return text
 
 
-def agree(folder: RunDirectory, *, data: str, config: TrainConfig) -> dict[str, Any]:
+def check_settings(folder: RunDirectory, *, data: str, config: TrainConfig) -> dict[str, Any]:
     """The config.json of the run in the directory, {} if there is none; an error where it is another run.
 
     A run that failed before it left a checkpoint may be started again with other settings: then the directory is new.
@@ -137,7 +137,7 @@ def agree(folder: RunDirectory, *, data: str, config: TrainConfig) -> dict[str, 
         return {}
     stored = folder.read_config()
     if "settings" not in stored:
-        raise InputError(f"{folder.path} holds something else than a training run; choose another --run directory")
+        raise InputError(f"{folder.path} holds something other than a training run; choose another --run directory")
     found = differences(_with_new_defaults(stored["settings"], config), to_json(config))
     changed = {key: pair for key, pair in found.items() if not key.startswith(MAY_CHANGE)}
     moved = not same_data(stored["data"], data)

@@ -1,4 +1,4 @@
-"""`--launcher slurm`: the same training as a SLURM job over many nodes, sent again by itself when it is preempted."""
+"""`--launcher slurm`: the same training as a SLURM job on many nodes, requeued when it is preempted."""
 
 import importlib
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from mixlab.training.loop import Trainer, train
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmConfig:
-    """What to ask SLURM for."""
+    """Resources to request from SLURM."""
 
     nodes: int = 1  # how many machines.
     gpus_per_node: int = 8  # GPUs of each, with one process each.

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C ask the loop to finish its step or break off its scoring, write a checkpoint and stop."""
+"""On SIGTERM and Ctrl-C the loop finishes its step or interrupts scoring, writes a checkpoint and stops."""
 
 import signal
 import threading
@@ -22,7 +22,7 @@ class Stopped(Exception):  # noqa: N818  not an error
 
 
 class ScoringStopped(Exception):  # noqa: N818  not an error
-    """A stop was asked for while the network was scored, so that there are no scores."""
+    """The run was stopped during scoring, so there are no scores."""
 
 
 class StopRequests:

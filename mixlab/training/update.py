@@ -1,6 +1,6 @@
 """One optimiser step, whatever the recipe: every pass forward and backward, clip, step, averages. Never waits.
 
-A pass can be one CUDA graph: small networks take longer to launch, kernel by kernel, than to run.
+A pass can be one CUDA graph: for small networks, kernel launches take longer than the kernels.
 """
 
 from collections.abc import Sequence
@@ -36,17 +36,17 @@ class Update:
         self.captured = CapturedPass(recipe, self.precise) if can_capture(recipe, config, world) else None
 
     def __call__(self, passes: Sequence[AnyBatch], step: int) -> dict[str, Tensor]:
-        """Train on one global batch. Returns figures that are still on the device."""
+        """Train on one global batch. Returns metrics that are still on the device."""
         set_rates(self.optimizer, lr=self.lr(step), weight_decay=self.weight_decay(step))
-        figures = [self._forward_backward(batch, step, index, len(passes)) for index, batch in enumerate(passes)]
+        metrics = [self._forward_backward(batch, step, index, len(passes)) for index, batch in enumerate(passes)]
         part = self._part(step, 0, len(passes))
         self.recipe.before_update(part)
         norm = clip_each_(gradients(self.recipe.network.parameters()), self.config.optim.clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        mean = figures[0]
-        if len(figures) > 1:
-            mean = {name: torch.stack([part[name] for part in figures]).mean() for name in mean}
+        mean = metrics[0]
+        if len(metrics) > 1:
+            mean = {name: torch.stack([part[name] for part in metrics]).mean() for name in mean}
         return {**mean, "grad_norm": norm, **self.recipe.after_update(part)}
 
     def lr(self, step: int) -> float:
@@ -101,14 +101,14 @@ def can_capture(recipe: Recipe, config: TrainConfig, world: World) -> bool:
 
 @dataclass(frozen=True)
 class Capture:
-    """One pass as a graph: a replay reads `inputs` and writes `gradients` and `figures`, in place."""
+    """One pass as a graph: a replay reads `inputs` and writes `gradients` and `metrics` (logged values) in place."""
 
     graph: torch.cuda.CUDAGraph
     inputs: tuple[Tensor, ...]
     parameters: list[nn.Parameter]
     gradients: list[Tensor]
     names: tuple[str, ...]
-    figures: Tensor
+    metrics: Tensor
 
     def replay(self, inputs: tuple[Tensor, ...]) -> None:
         for ours, given in zip(self.inputs, inputs, strict=True):
@@ -144,7 +144,7 @@ class CapturedPass:
         gradients = self._mean(self.capture.gradients, index, num_passes)
         for parameter, gradient in zip(self.capture.parameters, gradients, strict=True):
             parameter.grad = gradient
-        return dict(zip(self.capture.names, self.capture.figures.clone().unbind(), strict=True))
+        return dict(zip(self.capture.names, self.capture.metrics.clone().unbind(), strict=True))
 
     def _mean(self, gradients: list[Tensor], index: int, num_passes: int) -> list[Tensor]:
         if num_passes == 1:
@@ -164,21 +164,21 @@ def capture_pass(recipe: Recipe, inputs: tuple[Tensor, ...], precise: Precise) -
     torch.cuda.empty_cache()  # the capture takes memory of its own
     try:
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may pin memory meanwhile
-            figures = run_pass(recipe, inputs, precise)
-            values = torch.stack([value.float() for value in figures.values()])
+            metrics = run_pass(recipe, inputs, precise)
+            values = torch.stack([value.float() for value in metrics.values()])
     except RuntimeError as error:
         recipe.network.zero_grad(set_to_none=True)
         raise WorkError(f"this network cannot be captured as a CUDA graph ({error}); set graph=false") from error
     parameters = [part for part in recipe.network.parameters() if part.grad is not None]
-    return Capture(graph, inputs, parameters, gradients(parameters), tuple(figures), values)
+    return Capture(graph, inputs, parameters, gradients(parameters), tuple(metrics), values)
 
 
 def run_pass(recipe: Recipe, inputs: object, precise: Precise, *, weight: float = 1.0) -> dict[str, Tensor]:
     """Forward and backward; the gradient counts by `weight`."""
     with precise():
-        loss, figures = recipe.loss(inputs)
+        loss, metrics = recipe.loss(inputs)
     (loss * weight if weight != 1.0 else loss).backward()
-    return {"loss": loss.detach(), **figures}
+    return {"loss": loss.detach(), **metrics}
 
 
 def _kind(tensor: Tensor) -> str:

@@ -134,7 +134,7 @@ def test_row_or_column_scale_overlay_and_fit_change_the_pictures(open_page: Open
         if control != "#fit":  # samples are square: nothing to see there
             settle(page)
             assert (pixels(page, canvas(page, "vit_tiny", 1)) != before).any(), control
-    assert "What reads the patch" in label(page, "vit_tiny", 1)
+    assert "What attends to the patch" in label(page, "vit_tiny", 1)
     before = pixels(page, canvas(page, "vit_tiny", 0))
     page.uncheck("#overlay")
     settle(page)

@@ -1,4 +1,4 @@
-"""The promise everything hangs on: apply() is matrix() @ values, in values and in gradients, for every mixer."""
+"""The contract of all mixers: apply() is matrix() @ values, in values and in gradients, for every mixer."""
 
 from itertools import product
 

@@ -212,7 +212,7 @@ def test_a_loss_that_is_no_number_stops_with_step_files_and_last_good_checkpoint
         run("dino", tmp_path / "run", "optim.lr=1e30", "optim.clip=none", "log.every_steps=3")
     text = str(error.value)
     assert "shapes/train/0/" in text
-    last_good = int(text.split("last good checkpoint is of step ")[1].split(".")[0])
+    last_good = int(text.split("last good checkpoint is that of step ")[1].split(".")[0])
     bad = int(text.split("at step ")[1].split(";")[0])
     assert last_good == bad - 1
     kept = load_file(tmp_path / "run" / "checkpoints" / f"step-{last_good:08d}.safetensors")

@@ -1,5 +1,5 @@
-"""The ledger: each claim of the two papers in our words, its source, and the verdict, by computation or by the runs at
-hand. No verdict is written by hand.
+"""The ledger: each claim of the two papers in our words, its source, and the verdict, by computation or from the given
+runs. No verdict is written by hand.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -93,7 +93,7 @@ class Entry:
 
 
 def draw_up(evidence: Evidence, claims: Iterable[Claim] = CLAIMS) -> Iterator[Entry]:
-    """Yield the verdict on each claim; what rests on networks that learnt nothing is no verdict."""
+    """Yield the verdict on each claim; one that rests on networks that learnt nothing is "not resolved"."""
     gains = training_gains(evidence.measurements)
     networks = {Network.of(m) for m in evidence.measurements}
     features, maps = (_unlearnt(networks, learnt(gains)) for learnt in (learnt_features, learnt_maps))
@@ -109,7 +109,7 @@ def draw_up(evidence: Evidence, claims: Iterable[Claim] = CLAIMS) -> Iterator[En
 
 
 def _unlearnt(networks: Iterable[Network], learnt: dict[Network, bool]) -> set[Network]:
-    """Networks that learnt nothing. A network without a twin of its own (one that was fine-tuned) is judged by those of
+    """Networks that learnt nothing. A network without a twin of its own (a fine-tuned one) counts as those of
     its architecture and training."""
     kin: dict[Network, list[bool]] = {}
     for network, found in learnt.items():

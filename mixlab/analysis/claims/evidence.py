@@ -1,4 +1,4 @@
-"""What the ledger rests on: the measurements of runs, comparisons of them, and the verdict that follows."""
+"""From measurements of runs to a verdict: the evidence, comparisons, and the rule for a verdict."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +24,7 @@ class Status(StrEnum):
 
 
 class Evidence:
-    """All measurements of the runs at hand; a measurement that several runs hold counts once."""
+    """All measurements of the given runs; a measurement that several runs hold counts once."""
 
     def __init__(self, measurements: Iterable[Measurement] = ()) -> None:
         self.measurements = once(measurements)
@@ -45,7 +45,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a claim. `measured` says in words and figures what was found, `scale` on what.
+    """The verdict on a claim. `measured` is a sentence with the numbers, `scale` says on which networks and data.
 
     `proven`: no training could have changed it.
     """
@@ -64,7 +64,7 @@ class Verdict:
         return {name: value for name, value in vars(self).items() if name != "networks"}
 
     def with_text(self, text: str) -> "Verdict":
-        """With more to say, unless nothing was measured."""
+        """The same verdict with another sentence, unless nothing was measured."""
         return self if self.status == Status.NOT_MEASURED else replace(self, measured=text)
 
 
@@ -90,7 +90,7 @@ def compare_to_zero(group: Group, averages: Callable[..., Difference] = mean_ove
     return Comparison(what, averages(group, **limit), tuple(group))
 
 
-def judge(comparisons: Sequence[Comparison], missing: Iterable[str] = ()) -> Verdict:
+def verdict_of(comparisons: Sequence[Comparison], missing: Iterable[str] = ()) -> Verdict:
     """Supported if every difference is significantly positive, contradicted if any is significantly negative, else not
     resolved. All intervals hold at once (Bonferroni).
 
@@ -126,7 +126,7 @@ def title(group: Group) -> str:
 
 
 def scale_of(measurements: Sequence[Measurement]) -> str:
-    """On what: sizes, data, labels and seeds, in words."""
+    """The scale of some measurements as text: sizes, data, labels and seeds."""
     if not measurements:
         return ""
     sizes = [m["num_parameters"] / 1e6 for m in measurements if m["num_parameters"]]

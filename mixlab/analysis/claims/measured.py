@@ -1,9 +1,9 @@
-"""Claims that only measurement settles: from the runs at hand to a verdict, by rules fixed beforehand.
+"""Claims that only measurements can decide: from the given runs to a verdict, by rules fixed beforehand.
 
-Each is judged by what its paper measured and on the models that it compared, where runs have that. Networks of
+Each is decided by the metric and the models of its paper, where runs have these. Networks of
 different families are compared where training and data are the same and their sizes are within a factor of 2.5, as the
 papers' own pairs are; always by one protocol, the most preferred that both were measured with (`comparisons.py`).
-Differences are judged together (`evidence.judge`).
+Differences are judged together (`evidence.verdict_of`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,8 +19,8 @@ from mixlab.analysis.claims.evidence import (
     Verdict,
     compare,
     compare_to_zero,
-    judge,
     title,
+    verdict_of,
 )
 from mixlab.analysis.comparisons import (
     Group,
@@ -44,7 +44,7 @@ Check = Callable[[Evidence], Verdict]
 RANKING = ("attention", "mamba2", "linear_attention")  # the first paper's order, best first
 SELF_SUPERVISED = "dino"
 CHANCE = 0.5
-LAZY = 0.05  # a head whose AUC is this near to chance does nothing of use
+LAZY = 0.05  # a head whose AUC is within this of 0.5 counts as idle
 _SIZE_RATIO = 2.5
 _MASK_RCNN = {"head": ("mask", "cascade")}  # MambaOut's detector
 
@@ -72,13 +72,13 @@ def orders_families(
                 text = f"{NOT_MEASURED}: it needs {better} and {worse} by one protocol, runs have {have}"
                 return Verdict(Status.NOT_MEASURED, text)
             comparisons += ordered
-        return judge(comparisons)
+        return verdict_of(comparisons)
 
     return check
 
 
 def first_measured(*checks: Check) -> Check:
-    """By the paper's own measure, or else by the next best that runs have."""
+    """By the paper's own metric, or else by the next one that the runs have."""
 
     def check(evidence: Evidence) -> Verdict:
         verdicts = [one(evidence) for one in checks]
@@ -170,7 +170,7 @@ def dino_beats_supervised(evidence: Evidence) -> Verdict:
         over_seeds(m for m in found if m["training"] == training) for training in (SELF_SUPERVISED, "supervised")
     )
     same = pairs(dino, supervised, allowed=lambda a, b: a.architecture == b.architecture)
-    return judge([compare(a, b) for a, b in same])
+    return verdict_of([compare(a, b) for a, b in same])
 
 
 def bigger_scores_higher(evidence: Evidence) -> Verdict:
@@ -189,12 +189,12 @@ def bigger_scores_higher(evidence: Evidence) -> Verdict:
             ends = (largest, smallest) if training == SELF_SUPERVISED else (smallest, largest)
             comparisons += [compare(a, b) for a, b in pairs(*ends)]
             missing.pop(training, None)
-    return judge(comparisons, missing.values())
+    return verdict_of(comparisons, missing.values())
 
 
 def heads_are_unequal(evidence: Evidence) -> Verdict:
     """Claim 10: the best head above the worst on images that did not choose them, network by network; and heads whose
-    intervals lie near chance. An untrained twin's heads stand beside: they are unequal too.
+    intervals lie near chance. The heads of untrained twins are reported too: they are unequal as well.
     """
 
     def of_attention(m: Measurement) -> bool:
@@ -208,7 +208,7 @@ def heads_are_unequal(evidence: Evidence) -> Verdict:
     intervals = [(m.low, m.high) for m in heads if m.low is not None and m.high is not None]
     lazy = sum(CHANCE - LAZY < low <= high < CHANCE + LAZY for low, high in intervals)
     missing = () if lazy else ("a head that does nothing of use",)
-    verdict = judge([compare_to_zero(group, mean_over_images) for group in gaps], missing)
+    verdict = verdict_of([compare_to_zero(group, mean_over_images) for group in gaps], missing)
     found = f"the intervals of {lazy} of {len(heads)} heads lie within {LAZY} of chance"
     trained, untrained = (_mean_spread(m for m in rows if m.metric == metric) for metric in ("binary_auc", UNTRAINED))
     if trained is not None and untrained is not None:
@@ -230,12 +230,12 @@ def registers_help_dinov2(evidence: Evidence) -> Verdict:
     """Claim 11."""
     found = evidence.select("binary_auc", keep=lambda m: is_final_map(m) and m["training"] == "dinov2")
     having, lacking = (over_seeds(m for m in found if bool(m["num_registers"]) == wanted) for wanted in (True, False))
-    return judge([compare(a, b) for a, b in pairs(having, lacking, allowed=_matched)])
+    return verdict_of([compare(a, b) for a, b in pairs(having, lacking, allowed=_matched)])
 
 
 def central_registers_score_highest(evidence: Evidence) -> Verdict:
     """Claim 12: the middle third above the first and above the last (raw scores), and scores that follow probes on
-    single registers. What the place alone does stands beside: the same of untrained twins.
+    single registers. The same numbers of untrained twins show what the position alone does.
     """
     asked = {
         "middle_registers_over_first": "the first registers",
@@ -244,7 +244,7 @@ def central_registers_score_highest(evidence: Evidence) -> Verdict:
     }
     found = preferred(over_seeds(evidence.select(*asked, keep=lambda m: m["training"] != UNTRAINED)))
     measured = {group[0].metric for group in found}
-    verdict = judge(
+    verdict = verdict_of(
         list(map(compare_to_zero, found)), [name for metric, name in asked.items() if metric not in measured]
     )
     twins = preferred(over_seeds(evidence.select("untrained_middle_over_first", "untrained_middle_over_last")))
@@ -267,7 +267,7 @@ def score_rises_with_depth(evidence: Evidence) -> Verdict:
         for seeds in networks
         if (used := tuple(m for run in seeds for m in run))
     ]
-    verdict = judge(comparisons)
+    verdict = verdict_of(comparisons)
     correlations = [
         correlate([m["layer"] for m in run], [m.value for m in run]).spearman or 0.0
         for seeds in networks
@@ -303,14 +303,14 @@ def probe_ablations(evidence: Evidence) -> Verdict:
         for a, b in pairs(of(4, "cls"), of(*cell), "blocks", "strategy", allowed=lambda a, b: a == b):
             comparisons.append(compare(a, b, f"{title(a)}: cls of 4 blocks minus {cell[1]} of {cell[0]}"))
             missing.pop(cell, None)
-    return judge(sorted(comparisons, key=lambda gap: gap.what.partition(":")[0]), missing.values())
+    return verdict_of(sorted(comparisons, key=lambda gap: gap.what.partition(":")[0]), missing.values())
 
 
 def _causal_costs(metric: str) -> Check:
     def check(evidence: Evidence) -> Verdict:
         found = evidence.select(metric, keep=lambda m: m["family"] == "attention" and is_headline(m))
         seen, causal = (over_seeds(m for m in found if m["causal"] == wanted) for wanted in (False, True))
-        return judge(
+        return verdict_of(
             [
                 compare(visible, hidden, f"{metric} of {title(hidden)}: fully visible minus causal")
                 for hidden, visible in pairs(causal, seen, allowed=_matched)  # with or without a class token, as it is

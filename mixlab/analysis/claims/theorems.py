@@ -1,4 +1,4 @@
-"""Claims that mathematics or counting settles: checked by computation each time the ledger is drawn up, in seconds."""
+"""Claims that mathematics or counting decides: computed each time the ledger is made, in seconds."""
 
 from collections.abc import Callable
 from functools import cache, wraps
@@ -88,7 +88,7 @@ def diagonal_blocks() -> Verdict:
 
 
 def off_diagonal_bounds(evidence: Evidence) -> Verdict:
-    """Claim 4, by plain SVD of random mixings and by every rank result of the runs at hand."""
+    """Claim 4, by plain SVD of random mixings and by every rank result of the given runs."""
     ranks = {kind: _off_diagonal_ranks(_mixing(config)) for kind, config in _configs(causal=False).items()}
     held = max(ranks["linear_attention"]) <= _HEAD and max(ranks["mamba2"]) <= _STATE
     broken = evidence.select("rank_bound_holds", keep=lambda m: m.value != 1)
@@ -146,7 +146,7 @@ def linear_cost() -> Verdict:
 
 @_settled
 def long_sequences() -> Verdict:
-    """Claim 20: count a Transformer block, and hold the three tasks against 6D."""
+    """Claim 20: count the operations of a Transformer block, and compare the three tasks with 6D."""
     errors = []
     for dim, length in ((128, 64), (128, 1024), (192, 640)):
         counted = _block_flops(dim, length)
@@ -161,7 +161,7 @@ def long_sequences() -> Verdict:
     long_at_small = all(ratio > 1 for name, ratio in ratios.items() if "ImageNet" not in name and "384" in name)
     text = (
         f"the formula is exact to {max(errors):.0e} of the operations counted. L / 6D: {_listed(ratios, '{:.2f}')}: "
-        "the two dense tasks are long at the width of ViT-S, and just short of the line at that of ViT-B"
+        "the two dense tasks are long at the width of ViT-S, and just below the threshold at that of ViT-B"
     )
     holds = max(errors) < 1e-9 and short and long_at_small
     return Verdict(_holds(holds), text, max(errors), scale="counted")
@@ -177,7 +177,7 @@ def mambaout_sizes() -> Verdict:
         found.append(f"{size} {params:.1f} M, {macs:.2f} G")
         if not (_agrees(params, published_params) and _agrees(macs, published_macs)):
             wrong.append(size)
-    text = "; ".join(found) + (f"; off the published figures: {', '.join(wrong)}" if wrong else "")
+    text = "; ".join(found) + (f"; differ from the published values: {', '.join(wrong)}" if wrong else "")
     return Verdict(_holds(not wrong), text, n=len(found), scale="counted at 224 px")
 
 

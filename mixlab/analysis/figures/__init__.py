@@ -6,7 +6,7 @@ from mixlab.errors import naming_extras
 
 with naming_extras():
     from mixlab.analysis.figures.chart import (
-        FAMILIES,
+        FAMILY_NAMES,
         OTHER,
         STYLE,
         Chart,
@@ -28,7 +28,7 @@ with naming_extras():
     from mixlab.analysis.figures.scores import roc, study_charts
 
 __all__ = [
-    "FAMILIES",
+    "FAMILY_NAMES",
     "OTHER",
     "STYLE",
     "Chart",

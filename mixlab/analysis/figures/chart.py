@@ -16,7 +16,7 @@ from matplotlib.ticker import AutoLocator, FixedLocator, FuncFormatter, MaxNLoca
 from mixlab.analysis.figures.page_svg import LINE, PALETTE, SOFT, TEXT, hint, inline_svg, remove_hints
 from mixlab.run import base_label
 
-FAMILIES = {
+FAMILY_NAMES = {
     "attention": "softmax attention",
     "linear_attention": "linear attention",
     "mamba2": "Mamba-2 scan",
@@ -117,7 +117,7 @@ STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Chart:
-    """`about` says what it shows to readers who cannot see it; `draw` fills the axes that it is given."""
+    """`about` is the alternative text; `draw` fills the given axes."""
 
     title: str
     about: str

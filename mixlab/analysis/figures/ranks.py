@@ -67,7 +67,7 @@ def spectra(arrays: Mapping[str, Arrays], styles: Styles) -> Chart:
 
 
 def distances(arrays: Mapping[str, Arrays], results: Results, styles: Styles) -> Chart:
-    """How much weight lies how far away on the grid, the patch itself left out; ticks below: the mean distance."""
+    """Weight by distance on the grid, without the patch itself; ticks below: the mean distance."""
     profiles = {label: stored["grid_profile"] for label, stored in arrays.items()}
     lines = {label: profile.reshape(-1, profile.shape[-1]).mean(0) for label, profile in profiles.items()}
 
@@ -87,7 +87,7 @@ def distances(arrays: Mapping[str, Arrays], results: Results, styles: Styles) ->
 
 
 def block_ranks(label: str, table: NDArray[np.float64], layer: int, measure: str = "effective") -> Chart:
-    """The rank of every block where it lies in the matrix: means over heads and images of one layer."""
+    """The rank of every block at its place in the matrix: means over heads and images of one layer."""
     grid = block_grid(table, layer, measure=measure)
     if grid is None:
         raise InputError(f"layer {layer} of {label} was not measured")

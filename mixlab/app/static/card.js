@@ -44,7 +44,7 @@ export class Card {
     const head = view.head === 0 ? null : view.head - 1;
     this.#ask("map", { map: view.map }, this.#lacksMap(view.map));
     this.#ask("pca", {});
-    const lacksMatrix = this.model.has_matrix ? "" : "This model mixes tokens in a way that has no matrix to show.";
+    const lacksMatrix = this.model.has_matrix ? "" : "This model has no mixing matrix to show.";
     this.#ask("matrix", { head }, lacksMatrix);
     this.#ask("row", { head, x: view.x, y: view.y, sense: view.sense }, lacksMatrix);
     this.draw();
@@ -122,7 +122,7 @@ export class Card {
     }
     drawHeat(panel.canvases[0], { shape, values: shown }, { colours: viridis, low, high, image: overlay });
     markCell(panel.canvases[0], row, column, shape);
-    panel.title.textContent = this.view.sense === "row" ? "What the patch reads" : "What reads the patch";
+    panel.title.textContent = this.view.sense === "row" ? "What the patch attends to" : "What attends to the patch";
     const extra = answer.share_of_extra > 0.0005 ? `, extra tokens ${percent(answer.share_of_extra)}` : "";
     const caption = `${answer.head_name}; itself ${percent(answer.share_of_self)}${extra}`;
     const ends = (this.view.scale === "log" ? [Math.exp(low), Math.exp(high)] : [low, high]).map(short);
@@ -146,7 +146,7 @@ export class Card {
     const [row, column] = this.#cell(answer.grid);
     const token = answer.patch_tokens[row * answer.grid[1] + column];
     markLine(panel.canvases[0], (token + 0.5) / answer.num_tokens, this.view.sense);
-    const caption = `${answer.head_name}, ${answer.num_tokens} tokens; rows listen to columns`;
+    const caption = `${answer.head_name}, ${answer.num_tokens} tokens; rows attend to columns`;
     panel.show({
       caption, low: short(answer.low), high: short(answer.high),
       labels: [`${panel.title.textContent} of ${this.model.id}: ${caption}, token ${token + 1} marked`],

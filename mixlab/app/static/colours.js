@@ -1,4 +1,4 @@
-// Colour maps (matplotlib's viridis and magma, CC0, at 33 points) and the colours of models: told apart with any colour
+// Colour maps (matplotlib's viridis and magma, CC0, at 33 points) and the colours of models: distinct with any colour
 // vision, and by their dashes.
 
 const VIRIDIS = "440154470d6048186a482374472d7b4537814240863e49893b528b375b8d33638d2f6b8e2c728e297a8e26828e23898e21918c1f988b1fa08822a78528ae8032b67a3fbc734ec36b5ec96270cf5784d44b98d83eaddc30c2df23d8e219ece51bfde725";

@@ -284,7 +284,7 @@ function refused(error, text) {
 }
 
 function lost() {
-  warn("The server does not answer. This page goes on as soon as it is back.");
+  warn("The server does not answer. This page continues when the server is back.");
 }
 
 async function back(session) {

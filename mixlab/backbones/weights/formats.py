@@ -16,7 +16,7 @@ class Format:
     """
 
     title: str
-    marks: frozenset[str]  # keys that tell it apart
+    marks: frozenset[str]  # keys that identify it
     mixer: str | None = None  # the kind of mixer and the token layout these weights were trained with
     place: str | None = None
     names: dict[str, str] = field(default_factory=dict)

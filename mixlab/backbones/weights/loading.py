@@ -162,7 +162,7 @@ def _classifier_roots(model: nn.Module) -> set[str]:
 
 
 def _check_fit(model: Backbone, stored: StoredWeights, candidate: Candidate, unlike: list[str]) -> None:
-    """Same names, same shapes, same kind of number; or an error that says where they part."""
+    """Same names, shapes and kinds of dtype; or an error that lists the differences."""
     expected, entries = model.state_dict(), candidate.entries
     missing = [key for key in expected if key not in entries]
     unknown = [key for key in entries if key not in expected]
@@ -212,7 +212,7 @@ def build_architecture(architecture: Mapping[str, Any]) -> Backbone:
             return Isotropic(config_from_json(config), name=name)
         case {"name": str(name), "timm_name": str(timm_name), "fields": dict(fields), **rest} if not rest:
             if sent := [key for key in WEIGHT_SOURCES if key in fields]:
-                raise InputError(f"field {sent[0]} says where weights come from, which an architecture may not")
+                raise InputError(f"field {sent[0]} names a source of weights, which an architecture may not contain")
             return TimmBackbone(timm_name, {key: _tuples(value) for key, value in fields.items()}, name=name)
         case other:
             raise InputError(

@@ -1,4 +1,4 @@
-"""A backbone into a file, and out of a file alone: the file says what the model is."""
+"""A backbone to a file and back: the file contains the architecture."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def save_weights(
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path, *, metadata: dict[str, str]) -> None:
-    """Write safetensors, readable by whom umask allows. The file appears whole or not at all."""
+    """Write safetensors atomically, with the permissions of the umask."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:

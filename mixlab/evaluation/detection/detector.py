@@ -46,7 +46,7 @@ THINNEST = 0.01  # pixels; detections below are nothing
 
 
 class Detections(NamedTuple):
-    """What was found in one image, the surest first. Masks cover their box: `paste_masks` brings them to the image."""
+    """Detections of one image, highest score first. Masks cover their box; `paste_masks` puts them into the image."""
 
     boxes: Tensor  # float (N, 4)
     scores: Tensor  # float (N,)
@@ -85,7 +85,7 @@ class RegionHeads(nn.Module):
     def detect(
         self, maps: Sequence[Tensor], strides: Sequence[int], proposals: list[Tensor], sizes: Sizes
     ) -> list[Detections]:
-        """The objects of each image, the surest first, in the pixels of the input."""
+        """The objects of each image, highest score first, in pixels of the input."""
         cut = self._cut(maps, strides)
         shares: list[Tensor] = []
         for number, stage in enumerate(self._stages(), start=1):
@@ -111,7 +111,7 @@ class RegionHeads(nn.Module):
         return cast("Iterable[RegionStage]", self.stages)
 
     def _select(self, scores: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What is sure enough and not doubled, out of (R, K) and (R, K or 1, 4): n boxes, scores, classes."""
+        """Score threshold and NMS: from (R, K) and (R, K or 1, 4) to n boxes, scores and classes."""
         region, kind = (scores > MIN_SCORE).nonzero(as_tuple=True)
         sure, own = scores[region, kind], pick(boxes[region], kind)
         solid = ((own[:, 2:] - own[:, :2]) > THINNEST).all(dim=1)

@@ -1,4 +1,4 @@
-"""What a detector finds on a source, over all ranks, in COCO's results format, and its average precision."""
+"""Detections on a source, over all ranks, in COCO's results format, and their average precision."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _IOU_OF = {"boxes": "bbox", "masks": "segm"}
 def average_precision(
     truth: dict[str, Any], results: Sequence[dict[str, Any]], kind: Kind
 ) -> tuple[dict[str, float | None], dict[str, float | None]]:
-    """The six figures, and the AP of each category; None where there is no object to find.
+    """COCO's six metrics, and the AP of each category; None where there is no object to detect.
 
     `truth` is an instances file, `results` is what a results file holds. Masks are sorted into small, medium and large
     by their own area, boxes by theirs.
@@ -113,7 +113,7 @@ class DetectionAnswers:
 
 @dataclass(frozen=True)
 class DetectionScores:
-    """COCO's figures for boxes and masks; None where there was nothing to find."""
+    """COCO's metrics for boxes and masks; None where there was nothing to detect."""
 
     figures: dict[str, dict[str, float | None]]
     classes: dict[str, dict[str, float | None]]
@@ -134,7 +134,7 @@ def find_objects(
     progress: Callable[[int], None] = lambda number: None,
     stopped: Callable[[], bool] = never,
 ) -> DetectionAnswers:
-    """Detect on every image of a source, shared out over the ranks; every rank gets all answers.
+    """Detect on every image of a source, split across the ranks; every rank gets all detections.
 
     `stopped` is as in `Scores`.
     """

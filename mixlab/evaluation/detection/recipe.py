@@ -23,14 +23,7 @@ from mixlab.evaluation.detection.evaluate import find_objects, score_detections
 from mixlab.evaluation.detection.regions import DetectorConfig
 from mixlab.evaluation.pyramid import Pyramid
 from mixlab.training.batches import build_batches
-from mixlab.training.config import (
-    CheckpointConfig,
-    DataConfig,
-    LogConfig,
-    ModelConfig,
-    OptimConfig,
-    TrainConfig,
-)
+from mixlab.training.config import CheckpointConfig, DataConfig, LogConfig, ModelConfig, OptimConfig, TrainConfig
 from mixlab.training.distributed import World, num_workers
 from mixlab.training.live_scores import Score
 from mixlab.training.precision import Precise
@@ -173,13 +166,7 @@ def detect_64(model: ModelConfig) -> TrainConfig:
         ),
         model=model,
         optim=OptimConfig(
-            lr=1.5e-3,
-            lr_batch=8,
-            min_lr=1e-5,
-            warmup_steps=100,
-            weight_decay=0.05,
-            weight_decay_end=0.05,
-            clip=3.0,
+            lr=1.5e-3, lr_batch=8, min_lr=1e-5, warmup_steps=100, weight_decay=0.05, weight_decay_end=0.05, clip=3.0
         ),
         data=DataConfig(size=64, workers=0),
         steps=2000,

@@ -1,4 +1,4 @@
-"""Heads on proposals: what one stage of them learns from, what it predicts, and the boxes it hands on."""
+"""Heads on proposals: one stage with its sampling, losses, predictions, and boxes for the next stage."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class DetectorConfig:
     agnostic_boxes: bool = False  # one box for all classes; in a cascade always
     agnostic_masks: bool = False
     anchor_scale: float = 8.0  # sides of anchors in strides: 32 to 512 px on strides 4 to 64
-    finest: float = 56.0  # pixels; regions below twice that are cut from the finest map
+    finest: float = 56.0  # pixels; regions smaller than twice that are pooled from the finest map
     candidates: int = 2000  # the best anchors of an image, of which NMS keeps `proposals`
     proposals: int = 1000
     anchors: int = 256  # sampled from each image to learn proposals
@@ -220,7 +220,7 @@ def sample_regions(
 
 
 def draw(numbers: Tensor, most: int) -> Tensor:
-    """At most so many of the numbers, in random order."""
+    """At most `most` of the numbers, in random order."""
     return numbers[torch.randperm(len(numbers), device=numbers.device)[:most]]
 
 

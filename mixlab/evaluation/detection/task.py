@@ -43,7 +43,7 @@ class DetectionResult:
 
     @property
     def measurements(self) -> list[Measurement]:
-        """AP of boxes and masks. An AP is no mean over images, so it has no interval: seeds give one."""
+        """AP of boxes and masks. AP is not a mean over images, so it has no interval; several seeds give one."""
         about: dict[str, Any] = {"subject": self.subject, "protocol": self.protocol, "seed": self.seed}
         values = {"box_ap": self.scores.figures["boxes"]["AP"], "mask_ap": self.scores.figures["masks"]["AP"]}
         return [
@@ -81,12 +81,7 @@ plan_detection = partial(plan_dense, method=DetectionConfig, small=detect_64, pu
 
 
 def fit_detection(
-    plan: DensePlan,
-    run: str | Path,
-    *,
-    num_val: int | None = None,
-    device: str | None = "auto",
-    bar: Bar = no_bar,
+    plan: DensePlan, run: str | Path, *, num_val: int | None = None, device: str | None = "auto", bar: Bar = no_bar
 ) -> DetectionResult:
     """Train a detector in the directory `run`, or resume there, and score it on at most `num_val` validation images.
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 
 import torch
 
-from mixlab.backbones.backbone import Backbone, Source
+from mixlab.backbones.backbone import Backbone, FeatureSource
 from mixlab.data.labelled import LabelledSplits, labelled_splits
 from mixlab.errors import InputError
 from mixlab.evaluation.classifier import ProbeHead, save_head
@@ -26,13 +26,7 @@ from mixlab.evaluation.features import (
     possible_strategies,
     published_source,
 )
-from mixlab.evaluation.machine import (
-    CentreView,
-    Machine,
-    Say,
-    precision_in_use,
-    run_precision,
-)
+from mixlab.evaluation.machine import CentreView, Machine, Say, precision_in_use, run_precision
 from mixlab.evaluation.probe.heads import HeadGrid, collect_heads
 from mixlab.evaluation.probe.result import GridScores, ProbeMode, ProbeResult
 from mixlab.evaluation.probe.training import (
@@ -71,14 +65,14 @@ class ProbeSettings(FrozenSettings):
     heads: Heads = "grid"
     """grid (the paper's ablation: 1 to 4 blocks, five strategies, four lr, four wd), light (1,536 features) or heavy
     (4 blocks, 8 for tiny and base), both with the four lr and wd."""
-    blocks: tuple[int, ...] = ()  # how many of the last blocks a head reads, instead of those of --heads.
+    blocks: tuple[int, ...] = ()  # numbers of last blocks that heads read, instead of those of --heads.
     strategies: tuple[str, ...] = ()
-    """cls, mean, max, cls+mean, cls+max, output (what the backbone returns), registers (each by itself)."""
+    """cls, mean, max, cls+mean, cls+max, output (what the backbone returns), registers (one each)."""
     lrs: tuple[float, ...] = LRS  # learning rates for a batch of 256.
     weight_decays: tuple[float, ...] = WEIGHT_DECAYS  # weight decays.
     epochs: int = 100  # passes over the images.
     batch: int = 1024  # images per step over all processes.
-    load_size: int | None = None  # the side at which images are held before they are cropped; twice --image without it.
+    load_size: int | None = None  # size in pixels from which random crops are cut; default: twice the image size.
 
     def for_backbone(self, backbone: Backbone) -> ProbeSettings:
         """With blocks, strategies, source and image as they apply to this backbone."""
@@ -209,8 +203,8 @@ class _ProbeRun:
         return self.settings.image
 
     @property
-    def source(self) -> Source:
-        return cast(Source, self.settings.source)
+    def source(self) -> FeatureSource:
+        return cast(FeatureSource, self.settings.source)
 
     def scores(self, stop: StopRequests, save_every_s: float) -> GridScores:
         """Train and score the grid, resuming where an earlier call stopped."""
@@ -310,7 +304,7 @@ class _ProbeRun:
 
 
 def _batch(asked: int, num_images: int, world: World) -> int:
-    """The batch as asked, or as large as the images allow; the learning rate follows."""
+    """The requested batch, or the number of images if that is smaller; the learning rate is scaled accordingly."""
     if num_images < world.size:
         raise InputError(f"{num_images} training images are too few for {world.size} ranks")
     return min(asked, num_images // world.size * world.size)

@@ -111,11 +111,7 @@ class HeadGrid:
             own = [head for number, head in enumerate(self.heads) if head.input == head_input and self._is_own(number)]
             if own:
                 self.groups[head_input] = HeadGroup(
-                    own,
-                    width=plan.width_of(head_input),
-                    num_classes=num_classes,
-                    seed=seed,
-                    device=self.world.device,
+                    own, width=plan.width_of(head_input), num_classes=num_classes, seed=seed, device=self.world.device
                 )
 
     @property
@@ -134,7 +130,7 @@ class HeadGrid:
 
     @torch.no_grad()
     def predict(self, features: Tensor) -> Tensor:
-        """The class that each of this rank's heads finds, (heads, B)."""
+        """The class that each of this rank's heads predicts, (heads, B)."""
         found = [
             group.logits(self.plan.take(features, head_input)).argmax(-1).mT
             for head_input, group in self.groups.items()
@@ -142,7 +138,7 @@ class HeadGrid:
         return torch.cat(found) if found else features.new_zeros(0, len(features), dtype=torch.int64)
 
     def finite(self) -> Tensor:
-        """Whether each of this rank's heads still consists of numbers, bool (heads,)."""
+        """Whether the weights of each of this rank's heads are finite, bool (heads,)."""
         parts = [group.weight.sum((1, 2)).isfinite().cpu() for group in self.groups.values()]
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool)
 

@@ -1,4 +1,4 @@
-"""From right answers to numbers: the best head, what choosing it was worth, the paper's ablations, measurements."""
+"""From correct predictions to results: the best head, its selection bias, the paper's ablations, measurements."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class ProbeResult:
 
 
 def best_head(correct: Tensor, finite: Tensor) -> int:
-    """The head that gets most images right, the first of equals; diverged heads do not count."""
+    """The head with the most correct predictions, the first of equals; diverged heads do not count."""
     if not finite.any():
         raise InputError("every head diverged; lower the learning rates")
     return int(torch.where(finite, correct.sum(1), -1).argmax())

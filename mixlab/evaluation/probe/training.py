@@ -2,7 +2,7 @@
 
 Not on `training.loop`: that trains one network by autograd and AdamW. Here one pass of a frozen backbone, or one read
 of its cached features, trains hundreds of heads, each with its own learning rate and weight decay, by a gradient that
-is written out (`heads`) and never stored; and ranks share out heads instead of averaging gradients. Checkpoints, stop
+is written out (`heads`) and never stored; and ranks divide the heads instead of averaging gradients. Checkpoints, stop
 signals, the loader and the order of samples are those of all training.
 """
 

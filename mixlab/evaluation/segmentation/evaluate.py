@@ -1,4 +1,4 @@
-"""Label maps of a whole set against the truth: one confusion matrix, exact, over any number of processes."""
+"""Segmentation metrics: one confusion matrix over the whole set, exact for any number of processes."""
 
 from __future__ import annotations
 
@@ -56,12 +56,7 @@ class ConfusionMatrix:
     """
 
     def __init__(
-        self,
-        num_classes: int,
-        *,
-        num_groups: int = 1,
-        ignore: int = IGNORE,
-        device: torch.device | None = None,
+        self, num_classes: int, *, num_groups: int = 1, ignore: int = IGNORE, device: torch.device | None = None
     ) -> None:
         self.num_classes, self.ignore = num_classes, ignore
         self.matrices = torch.zeros(num_groups, num_classes, num_classes, dtype=torch.int64, device=device)
@@ -116,7 +111,7 @@ def _share(part: NDArray[np.int64], whole: NDArray[np.int64]) -> NDArray[np.floa
 
 
 def _mean(values: NDArray[np.float64]) -> float:
-    """Of what is a number."""
+    """The mean without NaN."""
     known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else float("nan")
 

@@ -23,14 +23,7 @@ from mixlab.evaluation.pyramid import Pyramid
 from mixlab.evaluation.segmentation.evaluate import score_label_maps
 from mixlab.evaluation.segmentation.upernet import Inference, Mode, Norm, Predictor, UperNet, resize
 from mixlab.training.batches import build_batches
-from mixlab.training.config import (
-    CheckpointConfig,
-    DataConfig,
-    LogConfig,
-    ModelConfig,
-    OptimConfig,
-    TrainConfig,
-)
+from mixlab.training.config import CheckpointConfig, DataConfig, LogConfig, ModelConfig, OptimConfig, TrainConfig
 from mixlab.training.distributed import World, num_workers
 from mixlab.training.live_scores import Score
 from mixlab.training.precision import Precise
@@ -61,7 +54,7 @@ class SegmentConfig(DenseConfig):
             if getattr(self, name) < 1:
                 raise InputError(f"method.{name} is {getattr(self, name)}; give at least 1")
         if not 0 < self.scale[0] <= self.scale[1]:
-            raise InputError(f"method.scale {self.scale} is no range of factors; give for example 0.5,2.0")
+            raise InputError(f"method.scale {self.scale} is not a range of factors; give for example 0.5,2.0")
 
     @property
     def image(self) -> int:

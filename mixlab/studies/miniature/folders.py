@@ -42,9 +42,9 @@ def prepare(data: Path, out: Path, *, workers: int) -> str:
         chosen = {part: _evenly(images, MOST[part]) for part, images in parts.items()}
         numbers = {part: len(images) for part, images in chosen.items()}
         counts = ", ".join(f"{number:,} for {part}" for part, number in numbers.items())
-        console.print(f"{data}: {counts} in {out}, large ones at {COPY_SIDE} px", highlight=False)
+        console.print(f"{data}: {counts} in {out}, large ones at {COPY_SIDE} px")
         if not as_it_is:
-            console.print(f"{data} has no val/: every fifth image of a class is held out", style="yellow")
+            console.print(f"{data} has no val/: every fifth image of a class is for validation", style="yellow")
         pairs = [(file, out / part / path) for part, images in chosen.items() for file, path in images]
         with ThreadPoolExecutor(workers) as pool:  # decoding lets other threads run
             list(pool.map(lambda pair: _copy(*pair), pairs))
@@ -61,12 +61,12 @@ def _is_small(images: Images, most: int) -> bool:
 
 
 def _evenly(images: Images, most: int) -> Images:
-    """At most so many, spread over the sorted paths and so over classes."""
+    """At most `most`, evenly spaced over the sorted paths and so over classes."""
     return [images[index] for index in evenly_spaced(len(images), most)]
 
 
 def _copy(file: Path, place: Path) -> None:
-    """A small copy, or a link to what is small or cannot be read: whoever reads it says so."""
+    """A small copy, or a link if the image is small or unreadable; the reader reports unreadable ones."""
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
         image = decode(file, draft=COPY_SIDE) if _short_side(file) > SMALL else None
@@ -97,7 +97,7 @@ def hold_out(data: str, out: str) -> None:
     """OUT/train and OUT/val with links to the images of DATA's training part: every fifth of a class is in val."""
     source, folder = parse_source(data, split="train"), Path(out)
     if not isinstance(source, ImageFolder) or not source.classes:
-        raise InputError(f"{data} has no class folders to hold images out of; give one sub-folder per class")
+        raise InputError(f"{data} has no class folders to split; give one sub-folder per class")
     parts = held_out(source)
     for part, paths in parts.items():
         for path in paths:

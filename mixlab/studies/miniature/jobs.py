@@ -43,7 +43,7 @@ def choose_rates(run: str, *trials: str) -> dict[str, Any]:
     chosen: dict[str, dict[str, float]] = {}
     for row in sorted(rows, key=lambda row: row["value"]):  # the best comes last
         chosen.setdefault(row["training"], {})[row["family"]] = row["lr"]
-    about = "every fifth image of each class of the training part, which no comparison is judged by"
+    about = "every fifth image of each class of the training part, which no comparison uses"
     result = {"kind": "tuning", "judged_on": about, "chosen": chosen, "trials": rows, "provenance": provenance()}
     RunDirectory.create(run).write_result("tuning", result)
     return result

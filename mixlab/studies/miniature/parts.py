@@ -6,7 +6,7 @@ from itertools import product
 from pathlib import Path
 
 from mixlab.recipes import MINI_DEPTHS
-from mixlab.studies.miniature.plan import Setting, Training, Variant, judge, score, sets, train
+from mixlab.studies.miniature.plan import Setting, Training, Variant, score, score_variant, sets, train
 from mixlab.studies.steps import Step
 
 TUNING_SEED = 100  # none of those that are compared
@@ -30,14 +30,14 @@ class Part:
 
 
 def tune(setting: Setting) -> Iterator[Step]:
-    """Every family, both trainings, the same few learning rates, a short schedule, judged within the training part."""
+    """Short trainings of every family with the same learning rates, evaluated on a split of the training part."""
     effort = setting.effort
     place = setting.run / "tuning"
     folds = place / "folds"
     split = Step(
         "tuning folds",
-        "tuning: every fifth training image set aside",
-        "learning rates are chosen without a look at the held-out images",
+        "tuning: a split of the training images",
+        "learning rates are tuned without the validation images",
         ("split", setting.data, str(folds)),
         folds / "split.json",
     )
@@ -105,7 +105,7 @@ def _shifts(setting: Setting, run: Path) -> Step:
     return Step(
         f"shifts {run.name}",
         f"{run.name}: changed images",
-        "does the probe still know images without colour, blurred, noisy, pale, as edges?",
+        "accuracy of the probe on grey, blurred, noisy and pale images, and on edges",
         ("robust", f"{run}={run.name}", "--shifts", setting.data),
         run / "results" / f"shifts_{run.name}.json",
         here=(*setting.here, "--batch", "256"),
@@ -131,19 +131,19 @@ def sizes(setting: Setting) -> Iterator[Step]:
 
 
 def mambaout(setting: Setting) -> Iterator[Step]:
-    """Is seeing only earlier tokens a loss to a ViT? Does a scan help on long sequences?"""
+    """Does causal mixing cost a ViT accuracy? Does a scan help on long sequences?"""
     if setting.labelled:
         for family in setting.having("vit"):
             shapes = {"pooled": POOLED, "causal": (*POOLED, "model.causal=true")}
             variants = [Variant(family, "supervised", name, settings) for name, settings in shapes.items()]
             for variant, seed in product(variants, setting.seeds):
                 yield train(setting, variant, seed)
-                yield from judge(setting, variant, seed, twin=False, probe=False)
+                yield from score_variant(setting, variant, seed, twin=False, probe=False)
     labels = setting.run / "labels"
     made = Step(
         "labels",
         "segmentation: label maps",
-        "masks as classes: ground and figure; every fourth image held out",
+        "masks as classes: background and foreground; every fourth image for validation",
         ("labels", setting.masks, str(labels)),
         labels / "classes.txt",
     )
@@ -153,7 +153,7 @@ def mambaout(setting: Setting) -> Iterator[Step]:
         yield Step(
             f"segment {place.name}",
             f"{place.name}: UperNet",
-            "fine-tuned on twelve times as many tokens: figure from ground",
+            "fine-tuned at twelve times as many tokens: foreground against background",
             (
                 "segment", str(Variant(family).run(setting, seed)), "--recipe", family.recipe("segment"),
                 "--data", str(labels), "--run", str(place), *sets(*setting.effort.segment, f"seed={seed}"),
@@ -206,7 +206,7 @@ def ranks(setting: Setting) -> Iterator[Step]:
         yield Step(
             f"rank {run.name}",
             f"{run.name}: ranks",
-            "how much can a far block of the matrix carry?",
+            "what is the rank of off-diagonal blocks?",
             ("rank", str(run), "--data", setting.masks, *size, "--layers", *map(str, layers)),
             run / "results" / f"rank_{run.name}.json",
             here=("--device", setting.device),
@@ -265,7 +265,7 @@ def _trained_and_judged(
     pairs = list(product(variants, seeds))
     yield from (train(setting, variant, seed) for variant, seed in pairs)
     for variant, seed in pairs:
-        yield from judge(setting, variant, seed, twin=twin)
+        yield from score_variant(setting, variant, seed, twin=twin)
 
 
 def _runs(setting: Setting, training: Training) -> list[Path]:
@@ -273,6 +273,6 @@ def _runs(setting: Setting, training: Training) -> list[Path]:
 
 
 def _judged(setting: Setting, runs: list[Path]) -> tuple[str, ...]:
-    """Steps after which a run's maps can be held against its probes."""
+    """The steps needed before a run's maps can be compared with its probes."""
     kinds = ("train", "probe") if setting.labelled else ("train",)
     return tuple(f"{kind} {run.name}" for kind in kinds for run in runs)

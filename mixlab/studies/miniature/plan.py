@@ -1,11 +1,11 @@
-"""What studies are made of: families, training runs and their judgement, as command lines that anyone could type."""
+"""The building blocks of a study: families, training runs and their evaluation, as command lines."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from mixlab.studies.scoring import judge_run
+from mixlab.studies.scoring import score_run
 from mixlab.studies.steps import Step
 
 Training = Literal["dino", "supervised"]
@@ -27,8 +27,8 @@ class Family:
         return f"{kind}_{self.name}_mini"
 
 
-# The dearest first, so that processes side by side end at about the same time.
-FAMILIES = (
+# The slowest first, so that parallel processes finish at about the same time.
+STUDY_FAMILIES = (
     Family("mambareg", "dinomambareg", ("cls", "mean", "registers")),
     Family("dinovim", "dinovim"),
     Family("gatedconv", "gatedconv", ("mean", "max")),
@@ -38,10 +38,10 @@ FAMILIES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Effort:
+class StudyEffort:
     """How much work; the recipes say everything else."""
 
-    least_images: int = 160  # for training: a batch, where a fifth is set aside
+    least_images: int = 160  # for training: one batch, after a fifth became validation images
     training: tuple[str, ...] = ()  # settings of every training run
     dino: tuple[str, ...] = ()
     segment: tuple[str, ...] = ()
@@ -59,8 +59,8 @@ class Effort:
     scaling_tokens: int = 262144  # of a batch: enough that launching kernels does not count
 
 
-FULL = Effort()
-QUICK = Effort(
+FULL = StudyEffort()
+QUICK = StudyEffort(
     least_images=20,
     training=("model.dim=64", "model.depth=4", "steps=4", "batch=16", "optim.warmup_steps=0", "log.every_steps=1"),
     dino=("method.num_prototypes=64", "method.num_local=1"),
@@ -91,8 +91,8 @@ class Setting:
     seeds: tuple[int, ...]
     device: str
     workers: int  # processes that read images, per step
-    effort: Effort = FULL
-    families: tuple[Family, ...] = FAMILIES
+    effort: StudyEffort = FULL
+    families: tuple[Family, ...] = STUDY_FAMILIES
     rates: dict[str, dict[str, float]] = field(default_factory=dict)  # training: family: the tuned learning rate
 
     @property
@@ -165,12 +165,12 @@ def train(
     )
 
 
-def judge(setting: Setting, variant: Variant, seed: int, *, twin: bool, probe: bool = True) -> Iterator[Step]:
+def score_variant(setting: Setting, variant: Variant, seed: int, *, twin: bool, probe: bool = True) -> Iterator[Step]:
     """kNN and a linear probe of a run, and of its untrained twin, where there are labels."""
     if setting.labelled:
         run, strategies = variant.run(setting, seed), variant.strategies or variant.family.strategies
         heads = (*PROBE, "--strategies", *strategies, "--epochs", str(setting.effort.probe_epochs))
-        yield from judge_run(
+        yield from score_run(
             run, run.name, data=setting.data, seed=seed, heads=heads if probe else None, here=setting.here, twin=twin
         )
 
@@ -187,7 +187,7 @@ def score(
     return Step(
         f"auc {into.name if into != setting.run else ''} {' '.join(studies)}".replace("  ", " "),
         f"{title}: Binary-AUC by {', '.join(studies)}",
-        "do the maps find the foreground? beside a centre prior and untrained twins",
+        "do the maps find the foreground? compared with a centre prior and untrained twins",
         ("auc", *names, "--study", *studies, "--data", setting.masks, *size, "--run", str(into)),
         into / "results" / f"auc_{studies[-1]}.json",
         here=("--device", setting.device, "--batch", "64"),

@@ -1,4 +1,4 @@
-"""A study without its weights and photographs: the JSON from which its report is made again, small enough for git."""
+"""Publishes a study without weights and photographs: the JSON from which its report can be made again."""
 
 import re
 import shutil
@@ -18,7 +18,7 @@ from mixlab.run import RunDirectory, unpacked, write_archive
 from mixlab.run.archive import PUBLISHED_RUNS
 from mixlab.run.directory import read_json
 from mixlab.studies.miniature.parts import finished_runs
-from mixlab.studies.steps import rename_place
+from mixlab.studies.steps import rename_folder
 
 MOST_ROWS = 60  # of a training curve
 WRITTEN = (PUBLISHED_RUNS, "report.html", "README.md", "config.json", "metrics.jsonl")  # the last two in an older form
@@ -34,10 +34,10 @@ def publish_study(run: Path, out: Path) -> Path:
     directory = RunDirectory.open(run)
     config = directory.read_config()
     if "study" not in config:
-        raise InputError(f"{run} is no study: its config.json names none; give the --run of `mixlab study`")
+        raise InputError(f"{run} is not a study (see its config.json); give the --run of `mixlab study`")
     places = finished_runs(run)
     if run not in places:
-        raise InputError(f"{run} has no results of its own yet; let a part of the study end first")
+        raise InputError(f"{run} has no results yet; finish a part of the study first")
     _check_place(run.resolve(), out)
     names = _short_names(run, config)
     with _built_aside(out.resolve()) as made:
@@ -49,15 +49,15 @@ def publish_study(run: Path, out: Path) -> Path:
             write_report([runs], made / page)
         write_archive(runs, made / PUBLISHED_RUNS)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
-    console.print(f"published in {out}: {size / 1e6:.1f} MB", highlight=False)
+    console.print(f"published in {out}: {size / 1e6:.1f} MB")
     return out / "report.html"
 
 
 def _check_place(run: Path, out: Path) -> None:
-    """What is there may be replaced only if it is a published study and nothing else."""
+    """An existing folder may be replaced only if it is a published study and nothing else."""
     place = out.resolve()
     if place.is_relative_to(run) or run.is_relative_to(place):
-        raise InputError(f"--publish {out} is the study itself, lies in it or holds it; give another folder")
+        raise InputError(f"--publish {out} is, contains or lies in the study itself; give another folder")
     if place.exists() and not place.is_dir():
         raise NotADirectoryError(f"--publish {out} is a file; give a new folder, or one that was published before")
     if place.is_dir() and (other := next(_not_published(place), None)) is not None:
@@ -162,6 +162,6 @@ def _cleaned(value: Any, names: list[tuple[str, str]]) -> Any:
         return [_cleaned(part, names) for part in value]
     if isinstance(value, str):
         for place, name in names:
-            value = rename_place(value, place, name)
+            value = rename_folder(value, place, name)
         return OTHER_PLACES.sub("", value)
     return float(f"{value:.6g}") if isinstance(value, float) else value

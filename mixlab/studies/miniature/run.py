@@ -1,4 +1,4 @@
-"""Runs the parts of the miniature study in order, and writes down what each took."""
+"""Runs the parts of the miniature study in order, and records their times."""
 
 import contextlib
 import os
@@ -26,7 +26,7 @@ from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import RunLock, read_json, write_json
 from mixlab.studies.miniature.folders import prepare
 from mixlab.studies.miniature.parts import PARTS, Part
-from mixlab.studies.miniature.plan import FAMILIES, QUICK, Effort, Family, Setting
+from mixlab.studies.miniature.plan import QUICK, STUDY_FAMILIES, Family, Setting, StudyEffort
 from mixlab.studies.steps import Step, is_done, mark_of, run_steps, wait_for_workers, worker_pool
 from mixlab.training.distributed import choose_device, num_cores
 
@@ -37,7 +37,7 @@ PATIENCE_S = 10.0  # for the control program
 TRIAL_S = 60.0
 NOTE_S = 2.0
 MOST_AT_ONCE = 10
-NEEDLESS = ("checkpoints", "features", "probe", "tensorboard")  # of runs that are judged
+NEEDLESS = ("checkpoints", "features", "probe", "tensorboard")  # of runs that are evaluated
 
 
 def run_miniature(
@@ -47,10 +47,10 @@ def run_miniature(
     run: Path,
     parts: tuple[str, ...],
     seeds: tuple[int, ...],
-    effort: Effort,
+    effort: StudyEffort,
     at_once: int | None,
     device: str | None,
-    families: tuple[Family, ...] = FAMILIES,
+    families: tuple[Family, ...] = STUDY_FAMILIES,
 ) -> dict[str, Any]:
     """All steps of the parts that are not done yet, each part with its minutes; the report after the ledger."""
     where = choose_device(device)
@@ -93,7 +93,7 @@ def run_miniature(
                 _write_summary(directory, setting, sizes)
         if "ledger" in parts:
             page = write_report([run], run / "report.html")
-            console.print(f"the report: open {page}", highlight=False, soft_wrap=True)
+            console.print(f"the report: open {page}", soft_wrap=True)
     return {"parts": took, "report": None if page is None else str(page)}
 
 
@@ -117,7 +117,7 @@ def _run_part(name: str, setting: Setting, pool: ProcessPoolExecutor, at_once: i
         (setting.run / "results" / "claims.json").unlink(missing_ok=True)  # new results, a new ledger
     steps = list(part.steps(setting))
     console.rule(f"{name}: {part.question}")
-    console.print(f"{len(steps)} steps, about {part.minutes:g} minutes on one H200", highlight=False)
+    console.print(f"{len(steps)} steps, about {part.minutes:g} minutes on one H200")
     start = time.monotonic()
     with _minutes_noted(setting.run, name):
         run_steps(steps, setting.run, pool, workers=at_once, command=COMMAND)
@@ -161,7 +161,7 @@ def _tuned(directory: RunDirectory) -> dict[str, dict[str, float]]:
 
 @contextlib.contextmanager
 def _minutes_noted(run: Path, name: str) -> Iterator[None]:
-    """Adds up the minutes of a part as they pass: what a killed study has used is known as well."""
+    """Records the minutes of a part as they pass, so that they survive a kill."""
     place = run / "steps" / "parts.json"
     place.parent.mkdir(exist_ok=True)
     known = read_json(place) if place.is_file() else {}

@@ -10,7 +10,7 @@ import torch
 import mixlab
 from mixlab.analysis.auc import run_study
 from mixlab.analysis.claims import CLAIMS, Evidence, Verdict, draw_up
-from mixlab.analysis.claims.evidence import Comparison, judge, scale_of
+from mixlab.analysis.claims.evidence import Comparison, scale_of, verdict_of
 from mixlab.analysis.claims.measured import mutual_pairs
 from mixlab.analysis.comparisons import over_seeds
 from mixlab.analysis.layer_ranks import RankSettings
@@ -68,20 +68,20 @@ def gap(value: float, error: float, what: str = "x") -> Comparison:
 
 def test_judgement_needs_every_difference_to_be_significant() -> None:
     up, open_, down = (gap(value, 0.03) for value in (0.2, 0.05, -0.2))
-    assert judge([]).status == "not measured"
-    assert judge([up, up]).status == "supported"
-    part = judge([up, up], missing=["the rest"])
+    assert verdict_of([]).status == "not measured"
+    assert verdict_of([up, up]).status == "supported"
+    part = verdict_of([up, up], missing=["the rest"])
     assert part.status == "supported in part" and part.measured.endswith("not measured: the rest")
-    assert judge([up, open_]).status == "not resolved at this scale"
-    assert judge([gap(0.0, 0.0)]).status == "contradicted"
-    worst = judge([up, down, gap(-0.3, 0.5)])
+    assert verdict_of([up, open_]).status == "not resolved at this scale"
+    assert verdict_of([gap(0.0, 0.0)]).status == "contradicted"
+    worst = verdict_of([up, down, gap(-0.3, 0.5)])
     assert worst.status == "contradicted" and worst.value == -0.2, "the difference that decided is the one recorded"
     assert worst.high is not None and worst.high < 0
 
 
 def test_one_difference_of_many_may_come_out_significant_by_chance() -> None:
-    assert judge([gap(-0.25, 0.1)]).status == "contradicted"
-    assert judge([gap(-0.25, 0.1), *[gap(0.1, 0.1)] * 9]).status == "not resolved at this scale"
+    assert verdict_of([gap(-0.25, 0.1)]).status == "contradicted"
+    assert verdict_of([gap(-0.25, 0.1), *[gap(0.1, 0.1)] * 9]).status == "not resolved at this scale"
 
 
 def test_the_scale_names_sizes_data_labels_and_seeds() -> None:

@@ -66,7 +66,7 @@ def check_feature_nets(name: str, out_indices: int | list[int] | None, expected:
 
 
 def test_a_feature_net_that_cannot_be_right_is_refused() -> None:
-    with pytest.raises(ValueError, match="feature_cls 'hook' does not fit .* choose one of getter, list, dict, fx"):
+    with pytest.raises(ValueError, match="feature_cls 'hook' does not work .* choose one of getter, list, dict, fx"):
         small("vit_tiny", features_only=True, feature_cls="hook")
 
 

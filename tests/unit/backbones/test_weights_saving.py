@@ -234,7 +234,7 @@ def test_metadata_that_is_not_json_is_refused(tmp_path):
 @pytest.mark.parametrize("field", ["pretrained", "checkpoint_path", "pretrained_cfg"])
 def test_a_file_cannot_send_timm_to_fetch_other_weights(field):
     described = {"name": "x", "timm_name": "vit_tiny_patch16_224", "fields": {field: "elsewhere"}}
-    with pytest.raises(ValueError, match=f"field {field} says where weights come from"):
+    with pytest.raises(ValueError, match=f"field {field} names a source of weights"):
         build_architecture(described)
     with pytest.raises(ValueError, match="no model 'hf-hub:some/where'"):
         build_architecture({"name": "x", "timm_name": "hf-hub:some/where", "fields": {}})

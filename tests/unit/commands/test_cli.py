@@ -57,7 +57,7 @@ def test_json_on_stdout_is_nothing_but_json(capsys: pytest.CaptureFixture[str]) 
         (["report", "runs", "--out", "x.pdf"], 1, "x.pdf is neither .html nor .md"),
         (["maps", "vit_tiny", "--num-images", "0"], 1, "--num-images is 0; give at least 1"),
         (["auc", "vit_tiny", "--image", "0"], 1, "--image is 0; give at least 1"),
-        (["rank", "vit_tiny", "--json", "nowhere/x.json"], 1, "--json nowhere/x.json: nowhere is no folder"),
+        (["rank", "vit_tiny", "--json", "nowhere/x.json"], 1, "--json nowhere/x.json: nowhere is not a folder"),
         (["knn", "vit_tiny", "--json", "."], 1, "--json . is a folder; name a file in it"),
     ],
 )

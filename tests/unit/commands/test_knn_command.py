@@ -68,7 +68,7 @@ def test_few_labels_and_unreadable_images_are_counted(tmp_path: Path) -> None:
 def test_bad_calls_get_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="strategy 'centre' does not exist"):
         knn("vit_tiny", data="shapes:n=20", strategy="centre", run=tmp_path, **OPTIONS)
-    with pytest.raises(ValueError, match="share of 0"):
+    with pytest.raises(ValueError, match="label share is 0"):
         knn("vit_tiny", data="shapes:n=20", label_share=0.0, run=tmp_path, **OPTIONS)
 
 

@@ -74,7 +74,7 @@ def test_grid_only_models_and_bad_calls_get_a_sentence(tmp_path: Path) -> None:
         rank(["vit_tiny"], training=("dino",), run=out)
     with pytest.raises(ValueError, match="--training names b, the labels are vit_tiny"):
         rank(["vit_tiny"], training=("b=dino",), run=out)
-    with pytest.raises(FileNotFoundError, match="no data source"):
+    with pytest.raises(FileNotFoundError, match="not a data source"):
         rank(["vit_tiny"], data=str(tmp_path / "nowhere"), run=out)
 
 

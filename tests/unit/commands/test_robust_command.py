@@ -101,7 +101,7 @@ def test_parts_of_another_classifier_limit_or_view_count_as_missing(
         part("0/2", **other)
         capsys.readouterr()
         assert "sets" not in part("1/2")
-        assert "part 0 of 2 is of another" in " ".join(capsys.readouterr().err.split())
+        assert "part 0 of 2 has another" in " ".join(capsys.readouterr().err.split())
     assert part("0/2")["sets"]["v2-ti"]["top1"] == 1.0
     both = part("1/2", head=tmp_path / "retrained.safetensors")  # no other part has replaced its first one
     assert both["counts"]["v2-ti"]["n"] == 9 and both["sets"]["v2-ti"]["top1"] == 0.0
@@ -128,7 +128,7 @@ def test_a_target_without_a_classifier_and_wrong_names_get_a_sentence(
     bare = make_run(tmp_path / "bare", "vit_tiny")
     with pytest.raises(ValueError, match="has no classifier: give --head FILE, probe it first"):
         robust(str(bare), data=[str(sets)], **OPTIONS)
-    with pytest.raises(ValueError, match="'v3' in .* is no set; choose among val, v2-mf"):
+    with pytest.raises(ValueError, match="'v3' in .* is not a known set; choose among val, v2-mf"):
         parse_sets(["v3=/nowhere"])
     with pytest.raises(FileNotFoundError, match="is not a folder"):
         parse_sets([f"a={tmp_path / 'nowhere'}"])

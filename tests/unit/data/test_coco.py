@@ -89,7 +89,7 @@ def test_polygons_outside_the_image_are_cut_and_several_are_joined():
         ({"size": [2, 2], "counts": [5, -1]}, "4"),
         ({"size": [3, 2], "counts": [6]}, "size"),
         ({"size": [2, 2], "counts": "\x7f\x01"}, "alphabet"),
-        ({"size": [2, 2], "counts": "P"}, "break off"),
+        ({"size": [2, 2], "counts": "P"}, "end in the middle"),
         (None, "neither"),
     ],
 )

@@ -88,7 +88,7 @@ def test_a_mask_that_does_not_fit_is_told_by_name(tmp_path: Path, masks: str, va
 
 
 def test_what_is_no_set_of_label_maps_is_answered_with_the_layouts(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="not an existing folder"):
+    with pytest.raises(FileNotFoundError, match="nor an existing folder"):
         parse_label_maps(str(tmp_path / "nowhere"))
     with pytest.raises(ValueError, match="images/ beside annotations/"):
         parse_label_maps(str(tmp_path))

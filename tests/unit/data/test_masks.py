@@ -84,7 +84,7 @@ def test_files_without_a_partner_are_reported_and_the_rest_goes_on(tmp_path):
     source = parse_masks(name)
     assert [Path(path).name for path in source.unpaired] == ["lost.png", "alone.jpg"]
     assert len(source) == 1 and source.load(0).name == "a b.jpg"
-    assert "2 files have no partner" in unpaired_note(source) and "lost.png" in unpaired_note(source)
+    assert "2 files have no counterpart" in unpaired_note(source) and "lost.png" in unpaired_note(source)
 
 
 def test_what_is_at_a_place_is_decided_by_what_lies_there_and_never_by_trying(tmp_path, monkeypatch):

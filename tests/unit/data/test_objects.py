@@ -157,7 +157,7 @@ def test_an_image_of_another_size_than_the_file_says_is_unreadable(folder):
 
 
 def test_wrong_places_get_an_answer(folder, tmp_path):
-    with pytest.raises(FileNotFoundError, match="no source of objects"):
+    with pytest.raises(FileNotFoundError, match="not a source of objects"):
         parse_objects("nowhere")
     empty = tmp_path / "empty"
     empty.mkdir()

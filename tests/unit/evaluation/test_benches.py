@@ -37,15 +37,15 @@ def test_the_auc_benchmark_leaves_scikit_learn_out_where_it_is_not_installed_and
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     systems = ["mixlab", "torchmetrics, loop", "scikit-learn, loop"]
-    assert [row["system"] for row in auc.measure(num_images=12)] == systems * 2
+    assert [row["system"] for row in auc.measure_auc(num_images=12)] == systems * 2
     assert "left out" not in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
-    assert [row["system"] for row in auc.measure(num_images=12)] == systems[:2] * 2
+    assert [row["system"] for row in auc.measure_auc(num_images=12)] == systems[:2] * 2
     assert "scikit-learn is left out" in capsys.readouterr().err
 
 
 def test_the_dino_benchmark_measures_both_networks_in_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda _: None)  # it would outlive the test
-    rows = dino.measure(tiny=True, steps=1)
+    rows = dino.measure_dino(tiny=True, steps=1)
     assert {row["model"] for row in rows} == {"dinovim_base", "vit_base"}
     assert not [row["note"] for row in rows if not row["images_per_s"]]

@@ -106,7 +106,7 @@ def test_dinos_own_probe_of_a_base_vit_reads_class_token_and_mean(tmp_path: Path
 def test_files_that_are_no_head_or_another_backbones_get_a_sentence(tmp_path: Path) -> None:
     backbone = tiny_backbone()
     mixlab.save_weights(backbone, tmp_path / "backbone.safetensors")
-    with pytest.raises(WeightsError, match="which is no probe"):
+    with pytest.raises(WeightsError, match="not a probe"):
         load_head(tmp_path / "backbone.safetensors", backbone)
     released_checkpoint(tmp_path / "wide.pth", 100)
     with pytest.raises(WeightsError, match="reads 100 features, which are no blocks of the 16"):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny_backbones import ALONE, DATA, PLAIN, tiny_backbone
+from tiny_backbones import ALONE, DATA, tiny_backbone
 
 import mixlab
 from mixlab.backbones.backbone import Backbone
@@ -19,7 +19,7 @@ from mixlab.data.source import ImageSource, Subset
 from mixlab.evaluation import feature_cache
 from mixlab.evaluation.feature_cache import Extraction, FeatureCache
 from mixlab.evaluation.features import FeaturePlan, FeatureTable, HeadInput
-from mixlab.evaluation.machine import CentreView, precision_in_use
+from mixlab.evaluation.machine import CentreView, Machine, precision_in_use
 from mixlab.training.distributed import World
 
 SHARD = 8
@@ -40,9 +40,8 @@ def make_cache(
     return FeatureCache(folder, extraction, backbone=backbone, source=source or parse_source(DATA), name=DATA)
 
 
-def fill(cache: FeatureCache, counts: list[int] | None = None, **options) -> FeatureTable:
-    progress = counts.append if counts is not None else lambda count: None
-    return cache.fill(**{"world": ALONE, "batch": 4, "workers": 0, "precise": PLAIN, "progress": progress, **options})
+def fill(cache: FeatureCache, counts: list[int] | None = None, *, world: World = ALONE) -> FeatureTable:
+    return cache.fill(Machine(world, batch=4), counts.append if counts is not None else lambda count: None)
 
 
 def test_rows_are_the_features_of_the_images_in_half_precision(tmp_path: Path) -> None:
@@ -193,6 +192,6 @@ def test_features_that_half_precision_cannot_hold_are_an_error_with_a_way_out(tm
         cache.backbone.final_norm.weight.data.mul_(1e6)
         return cache
 
-    with pytest.raises(ValueError, match="not finite numbers in float16; store them as float32"):
+    with pytest.raises(ValueError, match="NaN or infinity in float16; store them as float32"):
         fill(huge(tmp_path, "float16"))
     assert fill(huge(tmp_path, "float32")).all().isfinite().all()

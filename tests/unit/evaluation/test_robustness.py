@@ -114,7 +114,7 @@ def test_what_does_not_fit_is_named_and_counted_and_the_rest_scored(tmp_path: Pa
     assert found.strange_folders == {"cats": 1} and found.unknown_classes == {classes[5]: 1}
     assert [Path(path).name for path in found.unreadable] == ["broken.png"]
     told = " ".join(found.notes())
-    for words in ("no class of val: cats", f"does not know: {classes[5]}", "997 classes have no image", "broken.png"):
+    for words in ("a class of val: cats", f"does not know: {classes[5]}", "997 classes have no image", "broken.png"):
         assert words in told
 
 

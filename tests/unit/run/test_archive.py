@@ -83,11 +83,11 @@ def test_an_archive_of_any_size_is_not_unpacked(
 
 def test_what_is_no_archive_is_named(tmp_path: Path) -> None:
     (tmp_path / "text.tar.xz").write_text("no archive")
-    with pytest.raises(InputError, match=r"text.tar.xz is no archive of runs"), unpacked(tmp_path / "text.tar.xz"):
+    with pytest.raises(InputError, match=r"text.tar.xz is not an archive of runs"), unpacked(tmp_path / "text.tar.xz"):
         pass
     packed = write_archive(make_runs(tmp_path / "study"), tmp_path / "cut.tar.xz")
     packed.write_bytes(packed.read_bytes()[: packed.stat().st_size // 2])
-    with pytest.raises(InputError, match=r"cut.tar.xz is no archive of runs"), unpacked(packed):
+    with pytest.raises(InputError, match=r"cut.tar.xz is not an archive of runs"), unpacked(packed):
         pass
     two = make_tar(tmp_path / "two.tar.xz", entry("a/config.json"), entry("b/config.json"))
     with pytest.raises(InputError, match="holds a, b; an archive of runs holds one folder"), unpacked(two):

@@ -13,7 +13,7 @@ import pytest
 
 import mixlab
 from mixlab.run import RunDirectory, provenance
-from mixlab.run.directory import write_aside
+from mixlab.run.directory import write_atomically
 
 
 def test_results_and_arrays_come_back(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> Non
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        write_aside(file, fails)
+        write_atomically(file, fails)
     assert file.read_text() == "old"
     assert [f.name for f in tmp_path.iterdir()] == ["x.json"]
 
@@ -51,7 +51,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> Non
 def test_files_have_the_rights_that_umask_leaves(mask: int, tmp_path: Path) -> None:
     before = os.umask(mask)
     try:
-        write_aside(tmp_path / "x.json", lambda file: file.write(b"{}"))
+        write_atomically(tmp_path / "x.json", lambda file: file.write(b"{}"))
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "x.json").stat().st_mode) == 0o666 & ~mask

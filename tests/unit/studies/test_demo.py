@@ -15,9 +15,9 @@ from command_line import parse_command
 
 from mixlab.commands.demo import run_demo
 from mixlab.run import RunDirectory
-from mixlab.studies.demo import FULL, MODELS, QUICK, Effort, plan
+from mixlab.studies.demo import FULL, MODELS, QUICK, DemoEffort, plan
 
-LITTLE = Effort(
+LITTLE = DemoEffort(
     num_images=64, dino_epochs=1, num_labelled=64, supervised_epochs=30, probe_epochs=2, num_scored=8, num_ranked=1,
     num_pictures=2,
 )  # fmt: skip
@@ -31,7 +31,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("effort", [FULL, QUICK])
-def test_every_step_is_a_command_line_that_parses_and_comes_after_what_it_needs(effort: Effort) -> None:
+def test_every_step_is_a_command_line_that_parses_and_comes_after_what_it_needs(effort: DemoEffort) -> None:
     seen: set[str] = set()
     for step in plan(Path("demo"), effort, seed=1):
         assert set(step.needs) <= seen, f"{step.name} comes before what it needs"
@@ -131,5 +131,5 @@ def test_another_demo_does_not_go_into_the_same_directory(killed: Killed) -> Non
 def test_a_step_that_fails_names_its_log(tmp_path: Path) -> None:
     RunDirectory.create(tmp_path / "gatedconv").write_config({"nonsense": 1})
     (model,) = (model for model in MODELS if model.label == "gatedconv")
-    with pytest.raises(RuntimeError, match=r"gatedconv: train failed.*something else than a training run.*logs"):
+    with pytest.raises(RuntimeError, match=r"gatedconv: train failed.*something other than a training run.*logs"):
         run_demo(tmp_path, LITTLE, seed=0, models=(model,), workers=1)

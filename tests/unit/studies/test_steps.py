@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mixlab.studies.steps import Step, rename_place, run_step, run_steps, worker_pool
+from mixlab.studies.steps import Step, rename_folder, run_step, run_steps, worker_pool
 
 ENDLESS = ("epochs=100000", "model.dim=32", "model.depth=2", "batch=16", "log.every_steps=1", "knn.every_epochs=0")
 
@@ -44,4 +44,4 @@ def test_a_step_that_fails_stops_the_others_which_save(tmp_path: Path) -> None:
     ],
 )
 def test_a_folder_gets_another_name_and_words_with_its_letters_do_not(text: str, place: str, told: str) -> None:
-    assert rename_place(text, place, "RUN") == told
+    assert rename_folder(text, place, "RUN") == told

@@ -19,12 +19,12 @@ from mixlab.data.mask_formats import parse_label_maps
 from mixlab.run import RunDirectory, unpacked
 from mixlab.run.directory import read_json
 from mixlab.studies.miniature.folders import hold_out, write_labels
-from mixlab.studies.miniature.plan import FAMILIES, QUICK
+from mixlab.studies.miniature.plan import QUICK, STUDY_FAMILIES
 from mixlab.studies.miniature.publish import publish_study
 from mixlab.studies.miniature.run import run_miniature
 from tests.drawn_folders import NUM_MASKS, draw_folders
 
-TWO = tuple(family for family in FAMILIES if family.label in ("vit", "mambareg"))
+TWO = tuple(family for family in STUDY_FAMILIES if family.label in ("vit", "mambareg"))
 START = """
 from pathlib import Path
 from test_study import TWO, go

@@ -5,12 +5,12 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from test_demo import parse
+from command_line import parse_command
 
 from mixlab.recipes import find_recipe
 from mixlab.run.directory import write_json
 from mixlab.studies.miniature.parts import PARTS
-from mixlab.studies.miniature.plan import FAMILIES, FULL, QUICK, Effort, Setting
+from mixlab.studies.miniature.plan import FULL, QUICK, STUDY_FAMILIES, Setting, StudyEffort
 from mixlab.studies.steps import OWN_JOBS, Step, is_done, mark_of
 
 SETTING = Setting(
@@ -30,7 +30,7 @@ def steps_of(setting: Setting) -> dict[str, list[Step]]:
 
 
 @pytest.mark.parametrize("effort", [FULL, QUICK])
-def test_every_step_is_a_command_line_that_parses_and_comes_after_what_it_needs(effort: Effort) -> None:
+def test_every_step_is_a_command_line_that_parses_and_comes_after_what_it_needs(effort: StudyEffort) -> None:
     for steps in steps_of(replace(SETTING, effort=effort)).values():
         seen: set[str] = set()
         for step in steps:
@@ -38,7 +38,7 @@ def test_every_step_is_a_command_line_that_parses_and_comes_after_what_it_needs(
             seen.add(step.name)
             name, *rest = (*step.arguments, *step.here)
             if name not in OWN_JOBS:
-                parse(name, rest)
+                parse_command(name, rest)
 
 
 def test_no_two_steps_share_a_name_a_result_or_a_run() -> None:
@@ -52,7 +52,7 @@ def test_no_two_steps_share_a_name_a_result_or_a_run() -> None:
 def test_every_family_and_seed_is_trained_without_and_with_labels() -> None:
     for part, suffix in (("dino", ""), ("supervised", "-supervised")):
         trained = {step.trains for step in steps_of(SETTING)[part] if step.trains}
-        assert trained == {Path(f"RUN/{f.label}{suffix}-s{seed}") for f, seed in product(FAMILIES, (0, 1, 2))}
+        assert trained == {Path(f"RUN/{f.label}{suffix}-s{seed}") for f, seed in product(STUDY_FAMILIES, (0, 1, 2))}
 
 
 def test_tuning_tries_the_same_rates_on_every_family_with_a_seed_that_is_not_compared() -> None:
@@ -63,7 +63,7 @@ def test_tuning_tries_the_same_rates_on_every_family_with_a_seed_that_is_not_com
             assert "seed=100" in settings and not {"seed=0", "seed=1", "seed=2"} & settings
             rate = next(text for text in settings if text.startswith("optim.lr="))
             tried.setdefault((step.arguments[0], step.arguments[1].split("_")[1]), set()).add(rate)
-    assert len(tried) == 2 * len(FAMILIES)
+    assert len(tried) == 2 * len(STUDY_FAMILIES)
     assert len({frozenset(rates) for rates in tried.values()}) == 1
 
 
@@ -74,7 +74,7 @@ def test_a_tuned_rate_is_used_by_all_runs_of_its_family_and_by_no_other() -> Non
 
 
 def test_families_differ_in_nothing_but_mixer_depth_and_layout() -> None:
-    configs = [find_recipe(family.recipe("dino")) for family in FAMILIES]
+    configs = [find_recipe(family.recipe("dino")) for family in STUDY_FAMILIES]
     for config in configs[1:]:
         assert replace(config, model=configs[0].model) == configs[0]
     sizes = [sum(p.numel() for p in config.model.build().parameters()) for config in configs]

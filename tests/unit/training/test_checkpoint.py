@@ -64,7 +64,7 @@ def test_a_write_that_fails_leaves_the_older_checkpoint_and_no_rest(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint, "whole", full)
-    with pytest.raises(OSError, match="the last good one is of step 1") as error:
+    with pytest.raises(OSError, match="the last good one is that of step 1") as error:
         checkpoints.save(2, TENSORS, {})
     assert "No space left on device" in str(error.value)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["step-00000001.json", "step-00000001.safetensors"]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mixlab.backbones.zoo import create_model
 from mixlab.data.loader import Batch
 from mixlab.recipes import RECIPES
-from mixlab.training.dino import DinoConfig, DinoNetwork, DinoRecipe, describe
+from mixlab.training.dino import DinoConfig, DinoNetwork, DinoRecipe, describe_collapse
 from mixlab.training.dino_parts import DinoCentre, DinoHead, koleo_loss
 from mixlab.training.loop import train
 from mixlab.training.recipe import BatchPart, to_pixels_of
@@ -186,19 +186,19 @@ def test_other_steps_and_other_seeds_draw_other_views() -> None:
     assert not torch.equal(first, recipe.views(images, BatchPart(step=1, epoch=0, seed=1))[0])
 
 
-def test_figures_tell_uniform_targets_one_output_and_equal_features_apart() -> None:
+def test_metrics_tell_uniform_targets_one_output_and_equal_features_apart() -> None:
     outputs = 16
     uniform = torch.full((2, 8, outputs), 1 / outputs)
     one = torch.zeros(2, 8, outputs)
     one[..., 3] = 1.0
     own = F.one_hot(torch.arange(16) % outputs, outputs).float().view(2, 8, outputs)
     features: Tensor = torch.randn(2, 8, 64)
-    assert describe(uniform, features)["teacher_entropy"].item() == pytest.approx(math.log(outputs))
-    assert describe(one, features)["teacher_entropy"].item() == pytest.approx(0.0, abs=1e-6)
-    assert describe(one, features)["batch_entropy"].item() == pytest.approx(0.0, abs=1e-6)
-    assert describe(own, features)["batch_entropy"].item() == pytest.approx(math.log(outputs))
-    assert describe(own, features)["feature_spread"].item() > 0.9
-    assert describe(own, torch.ones(2, 8, 64))["feature_spread"].item() < 1e-3
+    assert describe_collapse(uniform, features)["teacher_entropy"].item() == pytest.approx(math.log(outputs))
+    assert describe_collapse(one, features)["teacher_entropy"].item() == pytest.approx(0.0, abs=1e-6)
+    assert describe_collapse(one, features)["batch_entropy"].item() == pytest.approx(0.0, abs=1e-6)
+    assert describe_collapse(own, features)["batch_entropy"].item() == pytest.approx(math.log(outputs))
+    assert describe_collapse(own, features)["feature_spread"].item() > 0.9
+    assert describe_collapse(own, torch.ones(2, 8, 64))["feature_spread"].item() < 1e-3
 
 
 def test_a_backbone_with_other_pixel_statistics_gets_them() -> None:

@@ -5,7 +5,7 @@ import pytest
 from mixlab.training.log import TrainingProgress
 
 
-def test_the_last_line_is_printed_once_with_all_its_figures(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_last_line_is_printed_once_with_all_its_metrics(capfd: pytest.CaptureFixture[str]) -> None:
     progress = TrainingProgress(total=4, done=0, enabled=True, scores=("knn_accuracy",))
     with progress:
         progress.show(2, {"loss": 3.0})

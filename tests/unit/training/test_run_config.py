@@ -8,7 +8,7 @@ from mixlab.recipes import RECIPES
 from mixlab.run import RunDirectory
 from mixlab.run.codec import to_json
 from mixlab.training.config import TrainConfig
-from mixlab.training.settings import agree, override, same_data
+from mixlab.training.settings import check_settings, override, same_data
 
 
 def config(*changes: str) -> TrainConfig:
@@ -23,9 +23,9 @@ def started(folder: Path, data: str = "shapes") -> RunDirectory:
 
 def test_a_run_that_failed_before_its_first_checkpoint_takes_other_settings_and_data(tmp_path: Path) -> None:
     run = started(tmp_path)
-    assert agree(run, data="shapes", config=config()) == run.read_config()
-    assert agree(run, data="shapes", config=config("optim.lr=1e-4")) == {}
-    assert agree(run, data="shapes:n=64", config=config()) == {}
+    assert check_settings(run, data="shapes", config=config()) == run.read_config()
+    assert check_settings(run, data="shapes", config=config("optim.lr=1e-4")) == {}
+    assert check_settings(run, data="shapes:n=64", config=config()) == {}
 
 
 @pytest.mark.parametrize("file", ["checkpoints/step-00000001.json", "weights.safetensors", "results/training.json"])
@@ -34,9 +34,9 @@ def test_a_run_with_anything_to_show_keeps_its_settings_and_data(file: str, tmp_
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).touch()
     with pytest.raises(ValueError, match="was started with other settings"):
-        agree(run, data="shapes", config=config("optim.lr=1e-4"))
+        check_settings(run, data="shapes", config=config("optim.lr=1e-4"))
     with pytest.raises(ValueError, match="was started on 'shapes'"):
-        agree(run, data="shapes:n=64", config=config())
+        check_settings(run, data="shapes:n=64", config=config())
 
 
 def test_data_may_be_typed_in_any_way_that_means_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,9 +171,9 @@ def test_a_recipe_exports_the_trained_backbone_and_its_classifier(name: str) -> 
     recipe = SupervisedRecipe(SupervisedConfig(size=32), create_model(name, **fields), num_classes=5)
     images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
     batch = Batch(images, torch.arange(4), torch.arange(4), torch.full((4, 2), 32))
-    loss, figures = recipe.loss(recipe.prepare(batch, BatchPart(step=0, epoch=0)))
+    loss, metrics = recipe.loss(recipe.prepare(batch, BatchPart(step=0, epoch=0)))
     loss.backward()
-    assert set(figures) == {"train_accuracy"}
+    assert set(metrics) == {"train_accuracy"}
     assert all(p.grad is not None for p in recipe.network.parameters() if p.requires_grad)
     with torch.no_grad():
         for parameter in recipe.network.parameters():

@@ -42,8 +42,8 @@ def train_three_steps(setup: TrainConfig, passes: list[Batch], prepare=None) -> 
         module.double()
     update = Update(recipe, replace(setup, epochs=2), steps_per_epoch=2, world=WORLD)
     for step in range(3):
-        figures = update(passes, step)
-    return recipe, figures
+        metrics = update(passes, step)
+    return recipe, metrics
 
 
 def assert_same_weights(ours: Recipe, theirs: Recipe, tolerance: float = 1e-9) -> None:
@@ -57,10 +57,10 @@ def assert_same_weights(ours: Recipe, theirs: Recipe, tolerance: float = 1e-9) -
 def test_a_batch_in_several_passes_is_the_batch_in_one(parts: int) -> None:
     setup, whole = config("dino_vit_tiny64", "method.spread=0"), images()  # that term looks at one pass at a time
     pieces = [Batch(*columns) for columns in zip(*(column.chunk(parts) for column in whole), strict=True)]
-    once, figures = train_three_steps(setup, [whole])
+    once, metrics = train_three_steps(setup, [whole])
     often, same = train_three_steps(setup, pieces)
     assert_same_weights(often, once)
-    assert same["loss"].item() == pytest.approx(figures["loss"].item(), abs=1e-9)
+    assert same["loss"].item() == pytest.approx(metrics["loss"].item(), abs=1e-9)
 
 
 @pytest.mark.parametrize("name", ["dino_vit_tiny64", "dino_dinovim_tiny64"])
@@ -89,10 +89,10 @@ def test_drop_path_with_a_tensor_rate_keeps_the_mean_and_drops_whole_images() ->
     assert torch.equal(drop.eval()(out), out)
 
 
-def test_figures_are_scalars_without_gradients_and_hold_the_loss_and_the_norm() -> None:
-    _, figures = train_three_steps(config("dino_vit_tiny64"), [images()])
-    assert {"loss", "grad_norm", "teacher_entropy", "batch_entropy", "feature_spread", "centre_drift"} == set(figures)
-    assert all(value.ndim == 0 and not value.requires_grad for value in figures.values())
+def test_metrics_are_scalars_without_gradients_and_hold_the_loss_and_the_norm() -> None:
+    _, metrics = train_three_steps(config("dino_vit_tiny64"), [images()])
+    assert {"loss", "grad_norm", "teacher_entropy", "batch_entropy", "feature_spread", "centre_drift"} == set(metrics)
+    assert all(value.ndim == 0 and not value.requires_grad for value in metrics.values())
 
 
 def test_learning_rate_and_weight_decay_follow_the_step() -> None:

@@ -29,7 +29,7 @@ from mixlab.run.codec import to_json
 from mixlab.training.config import ModelConfig
 from mixlab.training.distributed import World
 from mixlab.training.loop import train
-from mixlab.training.settings import agree, override
+from mixlab.training.settings import check_settings, override
 
 TINY = {"dim": 16, "depth": 4, "patch": 4, "image": 32}
 
@@ -132,7 +132,7 @@ def test_a_run_of_steps_stops_within_an_epoch_and_scores_there(tmp_path: Path) -
                 "log.every_steps=1", "optim.warmup_steps=1"]  # fmt: skip
     config = override(RECIPES["segment_gatedconv_tiny64"](), settings)
     outcome = train(config, data="shapes:n=12,size=16", run=tmp_path / "run", device="cpu")
-    assert outcome.step == 5 and "miou" in outcome.figures  # 3 steps an epoch: scored after 0, 3 and 5
+    assert outcome.step == 5 and "miou" in outcome.metrics  # 3 steps an epoch: scored after 0, 3 and 5
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert sum('"miou"' in line for line in lines) == 3
 
@@ -233,9 +233,9 @@ def test_a_run_that_is_older_than_a_setting_goes_on_with_its_default(tmp_path: P
     folder = RunDirectory.create(tmp_path)
     folder.write_config({"data": "shapes", "settings": before})
     (tmp_path / "weights.safetensors").touch()
-    assert agree(folder, data="shapes", config=config)["settings"] == before
+    assert check_settings(folder, data="shapes", config=config)["settings"] == before
     with pytest.raises(ValueError, match="optim.decay was 'cosine', is 'poly'"):
-        agree(folder, data="shapes", config=override(config, ["optim.decay=poly"]))
+        check_settings(folder, data="shapes", config=override(config, ["optim.decay=poly"]))
 
 
 @pytest.mark.parametrize(("kind", "reader"), [("segment", "score_label_maps"), ("detect", "find_objects")])

@@ -50,10 +50,7 @@ def test_each_doubling_of_a_region_moves_one_level_up(side, level):
 
 def test_regions_come_out_in_their_order_and_from_their_own_image():
     small, large = [0.0, 0.0, 8.0, 8.0], [0.0, 0.0, 100.0, 100.0]
-    boxes = [
-        torch.tensor([large, small]),
-        torch.tensor([small]),
-    ]
+    boxes = [torch.tensor([large, small]), torch.tensor([small])]
     pooled = pool_regions(coordinate_maps(), STRIDES, 8.0, boxes, 1)[:, 2, 0, 0]
     assert pooled.tolist() == [3, 0, 1000]
     assert pool_regions(coordinate_maps(), STRIDES, 8.0, [torch.empty(0, 4)] * 2, 1).shape == (0, 3, 1, 1)

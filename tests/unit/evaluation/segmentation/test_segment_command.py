@@ -318,7 +318,7 @@ def test_live_scores_are_those_of_the_held_out_part(tmp_path: Path) -> None:
         ("vit_tiny", {"weights": "nowhere.pth"}, "there is no nowhere.pth"),
         ("vit_tinny", {}, "unknown model 'vit_tinny'"),
         ("segment_vit_tiny64", {"settings": ["method.crop=0"]}, "method.crop is 0; give at least 1"),
-        ("segment_vit_tiny64", {"settings": ["method.scale=2,1"]}, "no range of factors"),
+        ("segment_vit_tiny64", {"settings": ["method.scale=2,1"]}, "not a range"),
         ("segment_vit_tiny64", {"settings": ["method.norm=layer"]}, "expected one of batch, group"),
     ],
 )
