@@ -82,7 +82,7 @@ def preference(m: Measurement, papers: Mapping[str, Sequence[Any]] | None = None
     few = -(m["label_share"] or 1.0)
     usual = {"image": m["native_image"], "fit": own_fit, "crop_share": 0.875, "temperature": 0.07, "source": own_source}
     unusual = [None not in (m[name], value) and m[name] != value for name, value in usual.items()]
-    return (few, *places, *unusual, -m.n, -(m["chunk"] or 0), _text(m.protocol.choices))
+    return (few, *places, *unusual, -m.n, -(m["chunk"] or 0), -(m["image"] or 0), _text(m.protocol.choices))
 
 
 def preferred(groups: Iterable[Group], *apart: str) -> list[Group]:

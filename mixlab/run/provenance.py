@@ -35,9 +35,10 @@ def provenance(*, seed: int | None = None, device: str = "cpu") -> dict[str, Any
 
 def device_name(device: str) -> str:
     """A GPU by its own name: "cuda" and "auto" say little to a reader."""
-    torch = sys.modules.get("torch")  # where a figure came from a GPU, it is loaded
-    if torch is None or not device.startswith(("cuda", "auto")):
+    if not device.startswith(("cuda", "auto")):
         return device
+    import torch
+
     if not torch.cuda.is_available():
         return "cpu"
     return str(torch.cuda.get_device_name(None if device == "auto" else device))

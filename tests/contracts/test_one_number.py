@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+import mixlab
 from mixlab.analysis.claims import Evidence
 from mixlab.analysis.comparisons import over_seeds
+from mixlab.cli import main
 from mixlab.commands.claims import claims
 from mixlab.report import write_report
 from mixlab.run import METRICS, Measurement, RunDirectory, Subject
@@ -91,6 +93,23 @@ def test_the_ledger_the_command_line_and_the_page_have_one_interval_for_a_compar
     points = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * value for value in expected))  # as pages show accuracies
     assert all(points in page for page in pages)
     assert all("significantly more" in place for place in (gain["significance"], printed, *pages))
+
+
+def test_what_auc_prints_of_a_network_and_its_twin_is_what_the_ledger_and_the_page_say(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bootstrap intervals are not symmetric about their value."""
+    model = mixlab.create_model("vit_tiny", dim=64, depth=2, patch=8, image=32)
+    mixlab.save_weights(model, tmp_path / "vit.safetensors")
+    assert main(["auc", str(tmp_path / "vit.safetensors"), "--data", "shapes:n=6", "--run", str(tmp_path / "run")]) == 0
+    (row,) = json.loads((tmp_path / "run" / "results" / "auc_model.json").read_text())["rows"]
+    gap = row["above_untrained"]
+    assert gap["low"] + gap["high"] != pytest.approx(2 * gap["mean"], abs=1e-6), "or this tests nothing"
+    text = "{mean:+.3f} [{low:+.3f}, {high:+.3f}]".format(**gap)
+    capsys.readouterr()
+    claims([tmp_path / "run"])
+    printed = re.sub(r"\s+", " ", capsys.readouterr().err)
+    assert all(text in place for place in (printed, write_report([tmp_path / "run"], tmp_path / "page.md").read_text()))
 
 
 @pytest.mark.parametrize("cls", PROTOCOLS.values(), ids=lambda cls: cls.kind)
