@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from mixlab.run import UNTRAINED, Measurement
+from mixlab.run.protocols import MapProtocol
 from mixlab.statistics import Difference, Significance, difference, has_learnt, mean_over_seeds
 
 Group = list[Measurement]  # of one network and protocol, one per seed
@@ -36,7 +37,6 @@ PREFERRED: dict[str, Sequence[Any]] = {
     "frozen": (None, False),
     "head": ("cascade", "mask"),  # Table 3; MambaOut's is "mask"
     "k": (20,),  # DINO's
-    "fit": ("crop",),
     "map": DEFAULT_MAPS,
 }
 
@@ -78,8 +78,11 @@ def preference(m: Measurement, papers: Mapping[str, Sequence[Any]] | None = None
     wanted = {**(papers or {}), **{name: values for name, values in PREFERRED.items() if name not in (papers or {})}}
     places = [values.index(m[name]) if m[name] in values else len(values) for name, values in wanted.items()]
     own_source = "branch" if m["family"] == "mamba2" else "stream"  # what the published probe of its kind reads
+    own_fit = "squash" if isinstance(m.protocol, MapProtocol) else "crop"  # as published
     few = -(m["label_share"] or 1.0)
-    return (few, *places, m["source"] not in (None, own_source), -m.n, _text(m.protocol.choices))
+    usual = {"image": m["native_image"], "fit": own_fit, "crop_share": 0.875, "temperature": 0.07, "source": own_source}
+    unusual = [None not in (m[name], value) and m[name] != value for name, value in usual.items()]
+    return (few, *places, *unusual, -m.n, -(m["chunk"] or 0), _text(m.protocol.choices))
 
 
 def preferred(groups: Iterable[Group], *apart: str) -> list[Group]:
@@ -200,12 +203,11 @@ def is_final_map(m: Measurement) -> bool:
 
 
 def averaged(group: Sequence[Measurement]) -> Measurement:
-    """The mean of several on the same images: its interval as wide as theirs are on average."""
-    value = sum(m.value for m in group) / len(group)
-    halves = [(m.high - m.low) / 2 for m in group if m.low is not None and m.high is not None]
-    half = sum(halves) / len(group) if len(halves) == len(group) else None
-    ends = {"low": None, "high": None} if half is None else {"low": value - half, "high": value + half}
-    return replace(group[0], value=value, **ends)
+    """The mean of several on the same images: the ends of its interval are those of theirs on average."""
+    num = len(group)
+    lows, highs = ([end for m in group if (end := getattr(m, name)) is not None] for name in ("low", "high"))
+    ends = (sum(lows) / num, sum(highs) / num) if len(lows) == len(highs) == num else (None, None)
+    return replace(group[0], value=sum(m.value for m in group) / num, low=ends[0], high=ends[1])
 
 
 def _twins_of(network: Network, untrained: Sequence[Measurement]) -> list[Group]:

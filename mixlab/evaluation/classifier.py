@@ -240,6 +240,7 @@ def timm_classifier(
         training=training or "supervised",
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         weights=weights_checksum(model)[:16],
+        native_image=config["input_size"][-1],
     )
     return NamedClassifier(model.eval(), tuple(ImageNetInfo(subset).label_names()), view, subject, kind="its own")
 

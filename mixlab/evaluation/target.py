@@ -51,6 +51,7 @@ class Target:
             num_registers=self.num_registers,
             causal=self.backbone.is_causal,
             weights=network_digest(self.backbone),
+            native_image=self.backbone.image,
         )
 
     @property

@@ -120,11 +120,10 @@ def model_table(findings: Findings) -> Table:
     measurements = [m for m in findings.measurements.values() if m.subject.model]
     groups, gains = over_seeds(measurements), training_gains(measurements)
     networks = list(dict.fromkeys(Network.of(group[0]) for group in groups))
-    trained = {(n.name, n.architecture) for n in networks if n.training != UNTRAINED}
-    twins = {n for n in networks if n.training == UNTRAINED and (n.name, n.architecture) in trained}
+    twins = _twins(networks)
     seen = {m.identity for gain in gains for m in gain.untrained}
     groups = [g for g in groups if Network.of(g[0]) not in twins or not {m.identity for m in g} <= seen]
-    maker = _ColumnMaker(findings, twins)
+    maker = _ColumnMaker(findings)
     for title, metric, unit, keep in COLUMNS:
         maker.add(title, unit, [group for group in groups if group[0].metric == metric and keep(group[0])])
     columns, maker.columns = maker.columns, []
@@ -135,9 +134,16 @@ def model_table(findings: Findings) -> Table:
             title = ", ".join(filter(None, (data if several or not change else None, change)))
             maker.add(title, "%", [g for g in own if (g[0]["data"], g[0]["change"]) == (data, change)])
     measured = {network for column in (*columns, *maker.columns) for network in column.cells}
-    rows = _rows([n for n in _in_order(networks) if n not in twins], gains, measured)
+    rows = _rows(_in_order(networks), gains, measured)
     columns[:0] = _sizes(rows, groups, findings)
     return Table(rows, columns, maker.columns, maker.others, _averaged_networks(measurements))
+
+
+def _twins(networks: Iterable[Network]) -> set[Network]:
+    """The untrained among them that are here beside the same network trained."""
+    known = set(networks)
+    trained = {(n.name, n.architecture) for n in known if n.training != UNTRAINED}
+    return {n for n in known if n.training == UNTRAINED and (n.name, n.architecture) in trained}
 
 
 def _rows(networks: Iterable[Network], gains: Iterable[Gain], measured: set[Network]) -> list[Row]:
@@ -153,25 +159,25 @@ def _rows(networks: Iterable[Network], gains: Iterable[Gain], measured: set[Netw
 @dataclass
 class _ColumnMaker:
     findings: Findings
-    twins: set[Network]  # which have no row of their own
     columns: list[Column] = field(default_factory=list)
     others: list[Column] = field(default_factory=list)
 
     def add(self, title: str, unit: str, groups: list[Group]) -> None:
         """The column of one metric; measurements by another protocol go to `others`."""
-        candidates = [group for group in groups if Network.of(group[0]) not in self.twins] or groups
-        if not candidates:
+        if not groups:
             return
+        twins = _twins(Network.of(group[0]) for group in groups)
+        candidates = [group for group in groups if Network.of(group[0]) not in twins]
         lead = _lead(candidates)
         shared = {name: value for name, value in lead.protocol.choices.items() if name not in NOT_SHARED}
         column = Column(title, unit, words(shared), {})
         others: dict[str, Column] = {}
         for group in sorted(groups, key=lambda group: preference(group[0])):
             network, cell = Network.of(group[0]), _cell(group, self.findings)
-            if network not in self.twins and network not in column.cells and _alike(group[0], lead):
+            if network not in twins and network not in column.cells and _alike(group[0], lead):
                 column.cells[network] = cell
             else:
-                protocol = words(_different(group[0], lead)) or "the same"
+                protocol = words(_different(group[0], lead)) or "the same protocol"
                 others.setdefault(protocol, Column(title, unit, protocol, {})).cells[network] = cell
         self.columns.append(column)
         self.others += others.values()
@@ -196,7 +202,7 @@ def words(choices: Mapping[str, Any]) -> str:
             parts.append("all labels" if value == 1 else f"{100 * value:g} % of the labels")
         elif name == "classifier":
             parts.append(f"classifier {str(value).partition(',')[0]}")  # of a probe, not which head was best
-        elif name != "kind":
+        elif name != "kind" and value != "":
             shown = f"{value:g}" if isinstance(value, float) else value
             shown = "yes" if value is True else "no" if value is False else shown
             parts.append(f"{name.replace('_', ' ')} {shown}")

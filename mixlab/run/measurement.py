@@ -39,6 +39,7 @@ class Subject:
     num_registers: int = 0
     causal: bool = False
     weights: str | None = None  # a digest of its weights; None in older run directories
+    native_image: int | None = None  # the side of the images it was made for; None in older run directories
 
     @property
     def name(self) -> str:

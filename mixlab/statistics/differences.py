@@ -35,13 +35,15 @@ class Difference:
     freedom: float = math.inf
     n: int = 0  # images
     limit: float = math.inf  # no interval reaches beyond
+    skew: float = 0.0  # of a bootstrap: how far its middle lies above the value, in half widths
 
     def interval(self, together: int = 1) -> tuple[float, float]:
         """The 95 % interval; for several comparisons, widened so that all hold at once (Bonferroni)."""
         if not math.isfinite(self.error):
             return -math.inf, math.inf
         half = student(self.freedom, 1 - (1 - LEVEL) / together) * self.error
-        return max(self.value - half, -self.limit), min(self.value + half, self.limit)
+        low, high = self.value - half * (1 - self.skew), self.value + half * (1 + self.skew)
+        return max(low, -self.limit), min(high, self.limit)
 
     @property
     def low(self) -> float | None:
@@ -74,13 +76,13 @@ def mean_over_seeds(group: Group, *, limit: float = math.inf) -> Difference:
     shares = [_over_images(group, unknown=0.0 if len(group) > 1 else math.inf)]
     if len(group) > 1:
         shares.append(_over_seeds(group))
-    return Difference(_mean(group), *_error(shares), max(m.n for m in group), limit)
+    return Difference(_mean(group), *_error(shares), max(m.n for m in group), limit, _skew(group))
 
 
 def mean_over_images(group: Group) -> Difference:
     """The same for these networks only: the error over images, without that over seeds."""
     total, freedom = _error([_over_images([m], unknown=math.inf) for m in group])
-    return Difference(_mean(group), total / len(group), freedom, max(m.n for m in group))
+    return Difference(_mean(group), total / len(group), freedom, max(m.n for m in group), skew=_skew(group))
 
 
 def significance(gap: Quantity) -> Significance:
@@ -108,9 +110,16 @@ def _over_seeds(group: Group) -> _Share:
     return _Share(variance(_values(group)) / len(group), len(group) - 1)
 
 
+def _skew(group: Group) -> float:
+    """Of a single measurement, so that its interval comes out as it went in; means over seeds are symmetric."""
+    (first, *more) = group
+    if more or first.low is None or first.high is None or first.low == first.high:
+        return 0.0
+    return (first.high + first.low - 2 * first.value) / (first.high - first.low)
+
+
 def _over_images(group: Group, *, unknown: float) -> _Share:
-    """Seeds share their images, so more of them do not make this smaller. The interval of a single measurement comes
-    out of its difference to zero as it went in."""
+    """Seeds share their images, so more of them do not make this smaller."""
     known = [(m.high - m.low, max(m.n - 1, 1)) for m in group if m.low is not None and m.high is not None]
     if len(known) < len(group):
         return _Share(unknown, math.inf)

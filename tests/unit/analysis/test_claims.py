@@ -137,7 +137,7 @@ ELSE = {"attention": 0.2, "mamba2": 0.5, "linear_attention": 0.8}
         (15, "miou", {"mode": "single"}, {"mode": "multi"}),
         (16, "box_ap", {"head": "cascade"}, {"head": "mask"}),
         (17, "robust_top1", {}, {"limited": True}),
-        (7, "binary_auc", {"fit": "crop"}, {"fit": "squash"}),
+        (7, "binary_auc", {"fit": "squash"}, {"fit": "crop"}),
     ],
 )
 def test_figures_of_another_protocol_change_no_verdict(

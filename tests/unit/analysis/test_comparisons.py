@@ -39,7 +39,12 @@ PROTOCOLS = [  # metric, a protocol, and another that is preferred to it
     ("miou", {"mode": "multi"}, {"mode": "single"}),
     ("miou", {"frozen": True}, {"frozen": False}),
     ("box_ap", {"head": "mask"}, {"head": "cascade"}),
+    ("knn_top1", {"image": 32, "native_image": 64}, {"image": 64, "native_image": 64}),
+    ("knn_top1", {"crop_share": 0.5}, {"crop_share": 0.875}),
+    ("knn_top1", {"temperature": 0.01}, {"temperature": 0.07}),
     ("binary_auc", {"num_images": 10}, {}),
+    ("binary_auc", {"fit": "crop", "crop_share": 0.875}, {"fit": "squash", "crop_share": 1.0}),
+    ("off_diagonal_rank", {"chunk": 16}, {"chunk": 32}),
 ]
 
 
@@ -90,6 +95,13 @@ def test_what_was_drawn_again_for_one_network_is_averaged() -> None:
     ]
     ((found,),) = over_seeds(draws)
     assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.49, 0.51))
+
+
+def test_the_interval_of_an_average_stays_within_what_a_share_can_be() -> None:
+    draws = [measured("knn_top1", "attention", 0.0, low=0.0, high=0.3, label_seed=1, label_share=0.5)]
+    draws += [measured("knn_top1", "attention", 0.1, low=0.02, high=0.4, label_seed=2, label_share=0.5)]
+    ((mean,),) = over_seeds(draws)
+    assert (mean.value, mean.low, mean.high) == pytest.approx((0.05, 0.01, 0.35))
 
 
 def test_a_probes_best_head_may_be_another_for_each_seed() -> None:

@@ -20,6 +20,7 @@ from mixlab.run.protocols import (
     ProbeProtocol,
     RobustnessProtocol,
     SegmentationProtocol,
+    SpeedProtocol,
 )
 
 KNN = KnnProtocol(data="shapes", k=20)
@@ -135,6 +136,17 @@ def test_an_untrained_twin_stands_beside_its_network_and_any_other_untrained_net
     assert (table.labels(learnt=True), table.labels(learnt=False)) == ("vit", "")
     assert others(table) == {("vit untrained", "kNN", "10 % of the labels", 0.1)}
     assert [row.network.training for row in table.rows_of(table.others)] == ["untrained"]
+
+
+def test_segmentation_from_scratch_has_a_row_though_the_speed_of_the_same_run_counts_as_trained() -> None:
+    speed = SpeedProtocol(px=64, batch=16)
+    table = table_of(
+        measured("scratch", 900.0, speed, metric="images_per_s", training="segment"),
+        measured("scratch", 0.3, SegmentationProtocol(data="ade"), metric="miou", training=UNTRAINED),
+    )
+    assert column(table, "mIoU") == {"scratch": 0.3} and not table.others
+    assert {row.network.training for row in table.rows} == {"segment", UNTRAINED}
+    assert next(each.protocol for each in table.columns if each.title == "images/s") == "px 64, batch 16"
 
 
 def test_networks_that_share_label_and_seed_are_not_averaged_in_silence() -> None:

@@ -73,6 +73,14 @@ def test_measurements_that_are_differences_are_averaged() -> None:
     assert mean_over_seeds([measured(0.4), measured(0.9)], limit=1).interval() == (-1.0, 1.0)
 
 
+def test_an_interval_that_is_not_symmetric_about_its_value_comes_out_as_it_went_in() -> None:
+    alone = Estimate(0.3, low=0.1, high=0.4, n=5)  # as a bootstrap gives it
+    for mean in (mean_over_seeds([alone]), mean_over_images([alone])):
+        assert mean.interval() == (mean.low, mean.high) == pytest.approx((0.1, 0.4))
+        wider = stats.t.ppf(1 - 0.025 / 3, 4) / stats.t.ppf(0.975, 4)
+        assert mean.interval(together=3) == pytest.approx((0.3 - 0.2 * wider, 0.3 + 0.1 * wider))
+
+
 def test_the_more_is_judged_together_the_wider_are_intervals() -> None:
     gap = Difference(1.0, 1.0, freedom=4.0)
     for together in (1, 5):
