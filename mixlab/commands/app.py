@@ -12,7 +12,7 @@ import uvicorn
 from mixlab.app import create_app
 from mixlab.app.laboratory import DATA, build_laboratory
 from mixlab.commands.options import Device, Json
-from mixlab.commands.output import console, emit
+from mixlab.commands.output import console, emit, warn
 from mixlab.errors import InputError
 
 
@@ -67,7 +67,7 @@ def app(
     )
     console.print(f"{len(laboratory.models)} models. The page: {url}   (stop with Ctrl-C)")
     if not _is_loopback(host):
-        console.print(f"Anyone who reaches {host} can use this page.", style="yellow")
+        warn(f"Anyone who reaches {host} can use this page.")
     result = emit({"url": url, "models": [card.id for card in laboratory.models]}, json)
     if open:
         webbrowser.open(url)

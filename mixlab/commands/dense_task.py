@@ -1,4 +1,4 @@
-"""What `mixlab segment` and `mixlab detect` share: which recipe is taken, and how a run ends."""
+"""What the commands that train share: how a run ends; and, for dense tasks, which recipe is taken."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mixlab.commands.options import DenseTarget
-from mixlab.commands.output import check_json, progress_bar
+from mixlab.commands.output import check_json, progress_bar, warn
 from mixlab.console import console
 from mixlab.data.source import TooManyUnreadableError
 from mixlab.errors import InputError, WorkError, check_counts
@@ -79,7 +79,7 @@ def say_recipe(plan: DensePlan, *, device: str | None, published: str) -> None:
     console.print(f"no --recipe: the papers' for {published}, {about}")
     if choose_device(device).type == "cpu":
         advice = f"that is meant for GPUs; --recipe {small_recipe(config)} is small enough for a CPU"
-        console.print(advice, style="yellow")
+        warn(advice)
 
 
 def small_recipe(config: TrainConfig) -> str:

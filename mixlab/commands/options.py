@@ -75,9 +75,8 @@ class SeveralTargets:
     """LABEL=KIND, how a target was trained (dino, supervised, dinov2, ...), if its run does not record it."""
     device: Device = "auto"
     seed: int = 0  # seed of untrained targets, and of the untrained twins of targets without a recorded seed.
-    run: Path | None = (
-        None  # directory for results and figures; default: the target if it is a single run, else runs/look.
-    )
+    run: Path | None = None
+    """directory for results and figures; default: the target if it is a single run, else runs/look."""
     json: Json = None
 
     def load(self) -> list[Target]:

@@ -15,11 +15,11 @@ from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.console import console
 from mixlab.data.masks import unpaired_note
 from mixlab.errors import MissingExtraError, naming_extras
-from mixlab.evaluation.machine import Bar, Machine, no_bar
+from mixlab.evaluation.machine import Machine, no_bar
 from mixlab.evaluation.target import split_target
 from mixlab.run import RunDirectory
 from mixlab.run.directory import write_json
-from mixlab.training.distributed import World, join_world, num_workers
+from mixlab.training.distributed import join_world, num_workers
 
 DEFAULT_RUN = Path("runs/look")
 
@@ -43,7 +43,7 @@ def drawing() -> Iterator[None]:
         with naming_extras():
             yield
     except MissingExtraError as missing:
-        console.print(f"no figures: {missing}", style="yellow")
+        warn(f"no figures: {missing}")
 
 
 def check_json(target: str | None) -> None:
@@ -89,11 +89,6 @@ def progress_bar(description: str, total: int) -> Iterator[Any]:
         yield step
 
 
-def bar_of_first_rank(world: World) -> Bar:
-    """Progress bars for the first rank, none for the others."""
-    return progress_bar if world.is_first else no_bar
-
-
 @contextmanager
 def evaluation_machine(
     device: str | None, *, workers: int | None, batch: int = 256, features: Path | None = None
@@ -103,16 +98,18 @@ def evaluation_machine(
 
         def say(text: str) -> None:
             if world.is_first:
-                console.print(text, style="yellow")
+                warn(text)
 
-        yield Machine(world, num_workers(workers, world), batch, features, bar_of_first_rank(world), say)
+        yield Machine(
+            world, num_workers(workers, world), batch, features, progress_bar if world.is_first else no_bar, say
+        )
 
 
 def print_left_out(images: ViewedImages) -> None:
     """Name the images that could not be read, and the files that have no partner."""
     notes = (images.skipped.summary() if len(images.skipped) else None, unpaired_note(images.source))
     for note in filter(None, notes):
-        console.print(note, style="yellow")
+        warn(note)
 
 
 def open_run(run: Path | None, targets: Sequence[str]) -> RunDirectory:
@@ -138,6 +135,10 @@ def percent(value: float | None) -> float | None:
 def percent_interval(row: dict[str, Any]) -> str:
     """The ends of an interval in per cent."""
     return "-" if row["low"] is None else f"{100 * row['low']:.1f} to {100 * row['high']:.1f}"
+
+
+def warn(note: str) -> None:
+    console.print(note, style="yellow")
 
 
 def name_unreadable(images: dict[str, str]) -> None:

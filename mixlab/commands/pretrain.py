@@ -20,10 +20,10 @@ def pretrain(on: Flat[TrainingRun]) -> dict[str, Any]:
 
     SIGTERM and Ctrl-C save and stop, with exit code 143 or 130.
     """
-    return launch(on, kind="dino")
+    return start_training(on, kind="dino")
 
 
-def launch(on: TrainingRun, *, kind: str, then: Callable[[Trainer], None] | None = None) -> dict[str, Any]:
+def start_training(on: TrainingRun, *, kind: str, then: Callable[[Trainer], None] | None = None) -> dict[str, Any]:
     """What `pretrain` and `train` share; `then` is called at the end, for example to evaluate."""
     config = override(find_recipe(on.recipe), on.set)
     if config.method.kind != kind:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import tyro
 
 from mixlab.commands.options import Flat, OneTarget
-from mixlab.commands.output import check_json, console, emit, evaluation_machine, percent, percent_interval, table
+from mixlab.commands.output import check_json, console, emit, evaluation_machine, percent, percent_interval, table, warn
 from mixlab.data.images import parse_source
 from mixlab.data.source import few
 from mixlab.errors import InputError, check_counts
@@ -88,7 +88,7 @@ def robust(
             for number, different in missing.items():
                 if different:
                     note = f"part {number} of {num_parts} has another {different} and counts as missing; run it again"
-                    console.print(note, style="yellow")
+                    warn(note)
         result = on_sets.to_json() | origin
         if on_sets.num_parts > 1:
             console.print(f"part {part} of {num_parts} is in {directory.path}; the table is printed with the last part")
@@ -104,7 +104,7 @@ def robust(
         if unreadable := on_changed.scores.unreadable:
             number = len(on_changed.scores.numbers) + len(unreadable)
             note = f"{len(unreadable)} of the {number} images cannot be read: {few(unreadable)}"
-            console.print(note, style="yellow")
+            warn(note)
     console.print(f"results in {directory.path}")
     return emit(result, on.json)
 
@@ -144,4 +144,4 @@ def _print(found: RobustnessResult) -> None:
     table("ImageNet's shifted sets", ["top-1 %", *(SETS[name].title for name in sets)], rows)
     for score in found.scores.values():
         for note in score.notes():
-            console.print(note, style="yellow")
+            warn(note)

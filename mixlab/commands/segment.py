@@ -50,7 +50,7 @@ def segment(on: Flat[DenseTarget], *, data: str, inference: Mode = "single") -> 
           ("class", "IoU %", "accuracy %", "pixels"), rows)  # fmt: skip
     overall = ", ".join(f"{metric} {percent(content[metric.lower()])}" for metric in ("mIoU", "mAcc", "aAcc"))
     ends = [str(percent(end)) for end in result.scores.miou_interval or ()]
-    sure = f"; mIoU 95 %: {' to '.join(ends)}" if ends else ""
-    console.print(f"{overall} (%, {mode}{sure})")
+    interval = f"; mIoU 95 %: {' to '.join(ends)}" if ends else ""
+    console.print(f"{overall} (%, {mode}{interval})")
     console.print(f"results in {folder.path}")
     return emit(content, on.json)

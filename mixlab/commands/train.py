@@ -3,7 +3,7 @@
 from typing import Any
 
 from mixlab.commands.options import Flat, TrainingRun
-from mixlab.commands.pretrain import launch
+from mixlab.commands.pretrain import start_training
 from mixlab.evaluation.accuracy import write_accuracy
 
 
@@ -12,4 +12,4 @@ def train(on: Flat[TrainingRun]) -> dict[str, Any]:
 
     SIGTERM and Ctrl-C save and stop, with exit code 143 or 130.
     """
-    return launch(on, kind="supervised", then=write_accuracy)
+    return start_training(on, kind="supervised", then=write_accuracy)

@@ -39,8 +39,8 @@ class Accuracy:
     def to_json(self) -> dict[str, Any]:
         """Without images, without a share."""
         found = self.estimate if self.n else None
-        figures = (None, None, None) if found is None else (found.value, found.low, found.high)
-        return dict(zip(("top1", "low", "high"), figures, strict=True)) | {"correct": self.correct, "n": self.n}
+        values = (None, None, None) if found is None else (found.value, found.low, found.high)
+        return dict(zip(("top1", "low", "high"), values, strict=True)) | {"correct": self.correct, "n": self.n}
 
 
 def write_accuracy(trainer: Trainer) -> None:

@@ -21,6 +21,8 @@ from mixlab.training.knn import KS, TEMPERATURE, fitting_ks, knn_correct
 
 @dataclass(frozen=True)
 class KnnResult:
+    """kNN accuracies of one network, for each k."""
+
     subject: Subject
     seed: int | None  # of the network
     protocol: KnnProtocol  # of all scores; k is theirs

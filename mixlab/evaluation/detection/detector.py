@@ -113,11 +113,11 @@ class RegionHeads(nn.Module):
     def _select(self, scores: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Score threshold and NMS: from (R, K) and (R, K or 1, 4) to n boxes, scores and classes."""
         region, kind = (scores > MIN_SCORE).nonzero(as_tuple=True)
-        sure, own = scores[region, kind], pick(boxes[region], kind)
+        kept_scores, own = scores[region, kind], pick(boxes[region], kind)
         solid = ((own[:, 2:] - own[:, :2]) > THINNEST).all(dim=1)
-        sure, own, kind = sure[solid], own[solid], kind[solid]
-        kept = batched_nms(own, sure, kind, NMS_IOU)[: self.config.most]
-        return own[kept], sure[kept], kind[kept]
+        kept_scores, own, kind = kept_scores[solid], own[solid], kind[solid]
+        kept = batched_nms(own, kept_scores, kind, NMS_IOU)[: self.config.most]
+        return own[kept], kept_scores[kept], kind[kept]
 
 
 class Detector(DenseNetwork):

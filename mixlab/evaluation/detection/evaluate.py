@@ -84,14 +84,14 @@ def average_precision(
     scoring.evaluate()
     scoring.accumulate()
     scoring.summarize()
-    figures = {name: _known(value) for name, value in zip(NAMES, scoring.stats[: len(NAMES)], strict=True)}
+    values = {name: _known(value) for name, value in zip(NAMES, scoring.stats[: len(NAMES)], strict=True)}
     names = {category["id"]: str(category["name"]) for category in truth["categories"]}
     precision = np.asarray(scoring.eval["precision"])[:, :, :, 0, -1]  # (IoUs, recalls, categories), all sizes
     classes = {
         names[number]: _known(float(precision[:, :, column].mean()))
         for column, number in enumerate(scoring.params.catIds)
     }
-    return figures, classes
+    return values, classes
 
 
 def _known(value: float) -> float | None:
@@ -115,7 +115,7 @@ class DetectionAnswers:
 class DetectionScores:
     """COCO's metrics for boxes and masks; None where there was nothing to detect."""
 
-    figures: dict[str, dict[str, float | None]]
+    values: dict[str, dict[str, float | None]]
     classes: dict[str, dict[str, float | None]]
     num_images: int
     num_objects: int
@@ -184,7 +184,7 @@ def _score(source: ObjectSource, found: DetectionAnswers) -> DetectionScores:
     truth["annotations"] = [entry for entry in truth["annotations"] if entry["image_id"] not in unread]
     pairs = {kind: average_precision(truth, found.results, kind) for kind in get_args(Kind)}
     return DetectionScores(
-        figures={kind: pair[0] for kind, pair in pairs.items()},
+        values={kind: pair[0] for kind, pair in pairs.items()},
         classes={kind: pair[1] for kind, pair in pairs.items()},
         num_images=len(truth["images"]),
         num_objects=sum(not entry["iscrowd"] for entry in truth["annotations"]),

@@ -87,10 +87,10 @@ class DetectionConfig(DetectorConfig, DenseConfig):
     ) -> DenseScores:
         def score(network: nn.Module, stopped: Callable[[], bool]) -> Iterator[Score]:
             assert isinstance(network, Detector)
-            held_out = at_most(parse_objects(data, split="val"), self.score_images)
+            val_source = at_most(parse_objects(data, split="val"), self.score_images)
             found = find_objects(
                 network,
-                held_out,
+                val_source,
                 self.resizing(),
                 batch=config.part_size(world.size),
                 world=world,
@@ -98,8 +98,8 @@ class DetectionConfig(DetectorConfig, DenseConfig):
                 workers=num_workers(config.data.workers, world),
                 stopped=stopped,
             )
-            for kind, figures in score_detections(held_out, found, world=world).figures.items():
-                yield from ((f"{kind}_{name}", value) for name, value in figures.items() if value is not None)
+            for kind, values in score_detections(val_source, found, world=world).values.items():
+                yield from ((f"{kind}_{name}", value) for name, value in values.items() if value is not None)
 
         return DenseScores(self.score_every_epochs, score)
 

@@ -32,6 +32,8 @@ class DetectedExample(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class DetectionResult:
+    """Average precision of a detector on a validation set, its detections, and a few examples."""
+
     subject: Subject
     seed: int
     protocol: DetectionProtocol
@@ -45,7 +47,7 @@ class DetectionResult:
     def measurements(self) -> list[Measurement]:
         """AP of boxes and masks. AP is not a mean over images, so it has no interval; several seeds give one."""
         about: dict[str, Any] = {"subject": self.subject, "protocol": self.protocol, "seed": self.seed}
-        values = {"box_ap": self.scores.figures["boxes"]["AP"], "mask_ap": self.scores.figures["masks"]["AP"]}
+        values = {"box_ap": self.scores.values["boxes"]["AP"], "mask_ap": self.scores.values["masks"]["AP"]}
         return [
             Measurement(metric=metric, value=value, n=self.scores.num_images, **about)
             for metric, value in values.items()
@@ -62,7 +64,7 @@ class DetectionResult:
             "n": scores.num_images,
             "num_objects": scores.num_objects,
             "num_detections": len(self.answers.results),
-            **scores.figures,
+            **scores.values,
             "classes": scores.classes,
             "model": self.subject.model,
             "subject": asdict(self.subject) | {"seed": self.seed},

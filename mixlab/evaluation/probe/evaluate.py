@@ -7,11 +7,11 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 
-from mixlab.backbones.backbone import Backbone, FeatureSource
+from mixlab.backbones.backbone import Backbone
 from mixlab.data.labelled import LabelledSplits, labelled_splits
 from mixlab.errors import InputError
 from mixlab.evaluation.classifier import ProbeHead, save_head
@@ -198,19 +198,16 @@ class _ProbeRun:
     resident: bool
 
     @property
-    def image(self) -> int:
-        assert self.settings.image is not None
-        return self.settings.image
-
-    @property
-    def source(self) -> FeatureSource:
-        return cast(FeatureSource, self.settings.source)
+    def view(self) -> CentreView:
+        return CentreView(self.settings.image or self.backbone.image, self.settings.crop_share)
 
     def scores(self, stop: StopRequests, save_every_s: float) -> GridScores:
         """Train and score the grid, resuming where an earlier call stopped."""
         settings, world = self.settings, self.machine.world
         inputs = head_inputs(self.backbone, settings.blocks, settings.strategies)
-        plan = FeaturePlan.build(self.backbone, inputs, source=self.source, image=self.image)
+        plan = FeaturePlan.build(
+            self.backbone, inputs, source=settings.read_source(self.backbone), image=self.view.size
+        )
         grid = HeadGrid(
             plan,
             lrs=settings.lrs,
@@ -264,10 +261,10 @@ class _ProbeRun:
             self.splits.train,
             backbone=self.backbone,
             plan=plan,
-            crops=ProbeCrops(self.image, seed=settings.seed),
+            crops=ProbeCrops(self.view.size, seed=settings.seed),
             batch=_batch(settings.batch, len(self.splits.train), world),
             seed=settings.seed,
-            load_size=settings.load_size or 2 * self.image,
+            load_size=settings.load_size or 2 * self.view.size,
             world=world,
             precise=run_precision(settings.precision, world.device),
             workers=self.machine.workers,
@@ -276,7 +273,7 @@ class _ProbeRun:
 
     def _table(self, which: Literal["train", "val"], plan: FeaturePlan) -> FeatureTable:
         precision = precision_in_use(self.settings.precision, self.machine.world.device)
-        extraction = Extraction(plan, CentreView(self.image, self.settings.crop_share), precision, STORED)
+        extraction = Extraction(plan, self.view, precision, STORED)
         source, name = getattr(self.splits, which), self.splits.name(which)
         return extract_features(self.backbone, source, extraction, name=name, machine=self.machine)
 
@@ -299,7 +296,7 @@ class _ProbeRun:
             "label_share": settings.label_share,
         }
         weight, bias = tensors[f"{name}/weight"][row], tensors[f"{name}/bias"][row]
-        probe = ProbeHead(weight, bias, head.input, self.source, self.splits.classes, about)
+        probe = ProbeHead(weight, bias, head.input, scores.plan.source, self.splits.classes, about)
         save_head(probe, self.folder / "best_head.safetensors")
 
 

@@ -81,10 +81,10 @@ class SegmentConfig(DenseConfig):
     ) -> DenseScores:
         def measure(network: nn.Module, stopped: Callable[[], bool]) -> Iterator[Score]:
             assert isinstance(network, UperNet)
-            held_out = at_most(parse_label_maps(data, split="val"), self.score_images)
+            val_source = at_most(parse_label_maps(data, split="val"), self.score_images)
             predictor = Predictor(network, self.inference("single"), precise=precise)
             workers = num_workers(config.data.workers, world)
-            found, _ = score_label_maps(predictor, held_out, world=world, workers=workers, stopped=stopped)
+            found, _ = score_label_maps(predictor, val_source, world=world, workers=workers, stopped=stopped)
             yield from (("miou", found.miou), ("macc", found.macc), ("aacc", found.aacc))
 
         return DenseScores(self.score_every_epochs, measure)

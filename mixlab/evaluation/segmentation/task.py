@@ -35,6 +35,8 @@ class SegmentedExample(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentationResult:
+    """Scores of a segmentation network on a validation set, and a few predictions."""
+
     subject: Subject
     seed: int
     protocol: SegmentationProtocol

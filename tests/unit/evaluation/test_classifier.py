@@ -109,7 +109,7 @@ def test_files_that_are_no_head_or_another_backbones_get_a_sentence(tmp_path: Pa
     with pytest.raises(WeightsError, match="not a probe"):
         load_head(tmp_path / "backbone.safetensors", backbone)
     released_checkpoint(tmp_path / "wide.pth", 100)
-    with pytest.raises(WeightsError, match="reads 100 features, which are no blocks of the 16"):
+    with pytest.raises(WeightsError, match="reads 100 features, which is not a multiple of the width 16"):
         load_head(tmp_path / "wide.pth", backbone)
     released_checkpoint(tmp_path / "few.pth", 16, num_classes=7)
     with pytest.raises(ValueError, match="7 classes without names"):
