@@ -138,7 +138,7 @@ def percent_interval(row: dict[str, Any]) -> str:
 
 
 def warn(note: str) -> None:
-    console.print(note, style="yellow")
+    console.print(note, style="yellow", soft_wrap=True)
 
 
 def name_unreadable(images: dict[str, str]) -> None:
