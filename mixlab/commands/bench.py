@@ -58,6 +58,7 @@ def run_benchmark(what: What, *, quick: bool, peer: Path | None = None) -> Table
     if not on_gpu and (what == "attention" or (what in NEED_GPU and not quick)):
         raise WorkError(f"`mixlab bench {what}` needs a GPU; --quick runs a miniature on the CPU where there is one")
     module: Any = import_module(f"mixlab.bench.{MODULES.get(what, what)}")
+    few: dict[str, Any]
     match what:
         case "ssd" if on_gpu:
             title = "The two-way scan, bf16: GPU kernel time and wall time; x: times faster than mamba_ssm"
