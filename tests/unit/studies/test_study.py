@@ -155,7 +155,7 @@ def test_published_scores_of_images_give_the_published_mean(published: Path) -> 
 
 def test_a_folder_that_is_no_study_is_not_published(tmp_path: Path, studied: Path) -> None:
     RunDirectory.create(tmp_path / "run").write_config({"seed": 1})
-    with pytest.raises(ValueError, match=r"is no study.*--run"):
+    with pytest.raises(ValueError, match=r"is not a study.*--run"):
         publish_study(tmp_path / "run", tmp_path / "out")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("all of it")
