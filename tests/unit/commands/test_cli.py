@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mixlab.cli import COMMANDS, main
+from mixlab.errors import InputError
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,6 +67,24 @@ def test_failures_say_why_and_exit_with_the_documented_code(
 ) -> None:
     assert main(arguments) == code
     assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_users_errors_are_a_sentence_or_a_traceback_on_request_and_bugs_always_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = ["rank", "nosuch", "--data", "shapes:n=2"]
+    assert main(wrong) == 1 and "error: unknown model 'nosuch'" in capsys.readouterr().err
+    monkeypatch.setenv("MIXLAB_DEBUG", "1")
+    with pytest.raises(InputError, match="unknown model 'nosuch'"):
+        main(wrong)
+    monkeypatch.delenv("MIXLAB_DEBUG")
+
+    def broken(*_: object) -> None:
+        raise KeyError("ours")
+
+    monkeypatch.setattr("mixlab.commands.options.SeveralTargets.load", broken)
+    with pytest.raises(KeyError, match="ours"):
+        main(["rank", "vit_tiny", "--data", "shapes:n=2"])
 
 
 def test_a_wrong_option_exits_with_two(capsys: pytest.CaptureFixture[str]) -> None:
