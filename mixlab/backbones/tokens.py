@@ -54,7 +54,12 @@ class TokenLayout:
     @property
     def num_extra(self) -> int:
         """Tokens beside the patches."""
-        return self.num_learned + int(self.place == "middle" and self.front_copy)
+        return self.num_learned + self.has_front_copy
+
+    @property
+    def has_front_copy(self) -> bool:
+        """Whether a class token in the middle also stands in front."""
+        return self.place == "middle" and self.front_copy
 
     @property
     def num_positioned(self) -> int:
@@ -89,7 +94,8 @@ class TokenLayout:
         positions = self.positions(grid[0] * grid[1])
         extra = torch.stack([tokens[:, i] for i in positions], dim=1) if positions else tokens[:, :0]
         registers = {"front": extra[:, int(self.class_token) :], "spread": extra}.get(self.place, extra[:, :0])
-        return Features(self.summary(tokens), registers, self.patches(tokens).unflatten(1, grid), grid)
+        front = extra[:, 0] if self.has_front_copy else None
+        return Features(self.summary(tokens), registers, self.patches(tokens).unflatten(1, grid), grid, front)
 
     def patches(self, tokens: Tensor) -> Tensor:
         """The patches (B, n, D) of a sequence (B, L, D)."""
@@ -124,6 +130,7 @@ class Features:
     registers: Tensor  # (B, R, D)
     patches: Tensor  # (B, h, w, D)
     grid: Grid
+    front: Tensor | None = None  # (B, D): the copy in front of a class token in the middle
 
 
 class PositionTable(nn.Module):
