@@ -10,11 +10,15 @@ from hypothesis import strategies as st
 from mixlab.mixers import (
     MIXERS,
     AttentionConfig,
+    CrossScanConfig,
     GatedConvConfig,
+    InvertedResidualConfig,
     LinearAttentionConfig,
     Mamba1Config,
     Mamba2Config,
     MixerConfig,
+    PlainMambaConfig,
+    SkipScanConfig,
     SSDMixing,
 )
 
@@ -34,6 +38,10 @@ CONFIGS: dict[str, MixerConfig] = {
     "mamba1": Mamba1Config(expand=1, state=3),
     "mamba1-one-way": Mamba1Config(expand=1, state=3, scans=("forward",)),
     "mamba1-grid": Mamba1Config(expand=1, state=2, scans=("h", "v_flip", "snake"), combine="gated_sum"),
+    "cross-scan": CrossScanConfig(),
+    "skip-scan": SkipScanConfig(expand=1, state=2),
+    "plain-mamba": PlainMambaConfig(expand=1, state=2, kernel=3),
+    "inverted-residual": InvertedResidualConfig(),
     "gated-conv": GatedConvConfig(),
     "gated-conv-sequence": GatedConvConfig(kernel=4, sequence=True),
     "gated-conv-causal": GatedConvConfig(kernel=4, sequence=True, two_way=False),

@@ -1,6 +1,8 @@
 """The selective scan, wherever the tensors are."""
 
+import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from mixlab.errors import InputError
 from mixlab.ops.selective_scan.chunked import selective_scan_chunked
@@ -11,7 +13,24 @@ def selective_scan(
 ) -> Tensor:
     """S scans at once; arguments and meaning in `reference.py`. Returns (B, L, S, E) in the dtype of v."""
     _check(q, k, v, dt, A, skip, num_reverse)
+    if v.is_meta:
+        return _on_meta(q, v)
     return selective_scan_chunked(q, k, v, dt, A, skip, num_reverse=num_reverse)
+
+
+@torch.library.custom_op("mixlab::selective_scan_on_meta", mutates_args=())
+def _on_meta(q: Tensor, v: Tensor) -> Tensor:
+    """The shape of the result: without numbers, thousands of steps would say no more."""
+    return torch.empty_like(v, memory_format=torch.contiguous_format)
+
+
+_on_meta.register_fake(lambda q, v: torch.empty_like(v, memory_format=torch.contiguous_format))
+
+
+@register_flop_formula(torch.ops.mixlab.selective_scan_on_meta)
+def _flops(q_shape: torch.Size, v_shape: torch.Size, *_: object, **__: object) -> int:
+    """As VMamba and those after it count: 9 L E N and the skip, beside multiply-accumulates, which are two FLOPs."""
+    return 2 * (9 * q_shape[-1] + 1) * v_shape.numel()
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, num_reverse: int) -> None:
