@@ -24,6 +24,8 @@ from mixlab.errors import InputError
 from mixlab.mixers import MIXERS, Grid, MixerConfig, Mixing
 from mixlab.run.codec import from_json, to_json
 
+wrap("resize_positions")
+
 
 @dataclass(frozen=True, kw_only=True)
 class IsotropicConfig:
@@ -205,6 +207,8 @@ class Isotropic(Backbone):
         image, patch = image or self.config.image, patch or self.config.patch
         config = replace(self.config, image=image, patch=patch, position_image=None)
         self.embed.resize(config.position_side, patch)
+        if self.rotary is not None:
+            self.rotary.resize(config.position_side)
         self.config, self.image = config, image
 
     def keep_layers(self, depth: int, *, norm: bool = True) -> None:
@@ -269,6 +273,12 @@ class Rotary(nn.Module):
         )  # (side, side, D)
         self.register_buffer("cos", turns.cos().flatten(0, 1))
         self.register_buffer("sin", turns.sin().flatten(0, 1))
+
+    def resize(self, side: int) -> None:
+        """Keep the turns of another square grid instead."""
+        tables = (resize_positions(t[None], self.side, (side, side), "exact")[0] for t in (self.cos, self.sin))
+        self.cos, self.sin = tables
+        self.side = side
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         cos, sin = (resize_positions(t[None], self.side, grid, "exact") for t in (self.cos, self.sin))

@@ -24,6 +24,7 @@ from mixlab.errors import InputError
 from mixlab.mixers import MIXERS, Grid, MixerConfig, Mixing
 from mixlab.run.codec import from_json, to_json
 
+wrap("check_images")
 STEM_STRIDE = 4
 STEMS = {"patch": PatchStem, "overlap": OverlapStem}
 DOWNS = {"merge": PatchMerge, "conv": ConvDown}

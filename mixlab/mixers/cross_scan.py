@@ -6,12 +6,16 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx import wrap
 
 from mixlab.errors import InputError
 from mixlab.mixers.gated_conv import check_fills_grid
 from mixlab.mixers.mixer import Grid, MixerConfig, TokenMixer
 from mixlab.mixers.scan_orders import CROSS, SKIPPING, check_scans, scan_orders
 from mixlab.mixers.selective import ChannelGate, Selection, SelectiveMixing, rank_of
+
+wrap("check_fills_grid")
+wrap("scan_orders")
 
 
 @dataclass(frozen=True, kw_only=True)

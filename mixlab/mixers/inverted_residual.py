@@ -5,10 +5,13 @@ from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx import wrap
 
 from mixlab.mixers.cross_scan import grid_conv
 from mixlab.mixers.gated_conv import ConvMixing, check_fills_grid
 from mixlab.mixers.mixer import Grid, MixerConfig, TokenMixer
+
+wrap("check_fills_grid")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +44,15 @@ class InvertedResidual(TokenMixer):
 
     def prepare(self, x: Tensor, grid: Grid) -> tuple[ConvMixing, None]:
         check_fills_grid(x.shape[1], grid)
-        values = F.relu(self.up_norm(self.up(x).mT)).unsqueeze(-1)  # (B, E, L, 1)
+        values = F.relu(per_channel(self.up_norm, self.up(x))).mT.unsqueeze(-1)  # (B, E, L, 1)
         return ConvMixing(values, self.conv.weight.squeeze(1).to(values.dtype), grid), None
 
     def merge(self, mixed: Tensor, bypass: Tensor | None) -> Tensor:
-        y = F.relu(self.conv_norm(mixed.squeeze(-1))).mT  # (B, L, E)
+        y = F.relu(per_channel(self.conv_norm, mixed.squeeze(-1).mT))  # (B, L, E)
         y = y * self.select(F.relu(self.reduce(y.mean(1, keepdim=True)))).sigmoid()
-        return self.down_norm(self.down(y).mT).mT
+        return per_channel(self.down_norm, self.down(y))
+
+
+def per_channel(norm: nn.BatchNorm1d, tokens: Tensor) -> Tensor:
+    """(B, L, D) normalised over images and tokens."""
+    return norm(tokens.flatten(0, 1)).view_as(tokens)

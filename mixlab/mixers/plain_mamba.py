@@ -14,6 +14,7 @@ from mixlab.mixers.mixer import Grid, MixerConfig, TokenMixer
 from mixlab.mixers.scan_orders import SERPENTINE, ScanOrders, grid_order
 from mixlab.mixers.selective import SelectiveMixing, rank_of
 
+wrap("check_fills_grid")
 START, RIGHT, LEFT, UP, DOWN = range(5)
 
 
