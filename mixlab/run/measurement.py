@@ -148,7 +148,9 @@ def scores_from_text(text: str) -> NDArray[np.float64]:
     try:
         return np.array(numbers, dtype=np.float64)
     except ValueError as error:
-        raise InputError(f"scores of images are {text[:40]!r}; they are zeros and ones, or numbers with spaces") from error
+        raise InputError(
+            f"scores of images are {text[:40]!r}; they are zeros and ones, or numbers with spaces"
+        ) from error
 
 
 _FACTS = frozenset(item.name for item in fields(Subject))
@@ -160,9 +162,9 @@ def once(measurements: Iterable[Measurement]) -> list[Measurement]:
     found: dict[str, Measurement] = {}
     for each in measurements:
         known = found.get(each.identity)
-        if known is not None and each.by_image is None and known.by_image is not None:
-            if abs(known.value - each.value) < 1e-4:  # files of one study round differently
-                each = replace(each, by_image=known.by_image)
+        scores = None if known is None or each.by_image is not None else known.by_image
+        if known is not None and scores is not None and abs(known.value - each.value) < 1e-4:  # two ways of rounding
+            each = replace(each, by_image=scores)
         found[each.identity] = each
     return list(found.values())
 

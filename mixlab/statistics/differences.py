@@ -1,9 +1,9 @@
 """Differences between groups of measurements, over seeds and over images together.
 
 A group holds one measurement per seed. The spread of seeds says how much another training would change, the intervals
-that measurements carry how much other images would. Where all measurements of both groups keep the score of every image,
-and of as many images, the images are paired: what makes an image hard for both networks cancels. Without these scores
-the two are taken as if scored on different images, which is cautious.
+that measurements carry how much other images would. Where all measurements of both groups keep the score of every
+image, and of as many images, the images are paired: what makes an image hard for both networks cancels. Without these
+scores the two are taken as if scored on different images, which is cautious.
 """
 
 import math

@@ -103,7 +103,7 @@ def wilson_interval(correct: int, n: int) -> Estimate:
 
 
 def accuracy_interval(correct: ArrayLike) -> Estimate:
-    """Wilson's interval of answers (n,), True if correct, which it keeps: two networks are compared on them in pairs."""
+    """Wilson's interval of answers (n,), True if correct. It keeps them: two networks are compared image by image."""
     answers = np.asarray(correct, dtype=bool)
     return replace(wilson_interval(int(answers.sum()), len(answers)), by_image=answers.astype(np.float64))
 

@@ -3,9 +3,9 @@
 A claim is a list of comparisons that must all be positive. Two questions are asked, each with its own error rate:
 
 - Is all of it true? Every comparison must be significantly positive by itself, at 95 %. This is an intersection-union
-  test: a false "supported" needs every comparison to look positive, also the one that is not, and that one does so in at
-  most 2.5 % of all studies. No correction is needed, however many comparisons there are and however they depend on each
-  other (Berger, 1982).
+  test: a false "supported" needs every comparison to look positive, also the one that is not, and that one does so in
+  at most 2.5 % of all studies. No correction is needed, however many comparisons there are and however they depend on
+  each other (Berger, 1982).
 - Is some of it false? One of k comparisons, each of which errs in 2.5 % of all studies, would be significantly negative
   by chance in up to k times as many. So a comparison contradicts only if its interval is below zero after Bonferroni's
   correction for k: then a true claim is contradicted in at most 2.5 % of all studies.
@@ -184,7 +184,9 @@ def _rule_text(
     if together == 1:
         return ""
     if status == Status.CONTRADICTED:
-        return f"; corrected for {together} comparisons (Bonferroni), {lead.what}: {_signed(lead.difference.value, ends)}"
+        return (
+            f"; corrected for {together} comparisons (Bonferroni), {lead.what}: {_signed(lead.difference.value, ends)}"
+        )
     below = sum(high < 0 for _, high in alone)
     if status == Status.NOT_RESOLVED and below:
         return f"; {below} of {together} below zero at 95 %, none after correction for all of them (Bonferroni)"
@@ -206,7 +208,7 @@ def _signed(value: float, ends: tuple[float, float]) -> str:
 
 
 def _one_run_text(each: Comparison) -> str:
-    return f"{each.what}: {each.difference.value:+.3f}" + (" (one run each)" if not each.trainings else "")
+    return f"{each.what}: {each.difference.value:+.3f} ({'one run of one' if each.trainings else 'one run each'})"
 
 
 def title(group: Group) -> str:

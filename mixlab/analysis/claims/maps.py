@@ -66,9 +66,7 @@ def small_dinovim_scores_highest(evidence: Evidence) -> Verdict:
     found = evidence.select(
         "binary_auc",
         keep=lambda m: (
-            is_final_map(m)
-            and (m["family"], m["training"]) == ("mamba2", SELF_SUPERVISED)
-            and not m["num_registers"]
+            is_final_map(m) and (m["family"], m["training"]) == ("mamba2", SELF_SUPERVISED) and not m["num_registers"]
         ),
     )
     groups = over_seeds(found)
@@ -121,7 +119,10 @@ def linear_heads_score_lower(evidence: Evidence) -> Verdict:
     rows = evidence.select(
         "binary_auc",
         keep=lambda m: (
-            m["map"] == "mixing_rows" and m["training"] == SELF_SUPERVISED and m["index"] is not None and not m["causal"]
+            m["map"] == "mixing_rows"
+            and m["training"] == SELF_SUPERVISED
+            and m["index"] is not None
+            and not m["causal"]
         ),
     )
     softmax, linear = (
@@ -156,6 +157,12 @@ def central_registers_score_highest(evidence: Evidence) -> Verdict:
     twins = preferred(over_seeds(evidence.select("untrained_middle_over_first", "untrained_middle_over_last")))
     text = "".join(f"; {gap.what}: {gap.difference.value:+.3f}" for gap in map(compare_to_zero, twins))
     return verdict.with_text(f"{verdict.measured}{text}")
+
+
+def middle_token_is_clearer(evidence: Evidence) -> Verdict:
+    """Claim 34: the class token in the middle minus its copy in front, on the same images."""
+    found = evidence.select("middle_token_over_front", keep=lambda m: m["training"] == SELF_SUPERVISED)
+    return verdict_of([compare_to_zero(group) for group in preferred(over_seeds(found))])
 
 
 def score_rises_with_depth(evidence: Evidence) -> Verdict:

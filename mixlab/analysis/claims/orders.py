@@ -109,7 +109,7 @@ def is_matched(a: Network, b: Network) -> bool:
 
 
 def is_grid_cell(m: Measurement) -> bool:
-    """A probe with one learning rate and weight decay, as the ablation measures them: never a network's own accuracy."""
+    """A probe with one learning rate and weight decay, as the ablation has them: never a network's own accuracy."""
     return m["heads"] == "one"
 
 
@@ -227,7 +227,9 @@ def _causal_costs(metric: str) -> Check:
         return verdict_of(
             [
                 compare(visible, hidden, f"{metric} of {title(hidden)}: fully visible minus causal")
-                for hidden, visible in pairs(causal, seen, allowed=is_matched)  # with or without a class token, as it is
+                for hidden, visible in pairs(
+                    causal, seen, allowed=is_matched
+                )  # with or without a class token, as it is
             ]
         )
 
