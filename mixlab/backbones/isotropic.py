@@ -25,7 +25,7 @@ from mixlab.mixers import MIXERS, Grid, MixerConfig, Mixing
 from mixlab.ops.precision import at_least_float32
 from mixlab.run.codec import from_json, to_json
 
-wrap("at_least_float32")  # a leaf of torch.fx graphs, as timm's tests trace them
+wrap("at_least_float32")  # one step to torch.fx, which does not know dtypes while it traces
 
 
 @dataclass(frozen=True, kw_only=True)
