@@ -190,7 +190,8 @@ def _add_questions(web: FastAPI, laboratory: Laboratory, pictures: PictureStore,
 
     @web.delete("/api/questions/{ticket_id}")
     async def cancel(ticket_id: str) -> Response:
-        jobs.leave(_ticket(ticket_id))
+        if ticket := jobs.find(ticket_id):  # whose request was hung up before has left already
+            jobs.leave(ticket)
         return JSONResponse({"state": "cancelled"})
 
     def _ticket(ticket_id: str) -> Ticket:
