@@ -43,7 +43,9 @@ def test_the_accuracy_is_that_of_the_exported_classifier(tmp_path: Path) -> None
             logits = head["head.weight"] @ backbone(((image / 255 - mean) / std)[None])[0] + head["head.bias"]
         correct += classes[int(logits.argmax())] == place.parent.name
     assert found["score"]["correct"] == correct
-    assert found["measurements"][0]["n"] == len(list((photos / "val").rglob("*.png")))
+    answers = found["measurements"][0]["by_image"]
+    assert found["measurements"][0]["n"] == len(answers) == len(list((photos / "val").rglob("*.png")))
+    assert answers.count("1") == correct, "of every image, for pairs"
 
 
 def test_without_a_held_out_part_nothing_is_claimed(tmp_path: Path) -> None:
