@@ -27,7 +27,7 @@ from mixlab.errors import InputError
 from mixlab.evaluation.detection.recipe import detect, detect_64
 from mixlab.evaluation.methods import train_config
 from mixlab.evaluation.segmentation.recipe import SegmentConfig, segment, segment_64
-from mixlab.run.directory import read_json
+from mixlab.run.directory import RunDirectory, read_json
 from mixlab.training.config import (
     CheckpointConfig,
     DataConfig,
@@ -38,6 +38,7 @@ from mixlab.training.config import (
     TrainConfig,
 )
 from mixlab.training.dino import DinoConfig
+from mixlab.training.settings import has_begun, is_older
 from mixlab.training.supervised import SupervisedConfig
 
 RECIPE_FAMILIES = ("vit", "linearvit", "dinovim", "dinomambareg", "gatedconv")
@@ -253,6 +254,15 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     **{f"detect_{family}_tiny64": partial(detect_64, model_64(family)) for family in RECIPE_FAMILIES},
     "detect_mambaout_femto64": partial(detect_64, model_64("mambaout")),
 }
+
+
+def recipe_for(run: Path, name: str) -> TrainConfig:
+    """The config of a recipe for a run; one that is older than some of its settings resumes as it recorded."""
+    config, file = find_recipe(name), run / "config.json"
+    stored = read_json(file) if file.is_file() else {}
+    if stored.get("recipe") == name and "settings" in stored and has_begun(RunDirectory(run)):
+        return train_config(stored["settings"]) if is_older(stored["settings"], type(config.method)) else config
+    return config
 
 
 def find_recipe(name: str) -> TrainConfig:

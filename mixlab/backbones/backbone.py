@@ -122,6 +122,10 @@ class Backbone(  # type: ignore[call-arg]
         """Names of the parameters that are not decayed: all vectors, and those that a backbone adds."""
         return {name for name, parameter in self.named_parameters() if parameter.ndim < 2}
 
+    def token_names(self) -> set[str]:
+        """Those of `no_weight_decay` that are tokens and positions, which DINO decays and DeiT does not."""
+        return set()
+
     def preprocess(self, images: Tensor) -> Tensor:
         """Pixels uint8 (B, C, H, W), or one image (C, H, W), normalised: (B, C, H, W) on its device, in its dtype."""
         if images.dtype != torch.uint8:

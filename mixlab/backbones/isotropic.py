@@ -165,9 +165,13 @@ class Isotropic(Backbone):
     def no_weight_decay(self) -> set[str]:
         """Vectors, tokens, positions, and what a mixer stacks over its directions: A_log, skip, biases and norms."""
         stacked = ("A_log", "skip", "dt_bias", "conv_bias", "norm_weight")
-        learned = ("embed.tokens", "embed.token_positions", "embed.positions.table")
-        extra = {name for name, _ in self.named_parameters() if name.endswith(stacked) or name in learned}
-        return super().no_weight_decay() | extra
+        return super().no_weight_decay() | self._named(stacked) | self.token_names()
+
+    def token_names(self) -> set[str]:
+        return self._named(("embed.tokens", "embed.token_positions", "embed.positions.table"))
+
+    def _named(self, endings: tuple[str, ...]) -> set[str]:
+        return {name for name, _ in self.named_parameters() if name.endswith(endings)}
 
     def _first(self, depth: int) -> Iterator[tuple[int, Layer]]:
         return enumerate(cast("Iterable[Layer]", self.layers[:depth]))

@@ -109,15 +109,6 @@ def test_a_position_in_other_data_is_refused():
         Loader(Shapes(size=8, num_images=10), batch_size=2, size=8, seed=1).load_state_dict(state)
 
 
-def test_a_resident_set_gives_the_same_batches_as_the_files():
-    source = Shapes(size=8, num_images=21)
-    for drop_last in (True, False):
-        there = Loader(source, batch_size=4, size=8, seed=2, drop_last=drop_last, resident_on="cpu")
-        here = Loader(source, batch_size=4, size=8, seed=2, drop_last=drop_last)
-        for a, b in zip(there, here, strict=True):
-            assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
-
-
 @pytest.fixture
 def photos(tmp_path: Path) -> ImageFolder:
     for number in range(12):
@@ -129,11 +120,8 @@ def photos(tmp_path: Path) -> ImageFolder:
 
 @pytest.mark.filterwarnings("ignore:skipped")
 @pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("resident_on", [None, "cpu"])
-def test_training_replaces_unreadable_images_by_the_next_one(photos, num_workers, resident_on):
-    loader = Loader(
-        photos, batch_size=4, size=8, num_workers=num_workers, skip_limit=0.5, shuffle=False, resident_on=resident_on
-    )
+def test_training_replaces_unreadable_images_by_the_next_one(photos, num_workers):
+    loader = Loader(photos, batch_size=4, size=8, num_workers=num_workers, skip_limit=0.5, shuffle=False)
     batches = list(loader)
     found = [index for batch in batches for index in batch.indexes.tolist()]
     assert found == [0, 1, 2, 5, 5, 5, 6, 7, 8, 9, 10, 11]
