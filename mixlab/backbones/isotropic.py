@@ -47,6 +47,11 @@ class IsotropicConfig:
                 raise InputError(f"{field} must be at least 1, got {getattr(self, field)}")
         if not 0 <= self.drop_path < 1:
             raise InputError(f"drop_path is a probability below 1, got {self.drop_path}")
+        if self.mixer.is_causal and self.layout.place == "front" and self.layout.class_token:
+            raise InputError(
+                "a class token in front of a causal mixer sees no patch: the same feature for every image; choose "
+                'place="back" (the class token after the patches) or place="none" (the mean of the patches)'
+            )
         for size in (self.image, self.position_image or self.image):
             if size % self.patch:
                 near = max(size // self.patch, 1) * self.patch

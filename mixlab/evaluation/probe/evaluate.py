@@ -88,6 +88,7 @@ class ProbeSettings(FrozenSettings):
             strategies=self.strategies or strategies,
             source=self.read_source(backbone),
             image=self.image or backbone.image,
+            crop_share=self.view(backbone).crop_share,
         )
 
     def probe_protocol(self, backbone: Backbone, splits: LabelledSplits, device: torch.device) -> ProbeProtocol:
@@ -203,7 +204,7 @@ class _ProbeRun:
 
     @property
     def view(self) -> CentreView:
-        return CentreView(self.settings.image or self.backbone.image, self.settings.crop_share)
+        return self.settings.view(self.backbone)
 
     def scores(self, stop: StopRequests, save_every_s: float) -> GridScores:
         """Train and score the grid, resuming where an earlier call stopped."""
