@@ -101,9 +101,10 @@ def supervised(name: str, *, drop_path: float) -> TrainConfig:
 
     What the table leaves out (the smallest rates, interpolation, draws of mixup) is from MambaOut's released code.
     """
+    field = "drop_path_rate" if name.startswith("mambaout") else "drop_path"
     return TrainConfig(
         method=SupervisedConfig(),
-        model=ModelConfig(name=name, fields={"drop_path_rate" if name.startswith("mambaout") else "drop_path": drop_path}),
+        model=ModelConfig(name=name, fields={field: drop_path}),
         optim=OptimConfig(
             lr=4e-3,
             lr_batch=4096,

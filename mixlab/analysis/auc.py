@@ -36,8 +36,8 @@ from mixlab.run.directory import file_name
 from mixlab.run.protocols import MapProtocol
 from mixlab.statistics import Estimate, bootstrap_difference, bootstrap_mean, correlate
 
+TOKEN_MAPS = {"cosine": "in the middle", "front_cosine": "in front"}
 SCORED_FIT: Fit = "squash"  # of `mixlab auc`: all of an image and of its mask, as in every published score
-NUM_SCORED = 200  # the most images, by default
 
 
 def score_maps(
@@ -52,14 +52,14 @@ def score_maps(
 ) -> AucResult:
     """Score the maps of some networks against the masks of the images, by one of STUDIES.
 
-    `images` by a name, as `--data` takes it, are at most NUM_SCORED of the first network's size, seen by SCORED_FIT.
+    `images` by a name, as `--data` takes it, are all of them at the first network's size, seen by SCORED_FIT.
     `map_name` is a key of `maps.MAPS`, the study's own without it. `twins` scores untrained twins too, with the seed of
     each network's training, or else `seed`.
     """
     targets = distinct_targets(targets)
     if isinstance(images, str):
         size = targets[0].backbone.image
-        images = ViewedImages(images, size=size, fit=SCORED_FIT, num_images=NUM_SCORED, with_masks=True)
+        images = ViewedImages(images, size=size, fit=SCORED_FIT, with_masks=True)
     scorer = MapScorer(images, twins=twins, seed=seed, progress=progress)
     return run_study(study, targets, scorer, map_name)
 
@@ -171,6 +171,31 @@ def by_register_position(targets: Sequence[Target], scorer: MapScorer, map_name:
     return replace(result, comparisons=tuple(comparisons), findings=tuple(findings), correlations=correlations)
 
 
+def by_token(targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None) -> AucResult:
+    """Figure 8: the class token in the middle against its copy in front, of backbones that have both."""
+    if map_name is not None:
+        raise InputError(f"the study by token scores {' and '.join(TOKEN_MAPS)}; leave --map {map_name} out")
+    together = "+".join(TOKEN_MAPS)
+    result = _scored("token", targets, scorer, together)
+    kinds = [*TOKEN_MAPS] * len(targets)
+    rows = [
+        replace(row, protocol=replace(row.protocol, map=kind, index=None))
+        for row, kind in zip(result.rows, kinds, strict=True)
+    ]
+    comparisons, findings, roc = [], [], {}
+    for target in targets:
+        scores = scorer.scores(target, together)
+        auc = either_sign(scores.raw[:, -1])  # (n, 2)
+        names = [f"{target.label}, class token {place}" for place in TOKEN_MAPS.values()]
+        gap = bootstrap_difference(auc[:, 0], auc[:, 1])
+        comparisons.append(ScoreDifference(names[0], names[1], gap))
+        protocol = scorer.protocol(together, scores.layers[-1], None, None)
+        findings += to_measurements("middle_token_over_front", gap, protocol, target.subject, target.seed)
+        curves = dict(zip(names, scores.roc.unbind(1), strict=True))
+        roc |= {name: rates for name, curve in curves.items() if (rates := _mean_rates(curve))}
+    return replace(result, rows=tuple(rows), roc=roc, comparisons=tuple(comparisons), findings=tuple(findings))
+
+
 def by_layer(targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None) -> AucResult:
     """Figure 4e: the raw AUC after every layer, and its rank correlation with depth."""
     result = _scored("layer", targets, scorer, map_name, layers=None)
@@ -209,6 +234,7 @@ STUDIES: dict[str, Callable[..., AucResult]] = {
     "head": by_head,
     "registers": by_registers,
     "register": by_register_position,
+    "token": by_token,
     "layer": by_layer,
     "map": by_map,
 }
@@ -304,7 +330,10 @@ def _middle_over_ends(raw: Tensor) -> Iterable[tuple[str, Estimate]]:
 
 def _mean_roc(scores: MapScores) -> list[float]:
     """True positive rates, the mean over heads or registers and over images; empty where no image has a curve."""
-    rates = scores.roc.mean(1)
+    return _mean_rates(scores.roc.mean(1))
+
+
+def _mean_rates(rates: Tensor) -> list[float]:
     defined = rates[~rates.isnan().any(-1)]
     return defined.mean(0).tolist() if len(defined) else []
 

@@ -180,8 +180,8 @@ class AucResult:
 
     @property
     def measurements(self) -> list[Measurement]:
-        """None of the study by map: verdicts are about the default map alone, which the other studies score."""
-        rows = () if self.study == "map" else self.rows
+        """No scores of the studies by map and by token: verdicts are about the default map, which others score."""
+        rows = () if self.study in ("map", "token") else self.rows
         return [found for row in rows for found in row.measurements] + list(self.findings)
 
     def to_json(self) -> dict[str, Any]:

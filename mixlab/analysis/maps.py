@@ -104,6 +104,15 @@ def _registers(features: Features) -> Tensor:
     return features.registers
 
 
+def _front_cosine(features: Features) -> Tensor:
+    if features.front is None:
+        raise InputError(
+            "this backbone has no copy of its class token in front; the map needs a class token in the middle and in "
+            "front, as dinovim_tiny has"
+        )
+    return F.cosine_similarity(features.front[:, None, None], features.patches, dim=-1)
+
+
 def _pooled_cosine(features: Features) -> Tensor:
     pooled = features.patches.mean((1, 2), keepdim=True)
     return F.cosine_similarity(pooled, features.patches, dim=-1)
@@ -143,6 +152,7 @@ MAPS: dict[str, MapOfFeatures | MapOfMixing] = {
     "dot": MapOfFeatures("dot product of the summary and each patch", _dot),
     "register_cosine": MapOfFeatures("cosine of each register to each patch, (B, R, h, w)", _register_cosine),
     "register_dot": MapOfFeatures("dot product of each register and each patch, (B, R, h, w)", _register_dot),
+    "front_cosine": MapOfFeatures("cosine of the class token's copy in front to each patch", _front_cosine),
     "pooled_cosine": MapOfFeatures("cosine of the mean patch to each patch", _pooled_cosine),
     "norm": MapOfFeatures("length of the feature of each patch", _norm),
     "pca": MapOfFeatures("first principal component of the patches of each image", _first_component),

@@ -1,7 +1,7 @@
 """The images of an analysis, with masks where the source has masks: cropped, resized and in batches."""
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any, NamedTuple, get_args
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from mixlab.data.decode import Fit, UnreadableImage, fit_image, to_pil, to_tensor
 from mixlab.data.mask_formats import parse_images_or_masks, parse_masks
 from mixlab.data.masks import MaskedImage
-from mixlab.data.source import SkippedImages, Source
+from mixlab.data.source import SkippedImages, Source, evenly_spaced
 from mixlab.errors import InputError
 from mixlab.evaluation.machine import CentreView
 
@@ -29,8 +29,8 @@ class ImageBatch(NamedTuple):
 
 
 class ViewedImages:
-    """The first `num_images` readable images of a source, in batches: read again for each network, or kept where they
-    are small.
+    """All images of a source, or `num_images` evenly spaced ones, in batches: read again for each network, or kept
+    where they are small. Sets are sorted by class: the first images would be of few classes.
 
     `data` is what the commands take (a folder, `shapes`, ...), whose validation part is read, or a source, called
     `name` in results. `view_of` says what is seen of each. Masks are cut and scaled as their images are.
@@ -62,6 +62,7 @@ class ViewedImages:
             "data": data if named else name,
             "split": "val" if named else None,
             "num_images": self.num_wanted if self.num_wanted < len(source) else None,
+            "spread": True if self.num_wanted < len(source) else None,
             "image": size,
             "crop_share": self.view.crop_share,
             "fit": fit,
@@ -87,7 +88,7 @@ class ViewedImages:
         return ImageBatch(torch.cat([batch.images for batch in batches]), torch.cat(masks) if masks else None, names)
 
     def _read(self) -> Iterator[ImageBatch]:
-        samples, none = islice(self._samples(), self.num_wanted), True
+        samples, none = self._samples(), True
         while group := list(islice(samples, self.batch)):
             images, masks, names = zip(*group, strict=True)
             yield ImageBatch(torch.stack(images), None if masks[0] is None else torch.stack(masks), list(names))
@@ -96,17 +97,20 @@ class ViewedImages:
             raise InputError(f"{self.choices['data'] or 'the source'} has no readable image. {self.skipped.summary()}")
 
     def _samples(self) -> Iterator[tuple[Tensor, Tensor | None, str]]:
-        """Image, mask and name of each sample that can be read."""
+        """Image, mask and name of the first sample that can be read in each of `num_wanted` equal parts."""
         side, fit, middle = self.view.load_size, self.view.fit, self.view.crop
-        for index in range(len(self.source)):
-            try:
-                sample = self.source.load(index)
-            except UnreadableImage as error:
-                self.skipped.add(error)
-                continue
-            if isinstance(sample, MaskedImage):
-                fitted = sample.fitted(side, fit)
-                yield middle(fitted.image), middle(fitted.mask), self.source.name(index)
-            else:
-                image = to_tensor(fit_image(to_pil(sample), size=side, fit=fit))
-                yield middle(image), None, self.source.name(index)
+        total = len(self.source)
+        for start, end in pairwise([*evenly_spaced(total, self.num_wanted), total]):
+            for index in range(start, end):
+                try:
+                    sample = self.source.load(index)
+                except UnreadableImage as error:
+                    self.skipped.add(error)
+                    continue
+                if isinstance(sample, MaskedImage):
+                    fitted = sample.fitted(side, fit)
+                    yield middle(fitted.image), middle(fitted.mask), self.source.name(index)
+                else:
+                    image = to_tensor(fit_image(to_pil(sample), size=side, fit=fit))
+                    yield middle(image), None, self.source.name(index)
+                break

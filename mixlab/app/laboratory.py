@@ -48,6 +48,7 @@ _ROWS = "a mixing matrix, and a class token or registers whose rows it shows"
 NEEDS = {
     "register_cosine": "registers",
     "register_dot": "registers",
+    "front_cosine": "a class token in the middle that also stands in front",
     "mixing_rows": _ROWS,
     "mixing_mean": _ROWS,
     "register_rows": _ROWS,
@@ -140,6 +141,8 @@ def first_mixing(subject: Target, size: int) -> Mixing | None:
 def _has_map(name: str, subject: Target, mixing: Mixing | None) -> bool:
     if name in ("register_cosine", "register_dot"):
         return subject.num_registers > 0
+    if name == "front_cosine":
+        return subject.backbone.layout.has_front_copy
     if isinstance(MAPS[name], MapOfFeatures):
         return True
     has_rows = mixing is not None and bool(subject.backbone.layout.summary_rows(1024))

@@ -104,6 +104,7 @@ def _on_host(features: Features) -> Features:
         registers=features.registers.float().cpu(),
         patches=features.patches.float().cpu(),
         grid=features.grid,
+        front=None if features.front is None else features.front.float().cpu(),
     )
 
 

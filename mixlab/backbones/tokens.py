@@ -54,7 +54,12 @@ class TokenLayout:
     @property
     def num_extra(self) -> int:
         """Tokens beside the patches."""
-        return self.num_learned + int(self.place == "middle" and self.front_copy)
+        return self.num_learned + self.has_front_copy
+
+    @property
+    def has_front_copy(self) -> bool:
+        """Whether a class token in the middle also stands in front."""
+        return self.place == "middle" and self.front_copy
 
     @property
     def num_positioned(self) -> int:
@@ -91,7 +96,8 @@ class TokenLayout:
         positions = self.positions(grid[0] * grid[1])
         extra = torch.stack([tokens[:, i] for i in positions], dim=1) if positions else tokens[:, :0]
         registers = {"front": extra[:, int(self.class_token) :], "spread": extra}.get(self.place, extra[:, :0])
-        return Features(self.summary(tokens), registers, self.patches(tokens).unflatten(1, grid), grid)
+        front = extra[:, 0] if self.has_front_copy else None
+        return Features(self.summary(tokens), registers, self.patches(tokens).unflatten(1, grid), grid, front)
 
     def patches(self, tokens: Tensor) -> Tensor:
         """The patches (B, n, D) of a sequence (B, L, D)."""
@@ -126,6 +132,7 @@ class Features:
     registers: Tensor  # (B, R, D)
     patches: Tensor  # (B, h, w, D)
     grid: Grid
+    front: Tensor | None = None  # (B, D): the copy in front of a class token in the middle
 
 
 class PositionTable(nn.Module):
@@ -152,13 +159,23 @@ class PositionTable(nn.Module):
 
 @wrap
 def resize_positions(positions: Tensor, side: int, grid: Grid) -> Tensor:
-    """(1, side², D) -> (1, h w, D), bicubic, by factors of (n + 0.1) / side: DINO's weights were trained that way."""
+    """(1, side², D) -> (1, h w, D), bicubic, by factors of (n + 0.1) / side: DINO's weights were trained that way.
+
+    Two matrix products: the gradient of `F.interpolate` adds atomically on a GPU, so its last bits differ between runs.
+    In float64, which neither autocast nor TF32 rounds.
+    """
     if grid == (side, side):
         return positions
-    image = positions.unflatten(1, (side, side)).permute(0, 3, 1, 2)
-    scale = [(n + 0.1) / side for n in grid]
-    resized = F.interpolate(image, scale_factor=scale, mode="bicubic")
-    return resized.flatten(2).mT
+    rows, columns = (_bicubic(side, n, positions.device) for n in grid)
+    table = positions.double().reshape(side, -1)  # (side, side D)
+    resized = columns @ (rows @ table).view(grid[0], side, -1)  # (h, w, D)
+    return resized.to(positions.dtype).flatten(0, 1).unsqueeze(0)
+
+
+def _bicubic(side: int, size: int, device: torch.device) -> Tensor:
+    """The map (size, side) from points on a line of `side` to one of `size`."""
+    points = torch.eye(side, device=device).view(1, side, side, 1)
+    return F.interpolate(points, scale_factor=[(size + 0.1) / side, 1.0], mode="bicubic")[0, :, :, 0].mT.double()
 
 
 class TokenEmbedding(nn.Module):

@@ -52,8 +52,8 @@ def _family(
 
 ZOO: dict[str, ZooEntry] = {
     **_family("vit", "ViT", TRANSFORMER_WIDTHS, lambda d: _transformer(d, AttentionConfig())),
-    # MambaOut, Figure 3 (b), in its two sizes. The paper does not say how it reads them out: our choice is a class token
-    # that comes last, which leaves all else as in a ViT.
+    # MambaOut, Figure 3 (b), in its two sizes. The paper does not say how it reads them out: our choice is a class
+    # token that comes last, which leaves all else as in a ViT.
     **_family(
         "vit_causal", "MambaOut", TRANSFORMER_WIDTHS[:2], lambda d: _transformer(d, AttentionConfig(causal=True))
     ),

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mixlab.analysis.auc import NUM_SCORED, SCORED_FIT, STUDIES, run_study
+from mixlab.analysis.auc import SCORED_FIT, STUDIES, run_study
 from mixlab.analysis.map_scores import MapScorer
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.commands.options import Flat, SeveralTargets
@@ -17,7 +17,7 @@ def auc(
     *,
     study: tuple[str, ...] = ("model",),
     map: str | None = None,
-    num_images: int = NUM_SCORED,
+    num_images: int | None = None,
     batch: int = 16,
     fit: Fit = SCORED_FIT,
     twins: bool = True,
@@ -25,9 +25,10 @@ def auc(
     """Score activation maps against foreground masks, several targets side by side.
 
     Args:
-        study: one or more of model, size, training, head, registers, register, layer, map (every kind).
+        study: one or more of model, size, training, head, registers, register, token (class token in the middle and in
+            front), layer, map (every kind).
         map: which map (see `mixlab maps --help`); default: the study's own.
-        num_images: maximum number of images.
+        num_images: number of images, evenly spaced; default: all.
         batch: images per forward pass.
         fit: squash (the whole image and mask, aspect ratio not kept, as in our published scores) or crop (centre crop,
             as in kNN and probes).
@@ -67,8 +68,11 @@ def _draw(directory: RunDirectory, stored: str, content: dict[str, Any]) -> None
     charts = figures.study_charts(content["study"], content["rows"])
     figures.save_charts(charts, directory.figure_path(f"{stored}.svg"))
     if "roc" in content:
-        styles = figures.line_styles({subject["label"]: subject["family"] for subject in content["subjects"]})
-        name = stored.replace("auc_model", "auc_roc", 1)
+        families = {subject["label"]: subject["family"] for subject in content["subjects"]}
+        styles = figures.line_styles(
+            {label: families.get(label, label) for label in content["roc"]["true_positive_rate"]}
+        )
+        name = stored.replace("auc_model", "auc_roc", 1).replace("auc_token", "auc_roc_token", 1)
         figures.save_charts([figures.roc(content["roc"], styles)], directory.figure_path(f"{name}.svg"))
 
 

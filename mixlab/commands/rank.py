@@ -33,7 +33,7 @@ def rank(
     """Measure the ranks of the mixing matrices of one or more backbones, side by side.
 
     Args:
-        num_images: number of images; ranks are means over them.
+        num_images: number of images, evenly spaced; ranks are means over them.
         fit: crop (centre crop, as in kNN and probes) or squash (the whole image, aspect ratio not kept).
         layers: which layers; default: all. Negative numbers count from the end.
         heads: which heads; default: all, or 64 evenly spaced ones.

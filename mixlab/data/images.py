@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .decode import SUFFIXES, Reduction, decode, decode_reduced, fit_image, to_tensor
+from .decode import SUFFIXES, Reduction, decode, decode_reduced, fit_image, printable, to_tensor
 from .folder_index import list_images
 from .shapes import parse_shapes
 from .shards import TarShards
@@ -39,8 +39,9 @@ class ImageFolder(ImageSource):
         if images is not None or None in first_levels:
             self._labels = [-1] * len(self.paths)
         else:
-            self.classes = tuple(sorted({str(level) for level in first_levels}))
-            numbers = {name: number for number, name in enumerate(self.classes)}
+            levels = sorted({str(level) for level in first_levels})
+            self.classes = tuple(map(printable, levels))
+            numbers = {name: number for number, name in enumerate(levels)}
             self._labels = [numbers[str(level)] for level in first_levels]
 
     def __len__(self) -> int:
@@ -61,7 +62,7 @@ class ImageFolder(ImageSource):
         return self._labels[self.check(index)]
 
     def name(self, index: int) -> str:
-        return self.paths[self.check(index)]
+        return printable(self.paths[self.check(index)])
 
 
 def parse_source(name: str, *, split: str = "train", cache: str | Path | None = None) -> ImageSource:

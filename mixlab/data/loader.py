@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from mixlab.errors import InputError
+from mixlab.signals import START_METHOD, held, obey_parent_alone
 
 from .decode import UnreadableImage
 from .sample_order import SampleOrder
@@ -86,6 +87,8 @@ class BatchLoader(Generic[B]):
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
             pin_memory=pin_memory,
+            worker_init_fn=obey_parent_alone,
+            multiprocessing_context=START_METHOD if num_workers else None,
         )
 
     def __len__(self) -> int:
@@ -131,7 +134,9 @@ class BatchLoader(Generic[B]):
 
     def _rest(self) -> Iterator[B]:
         """The batches left in this epoch."""
-        for batch, errors in self._batches:
+        with held():  # workers start here
+            batches = iter(self._batches)
+        for batch, errors in batches:
             self._count(errors)
             yield batch
 

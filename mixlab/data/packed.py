@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from mixlab.signals import held, obey_parent_alone
+
 from .decode import Reduction
 from .loader import BatchLoader, SampleReader
 from .sample_order import SampleOrder
@@ -162,12 +164,17 @@ class PackedLoader(BatchLoader[PackedBatch]):
         total = self.order.num_images
         everything = SampleOrder(total, min(self.order.batch_size, total), shuffle=False, drop_last=False)
         parts = []
-        for batch, errors in DataLoader(
+        loader = DataLoader(
             self._batches.dataset,
             sampler=[(0, indexes) for indexes in everything.batches(0)],
             batch_size=None,
             num_workers=self._batches.num_workers,
-        ):
+            worker_init_fn=obey_parent_alone,
+            multiprocessing_context=self._batches.multiprocessing_context,
+        )
+        with held():
+            batches = iter(loader)
+        for batch, errors in batches:
             self._count(errors)
             parts.append(batch)
         whole = PackedBatch.cat(parts)

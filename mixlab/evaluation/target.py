@@ -109,6 +109,10 @@ def load_target(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # as an untrained twin is
             backbone, origin = create_model(name, weights=weights), weights
+    if origin is None and training not in (None, UNTRAINED):
+        raise InputError(
+            f"--training {training} is given for {name}, which has no weights and is untrained; add --weights FILE"
+        )
     known["training"] = training or known.get("training") or (UNTRAINED if origin is None else "trained")
     if origin is None:
         known["seed"] = seed
@@ -231,7 +235,7 @@ def restore_stopped(run: RunDirectory, config: dict[str, Any]) -> tuple[Recipe, 
 def _label_and_kind(text: str) -> tuple[str, str]:
     label, equals, kind = text.rpartition("=")
     if not (label and equals and kind):
-        raise InputError(f"--training {text!r} must be LABEL=KIND, such as vit_tiny=dino or vit_tiny=supervised")
+        raise InputError(f"--training {text!r} must be LABEL=KIND, such as my_run=dino or my_run=supervised")
     return label, kind
 
 

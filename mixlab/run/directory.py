@@ -217,7 +217,8 @@ def identity_of(result: dict[str, Any]) -> Any:
 
 def write_json(path: Path, content: dict[str, Any], *, one_line: bool = False) -> None:
     text = json.dumps(content, indent=None if one_line else 2, ensure_ascii=False) + "\n"
-    write_atomically(path, lambda file: file.write(text.encode()))
+    # Names of files need not be UTF-8: their other bytes are written as JSON's own escapes.
+    write_atomically(path, lambda file: file.write(text.encode(errors="backslashreplace")))
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -112,6 +112,7 @@ class MapProtocol(ViewProtocol):
     """Scores of activation maps against masks."""
 
     kind = "map"
+    spread: bool | None = None  # the limited number of images is evenly spaced; None: all of them, or the first ones
     map: str | None = None
     layer: int | None = None
     index: int | None = None  # of a head or a register
@@ -123,6 +124,7 @@ class RankProtocol(ViewProtocol):
     """Ranks of blocks of mixing matrices."""
 
     kind = "rank"
+    spread: bool | None = None  # as in MapProtocol
     definition: str | None = None  # which rank
     chunk: int | None = None  # side of a block in tokens
     layers: tuple[int, ...] | None = None  # None: all
@@ -212,6 +214,7 @@ METRICS = {
     "middle_registers_over_last": Metric("raw AUC of the middle third of registers minus the last", MapProtocol, -1),
     "untrained_middle_over_first": Metric("the same of the untrained twin", MapProtocol, -1),
     "untrained_middle_over_last": Metric("the same of the untrained twin", MapProtocol, -1),
+    "middle_token_over_front": Metric("binary_auc of the middle class token minus its copy in front", MapProtocol, -1),
     "register_auc_follows_probe": Metric("rank correlation of registers' AUC with their probes", MapProtocol, -1),
     "auc_follows_probe": Metric("rank correlation of models' Binary-AUC with their probes", MapProtocol, -1),
     "diagonal_rank": Metric("mean rank of diagonal blocks", RankProtocol, 0, _ANY),

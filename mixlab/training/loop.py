@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from mixlab.errors import InputError, WorkError
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.codec import to_json
 from mixlab.run.directory import RunLock
+from mixlab.signals import raising
 from mixlab.training.batches import steps
 from mixlab.training.checkpoint import Checkpoint, Checkpoints, TrainingState, export_weights
 from mixlab.training.config import TrainConfig
@@ -26,7 +26,7 @@ from mixlab.training.distributed import World, any_rank, from_all, from_first, j
 from mixlab.training.log import Journal, MetricBuffer, NonFiniteLoss, TrainingProgress, forget_after
 from mixlab.training.recipe import compile_recipe, seed_all
 from mixlab.training.settings import check_settings
-from mixlab.training.stopping import ScoringStopped, Stopped, StopRequests, interruptible
+from mixlab.training.stopping import ScoringStopped, Stopped, StopRequests, WaitingStopped
 from mixlab.training.update import Update
 
 
@@ -62,12 +62,13 @@ def train(
     then: Callable[[Trainer], None] | None = None,
     backbone: Backbone | None = None,
     notes: Mapping[str, Any] | None = None,
+    also_stop_on: Iterable[int] = (),
 ) -> Outcome:
     """Train to the end, resuming where an earlier call with the same directory stopped.
 
     `backbone` is what training starts from where `config.model` alone cannot build it; `notes` go into config.json.
     `then` is called at the end on every rank, for example to evaluate what was trained; a later call calls it again.
-    Raises `Stopped` after a signal, with everything saved.
+    Raises `Stopped` after SIGTERM, SIGINT, SIGHUP or a signal in `also_stop_on`, with everything saved.
     """
     with join_world(device) as world, ExitStack() as stack:
         folder = RunDirectory(run)
@@ -75,16 +76,18 @@ def train(
         if world.is_first:  # to others the directory may not even be visible
             RunDirectory.create(run)
             stack.enter_context(RunLock(folder.path))
-        with StopRequests() as stop:
+        with StopRequests(also_stop_on) as stop:
             trainer = Trainer(config, data=data, folder=folder, world=world, name=name, backbone=backbone, notes=notes)
             outcome = trainer.train(stop)
         if then is not None:  # all is saved, so a signal from here on ends the process at once
             trainer.stop_if_asked(stop)
-            try:
-                with interruptible():
+            with raising(even_ignored=True) as handler:
+                try:
                     then(trainer)
-            except KeyboardInterrupt:
-                raise Stopped(signal.SIGINT, trainer.step) from None
+                except BaseException:
+                    if handler.number is None:
+                        raise
+                    raise Stopped(handler.number, trainer.step) from None  # also where another rank left first
         return outcome
 
 
@@ -142,7 +145,8 @@ class Trainer:
             position = self.loader.state_dict()
             passes = self.next_passes(batches, stop)
             if any_rank(stop.asked()):
-                self.save(position)
+                if self.saved_step != self.step:
+                    self.save(position)
                 self.stop_if_asked(stop)
             metrics = self.update(passes, self.step)
             self.step += 1
@@ -168,13 +172,12 @@ class Trainer:
         return self.scores.wanted if self.step == 0 else ends_epoch and self.scores.due(self.epoch, self.epochs)
 
     def next_passes(self, batches: Iterator[list[AnyBatch]], stop: StopRequests) -> list[AnyBatch]:
-        """The data of one step; none where a signal also ended the processes that read it."""
+        """The data of one step; none where a signal came first."""
         before = time.monotonic()
         try:
-            return next(batches)
-        except RuntimeError:
-            if stop.number is None:
-                raise
+            with stop.waiting():
+                return next(batches)
+        except WaitingStopped:
             return []
         finally:
             self.clock.waited += time.monotonic() - before

@@ -30,7 +30,7 @@ def study_charts(study: str, rows: Sequence[Row], styles: Styles | None = None) 
             return [scores_along(rows, "layer", styles)]
         case "register":
             return [scores_along(rows, "index", styles)]
-        case "map":
+        case "map" | "token":
             return [scores_by_map(rows, styles)]
         case "head":
             labels = dict.fromkeys(row["label"] for row in rows)

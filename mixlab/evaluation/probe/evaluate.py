@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -140,7 +140,7 @@ def evaluate_linear_probe(
     `data` is labelled images: a name as the commands take it, or `labelled_splits` of one. With a `folder`, a stopped
     call resumes there, and the best head of each mode is kept. A folder that holds a probe with other settings is left
     alone: FOLDER_2 is taken, and so on. `resident` holds all training images in the device's memory. Raises `Stopped`
-    when `stop` was asked to, with everything saved.
+    when a signal comes while heads are trained, or `stop` was asked to, with everything saved.
     """
     found, splits = as_target(target), labelled_splits(data) if isinstance(data, str) else data
     backbone = found.backbone
@@ -158,7 +158,7 @@ def evaluate_linear_probe(
             stack.enter_context(RunLock(place))
         for mode in MODES[settings.mode]:
             run = _ProbeRun(backbone, cut, replace(full, mode=mode), machine, place / mode, resident)
-            scores[mode] = run.scores(stop or StopRequests(), save_every_s)
+            scores[mode] = run.scores(stop, save_every_s)
     return ProbeResult(
         subject=found.subject,
         seed=found.seed,
@@ -206,7 +206,7 @@ class _ProbeRun:
     def view(self) -> CentreView:
         return self.settings.view(self.backbone)
 
-    def scores(self, stop: StopRequests, save_every_s: float) -> GridScores:
+    def scores(self, stop: StopRequests | None, save_every_s: float) -> GridScores:
         """Train and score the grid, resuming where an earlier call stopped."""
         settings, world = self.settings, self.machine.world
         inputs = head_inputs(self.backbone, settings.blocks, settings.strategies)
@@ -239,8 +239,12 @@ class _ProbeRun:
             exact=settings.precision == "fp32",
             save_every_s=save_every_s,
         )
-        with self.machine.bar(f"{len(grid.heads)} heads, {settings.mode}", trainer.total_steps) as step:
-            trainer.train(stop, step)
+        listening = StopRequests() if stop is None else nullcontext(stop)
+        with (
+            self.machine.bar(f"{len(grid.heads)} heads, {settings.mode}", trainer.total_steps) as step,
+            listening as asked,
+        ):
+            trainer.train(asked, step)
         correct, finite = trainer.score()
         unreadable = {path: why for part in from_all(stream.unreadable) for path, why in part.items()}
         found = GridScores(

@@ -176,7 +176,7 @@ def test_the_study_by_map_scores_every_kind_that_is_one_picture_as_the_kind_alon
 
 @pytest.mark.parametrize("name", sorted(set(STUDIES) - {"size", "training", "registers", "map"}))
 def test_results_are_json_and_their_measurements_are_typed(name: str) -> None:
-    one = target("reg", "dinomambareg_tiny", num_registers=3)
+    one = target("vim", "dinovim_tiny") if name == "token" else target("reg", "dinomambareg_tiny", num_registers=3)
     result = score_maps([one], shapes(6), study=name)
     again = json.loads(json.dumps(result.to_json(), allow_nan=False))
     measured = [Measurement.from_json(record) for record in again["measurements"]]
@@ -250,3 +250,28 @@ def test_a_bare_backbone_and_the_name_of_a_data_set_are_scored_as_the_command_do
     expected = score_maps([target("vit_tiny")], shapes(6), twins=False)
     assert result.rows[0].scores == expected.rows[0].scores
     assert result.protocol == expected.protocol
+
+
+def test_the_token_in_front_is_scored_beside_the_one_in_the_middle() -> None:
+    images, one = shapes(), target("vim", "dinovim_tiny")
+    result = score_maps([one], images, study="token", twins=False)
+    assert [row.protocol.map for row in result.rows] == ["cosine", "front_cosine"]
+    plain = score_maps([one], images, twins=False)
+    assert result.rows[0].scores["auc"].value == pytest.approx(plain.rows[0].scores["auc"].value)
+    alone = score_maps([one], images, map_name="front_cosine", twins=False).rows[0].scores["auc"]
+    assert result.rows[1].scores["auc"].value == pytest.approx(alone.value)
+    [gap] = result.comparisons
+    assert gap.better == "vim, class token in the middle" and gap.worse == "vim, class token in front"
+    assert gap.difference.value == pytest.approx(plain.rows[0].scores["auc"].value - alone.value)
+    assert [found.metric for found in result.measurements] == ["middle_token_over_front"]
+    assert set(result.roc) == {gap.better, gap.worse}
+    with pytest.raises(ValueError, match="leave --map norm out"):
+        score_maps([one], images, study="token", map_name="norm")
+    with pytest.raises(ValueError, match=r"no copy of its class token in front.*dinovim_tiny"):
+        score_maps([target("vit")], images, study="token")
+
+
+def test_all_images_are_scored_without_a_number() -> None:
+    found = score_maps([target("vit")], "shapes:n=230", twins=False)
+    assert found.rows[0].scores["auc"].n + found.rows[0].scores["auc"].num_dropped == 230
+    assert found.protocol.num_images is None

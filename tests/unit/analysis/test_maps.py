@@ -139,7 +139,8 @@ def test_grid_only_models_of_timm_have_feature_maps_and_say_what_they_lack(name:
 def test_timm_vits_have_every_map_that_their_tokens_allow() -> None:
     model = mixlab.create_model("timm/vit_small_patch14_reg4_dinov2").eval()
     images = torch.randn(1, 3, 56, 70)
-    shapes = {name: MAPS[name](model, images, layer=1).shape for name in MAPS if name != "direction_rows"}
+    lacking = {"direction_rows", "front_cosine"}
+    shapes = {name: MAPS[name](model, images, layer=1).shape for name in MAPS if name not in lacking}
     assert shapes["cosine"] == shapes["pca"] == shapes["mixing_mean"] == (1, 4, 5)
     assert shapes["register_cosine"] == (1, 4, 4, 5)
     assert shapes["mixing_rows"] == (1, 6, 4, 5)
@@ -160,9 +161,10 @@ def test_maps_that_cannot_be_are_refused_with_a_way_out() -> None:
 
 def test_every_map_explains_itself_and_keeps_no_gradient() -> None:
     model = tiny("dinomambareg_tiny", num_registers=4)
+    with_copy = tiny("dinovim_tiny")
     for name, kind in MAPS.items():
         assert kind.about
-        assert not kind(model, IMAGES).requires_grad, name
+        assert not kind(with_copy if name == "front_cosine" else model, IMAGES).requires_grad, name
     assert any(isinstance(kind, MapOfMixing) for kind in MAPS.values())
 
 
@@ -201,3 +203,18 @@ def test_maps_and_components_of_several_networks_are_a_result_for_json_and_array
     }
     with pytest.raises(ValueError, match="labels of their own"):
         activation_maps([targets[0], targets[0]], images)
+
+
+def test_the_map_of_the_front_copy_is_its_cosine_to_each_patch() -> None:
+    torch.manual_seed(0)
+    fields = {"dim": 32, "depth": 2, "image": 32, "patch": 8, "head_dim": 16}
+    model = mixlab.create_model("dinovim_tiny", **fields).eval()
+    images = torch.rand(2, 3, 32, 32)
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    model.final_norm.register_forward_hook(lambda module, given, out: seen.append(out))
+    found = MAPS["front_cosine"](model, images)
+    tokens = seen[-1][1]  # (2, 18, 32): front, 7 patches, middle, 9 patches
+    patches = torch.cat([tokens[:, 1:8], tokens[:, 9:]], dim=1)
+    expected = torch.nn.functional.cosine_similarity(tokens[:, :1], patches, dim=-1).unflatten(1, (4, 4))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    assert not torch.allclose(found, MAPS["cosine"](model, images), atol=1e-3)

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from mixlab.analysis.viewed_images import ViewedImages
+from mixlab.data.decode import UnreadableImage
 from mixlab.data.images import ImageFolder
 from mixlab.data.mask_formats import parse_images_or_masks
 from mixlab.data.masks import MaskedImage
@@ -77,3 +78,38 @@ def test_an_image_file_is_an_image_and_not_a_file_of_annotations(tmp_path) -> No
     file.write_bytes(b"torn")
     with pytest.raises(ValueError, match="no readable image"):
         ViewedImages(source, size=16).together()
+
+
+class Numbered(Source[Tensor]):
+    """Ten images that are as bright as their number; those of `broken` cannot be read."""
+
+    broken: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return 10
+
+    def name(self, index: int) -> str:
+        return str(index)
+
+    def load(self, index: int) -> Tensor:
+        if index in self.broken:
+            raise UnreadableImage(str(index), "torn")
+        return torch.full((3, 8, 8), index, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("num_images", "broken", "names"),
+    [
+        (None, (), "0 1 2 3 4 5 6 7 8 9"),
+        (3, (), "0 3 6"),
+        (5, (), "0 2 4 6 8"),
+        (3, (3, 4, 0), "1 5 6"),  # the next that can be read
+        (5, (2, 3), "0 4 6 8"),  # nothing is left of the second fifth
+    ],
+)
+def test_a_number_of_images_is_spread_over_the_set(num_images: int | None, broken: tuple[int, ...], names: str) -> None:
+    source = Numbered()
+    source.broken = broken
+    images = ViewedImages(source, size=8, num_images=num_images)
+    assert images.together().names == names.split()
+    assert images.choices["spread"] is (True if num_images else None)

@@ -68,10 +68,15 @@ def test_impossible_layouts_are_refused(fields: dict, message: str) -> None:
 
 
 def test_positions_are_resized_with_the_tenth_of_a_patch_that_dino_adds() -> None:
-    table = torch.randn(1, 49, 3)
+    table = torch.randn(1, 49, 3, requires_grad=True)
     expected = torch.nn.functional.interpolate(
         table.view(1, 7, 7, 3).permute(0, 3, 1, 2), scale_factor=(6.1 / 7, 10.1 / 7), mode="bicubic"
     )
-    resized = resize_positions(table, 7, (6, 10))
-    torch.testing.assert_close(resized.view(1, 6, 10, 3).permute(0, 3, 1, 2), expected)
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # it would round matrix products
+        resized = resize_positions(table, 7, (6, 10))
+    resized = resized.view(1, 6, 10, 3).permute(0, 3, 1, 2)
+    torch.testing.assert_close(resized, expected, rtol=1e-6, atol=1e-6)
+    direction = torch.randn_like(expected)
+    (gradient,), (its_gradient,) = (torch.autograd.grad(t, table, direction) for t in (resized, expected))
+    torch.testing.assert_close(gradient, its_gradient, rtol=1e-6, atol=5e-6)  # sums of 60 terms
     assert resize_positions(table, 7, (7, 7)) is table
