@@ -52,6 +52,14 @@ def test_epochs_and_seeds_have_orders_of_their_own():
     assert SampleOrder(5, 5, shuffle=False).permutation(3).tolist() == [0, 1, 2, 3, 4]
 
 
+def test_repeated_images_stand_beside_each_other_in_an_epoch_of_the_same_length():
+    order = SampleOrder(30, 6, 1, repeats=3)
+    steps = np.stack(list(order.batches(0)))
+    assert steps.shape == (5, 6) and (steps.reshape(10, 3) == steps.reshape(10, 3)[:, :1]).all()
+    assert len(set(steps.ravel().tolist())) == 10
+    assert steps.ravel()[::3].tolist() == SampleOrder(30, 6, 1).permutation(0)[:10].tolist()
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_the_order_and_the_pixels_do_not_depend_on_the_workers(num_workers):
     source = Shapes(size=16, num_images=40)
