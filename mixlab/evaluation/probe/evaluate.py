@@ -179,6 +179,8 @@ def choose_folder(folder: Path, settings: ProbeSettings, backbone: Backbone, spl
             if file.is_file():
                 stored, now = read_json(file), stored_settings(replace(settings, mode=mode), backbone, splits)
                 changed |= differences(stored, {key: now[key] for key in now if key in stored})  # older ones say less
+            elif any((place / mode / "checkpoints").glob("step-*.json")):
+                changed[str(file)] = ("there", "gone")
         if not changed:
             return place
         listed = "; ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed.items())
