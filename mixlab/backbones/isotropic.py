@@ -22,7 +22,10 @@ from mixlab.backbones.classifier import IsotropicClassifier
 from mixlab.backbones.tokens import Features, TokenEmbedding, TokenLayout
 from mixlab.errors import InputError
 from mixlab.mixers import MIXERS, Grid, MixerConfig, Mixing
+from mixlab.ops.precision import at_least_float32
 from mixlab.run.codec import from_json, to_json
+
+wrap("at_least_float32")  # one step to torch.fx, which does not know dtypes while it traces
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,8 +179,3 @@ class Isotropic(Backbone):
         """An empty branch beside the embedded tokens, which begin the stream."""
         tokens, grid = self.embed(images)
         return torch.zeros_like(tokens), at_least_float32(tokens), grid
-
-
-@wrap
-def at_least_float32(tokens: Tensor) -> Tensor:
-    return tokens.to(torch.promote_types(tokens.dtype, torch.float32))

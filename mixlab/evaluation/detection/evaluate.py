@@ -24,8 +24,14 @@ from mixlab.training.precision import Precise
 from mixlab.training.stopping import never, until_stopped
 
 
-def paste_masks(masks: Tensor, boxes: Tensor, height: int, width: int, threshold: float = 0.5) -> Tensor:
-    """Masks (N, M, M) over their boxes (N, 4) -> bool (N, height, width): each pixel's centre looked up in the mask."""
+def paste_masks(
+    masks: Tensor, boxes: Tensor, height: int, width: int, *, soft_edges: bool = False, threshold: float = 0.5
+) -> Tensor:
+    """Masks (N, M, M) over their boxes (N, 4) -> bool (N, height, width): each pixel's centre looked up in the mask.
+
+    With `soft_edges` there is 0 around a mask: from the middle of its outer cells it fades towards the edge of its box.
+    """
+    padding = "zeros" if soft_edges else "border"
     rows = torch.arange(height, device=boxes.device) + 0.5
     columns = torch.arange(width, device=boxes.device) + 0.5
     pasted = torch.zeros(len(masks), height, width, dtype=torch.bool, device=boxes.device)
@@ -34,18 +40,24 @@ def paste_masks(masks: Tensor, boxes: Tensor, height: int, width: int, threshold
         x = (columns - left) / (right - left).clamp(min=1e-6) * 2 - 1  # the mask spans -1 to 1
         y = (rows - top) / (bottom - top).clamp(min=1e-6) * 2 - 1
         grid = torch.stack(torch.meshgrid(x, y, indexing="xy"), dim=-1)  # (height, width, 2)
-        values = grid_sample(mask[None, None], grid[None], padding_mode="border", align_corners=False)[0, 0]
+        values = grid_sample(mask[None, None], grid[None], padding_mode=padding, align_corners=False)[0, 0]
         inside = (x.abs() <= 1)[None, :] & (y.abs() <= 1)[:, None]
         pasted[number] = (values >= threshold) & inside
     return pasted
 
 
 def to_results(
-    found: Detections, *, image_id: int, category_ids: Sequence[int], seen: tuple[int, int], own: tuple[int, int]
+    found: Detections,
+    *,
+    image_id: int,
+    category_ids: Sequence[int],
+    seen: tuple[int, int],
+    own: tuple[int, int],
+    soft_edges: bool,
 ) -> list[dict[str, Any]]:
     """One entry per detection. `seen` is the image's (height, width) as the network saw it, `own` its own."""
     boxes = scale_boxes(found.boxes, old=seen, new=own)
-    masks = paste_masks(found.masks, boxes, *own).cpu()
+    masks = paste_masks(found.masks, boxes, *own, soft_edges=soft_edges).cpu()
     return [
         {
             "image_id": image_id,
@@ -160,7 +172,12 @@ def find_objects(
         sizes = zip(images.shapes(), images.own_sizes.tolist(), strict=True)
         for index, one, (seen, size) in zip(images.indexes.tolist(), found, sizes, strict=True):
             results += to_results(
-                one, image_id=own.load(index).number, category_ids=own.class_ids, seen=seen, own=tuple(size)
+                one,
+                image_id=own.load(index).number,
+                category_ids=own.class_ids,
+                seen=seen,
+                own=tuple(size),
+                soft_edges=detector.regions.rules.soft_edges,
             )
         progress(len(images.indexes))
     detector.train(was_training)
