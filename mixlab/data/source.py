@@ -169,6 +169,10 @@ def at_most(source: Source[T], most: int | None) -> Source[T]:
     return source if most is None else Subset(source, evenly_spaced(len(source), most))
 
 
+class RemovedImage(UnreadableImage):
+    """An image of an earlier list that is no longer there. It is left out like others, and does not count as one."""
+
+
 class TooManyUnreadableError(InputError):
     """More of a source could not be read than the limit allows."""
 
@@ -188,7 +192,7 @@ class SkippedImages:
 
     def add(self, error: UnreadableImage) -> bool:
         """Count a file once; True if it is new."""
-        if error.path in self.reasons:
+        if error.path in self.reasons or isinstance(error, RemovedImage):
             return False
         self.reasons[error.path] = error.reason
         if len(self.reasons) > self.limit * self.total:

@@ -184,6 +184,8 @@ def choose_folder(folder: Path, settings: ProbeSettings, backbone: Backbone, spl
                 if mode == "augmented" and stored.get("load_size", 0) is None:  # what the default once was
                     stored["load_size"] = 2 * stored["image"]
                 changed |= differences(stored, {key: now[key] for key in now if key in stored})  # older ones say less
+            elif any((place / mode / "checkpoints").glob("step-*.json")):
+                changed[str(file)] = ("there", "gone")
         if not changed:
             return place
         listed = "; ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed.items())

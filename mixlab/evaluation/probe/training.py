@@ -234,7 +234,7 @@ class ProbeTrainer:
         if self.world.is_first:
             self.checkpoints.remove_partial()
             found = self.checkpoints.newest(self.say)
-            forget_after(self.run, found.step if found else 0)
+            forget_after(self.run, found.step if found else 0, self.say)
         place = from_first((found.step, found.state) if found else None)
         if place is None:
             return

@@ -275,3 +275,12 @@ def test_a_pretrained_folder_gives_the_model_back(name, tmp_path):
 def test_a_folder_without_weights_is_refused(tmp_path):
     with pytest.raises(WeightsError, match=r"no file .*model.safetensors"):
         Backbone.from_pretrained(tmp_path)
+
+
+def test_the_same_weights_give_the_same_bytes(tmp_path: Path) -> None:
+    model = create_model("vit_tiny", dim=64, depth=1, image=32)
+    metadata = dict.fromkeys(("recipe", "step", "data", "seed", "note"), "x")
+    files = [tmp_path / f"{number}.safetensors" for number in range(4)]
+    for file in files:
+        save_weights(model, file, extra_metadata=metadata)
+    assert len({file.read_bytes() for file in files}) == 1
