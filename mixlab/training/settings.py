@@ -149,11 +149,6 @@ def check_settings(
     stored = folder.read_config() if place.is_file() else copy or {}
     if "settings" not in stored:
         raise InputError(f"{folder.path} holds something other than a training run; choose another --run directory")
-<<<<<<< HEAD
-    found = differences(_with_new_defaults(stored["settings"], config), to_json(config))
-    changed = {key: pair for key, pair in found.items() if not key.startswith((*MAY_CHANGE, *config.method.unused))}
-    moved = not same_data(stored["data"], data)
-=======
     settings, known_data = stored["settings"], stored.get("data")
     if not (isinstance(settings, dict) and isinstance(settings.get("method"), dict) and isinstance(known_data, str)):
         raise InputError(
@@ -161,9 +156,8 @@ def check_settings(
             "and it is restored from the newest checkpoint"
         )
     found = differences(_with_new_defaults(settings, config), to_json(config))
-    changed = {key: pair for key, pair in found.items() if not key.startswith(MAY_CHANGE)}
+    changed = {key: pair for key, pair in found.items() if not key.startswith((*MAY_CHANGE, *config.method.unused))}
     moved = not same_data(known_data, data)
->>>>>>> main
     if (moved or changed) and not has_begun(folder):
         return {}
     if moved:
