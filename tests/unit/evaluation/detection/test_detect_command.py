@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from test_average_precision import by_pycocotools
 
 from mixlab.analysis.claims import Evidence
-from mixlab.analysis.claims.measured import mamba_does_dense_better
+from mixlab.analysis.claims.orders import mamba_does_dense_better
 from mixlab.data.objects import instances_file, parse_objects
 from mixlab.evaluation.dense_task import settings_digest
 from mixlab.evaluation.detection.average_precision import NAMES
@@ -99,7 +99,7 @@ def test_the_figures_reach_the_ledger_and_seeds_decide_there(finished, tmp_path)
         )
 
     def verdict(num_seeds: int) -> str:
-        for family, lead in (("mamba2", 0.2), ("gated_conv", 0.0)):
+        for family, lead in (("vmamba", 0.2), ("gated_conv", 0.0)):
             for seed in range(num_seeds):
                 records = [
                     {**record, "subject": {**record["subject"], "family": family, "model": family, "weights": None},
