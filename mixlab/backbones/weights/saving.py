@@ -1,7 +1,6 @@
 """A backbone to a file and back: the file contains the architecture."""
 
 import json
-import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from mixlab.backbones.weights.formats import sizes_of
 from mixlab.backbones.weights.loading import METADATA_KEY, architecture_in, build_architecture, load_stored
 from mixlab.backbones.weights.reading import StoredWeights, WeightsError, read_metadata, read_weights
 from mixlab.errors import InputError
+from mixlab.run.aside import written_aside
 
 
 def save_weights(
@@ -44,15 +44,10 @@ def save_weights(
 def save_tensors(tensors: dict[str, Tensor], path: Path, *, metadata: dict[str, str]) -> None:
     """Write safetensors atomically, with the permissions of the umask."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        aside.touch()
+    with written_aside(path) as aside:
         mode = stat.S_IMODE(aside.stat().st_mode)  # safetensors writes for the owner alone
         save_file(tensors, aside, metadata=metadata)
         aside.chmod(mode)
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def read_architecture(path: str | Path) -> Architecture:
