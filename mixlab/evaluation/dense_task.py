@@ -81,6 +81,7 @@ class DensePlan:
                         data=self.data,
                         training=training,
                         world=trainer.world,
+                        changes=trainer.record.changes,
                     )
                 )
             )
@@ -108,6 +109,7 @@ class DenseRun:
     data: str  # that it was trained on
     training: str  # of its backbone, before
     world: World
+    changes: Sequence[dict[str, Any]] = ()  # of settings while it was trained
 
     @property
     def method(self) -> Any:
@@ -133,7 +135,7 @@ class DenseRun:
             "frozen": self.method.frozen,
             "initial_weights": self.config.model.weights,
             "steps": self.config.steps,
-            "settings": settings_digest(self.config),
+            "settings": settings_digest(self.config, self.changes),
         }
 
     def check_classes(self, source: Source[Any], data: str) -> None:
@@ -230,10 +232,11 @@ def trained_run(
             data=stored["data"],
             training=training or known,
             world=world,
+            changes=stored.get("changes", ()),
         )
 
 
-def settings_digest(config: TrainConfig) -> str:
+def settings_digest(config: TrainConfig, changes: Sequence[dict[str, Any]] = ()) -> str:
     """The same for runs whose settings differ in nothing that can change a score, but for what a protocol names."""
     flat = _flat(to_json(config))
     kept = {
@@ -241,6 +244,7 @@ def settings_digest(config: TrainConfig) -> str:
         for key, value in flat.items()
         if not key.startswith((*MAY_CHANGE, *_NAMED)) and value != _AS_BEFORE.get(key, ...)
     }
+    kept |= {"changes": list(changes)} if changes else {}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -183,10 +183,12 @@ def _load_run(place: Path) -> tuple[Backbone, str, dict[str, Any]]:
     """Its backbone, where its weights are, and what its config and its results say."""
     run, exported = RunDirectory(place), place / "weights.safetensors"
     config = run.read_config() if (place / "config.json").is_file() else {}
+    if not config and (found := Checkpoints(place / "checkpoints", keep=1).newest(_warn)):  # it was deleted
+        config = found.state.get("config", {})
     if exported.is_file():
         backbone, origin = model_from_file(exported), exported
     else:
-        backbone, origin = _load_stopped(RunDirectory.open(place), config)
+        backbone, origin = _load_stopped(run if config else RunDirectory.open(place), config)
     probes = [measurement for measurement in run.measurements() if measurement.metric == "probe_top1"]
     by_register = {found["register"]: found.value for found in probes if found["register"] is not None}
     known = {

@@ -15,7 +15,7 @@ import torch
 from mixlab.backbones.backbone import Backbone
 from mixlab.data.loader import AnyBatch
 from mixlab.errors import InputError, WorkError
-from mixlab.run import RunDirectory, provenance
+from mixlab.run import RunDirectory
 from mixlab.run.codec import to_json
 from mixlab.run.directory import RunLock
 from mixlab.signals import raising
@@ -25,7 +25,7 @@ from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World, any_rank, from_all, from_first, join_world, spread, whole
 from mixlab.training.log import Journal, MetricBuffer, NonFiniteLoss, TrainingProgress, forget_after
 from mixlab.training.recipe import compile_recipe, seed_all
-from mixlab.training.settings import check_settings
+from mixlab.training.record import RunRecord
 from mixlab.training.stopping import ScoringStopped, Stopped, StopRequests, WaitingStopped
 from mixlab.training.update import Update
 
@@ -105,7 +105,9 @@ class Trainer:
     ) -> None:
         self.config, self.data, self.folder, self.world, self.name = config, data, folder, world, name
         self.notes = dict(notes or {})
-        self.source = config.method.open(data)
+        self.warnings: list[str] = []  # to show once there is progress to show
+        self.record = RunRecord(folder, config=config, data=data, world=world)
+        self.source = self.record.open_source(self.warnings.append)
         self.loader = config.method.loader(self.source, config, world=world)
         self.steps_per_epoch = len(self.source) // config.batch
         self.total_steps = config.total_steps(self.steps_per_epoch)
@@ -190,17 +192,15 @@ class Trainer:
     def start_or_resume(self) -> None:
         """Agree on the settings with what is in the directory, and put back the newest good checkpoint."""
         found: Checkpoint | None = None
-        warnings: list[str] = []
-        settings = to_json(self.config)
         if self.world.is_first:
-            stored = check_settings(self.folder, data=self.data, config=self.config)
+            self.record.check(self.checkpoints, self.warnings.append)
             self.checkpoints.remove_partial()
-            found = self.checkpoints.newest(warnings.append)
+            found = self.checkpoints.newest(self.warnings.append)
             step = found.step if found else 0
-            forget_after(self.folder, found.step if found else -1)
-            self._write_config(stored, settings, step)
-            self.journal = Journal(self.folder, self.config.log, settings=settings, step=step)
-            self.was_scored = any("loss" not in row for row in self.folder.read_metrics() if row.get("step") == step)
+            forget_after(self.folder, found.step if found else -1, self.warnings.append)
+            self.record.write(self._about(), self.source, step=step)
+            self.journal = Journal(self.folder, self.config.log, settings=to_json(self.config), step=step)
+            self.was_scored = any("loss" not in row for row in self.folder.read_metrics() if row["step"] == step)
         place = from_first((found.step, found.state) if found else None)
         if place is None:
             self._check_warmup()
@@ -212,7 +212,7 @@ class Trainer:
         self.progress = TrainingProgress(
             total=self.total_steps, done=self.step, enabled=self.world.is_first, scores=self.config.method.shown
         )
-        for warning in warnings:
+        for warning in self.warnings:
             self.progress.say(warning, style="yellow")
         self.progress.say(self._greeting())
 
@@ -221,6 +221,7 @@ class Trainer:
         try:
             metrics = self.buffer.fetch()
         except NonFiniteLoss as error:
+            self.record.note_failure(error.step)
             raise WorkError(error.explain(self.source.name, self.checkpoints.steps())) from error
         if not metrics:
             return
@@ -258,7 +259,8 @@ class Trainer:
         skipped = merged(position["skipped"])
         tensors = self.state.tensors()
         if self.world.is_first:
-            self.checkpoints.save(self.step, tensors, {"loader": {**position, "skipped": skipped}})
+            state = {"loader": {**position, "skipped": skipped}, "config": self.record.content}
+            self.checkpoints.save(self.step, tensors, state)
         else:
             for tensor in tensors.values():
                 whole(tensor)  # each rank gives its shard
@@ -304,25 +306,14 @@ class Trainer:
                 f"set optim.warmup_steps to at most {self.total_steps}, such as {self.total_steps // 10}"
             )
 
-    def _write_config(self, stored: dict[str, Any], settings: dict[str, Any], step: int) -> None:
-        """config.json: everything needed to repeat the run. Every start of the run adds to its `sessions`."""
-        origin = provenance(seed=self.config.seed, device=str(self.world.device))
-        session = {**origin, "world_size": self.world.size, "from_step": step}
-        self.folder.write_config(
-            {
-                **{key: stored.get(key, value) for key, value in origin.items()},
-                "recipe": self.name,
-                "data": self.data,
-                "num_images": len(self.source),
-                "classes": list(self.source.classes),
-                "settings": settings,
-                "architecture": self.architecture,
-                "steps_per_epoch": self.steps_per_epoch,
-                "total_steps": self.total_steps,
-                **self.notes,
-                "sessions": [*stored.get("sessions", []), session],
-            }
-        )
+    def _about(self) -> dict[str, Any]:
+        return {
+            "recipe": self.name,
+            "architecture": self.architecture,
+            "steps_per_epoch": self.steps_per_epoch,
+            "total_steps": self.total_steps,
+            **self.notes,
+        }
 
     def _note(self, metrics: dict[str, float]) -> None:
         self.metrics |= metrics

@@ -15,7 +15,7 @@ from mixlab.data.dense_batches import ObjectBatch, ObjectReader, Resizing
 from mixlab.data.loader import BatchLoader
 from mixlab.data.objects import ObjectSource, parse_objects
 from mixlab.data.sample_order import AspectOrder
-from mixlab.data.source import at_most
+from mixlab.data.source import RemovedImage, at_most
 from mixlab.errors import InputError
 from mixlab.evaluation.dense_recipe import DenseConfig, DenseRecipe, DenseScores
 from mixlab.evaluation.detection.detector import Detector, to_input
@@ -73,7 +73,7 @@ class DetectionConfig(DetectorConfig, DenseConfig):
         return parse_objects(data, keep_empty=self.keep_empty)
 
     def loader(self, source: ObjectSource, config: TrainConfig, *, world: World) -> BatchLoader[ObjectBatch]:
-        sizes = np.array([source.load(index).size for index in range(len(source))])
+        sizes = np.array([_size(source, index) for index in range(len(source))])
         order = None
         if len(source) >= config.batch:  # otherwise `build_batches` says what is wrong
             order = AspectOrder(
@@ -108,6 +108,13 @@ class DetectionConfig(DetectorConfig, DenseConfig):
                 yield from ((f"{kind}_{name}", value) for name, value in values.items() if value is not None)
 
         return DenseScores(self.score_every_epochs, score)
+
+
+def _size(source: ObjectSource, index: int) -> tuple[int, int]:
+    try:
+        return source.load(index).size
+    except RemovedImage:
+        return (0, 0)
 
 
 class DetectionRecipe(DenseRecipe):
