@@ -23,6 +23,7 @@ from mixlab.studies.reproduce.networks import Scale
 from mixlab.studies.reproduce.run import (
     ItemPlan,
     check_agreement,
+    check_plan,
     command_lines,
     plan_item,
     run_plan,
@@ -79,6 +80,10 @@ def reproduce(
 
 
 def _run(plans: Sequence[ItemPlan], run: Path, root: Path | None, scale: Scale) -> dict[str, Any]:
+    if root is None:
+        RunDirectory.open(run)
+    for plan in plans if root is not None else ():
+        check_plan(plan)
     directory = RunDirectory.create(run)
     results: dict[str, dict[str, Any]] = {}
     with RunLock(directory.path):

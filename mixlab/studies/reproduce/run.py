@@ -71,12 +71,16 @@ def plan_item(
     return ItemPlan(item, setting, tuple(problems), tuple(notes), tuple(arranged), tuple(item.plan(setting, only)))
 
 
-def run_plan(plan: ItemPlan, pool: ProcessPoolExecutor, *, workers: int) -> None:
-    """All unfinished steps. Raises where folders are missing, or nothing can be had."""
+def check_plan(plan: ItemPlan) -> None:
+    """Refuse a plan whose folders are missing, or that has no network, before anything is run."""
     if plan.problems:
         raise InputError(" ".join(f"{number}. {said}" for number, said in enumerate(plan.problems, start=1)))
     if plan.item.networks and not plan.planned:
         raise InputError(f"{plan.item.name} has no network that can be had here. {'. '.join(plan.notes)}")
+
+
+def run_plan(plan: ItemPlan, pool: ProcessPoolExecutor, *, workers: int) -> None:
+    """All unfinished steps."""
     if plan.planned:
         plan.setting.run.mkdir(parents=True, exist_ok=True)
         run_steps(plan.steps, plan.setting.run, pool, workers=workers, command=f"{COMMAND} {plan.item.name}")
