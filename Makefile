@@ -11,7 +11,7 @@ demo: $(INSTALLED)
 
 # One process per core, one thread each: faster than threads that wait for each other.
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 app: $(INSTALLED)
 	$(BIN)/mixlab app --open

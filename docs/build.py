@@ -30,6 +30,7 @@ PAGES = {
     "scaling": "From one GPU to four nodes",
     "long_sequences": "Where attention falls behind",
     "table1": "Table 1 on ImageNet",
+    "reliability": "What is never lost",
     "add_a_mixer": "Add a mixer",
     "mathematics": "The mathematics",
     "gallery": "Gallery",

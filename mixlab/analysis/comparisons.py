@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+
 from mixlab.run import UNTRAINED, Measurement
 from mixlab.run.protocols import MapProtocol
 from mixlab.statistics import Difference, Significance, difference, has_learnt, mean_over_seeds
@@ -207,7 +209,15 @@ def averaged(group: Sequence[Measurement]) -> Measurement:
     num = len(group)
     lows, highs = ([end for m in group if (end := getattr(m, name)) is not None] for name in ("low", "high"))
     ends = (sum(lows) / num, sum(highs) / num) if len(lows) == len(highs) == num else (None, None)
-    return replace(group[0], value=sum(m.value for m in group) / num, low=ends[0], high=ends[1])
+    scores = [m.by_image for m in group if m.by_image is not None]
+    paired = len(scores) == num and len({len(each) for each in scores}) == 1
+    return replace(
+        group[0],
+        value=sum(m.value for m in group) / num,
+        low=ends[0],
+        high=ends[1],
+        by_image=np.mean(scores, axis=0) if paired else None,
+    )
 
 
 def _twins_of(network: Network, untrained: Sequence[Measurement]) -> list[Group]:
@@ -245,7 +255,8 @@ def _shared(m: Measurement, apart: Sequence[str]) -> dict[str, Any]:
 
 
 def _task(m: Measurement) -> tuple[Any, ...]:
-    return (Network.of(m), m.metric, *(m[name] for name in TASK))
+    """Older run directories name no split; it was "val", as it is in all others."""
+    return (Network.of(m), m.metric, *(m[name] or ("val" if name == "split" else None) for name in TASK))
 
 
 def _order(group: Group) -> str:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,8 +61,7 @@ def check_json(target: str | None) -> None:
 def emit(result: dict[str, Any], target: str | None) -> dict[str, Any]:
     """Write the result as JSON to a file, or to stdout for `-`."""
     if target == "-":
-        json.dump(result, sys.stdout, indent=2, ensure_ascii=False)
-        print()
+        print(json.dumps(result, indent=2, ensure_ascii=False).encode(errors="backslashreplace").decode())
     elif target:
         write_json(Path(target), result)
         console.print(f"written to {target}")

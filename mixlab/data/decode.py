@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
-import struct
+import os
+import stat
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -21,7 +23,9 @@ FORMATS = tuple({"JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPE
 SUFFIXES = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff",
                       ".ppm", ".pgm", ".pbm", ".jp2", ".avif"))  # fmt: skip
 Fit = Literal["crop", "squash"]  # how an image becomes a square, see `fit_image`
+Reduction = Callable[[int, int], int]  # from an image's height and width: to 1/r of its size, or 1
 MAX_PIXELS = 89_478_485  # PIL's own limit against decompression bombs: about 256 MB of RGB
+MAX_BYTES = 2**30  # of a file; MAX_PIXELS with transparency and 16 bits are 0.7 GB
 
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -32,17 +36,15 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_DECODE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError,
-                  struct.error, zlib.error, UnidentifiedImageError, Image.DecompressionBombError)  # fmt: skip
+_SWAPPED = (5, 6, 7, 8)  # turns that exchange height and width
 
 
 class UnreadableImage(InputError):  # noqa: N818 - it names the thing
     """One file that is not a whole, decodable image (or mask)."""
 
     def __init__(self, path: str | Path, reason: str) -> None:
-        super().__init__(str(path), reason)  # both as arguments, so that the error survives pickling between workers
-        self.path = str(path)
-        self.reason = reason
+        self.path, self.reason = printable(path), printable(reason)
+        super().__init__(self.path, self.reason)  # as arguments, so that the error survives pickling between workers
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}"
@@ -60,18 +62,41 @@ def decode(data: str | Path | bytes, *, name: str | None = None, draft: int | No
         if draft is not None:
             image.draft("RGB", (draft, draft))
         return turn_upright(to_rgb(image), read_orientation(image))
-    except _DECODE_ERRORS as error:
+    except Exception as error:  # as many kinds as there are decoders: AVIF's raises RuntimeError
+        raise UnreadableImage(label, _reason(error)) from error
+
+
+def decode_reduced(
+    data: str | Path | bytes, reduction: Reduction, *, name: str | None = None
+) -> tuple[Image.Image, tuple[int, int]]:
+    """As `decode`, but at 1/r of its size, r as `reduction` says; and the own (height, width) of the upright image."""
+    label = name if name is not None else ("<bytes>" if isinstance(data, bytes) else str(data))
+    image = open_image(data, name=label)
+    try:
+        width, height = image.size
+        factor = reduction(height, width)
+        if factor > 1:
+            image.draft("RGB", (-(-width // factor), -(-height // factor)))  # JPEG: by 2, 4 or 8, for less work
+        rest = factor // round(width / image.width)
+        orientation = read_orientation(image)
+        reduced = to_rgb(image).reduce(rest) if rest > 1 else to_rgb(image)
+        own = (width, height) if orientation in _SWAPPED else (height, width)
+        return turn_upright(reduced, orientation), own
+    except Exception as error:
         raise UnreadableImage(label, _reason(error)) from error
 
 
 def open_image(data: str | Path | bytes, *, name: str) -> Image.Image:
     """Open a file as PIL sees it, without decoding: for callers that need its own mode or orientation."""
+    content = data if isinstance(data, bytes) else _read_file(data, name)
     try:
-        image = Image.open(io.BytesIO(data) if isinstance(data, bytes) else data, formats=FORMATS)
-    except _DECODE_ERRORS as error:
+        image = Image.open(io.BytesIO(content), formats=FORMATS)
+    except Exception as error:
         raise UnreadableImage(name, _reason(error)) from error
     if image.width * image.height > MAX_PIXELS:
         raise UnreadableImage(name, f"{image.width} x {image.height} pixels, more than the limit of {MAX_PIXELS:,}")
+    if image.format == "PNG" and (place := _wrong_checksum(content)) is not None:
+        raise UnreadableImage(name, f"the checksum of its pixels at byte {place:,} is wrong: the file is damaged")
     return image
 
 
@@ -79,7 +104,7 @@ def read_orientation(image: Image.Image) -> int:
     """How the camera was held: EXIF's number from 1 (upright) to 8; 1 where there is none or it cannot be read."""
     try:
         return int(image.getexif().get(0x0112, 1))
-    except _DECODE_ERRORS:  # damaged notes do not damage the picture
+    except Exception:  # damaged notes do not damage the picture
         return 1
 
 
@@ -129,6 +154,53 @@ def to_pil(image: Tensor) -> Image.Image:
     return Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
 
 
+def printable(text: object) -> str:
+    """Text that every file and terminal takes: of a name that is not UTF-8, the other bytes are shown as \\udcXX."""
+    return str(text).encode(errors="backslashreplace").decode()
+
+
+def _read_file(path: str | Path, name: str) -> bytes:
+    """The bytes of a regular file. Pipes and devices are not opened: reading one may wait forever, or never end."""
+    try:
+        about = os.stat(path)  # noqa: PTH116
+        if stat.S_ISREG(about.st_mode) and about.st_size <= MAX_BYTES:
+            with open(path, "rb", opener=_open_at_once) as file:
+                return file.read(MAX_BYTES)
+    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
+        raise UnreadableImage(name, _reason(error)) from error
+    if stat.S_ISREG(about.st_mode):
+        raise UnreadableImage(name, f"{about.st_size:,} bytes, more than the limit of {MAX_BYTES:,}")
+    raise UnreadableImage(name, f"{_KINDS.get(stat.S_IFMT(about.st_mode), 'something else')}, not a regular file")
+
+
+_KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder",
+}
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # in case it became a pipe a moment ago
+
+
+def _wrong_checksum(png: bytes) -> int | None:
+    """Where the first chunk of pixels begins whose checksum is wrong; PIL does not compare these."""
+    place = 8
+    while place + 12 <= len(png):
+        end = place + 8 + int.from_bytes(png[place : place + 4], "big")
+        kind = png[place + 4 : place + 8]
+        if kind == b"IDAT" and end + 4 <= len(png):  # one that is cut short is refused when it is decoded
+            if zlib.crc32(memoryview(png)[place + 4 : end]) != int.from_bytes(png[end : end + 4], "big"):
+                return place
+        elif kind == b"IEND":
+            return None
+        place = end + 4
+    return None
+
+
 def _to_8_bits(values: np.ndarray) -> np.ndarray:
     if values.dtype.kind == "f":
         values = np.nan_to_num(values) * (255.0 if values.max(initial=0.0) <= 1.0 else 1.0)
@@ -142,4 +214,6 @@ def _reason(error: Exception) -> str:
         return "not an image of a known format"
     if isinstance(error, FileNotFoundError):
         return "the file does not exist"
+    if isinstance(error, OSError) and error.strerror:
+        return f"cannot be read ({error.strerror})"
     return f"cannot be decoded ({type(error).__name__}: {error})"

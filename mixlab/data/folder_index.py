@@ -95,7 +95,7 @@ def _scan(root: Path) -> Iterator[_Folder]:
             for entry in entries:
                 if entry.name.startswith("."):
                     continue
-                if entry.is_dir():
+                if _is_folder(entry):
                     real = os.path.realpath(entry.path)
                     if real not in seen:  # a link back up would never end
                         seen.add(real)
@@ -104,6 +104,13 @@ def _scan(root: Path) -> Iterator[_Folder]:
                     files.append(entry.name)
         waiting.extend(folders)
         yield _Folder(path, stamp, sorted(files), sorted(folders))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself; where it is called like an image, reading it says so
+        return False
 
 
 def _stamp(folder: Path) -> str:
@@ -117,6 +124,8 @@ def _read(file: Path, root: Path) -> list[_Folder] | None:
         if stored["format"] != _FORMAT:
             return None
         folders = [_Folder(**folder) for folder in stored["folders"]]
+        if not all(isinstance(name, str) for folder in folders for name in (*folder.files, *folder.folders)):
+            return None
         fresh = all(_stamp(root / folder.path) == folder.stamp for folder in folders)
     except (OSError, ValueError, KeyError, TypeError):
         return None  # no cache, a damaged one, or a folder that is gone: look again

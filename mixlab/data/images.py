@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from .decode import SUFFIXES, decode, fit_image, to_tensor
+from .decode import SUFFIXES, Reduction, decode, decode_reduced, fit_image, printable, to_tensor
 from .folder_index import list_images
 from .shapes import parse_shapes
 from .shards import TarShards
@@ -37,8 +39,9 @@ class ImageFolder(ImageSource):
         if images is not None or None in first_levels:
             self._labels = [-1] * len(self.paths)
         else:
-            self.classes = tuple(sorted({str(level) for level in first_levels}))
-            numbers = {name: number for number, name in enumerate(self.classes)}
+            levels = sorted({str(level) for level in first_levels})
+            self.classes = tuple(map(printable, levels))
+            numbers = {name: number for number, name in enumerate(levels)}
             self._labels = [numbers[str(level)] for level in first_levels]
 
     def __len__(self) -> int:
@@ -51,11 +54,15 @@ class ImageFolder(ImageSource):
         image = decode(self.root / self.paths[self.check(index)], draft=size)
         return to_tensor(fit_image(image, size=size, fit=fit)), (image.height, image.width)
 
+    def load_reduced(self, index: int, reduction: Reduction) -> tuple[NDArray[np.uint8], tuple[int, int]]:
+        image, own = decode_reduced(self.root / self.paths[self.check(index)], reduction)
+        return np.asarray(image), own
+
     def label(self, index: int) -> int:
         return self._labels[self.check(index)]
 
     def name(self, index: int) -> str:
-        return self.paths[self.check(index)]
+        return printable(self.paths[self.check(index)])
 
 
 def parse_source(name: str, *, split: str = "train", cache: str | Path | None = None) -> ImageSource:

@@ -16,7 +16,17 @@ from torch import Tensor
 from mixlab.errors import InputError
 
 from .coco import CocoSource
-from .decode import UnreadableImage, decode, fit_box, open_image, read_orientation, to_pil, to_tensor, turn_upright
+from .decode import (
+    UnreadableImage,
+    decode,
+    fit_box,
+    open_image,
+    printable,
+    read_orientation,
+    to_pil,
+    to_tensor,
+    turn_upright,
+)
 from .folder_index import find_images
 from .shapes import SHAPE_CLASSES, Shapes
 from .source import Source, few
@@ -182,16 +192,19 @@ class PairedMasks(MaskSource):
     def __init__(
         self, images: Path, masks: Path, read_mask: MaskReader, *, every_image: bool, classes: tuple[str, ...] = ()
     ) -> None:
-        image_files, mask_files = _by_stem(images), _by_stem(masks)
+        (image_files, more_images), (mask_files, more_masks) = _by_stem(images), _by_stem(masks)
         self.pairs = [(images / image_files[s], masks / mask_files[s]) for s in sorted(image_files.keys() & mask_files)]
         if not self.pairs:
             raise FileNotFoundError(
                 f"no file in {images} ({len(image_files)} images) has a partner with the same name in {masks} "
                 f"({len(mask_files)} masks); name them alike, as in cat.jpg and cat.png"
             )
-        alone = [str(masks / mask_files[stem]) for stem in sorted(mask_files.keys() - image_files)]
+        alone = [printable(masks / mask_files[stem]) for stem in sorted(mask_files.keys() - image_files)]
         if every_image:  # otherwise only part of the images is annotated, by design
-            alone += [str(images / image_files[stem]) for stem in sorted(image_files.keys() - mask_files)]
+            alone += [printable(images / image_files[stem]) for stem in sorted(image_files.keys() - mask_files)]
+        alone += [
+            printable(folder / path) for folder, more in ((images, more_images), (masks, more_masks)) for path in more
+        ]
         self.classes, self.unpaired = classes, tuple(alone)
         self._root, self._read_mask = images, read_mask
 
@@ -199,7 +212,7 @@ class PairedMasks(MaskSource):
         return len(self.pairs)
 
     def name(self, index: int) -> str:
-        return self.pairs[index][0].relative_to(self._root).as_posix()
+        return printable(self.pairs[index][0].relative_to(self._root).as_posix())
 
     def load(self, index: int) -> MaskedImage:
         image_path, mask_path = self.pairs[index]
@@ -207,7 +220,7 @@ class PairedMasks(MaskSource):
         stored = open_image(mask_path, name=str(mask_path))
         try:
             mask = self._read_mask(stored)
-        except (ValueError, OSError, SyntaxError) as error:
+        except Exception as error:  # as of any decoder, see `decode`
             raise UnreadableImage(mask_path, str(error)) from error
         mask = _match_size(mask, image.size, image_path, mask_path)
         return MaskedImage(to_tensor(image), torch.from_numpy(mask), self.name(index))
@@ -250,12 +263,14 @@ def unpaired_note(source: Source[Any]) -> str | None:
     return f"{len(lost)} files have no counterpart of the same name and are left out: {few(lost)}" if lost else None
 
 
-def _by_stem(folder: Path) -> dict[str, str]:
-    """Relative path without suffix -> relative path; of two files with one stem the first by name counts."""
+def _by_stem(folder: Path) -> tuple[dict[str, str], list[str]]:
+    """Relative path without suffix -> relative path; of two files with one stem the second by name is left over."""
     stems: dict[str, str] = {}
-    for path in find_images(folder):
+    paths = find_images(folder)
+    for path in paths:
         stems.setdefault(str(PurePosixPath(path).with_suffix("")), path)
-    return stems
+    kept = set(stems.values())
+    return stems, [path for path in paths if path not in kept]
 
 
 def _match_size(mask: Mask, size: tuple[int, int], image_path: Path, mask_path: Path) -> Mask:

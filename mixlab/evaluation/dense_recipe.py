@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +25,16 @@ BACKBONE = "pyramid.backbone."
 class DenseConfig(MethodConfig):
     """A task on maps: the backbone below a pyramid and a head."""
 
+    unused: ClassVar[tuple[str, ...]] = ("data.size",)  # readers of dense tasks have sizes of their own
     frozen: bool = False  # train the pyramid and the head alone
     backbone_lr: float = 1.0  # the backbone's share of the learning rate: below 1 it keeps what it knows for longer
     taps: tuple[int, int, int, int] | None = None  # layers of a plain backbone; None: evenly over its depth
     score_every_epochs: int = 0  # on the validation set, during the run; 0: at the end alone
     score_images: int = 200  # of the live score, at most
+
+    def as_begun(self, stored: Mapping[str, Any]) -> DenseConfig:
+        """Itself for a run that began with the settings `stored`: what is newer than the run as it was before."""
+        return self
 
 
 class DenseNetwork(nn.Module):

@@ -109,6 +109,10 @@ def load_target(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # as an untrained twin is
             backbone, origin = create_model(name, weights=weights), weights
+    if origin is None and training not in (None, UNTRAINED):
+        raise InputError(
+            f"--training {training} is given for {name}, which has no weights and is untrained; add --weights FILE"
+        )
     known["training"] = training or known.get("training") or (UNTRAINED if origin is None else "trained")
     if origin is None:
         known["seed"] = seed
@@ -179,10 +183,12 @@ def _load_run(place: Path) -> tuple[Backbone, str, dict[str, Any]]:
     """Its backbone, where its weights are, and what its config and its results say."""
     run, exported = RunDirectory(place), place / "weights.safetensors"
     config = run.read_config() if (place / "config.json").is_file() else {}
+    if not config and (found := Checkpoints(place / "checkpoints", keep=1).newest(_warn)):  # it was deleted
+        config = found.state.get("config", {})
     if exported.is_file():
         backbone, origin = model_from_file(exported), exported
     else:
-        backbone, origin = _load_stopped(RunDirectory.open(place), config)
+        backbone, origin = _load_stopped(run if config else RunDirectory.open(place), config)
     probes = [measurement for measurement in run.measurements() if measurement.metric == "probe_top1"]
     by_register = {found["register"]: found.value for found in probes if found["register"] is not None}
     known = {
@@ -231,7 +237,7 @@ def restore_stopped(run: RunDirectory, config: dict[str, Any]) -> tuple[Recipe, 
 def _label_and_kind(text: str) -> tuple[str, str]:
     label, equals, kind = text.rpartition("=")
     if not (label and equals and kind):
-        raise InputError(f"--training {text!r} must be LABEL=KIND, such as vit_tiny=dino or vit_tiny=supervised")
+        raise InputError(f"--training {text!r} must be LABEL=KIND, such as my_run=dino or my_run=supervised")
     return label, kind
 
 

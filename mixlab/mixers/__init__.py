@@ -3,11 +3,14 @@
 from mixlab.mixers.attention import Attention, AttentionConfig, SoftmaxMixing
 from mixlab.mixers.gated_conv import ConvMixing, GatedConv, GatedConvConfig
 from mixlab.mixers.linear_attention import LinearAttention, LinearAttentionConfig, LinearMixing
+from mixlab.mixers.mamba1 import Mamba1, Mamba1Config
 from mixlab.mixers.mamba2 import Mamba2, Mamba2Config, SSDMixing
 from mixlab.mixers.mixer import ALL, Grid, MixerConfig, Mixing, TokenMixer
+from mixlab.mixers.selective import SelectiveMixing
 
 MIXERS: dict[str, type[MixerConfig]] = {
-    config.kind: config for config in (AttentionConfig, LinearAttentionConfig, Mamba2Config, GatedConvConfig)
+    config.kind: config
+    for config in (AttentionConfig, LinearAttentionConfig, Mamba2Config, GatedConvConfig, Mamba1Config)
 }
 
 __all__ = [
@@ -22,11 +25,14 @@ __all__ = [
     "LinearAttention",
     "LinearAttentionConfig",
     "LinearMixing",
+    "Mamba1",
+    "Mamba1Config",
     "Mamba2",
     "Mamba2Config",
     "MixerConfig",
     "Mixing",
     "SSDMixing",
+    "SelectiveMixing",
     "SoftmaxMixing",
     "TokenMixer",
 ]

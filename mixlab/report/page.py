@@ -47,7 +47,7 @@ def write_report(places: Sequence[Path], out: Path) -> Path:
                 f"{out.parent} does not exist, so {out.name} cannot go there; make it, or change --out"
             )
         text = _in_markdown(findings) if out.suffix == ".md" else _as_page(findings)
-        write_atomically(out, lambda file: file.write(text.encode()))
+        write_atomically(out, lambda file: file.write(text.encode(errors="backslashreplace")))
     return out
 
 

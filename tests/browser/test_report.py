@@ -143,8 +143,7 @@ def test_on_paper_the_report_is_black_on_white_and_leaves_out_the_records(chromi
         assert visit.page.pdf(format="A4").startswith(b"%PDF")
 
 
-@pytest.mark.parametrize("screen", ["desk", "phone"])
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize(("theme", "screen"), [("light", "phone"), ("dark", "desk")])
 def test_the_documentation_is_sound_in_both_themes(chromium: Any, site: Path, theme: str, screen: str) -> None:
     for file in sorted(site.glob("*.html")):
         with Visit(chromium, file, theme=theme, screen=screen) as visit:

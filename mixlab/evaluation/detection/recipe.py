@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from mixlab.data.dense_batches import ObjectBatch, ObjectReader, Resizing
 from mixlab.data.loader import BatchLoader
 from mixlab.data.objects import ObjectSource, parse_objects
 from mixlab.data.sample_order import AspectOrder
-from mixlab.data.source import at_most
+from mixlab.data.source import RemovedImage, at_most
 from mixlab.errors import InputError
 from mixlab.evaluation.dense_recipe import DenseConfig, DenseRecipe, DenseScores
 from mixlab.evaluation.detection.detector import Detector, to_input
@@ -31,7 +31,7 @@ from mixlab.training.precision import Precise
 
 @dataclass(frozen=True, kw_only=True)
 class DetectionConfig(DetectorConfig, DenseConfig):
-    """Mask R-CNN or Cascade Mask R-CNN. The defaults are theirs for photographs with a short side of 800 pixels."""
+    """Mask R-CNN or Cascade Mask R-CNN. The sizes are theirs for photographs with a short side of 800 pixels."""
 
     kind: ClassVar[str] = "detect"
     title: ClassVar[str] = "detection"
@@ -44,8 +44,9 @@ class DetectionConfig(DetectorConfig, DenseConfig):
 
     def __post_init__(self) -> None:
         for name in ("channels", "hidden", "candidates", "proposals", "anchors", "regions", "most", "score_images"):
-            if getattr(self, name) < 1:
-                raise InputError(f"method.{name} is {getattr(self, name)}; give at least 1")
+            number = getattr(self, name)
+            if number is not None and number < 1:
+                raise InputError(f"method.{name} is {number}; give at least 1")
         for name in ("anchor_scale", "finest"):
             if getattr(self, name) <= 0:
                 raise InputError(f"method.{name} is {getattr(self, name)}; give a number above 0")
@@ -58,6 +59,11 @@ class DetectionConfig(DetectorConfig, DenseConfig):
     def resizing(self) -> Resizing:
         return Resizing(short=self.short, long=self.long, flip=self.flip)
 
+    def as_begun(self, stored: Mapping[str, Any]) -> DetectionConfig:
+        if "rules" in stored:
+            return self
+        return replace(self, rules="torchvision", proposals=stored.get("proposals"))
+
     def build(self, backbone: Backbone, *, num_classes: int, total_steps: int, steps_per_epoch: int) -> DetectionRecipe:
         if num_classes < 1:
             raise InputError("the data lists no categories, so there is nothing to detect; add them to its JSON file")
@@ -67,7 +73,7 @@ class DetectionConfig(DetectorConfig, DenseConfig):
         return parse_objects(data, keep_empty=self.keep_empty)
 
     def loader(self, source: ObjectSource, config: TrainConfig, *, world: World) -> BatchLoader[ObjectBatch]:
-        sizes = np.array([source.load(index).size for index in range(len(source))])
+        sizes = np.array([_size(source, index) for index in range(len(source))])
         order = None
         if len(source) >= config.batch:  # otherwise `build_batches` says what is wrong
             order = AspectOrder(
@@ -104,6 +110,13 @@ class DetectionConfig(DetectorConfig, DenseConfig):
         return DenseScores(self.score_every_epochs, score)
 
 
+def _size(source: ObjectSource, index: int) -> tuple[int, int]:
+    try:
+        return source.load(index).size
+    except RemovedImage:
+        return (0, 0)
+
+
 class DetectionRecipe(DenseRecipe):
     head_name = "detector"
     network: Detector
@@ -123,12 +136,14 @@ def detect(model: ModelConfig) -> TrainConfig:
     """The 1x schedule on COCO: 12 epochs of 16 images of 1333 x 800, a tenth of the rate after 8 and 11.
 
     Cascade Mask R-CNN as Dino-Mamba, "Object Detection and Instance Segmentation Settings"; Mask R-CNN for MambaOut and
-    models of timm, as MambaOut §4.3.
+    models of timm, as MambaOut §4.3. Both are mmdetection's, in every number (`rules`).
     """
     single = model.name.startswith(("mambaout", "timm/"))
     decay = 0.05 if single else 0.1
     return TrainConfig(
-        method=DetectionConfig(head="mask" if single else "cascade", keep_empty=False, score_every_epochs=1),
+        method=DetectionConfig(
+            head="mask" if single else "cascade", rules="mmdetection", keep_empty=False, score_every_epochs=1
+        ),
         model=model,
         optim=OptimConfig(
             lr=1e-4,

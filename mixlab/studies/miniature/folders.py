@@ -86,7 +86,7 @@ def _copy(file: Path, place: Path) -> None:
 
 
 def _short_side(file: Path) -> int:
-    """From the header alone; 0 where it cannot be read."""
+    """Without decoding it; 0 where it cannot be read."""
     try:
         return min(open_image(file, name=str(file)).size)
     except UnreadableImage:

@@ -66,6 +66,16 @@ def test_a_label_follows_the_last_equals_sign_unless_all_of_it_is_a_path(tmp_pat
     assert (run / "results" / "knn_lr_3.json").is_file()
 
 
+def test_a_name_without_weights_cannot_be_called_trained() -> None:
+    for load in (
+        lambda: knn("vit_tiny", data="shapes:n=20", training="dinov2", device="cpu"),
+        lambda: load_targets(["vit_tiny=a", "dinovim_tiny=b"], training=["b=dinov2"], device="cpu"),
+    ):
+        with pytest.raises(ValueError, match="has no weights and is untrained; add --weights"):
+            load()
+    assert load_targets(["vit_tiny"], training=["vit_tiny=untrained"], device="cpu")[0].training == "untrained"
+
+
 def test_an_exported_file_is_a_target_with_weights_of_its_own(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "vit_tiny")
     file = shutil.copy(run / "weights.safetensors", tmp_path / "sup.safetensors")

@@ -1,0 +1,150 @@
+"""The selective scan of Mamba-1 as a mixing: one head per channel of each scan, always seen in image order."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx import wrap
+
+from mixlab.mixers.mixer import ALL, Mixing
+from mixlab.mixers.scan_orders import ScanOrders
+from mixlab.ops.selective_scan.op import selective_scan
+from mixlab.ops.selective_scan.reference import selective_scan_matrix, steps_between
+
+wrap("selective_scan")
+
+
+@dataclass
+class SelectiveMixing(Mixing):
+    """Σ_n q_n k_nᵀ ∘ decay_n ∘ triangle, times dt, plus skip I: one head per channel, scan after scan.
+
+    q, k (B, T, S, N), shared by the channels of a scan; v, dt (B, T, S, E); A (S, E, N); skip (S, E): all in the order
+    of their scan. Values and matrices are in image order; cells that pad the grid to whole windows come last.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    dt: Tensor
+    A: Tensor
+    skip: Tensor
+    orders: ScanOrders
+    scans: tuple[str, ...]  # the kind of each
+
+    @property
+    def values(self) -> Tensor:  # type: ignore[override]
+        return self._heads(self.v)
+
+    @property
+    def num_heads(self) -> int:
+        return self.skip.numel()
+
+    def apply(self) -> Tensor:
+        y = selective_scan(self.q, self.k, self.v, self.dt, self.A, self.skip, num_reverse=self.orders.num_reverse)
+        return self._heads(y)
+
+    def matrix(self, heads: slice = ALL) -> Tensor:
+        scan, channel = self._chosen(heads)
+        q, k = (self._from_left(t[:, :, scan], scan) for t in (self.q, self.k))
+        dt = self._from_left(self.dt[:, :, scan, channel], scan)
+        matrix = selective_scan_matrix(q, k, dt, self.A[scan, channel], self.skip[scan, channel])
+        return self._in_image_order(matrix, scan)
+
+    def mask(self, state: int, heads: slice = ALL) -> Tensor:
+        """The decay of one state with its triangle (B, h, L, L). Each is a product of a column and a row off the
+        diagonal; a matrix sums N of them, each with weights of its own."""
+        scan, channel = self._chosen(heads)
+        dt = self._from_left(self.dt[:, :, scan, channel], scan)
+        decay = (steps_between(dt) * self.A[scan, channel, state][:, None, None]).exp().tril()
+        return self._in_image_order(decay, scan)
+
+    def scan_of(self, head: int) -> str:
+        """The kind of scan that a head belongs to."""
+        return self.scans[head // self.v.shape[3]]
+
+    def _chosen(self, heads: slice) -> tuple[Tensor, Tensor]:
+        """The scan and the channel of each chosen head."""
+        number = torch.tensor(range(self.num_heads)[heads], dtype=torch.long, device=self.v.device)
+        return number // self.v.shape[3], number % self.v.shape[3]
+
+    def _heads(self, places: Tensor) -> Tensor:
+        """(B, T, S, E) -> (B, S E, L, 1)."""
+        return self.orders.restore(places).transpose(2, 3).flatten(1, 2).unsqueeze(-1)
+
+    def _is_reverse(self, scan: Tensor) -> Tensor:
+        return scan >= self.skip.shape[0] - self.orders.num_reverse
+
+    def _from_left(self, places: Tensor, scan: Tensor) -> Tensor:
+        """(B, T, h, ...), the sequence turned round for heads that read from the right."""
+        back = self._is_reverse(scan).view(-1, *[1] * (places.ndim - 3))
+        return torch.where(back, places.flip(1), places)
+
+    def _in_image_order(self, matrix: Tensor, scan: Tensor) -> Tensor:
+        """(B, h, T, T), first place first, as (B, h, L, L); rows and columns of skipped tokens are zero."""
+        matrix = torch.where(self._is_reverse(scan)[:, None, None], matrix.flip(-1, -2), matrix)
+        if self.orders.tokens is None:
+            return matrix
+        places = self.orders.places()[scan]  # (h, L)
+        if matrix.shape[-1] < self.orders.num_tokens:
+            matrix = F.pad(matrix, (0, 1, 0, 1))
+        batch, length = matrix.shape[0], matrix.shape[-1]
+        rows = places[None, :, :, None].expand(batch, -1, -1, length)
+        columns = places[None, :, None, :].expand(batch, -1, places.shape[1], -1)
+        return matrix.gather(2, rows).gather(3, columns)
+
+
+class Selection(nn.Module):
+    """What makes a scan selective: from the values of S scans to their steps, keys and queries, each with weights of
+    its own; with their decays and skips."""
+
+    def __init__(self, num_scans: int, width: int, state: int, rank: int) -> None:
+        super().__init__()
+        self.state, self.rank = state, rank
+        self.x_proj = nn.Parameter(torch.empty(num_scans, rank + 2 * state, width))
+        self.dt_weight = nn.Parameter(torch.empty(num_scans, width, rank))
+        self.dt_bias = nn.Parameter(torch.empty(num_scans, width))
+        self.A_log = nn.Parameter(torch.arange(1, state + 1).float().log().expand(num_scans, width, -1).clone())
+        self.skip = nn.Parameter(torch.ones(num_scans, width))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Released initialisation: dt log-uniform in [1e-3, 1e-1], A from -1 to -N, skip 1."""
+        bound = self.x_proj.shape[-1] ** -0.5
+        self.x_proj.uniform_(-bound, bound)
+        self.dt_weight.uniform_(-(self.rank**-0.5), self.rank**-0.5)
+        dt = torch.empty_like(self.dt_bias).uniform_(math.log(1e-3), math.log(1e-1)).exp()
+        self.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # the inverse of softplus
+
+    def forward(self, v: Tensor, orders: ScanOrders, scans: tuple[str, ...]) -> SelectiveMixing:
+        """Values (B, T, S, E) in the order of each scan -> their mixing."""
+        projected = torch.einsum("btse,sre->btsr", v, self.x_proj.to(v.dtype))
+        low, k, q = projected.split([self.rank, self.state, self.state], dim=-1)
+        dt = torch.einsum("btsr,ser->btse", low, self.dt_weight.to(low.dtype))
+        dt = F.softplus(dt.to(self.dt_bias.dtype) + self.dt_bias)
+        return SelectiveMixing(q, k, v, dt, -self.A_log.exp(), self.skip, orders, scans)
+
+
+class ChannelGate(nn.Module):
+    """A gate per channel from the mean of all normalised tokens (called BiAttn in LocalMamba and EfficientVMamba)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.reduce = nn.Linear(dim, dim // 8)
+        self.select = nn.Linear(dim // 8, dim)
+        for linear in (self.reduce, self.select):
+            nn.init.trunc_normal_(linear.weight, std=0.02)
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(..., L, D), gated."""
+        mean = self.norm(tokens).mean(-2, keepdim=True)
+        return tokens * self.select(F.gelu(self.reduce(mean))).sigmoid()
+
+
+def rank_of(dim: int) -> int:
+    """The rank of the projection to the steps, in every released model: D / 16."""
+    return math.ceil(dim / 16)
