@@ -72,7 +72,15 @@ def test_views_predict_the_mean_of_the_global_views() -> None:
 
 
 def test_a_run_learns_logs_and_says_what_it_was(tmp_path: Path) -> None:
-    few = ["steps=12", "batch=32", "log.every_steps=1", "knn.every_epochs=0", "optim.warmup_steps=2"]
+    few = [
+        "steps=10",
+        "batch=16",
+        "model.depth=1",
+        "method.num_directions=64",
+        "log.every_steps=1",
+        "knn.every_epochs=0",
+        "optim.warmup_steps=2",
+    ]
     config = override(RECIPES["lejepa_vit_tiny64"](), few)
     train(config, data="shapes:n=64,size=64", run=tmp_path / "run", device="cpu", name="lejepa_vit_tiny64")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
