@@ -304,8 +304,9 @@ def recipe_for(run: Path, name: str) -> TrainConfig:
     """The config of a recipe for a run; one that is older than some of its settings resumes as it recorded."""
     config, file = find_recipe(name), run / "config.json"
     stored = read_json(file) if file.is_file() else {}
-    if stored.get("recipe") == name and "settings" in stored and has_begun(RunDirectory(run)):
-        return train_config(stored["settings"]) if is_older(stored["settings"], type(config.method)) else config
+    settings = stored.get("settings")
+    if stored.get("recipe") == name and isinstance(settings, dict) and has_begun(RunDirectory(run)):
+        return train_config(settings) if is_older(settings, type(config.method)) else config
     return config
 
 
