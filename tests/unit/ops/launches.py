@@ -22,6 +22,7 @@ from mixlab.data.packed import pack_images
 from mixlab.ops.add_norm import op as add_norm_op
 from mixlab.ops.linear_attention import op as attention_op
 from mixlab.ops.mamba2 import op as mamba2_op
+from mixlab.ops.selective_scan import op as selective_op
 from mixlab.ops.ssd import op as ssd_op
 from mixlab.ops.ssd.triton_launch import NUM_STAGES
 
@@ -110,6 +111,13 @@ def scan(dtype: torch.dtype, *, state: int, width: int, length: int, heads: int 
         _empty(heads),
     )
     return _launches(lambda: ssd_op._scan(*inputs, heads // 2, True))
+
+
+def selective_scan(dtype: torch.dtype, *, scans: int, width: int, state: int) -> list[Launch]:
+    shape = (8, 197, scans)
+    q, k = _empty(*shape, 2 * state, dtype=dtype).split(state, dim=-1)
+    inputs = (_empty(*shape, width, dtype=dtype), _empty(*shape, width), _empty(scans, width, state))
+    return _launches(lambda: selective_op._scan(q, k, *inputs, _empty(scans, width), scans // 2))
 
 
 def mixer(dtype: torch.dtype, *, directions: int, length: int, width: int = 64, heads: int = 24) -> list[Launch]:
