@@ -24,6 +24,7 @@ from typing import Any
 
 from mixlab.backbones.zoo import list_models
 from mixlab.errors import InputError
+from mixlab.evaluation.dense_recipe import MAMBAOUT_DROP_PATH
 from mixlab.evaluation.detection.recipe import detect, detect_64
 from mixlab.evaluation.methods import train_config
 from mixlab.evaluation.segmentation.recipe import SegmentConfig, segment, segment_64
@@ -44,7 +45,6 @@ from mixlab.training.supervised import SupervisedConfig
 RECIPE_FAMILIES = ("vit", "linearvit", "dinovim", "dinomambareg", "gatedconv")
 DEIT_FAMILIES = ("vit", "linearvit")
 BIG_TRANSFORMERS = ("vit_base", "linearvit_base")
-MAMBAOUT_DROP_PATH = {"femto": 0.025, "kobe": 0.025, "tiny": 0.2, "small": 0.4, "base": 0.6}  # Table 5; kobe as femto
 MINI_IMAGE = 64  # px of a view: 8 x 8 patches
 MINI_DEPTHS = {"vit": 6, "linearvit": 6, "dinovim": 12, "dinomambareg": 12, "gatedconv": 12}  # 1.2 to 1.5 M parameters
 

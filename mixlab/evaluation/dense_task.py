@@ -32,7 +32,7 @@ R = TypeVar("R")
 # Settings that a protocol names by fields of its own, or that say which network it is.
 _NAMED = ("seed", "model.", "steps", "precision", "method.frozen", "method.head")
 # Settings that are newer than some runs, and what those were trained with: not part of the digest, so that it stays.
-_AS_BEFORE = {"method.rules": "torchvision"}
+_AS_BEFORE = {"method.drop_path": None, "method.rules": "torchvision"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,6 +239,7 @@ def trained_run(
 def settings_digest(config: TrainConfig, changes: Sequence[dict[str, Any]] = ()) -> str:
     """The same for runs whose settings differ in nothing that can change a score, but for what a protocol names."""
     flat = _flat(to_json(config))
+    flat["data.size"] = flat["data.size"] or 256  # its default, while it had one; dense tasks make no use of it
     kept = {
         key: value
         for key, value in flat.items()
