@@ -26,6 +26,7 @@ MAMBAOUT_DROP_PATH = {"femto": 0.025, "kobe": 0.025, "tiny": 0.2, "small": 0.4, 
 class DenseConfig(MethodConfig):
     """A task on maps: the backbone below a pyramid and a head."""
 
+    earlier: ClassVar[Mapping[str, Any]] = {"drop_path": None}
     unused: ClassVar[tuple[str, ...]] = ("data.size",)  # readers of dense tasks have sizes of their own
     frozen: bool = False  # train the pyramid and the head alone
     backbone_lr: float = 1.0  # the backbone's share of the learning rate: below 1 it keeps what it knows for longer

@@ -31,11 +31,12 @@ from mixlab.training.precision import Precise
 
 @dataclass(frozen=True, kw_only=True)
 class DetectionConfig(DetectorConfig, DenseConfig):
-    """Mask R-CNN or Cascade Mask R-CNN. The sizes are theirs for photographs with a short side of 800 pixels."""
+    """Mask R-CNN or Cascade Mask R-CNN. The defaults are theirs for photographs with a short side of 800 pixels."""
 
     kind: ClassVar[str] = "detect"
     title: ClassVar[str] = "detection"
     shown: ClassVar[tuple[str, ...]] = ("boxes_AP", "masks_AP")
+    earlier: ClassVar[Mapping[str, Any]] = {**DenseConfig.earlier, "rules": "torchvision"}
     short: tuple[int, int] = (800, 800)  # pixels; with two numbers the side is drawn in steps of 32
     long: int = 1333
     flip: float = 0.5
@@ -63,7 +64,7 @@ class DetectionConfig(DetectorConfig, DenseConfig):
         begun = super().as_begun(stored)
         if "rules" in stored:
             return begun
-        return replace(begun, rules="torchvision", proposals=stored.get("proposals"))
+        return replace(begun, rules=self.earlier["rules"], proposals=stored.get("proposals"))
 
     def build(self, backbone: Backbone, *, num_classes: int, total_steps: int, steps_per_epoch: int) -> DetectionRecipe:
         if num_classes < 1:
@@ -145,7 +146,6 @@ def detect(model: ModelConfig) -> TrainConfig:
     return TrainConfig(
         method=DetectionConfig(
             head="mask" if single else "cascade",
-            rules="mmdetection",
             drop_path=published_drop_path(model.name),
             keep_empty=False,
             score_every_epochs=1,
@@ -172,6 +172,7 @@ def detect_64(model: ModelConfig) -> TrainConfig:
     """A small detector for images of about 64 px, without a GPU: minutes on two cores for `shapes`."""
     return TrainConfig(
         method=DetectionConfig(
+            rules="torchvision",  # anchors around the middle of cells fit small objects better
             short=(64, 64),
             long=128,
             channels=32,
