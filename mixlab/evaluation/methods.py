@@ -10,11 +10,13 @@ from mixlab.evaluation.segmentation.recipe import SegmentConfig
 from mixlab.run.codec import from_json
 from mixlab.training.config import MethodConfig, TrainConfig
 from mixlab.training.dino import DinoConfig
+from mixlab.training.lejepa import LeJepaConfig
 from mixlab.training.settings import as_recorded, check_model
 from mixlab.training.supervised import SupervisedConfig
 
 METHODS: dict[str, type[MethodConfig]] = {
     "dino": DinoConfig,
+    "lejepa": LeJepaConfig,
     "supervised": SupervisedConfig,
     "segment": SegmentConfig,
     "detect": DetectionConfig,

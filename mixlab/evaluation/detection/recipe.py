@@ -35,6 +35,7 @@ class DetectionConfig(DetectorConfig, DenseConfig):
 
     kind: ClassVar[str] = "detect"
     title: ClassVar[str] = "detection"
+    command: ClassVar[str] = "detect"
     shown: ClassVar[tuple[str, ...]] = ("boxes_AP", "masks_AP")
     earlier: ClassVar[Mapping[str, Any]] = {"rules": "torchvision"}
     short: tuple[int, int] = (800, 800)  # pixels; with two numbers the side is drawn in steps of 32

@@ -36,6 +36,7 @@ class SegmentConfig(DenseConfig):
 
     kind: ClassVar[str] = "segment"
     title: ClassVar[str] = "segmentation"
+    command: ClassVar[str] = "segment"
     shown: ClassVar[tuple[str, ...]] = ("miou",)
     crop: int = 512
     short_side: int = 512
