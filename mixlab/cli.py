@@ -1,22 +1,29 @@
-"""One table: command -> function. `mixlab COMMAND --help` explains each."""
+"""One table: command -> function. `mixlab COMMAND --help` explains each.
+
+Imports of others are late: an overview needs none, and Ctrl-C may come before they are done.
+"""
 
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
-from rich.text import Text
-from safetensors import SafetensorError
-
-from mixlab.console import console
 from mixlab.errors import InputError, MissingExtraError, WorkError, naming_extras
+from mixlab.signals import STOP_SIGNALS, raising
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("mixlab.commands.demo", "both papers in miniature on drawn images, and a report"),
     "study": ("mixlab.commands.study", "both papers on your own photographs, in parts of a few minutes on one GPU"),
+    "reproduce": (
+        "mixlab.commands.reproduce",
+        "every table and figure of both papers: data, cost, commands, ours beside theirs",
+    ),
     "models": ("mixlab.commands.models", "backbones with parameters, GMACs and mixer"),
     "advise": ("mixlab.commands.advise", "is this a long-sequence task? which mixer?"),
     "pretrain": ("mixlab.commands.pretrain", "DINO on any images; the same run again resumes"),
@@ -38,29 +45,59 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit codes: 0 done, 1 failed, 2 wrong call.
+    """Exit codes: 0 done, 1 failed, 2 wrong call, 130 and 143 stopped by Ctrl-C and by SIGTERM.
 
     Errors that users can fix are printed as one sentence (MIXLAB_DEBUG=1: as a traceback); bugs are always tracebacks.
     """
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is not None:
+        return run_command(list(arguments))
+    leave_on_signals()  # imports: nothing was begun, and some libraries turn an exception into another there
+    code: int | None = 1
+    try:
+        code = run_command(sys.argv[1:], even_ignored=True)
+    except SystemExit as stopped:
+        code = stopped.code if isinstance(stopped.code, int) else None
+        raise
+    finally:
+        with suppress(OSError):  # Python says so itself
+            sys.stdout.flush()
+        leave_on_signals(code)  # all is done: a signal while Python tidies up only shortens that
+    return code
+
+
+def run_command(arguments: list[str], *, even_ignored: bool = False) -> int:
+    """What `main` does, for a command within a program; `even_ignored` as in `signals.raising`."""
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(overview())
         return 0
+    from rich.text import Text
+
+    from mixlab.console import console
+
     name, *rest = arguments
     if name not in COMMANDS:
         console.print(Text.assemble((f"unknown command {name!r}", "red"), f"; mixlab knows {', '.join(COMMANDS)}"))
         return 2
     warnings.formatwarning = plain_warning
-    import tyro  # late, as are the commands: an overview needs none of them
+    import tyro
 
+    number: int | None = None
     try:
         with naming_extras():
             function: Callable[..., Any] = getattr(import_module(COMMANDS[name][0]), name)
-            tyro.cli(function, prog=f"mixlab {name}", args=rest)
-    except KeyboardInterrupt:
-        console.print("stopped")
-        return 1
+            with raising(even_ignored=even_ignored) as handler:
+                try:
+                    tyro.cli(function, prog=f"mixlab {name}", args=rest)
+                finally:
+                    number = handler.number
+    except KeyboardInterrupt as stopped:
+        if os.environ.get("RANK", "0") == "0":
+            console.print(str(stopped) or "stopped", soft_wrap=True)
+        return int(getattr(stopped, "exit_code", 128 + signal.SIGINT))
     except Exception as error:
+        if number is not None:  # a library turned the signal's exception into this one, or another rank left first
+            console.print(f"stopped by {signal.Signals(number).name}; run the same command again", soft_wrap=True)
+            return 128 + number
         if not is_for_users(error) or os.environ.get("MIXLAB_DEBUG") == "1":
             raise
         console.print(Text.assemble(("error:", "red"), f" {error}"))
@@ -68,11 +105,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def leave_on_signals(code: int | None = None) -> None:
+    """Signals end the process at once, with this exit code, or with a line and their own."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        if code is None:
+            os.write(2, f"stopped by {signal.Signals(number).name}\n".encode())
+        os._exit(128 + number if code is None else code)
+
+    for number in STOP_SIGNALS:
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, leave)
+
+
 def is_for_users(error: Exception) -> bool:
     """Whether users can fix it: not a bug of ours."""
-    if isinstance(error, InputError | WorkError | MissingExtraError | OSError | SafetensorError):
+    if isinstance(error, InputError | WorkError | MissingExtraError | OSError):
         return True
-    torch = sys.modules.get("torch")  # where nothing imported it, no GPU ran out of memory
+    safetensors = sys.modules.get("safetensors")  # where nothing imported it, it did not fail
+    if safetensors is not None and isinstance(error, safetensors.SafetensorError):
+        return True
+    torch = sys.modules.get("torch")  # likewise
     return torch is not None and isinstance(error, torch.OutOfMemoryError)
 
 

@@ -145,6 +145,18 @@ def rank_measures(
     }
 
 
+def energy_left(singular_values: Tensor, rank: int) -> Tensor:
+    """The share of sum(s²), the squared Frobenius norm, that the best approximation of this rank leaves: (..., k) to
+    (...). No matrix of the rank comes closer (Eckart and Young, 1936). Zero of a zero matrix.
+
+    >>> energy_left(torch.tensor([3.0, 1.0, 0.0]), 1).item()
+    0.1
+    """
+    s = singular_values.double()
+    squares = torch.where(s[..., :1] > 0, s / s[..., :1], 0).square()  # scale first: squares of tiny values underflow
+    return squares[..., rank:].sum(-1) / squares.sum(-1).clamp_min(torch.finfo(squares.dtype).tiny)
+
+
 def numerical_rank(matrix: Tensor, tolerance: float | None = None) -> int:
     """The numerical rank of one matrix (m, n), by a plain SVD.
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+
 from mixlab.run import UNTRAINED, Measurement
 from mixlab.run.protocols import MapProtocol
 from mixlab.statistics import Difference, Significance, difference, has_learnt, mean_over_seeds
@@ -80,7 +82,13 @@ def preference(m: Measurement, papers: Mapping[str, Sequence[Any]] | None = None
     own_source = "branch" if m["family"] == "mamba2" else "stream"  # what the published probe of its kind reads
     own_fit = "squash" if isinstance(m.protocol, MapProtocol) else "crop"  # as published
     few = -(m["label_share"] or 1.0)
-    usual = {"image": m["native_image"], "fit": own_fit, "crop_share": 0.875, "temperature": 0.07, "source": own_source}
+    usual = {
+        "image": m["native_image"],
+        "fit": own_fit,
+        "crop_share": own_crop_share(m),
+        "temperature": 0.07,
+        "source": own_source,
+    }
     unusual = [None not in (m[name], value) and m[name] != value for name, value in usual.items()]
     return (few, *places, *unusual, -m.n, -(m["chunk"] or 0), -(m["image"] or 0), _text(m.protocol.choices))
 
@@ -103,14 +111,21 @@ def preferred_runs(measurements: Iterable[Measurement], *apart: str) -> list[lis
 def comparable(a: Measurement, b: Measurement, *apart: str) -> bool:
     """Whether the protocols agree in all but the choices named `apart`. Two architectures may also differ in what
     follows from them: what features the published probe reads, how it may pool them (there may be no class token),
-    which head was best, which layer is the last, how tokens make up blocks."""
+    which head was best, which layer is the last, how tokens make up blocks; and each may see images by its own centre
+    crop, as published accuracies do."""
     chunks = sorted((a["chunk"] or 1, b["chunk"] or 1))
     if Network.of(a).architecture != Network.of(b).architecture and chunks[1] <= 1.1 * chunks[0]:
         same_map = a["map"] == b["map"] or {a["map"], b["map"]} <= set(DEFAULT_MAPS)
         same_heads = len({str(m["heads"]).partition("strategies")[0] for m in (a, b)}) == 1
         apart = (*apart, *FOLLOWING) if same_map else apart
         apart = (*apart, "heads") if same_heads else apart
+        own_crops = all(m["fit"] == "crop" and m["crop_share"] == own_crop_share(m) for m in (a, b))
+        apart = (*apart, "crop_share") if own_crops else apart
     return a.metric == b.metric and _shared(a, apart) == _shared(b, apart)
+
+
+def own_crop_share(m: Measurement) -> float:
+    return m["native_crop_share"] or 0.875  # 224 of 256; older run directories hold networks of this share alone
 
 
 def pairs(
@@ -207,7 +222,15 @@ def averaged(group: Sequence[Measurement]) -> Measurement:
     num = len(group)
     lows, highs = ([end for m in group if (end := getattr(m, name)) is not None] for name in ("low", "high"))
     ends = (sum(lows) / num, sum(highs) / num) if len(lows) == len(highs) == num else (None, None)
-    return replace(group[0], value=sum(m.value for m in group) / num, low=ends[0], high=ends[1])
+    scores = [m.by_image for m in group if m.by_image is not None]
+    paired = len(scores) == num and len({len(each) for each in scores}) == 1
+    return replace(
+        group[0],
+        value=sum(m.value for m in group) / num,
+        low=ends[0],
+        high=ends[1],
+        by_image=np.mean(scores, axis=0) if paired else None,
+    )
 
 
 def _twins_of(network: Network, untrained: Sequence[Measurement]) -> list[Group]:
@@ -245,7 +268,8 @@ def _shared(m: Measurement, apart: Sequence[str]) -> dict[str, Any]:
 
 
 def _task(m: Measurement) -> tuple[Any, ...]:
-    return (Network.of(m), m.metric, *(m[name] for name in TASK))
+    """Older run directories name no split; it was "val", as it is in all others."""
+    return (Network.of(m), m.metric, *(m[name] or ("val" if name == "split" else None) for name in TASK))
 
 
 def _order(group: Group) -> str:

@@ -22,6 +22,7 @@ from mixlab.analysis.blocks import (
     ThinBlocks,
     chunk_spans,
     default_chunk,
+    energy_left,
     in_float64,
     off_diagonal_pairs,
     rank_after_deflation,
@@ -38,10 +39,11 @@ from mixlab.mixers import ConvMixing, Grid, Mixing, SSDMixing
 _MATRICES_IN_MEMORY = 2**31  # bytes that all heads under work may take together
 _COPIES_PER_HEAD = 8  # matrices alive at once while one is built
 _LOG_TINY = float(np.log(np.finfo(np.float64).smallest_subnormal))
+LEFT = ("left_by_one", "left_by_rank")  # of the energy, by the best approximations of rank 1 and N
 _OF_SCANS = ("mask", "product", "underflowed")  # -1 for other mixings and on the diagonal
 BLOCK_COLUMNS = (
     "image", "layer", "head", "on_diagonal", "row", "column", "height", "width", "ragged", "bound",
-    *MEASURES, *_OF_SCANS,
+    *MEASURES, *_OF_SCANS, *LEFT,
 )  # fmt: skip
 Array = NDArray[np.float64]
 BlockPlace = tuple[int, int]  # the row and the column of a block in the grid
@@ -60,6 +62,7 @@ class RankSettings:
     method: Literal["factors", "svd"] = "factors"
     skip: bool = True  # with the skip on the diagonal of scans, as they run; the paper's M leaves it out
     whole: bool = False  # also an SVD of each whole matrix, O(L³)
+    rank: int | None = None  # N of the approximation; None: the width of queries and keys, the state of a scan
     max_heads: int = 64  # more heads than this (a convolution has one per channel) are sampled evenly
 
 
@@ -74,10 +77,11 @@ class LayerRanks(NamedTuple):
     length: int
     chunk: int
     grid: Grid
+    rank: int  # N of the approximation
     heads: list[int]
     blocks: Array  # (blocks of all heads, len(BLOCK_COLUMNS))
     spectra: dict[str, Array]  # "diagonal" and "off_diagonal": (H, C)
-    whole: dict[str, Array]  # by measure: (H,); empty unless `whole` is set
+    whole: dict[str, Array]  # by measure and LEFT: (H,); empty unless `whole` is set
     distance: dict[str, Array]  # by field of DistanceProfile: (H,), (H, L) or (H, R)
 
 
@@ -116,9 +120,16 @@ def layer_ranks(
                     length=spans[-1].stop,
                     chunk=len(spans[0]),
                     grid=grid,
+                    rank=approximated_rank(mixing, settings),
                     heads=chosen,
                     **_stacked(ranks, index, layer),
                 )
+
+
+def approximated_rank(mixing: Mixing, settings: RankSettings) -> int:
+    """N: as asked for, or what bounds linear attention and scans of this width; a convolution has no such width."""
+    width = mixing.values.shape[-1] if isinstance(mixing, ConvMixing) else mixing.q.shape[-1]  # type: ignore[attr-defined]
+    return settings.rank or int(width)
 
 
 def choose_heads(num_heads: int, heads: Sequence[int] | None, max_heads: int) -> list[int]:
@@ -184,7 +195,7 @@ def _ranks_of_heads(
         return _HeadRanks(
             blocks,
             spectra,
-            whole=_whole(matrix, settings) if settings.whole else {},
+            whole=_whole(matrix, approximated_rank(mixing, settings), settings) if settings.whole else {},
             distance=distance_profile(matrix, grid, patches),
         )
 
@@ -225,13 +236,15 @@ def _block_rows(
     pairs = diagonal + off_diagonal
     shapes = [(len(spans[row]), len(spans[column])) for row, column in pairs]
     figures = _measures_by_shape(singular_values, shapes, settings)
+    ranks = (1, approximated_rank(mixing, settings))
     rows: list[list[float]] = []
     spectra: dict[str, list[Tensor]] = {"diagonal": [], "off_diagonal": []}
     for (row, column), shape, singular, measured in zip(pairs, shapes, singular_values, figures, strict=True):
         on_diagonal, ragged = row == column, min(shape) < len(spans[0])
         bound = rank_bound(mixing, spans[row], spans[column])
         extra = scan.get((row, column), [-1.0] * len(_OF_SCANS))
-        rows.append([head, on_diagonal, row, column, *shape, ragged, bound, *measured, *extra])
+        left = [float(energy_left(singular, rank)) for rank in ranks]
+        rows.append([head, on_diagonal, row, column, *shape, ragged, bound, *measured, *extra, *left])
         if not ragged and singular[0] > 0:
             unit = torch.zeros(len(spans[0]), dtype=torch.float64)
             unit[: len(singular)] = singular / singular[0]  # thin factors give the first N; the rest is zero
@@ -294,9 +307,11 @@ def _measures(singular: Tensor, shape: tuple[int, int], settings: RankSettings) 
     )
 
 
-def _whole(matrix: Tensor, settings: RankSettings) -> dict[str, float]:
-    measured = _measures(torch.linalg.svdvals(matrix.cpu()), (matrix.shape[0], matrix.shape[1]), settings)
-    return {name: float(value) for name, value in measured.items()}
+def _whole(matrix: Tensor, rank: int, settings: RankSettings) -> dict[str, float]:
+    singular = torch.linalg.svdvals(matrix.cpu())
+    measured = _measures(singular, (matrix.shape[0], matrix.shape[1]), settings)
+    left = {name: energy_left(singular, kept) for name, kept in zip(LEFT, (1, rank), strict=True)}
+    return {name: float(value) for name, value in (measured | left).items()}
 
 
 def _plain_singular_values(matrix: Tensor, pairs: list[BlockPlace], spans: list[Span]) -> list[Tensor]:

@@ -180,9 +180,8 @@ class AucResult:
 
     @property
     def measurements(self) -> list[Measurement]:
-        """No scores of the studies by map and by token: verdicts are about the default map, which others score."""
-        rows = () if self.study in ("map", "token") else self.rows
-        return [found for row in rows for found in row.measurements] + list(self.findings)
+        """All scores: which map it is says the protocol, and verdicts are about the default map alone."""
+        return [found for row in self.rows for found in row.measurements] + list(self.findings)
 
     def to_json(self) -> dict[str, Any]:
         result = {

@@ -13,18 +13,23 @@ from numpy.typing import NDArray
 
 from mixlab.analysis.blocks import MEASURES
 from mixlab.analysis.distance import uniform_reach
-from mixlab.analysis.layer_ranks import BLOCK_COLUMNS, LayerRanks, RankSettings, layer_ranks
+from mixlab.analysis.layer_ranks import BLOCK_COLUMNS, LEFT, LayerRanks, RankSettings, layer_ranks
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.backbones.backbone import Backbone, Layers, chosen_layers
 from mixlab.backbones.tokens import TokenLayout
 from mixlab.errors import InputError
 from mixlab.evaluation.target import Target, as_target
 from mixlab.run import Measurement, Subject
-from mixlab.run.protocols import RankProtocol
+from mixlab.run.protocols import LowRankProtocol, RankProtocol
 from mixlab.statistics import Estimate, mean_interval
 
 Table = NDArray[np.float64]  # (blocks, len(BLOCK_COLUMNS))
 RankArrays = dict[str, NDArray[Any]]
+Column = NDArray[np.float64]
+_SHARED = (  # choices of ranks that approximations share
+    "data", "val_data", "split", "num_images", "image", "crop_share", "fit", "precision", "layers", "heads",
+    "max_heads", "skip",
+)  # fmt: skip
 NUM_RANKED = 4  # images, by default
 
 
@@ -56,6 +61,28 @@ class RankResult:
                         self._measurement(f"smallest_{metric}", part["min"], name),
                         self._measurement(f"{metric}_bound", overall[kind]["bound"]["max"], name),
                     ]
+        return found + self._residuals()
+
+    def _residuals(self) -> list[Measurement]:
+        """What the best approximations of rank 1 and N leave of off-diagonal blocks, and of whole matrices where these
+        were measured; none where layers differ in N."""
+        rank = self.summary["rank"]
+        if rank is None:
+            return []
+        given = {name: getattr(self.protocol, name) for name in _SHARED}
+        found = []
+        for part, chunk in (("off_diagonal", self.protocol.chunk), ("whole", None)):
+            for kept, name in {1: LEFT[0], rank: LEFT[1]}.items():  # one of them where N is 1
+                figures = self.summary["overall"].get(part, {}).get(name)
+                if figures is None or figures["mean"] is None:
+                    continue
+                protocol = LowRankProtocol(**given, rank=kept, part=part, chunk=chunk)
+                for metric, key in (("low_rank_residual", "mean"), ("largest_low_rank_residual", "max")):
+                    low, high = (figures[end] if key == "mean" else None for end in ("low", "high"))
+                    estimate = Estimate(figures[key], low, high, self.summary["num_images"])
+                    found.append(
+                        Measurement.of(metric, estimate, subject=self.subject, protocol=protocol, seed=self.seed)
+                    )
         return found
 
     def to_json(self) -> dict[str, Any]:
@@ -138,8 +165,10 @@ def summarise_ranks(measured: Sequence[LayerRanks], layout: TokenLayout) -> tupl
         | _summarise_heads(own)
         for layer, own in by_layer.items()
     ]
+    ranks = {ranks.rank for ranks in measured}
     summary = {
         "mixer": measured[0].mixer,
+        "rank": ranks.pop() if len(ranks) == 1 else None,  # N of the approximation
         "num_images": len({ranks.image for ranks in measured}),
         "overall": _summarise_blocks(table) | _summarise_heads(measured),
         "layers": entries,
@@ -174,7 +203,7 @@ def _summarise_blocks(table: Table) -> dict[str, Any]:
     summary: dict[str, Any] = {}
     for kind, rows in (("diagonal", full[on_diagonal]), ("off_diagonal", full[~on_diagonal])):
         known = rows[block_column(rows, "numerical") > 0]
-        summary[kind] = {name: _spread(known, name) for name in (*MEASURES, "bound")}
+        summary[kind] = {name: _spread(known, name) for name in (*MEASURES, *LEFT, "bound")}
         summary[kind]["num_blocks"] = len(rows)
         summary[kind]["num_zero"] = len(rows) - len(known)
     summary["num_ragged"] = int((block_column(table, "ragged") == 1).sum())
@@ -193,18 +222,21 @@ def _spread(rows: Table, name: str) -> dict[str, float | None]:
     """Mean and extremes over all blocks; the standard deviation of the means of images and of heads; and the interval
     of the mean over images, by Student's t.
     """
+    return _spread_of(*(block_column(rows, column) for column in (name, "image", "head")))
+
+
+def _spread_of(values: Column, images: Column, heads: Column) -> dict[str, float | None]:
     keys = ("mean", "min", "max", "std_over_images", "std_over_heads", "low", "high")
-    values = block_column(rows, name)
     if not len(values):
         return dict.fromkeys(keys)
-    by_image, by_head = (_means(values, block_column(rows, unit)) for unit in ("image", "head"))
+    by_image, by_head = (_means(values, unit) for unit in (images, heads))
     stds = [float(np.std(means, ddof=1)) if len(means) > 1 else None for means in (by_image, by_head)]
     mean, over_images = float(values.mean()), mean_interval(by_image)
     ends = [None if end is None else mean + end - over_images.value for end in (over_images.low, over_images.high)]
     return dict(zip(keys, (mean, float(values.min()), float(values.max()), *stds, *ends), strict=True))
 
 
-def _means(values: NDArray[np.float64], keys: NDArray[np.float64]) -> list[float]:
+def _means(values: Column, keys: Column) -> list[float]:
     return [float(values[keys == key].mean()) for key in np.unique(keys)]
 
 
@@ -229,9 +261,19 @@ def _summarise_heads(measured: Sequence[LayerRanks]) -> dict[str, Any]:
     scalars = [name for name, values in measured[0].distance.items() if values.ndim == 1]
     distance = {name: float(np.concatenate([ranks.distance[name] for ranks in measured]).mean()) for name in scalars}
     whole = {
-        name: float(np.concatenate([ranks.whole[name] for ranks in measured]).mean()) for name in measured[0].whole
+        name: float(np.concatenate([ranks.whole[name] for ranks in measured]).mean())
+        for name in measured[0].whole
+        if name not in LEFT
     }
-    return {"distance": distance} | ({"whole": whole} if whole else {})
+    left = {name: _spread_of_whole(measured, name) for name in measured[0].whole if name in LEFT}
+    return {"distance": distance} | ({"whole": whole | left} if whole else {})
+
+
+def _spread_of_whole(measured: Sequence[LayerRanks], name: str) -> dict[str, float | None]:
+    values = [ranks.whole[name] for ranks in measured]
+    keys = [[np.full(len(part), ranks.image), ranks.heads] for part, ranks in zip(values, measured, strict=True)]
+    images, heads = (np.concatenate(column) for column in zip(*keys, strict=True))
+    return _spread_of(np.concatenate(values), images, heads)
 
 
 def _head_arrays(by_layer: dict[int, list[LayerRanks]]) -> RankArrays:

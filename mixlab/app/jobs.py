@@ -3,8 +3,9 @@
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,22 +42,37 @@ class Work:
     """One computation and the tickets of the requests that wait for it."""
 
     key: str
-    future: Future[Answer]
-    progress: Progress
-    tickets: set[str] = field(default_factory=set)
+    run: Callable[[Progress], Answer]
+    is_long: bool
+    future: Future[Answer] = field(default_factory=Future)
+    progress: Progress = field(default_factory=Progress)
+    tickets: dict[str, "Ticket"] = field(default_factory=dict)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a request waits for it at this moment."""
+        return any(ticket.num_waiting for ticket in self.tickets.values())
+
+    @property
+    def last_seen(self) -> float:
+        return max((ticket.last_seen for ticket in self.tickets.values()), default=0.0)
 
 
-@dataclass
+@dataclass(eq=False)
 class Ticket:
     id: str
     work: Work
     last_seen: float
+    num_waiting: int = 0
 
 
 class Jobs:
-    """Two pools: quick questions never wait behind long ones."""
+    """Two pools: quick questions never wait behind long ones, and what is awaited never behind what is not.
 
-    def __init__(self, *, workers: int = 2, max_open: int = 256, patience_s: float = 20.0) -> None:
+    Where there is no place left, work that no request waits for makes room, the longest unasked for first.
+    """
+
+    def __init__(self, *, workers: int = 2, max_open: int = 256, patience_s: float = 5.0) -> None:
         self.max_open, self.patience_s = max_open, patience_s
         self._pools = {
             is_long: ThreadPoolExecutor(number, thread_name_prefix="look")
@@ -64,6 +80,7 @@ class Jobs:
         }
         self._lock = threading.RLock()  # cancelling a future calls back into `_finished`
         self._works: dict[str, Work] = {}  # those not finished
+        self._queues: dict[bool, list[Work]] = {False: [], True: []}  # those not begun
         self._tickets: dict[str, Ticket] = {}
 
     @property
@@ -74,12 +91,13 @@ class Jobs:
         """Join the work of that key, or start it."""
         with self._lock:
             self.drop_abandoned()
+            if key not in self._works and self.num_open >= self.max_open:
+                self._make_room(self._works.values())
             if len(self._tickets) >= 4 * self.max_open:
-                raise QueueFullError
-            work = self._works.get(key) or self._start(key, run, is_long)
+                self._make_room({ticket.work for ticket in self._tickets.values()})
+            work = self._works.get(key) or self._start(Work(key, run, is_long))
             ticket = Ticket(secrets.token_urlsafe(12), work, time.monotonic())
-            work.tickets.add(ticket.id)
-            self._tickets[ticket.id] = ticket
+            work.tickets[ticket.id] = self._tickets[ticket.id] = ticket
             return ticket
 
     def find(self, ticket_id: str) -> Ticket | None:
@@ -89,21 +107,36 @@ class Jobs:
                 ticket.last_seen = time.monotonic()
             return ticket
 
+    @contextmanager
+    def awaiting(self, ticket: Ticket) -> Iterator[None]:
+        """While a request waits for it."""
+        with self._lock:
+            ticket.num_waiting += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                ticket.num_waiting -= 1
+                ticket.last_seen = time.monotonic()
+
     def leave(self, ticket: Ticket) -> None:
         """Wait no longer; the last to leave stops the work."""
         with self._lock:
             self._tickets.pop(ticket.id, None)
-            ticket.work.tickets.discard(ticket.id)
-            if not ticket.work.tickets and not ticket.work.future.done():
-                self._works.pop(ticket.work.key, None)  # who asks again starts anew
-                ticket.work.progress.cancel()
-                ticket.work.future.cancel()
+            work = ticket.work
+            work.tickets.pop(ticket.id, None)
+            if not work.tickets and not work.future.done():
+                self._works.pop(work.key, None)  # who asks again starts anew
+                if work in self._queues[work.is_long]:
+                    self._queues[work.is_long].remove(work)
+                work.progress.cancel()
+                work.future.cancel()
 
     def drop_abandoned(self) -> None:
         """Drop tickets that have not been polled for a while, such as those of closed pages."""
         with self._lock:
             oldest = time.monotonic() - self.patience_s
-            for ticket in [t for t in self._tickets.values() if t.last_seen < oldest]:
+            for ticket in [t for t in self._tickets.values() if not t.num_waiting and t.last_seen < oldest]:
                 self.leave(ticket)
 
     def close(self) -> None:
@@ -113,21 +146,38 @@ class Jobs:
         for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _start(self, key: str, run: Callable[[Progress], Answer], is_long: bool) -> Work:
-        if self.num_open >= self.max_open:
+    def _make_room(self, works: Iterable[Work]) -> None:
+        unasked = [work for work in works if not work.is_awaited]
+        if not unasked:
             raise QueueFullError
-        progress = Progress()
-        future = self._pools[is_long].submit(_begin, run, progress)
-        work = self._works[key] = Work(key, future, progress)
-        future.add_done_callback(lambda _: self._finished(work))
+        for ticket in list(min(unasked, key=lambda work: work.last_seen).tickets.values()):
+            self.leave(ticket)
+
+    def _start(self, work: Work) -> Work:
+        self._works[work.key] = work
+        self._queues[work.is_long].append(work)
+        work.future.add_done_callback(lambda _: self._finished(work))
+        self._pools[work.is_long].submit(self._run_next, work.is_long)
         return work
+
+    def _run_next(self, is_long: bool) -> None:
+        """Runs in a thread, once for every work; nothing is left where some were cancelled."""
+        with self._lock:
+            queue = self._queues[is_long]
+            if not queue:
+                return
+            work = next((each for each in queue if each.is_awaited), queue[0])
+            queue.remove(work)
+            work.future.set_running_or_notify_cancel()
+        try:
+            work.progress(0, 1, "started")
+            answer = work.run(work.progress)
+        except BaseException as error:
+            work.future.set_exception(error)
+        else:
+            work.future.set_result(answer)
 
     def _finished(self, work: Work) -> None:
         with self._lock:
             if self._works.get(work.key) is work:
                 del self._works[work.key]
-
-
-def _begin(run: Callable[[Progress], Answer], progress: Progress) -> Answer:
-    progress(0, 1, "started")
-    return run(progress)

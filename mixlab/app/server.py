@@ -17,6 +17,7 @@ from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from mixlab.app.guard import Guard, error_response
 from mixlab.app.jobs import Answer, CancelledError, Jobs, Progress, QueueFullError, Ticket
@@ -43,7 +44,7 @@ MEDIA_TYPES = {
 MAX_BODY = 20 * 2**20
 MAX_QUESTION = 2**20
 MAX_UPLOADS = 4
-UPLOAD_S = 60
+MAX_ARRIVING = 8 * MAX_BODY
 MAX_PIXELS = 32_000_000
 MAX_WAIT_MS = 2000
 LOGGER = logging.getLogger("mixlab.app")
@@ -76,7 +77,14 @@ def create_app(
     _add_pictures(web, pictures)
     _add_questions(web, laboratory, pictures, jobs)
     names = frozenset({"localhost", *hosts})
-    return Guard(web, hosts=names, max_body=MAX_BODY, max_question=MAX_QUESTION, max_requests=max_requests)
+    return Guard(
+        web,
+        hosts=names,
+        max_body=MAX_BODY,
+        max_question=MAX_QUESTION,
+        max_requests=max_requests,
+        max_arriving=MAX_ARRIVING,
+    )
 
 
 def _add_page(web: FastAPI) -> None:
@@ -128,8 +136,9 @@ def _add_pictures(web: FastAPI, pictures: PictureStore) -> None:
             height, width = picture.pixels.shape[:2]
             return {"id": picture.id, "width": width, "height": height}
 
+        data = await _body(request)
         async with places:
-            return JSONResponse(await asyncio.to_thread(decode, await _body(request)), 201)
+            return JSONResponse(await asyncio.to_thread(decode, data), 201)
 
     @web.get("/api/pictures/{picture_id}")
     async def show_picture(picture_id: str, fit: Fit = "crop", size: int = Query(512, ge=32, le=1024)) -> Response:
@@ -153,15 +162,16 @@ def _add_pictures(web: FastAPI, pictures: PictureStore) -> None:
                 mask = decode_mask(data, picture, max_pixels=MAX_PIXELS)
             return {"mask": encode_runs(square_mask(mask, SIDE, fit))}
 
+        data = await _body(request)
         async with places:
-            return JSONResponse(await asyncio.to_thread(decode, await _body(request)))
+            return JSONResponse(await asyncio.to_thread(decode, data))
 
 
 def _add_questions(web: FastAPI, laboratory: Laboratory, pictures: PictureStore, jobs: Jobs) -> None:
     models = {card.id for card in laboratory.models}
 
     @web.post("/api/questions")
-    async def ask(question: AnyQuestion, wait_ms: int = Query(400, ge=0, le=MAX_WAIT_MS)) -> Response:
+    async def ask(question: AnyQuestion, request: Request, wait_ms: int = Query(400, ge=0, le=MAX_WAIT_MS)) -> Response:
         if question.model not in models:
             raise HTTPException(404, f"there is no model {question.model!r} here; choose one of {', '.join(models)}")
         picture = pictures.find(question.picture)
@@ -172,15 +182,16 @@ def _add_questions(web: FastAPI, laboratory: Laboratory, pictures: PictureStore,
             return {"answer": answer, "work_ms": round(1000 * (perf_counter() - start), 1)}
 
         ticket = jobs.submit(question.model_dump_json(), run, is_long=question.is_long)
-        return await _wait(ticket, wait_ms)
+        return await _wait(ticket, wait_ms, request)
 
     @web.get("/api/questions/{ticket_id}")
-    async def ask_again(ticket_id: str, wait_ms: int = Query(400, ge=0, le=MAX_WAIT_MS)) -> Response:
-        return await _wait(_ticket(ticket_id), wait_ms)
+    async def ask_again(ticket_id: str, request: Request, wait_ms: int = Query(400, ge=0, le=MAX_WAIT_MS)) -> Response:
+        return await _wait(_ticket(ticket_id), wait_ms, request)
 
     @web.delete("/api/questions/{ticket_id}")
     async def cancel(ticket_id: str) -> Response:
-        jobs.leave(_ticket(ticket_id))
+        if ticket := jobs.find(ticket_id):  # whose request was hung up before has left already
+            jobs.leave(ticket)
         return JSONResponse({"state": "cancelled"})
 
     def _ticket(ticket_id: str) -> Ticket:
@@ -191,10 +202,16 @@ def _add_questions(web: FastAPI, laboratory: Laboratory, pictures: PictureStore,
             )
         return ticket
 
-    async def _wait(ticket: Ticket, wait_ms: int) -> Response:
-        """The answer if it comes in time; else how far the work is."""
+    async def _wait(ticket: Ticket, wait_ms: int, request: Request) -> Response:
+        """The answer if it comes in time; else how far the work is. Who hangs up has left."""
         future = ticket.work.future
-        if not await _is_done(future, wait_ms / 1000):
+        try:
+            with jobs.awaiting(ticket):
+                is_done = await _is_done(future, wait_ms / 1000, request)
+        except ClientDisconnect:
+            jobs.leave(ticket)
+            return Response(status_code=204)  # nobody reads it
+        if not is_done:
             progress = ticket.work.progress
             body = {"id": ticket.id, "state": "working", "share": progress.share, "note": progress.note}
             return JSONResponse(body, 202)
@@ -236,29 +253,36 @@ def _add_errors(web: FastAPI) -> None:
 
 
 async def _body(request: Request) -> bytes:
-    try:
-        data = await asyncio.wait_for(request.body(), UPLOAD_S)
-    except TimeoutError as error:
-        raise HTTPException(408, f"the file did not arrive within {UPLOAD_S} s; try a smaller one") from error
+    data = await request.body()
     if not data:
         raise HTTPException(400, "nothing was sent; send the bytes of an image file")
     return data
 
 
-async def _is_done(future: Future[Answer], timeout_s: float) -> bool:
+async def _is_done(future: Future[Answer], timeout_s: float, request: Request) -> bool:
+    """Wait until it is done, the time is over or the client has gone, which raises ClientDisconnect."""
     loop, done = asyncio.get_running_loop(), asyncio.Event()
 
     def tell(_: Future[Answer]) -> None:
         with suppress(RuntimeError):  # the server stopped meanwhile
             loop.call_soon_threadsafe(done.set)
 
+    async def listen() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        done.set()
+
     future.add_done_callback(tell)
+    listening = asyncio.create_task(listen())
     with suppress(TimeoutError):
         await asyncio.wait_for(done.wait(), timeout_s)
+    if listening.done() and not future.done():
+        raise ClientDisconnect
+    listening.cancel()
     return future.done()
 
 
 async def _sweep(jobs: Jobs) -> None:
     while True:
-        await asyncio.sleep(5)
+        await asyncio.sleep(1)
         jobs.drop_abandoned()

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, Self, get_args
 
 import torch
 from huggingface_hub import ModelHubMixin, hf_hub_download
+from timm.layers import DropPath
 from torch import Tensor, nn
 
 from mixlab.backbones.tokens import Features, TokenLayout
@@ -19,6 +20,7 @@ Layers = int | Sequence[int] | None
 Architecture = dict[str, Any]  # {"name", "config"} or, for a model of timm's, {"name", "timm_name", "fields"}
 
 WEIGHTS_FILE = "model.safetensors"
+DROP_PATHS = {"drop_path", "drop_path1", "drop_path2"}  # what blocks call their stochastic depth, ours and timm's
 
 CARD = """---
 {{ card_data }}
@@ -62,6 +64,7 @@ class Backbone(  # type: ignore[call-arg]
     family: str  # the kind of its mixer, as in `mixlab.mixers.MIXERS`; "other" for what none of them describes
     is_causal: bool = False  # whether, in every layer, tokens see only those before them
     has_unused_parameters: bool = False  # whether some may get no gradient: DDP must look for them
+    crop_share: float = 0.875  # of each side, that the centre crop of an evaluation keeps: 224 of 256 (DINO, DeiT)
     pixel_mean: tuple[float, ...] = (0.485, 0.456, 0.406)  # ImageNet's, in [0, 1]
     pixel_std: tuple[float, ...] = (0.229, 0.224, 0.225)
 
@@ -109,6 +112,14 @@ class Backbone(  # type: ignore[call-arg]
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute the activations inside each layer in the backward pass instead of keeping them."""
 
+    def set_drop_path(self, rate: float) -> None:
+        """Stochastic depth for training: `rate` in the last block, rising linearly from 0 in the first."""
+        blocks = [module for module in self.modules() if DROP_PATHS & {name for name, _ in module.named_children()}]
+        for index, block in enumerate(blocks):
+            own = rate * index / max(len(blocks) - 1, 1)
+            for name in DROP_PATHS & {name for name, _ in block.named_children()}:
+                setattr(block, name, DropPath(own) if own else nn.Identity())
+
     @property
     def blocks(self) -> Sequence[nn.Module]:
         """One module per layer, in order, each run as a whole; none where layers are not modules of their own."""
@@ -121,6 +132,10 @@ class Backbone(  # type: ignore[call-arg]
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that are not decayed: all vectors, and those that a backbone adds."""
         return {name for name, parameter in self.named_parameters() if parameter.ndim < 2}
+
+    def token_names(self) -> set[str]:
+        """Those of `no_weight_decay` that are tokens and positions, which DINO decays and DeiT does not."""
+        return set()
 
     def preprocess(self, images: Tensor) -> Tensor:
         """Pixels uint8 (B, C, H, W), or one image (C, H, W), normalised: (B, C, H, W) on its device, in its dtype."""

@@ -22,9 +22,11 @@ from mixlab.backbones.classifier import IsotropicClassifier
 from mixlab.backbones.tokens import Features, PositionResize, TokenEmbedding, TokenLayout, check_side, resize_positions
 from mixlab.errors import InputError
 from mixlab.mixers import MIXERS, Grid, MixerConfig, Mixing
+from mixlab.ops.precision import at_least_float32
 from mixlab.run.codec import from_json, to_json
 
 wrap("resize_positions")
+wrap("at_least_float32")  # one step to torch.fx, which does not know dtypes while it traces
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,11 @@ class IsotropicConfig:
                 raise InputError(f"{field} must be at least 1, got {getattr(self, field)}")
         if not 0 <= self.drop_path < 1:
             raise InputError(f"drop_path is a probability below 1, got {self.drop_path}")
+        if self.mixer.is_causal and self.layout.place == "front" and self.layout.class_token:
+            raise InputError(
+                "a class token in front of a causal mixer sees no patch: the same feature for every image; choose "
+                'place="back" (the class token after the patches) or place="none" (the mean of the patches)'
+            )
         for size in (self.image, self.position_image or self.image):
             check_side(size, patch=self.patch, stride=self.step)
         if self.neck and (self.layout.place != "spread" or self.dim % self.neck):
@@ -220,8 +227,11 @@ class Isotropic(Backbone):
 
     def no_weight_decay(self) -> set[str]:
         """Vectors, tokens, positions, and what a mixer stacks over its directions: A_log, skip, biases and norms."""
+        return undecayed(self) | self.token_names()
+
+    def token_names(self) -> set[str]:
         learned = ("embed.tokens", "embed.token_positions", "embed.positions.table")
-        return undecayed(self) | {name for name, _ in self.named_parameters() if name in learned}
+        return {name for name, _ in self.named_parameters() if name in learned}
 
     def turned(self, branch: Tensor, stream: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """What a layer is given: branch and stream, turned by their positions in a rotary backbone."""
@@ -284,8 +294,3 @@ class Rotary(nn.Module):
         cos, sin = (resize_positions(t[None], self.side, grid, "exact") for t in (self.cos, self.sin))
         first, second = tokens.unflatten(-1, (-1, 2)).unbind(-1)
         return tokens * cos + torch.stack([-second, first], dim=-1).flatten(-2) * sin
-
-
-@wrap
-def at_least_float32(tokens: Tensor) -> Tensor:
-    return tokens.to(torch.promote_types(tokens.dtype, torch.float32))

@@ -7,9 +7,9 @@ from ipaddress import ip_address
 from typing import Annotated, Any
 
 import tyro
-import uvicorn
 
 from mixlab.app import create_app
+from mixlab.app.connections import server_of
 from mixlab.app.laboratory import DATA, build_laboratory
 from mixlab.commands.options import Device, Json
 from mixlab.commands.output import console, emit, warn
@@ -60,11 +60,7 @@ def app(
     name = "localhost" if host == "127.0.0.1" else f"[{host}]" if ":" in host else host
     url = f"http://{name}:{listener.getsockname()[1]}/"
     names = [] if _is_loopback(host) else [host, socket.gethostname()]
-    server = uvicorn.Server(
-        uvicorn.Config(
-            create_app(laboratory, hosts=names), log_level="warning", access_log=False, timeout_graceful_shutdown=2
-        )
-    )
+    server = server_of(create_app(laboratory, hosts=names))
     console.print(f"{len(laboratory.models)} models. The page: {url}   (stop with Ctrl-C)")
     if not _is_loopback(host):
         warn(f"Anyone who reaches {host} can use this page.")

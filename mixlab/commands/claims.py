@@ -32,7 +32,8 @@ def claims(
     """Compare each claim of the papers with computations and with the results of runs.
 
     Runs called NAME-s0, NAME-s1, ... count as seeds of one network. Networks are compared only by measurements of one
-    protocol.
+    protocol. A claim is supported if each of its comparisons is significantly positive at 95 %, contradicted if one is
+    significantly negative after correction for all of them. One run against one run decides nothing about training.
 
     Args:
         runs: run directories, or archives of runs (.tar.xz), of which all runs are read; default: none, which leaves
@@ -46,7 +47,7 @@ def claims(
             entries.append(entry)
             step()
     gains = training_gains(evidence.measurements)
-    _print(entries, len(evidence.measurements), len(runs))
+    _print(entries, len(evidence.measurements), evidence.num_runs)
     _print_gains(gains)
     result = {
         "kind": "claims",
@@ -70,8 +71,9 @@ def _print(entries: list[Entry], num_measurements: int, num_runs: int) -> None:
         claim, verdict = entry.claim, entry.verdict
         scale = f"\n[dim]{escape(verdict.scale)}[/dim]" if verdict.scale else ""
         place = f"[dim]{claim.paper}, {claim.place}; {claim.kind}[/dim]"
+        note = f"\n[dim]{escape(claim.note)}[/dim]" if claim.note else ""
         status = f"[{COLOURS[verdict.status]}]{verdict.status}[/]"
-        view.add_row(str(claim.number), f"{claim.statement}\n{place}", status, escape(verdict.measured) + scale)
+        view.add_row(str(claim.number), f"{claim.statement}\n{place}{note}", status, escape(verdict.measured) + scale)
     console.print(view, markup=True)
     counts = Counter(entry.verdict.status for entry in entries)
     console.print(", ".join(f"{counts[status]} {status}" for status in COLOURS if counts[status]))

@@ -99,11 +99,12 @@ def is_first() -> bool:
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Around training: a signal ends the command with its own exit code."""
+    """Around training: a signal ends the command with its own exit code, and one line."""
     try:
         yield
     except Stopped as stopped:
-        console.print(f"{stopped}; run the same command again to resume")
+        if is_first():
+            console.print(f"{stopped}; run the same command again to resume", soft_wrap=True)
         raise SystemExit(stopped.exit_code) from stopped
     except TooManyUnreadableError as error:
         raise WorkError(f"{error} (data.skip_limit)") from error

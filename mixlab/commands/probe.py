@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+from mixlab.commands.dense_task import stoppable
 from mixlab.commands.options import Flat, LabelledTarget
 from mixlab.commands.output import (
     check_json,
@@ -18,7 +19,6 @@ from mixlab.errors import InputError, check_counts
 from mixlab.evaluation.probe import ProbeSettings, evaluate_linear_probe
 from mixlab.evaluation.probe.result import VARIED
 from mixlab.run import provenance
-from mixlab.training.stopping import Stopped, StopRequests
 
 TAKEN = ("results", "features", "checkpoints", "figures", "tensorboard")  # folders of a run
 
@@ -40,19 +40,15 @@ def probe(
     check_json(on.json)
     splits, directory = on.splits(), on.open_run()
     with (
+        stoppable(),
         evaluation_machine(on.device, workers=on.workers, features=directory.path / "features") as machine,
-        StopRequests() as stop,
     ):
         for note in splits.notes():
             machine.say(note)
         loaded = on.load(machine.world.device, settings.seed)
-        try:
-            found = evaluate_linear_probe(
-                loaded, splits, settings, machine=machine, folder=directory.path / name, resident=resident, stop=stop
-            )
-        except Stopped as stopped:
-            console.print(f"{stopped}; run the same command again to resume")
-            raise SystemExit(stopped.exit_code) from stopped
+        found = evaluate_linear_probe(
+            loaded, splits, settings, machine=machine, folder=directory.path / name, resident=resident
+        )
         if not machine.world.is_first:
             return {}
     result = found.to_json() | {"provenance": provenance(seed=settings.seed, device=str(machine.world.device))}

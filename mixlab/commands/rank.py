@@ -29,6 +29,7 @@ def rank(
     method: Literal["factors", "svd"] = "factors",
     skip: bool = True,
     whole: bool = False,
+    rank: int | None = None,
 ) -> dict[str, Any]:
     """Measure the ranks of the mixing matrices of one or more backbones, side by side.
 
@@ -42,10 +43,12 @@ def rank(
         method: factors (fast for scans and linear attention) or svd (of every full block).
         skip: include the skip connection on the diagonal of scans, as the model runs; the paper leaves it out.
         whole: also the rank of each whole matrix, which costs O(L³).
+        rank: N of the best approximation of rank N, whose remainder is measured; default: the width of queries and keys
+            (the state of a scan), which is the rank that linear attention and Mamba can have.
     """
-    check_counts(num_images=num_images)
+    check_counts(num_images=num_images, rank=rank)
     loaded = on.load()
-    settings = RankSettings(chunk=chunk, tolerance=tolerance, method=method, skip=skip, whole=whole)
+    settings = RankSettings(chunk=chunk, tolerance=tolerance, method=method, skip=skip, whole=whole, rank=rank)
     directory = on.open_run()
     found: dict[str, RankResult] = {}  # by the name of its file
     contents: dict[str, dict[str, Any]] = {}  # by label
@@ -84,6 +87,13 @@ def _print(results: dict[str, dict[str, Any]]) -> None:
             mask = overall["scan"]["mask"]
             text += f"; rank of the mask {mask['min']:.0f} to {mask['max']:.0f}"
             text += f", of q kᵀ at most {overall['scan']['product']['max']:.0f}"
+        left = overall["off_diagonal"]["left_by_rank"]
+        if left["mean"] is not None and result["rank"] is not None:
+            text += (
+                f"; the best approximation of rank {result['rank']} leaves {left['mean']:.2%} of the energy of "
+                f"off-diagonal blocks (at most {left['max']:.2%}), of rank 1 "
+                f"{overall['off_diagonal']['left_by_one']['mean']:.2%}"
+            )
         distance = overall["distance"]
         text += (
             f"; a patch keeps {distance['self_share']:.0%} of its weight, the rest lies "

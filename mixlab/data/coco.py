@@ -14,10 +14,12 @@ from torch import Tensor
 
 from mixlab.errors import InputError
 
-from .decode import UnreadableImage, decode, to_tensor
+from .decode import MAX_PIXELS, UnreadableImage, decode, printable, to_tensor
 from .source import Source, T
 
 Bitmap = NDArray[np.bool_]
+_FAR = 2.0**24  # pixels; a point of a polygon further out is damage
+_MAX_CROSSINGS = 1 << 24  # rows x edges of a polygon at once: bounds the working memory
 
 
 @dataclass(frozen=True)
@@ -53,45 +55,108 @@ class CocoImage:
         """The masks of some of its objects; `UnreadableImage` where one is damaged."""
         try:
             return [decode_segmentation(item.segmentation, self.height, self.width) for item in objects]
-        except (ValueError, TypeError, OverflowError) as error:
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise UnreadableImage(root / self.file_name, f"its annotations hold {error}") from error
 
 
 def read_coco(path: str | Path) -> tuple[list[CocoImage], dict[int, str]]:
-    """The images of an instances file in its order, and the names of its categories, whose numbers may have gaps."""
+    """The images of an instances file in its order, and the names of its categories, whose numbers may have gaps.
+
+    Everything but segmentations is checked here, so that no image or object is left out without a word.
+    """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (ValueError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not valid JSON ({error}); is the file complete?") from error
     parts = ("images", "annotations", "categories")
     missing = [part for part in parts if not isinstance(content, dict) or not isinstance(content.get(part), list)]
     if missing:
         raise InputError(f"{path} has no list {missing[0]!r}; a COCO instances file has {', '.join(parts)}")
-    try:
-        images = {
-            int(image["id"]): CocoImage(
-                int(image["id"]), str(image["file_name"]), int(image["height"]), int(image["width"])
-            )
-            for image in content["images"]
-        }
-        categories = {int(category["id"]): str(category["name"]) for category in content["categories"]}
-        for entry in content["annotations"]:
-            left, top, width, height = (float(value) for value in entry["bbox"])
-            images[int(entry["image_id"])].objects.append(
-                CocoObject(
-                    category=int(entry["category_id"]),
-                    box=(left, top, width, height),
-                    segmentation=entry.get("segmentation"),
-                    is_crowd=bool(entry.get("iscrowd", 0)),
-                    area=entry.get("area"),
-                )
-            )
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            f"{path} has an entry that is not COCO's ({type(error).__name__}: {error}); "
-            "images need id, file_name, height and width, annotations need image_id, category_id and bbox"
-        ) from error
+    images: dict[int, CocoImage] = {}
+    categories: dict[int, str] = {}
+    for part, add in (("images", _add_image), ("categories", _add_category), ("annotations", _add_object)):
+        for place, entry in enumerate(content[part]):
+            try:
+                add(entry, images, categories)
+            except KeyError as error:
+                raise InputError(f"{path}: {part}[{place}] lacks {error}; {_NEEDED}") from error
+            except (TypeError, ValueError, OverflowError) as error:
+                raise InputError(f"{path}: {part}[{place}] {error}; correct it. {_NEEDED}") from error
     return list(images.values()), categories
+
+
+_NEEDED = "images need id, file_name, height and width, annotations need image_id, category_id and bbox"
+_Images = dict[int, CocoImage]
+_Categories = dict[int, str]
+
+
+def _add_image(entry: Any, images: _Images, categories: _Categories) -> None:
+    number, height, width = (_whole(entry, name) for name in ("id", "height", "width"))
+    name = _field(entry, "file_name")
+    if not isinstance(name, str) or not name:
+        raise InputError(f"has file_name {_short(name)}, which is no text")
+    if number in images:
+        raise InputError(f"has id {number}, as {images[number].file_name} has")
+    if height < 1 or width < 1 or height * width > MAX_PIXELS:
+        raise InputError(f"is {width} x {height} pixels; images have 1 to {MAX_PIXELS:,}")
+    images[number] = CocoImage(number, name, height, width)
+
+
+def _add_category(entry: Any, images: _Images, categories: _Categories) -> None:
+    number, name = _whole(entry, "id"), _field(entry, "name")
+    if number in categories:
+        raise InputError(f"has id {number}, as {categories[number]} has")
+    categories[number] = printable(name)
+
+
+def _add_object(entry: Any, images: _Images, categories: _Categories) -> None:
+    number, category, box = _whole(entry, "image_id"), _whole(entry, "category_id"), _field(entry, "bbox")
+    if number not in images:
+        raise InputError(f"has image_id {number}, which no image has")
+    if not isinstance(box, list) or len(box) != 4 or not all(map(_is_finite, box)):
+        raise InputError(f"(of {images[number].file_name}) has bbox {_short(box)}, not four finite numbers")
+    area = entry.get("area")
+    if area is not None and not _is_finite(area):
+        raise InputError(f"(of {images[number].file_name}) has area {_short(area)}, not a finite number")
+    left, top, width, height = map(float, box)
+    images[number].objects.append(
+        CocoObject(
+            category=category,
+            box=(left, top, width, height),
+            segmentation=entry.get("segmentation"),
+            is_crowd=bool(entry.get("iscrowd", 0)),
+            area=area,
+        )
+    )
+
+
+def _field(entry: Any, name: str) -> Any:
+    if not isinstance(entry, dict):
+        raise InputError(f"is {_short(entry)}, not an object with fields")
+    return entry[name]
+
+
+def _whole(entry: Any, name: str) -> int:
+    """A whole number, also as text or as 3.0."""
+    value = _field(entry, name)
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        number = None
+    if number is None or isinstance(value, bool) or (isinstance(value, float) and value != number):
+        raise InputError(f"has {name} {_short(value)}, not a whole number")
+    if abs(number) >= 2**63:
+        raise InputError(f"has {name} {_short(value)}, which is too large")
+    return number
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e18  # NaN is not
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return printable(text if len(text) <= 60 else f"{text[:60]} ...")
 
 
 class CocoSource(Source[T]):
@@ -105,7 +170,7 @@ class CocoSource(Source[T]):
         part = file.stem.removeprefix("instances_")
         parents = (file.parent, file.parent.parent)
         folders = (parent / name for parent in parents for name in ("images", part, f"images/{part}", "."))
-        found = (folder for folder in folders if any((folder / im.file_name).is_file() for im in self.images[:10]))
+        found = (folder for folder in folders if any(_is_file(folder / im.file_name) for im in self.images[:10]))
         root = next(found, None)
         if root is None:
             raise FileNotFoundError(
@@ -117,19 +182,30 @@ class CocoSource(Source[T]):
         return len(self.images)
 
     def name(self, index: int) -> str:
-        return self.images[index].file_name
+        return printable(self.images[index].file_name)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # such as a name that is too long
+        return False
 
 
 def coco_files(place: Path) -> list[Path]:
     """The instances files of a folder."""
-    return sorted(place.glob("instances*.json")) + sorted((place / "annotations").glob("instances*.json"))
+    found = sorted(place.glob("instances*.json")) + sorted((place / "annotations").glob("instances*.json"))
+    return [file for file in found if file.is_file()]
 
 
 def need_coco_files(place: Path) -> list[Path]:
     """The file itself, or those of a folder, which must have some."""
     files = [place] if place.is_file() else coco_files(place)
     if not files:
-        raise FileNotFoundError(f"{place} has no instances*.json, nor has its folder annotations; give the file itself")
+        raise FileNotFoundError(
+            f"{place} has no instances*.json, nor has its folder annotations; unpack annotations_trainval2017.zip "
+            "there, or give the file itself"
+        )
     return files
 
 
@@ -145,7 +221,7 @@ def decode_segmentation(segmentation: Any, height: int, width: int) -> Bitmap:
         runs = _unpack_counts(counts) if isinstance(counts, str | bytes) else np.asarray(counts, dtype=np.int64)
         if list(segmentation.get("size", ())) != [height, width]:
             raise InputError(f"run lengths of size {segmentation.get('size')} for an image of {[height, width]}")
-        if runs.ndim != 1 or (runs < 0).any() or runs.sum() != height * width:
+        if runs.ndim != 1 or ((runs < 0) | (runs > height * width)).any() or runs.sum() != height * width:
             raise InputError(f"run lengths that cover {runs.sum()} of {height * width} pixels")
         inside = np.arange(len(runs)) % 2 == 1  # runs alternate, the first is background, down the columns
         return np.repeat(inside, runs).reshape(width, height).T
@@ -157,8 +233,8 @@ def polygon_points(polygon: Any) -> NDArray[np.float64]:
     values = np.asarray(polygon)
     if values.ndim != 1 or values.dtype.kind not in "iuf" or len(values) % 2 or len(values) < 6:
         raise InputError(f"a polygon of {values.size} numbers is not a list of three or more finite points")
-    if not np.isfinite(values).all():
-        raise InputError("a polygon with points that are not finite")
+    if not (np.abs(values.astype(np.float64)) <= _FAR).all():
+        raise InputError("a polygon with points that are not finite, or far outside of any image")
     return values.reshape(-1, 2).astype(np.float64)
 
 
@@ -167,13 +243,16 @@ def fill_polygon(points: NDArray[np.float64], height: int, width: int) -> Bitmap
     x0, y0 = points.T
     x1, y1 = np.roll(points, -1, axis=0).T
     centres = np.arange(height)[:, None] + 0.5
-    crosses = (np.minimum(y0, y1) <= centres) & (centres < np.maximum(y0, y1))  # (height, n)
-    rows, edges = np.nonzero(crosses)
-    share = (centres[rows, 0] - y0[edges]) / (y1 - y0)[edges]
-    x = x0[edges] + share * (x1 - x0)[edges]
-    columns = np.clip(np.ceil(x - 0.5), 0, width).astype(np.int64)
     flips = np.zeros((height, width + 1), dtype=np.int64)
-    np.add.at(flips, (rows, columns), 1)  # every crossing turns inside into outside, or back
+    at_once = max(1, _MAX_CROSSINGS // height)
+    for part in (slice(first, first + at_once) for first in range(0, len(points), at_once)):
+        low, high = np.minimum(y0[part], y1[part]), np.maximum(y0[part], y1[part])
+        rows, edges = np.nonzero((low <= centres) & (centres < high))  # of (height, edges)
+        edges += part.start
+        share = (centres[rows, 0] - y0[edges]) / (y1 - y0)[edges]
+        x = x0[edges] + share * (x1 - x0)[edges]
+        columns = np.clip(np.ceil(x - 0.5), 0, width).astype(np.int64)
+        np.add.at(flips, (rows, columns), 1)  # every crossing turns inside into outside, or back
     return np.cumsum(flips, axis=1)[:, :width] % 2 == 1
 
 
@@ -188,6 +267,8 @@ def _unpack_counts(packed: str | bytes) -> NDArray[np.int64]:
             raise InputError(f"run lengths with the character {chr(code)!r}, which is not of COCO's alphabet")
         value |= (group & 31) << shift
         shift += 5
+        if shift > 60:
+            raise InputError("run lengths with a number of more than 60 bits")
         if group & 32:  # more groups follow
             continue
         if group & 16:  # the sign

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -23,7 +24,7 @@ from .coco import (
     polygon_points,
 )
 from .shapes import Shapes, parse_shapes
-from .source import SPLITS, Source, Subset, check_split, part_of
+from .source import SPLITS, Source, Subset, check_split, few, part_of
 
 
 class Objects(NamedTuple):
@@ -150,7 +151,7 @@ class _CocoAnnotatedImage(AnnotatedImage):
                     polygon_points(polygon)
             else:
                 decode_segmentation(segmentation, *self.size)
-        except (ValueError, TypeError, OverflowError) as error:
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise InputError(f"{self._source.file}: an annotation of {self.name} holds {error}; correct it") from error
 
 
@@ -200,6 +201,14 @@ def parse_objects(name: str, *, split: str = "train", keep_empty: bool = True) -
     full = [index for index in range(len(source)) if source.load(index).has_objects]
     if not full:
         raise InputError(f"{name}: none of its {len(source)} images has an object to learn from")
+    empty = [source.load(index) for index in sorted(set(range(len(source))) - set(full))]
+    lost = [image.name for image in empty if any(not entry.get("iscrowd") for entry in image.annotations())]
+    if lost:
+        warnings.warn(
+            f"{name}: {len(lost)} images are left out, as all their objects are thinner than a pixel or have no mask: "
+            f"{few(lost)}",
+            stacklevel=2,
+        )
     return source if len(full) == len(source) else Subset(source, full)
 
 

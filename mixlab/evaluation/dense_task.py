@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -51,10 +51,19 @@ class DensePlan:
     start: StartingPoint
     training: str | None = None  # how the backbone was trained before, where the caller knows better
     name: str = ""  # of the recipe or the target, for the record
+    settings: tuple[str, ...] = ()  # given by hand; they are part of `config`
+
+    def begun(self, stored: Mapping[str, Any]) -> TrainConfig:
+        """The config, for a directory whose config.json holds `stored`: a run keeps what it began with."""
+        method, before = self.config.method, stored.get("settings", {}).get("method", {})
+        if not isinstance(method, DenseConfig) or before.get("kind") != method.kind:
+            return self.config
+        return override(replace(self.config, method=method.as_begun(before)), self.settings)
 
     def train(self, run: str | Path, *, device: str | None = "auto", then: Callable[[DenseRun], R]) -> R:
         """Train in the directory, or resume there; returns what `then` returns, on every rank."""
-        known = _stored(Path(run)).get(STARTS_FROM, {}).get("training")  # told when the run began
+        stored = _stored(Path(run))
+        config, known = self.begun(stored), stored.get(STARTS_FROM, {}).get("training")  # told when the run began
         training = self.training or known or self.start.training
         given = deepcopy(self.start.backbone)
         found: list[R] = []
@@ -66,16 +75,17 @@ class DensePlan:
                     DenseRun(
                         label=trainer.folder.path.name,
                         recipe=trainer.recipe,
-                        config=self.config,
+                        config=config,
                         data=self.data,
                         training=training,
                         world=trainer.world,
+                        changes=trainer.record.changes,
                     )
                 )
             )
 
         train(
-            self.config,
+            config,
             data=self.data,
             run=run,
             device=device,
@@ -97,6 +107,7 @@ class DenseRun:
     data: str  # that it was trained on
     training: str  # of its backbone, before
     world: World
+    changes: Sequence[dict[str, Any]] = ()  # of settings while it was trained
 
     @property
     def method(self) -> Any:
@@ -122,7 +133,7 @@ class DenseRun:
             "frozen": self.method.frozen,
             "initial_weights": self.config.model.weights,
             "steps": self.config.steps,
-            "settings": settings_digest(self.config),
+            "settings": settings_digest(self.config, self.changes),
         }
 
     def check_classes(self, source: Source[Any], data: str) -> None:
@@ -172,7 +183,7 @@ def plan_dense(
     assert isinstance(config.method, method)
     if num_val is not None and num_val < config.method.score_images:
         config = override(config, [f"method.score_images={num_val}"])
-    return DensePlan(config=config, data=data, start=start, training=training, name=name)
+    return DensePlan(config=config, data=data, start=start, training=training, name=name, settings=tuple(settings))
 
 
 def draws_shapes(data: str) -> bool:
@@ -219,13 +230,19 @@ def trained_run(
             data=stored["data"],
             training=training or known,
             world=world,
+            changes=stored.get("changes", ()),
         )
 
 
-def settings_digest(config: TrainConfig) -> str:
+def settings_digest(config: TrainConfig, changes: Sequence[dict[str, Any]] = ()) -> str:
     """The same for runs whose settings differ in nothing that can change a score, but for what a protocol names."""
     flat = _flat(to_json(config))
+    for name, before in config.method.earlier.items():  # the digest of a run stays when there are new settings
+        if flat[f"method.{name}"] == before:
+            del flat[f"method.{name}"]
+    flat["data.size"] = flat["data.size"] or 256  # which makes no difference here, and was once the default
     kept = {key: value for key, value in flat.items() if not key.startswith((*MAY_CHANGE, *_NAMED))}
+    kept |= {"changes": list(changes)} if changes else {}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
 
 

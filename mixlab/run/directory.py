@@ -12,7 +12,6 @@ import fcntl
 import json
 import os
 import re
-import secrets
 import socket
 from collections.abc import Iterable, Iterator
 from itertools import chain, count
@@ -23,6 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mixlab.errors import InputError, WorkError
+from mixlab.run.aside import written_aside
+from mixlab.run.disk import naming_file
 from mixlab.run.measurement import Measurement, measurements_of_older, once
 
 AGAIN = "remove it, and run the command that wrote it again"
@@ -61,19 +62,20 @@ class RunDirectory:
         return read_json(self.path / "config.json")
 
     def append_metrics(self, row: dict[str, Any]) -> None:
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        place, line = self.path / "metrics.jsonl", (json.dumps(row) + "\n").encode()
+        with naming_file(place, len(line)), place.open("ab") as file:
+            file.write(line)
 
     def read_metrics(self) -> Iterator[dict[str, Any]]:
-        """All complete lines; a truncated last line is skipped."""
+        """The numbers of every line that has a step; lines that are cut short or damaged are left out."""
         file = self.path / "metrics.jsonl"
-        if not file.is_file():
-            return
-        for line in file.read_text(encoding="utf-8").splitlines():
+        for line in file.read_bytes().split(b"\n") if file.is_file() else ():
             try:
-                yield json.loads(line)
-            except json.JSONDecodeError:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
                 continue
+            if isinstance(row, dict) and type(row.get("step")) is int:
+                yield {name: value for name, value in row.items() if type(value) in (int, float)}
 
     def write_result(
         self,
@@ -218,28 +220,25 @@ def identity_of(result: dict[str, Any]) -> Any:
 def write_json(path: Path, content: dict[str, Any], *, one_line: bool = False) -> None:
     text = json.dumps(content, indent=None if one_line else 2, ensure_ascii=False) + "\n"
     # Names of files need not be UTF-8: their other bytes are written as JSON's own escapes.
-    write_atomically(path, lambda file: file.write(text.encode(errors="backslashreplace")))
+    data = text.encode(errors="backslashreplace")
+    write_atomically(path, lambda file: file.write(data), len(data))
 
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # truncated, or not text
+    except (ValueError, RecursionError) as error:  # truncated, not text, or lists in lists without end
         raise InputError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise InputError(f"{path} holds a {type(content).__name__}, expected an object")
     return content
 
 
-def write_atomically(path: Path, write: Any) -> None:
-    """Write a temporary file beside `path`, flush it to disk, and rename it. Permissions follow the umask."""
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with aside.open("xb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
+def write_atomically(path: Path, write: Any, num_bytes: int | None = None) -> None:
+    """Write a temporary file beside `path`, flush it to disk, and rename it. Permissions follow the umask.
+
+    `num_bytes`, where it is known, is what the error of a full disk names.
+    """
+    with naming_file(path, num_bytes), written_aside(path) as aside, aside.open("wb") as file:
+        write(file)
+        file.flush()

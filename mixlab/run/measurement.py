@@ -9,13 +9,16 @@ import json
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mixlab.errors import InputError
 from mixlab.run import codec
-from mixlab.run.protocols import CHOICES, METRICS, PROTOCOLS, EvaluationProtocol
+from mixlab.run.protocols import BY_IMAGE, CHOICES, METRICS, PROTOCOLS, EvaluationProtocol
 
 UNTRAINED = "untrained"
 _SEED = re.compile(r"[-_]s(eed)?\d+$")  # of a label such as vit-s0
@@ -40,6 +43,7 @@ class Subject:
     causal: bool = False
     weights: str | None = None  # a digest of its weights; None in older run directories
     native_image: int | None = None  # the side of the images it was made for; None in older run directories
+    native_crop_share: float | None = None  # of a side, that its own centre crop keeps; None likewise
 
     @property
     def name(self) -> str:
@@ -65,6 +69,7 @@ class Measurement:
     seed: int | None = None  # of the network's training, or of its untrained weights
     low: float | None = None  # the 95 % interval
     high: float | None = None
+    by_image: NDArray[np.float64] | None = field(default=None, compare=False, repr=False)  # or by group of images
 
     def __post_init__(self) -> None:
         if self.metric not in METRICS:
@@ -85,16 +90,22 @@ class Measurement:
             raise InputError(f"the interval of {self.metric} is {self.low} to {self.high}; give both ends, in order")
         if isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 1:
             raise InputError(f"n of {self.metric} is {self.n!r}; it must be a whole number from 1 on")
+        if self.by_image is not None and not abs(np.nanmean(self.by_image) - self.value) < 1e-3:
+            mean = np.nanmean(self.by_image)
+            raise InputError(f"{self.metric} is {self.value}, but the scores of its images have the mean {mean:.6g}")
 
     @classmethod
     def of(
         cls, metric: str, estimate: Any, *, subject: Subject, protocol: EvaluationProtocol, seed: int | None
     ) -> "Measurement":
-        """From an estimate of `mixlab.statistics`: value, low, high and n."""
-        ends = {} if None in (estimate.low, estimate.high) else {"low": estimate.low, "high": estimate.high}
-        return cls(
-            metric=metric, value=estimate.value, n=estimate.n, subject=subject, protocol=protocol, seed=seed, **ends
-        )
+        """From an estimate of `mixlab.statistics`: value, low, high and n; and the scores of images, where it has them
+        and the metric keeps them (not of every head and register)."""
+        given: dict[str, Any] = {"metric": metric, "value": estimate.value, "n": estimate.n, "seed": seed}
+        if None not in (estimate.low, estimate.high):
+            given |= {"low": estimate.low, "high": estimate.high}
+        if metric in BY_IMAGE and getattr(protocol, "index", None) is None:
+            given["by_image"] = getattr(estimate, "by_image", None)
+        return cls(**given, subject=subject, protocol=protocol)
 
     @cached_property
     def identity(self) -> str:
@@ -111,8 +122,9 @@ class Measurement:
         return getattr(self.protocol, name, None)
 
     def to_json(self) -> dict[str, Any]:
-        given = {"metric": self.metric, "value": self.value, "low": self.low, "high": self.high, "n": self.n}
-        return given | {"seed": self.seed, "subject": asdict(self.subject), "protocol": self.protocol.to_json()}
+        given: dict[str, Any] = {"metric": self.metric, "value": self.value, "low": self.low, "high": self.high}
+        given |= {"n": self.n, "seed": self.seed, "subject": asdict(self.subject), "protocol": self.protocol.to_json()}
+        return given if self.by_image is None else given | {"by_image": scores_to_text(self.by_image)}
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> "Measurement":
@@ -121,15 +133,41 @@ class Measurement:
         subject = codec.from_json(Subject, record["subject"], where="subject")
         kinds = {EvaluationProtocol: PROTOCOLS}
         protocol = codec.from_json(EvaluationProtocol, record["protocol"], kinds=kinds, where="protocol")
-        return cls(**numbers, subject=subject, protocol=protocol)
+        scores = None if record.get("by_image") is None else scores_from_text(record["by_image"])
+        return cls(**numbers, subject=subject, protocol=protocol, by_image=scores)
+
+
+def scores_to_text(scores: NDArray[np.float64]) -> str:
+    """The scores of images as text: "0110" for wrong and right answers, else numbers with four decimals."""
+    if np.isin(scores, (0.0, 1.0)).all():
+        return "".join("01"[int(score)] for score in scores)
+    return " ".join(f"{score:.4f}" for score in scores)
+
+
+def scores_from_text(text: str) -> NDArray[np.float64]:
+    numbers = text.split() if " " in text or "." in text else list(text)
+    try:
+        return np.array(numbers, dtype=np.float64)
+    except ValueError as error:
+        raise InputError(
+            f"scores of images are {text[:40]!r}; they are zeros and ones, or numbers with spaces"
+        ) from error
 
 
 _FACTS = frozenset(item.name for item in fields(Subject))
 
 
 def once(measurements: Iterable[Measurement]) -> list[Measurement]:
-    """Each measurement once, however many files hold it; of one that was repeated, the last."""
-    return list({measurement.identity: measurement for measurement in measurements}.values())
+    """Each measurement once, however many files hold it; of one that was repeated, the last, with the scores of images
+    that any of them has."""
+    found: dict[str, Measurement] = {}
+    for each in measurements:
+        known = found.get(each.identity)
+        scores = None if known is None or each.by_image is not None else known.by_image
+        if known is not None and scores is not None and abs(known.value - each.value) < 1e-4:  # two ways of rounding
+            each = replace(each, by_image=scores)
+        found[each.identity] = each
+    return list(found.values())
 
 
 def _check_complete(record: dict[str, Any], *keys: str) -> None:
@@ -158,7 +196,10 @@ def measurements_of_older(record: dict[str, Any], result: dict[str, Any]) -> lis
     seed = record.get("seed")
     common: dict[str, Any] = {"n": record["n"], "subject": subject, "protocol": protocol, "seed": seed}
     ends = {} if None in (record.get("low"), record.get("high")) else {"low": record["low"], "high": record["high"]}
-    found = [Measurement(metric=metric, value=record["value"], **ends, **common)]
+    raw = _object(result.get("raw_auc_by_image")).get(str(record.get("label"))) if metric == "binary_auc" else None
+    scores = None if raw is None else np.array(raw, dtype=np.float64)  # None as NaN
+    by_image = None if scores is None else np.maximum(scores, 1 - scores)
+    found = [Measurement(metric=metric, value=record["value"], by_image=by_image, **ends, **common)]
     for key, name in _BESIDE.items():
         if record.get(key) is not None:
             found.append(Measurement(metric=name.format(**record), value=record[key], **common))

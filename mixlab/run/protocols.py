@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple, get_args
 
 from mixlab.run import codec
 
+ONE_HEAD = "one"  # `heads` of a probe with one learning rate and weight decay: a cell of an ablation
 DRAWN = ("label_seed", "head_seed", "twin_seed", "initial_weights", "classifier_weights")
 
 
@@ -79,13 +80,13 @@ class ProbeProtocol(LabelledProtocol):
 
     kind = "probe"
     mode: str | None = None  # "augmented" or "cached"
-    heads: str | None = None  # "grid", "light", "heavy", or the heads that were asked for
+    heads: str | None = None  # "grid", "light", "heavy", ONE_HEAD, or the heads that were asked for
     register: int | None = None
     epochs: int | None = None
     batch: int | None = None
     lrs: tuple[float, ...] | None = None
     weight_decays: tuple[float, ...] | None = None
-    load_size: int | None = None
+    load_size: int | None = None  # images are squashed to it before crops are cut; 0: crops of the images as they are
     head_seed: int | None = None
 
 
@@ -134,6 +135,20 @@ class RankProtocol(ViewProtocol):
     tolerance: float | None = None
     practical: float | None = None
     energy: float | None = None
+    skip: bool | None = None  # whether the skip connection is part of the matrix
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowRankProtocol(ViewProtocol):
+    """Best approximations of mixing matrices by matrices of a rank."""
+
+    kind = "low_rank"
+    rank: int | None = None  # N
+    part: str | None = None  # "off_diagonal" blocks, as a scan is bounded there alone, or the "whole" matrix
+    chunk: int | None = None  # side of a block in tokens; None of whole matrices
+    layers: tuple[int, ...] | None = None  # None: all
+    heads: tuple[int, ...] | None = None  # those that were asked for; None: all, at most `max_heads`, evenly spaced
+    max_heads: int | None = None
     skip: bool | None = None  # whether the skip connection is part of the matrix
 
 
@@ -192,6 +207,8 @@ class Metric(NamedTuple):
 
 
 _ANY = math.inf
+# These keep the score of every image, so that two networks can be compared on the same images.
+BY_IMAGE = ("knn_top1", "probe_top1", "top1", "robust_top1", "shifted_top1", "binary_auc")
 METRICS = {
     "knn_top1": Metric("accuracy of nearest neighbours", KnnProtocol),
     "probe_top1": Metric("accuracy of a linear probe", ProbeProtocol),
@@ -225,6 +242,8 @@ METRICS = {
     "off_diagonal_rank_bound": Metric("what theory allows an off-diagonal block", RankProtocol, 0, _ANY),
     "mask_rank": Metric("largest rank of an off-diagonal block of a scan's mask", RankProtocol, 0, _ANY),
     "rank_bound_holds": Metric("1 if no block exceeds its bound, else 0", RankProtocol),
+    "low_rank_residual": Metric("share of the energy that the best approximation of a rank leaves", LowRankProtocol),
+    "largest_low_rank_residual": Metric("the largest of them: one block or head", LowRankProtocol),
     "forward_images_per_s": Metric("speed of the forward pass", SpeedProtocol, 0, _ANY),
     "training_images_per_s": Metric("speed of forward and backward", SpeedProtocol, 0, _ANY),
     "forward_peak_gib": Metric("peak memory of the forward pass", SpeedProtocol, 0, _ANY),

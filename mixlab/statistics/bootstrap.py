@@ -36,7 +36,7 @@ def bootstrap_mean(
     kept = scores[~np.isnan(scores)]
     n, num_dropped = len(kept), int(np.isnan(scores).sum())
     if n < 2:
-        return Estimate(float(kept[0]) if n else math.nan, None, None, n, num_dropped)
+        return Estimate(float(kept[0]) if n else math.nan, None, None, n, num_dropped, scores)
     random = np.random.RandomState(seed)  # its stream never changes between versions: published intervals rest on it
     means = []
     for start in range(0, num_resamples, rows := max(1, _DRAWS_AT_ONCE // n)):
@@ -44,7 +44,7 @@ def bootstrap_mean(
         draws = random.randint(0, 1 << 32, size, dtype=np.uint32) % n
         means.append(kept[draws].mean(axis=1))
     low, high = np.quantile(np.concatenate(means), ((1 - level) / 2, (1 + level) / 2))
-    return Estimate(float(kept.mean()), float(low), float(high), n, num_dropped)
+    return Estimate(float(kept.mean()), float(low), float(high), n, num_dropped, scores)
 
 
 def bootstrap_difference(

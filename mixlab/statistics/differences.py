@@ -1,8 +1,9 @@
 """Differences between groups of measurements, over seeds and over images together.
 
 A group holds one measurement per seed. The spread of seeds says how much another training would change, the intervals
-that measurements carry how much other images would. Two networks scored on the same images are taken as if scored on
-different ones, which is cautious.
+that measurements carry how much other images would. Where all measurements of both groups keep the score of every
+image, and of as many images, the images are paired: what makes an image hard for both networks cancels. Without these
+scores the two are taken as if scored on different images, which is cautious.
 """
 
 import math
@@ -11,7 +12,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from mixlab.statistics.intervals import LEVEL, Quantity, student, variance
+import numpy as np
+from numpy.typing import NDArray
+
+from mixlab.statistics.intervals import LEVEL, Quantity, student, variance, wilson_interval
 
 Group = Sequence[Quantity]
 
@@ -62,13 +66,21 @@ def difference(first: Group, second: Group) -> Difference:
     """First minus second. If only one side has several seeds, their spread is used for the other side too."""
     fewer, more = sorted((first, second), key=len)
     repeated = len(more) > 1
-    shares = [_over_images(group, unknown=0.0 if repeated else math.inf) for group in (first, second)]
+    shares, n = _images_of_both(first, second, unknown=0.0 if repeated else math.inf)
     if len(fewer) > 1:
         shares += [_over_seeds(group) for group in (first, second)]
     elif repeated:
         shares.append(_Share(variance(_values(more)) * (1 + 1 / len(more)), len(more) - 1))
-    n = min(max(m.n for m in group) for group in (first, second))
     return Difference(_mean(first) - _mean(second), *_error(shares), n)
+
+
+def repeated_difference(first: Group, second: Group) -> Difference:
+    """First minus second where both are of the same networks, seed by seed: seeds are paired, as images are."""
+    gaps = [a.value - b.value for a, b in zip(first, second, strict=True)]
+    shares, n = _images_of_both(first, second, unknown=0.0 if len(gaps) > 1 else math.inf)
+    if len(gaps) > 1:
+        shares.append(_Share(variance(gaps) / len(gaps), len(gaps) - 1))
+    return Difference(sum(gaps) / len(gaps), *_error(shares), n)
 
 
 def mean_over_seeds(group: Group, *, limit: float = math.inf) -> Difference:
@@ -125,6 +137,42 @@ def _over_images(group: Group, *, unknown: float) -> _Share:
         return _Share(unknown, math.inf)
     freedom = min(each for _, each in known)
     return _Share(sum((width / 2 / student(each)) ** 2 for width, each in known) / len(group), freedom)
+
+
+def _images_of_both(first: Group, second: Group, *, unknown: float) -> tuple[list[_Share], int]:
+    """The variance over images of a difference of means, and the number of images.
+
+    Paired, it is that of the differences of the images' means over seeds, divided by the number of images. Answers that
+    agree on every image would have none; then Wilson's bound on how often they may differ stands for it.
+    """
+    gaps = _paired_scores(first, second)
+    if gaps is None:
+        n = min(max(m.n for m in group) for group in (first, second))
+        return [_over_images(group, unknown=unknown) for group in (first, second)], n
+    n = len(gaps)
+    spread = float(gaps.var(ddof=1)) / n
+    if spread == 0:
+        spread = ((wilson_interval(0, n).high or 0.0) / student(math.inf)) ** 2
+    return [_Share(spread, n - 1)], n
+
+
+def _paired_scores(first: Group, second: Group) -> NDArray[np.float64] | None:
+    """First minus second on each image (n,), means over seeds; None where scores are missing or of other images.
+
+    Who compares two groups has made sure that they have one protocol, hence one list of images in one order.
+    """
+    sides = [[scores for m in group if (scores := _by_image(m)) is not None] for group in (first, second)]
+    sizes = {len(scores) for side in sides for scores in side}
+    if len(sizes) != 1 or [len(side) for side in sides] != [len(first), len(second)]:
+        return None
+    gaps: NDArray[np.float64] = np.mean(sides[0], axis=0) - np.mean(sides[1], axis=0)
+    gaps = gaps[~np.isnan(gaps)]
+    return gaps if len(gaps) > 1 else None
+
+
+def _by_image(m: Quantity) -> NDArray[np.float64] | None:
+    """The scores that some quantities keep: measurements of some metrics, and estimates that were just made."""
+    return getattr(m, "by_image", None)
 
 
 def _error(shares: Sequence[_Share]) -> tuple[float, float]:

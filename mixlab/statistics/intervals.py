@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from statistics import NormalDist
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from mixlab.errors import InputError
 
@@ -37,6 +38,7 @@ class Estimate:
     high: float | None
     n: int
     num_dropped: int = 0  # undefined (NaN) values, left out
+    by_image: NDArray[np.float64] | None = field(default=None, compare=False, repr=False)  # what it is the mean of
 
 
 @lru_cache(maxsize=1024)
@@ -98,6 +100,12 @@ def wilson_interval(correct: int, n: int) -> Estimate:
     low = 0.0 if correct == 0 else centre - half
     high = 1.0 if correct == n else centre + half
     return Estimate(share, low, high, n)
+
+
+def accuracy_interval(correct: ArrayLike) -> Estimate:
+    """Wilson's interval of answers (n,), True if correct. It keeps them: two networks are compared image by image."""
+    answers = np.asarray(correct, dtype=bool)
+    return replace(wilson_interval(int(answers.sum()), len(answers)), by_image=answers.astype(np.float64))
 
 
 def median_interval(values: Sequence[float]) -> Estimate:

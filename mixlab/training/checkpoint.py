@@ -19,13 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.optim import AdamW
 
 from mixlab.backbones.weights import build_architecture, save_weights
 from mixlab.backbones.weights.saving import save_tensors
+from mixlab.backbones.weights.writing import num_bytes_of, write_safetensors
 from mixlab.errors import InputError
+from mixlab.run.disk import naming_file
 from mixlab.training.distributed import copy_from_first_, from_first, whole
 from mixlab.training.optim import local
 from mixlab.training.recipe import Recipe
@@ -33,18 +35,9 @@ from mixlab.training.recipe import Recipe
 FORMAT = 1
 NAME = re.compile(r"step-(\d{8,})\.json")
 PARTIAL = ".partial"
+MOST_TRIES = 50
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # AdamW's
 OTHER_RUN = "resume with the settings of the run, or start again in another --run directory"
-DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 
 
 class DamagedCheckpoint(Exception):  # noqa: N818  it names the thing
@@ -53,17 +46,18 @@ class DamagedCheckpoint(Exception):  # noqa: N818  it names the thing
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One that was found whole: its step, what JSON holds of it, and the file of its tensors."""
+    """One that was found whole: its step, what JSON holds of it, and the file of its tensors, open: a run that goes on
+    training may remove it meanwhile."""
 
     step: int
     state: dict[str, Any]
     tensor_file: Path
+    file: Any  # safe_open
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor by name, read as it is asked for."""
-        with safe_open(self.tensor_file, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118  not a mapping
-                yield name, file.get_tensor(name)
+        for name in self.file.keys():  # noqa: SIM118  not a mapping
+            yield name, self.file.get_tensor(name)
 
 
 class Checkpoints:
@@ -75,16 +69,12 @@ class Checkpoints:
     def save(self, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any]) -> None:
         """Write a checkpoint, then remove the oldest ones beyond the limit."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        try:
+        last = self.steps()[-1:]
+        good = f"the last good checkpoint is that of step {last[0]}" if last else "there is no earlier checkpoint"
+        fewer = f", or keep fewer than {self.keep} (checkpoint.keep)," if self.keep > 1 else ""
+        way_out = f"{good}. Make room{fewer} and run the same command again to resume"
+        with naming_file(self._files(step)[0], num_bytes_of(tensors), way_out):
             self._write(step, tensors, state)
-        except OSError as error:
-            last = self.steps()[-1:]
-            good = f"the last good one is that of step {last[0]}" if last else "there is no earlier one"
-            raise OSError(
-                error.errno,
-                f"the checkpoint of step {step} could not be written to {self.folder} ({error.strerror}); {good}. "
-                "Make room and run the same command again to resume from there",
-            ) from error
         self._tidy()
 
     def steps(self) -> list[int]:
@@ -93,19 +83,37 @@ class Checkpoints:
         return sorted(int(match[1]) for match in found if match)
 
     def newest(self, warn: Callable[[str], None]) -> Checkpoint | None:
-        """The newest whole checkpoint; `warn` is called for each damaged one. None where none was ever written."""
-        steps = self.steps()
-        for step in reversed(steps):
+        """The newest whole checkpoint; `warn` is called for each damaged one. None where none was ever written.
+
+        Another process may be training: what it removes while we look has a newer one in its place.
+        """
+        damaged: set[int] = set()
+        tries = 0
+        while steps := self._steps_or_wait(tries):
+            left = [step for step in steps if step not in damaged]
+            if not left:
+                raise OSError(
+                    f"none of the {len(steps)} checkpoints in {self.folder} can be read; restore one, "
+                    "or start again in another --run directory"
+                )
             try:
-                return self._read(step)
+                return self._read(left[-1])
             except DamagedCheckpoint as error:
-                warn(f"the checkpoint of step {step} is damaged: {error}; going back to the one before")
-        if steps:
-            raise OSError(
-                f"none of the {len(steps)} checkpoints in {self.folder} can be read; restore one, "
-                "or start again in another --run directory"
-            )
+                if self._files(left[-1])[1].is_file():
+                    damaged.add(left[-1])
+                    warn(f"the checkpoint of step {left[-1]} is damaged: {error}; going back to the one before")
+            tries += 1
         return None
+
+    def _steps_or_wait(self, tries: int) -> list[int]:
+        """Steps with a checkpoint. A listing may miss both the one that is being removed and the one that replaced it:
+        where there was one before, there is one again in a moment."""
+        steps = self.steps()
+        for _ in range(MOST_TRIES if tries and not steps else 0):
+            time.sleep(0.01)
+            if steps := self.steps():
+                break
+        return steps
 
     def remove_partial(self) -> None:
         """Temporary files of a killed run."""
@@ -149,13 +157,16 @@ class Checkpoints:
             raise DamagedCheckpoint(f"{json_file.name} is not what was written")
         if content["format"] != FORMAT:
             raise InputError(f"{json_file} has format {content['format']}, this version reads {FORMAT}; update mixlab")
-        if not tensor_file.is_file():
-            raise DamagedCheckpoint(f"{tensor_file.name} is gone")
-        if tensor_file.stat().st_size != tensors["bytes"]:
-            raise DamagedCheckpoint(f"{tensor_file.name} has {tensor_file.stat().st_size} of {tensors['bytes']} bytes")
-        if sha256_of(tensor_file) != tensors["sha256"]:
+        try:
+            file = safe_open(tensor_file, framework="pt")
+            size, digest = tensor_file.stat().st_size, sha256_of(tensor_file)
+        except (OSError, SafetensorError) as error:
+            raise DamagedCheckpoint(f"{tensor_file.name} cannot be read ({error})") from error
+        if size != tensors["bytes"]:
+            raise DamagedCheckpoint(f"{tensor_file.name} has {size} of {tensors['bytes']} bytes")
+        if digest != tensors["sha256"]:
             raise DamagedCheckpoint(f"{tensor_file.name} does not match its checksum")
-        return Checkpoint(step, content["state"], tensor_file)
+        return Checkpoint(step, content["state"], tensor_file, file)
 
     def _tidy(self) -> None:
         for step in self.steps()[: -self.keep]:
@@ -173,32 +184,8 @@ def _checksum(content: dict[str, Any]) -> str:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
-    """Write safetensors' format and flush it to the disk. Returns the number of bytes and their SHA-256.
-
-    The library's own writer neither flushes nor gives a checksum. One tensor at a time is put together from its shards
-    and brought into the host's memory.
-    """
-    header: dict[str, object] = {}
-    offset = 0
-    for name, tensor in tensors.items():
-        end = offset + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the format wants the data aligned
-    digest, size = hashlib.sha256(), 0
-    with path.open("wb") as file:
-        for piece in (len(text).to_bytes(8, "little"), text):
-            digest.update(piece)
-            size += file.write(piece)
-        for tensor in tensors.values():
-            values = whole(tensor).detach().to("cpu").contiguous().reshape(-1)
-            data = values.view(torch.uint8).numpy().data
-            digest.update(data)
-            size += file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    return size, digest.hexdigest()
+    """Write safetensors' format; one tensor at a time is put together from its shards."""
+    return write_safetensors(path, tensors, gather=whole)
 
 
 def sha256_of(path: Path) -> str:

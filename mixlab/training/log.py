@@ -5,7 +5,9 @@ import importlib.util
 import json
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Self
 
@@ -33,10 +35,18 @@ class NonFiniteLoss(Exception):  # noqa: N818  it names the thing
         """An error message with the names of the images, the last good checkpoint and what to try."""
         names = [name(index) for index in self.indexes]
         listed = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        good = f"the last good checkpoint is that of step {good_steps[-1]}" if good_steps else "there is no checkpoint"
+        good, again = "there is no checkpoint", "it starts anew"
+        if good_steps:
+            good, again = f"the last good checkpoint is that of step {good_steps[-1]}", "it resumes from there"
+        if len(good_steps) > 1:
+            again += (
+                f" (where the same happens again, remove checkpoints/step-{good_steps[-1]:08d}.json: "
+                f"it then resumes from step {good_steps[-2]})"
+            )
         return (
             f"the loss or its gradient is not a finite number at step {self.step}; the batch holds {listed}; {good}. "
-            "Look at these images, lower optim.lr, clip gradients (optim.clip=0.3) or use precision=fp32"
+            "Look at these images, and run the same command with a lower optim.lr, with optim.clip=0.3 or with "
+            f"precision=fp32: {again}"
         )
 
 
@@ -97,24 +107,33 @@ class Journal:
         if self.run is not None:
             self.run.append_metrics({"step": step, **metrics})
         if self._board is not None:
-            for name, value in metrics.items():
-                self._board.add_scalar(name, value, step)
+            try:
+                for name, value in metrics.items():
+                    self._board.add_scalar(name, value, step)
+            except OSError as error:  # metrics.jsonl has it all
+                warnings.warn(f"no more curves for TensorBoard: {error}", stacklevel=2)
+                self._board = None
         if self._wandb is not None:
             self._wandb.log(dict(metrics), step=step)
 
     def close(self) -> None:
         if self._board is not None:
-            self._board.close()
+            with suppress(OSError):  # a full disk: what stopped the run says so
+                self._board.close()
         if self._wandb is not None:
             self._wandb.finish()
 
 
-def forget_after(run: RunDirectory, step: int) -> None:
-    """Drop metrics of steps that will be run again, and a truncated last line."""
-    if (run.path / "metrics.jsonl").is_file():
-        kept = [row for row in run.read_metrics() if row.get("step", 0) <= step]
-        text = "".join(json.dumps(row) + "\n" for row in kept)
-        write_atomically(run.path / "metrics.jsonl", lambda file: file.write(text.encode()))
+def forget_after(run: RunDirectory, step: int, warn: Callable[[str], None] = lambda text: None) -> None:
+    """Drop metrics of steps that will be run again, a truncated last line, and damaged ones, which `warn` counts."""
+    place = run.path / "metrics.jsonl"
+    if place.is_file():
+        *lines, _ = place.read_bytes().split(b"\n")
+        rows = list(run.read_metrics())
+        if (damaged := sum(bool(line.strip()) for line in lines) - len(rows)) > 0:
+            warn(f"{place} has {damaged} damaged line{'s' * (damaged > 1)}, left out; the run resumes without")
+        data = "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= step).encode()
+        write_atomically(place, lambda file: file.write(data), len(data))
 
 
 class TrainingProgress:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,17 +15,18 @@ import torch
 from mixlab.backbones.backbone import Backbone
 from mixlab.data.loader import AnyBatch
 from mixlab.errors import InputError, WorkError
-from mixlab.run import RunDirectory, provenance
+from mixlab.run import RunDirectory
 from mixlab.run.codec import to_json
 from mixlab.run.directory import RunLock
+from mixlab.signals import raising
 from mixlab.training.batches import steps
 from mixlab.training.checkpoint import Checkpoint, Checkpoints, TrainingState, export_weights
 from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World, any_rank, from_all, from_first, join_world, spread, whole
 from mixlab.training.log import Journal, MetricBuffer, NonFiniteLoss, TrainingProgress, forget_after
 from mixlab.training.recipe import compile_recipe, seed_all
-from mixlab.training.settings import check_settings
-from mixlab.training.stopping import ScoringStopped, Stopped, StopRequests, interruptible
+from mixlab.training.record import RunRecord
+from mixlab.training.stopping import ScoringStopped, Stopped, StopRequests, WaitingStopped
 from mixlab.training.update import Update
 
 
@@ -62,12 +62,13 @@ def train(
     then: Callable[[Trainer], None] | None = None,
     backbone: Backbone | None = None,
     notes: Mapping[str, Any] | None = None,
+    also_stop_on: Iterable[int] = (),
 ) -> Outcome:
     """Train to the end, resuming where an earlier call with the same directory stopped.
 
     `backbone` is what training starts from where `config.model` alone cannot build it; `notes` go into config.json.
     `then` is called at the end on every rank, for example to evaluate what was trained; a later call calls it again.
-    Raises `Stopped` after a signal, with everything saved.
+    Raises `Stopped` after SIGTERM, SIGINT, SIGHUP or a signal in `also_stop_on`, with everything saved.
     """
     with join_world(device) as world, ExitStack() as stack:
         folder = RunDirectory(run)
@@ -75,16 +76,18 @@ def train(
         if world.is_first:  # to others the directory may not even be visible
             RunDirectory.create(run)
             stack.enter_context(RunLock(folder.path))
-        with StopRequests() as stop:
+        with StopRequests(also_stop_on) as stop:
             trainer = Trainer(config, data=data, folder=folder, world=world, name=name, backbone=backbone, notes=notes)
             outcome = trainer.train(stop)
         if then is not None:  # all is saved, so a signal from here on ends the process at once
             trainer.stop_if_asked(stop)
-            try:
-                with interruptible():
+            with raising(even_ignored=True) as handler:
+                try:
                     then(trainer)
-            except KeyboardInterrupt:
-                raise Stopped(signal.SIGINT, trainer.step) from None
+                except BaseException:
+                    if handler.number is None:
+                        raise
+                    raise Stopped(handler.number, trainer.step) from None  # also where another rank left first
         return outcome
 
 
@@ -102,7 +105,9 @@ class Trainer:
     ) -> None:
         self.config, self.data, self.folder, self.world, self.name = config, data, folder, world, name
         self.notes = dict(notes or {})
-        self.source = config.method.open(data)
+        self.warnings: list[str] = []  # to show once there is progress to show
+        self.record = RunRecord(folder, config=config, data=data, world=world)
+        self.source = self.record.open_source(self.warnings.append)
         self.loader = config.method.loader(self.source, config, world=world)
         self.steps_per_epoch = len(self.source) // config.batch
         self.total_steps = config.total_steps(self.steps_per_epoch)
@@ -142,7 +147,8 @@ class Trainer:
             position = self.loader.state_dict()
             passes = self.next_passes(batches, stop)
             if any_rank(stop.asked()):
-                self.save(position)
+                if self.saved_step != self.step:
+                    self.save(position)
                 self.stop_if_asked(stop)
             metrics = self.update(passes, self.step)
             self.step += 1
@@ -168,13 +174,12 @@ class Trainer:
         return self.scores.wanted if self.step == 0 else ends_epoch and self.scores.due(self.epoch, self.epochs)
 
     def next_passes(self, batches: Iterator[list[AnyBatch]], stop: StopRequests) -> list[AnyBatch]:
-        """The data of one step; none where a signal also ended the processes that read it."""
+        """The data of one step; none where a signal came first."""
         before = time.monotonic()
         try:
-            return next(batches)
-        except RuntimeError:
-            if stop.number is None:
-                raise
+            with stop.waiting():
+                return next(batches)
+        except WaitingStopped:
             return []
         finally:
             self.clock.waited += time.monotonic() - before
@@ -187,17 +192,15 @@ class Trainer:
     def start_or_resume(self) -> None:
         """Agree on the settings with what is in the directory, and put back the newest good checkpoint."""
         found: Checkpoint | None = None
-        warnings: list[str] = []
-        settings = to_json(self.config)
         if self.world.is_first:
-            stored = check_settings(self.folder, data=self.data, config=self.config)
+            self.record.check(self.checkpoints, self.warnings.append)
             self.checkpoints.remove_partial()
-            found = self.checkpoints.newest(warnings.append)
+            found = self.checkpoints.newest(self.warnings.append)
             step = found.step if found else 0
-            forget_after(self.folder, found.step if found else -1)
-            self._write_config(stored, settings, step)
-            self.journal = Journal(self.folder, self.config.log, settings=settings, step=step)
-            self.was_scored = any("loss" not in row for row in self.folder.read_metrics() if row.get("step") == step)
+            forget_after(self.folder, found.step if found else -1, self.warnings.append)
+            self.record.write(self._about(), self.source, step=step)
+            self.journal = Journal(self.folder, self.config.log, settings=to_json(self.config), step=step)
+            self.was_scored = any("loss" not in row for row in self.folder.read_metrics() if row["step"] == step)
         place = from_first((found.step, found.state) if found else None)
         if place is None:
             self._check_warmup()
@@ -209,7 +212,7 @@ class Trainer:
         self.progress = TrainingProgress(
             total=self.total_steps, done=self.step, enabled=self.world.is_first, scores=self.config.method.shown
         )
-        for warning in warnings:
+        for warning in self.warnings:
             self.progress.say(warning, style="yellow")
         self.progress.say(self._greeting())
 
@@ -218,6 +221,7 @@ class Trainer:
         try:
             metrics = self.buffer.fetch()
         except NonFiniteLoss as error:
+            self.record.note_failure(error.step)
             raise WorkError(error.explain(self.source.name, self.checkpoints.steps())) from error
         if not metrics:
             return
@@ -255,7 +259,8 @@ class Trainer:
         skipped = merged(position["skipped"])
         tensors = self.state.tensors()
         if self.world.is_first:
-            self.checkpoints.save(self.step, tensors, {"loader": {**position, "skipped": skipped}})
+            state = {"loader": {**position, "skipped": skipped}, "config": self.record.content}
+            self.checkpoints.save(self.step, tensors, state)
         else:
             for tensor in tensors.values():
                 whole(tensor)  # each rank gives its shard
@@ -301,25 +306,14 @@ class Trainer:
                 f"set optim.warmup_steps to at most {self.total_steps}, such as {self.total_steps // 10}"
             )
 
-    def _write_config(self, stored: dict[str, Any], settings: dict[str, Any], step: int) -> None:
-        """config.json: everything needed to repeat the run. Every start of the run adds to its `sessions`."""
-        origin = provenance(seed=self.config.seed, device=str(self.world.device))
-        session = {**origin, "world_size": self.world.size, "from_step": step}
-        self.folder.write_config(
-            {
-                **{key: stored.get(key, value) for key, value in origin.items()},
-                "recipe": self.name,
-                "data": self.data,
-                "num_images": len(self.source),
-                "classes": list(self.source.classes),
-                "settings": settings,
-                "architecture": self.architecture,
-                "steps_per_epoch": self.steps_per_epoch,
-                "total_steps": self.total_steps,
-                **self.notes,
-                "sessions": [*stored.get("sessions", []), session],
-            }
-        )
+    def _about(self) -> dict[str, Any]:
+        return {
+            "recipe": self.name,
+            "architecture": self.architecture,
+            "steps_per_epoch": self.steps_per_epoch,
+            "total_steps": self.total_steps,
+            **self.notes,
+        }
 
     def _note(self, metrics: dict[str, float]) -> None:
         self.metrics |= metrics

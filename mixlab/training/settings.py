@@ -23,6 +23,8 @@ WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "of
 # What may differ when a run resumes: none of it changes the weights by more than rounding.
 MAY_CHANGE = ("data.workers", "data.resident", "data.skip_limit", "activation_checkpointing", "sharding",
               "checkpoint.", "log.", "knn.", "method.score_")  # fmt: skip
+# What may also differ once the loss was not finite: from the last good checkpoint on, noted in config.json.
+CURES = ("optim.lr", "optim.clip", "precision")
 
 
 def override(config: TrainConfig, settings: Iterable[str]) -> TrainConfig:
@@ -128,33 +130,60 @@ def _guess(text: str) -> Any:
         return text
 
 
-def check_settings(folder: RunDirectory, *, data: str, config: TrainConfig) -> dict[str, Any]:
+def check_settings(
+    folder: RunDirectory, *, data: str, config: TrainConfig, copy: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """The config.json of the run in the directory, {} if there is none; an error where it is another run.
 
     A run that failed before it left a checkpoint may be started again with other settings: then the directory is new.
+    `copy` is what a checkpoint has of a config.json that is gone.
     """
-    if not (folder.path / "config.json").is_file():
-        return {}
-    stored = folder.read_config()
+    place = folder.path / "config.json"
+    if not place.is_file() and copy is None:
+        if not has_begun(folder):
+            return {}
+        raise InputError(
+            f"{folder.path} holds a run without its {place.name}, so nobody knows its settings; "
+            "restore that file, or choose another --run directory"
+        )
+    stored = folder.read_config() if place.is_file() else copy or {}
     if "settings" not in stored:
         raise InputError(f"{folder.path} holds something other than a training run; choose another --run directory")
-    found = differences(_with_new_defaults(stored["settings"], config), to_json(config))
-    changed = {key: pair for key, pair in found.items() if not key.startswith(MAY_CHANGE)}
-    moved = not same_data(stored["data"], data)
+    settings, known_data = stored["settings"], stored.get("data")
+    if not (isinstance(settings, dict) and isinstance(settings.get("method"), dict) and isinstance(known_data, str)):
+        raise InputError(
+            f"{place}: settings, settings.method and data are not what a run writes; remove {place.name}, "
+            "and it is restored from the newest checkpoint"
+        )
+    found = differences(_with_new_defaults(settings, config), to_json(config))
+    changed = {key: pair for key, pair in found.items() if not key.startswith((*MAY_CHANGE, *config.method.unused))}
+    moved = not same_data(known_data, data)
     if (moved or changed) and not has_begun(folder):
         return {}
     if moved:
         raise InputError(
-            f"{folder.path} was started on {stored['data']!r}, not {data!r}; "
-            "give that --data, or another --run directory"
+            f"{folder.path} was started on {known_data!r}, not {data!r}; give that --data, or another --run directory"
         )
-    if changed:
+    if changed and not (stored.get("failed") and set(changed) <= set(CURES)):
         listed = "; ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed.items())
         raise InputError(
             f"{folder.path} was started with other settings ({listed}); "
-            "give the same ones to resume, or another --run directory"
+            "give the same ones, or its own config.json as the recipe, to resume; or another --run directory"
         )
     return stored
+
+
+def note_changes(stored: dict[str, Any], settings: dict[str, Any], *, step: int) -> list[dict[str, Any]]:
+    """The changes of settings in the course of a run, and those of this start, each with its first step."""
+    known = stored.get("changes")
+    changes = [
+        {**change, "step": min(change.get("step", step), step)}  # the run may have gone back before one
+        for change in (known if isinstance(known, list) else [])
+        if isinstance(change, dict)
+    ]
+    found = differences(stored.get("settings", {}), settings) if stored else {}
+    changed = {key: list(pair) for key, pair in found.items() if key in CURES}
+    return [*changes, {"step": step, "settings": changed}] if changed else changes
 
 
 def _with_new_defaults(stored: dict[str, Any], config: TrainConfig) -> dict[str, Any]:
@@ -162,7 +191,19 @@ def _with_new_defaults(stored: dict[str, Any], config: TrainConfig) -> dict[str,
     method = type(config.method)
     if stored["method"].get("kind") != method.kind:
         return stored
+    stored = as_recorded(stored, method)
     return to_json(from_json(TrainConfig, stored, kinds={MethodConfig: {method.kind: method}}, where="settings"))
+
+
+def as_recorded(stored: Mapping[str, Any], method: type[MethodConfig]) -> dict[str, Any]:
+    """Stored settings of a run of this method, with what it did before some of them were settings."""
+    return {**stored, "method": {**method.earlier, **stored["method"]}}
+
+
+def is_older(stored: Mapping[str, Any], method: type[MethodConfig]) -> bool:
+    """Whether settings were stored before the newest of this method existed."""
+    before = stored.get("method")
+    return isinstance(before, Mapping) and before.get("kind") == method.kind and not method.earlier.keys() <= {*before}
 
 
 def has_begun(folder: RunDirectory) -> bool:
@@ -177,11 +218,16 @@ def same_data(before: str, now: str) -> bool:
     return before == now or _resolved(before) == _resolved(now)
 
 
+def is_built_in(data: str) -> bool:
+    """Whether it needs no files of the user's."""
+    return data.partition(":")[0] in ("shapes", "photo")
+
+
 def _resolved(data: str) -> str:
     """With an absolute path. Formats (`wds:`, `ade:`) before a path and options after it stay."""
-    head, colon, rest = data.partition(":")
-    if head in ("shapes", "photo"):
+    if is_built_in(data):
         return data
+    head, colon, rest = data.partition(":")
     if not colon or Path(data).expanduser().exists():
         return str(Path(data).expanduser().resolve())
     place, colon, options = rest.partition(":")

@@ -1,16 +1,18 @@
-"""On SIGTERM and Ctrl-C the loop finishes its step or interrupts scoring, writes a checkpoint and stops."""
+"""When a signal asks to stop, the loop finishes its step or interrupts scoring, writes a checkpoint and stops."""
 
+import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self, TypeVar
 
+from mixlab.signals import REPEAT_S, STOP_SIGNALS, StopSignal
 from mixlab.training.distributed import any_rank
 
 T = TypeVar("T")
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Stopped(Exception):  # noqa: N818  not an error
@@ -18,37 +20,67 @@ class Stopped(Exception):  # noqa: N818  not an error
 
     def __init__(self, signal_number: int, step: int) -> None:
         super().__init__(f"stopped by {signal.Signals(signal_number).name} after step {step}, which is saved")
-        self.exit_code = 128 + signal_number
+        self.number, self.exit_code = signal_number, 128 + signal_number
 
 
 class ScoringStopped(Exception):  # noqa: N818  not an error
     """The run was stopped during scoring, so there are no scores."""
 
 
-class StopRequests:
-    """Listens while entered. The first signal is noted in `number`; a second Ctrl-C interrupts at once."""
+class WaitingStopped(Exception):  # noqa: N818  not an error
+    """The run was stopped while it waited for data."""
 
-    def __init__(self) -> None:
+
+class StopRequests:
+    """Listens while entered. The first signal is noted in `number`; a second Ctrl-C, later, interrupts at once.
+
+    `also` are signals of this job's scheduler. Under torchrun, which passes on what a terminal has sent already, a
+    second Ctrl-C is the first one: to end at once, end torchrun.
+    """
+
+    def __init__(self, also: Iterable[int] = ()) -> None:
         self.number: int | None = None
+        self.signals = (*STOP_SIGNALS, *also)
         self._before: dict[int, Any] = {}
+        self._since = 0.0
+        self._waits = False
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # others get no signals
-            self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+            for number in self.signals:
+                if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                    self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        self._before.clear()
 
     def asked(self) -> bool:
         """Whether this process was asked to stop."""
         return self.number is not None
 
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around a wait that may never end: a signal, or one that came before, ends it with `WaitingStopped`."""
+        self._waits = True
+        try:
+            if self.asked():
+                raise WaitingStopped
+            yield
+        finally:
+            self._waits = False
+
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.number is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.number = number
+        now = time.monotonic()
+        if self.number is None:
+            self.number, self._since = number, now
+        elif number == signal.SIGINT and "RANK" not in os.environ and now - self._since >= REPEAT_S:
+            raise StopSignal(number, "steps since the last checkpoint are lost; run the same command again to resume")
+        if self._waits:
+            self._waits = False
+            raise WaitingStopped
 
 
 def never() -> bool:
@@ -62,32 +94,9 @@ def until_stopped(batches: Iterable[T], stopped: Callable[[], bool], *, together
     Ranks may have different numbers of batches: they agree once each has no more. `together` they agree at every
     batch, for networks that need every rank in every pass.
     """
-    left = iter(batches)
-    while True:
-        try:
-            batch = next(left)
-        except StopIteration:
-            break
-        except RuntimeError:  # the signal also ended the processes that read images
-            if not stopped():
-                raise
-            batch = None
-        asked = any_rank(stopped()) if together else stopped()
-        if asked or batch is None:
+    for batch in batches:
+        if any_rank(stopped()) if together else stopped():
             break
         yield batch
     if any_rank(stopped()):
         raise ScoringStopped
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Ctrl-C raises KeyboardInterrupt, even where a shell started us in the background with SIGINT ignored."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -69,10 +69,11 @@ def test_apply_is_matrix_times_values(name: str) -> None:
     for length, (dtype, tolerance) in product(LENGTHS, TOLERANCE.items()):
         mixer, x, grid = prepared(CONFIGS[name], length, dtype)
         mixing, _ = mixer.prepare(x, grid)
-        ran, looked = mixing.apply(), mixing.matrix() @ mixing.values
-        assert ran.shape == looked.shape == mixing.values.shape
+        ran, some = mixing.apply(), slice(None, None, max(mixing.num_heads // 16, 1))
+        looked = mixing.matrix(some) @ mixing.values[:, some]
+        assert ran.shape == mixing.values.shape
         assert ran.dtype == dtype
-        assert relative_error(ran, looked) < tolerance, f"{length} tokens in {dtype}"
+        assert relative_error(ran[:, some], looked) < tolerance, f"{length} tokens in {dtype}"
 
 
 @pytest.mark.parametrize("name", CONFIGS)

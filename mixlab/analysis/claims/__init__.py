@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from mixlab.analysis.claims import measured, theorems
+from mixlab.analysis.claims import ablations, counting, low_rank, maps, orders, theorems
 from mixlab.analysis.claims.evidence import Evidence, Status, Verdict
 from mixlab.analysis.comparisons import Network, learnt_features, learnt_maps, training_gains
 
@@ -17,17 +17,22 @@ DINO_MAMBA, MAMBAOUT = "RNN as Linear Transformer", "MambaOut"
 
 @dataclass(frozen=True)
 class Claim:
-    """`theorem`: mathematics or counting settles it; `measured`: only experiments do."""
+    """`theorem`: mathematics or counting settles it; `measured`: only experiments do. Numbers never change: what is
+    split or added gets a new one."""
 
-    number: int
+    number: int | str
     paper: str
     place: str
     kind: Literal["theorem", "measured"]
     check: Callable[[Evidence], Verdict]
     statement: str
+    command: str = ""  # measures what it needs, for each network; none for theorems
+    note: str = ""  # what the paper itself says against it, or where the networks here differ from the paper's
     about_maps: bool = False  # it compares scores of whole models' maps, which must have learnt something
 
 
+_PROBE = "mixlab probe RUN --data IMAGENET"
+_AUC = "mixlab auc RUN --data MASKS"
 # fmt: off
 CLAIMS: tuple[Claim, ...] = (
     Claim(1, DINO_MAMBA, "eq. 11", "theorem", theorems.one_form,
@@ -36,46 +41,93 @@ CLAIMS: tuple[Claim, ...] = (
           "The rank of an entry-wise product is at most the product of the ranks, that of a product at most the "
           "smaller."),
     Claim(3, DINO_MAMBA, "3.3", "theorem", theorems.diagonal_blocks,
-          "In causal form the diagonal blocks of all three have full rank C."),
-    Claim(4, DINO_MAMBA, "eq. 16", "theorem", theorems.off_diagonal_bounds,
-          "Off-diagonal blocks have rank C for softmax, at most D_QK for linear attention, rank(mask) N for Mamba."),
+          "In causal form the triangle guarantees that the diagonal blocks of all three have full rank C.",
+          note="The paper's M has no skip connection; checked without it and with it, as networks run."),
+    Claim("4a", DINO_MAMBA, "eq. 16", "theorem", theorems.off_diagonal_bounds,
+          "Off-diagonal blocks have rank at most D_QK for linear attention, and rank(mask) N for Mamba."),
+    Claim("4b", DINO_MAMBA, "3.3", "measured", low_rank.softmax_has_full_rank,
+          "Off-diagonal blocks of softmax attention have full rank C.",
+          "mixlab rank RUN --data IMAGES --image 512 --chunk 256"),
     Claim(5, DINO_MAMBA, "Appendix G", "theorem", theorems.mask_rank,
           "The rank of Mamba's mask off the diagonal is far above 1 in practice."),
-    Claim(6, DINO_MAMBA, "eq. 17", "measured", measured.rank_order,
-          "So off-diagonal rank orders softmax > Mamba > linear attention."),
-    Claim(7, DINO_MAMBA, "Figure 4f", "measured", measured.auc_order,
-          "Binary-AUC orders them the same way.", about_maps=True),
-    Claim(8, DINO_MAMBA, "Figure 4a", "measured", measured.dino_beats_supervised,
-          "DINO's maps score above those of supervised training.", about_maps=True),
-    Claim(9, DINO_MAMBA, "Figure 4a, c", "measured", measured.bigger_scores_higher,
-          "Bigger models score higher; DINOv2's score lower.", about_maps=True),
-    Claim(10, DINO_MAMBA, "Figure 4b", "measured", measured.heads_are_unequal,
-          "Heads are unequal, and some do nothing of use."),
-    Claim(11, DINO_MAMBA, "Figure 4c", "measured", measured.registers_help_dinov2,
-          "Registers raise the scores of DINOv2.", about_maps=True),
-    Claim(12, DINO_MAMBA, "Figure 4d", "measured", measured.central_registers_score_highest,
-          "Registers in the middle score highest, and scores follow probe accuracy."),
-    Claim(13, DINO_MAMBA, "Figure 4e", "measured", measured.score_rises_with_depth,
-          "Early layers score below 0.5, and scores rise with depth.", about_maps=True),
-    Claim(14, DINO_MAMBA, "Table 1", "measured", measured.probe_order, "Linear probes order ViT > Mamba > LinearViT."),
-    Claim(15, DINO_MAMBA, "Table 2", "measured", measured.segmentation_order,
-          "Semantic segmentation (ADE20K) orders them so."),
-    Claim(16, DINO_MAMBA, "Table 3", "measured", measured.detection_order,
-          "COCO detection and instance segmentation order them so."),
-    Claim(17, DINO_MAMBA, "Table 4", "measured", measured.robustness_order,
-          "Accuracy under distribution shift orders them so."),
-    Claim(18, DINO_MAMBA, "Tables 5 and 6", "measured", measured.probe_ablations,
-          "Four blocks probe better than one, and the class token better than mean or max pooling."),
-    Claim(19, DINO_MAMBA, "3.3", "theorem", theorems.linear_cost, "Mamba's cost is linear in tokens and in state."),
-    Claim(20, MAMBAOUT, "eqs. 6 and 7", "theorem", theorems.long_sequences,
+    Claim(6, DINO_MAMBA, "eq. 17", "measured", orders.rank_order,
+          "So off-diagonal rank orders softmax > Mamba > linear attention.",
+          "mixlab rank RUN --data IMAGES --image 512 --chunk 256"),
+    Claim(7, DINO_MAMBA, "Figure 4f", "measured", orders.auc_order,
+          "Binary-AUC orders them the same way.", _AUC, about_maps=True),
+    Claim(8, DINO_MAMBA, "Figure 4a", "measured", maps.dino_beats_supervised,
+          "DINO's maps score above those of supervised training.", f"{_AUC} --study training", about_maps=True),
+    Claim(9, DINO_MAMBA, "Figure 4a, c", "measured", maps.bigger_scores_higher,
+          "Bigger models score higher; DINOv2's score lower.", f"{_AUC} --study size",
+          note="Figure 9 of the same paper says otherwise of DinoVim: see claim 31.", about_maps=True),
+    Claim(10, DINO_MAMBA, "Figure 4b", "measured", maps.heads_are_unequal,
+          "Heads are unequal, and some do nothing of use.", f"{_AUC} --study head"),
+    Claim(11, DINO_MAMBA, "Figure 4c", "measured", maps.registers_help_dinov2,
+          "Registers raise the scores of DINOv2.", "mixlab auc timm/MODEL --data MASKS --training dinov2",
+          note="About the released weights, which nobody trains again: one of each is enough.", about_maps=True),
+    Claim(12, DINO_MAMBA, "Figure 4d", "measured", maps.central_registers_score_highest,
+          "Registers in the middle score highest, and scores follow probe accuracy.", f"{_AUC} --study register"),
+    Claim(13, DINO_MAMBA, "Figure 4e", "measured", maps.score_rises_with_depth,
+          "Early layers score below 0.5, and scores rise with depth.", f"{_AUC} --study layer", about_maps=True),
+    Claim(14, DINO_MAMBA, "Table 1", "measured", orders.probe_order,
+          "Linear probes order ViT > Mamba > LinearViT.", _PROBE),
+    Claim(15, DINO_MAMBA, "Table 2", "measured", orders.segmentation_order,
+          "Semantic segmentation (ADE20K) orders them so.", "mixlab segment RUN --data ADE20K --run RUN-segment"),
+    Claim(16, DINO_MAMBA, "Table 3", "measured", orders.detection_order,
+          "COCO detection and instance segmentation order them so.", "mixlab detect RUN --data COCO --run RUN-detect"),
+    Claim(17, DINO_MAMBA, "Table 4", "measured", orders.robustness_order,
+          "Accuracy under distribution shift orders them so.", "mixlab robust RUN --data v2=V2 sketch=SKETCH",
+          note="The paper's own Table 4 contradicts it: on Sketch DinoVim-B is ahead of ViT-B (27.6 against 25.5 %), "
+               "and on V2 (matched frequency) the two are equal (66.6 %)."),
+    Claim(18, DINO_MAMBA, "Tables 5 and 6", "measured", ablations.probe_ablations,
+          "Four blocks probe better than one, and the class token better than mean or max pooling.",
+          f"{_PROBE} --heads grid"),
+    Claim(19, DINO_MAMBA, "3.3", "theorem", counting.linear_cost, "Mamba's cost is linear in tokens and in state."),
+    Claim(20, MAMBAOUT, "eqs. 6 and 7", "theorem", counting.long_sequences,
           "A Transformer block costs 24 D² L + 4 D L² FLOPs, so a task is long from L > 6 D on: ImageNet is not, "
           "COCO and ADE20K are (at the width of ViT-S; at ViT-B's about)."),
-    Claim(21, MAMBAOUT, "Figure 3", "measured", measured.causal_mixing_costs, "Causal mixing costs a ViT accuracy."),
-    Claim(22, MAMBAOUT, "Table 1", "measured", measured.gated_cnn_classifies_better,
-          "Without its SSM, a gated CNN classifies better than visual Mambas."),
-    Claim(23, MAMBAOUT, "Tables 2 and 3", "measured", measured.mamba_does_dense_better,
-          "In detection and segmentation it does not: Mamba is ahead."),
-    Claim(24, MAMBAOUT, "Tables 1 and 4", "theorem", theorems.mambaout_sizes, "Sizes and MACs of the MambaOut models."),
+    Claim(21, MAMBAOUT, "Figure 3", "measured", orders.causal_mixing_costs, "Causal mixing costs a ViT accuracy.",
+          "mixlab train supervised_vit_small --data IMAGENET --run RUN --set model.causal=true"),
+    Claim(22, MAMBAOUT, "Table 1", "measured", orders.gated_cnn_classifies_better,
+          "Without its SSM, a gated CNN classifies better than visual Mambas.",
+          "mixlab train supervised_mambaout_tiny --data IMAGENET --run RUN",
+          note="gatedconv_NAME is a stand-in: DinoVim's block without its scan, with MambaOut's 7 x 7 window on the "
+               "grid instead of four taps along the sequence, and pooled patches instead of a class token. MambaOut "
+               "itself is mambaout_NAME."),
+    Claim(23, MAMBAOUT, "Tables 2 and 3", "measured", orders.mamba_does_dense_better,
+          "In detection and segmentation it falls short of state-of-the-art visual Mambas (VMamba, LocalVMamba), "
+          "though not of all.",
+          "mixlab segment RUN --data ADE20K --run RUN-segment",
+          note="DinoVim is a plain Mamba, not one of those: it decides nothing here."),
+    Claim(24, MAMBAOUT, "Tables 1 and 4", "theorem", counting.mambaout_sizes, "Sizes and MACs of the MambaOut models."),
+    Claim(25, DINO_MAMBA, "Abstract", "measured", low_rank.low_rank_suffices,
+          "Mamba, and linear attention, can be viewed as low-rank approximations of softmax attention: rank N holds "
+          "99 % of the energy of its matrices.",
+          "mixlab rank RUN --data IMAGES --image 512 --chunk 256 --whole",
+          note="The best approximation of rank N is the most that any of them could do (Eckart and Young). That a "
+               "trained Mamba mixes as a trained softmax does is neither claimed nor tested."),
+    Claim(26, DINO_MAMBA, "Figure 4b", "measured", maps.linear_heads_score_lower,
+          "Heads of linear attention score below those of softmax attention.", f"{_AUC} --study head", about_maps=True),
+    Claim(27, DINO_MAMBA, "Table 5, left", "measured", ablations.more_blocks_probe_better,
+          "Probes improve from one block to two, three and four.", f"{_PROBE} --heads grid"),
+    Claim(28, DINO_MAMBA, "Table 6", "measured", ablations.strategies_order,
+          "Probes order class token > with mean > with max > mean alone > max alone.", f"{_PROBE} --heads grid"),
+    Claim(29, DINO_MAMBA, "Table 5, middle and right", "measured", ablations.rates_order,
+          "Probes order weight decays 1e-3 > 0 > 5e-3 > 1e-2, and learning rates 2e-3 > 1e-3 > 5e-4 > 2.5e-4.",
+          f"{_PROBE} --heads grid",
+          note="The published steps are 0.1 points, 50 of 50,000 images: one training cannot show them."),
+    Claim(30, DINO_MAMBA, "Table 1", "measured", orders.registers_probe_better,
+          "Mamba-Reg probes better than DinoVim (78.5 against 78.3 %).", f"{_PROBE} --heads heavy"),
+    Claim(31, DINO_MAMBA, "Figure 9", "measured", maps.small_dinovim_scores_highest,
+          "Of DinoVim's sizes, small has the clearest maps.", f"{_AUC} --study size",
+          note="It and claim 9 cannot both hold.", about_maps=True),
+    Claim(32, DINO_MAMBA, "3.3", "theorem", counting.linear_attention_cost,
+          "Linear attention costs O(L D_QK²)."),
+    Claim(33, MAMBAOUT, "Tables 2 and 3", "theorem", counting.dense_sizes,
+          "Sizes and MACs of Mask R-CNN and UperNet with MambaOut."),
+    Claim(34, DINO_MAMBA, "Figure 8", "measured", maps.middle_token_is_clearer,
+          "DinoVim's class token in the middle has clearer maps than its copy in front.", f"{_AUC} --study token",
+          about_maps=True),
 )
 # fmt: on
 
@@ -105,6 +157,8 @@ def draw_up(evidence: Evidence, claims: Iterable[Claim] = CLAIMS) -> Iterator[En
             without = set().union(*doubtful.values())
             firm = claim.check(Evidence(m for m in evidence.measurements if Network.of(m) not in without))
             verdict = firm if firm.status == verdict.status else _withheld(verdict, doubtful)
+        if verdict.status == Status.NOT_MEASURED:
+            verdict = replace(verdict, measured=f"{verdict.measured}; `{claim.command}` measures it")
         yield Entry(claim, verdict)
 
 

@@ -8,9 +8,7 @@ from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.image_list import ImageList
-from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 from torchvision.ops import FeaturePyramidNetwork, batched_nms, clip_boxes_to_image
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
@@ -19,6 +17,7 @@ from mixlab.data.crops import normalise
 from mixlab.data.dense_batches import ObjectBatch
 from mixlab.data.objects import Objects
 from mixlab.evaluation.dense_recipe import DenseNetwork
+from mixlab.evaluation.detection.proposals import build_proposals
 from mixlab.evaluation.detection.regions import (
     MASK_REGION,
     REGION,
@@ -26,22 +25,14 @@ from mixlab.evaluation.detection.regions import (
     DetectorConfig,
     RegionStage,
     Sizes,
-    Stage,
-    at_least_float32,
     pick,
     pool_regions,
 )
 from mixlab.evaluation.pyramid import Pyramid
+from mixlab.ops.precision import at_least_float32
 from mixlab.training.recipe import to_pixels_of
 
-SINGLE = (Stage(iou=0.5, weights=(10.0, 10.0, 5.0, 5.0)),)  # Fast R-CNN
-CASCADE = (
-    Stage(iou=0.5, weights=(10.0, 10.0, 5.0, 5.0)),
-    Stage(iou=0.6, weights=(20.0, 20.0, 10.0, 10.0), loss_weight=0.5),
-    Stage(iou=0.7, weights=(30.0, 30.0, 15.0, 15.0), loss_weight=0.25),
-)
 MIN_SCORE, NMS_IOU = 0.05, 0.5  # of detections: Mask R-CNN
-RATIOS = (0.5, 1.0, 2.0)  # of anchors, height by width: Faster R-CNN
 THINNEST = 0.01  # pixels; detections below are nothing
 
 
@@ -58,15 +49,15 @@ class RegionHeads(nn.Module):
     """Heads on proposals, in one stage (Mask R-CNN) or three of rising quality (Cascade Mask R-CNN).
 
     Each stage learns from regions that overlap an object by at least its own IoU, and hands its corrected boxes to the
-    next. When detecting, class scores are the mean over the stages, boxes are the last stage's, and masks are the mean
-    over the mask heads, each looking at the final boxes (Cai and Vasconcelos, 2019, §5).
+    next. When detecting, class scores are the mean over the stages (of their logits by mmdetection's rules), boxes are
+    the last stage's, and masks are the mean over the mask heads, each looking at the final boxes (Cai and Vasconcelos,
+    2019, §5).
     """
 
     def __init__(self, config: DetectorConfig, num_classes: int) -> None:
         super().__init__()
-        self.config = config
-        stages = CASCADE if config.head == "cascade" else SINGLE
-        self.stages = nn.ModuleList(RegionStage(config, stage, num_classes) for stage in stages)
+        self.config, self.rules = config, config.chosen_rules()
+        self.stages = nn.ModuleList(RegionStage(config, stage, num_classes) for stage in self.rules.stages)
 
     def forward(
         self, maps: Sequence[Tensor], strides: Sequence[int], proposals: list[Tensor], sizes: Sizes,
@@ -87,14 +78,14 @@ class RegionHeads(nn.Module):
     ) -> list[Detections]:
         """The objects of each image, highest score first, in pixels of the input."""
         cut = self._cut(maps, strides)
-        shares: list[Tensor] = []
+        every_score: list[Tensor] = []
         for number, stage in enumerate(self._stages(), start=1):
             scores, corrections = stage.boxes(cut(proposals, REGION))
-            shares.append(scores.softmax(dim=1)[:, :-1])
+            every_score.append(scores)
             if number < len(self.stages):
                 proposals = stage.refine(corrections, proposals, sizes)
         every = stage.decode(corrections, proposals)  # (R_i, K or 1, 4)
-        mean = torch.stack(shares).mean(dim=0).split([len(boxes) for boxes in proposals])  # (R_i, K)
+        mean = self._mean(torch.stack(every_score)).split([len(boxes) for boxes in proposals])  # (R_i, K)
         found = [
             self._select(scores, clip_boxes_to_image(boxes, size))
             for scores, boxes, size in zip(mean, every, sizes, strict=True)
@@ -105,10 +96,16 @@ class RegionHeads(nn.Module):
         return [Detections(*one, part) for one, part in zip(found, masks, strict=True)]
 
     def _cut(self, maps: Sequence[Tensor], strides: Sequence[int]) -> Cut:
-        return partial(pool_regions, maps, strides, self.config.finest)
+        return partial(pool_regions, maps, strides, self.config.finest, self.rules.samples)
 
     def _stages(self) -> Iterable[RegionStage]:
         return cast("Iterable[RegionStage]", self.stages)
+
+    def _mean(self, scores: Tensor) -> Tensor:
+        """Shares (R, K) of the classes from the scores (stages, R, K + 1), background last."""
+        if self.rules.mean_of == "logits":
+            return scores.mean(dim=0).softmax(dim=1)[:, :-1]
+        return scores.softmax(dim=2).mean(dim=0)[:, :-1]
 
     def _select(self, scores: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Score threshold and NMS: from (R, K) and (R, K or 1, 4) to n boxes, scores and classes."""
@@ -125,24 +122,32 @@ class Detector(DenseNetwork):
         super().__init__()
         self.pyramid, self.strides = pyramid, list(pyramid.strides)
         self.neck = FeaturePyramidNetwork(pyramid.channels, config.channels, extra_blocks=LastLevelMaxPool())
-        sides = [config.anchor_scale * stride for stride in (*self.strides, 2 * self.strides[-1])]
-        self.proposals = RegionProposalNetwork(  # the numbers are those of Faster R-CNN
-            CentredAnchors(tuple((side,) for side in sides), (RATIOS,) * len(sides)),
-            PreciseHead(config.channels, len(RATIOS)),
-            fg_iou_thresh=0.7,
-            bg_iou_thresh=0.3,
+        rules = config.chosen_rules()
+        learnt, most = (
+            {"candidates": config.candidates, "proposals": config.proposals or rules.proposals},
+            rules.most_tested,
+        )
+        tested = {name: number if most is None else min(number, most) for name, number in learnt.items()}
+        self.proposals = build_proposals(
+            config.channels,
+            (*self.strides, 2 * self.strides[-1]),
+            scale=config.anchor_scale,
+            rules=rules,
+            published=config.rules == "mmdetection",
             batch_size_per_image=config.anchors,
-            positive_fraction=0.5,
-            pre_nms_top_n=dict.fromkeys(("training", "testing"), config.candidates),
-            post_nms_top_n=dict.fromkeys(("training", "testing"), config.proposals),
-            nms_thresh=0.7,
+            pre_nms_top_n={"training": learnt["candidates"], "testing": tested["candidates"]},
+            post_nms_top_n={"training": learnt["proposals"], "testing": tested["proposals"]},
         )
         self.regions = RegionHeads(config, num_classes)
+        if config.rules == "mmdetection":
+            self._initialise()
 
     def forward(self, images: Tensor, sizes: Sizes, objects: Sequence[Objects]) -> dict[str, Tensor]:
         """Every loss by name, for images (B, 3, H, W) padded to one size, H and W multiples of 32."""
         maps = self.maps(images)
-        targets = [{"boxes": truth.boxes.to(maps[0].dtype)} for truth in objects]
+        targets = [
+            {"boxes": truth.boxes.to(maps[0].dtype), "size": size} for truth, size in zip(objects, sizes, strict=True)
+        ]
         proposals, losses = self.proposals(ImageList(images, list(sizes)), dict(enumerate(maps)), targets)
         named = {"loss_objectness": losses["loss_objectness"], "loss_proposals": losses["loss_rpn_box_reg"]}
         return named | self.regions(maps[:-1], self.strides, proposals, sizes, objects)
@@ -159,6 +164,16 @@ class Detector(DenseNetwork):
         named = {str(number): features for number, features in enumerate(self.pyramid(images))}
         return [at_least_float32(features) for features in self.neck(named).values()]
 
+    def _initialise(self) -> None:
+        """As mmdetection does, where the parts themselves do not."""
+        spread = [part for part in self.neck.modules() if isinstance(part, nn.Conv2d)]
+        for stage in cast("Iterable[RegionStage]", self.regions.stages):
+            spread += [part for part in stage.boxes.hidden if isinstance(part, nn.Linear)]
+            nn.init.kaiming_normal_(stage.masks.predict.weight, mode="fan_out", nonlinearity="relu")
+        for part in spread:
+            nn.init.xavier_uniform_(part.weight)
+            nn.init.zeros_(part.bias)  # type: ignore[arg-type]
+
 
 def to_input(batch: ObjectBatch, backbone: Backbone) -> Tensor:
     """Pixels as the backbone takes them; the padding is 0, the mean colour."""
@@ -168,20 +183,3 @@ def to_input(batch: ObjectBatch, backbone: Backbone) -> Tensor:
         image[:, height:] = 0
         image[:, :, width:] = 0
     return images
-
-
-class CentredAnchors(AnchorGenerator):
-    """Anchors around the middle of each cell; torchvision's stand on its corner."""
-
-    def grid_anchors(self, grid_sizes: list[list[int]], strides: list[list[Tensor]]) -> list[Tensor]:
-        corners: list[Tensor] = super().grid_anchors(grid_sizes, strides)
-        middles = [torch.stack([x, y, x, y]) / 2 for y, x in strides]
-        return [level + middle.to(level) for level, middle in zip(corners, middles, strict=True)]
-
-
-class PreciseHead(RPNHead):
-    """Boxes and scores in float32 at least, whatever the convolutions ran in."""
-
-    def forward(self, x: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        scores, corrections = super().forward(x)
-        return [at_least_float32(part) for part in scores], [at_least_float32(part) for part in corrections]

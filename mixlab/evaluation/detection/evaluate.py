@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample
@@ -17,15 +16,21 @@ from mixlab.data.loader import BatchLoader
 from mixlab.data.objects import ObjectSource, instances_file, scale_boxes
 from mixlab.data.sample_order import SampleOrder
 from mixlab.data.source import Subset
-from mixlab.errors import naming_extras
+from mixlab.evaluation.detection.average_precision import Interval, Kind, average_precision, precision_interval
 from mixlab.evaluation.detection.detector import Detections, Detector, to_input
 from mixlab.training.distributed import World, from_all, from_first
 from mixlab.training.precision import Precise
 from mixlab.training.stopping import never, until_stopped
 
 
-def paste_masks(masks: Tensor, boxes: Tensor, height: int, width: int, threshold: float = 0.5) -> Tensor:
-    """Masks (N, M, M) over their boxes (N, 4) -> bool (N, height, width): each pixel's centre looked up in the mask."""
+def paste_masks(
+    masks: Tensor, boxes: Tensor, height: int, width: int, *, soft_edges: bool = False, threshold: float = 0.5
+) -> Tensor:
+    """Masks (N, M, M) over their boxes (N, 4) -> bool (N, height, width): each pixel's centre looked up in the mask.
+
+    With `soft_edges` there is 0 around a mask: from the middle of its outer cells it fades towards the edge of its box.
+    """
+    padding = "zeros" if soft_edges else "border"
     rows = torch.arange(height, device=boxes.device) + 0.5
     columns = torch.arange(width, device=boxes.device) + 0.5
     pasted = torch.zeros(len(masks), height, width, dtype=torch.bool, device=boxes.device)
@@ -34,18 +39,24 @@ def paste_masks(masks: Tensor, boxes: Tensor, height: int, width: int, threshold
         x = (columns - left) / (right - left).clamp(min=1e-6) * 2 - 1  # the mask spans -1 to 1
         y = (rows - top) / (bottom - top).clamp(min=1e-6) * 2 - 1
         grid = torch.stack(torch.meshgrid(x, y, indexing="xy"), dim=-1)  # (height, width, 2)
-        values = grid_sample(mask[None, None], grid[None], padding_mode="border", align_corners=False)[0, 0]
+        values = grid_sample(mask[None, None], grid[None], padding_mode=padding, align_corners=False)[0, 0]
         inside = (x.abs() <= 1)[None, :] & (y.abs() <= 1)[:, None]
         pasted[number] = (values >= threshold) & inside
     return pasted
 
 
 def to_results(
-    found: Detections, *, image_id: int, category_ids: Sequence[int], seen: tuple[int, int], own: tuple[int, int]
+    found: Detections,
+    *,
+    image_id: int,
+    category_ids: Sequence[int],
+    seen: tuple[int, int],
+    own: tuple[int, int],
+    soft_edges: bool,
 ) -> list[dict[str, Any]]:
     """One entry per detection. `seen` is the image's (height, width) as the network saw it, `own` its own."""
     boxes = scale_boxes(found.boxes, old=seen, new=own)
-    masks = paste_masks(found.masks, boxes, *own).cpu()
+    masks = paste_masks(found.masks, boxes, *own, soft_edges=soft_edges).cpu()
     return [
         {
             "image_id": image_id,
@@ -58,45 +69,6 @@ def to_results(
             boxes.tolist(), found.scores.tolist(), found.classes.tolist(), masks, strict=True
         )
     ]
-
-
-Kind = Literal["boxes", "masks"]
-NAMES = ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")  # in COCO's order
-_IOU_OF = {"boxes": "bbox", "masks": "segm"}
-
-
-def average_precision(
-    truth: dict[str, Any], results: Sequence[dict[str, Any]], kind: Kind
-) -> tuple[dict[str, float | None], dict[str, float | None]]:
-    """COCO's six metrics, and the AP of each category; None where there is no object to detect.
-
-    `truth` is an instances file, `results` is what a results file holds. Masks are sorted into small, medium and large
-    by their own area, boxes by theirs.
-    """
-    with naming_extras():
-        from faster_coco_eval import COCO, COCOeval_faster
-    if not truth["images"] or not truth["categories"]:
-        return dict.fromkeys(NAMES), {}
-    kept = ("image_id", "category_id", "score", "bbox" if kind == "boxes" else "segmentation")
-    objects = COCO({**truth, "annotations": [dict(entry) for entry in truth["annotations"]]})
-    found = objects.loadRes([{key: entry[key] for key in kept} for entry in results])
-    scoring = COCOeval_faster(objects, found, iouType=_IOU_OF[kind], rle_iou_max_workers=1)
-    scoring.evaluate()
-    scoring.accumulate()
-    scoring.summarize()
-    values = {name: _known(value) for name, value in zip(NAMES, scoring.stats[: len(NAMES)], strict=True)}
-    names = {category["id"]: str(category["name"]) for category in truth["categories"]}
-    precision = np.asarray(scoring.eval["precision"])[:, :, :, 0, -1]  # (IoUs, recalls, categories), all sizes
-    classes = {
-        names[number]: _known(float(precision[:, :, column].mean()))
-        for column, number in enumerate(scoring.params.catIds)
-    }
-    return values, classes
-
-
-def _known(value: float) -> float | None:
-    """COCO writes -1 where there was nothing to find."""
-    return None if value < 0 else float(value)
 
 
 @dataclass(frozen=True)
@@ -117,6 +89,7 @@ class DetectionScores:
 
     values: dict[str, dict[str, float | None]]
     classes: dict[str, dict[str, float | None]]
+    intervals: dict[str, Interval]  # of the AP, 95 %, over images; None where it was not asked for
     num_images: int
     num_objects: int
 
@@ -160,7 +133,12 @@ def find_objects(
         sizes = zip(images.shapes(), images.own_sizes.tolist(), strict=True)
         for index, one, (seen, size) in zip(images.indexes.tolist(), found, sizes, strict=True):
             results += to_results(
-                one, image_id=own.load(index).number, category_ids=own.class_ids, seen=seen, own=tuple(size)
+                one,
+                image_id=own.load(index).number,
+                category_ids=own.class_ids,
+                seen=seen,
+                own=tuple(size),
+                soft_edges=detector.regions.rules.soft_edges,
             )
         progress(len(images.indexes))
     detector.train(was_training)
@@ -172,12 +150,17 @@ def find_objects(
     )
 
 
-def score_detections(source: ObjectSource, found: DetectionAnswers, *, world: World) -> DetectionScores:
-    """Average precision on the images that could be read; computed once, known on every rank."""
-    return from_first(_score(source, found) if world.is_first else None)  # type: ignore[return-value]
+def score_detections(
+    source: ObjectSource, found: DetectionAnswers, *, world: World, intervals: bool = False
+) -> DetectionScores:
+    """Average precision on the images that could be read; computed once, known on every rank.
+
+    Intervals for COCO's 5,000 validation images take a few minutes.
+    """
+    return from_first(_score(source, found, intervals) if world.is_first else None)  # type: ignore[return-value]
 
 
-def _score(source: ObjectSource, found: DetectionAnswers) -> DetectionScores:
+def _score(source: ObjectSource, found: DetectionAnswers, intervals: bool) -> DetectionScores:
     truth = instances_file(source)
     unread = {image["id"] for image in truth["images"] if found.lacks(image["file_name"])}
     truth["images"] = [image for image in truth["images"] if image["id"] not in unread]
@@ -186,6 +169,7 @@ def _score(source: ObjectSource, found: DetectionAnswers) -> DetectionScores:
     return DetectionScores(
         values={kind: pair[0] for kind, pair in pairs.items()},
         classes={kind: pair[1] for kind, pair in pairs.items()},
+        intervals={kind: precision_interval(truth, found.results, kind) if intervals else None for kind in pairs},
         num_images=len(truth["images"]),
         num_objects=sum(not entry["iscrowd"] for entry in truth["annotations"]),
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,9 +15,9 @@ from mixlab.data.dense_batches import ObjectBatch, ObjectReader, Resizing
 from mixlab.data.loader import BatchLoader
 from mixlab.data.objects import ObjectSource, parse_objects
 from mixlab.data.sample_order import AspectOrder
-from mixlab.data.source import at_most
+from mixlab.data.source import RemovedImage, at_most
 from mixlab.errors import InputError
-from mixlab.evaluation.dense_recipe import DenseConfig, DenseRecipe, DenseScores
+from mixlab.evaluation.dense_recipe import DenseConfig, DenseRecipe, DenseScores, published_drop_path
 from mixlab.evaluation.detection.detector import Detector, to_input
 from mixlab.evaluation.detection.evaluate import find_objects, score_detections
 from mixlab.evaluation.detection.regions import DetectorConfig
@@ -35,7 +35,9 @@ class DetectionConfig(DetectorConfig, DenseConfig):
 
     kind: ClassVar[str] = "detect"
     title: ClassVar[str] = "detection"
+    command: ClassVar[str] = "detect"
     shown: ClassVar[tuple[str, ...]] = ("boxes_AP", "masks_AP")
+    earlier: ClassVar[Mapping[str, Any]] = {**DenseConfig.earlier, "rules": "torchvision"}
     short: tuple[int, int] = (800, 800)  # pixels; with two numbers the side is drawn in steps of 32
     long: int = 1333
     flip: float = 0.5
@@ -44,8 +46,9 @@ class DetectionConfig(DetectorConfig, DenseConfig):
 
     def __post_init__(self) -> None:
         for name in ("channels", "hidden", "candidates", "proposals", "anchors", "regions", "most", "score_images"):
-            if getattr(self, name) < 1:
-                raise InputError(f"method.{name} is {getattr(self, name)}; give at least 1")
+            number = getattr(self, name)
+            if number is not None and number < 1:
+                raise InputError(f"method.{name} is {number}; give at least 1")
         for name in ("anchor_scale", "finest"):
             if getattr(self, name) <= 0:
                 raise InputError(f"method.{name} is {getattr(self, name)}; give a number above 0")
@@ -58,6 +61,12 @@ class DetectionConfig(DetectorConfig, DenseConfig):
     def resizing(self) -> Resizing:
         return Resizing(short=self.short, long=self.long, flip=self.flip)
 
+    def as_begun(self, stored: Mapping[str, Any]) -> DetectionConfig:
+        begun = super().as_begun(stored)
+        if "rules" in stored:
+            return begun
+        return replace(begun, rules=self.earlier["rules"], proposals=stored.get("proposals"))
+
     def build(self, backbone: Backbone, *, num_classes: int, total_steps: int, steps_per_epoch: int) -> DetectionRecipe:
         if num_classes < 1:
             raise InputError("the data lists no categories, so there is nothing to detect; add them to its JSON file")
@@ -67,7 +76,7 @@ class DetectionConfig(DetectorConfig, DenseConfig):
         return parse_objects(data, keep_empty=self.keep_empty)
 
     def loader(self, source: ObjectSource, config: TrainConfig, *, world: World) -> BatchLoader[ObjectBatch]:
-        sizes = np.array([source.load(index).size for index in range(len(source))])
+        sizes = np.array([_size(source, index) for index in range(len(source))])
         order = None
         if len(source) >= config.batch:  # otherwise `build_batches` says what is wrong
             order = AspectOrder(
@@ -104,6 +113,13 @@ class DetectionConfig(DetectorConfig, DenseConfig):
         return DenseScores(self.score_every_epochs, score)
 
 
+def _size(source: ObjectSource, index: int) -> tuple[int, int]:
+    try:
+        return source.load(index).size
+    except RemovedImage:
+        return (0, 0)
+
+
 class DetectionRecipe(DenseRecipe):
     head_name = "detector"
     network: Detector
@@ -111,7 +127,8 @@ class DetectionRecipe(DenseRecipe):
     def __init__(self, config: DetectionConfig, backbone: Backbone, *, num_classes: int) -> None:
         self.config, self.num_classes = config, num_classes
         pyramid = Pyramid(backbone, taps=config.taps, frozen=config.frozen)
-        super().__init__(Detector(pyramid, config, num_classes=num_classes), backbone_lr=config.backbone_lr)
+        detector = Detector(pyramid, config, num_classes=num_classes)
+        super().__init__(detector, backbone_lr=config.backbone_lr, drop_path=config.drop_path)
 
     def loss(self, batch: ObjectBatch) -> tuple[Tensor, dict[str, Tensor]]:
         losses: dict[str, Tensor] = self.run(to_input(batch, self.backbone), batch.shapes(), batch.objects())
@@ -123,12 +140,17 @@ def detect(model: ModelConfig) -> TrainConfig:
     """The 1x schedule on COCO: 12 epochs of 16 images of 1333 x 800, a tenth of the rate after 8 and 11.
 
     Cascade Mask R-CNN as Dino-Mamba, "Object Detection and Instance Segmentation Settings"; Mask R-CNN for MambaOut and
-    models of timm, as MambaOut §4.3.
+    models of timm, as MambaOut §4.3. Both are mmdetection's, in every number (`rules`).
     """
     single = model.name.startswith(("mambaout", "timm/"))
     decay = 0.05 if single else 0.1
     return TrainConfig(
-        method=DetectionConfig(head="mask" if single else "cascade", keep_empty=False, score_every_epochs=1),
+        method=DetectionConfig(
+            head="mask" if single else "cascade",
+            drop_path=published_drop_path(model.name),
+            keep_empty=False,
+            score_every_epochs=1,
+        ),
         model=model,
         optim=OptimConfig(
             lr=1e-4,
@@ -151,6 +173,7 @@ def detect_64(model: ModelConfig) -> TrainConfig:
     """A small detector for images of about 64 px, without a GPU: minutes on two cores for `shapes`."""
     return TrainConfig(
         method=DetectionConfig(
+            rules="torchvision",  # anchors around the middle of cells fit small objects better
             short=(64, 64),
             long=128,
             channels=32,

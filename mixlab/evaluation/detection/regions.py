@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, smooth_l1_loss
 from torchvision.models.detection._utils import BoxCoder
-from torchvision.ops import box_iou, clip_boxes_to_image, roi_align
+from torchvision.ops import clip_boxes_to_image, roi_align
 
 from mixlab.data.objects import Objects
+from mixlab.evaluation.detection.proposals import match
+from mixlab.evaluation.detection.rules import RULES, HeadKind, Rules, RuleSet, Stage
+from mixlab.ops.precision import at_least_float32
 
 REGION = 7  # cells along the side of a region for the box head, Fast R-CNN
 MASK_REGION = 14  # for the mask head, whose output is twice that: Mask R-CNN, figure 4
@@ -69,13 +72,15 @@ class MaskHead(nn.Module):
         return at_least_float32(self.predict(self.layers(regions)))
 
 
-def box_losses(scores: Tensor, corrections: Tensor, labels: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def box_losses(
+    scores: Tensor, corrections: Tensor, labels: Tensor, targets: Tensor, *, beta: float
+) -> tuple[Tensor, Tensor]:
     """Cross-entropy over R regions; smooth L1 against `targets` (P, 4) of those on objects, over R too (Fast R-CNN)."""
     positive = (labels < scores.shape[1] - 1).nonzero()[:, 0]
     own = pick(corrections[positive], labels[positive])
     number = max(len(labels), 1)
     classify = cross_entropy(scores, labels, reduction="sum") / number
-    return classify, smooth_l1_loss(own, targets, reduction="sum") / number
+    return classify, smooth_l1_loss(own, targets, beta=beta, reduction="sum") / number
 
 
 def mask_loss(logits: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
@@ -90,24 +95,18 @@ def pick(per_class: Tensor, classes: Tensor) -> Tensor:
     return per_class[torch.arange(len(classes), device=classes.device), column]
 
 
-def at_least_float32(tensor: Tensor) -> Tensor:
-    """Boxes need more digits than bfloat16 has."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
 POSITIVE_SHARE = 0.25  # of sampled regions that are on objects, at most (Fast R-CNN)
-SAMPLES = 2  # points along each side of a cell that is cut out (Mask R-CNN)
 
-HeadKind = Literal["mask", "cascade"]
 Sizes = Sequence[tuple[int, int]]  # (height, width) of each image, without padding
 Cut = Callable[[Sequence[Tensor], int], Tensor]  # boxes of each image, cells a side -> regions (R, C, cells, cells)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DetectorConfig:
-    """The parts of a detector. The defaults are those of Mask R-CNN with FPN."""
+    """The parts of a detector. The defaults are those of Mask R-CNN with FPN in mmdetection."""
 
     head: HeadKind = "mask"
+    rules: RuleSet = "mmdetection"  # see `rules`
     channels: int = 256  # of the FPN and the heads
     hidden: int = 1024  # of the box head
     mask_convs: int = 4
@@ -115,20 +114,14 @@ class DetectorConfig:
     agnostic_masks: bool = False
     anchor_scale: float = 8.0  # sides of anchors in strides: 32 to 512 px on strides 4 to 64
     finest: float = 56.0  # pixels; regions smaller than twice that are pooled from the finest map
-    candidates: int = 2000  # the best anchors of an image, of which NMS keeps `proposals`
-    proposals: int = 1000
+    candidates: int = 2000  # the best anchors of a level, of which NMS keeps `proposals` of an image
+    proposals: int | None = None  # None: 1,000, and 2,000 for a cascade by mmdetection's rules
     anchors: int = 256  # sampled from each image to learn proposals
     regions: int = 512  # sampled from each image to learn objects
     most: int = 100  # detections per image
 
-
-@dataclass(frozen=True, kw_only=True)
-class Stage:
-    """The overlap that makes a region an object, the units in which boxes are corrected, and how much it counts."""
-
-    iou: float
-    weights: tuple[float, float, float, float]
-    loss_weight: float = 1.0
+    def chosen_rules(self) -> Rules:
+        return RULES[self.rules, self.head]
 
 
 class Sample(NamedTuple):
@@ -144,9 +137,16 @@ class Sample(NamedTuple):
 class RegionStage(nn.Module):
     def __init__(self, config: DetectorConfig, stage: Stage, num_classes: int) -> None:
         super().__init__()
-        self.stage, self.coder, self.num_classes = stage, BoxCoder(stage.weights), num_classes
+        self.stage, self.rules, self.num_classes = stage, config.chosen_rules(), num_classes
+        x, y, width, height = stage.units
+        self.coder = BoxCoder((1 / x, 1 / y, 1 / width, 1 / height))
         self.sample = partial(
-            sample_regions, iou=stage.iou, number=config.regions, share=POSITIVE_SHARE, num_classes=num_classes
+            sample_regions,
+            iou=stage.iou,
+            number=config.regions,
+            share=POSITIVE_SHARE,
+            num_classes=num_classes,
+            keep_best=self.rules.keep_best,
         )
         one_box = config.agnostic_boxes or config.head == "cascade"  # handed on, it must not depend on a class
         self.boxes = BoxHead(config.channels, hidden=config.hidden, num_classes=num_classes, agnostic=one_box)
@@ -165,7 +165,7 @@ class RegionStage(nn.Module):
         targets = self.coder.encode_single(torch.cat([sample.targets for sample in samples]), torch.cat(on_objects))
 
         scores, corrections = self.boxes(cut(everywhere, REGION))
-        classify, correct = box_losses(scores, corrections, labels, targets)
+        classify, correct = box_losses(scores, corrections, labels, targets, beta=self.rules.box_beta)
         logits = self.masks(cut(on_objects, MASK_REGION))
         masks = torch.cat(
             [
@@ -193,20 +193,25 @@ class RegionStage(nn.Module):
 
 
 def sample_regions(
-    proposals: Tensor, objects: Objects, *, iou: float, number: int, share: float, num_classes: int
+    proposals: Tensor,
+    objects: Objects,
+    *,
+    iou: float,
+    number: int,
+    share: float,
+    num_classes: int,
+    keep_best: bool = False,
 ) -> Sample:
     """Draw `number` of the proposals (and the objects' own boxes), at most `share` of them on objects.
 
-    A region is on an object if they overlap by at least `iou`, and background otherwise.
+    A region is on an object if they overlap by at least `iou`, and background otherwise; see `match`.
     """
-    candidates = torch.cat([proposals, objects.boxes.to(proposals.dtype)])
-    if len(objects.boxes):
-        overlap, owner = box_iou(objects.boxes.to(proposals.dtype), candidates).max(dim=0)
-    else:
-        overlap = candidates.new_zeros(len(candidates))
-        owner = torch.zeros(len(candidates), dtype=torch.int64, device=candidates.device)
-    positive = draw((overlap >= iou).nonzero()[:, 0], int(number * share))
-    negative = draw((overlap < iou).nonzero()[:, 0], number - len(positive))
+    truth = objects.boxes.to(proposals.dtype)
+    themselves = torch.arange(len(truth), device=proposals.device)
+    owner = torch.cat([match(proposals, truth, iou, iou, keep_best=keep_best), themselves])
+    candidates = torch.cat([proposals, truth])
+    positive = draw((owner >= 0).nonzero()[:, 0], int(number * share))
+    negative = draw((owner < 0).nonzero()[:, 0], number - len(positive))
     chosen = torch.cat([positive, negative])
     labels = torch.full((len(chosen),), num_classes, dtype=torch.int64, device=candidates.device)
     labels[: len(positive)] = objects.classes[owner[positive]]
@@ -214,7 +219,7 @@ def sample_regions(
         boxes=candidates[chosen],
         labels=labels,
         owner=owner[positive],
-        targets=objects.boxes[owner[positive]].to(proposals.dtype),
+        targets=truth[owner[positive]],
         is_truth=chosen >= len(proposals),
     )
 
@@ -225,11 +230,12 @@ def draw(numbers: Tensor, most: int) -> Tensor:
 
 
 def pool_regions(
-    maps: Sequence[Tensor], strides: Sequence[int], finest: float, boxes: Sequence[Tensor], size: int
+    maps: Sequence[Tensor], strides: Sequence[int], finest: float, samples: int, boxes: Sequence[Tensor], size: int
 ) -> Tensor:
     """Cut boxes, one (R_i, 4) per image, out of maps (B, C, h, w): (R, C, size, size) over all images in order.
 
     Boxes below twice `finest` pixels come from the first map; each doubling moves one level up (FPN, equation 1).
+    `samples` points are read along each side of a cell; 0: as many as the region covers cells of the map there.
     torchvision's MultiScaleRoIAlign samples half a cell off (`aligned=False`), which costs high-IoU precision on small
     images; this uses the corrected operation that it is built on.
     """
@@ -240,7 +246,7 @@ def pool_regions(
     for number, (features, stride) in enumerate(zip(maps, strides, strict=True)):
         chosen = (level == number).nonzero()[:, 0]
         cut = roi_align(
-            features, regions[chosen].to(features.dtype), size, 1 / stride, sampling_ratio=SAMPLES, aligned=True
+            features, regions[chosen].to(features.dtype), size, 1 / stride, sampling_ratio=samples, aligned=True
         )
         pooled = pooled.index_copy(0, chosen, cut.to(pooled.dtype))
     return pooled

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -22,6 +22,7 @@ from mixlab.evaluation.features import (
     FrozenSettings,
     head_inputs,
     heavy_blocks,
+    is_light_as_dinos,
     light_blocks,
     possible_strategies,
     published_source,
@@ -63,8 +64,9 @@ class ProbeSettings(FrozenSettings):
     """augmented (random crops, as the paper), cached (features of plain images, much faster), or both, with the
     difference between them."""
     heads: Heads = "grid"
-    """grid (the paper's ablation: 1 to 4 blocks, five strategies, four lr, four wd), light (1,536 features) or heavy
-    (4 blocks, 8 for tiny and base), both with the four lr and wd."""
+    """grid (the paper's ablation: 1 to 4 blocks, five strategies, four lr, four wd), light (1,536 features; of a ViT-B
+    class token and mean of the last block, as DINO) or heavy (4 blocks, 8 for tiny and base), both with four lr and
+    wd."""
     blocks: tuple[int, ...] = ()  # numbers of last blocks that heads read, instead of those of --heads.
     strategies: tuple[str, ...] = ()
     """cls, mean, max, cls+mean, cls+max, output (what the backbone returns), registers (one each)."""
@@ -72,13 +74,16 @@ class ProbeSettings(FrozenSettings):
     weight_decays: tuple[float, ...] = WEIGHT_DECAYS  # weight decays.
     epochs: int = 100  # passes over the images.
     batch: int = 1024  # images per step over all processes.
-    load_size: int | None = None  # size in pixels from which random crops are cut; default: twice the image size.
+    load_size: int | None = None
+    """size in pixels to which images are squashed before random crops are cut; default: images as they are."""
 
     def for_backbone(self, backbone: Backbone) -> ProbeSettings:
         """With blocks, strategies, source and image as they apply to this backbone."""
         strategies = possible_strategies(backbone)
         if self.heads == "grid":
             blocks = tuple(number for number in (1, 2, 3, 4) if number <= backbone.num_layers)
+        elif self.heads == "light" and is_light_as_dinos(backbone) and not self.strategies:
+            blocks, strategies = (1,), ("cls+mean",)
         else:
             blocks, strategies = ((light_blocks if self.heads == "light" else heavy_blocks)(backbone),), strategies[:1]
         return replace(
@@ -87,6 +92,7 @@ class ProbeSettings(FrozenSettings):
             strategies=self.strategies or strategies,
             source=self.read_source(backbone),
             image=self.image or backbone.image,
+            crop_share=self.view(backbone).crop_share,
         )
 
     def probe_protocol(self, backbone: Backbone, splits: LabelledSplits, device: torch.device) -> ProbeProtocol:
@@ -101,7 +107,7 @@ class ProbeSettings(FrozenSettings):
             batch=self.batch,
             lrs=self.lrs,
             weight_decays=self.weight_decays,
-            load_size=self.load_size or 2 * (self.image or backbone.image),
+            load_size=self.load_size or 0,
             head_seed=self.seed,
         )
 
@@ -118,7 +124,8 @@ def stored_settings(settings: ProbeSettings, backbone: Backbone, splits: Labelle
     about = {"stored": STORED, "backbone": backbone.name, **network}
     data = " ".join(filter(None, (splits.data, splits.val_data)))
     sizes = {"num_train": len(splits.train), "num_val": len(splits.val), "num_classes": len(splits.classes)}
-    return {**values, **about, "data": data, **sizes}
+    crops = {} if settings.mode == "cached" else {"load_size": settings.load_size or 0}
+    return {**values, **about, **crops, "data": data, **sizes}
 
 
 def evaluate_linear_probe(
@@ -137,7 +144,7 @@ def evaluate_linear_probe(
     `data` is labelled images: a name as the commands take it, or `labelled_splits` of one. With a `folder`, a stopped
     call resumes there, and the best head of each mode is kept. A folder that holds a probe with other settings is left
     alone: FOLDER_2 is taken, and so on. `resident` holds all training images in the device's memory. Raises `Stopped`
-    when `stop` was asked to, with everything saved.
+    when a signal comes while heads are trained, or `stop` was asked to, with everything saved.
     """
     found, splits = as_target(target), labelled_splits(data) if isinstance(data, str) else data
     backbone = found.backbone
@@ -155,7 +162,7 @@ def evaluate_linear_probe(
             stack.enter_context(RunLock(place))
         for mode in MODES[settings.mode]:
             run = _ProbeRun(backbone, cut, replace(full, mode=mode), machine, place / mode, resident)
-            scores[mode] = run.scores(stop or StopRequests(), save_every_s)
+            scores[mode] = run.scores(stop, save_every_s)
     return ProbeResult(
         subject=found.subject,
         seed=found.seed,
@@ -164,7 +171,7 @@ def evaluate_linear_probe(
         num_classes=len(splits.classes),
         unknown_classes=splits.unknown,
         absent_classes=splits.absent,
-        as_published=full.source == published_source(backbone),
+        published=found.published and full.source == published_source(backbone) and not full.load_size,
         folder=None if folder is None else place,
     )
 
@@ -178,7 +185,11 @@ def choose_folder(folder: Path, settings: ProbeSettings, backbone: Backbone, spl
             file = place / mode / "settings.json"
             if file.is_file():
                 stored, now = read_json(file), stored_settings(replace(settings, mode=mode), backbone, splits)
+                if mode == "augmented" and stored.get("load_size", 0) is None:  # what the default once was
+                    stored["load_size"] = 2 * stored["image"]
                 changed |= differences(stored, {key: now[key] for key in now if key in stored})  # older ones say less
+            elif any((place / mode / "checkpoints").glob("step-*.json")):
+                changed[str(file)] = ("there", "gone")
         if not changed:
             return place
         listed = "; ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed.items())
@@ -199,9 +210,9 @@ class _ProbeRun:
 
     @property
     def view(self) -> CentreView:
-        return CentreView(self.settings.image or self.backbone.image, self.settings.crop_share)
+        return self.settings.view(self.backbone)
 
-    def scores(self, stop: StopRequests, save_every_s: float) -> GridScores:
+    def scores(self, stop: StopRequests | None, save_every_s: float) -> GridScores:
         """Train and score the grid, resuming where an earlier call stopped."""
         settings, world = self.settings, self.machine.world
         inputs = head_inputs(self.backbone, settings.blocks, settings.strategies)
@@ -234,8 +245,12 @@ class _ProbeRun:
             exact=settings.precision == "fp32",
             save_every_s=save_every_s,
         )
-        with self.machine.bar(f"{len(grid.heads)} heads, {settings.mode}", trainer.total_steps) as step:
-            trainer.train(stop, step)
+        listening = StopRequests() if stop is None else nullcontext(stop)
+        with (
+            self.machine.bar(f"{len(grid.heads)} heads, {settings.mode}", trainer.total_steps) as step,
+            listening as asked,
+        ):
+            trainer.train(asked, step)
         correct, finite = trainer.score()
         unreadable = {path: why for part in from_all(stream.unreadable) for path, why in part.items()}
         found = GridScores(
@@ -264,7 +279,7 @@ class _ProbeRun:
             crops=ProbeCrops(self.view.size, seed=settings.seed),
             batch=_batch(settings.batch, len(self.splits.train), world),
             seed=settings.seed,
-            load_size=settings.load_size or 2 * self.view.size,
+            load_size=settings.load_size,
             world=world,
             precise=run_precision(settings.precision, world.device),
             workers=self.machine.workers,

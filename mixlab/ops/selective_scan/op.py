@@ -1,11 +1,15 @@
-"""The selective scan, wherever the tensors are."""
+"""The selective scan, wherever the tensors are: a Triton kernel for CUDA tensors, plain torch for the rest."""
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from mixlab.errors import InputError
+from mixlab.ops.backend import kernels_run
+from mixlab.ops.operator import Operator
 from mixlab.ops.selective_scan.chunked import selective_scan_chunked
+
+MAX_STATES = 64  # of a channel, which a program holds in registers
 
 
 def selective_scan(
@@ -14,23 +18,46 @@ def selective_scan(
     """S scans at once; arguments and meaning in `reference.py`. Returns (B, L, S, E) in the dtype of v."""
     _check(q, k, v, dt, A, skip, num_reverse)
     if v.is_meta:
-        return _on_meta(q, v)
-    return selective_scan_chunked(q, k, v, dt, A, skip, num_reverse=num_reverse)
+        return _scan.registered(q, k, v, dt, A, skip, num_reverse)  # its shape: thousands of steps would say no more
+    if not runs_kernels(q, v):
+        return selective_scan_chunked(q, k, v, dt, A, skip, num_reverse=num_reverse)
+    return _scan(q.to(v.dtype), k.to(v.dtype), v, dt.float(), A.float(), skip.float(), num_reverse)
 
 
-@torch.library.custom_op("mixlab::selective_scan_on_meta", mutates_args=())
-def _on_meta(q: Tensor, v: Tensor) -> Tensor:
-    """The shape of the result: without numbers, thousands of steps would say no more."""
-    return torch.empty_like(v, memory_format=torch.contiguous_format)
+def runs_kernels(q: Tensor, v: Tensor) -> bool:
+    """The one dispatch: whether this scan runs on the kernels."""
+    fits = q.shape[3] <= MAX_STATES and 0 < v[0].numel() < 2**31 if len(v) else False
+    return fits and v.dtype in (torch.bfloat16, torch.float32) and kernels_run(v)
 
 
-_on_meta.register_fake(lambda q, v: torch.empty_like(v, memory_format=torch.contiguous_format))
+def _forward(q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, num_reverse: int) -> Tensor:
+    from mixlab.ops.selective_scan.triton_selective import scan_forward  # a machine without a GPU may have no Triton
+
+    return scan_forward(q, k, v, dt, A, skip, num_reverse)
 
 
-@register_flop_formula(torch.ops.mixlab.selective_scan_on_meta)
-def _flops(q_shape: torch.Size, v_shape: torch.Size, *_: object, **__: object) -> int:
+def _backward(
+    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, num_reverse: int
+) -> list[Tensor]:
+    from mixlab.ops.selective_scan.triton_selective import scan_backward
+
+    return scan_backward(dy, q, k, v, dt, A, skip, num_reverse)
+
+
+_scan = Operator(
+    "selective_scan",
+    forward=_forward,
+    fake=lambda q, k, v, *_: v.new_empty(v.shape),
+    backward=_backward,
+    fake_backward=lambda dy, *kept: [t.new_empty(t.shape) for t in kept[:6]],
+    keep=lambda q, k, v, dt, A, skip, num_reverse, y: ((q, k, v, dt, A, skip), (num_reverse,)),
+)
+
+
+@register_flop_formula(torch.ops.mixlab.selective_scan)
+def _flops(q: torch.Size, k: torch.Size, v: torch.Size, *_: object, **__: object) -> int:
     """As VMamba and those after it count: 9 L E N and the skip, beside multiply-accumulates, which are two FLOPs."""
-    return 2 * (9 * q_shape[-1] + 1) * v_shape.numel()
+    return 2 * (9 * q[-1] + 1) * v.numel()
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, num_reverse: int) -> None:

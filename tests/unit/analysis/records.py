@@ -13,13 +13,19 @@ MODELS = {
     "gated_conv": "gatedconv_tiny",
 }
 FACTS = {item.name for item in fields(Subject)}
+SPREAD = (-0.001, 0.0, 0.001)  # of three seeds about a value
 
 
 def measured(metric: str, family: str, value: float, **other: Any) -> Measurement:
     """`other`: facts of the subject, choices of the protocol, or an interval other than +- 0.01."""
     about = {"model": MODELS[family], "family": family, "training": "dino", "num_parameters": 6_000_000}
     about |= {name: other.pop(name) for name in FACTS & other.keys()}
-    own = {"low": value - 0.01, "high": value + 0.01, "n": 100, "seed": None}
+    own = {"low": value - 0.01, "high": value + 0.01, "n": 100, "seed": None, "by_image": None}
     own |= {name: other.pop(name) for name in own.keys() & other.keys()}
     protocol = METRICS[metric].protocol(**{"data": "photos"} | other)
     return Measurement(metric=metric, value=value, subject=Subject(**about), protocol=protocol, **own)
+
+
+def seeds(metric: str, family: str, value: float, **other: Any) -> list[Measurement]:
+    """The same network trained three times, with values about this one."""
+    return [measured(metric, family, value + gap, seed=seed, **other) for seed, gap in enumerate(SPREAD)]

@@ -169,12 +169,13 @@ def test_the_study_by_map_scores_every_kind_that_is_one_picture_as_the_kind_alon
         alone = run_study("model", [networks[row.subject.label]], scorer, row.protocol.map).rows[0]
         assert row == alone
     assert result.arrays["vit.norm"].shape == (6, 1, 1)
-    assert not result.measurements, "verdicts are about one kind of map"
+    scored = [(m.subject.label, m["map"]) for m in result.measurements if m.metric == "binary_auc"]
+    assert scored == [(label, kind) for label in networks for kind in kinds[label]], "each by its own protocol"
     with pytest.raises(ValueError, match="scores every kind; leave --map norm out"):
         run_study("map", [networks["vit"]], scorer, "norm")
 
 
-@pytest.mark.parametrize("name", sorted(set(STUDIES) - {"size", "training", "registers", "map"}))
+@pytest.mark.parametrize("name", sorted(set(STUDIES) - {"size", "training", "registers"}))
 def test_results_are_json_and_their_measurements_are_typed(name: str) -> None:
     one = target("vim", "dinovim_tiny") if name == "token" else target("reg", "dinomambareg_tiny", num_registers=3)
     result = score_maps([one], shapes(6), study=name)
@@ -263,7 +264,8 @@ def test_the_token_in_front_is_scored_beside_the_one_in_the_middle() -> None:
     [gap] = result.comparisons
     assert gap.better == "vim, class token in the middle" and gap.worse == "vim, class token in front"
     assert gap.difference.value == pytest.approx(plain.rows[0].scores["auc"].value - alone.value)
-    assert [found.metric for found in result.measurements] == ["middle_token_over_front"]
+    measured = [(found.metric, found["map"]) for found in result.measurements]
+    assert measured[-1][0] == "middle_token_over_front" and ("binary_auc", "front_cosine") in measured
     assert set(result.roc) == {gap.better, gap.worse}
     with pytest.raises(ValueError, match="leave --map norm out"):
         score_maps([one], images, study="token", map_name="norm")

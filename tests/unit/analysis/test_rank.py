@@ -8,12 +8,13 @@ import scipy.stats
 import torch
 
 import mixlab
-from mixlab.analysis.blocks import MEASURES, in_float64
+from mixlab.analysis.blocks import MEASURES, energy_left, in_float64
 from mixlab.analysis.layer_ranks import BLOCK_COLUMNS, RankSettings, choose_heads, layer_ranks
 from mixlab.analysis.rank import block_grid, measure_ranks, summarise_ranks
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.evaluation.target import Target
 from mixlab.run import Measurement
+from mixlab.run.protocols import LowRankProtocol, RankProtocol
 
 
 def tiny(name: str, **fields: object) -> mixlab.Backbone:
@@ -124,8 +125,9 @@ def test_a_result_has_every_number_as_a_measurement_with_its_protocol() -> None:
     images = ViewedImages("shapes:n=9", size=64, num_images=3)
     result = measure_ranks(target, images, layers=[1], heads=[0, -1], settings=RankSettings(chunk=20, skip=False))
     records = json.loads(json.dumps(result.to_json(), allow_nan=False))["measurements"]
-    found = {(m.metric, m["definition"]): m for m in map(Measurement.from_json, records)}
-    assert len({m.identity for m in found.values()}) == len(records) == 2 + 2 * 3 * 5
+    every = [Measurement.from_json(record) for record in records]
+    found = {(m.metric, m["definition"]): m for m in every}
+    assert len({m.identity for m in every}) == len(records) == 2 + 2 * 3 * 5 + 2 * 2, "ranks, and what 1 and N leave"
     overall = result.summary["overall"]
     for name in MEASURES:
         mean, part = found["off_diagonal_rank", name], overall["off_diagonal"][name]
@@ -135,7 +137,7 @@ def test_a_result_has_every_number_as_a_measurement_with_its_protocol() -> None:
         assert found["smallest_off_diagonal_rank", name].value == part["min"] <= mean.value
         assert found["off_diagonal_rank_bound", name].value == 8
     assert found["mask_rank", None].value == found["rank_bound_holds", None].value == 1
-    for m in found.values():
+    for m in (m for m in every if isinstance(m.protocol, RankProtocol)):
         assert (m.n, m.seed, m.subject) == (3, 3, target.subject)
         choices = ("data", "num_images", "image", "fit", "crop_share", "chunk", "layers", "heads", "skip", "method")
         expected = ["shapes:n=9", 3, 64, "crop", 0.875, 20, (1,), (0, 15), False, "factors"]
@@ -203,3 +205,42 @@ def test_wrong_chunks_and_heads_are_named() -> None:
         choose_heads(4, [9], 64)
     assert choose_heads(4, [-1, 0], 64) == [0, 3]
     assert choose_heads(1000, None, 4) == [0, 250, 500, 750]
+
+
+def test_what_a_low_rank_leaves_of_softmax_is_what_a_plain_decomposition_says() -> None:
+    """By NumPy, block by block; and no linear attention of that width comes closer to the matrix."""
+    target = Target(label="vit", backbone=tiny("vit_tiny"), training="dino", seed=0)
+    images = ViewedImages("shapes:n=4", size=64, num_images=2)
+    result = measure_ranks(target, images, layers=[1], settings=RankSettings(chunk=20, whole=True, rank=4))
+    pixels = target.backbone.preprocess(images.together().images)
+    left: dict[str, list[float]] = {"off_diagonal": [], "whole": []}
+    for image in pixels:
+        ((_, mixing),) = target.backbone.mixings(image[None], layers=[1])
+        for matrix in in_float64(mixing).matrix()[0].numpy():
+            blocks = [matrix[r : r + 20, c : c + 20] for r in (0, 20, 40) for c in (0, 20, 40) if r != c]
+            for part, parts in (("off_diagonal", blocks), ("whole", [matrix])):
+                for block in parts:
+                    u, s, v = np.linalg.svd(block)
+                    best = (u[:, :4] * s[:4]) @ v[:4]
+                    left[part].append(float(((block - best) ** 2).sum() / (block**2).sum()))
+    residuals = [m for m in result.measurements if isinstance(m.protocol, LowRankProtocol)]
+    found = {(m.metric, m["part"], m["rank"]): m for m in residuals}
+    assert len(found) == 2 * 2 * 2
+    for part, values in left.items():
+        assert found["low_rank_residual", part, 4].value == pytest.approx(np.mean(values), rel=1e-6)
+        assert found["largest_low_rank_residual", part, 4].value == pytest.approx(max(values), rel=1e-6)
+        assert found["low_rank_residual", part, 1].value > found["low_rank_residual", part, 4].value > 0
+        assert found["low_rank_residual", part, 4].low is not None, "an interval over images"
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.rand(len(matrix), 4, generator=generator).double().numpy() for _ in range(2))
+    linear = q @ k.T / (q @ k.sum(0))[:, None]
+    assert ((matrix - linear) ** 2).sum() / (matrix**2).sum() > left["whole"][-1]
+
+
+def test_the_rank_of_the_approximation_is_the_width_of_queries_unless_asked_for() -> None:
+    assert energy_left(torch.tensor([3.0, 1.0, 0.0]), 1) == pytest.approx(0.1)
+    assert energy_left(torch.zeros(3), 1) == 0
+    for name, fields, width in (("vit_tiny", {}, 16), ("dinovim_tiny", {"state": 8}, 8)):
+        result = measure_ranks(tiny(name, **fields), "shapes:n=1", layers=[0], settings=RankSettings(chunk=20))
+        assert result.summary["rank"] == width
+    assert result.summary["overall"]["off_diagonal"]["left_by_rank"]["max"] < 1e-12, "a scan's blocks have rank N"

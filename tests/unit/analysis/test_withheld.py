@@ -5,9 +5,11 @@ from typing import Any
 
 from mixlab.analysis.claims import CLAIMS, Evidence, Verdict, draw_up
 from mixlab.run import Measurement
-from tests.unit.analysis.records import RANKED, measured
+from tests.unit.analysis.records import RANKED, measured, seeds
 
-SCORES = [measured("binary_auc", family, 0.8 - 0.1 * place, map="cosine") for place, family in enumerate(RANKED)]
+SCORES = [
+    m for place, family in enumerate(RANKED) for m in seeds("binary_auc", family, 0.8 - 0.1 * place, map="cosine")
+]
 
 
 def verdict(number: int, *measurements: Measurement) -> Verdict:
@@ -40,10 +42,10 @@ def test_a_withheld_verdict_names_the_networks_that_learnt_nothing_and_no_others
 
 
 def test_what_was_fine_tuned_is_judged_by_the_network_it_started_from() -> None:
-    def miou(family: str, value: float) -> Measurement:
-        return measured("miou", family, value, label=f"{family}-segment-s0", seed=0)
+    def miou(family: str, value: float) -> list[Measurement]:
+        return seeds("miou", family, value, label=f"{family}-segment-s0")
 
-    order = [miou(family, 0.8 - 0.1 * place) for place, family in enumerate(RANKED)]
+    order = [m for place, family in enumerate(RANKED) for m in miou(family, 0.8 - 0.1 * place)]
     named = [
         measured("knn_top1", f, 0.3, label=f"{f}-s0", seed=0, training=training)
         for f in RANKED
@@ -54,8 +56,10 @@ def test_what_was_fine_tuned_is_judged_by_the_network_it_started_from() -> None:
 
 
 def test_what_theory_forbids_is_contradicted_whatever_runs_learnt() -> None:
-    values = {"attention": 256.0, "mamba2": 60.0, "linear_attention": 64.0}
-    ranks = [measured("off_diagonal_rank", family, value, definition="numerical") for family, value in values.items()]
+    values = {"attention": 256.0, "mamba2": 60.0, "linear_attention": 64.5}
+    ranks = [
+        m for family, value in values.items() for m in seeds("off_diagonal_rank", family, value, definition="numerical")
+    ]
     unlearnt = knn(0.3) + knn(0.3, training="untrained")
     for bound, status in ((64.0, "contradicted"), (256.0, "not resolved at this scale")):
         bounds = [replace(m, metric="off_diagonal_rank_bound", value=bound, low=None, high=None) for m in ranks]

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-import uvicorn
 
 from mixlab.app import create_app
+from mixlab.app.connections import server_of
 from mixlab.app.laboratory import Laboratory
 from mixlab.app.pictures import read_samples
 from mixlab.backbones.zoo import create_model
@@ -58,7 +58,7 @@ def serve(
     application = create_app(
         laboratory, workers=workers, max_open=max_open, max_requests=max_requests, picture_bytes=picture_bytes
     )
-    server = uvicorn.Server(uvicorn.Config(application, log_level="critical", timeout_graceful_shutdown=1))
+    server = server_of(application, log_level="critical", timeout_graceful_shutdown=1)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     while not server.started:

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -63,12 +64,37 @@ def test_who_asks_again_after_cancelling_gets_a_fresh_answer(jobs: Jobs) -> None
 
 def test_a_full_queue_refuses_new_work_but_not_shared_work(jobs: Jobs) -> None:
     slow = Slow()
-    for key in "abc":
-        jobs.submit(key, slow)
-    with pytest.raises(QueueFullError):
-        jobs.submit("d", slow)
-    jobs.submit("a", slow)
+    with ExitStack() as waiting:
+        for key in "abc":
+            waiting.enter_context(jobs.awaiting(jobs.submit(key, slow)))
+        with pytest.raises(QueueFullError):
+            jobs.submit("d", slow)
+        jobs.submit("a", slow)
     slow.release.set()
+
+
+def test_work_that_no_request_waits_for_makes_room_the_longest_unasked_for_first(jobs: Jobs) -> None:
+    slow = Slow()
+    tickets = [jobs.submit(key, slow) for key in "abc"]
+    with jobs.awaiting(tickets[0]):
+        assert jobs.find(tickets[1].id) is tickets[1]  # asked for again: now the third is the oldest
+        jobs.submit("d", slow)
+        assert [jobs.find(ticket.id) is not None for ticket in tickets] == [True, True, False]
+        assert jobs.num_open == 3
+    slow.release.set()
+
+
+def test_what_is_awaited_runs_before_what_was_asked_earlier_and_left(jobs: Jobs) -> None:
+    first, order = Slow(), []
+    jobs.submit("running", first)
+    assert first.started.wait(5)
+    left = jobs.submit("left", lambda progress: order.append("left") or {})
+    awaited = jobs.submit("awaited", lambda progress: order.append("awaited") or {})
+    with jobs.awaiting(awaited):
+        first.release.set()
+        awaited.work.future.result(5)
+    left.work.future.result(5)
+    assert order == ["awaited", "left"]
 
 
 def test_quick_work_does_not_wait_behind_long_work(jobs: Jobs) -> None:

@@ -7,8 +7,10 @@ import tyro
 from command_line import command
 from look_runs import make_run
 
+from mixlab.analysis.claims import CLAIMS
 from mixlab.commands.claims import claims
-from mixlab.run import RunDirectory
+from mixlab.run import RunDirectory, write_archive
+from tests.unit.analysis.records import measured
 
 rank = command("rank")
 auc = command("auc")
@@ -22,7 +24,7 @@ def test_the_ledger_reads_what_the_other_commands_wrote(tmp_path: Path, capsys: 
     auc(targets, data="shapes:n=6", study=("model", "layer"), twins=False, run=out)
     tyro.cli(claims, args=[str(out), "--run", str(out)])
     ledger = {entry["number"]: entry for entry in RunDirectory.open(out).results()["claims"]["claims"]}
-    assert len(ledger) == 24
+    assert len(ledger) == len(CLAIMS)
     assert ledger[5]["status"] == "contradicted"
     assert ledger[6]["status"] != "not measured"
     assert ledger[7]["status"] != "not measured"
@@ -35,9 +37,34 @@ def test_the_ledger_reads_what_the_other_commands_wrote(tmp_path: Path, capsys: 
 def test_no_run_leaves_the_theorems(tmp_path: Path) -> None:
     found = claims([])
     assert found["num_measurements"] == 0
-    assert sum(entry["status"] != "not measured" for entry in found["claims"]) == 8
+    settled = {entry["number"] for entry in found["claims"] if entry["status"] != "not measured"}
+    assert settled == {1, 2, 3, "4a", 5, 19, 20, 24, 32, 33}
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="is not a run directory"):
         claims([tmp_path])
+
+
+def test_runs_of_an_archive_are_counted_one_by_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a", "b", "c"):
+        RunDirectory.create(tmp_path / "study" / name).write_result("knn", {"kind": "knn", "measurements": []})
+    archive = write_archive(tmp_path / "study", tmp_path / "runs.tar.xz")
+    claims([archive, tmp_path / "study" / "a"])
+    assert "against 0 measurements of 4 runs" in capsys.readouterr().err
+
+
+def test_an_old_directory_that_is_measured_again_shows_its_gain_once(tmp_path: Path) -> None:
+    """Older records name neither the split nor the weights."""
+    for number, value, training in ((0, 0.6, "dino"), (1, 0.3, "untrained")):
+        old = measured("knn_top1", "attention", value, label="vit-s0", training=training, seed=0, k=20)
+        again = measured(
+            "knn_top1", "attention", value, label="vit-s0", training=training, seed=0, k=20, split="val", fit="crop",
+            weights=f"digest{number}",
+        )  # fmt: skip
+        run = RunDirectory.create(tmp_path / training)
+        for m in (old, again):
+            run.write("knn", {"kind": "knn", "measurements": [m.to_json()]})
+    found = claims([tmp_path / "dino", tmp_path / "untrained"])
+    assert found["num_measurements"] == 4
+    assert [(gain["metric"], round(gain["value"], 6)) for gain in found["gains"]] == [("knn_top1", 0.3)]

@@ -1,6 +1,7 @@
 """COCO's JSON, polygons and run lengths against independent spellings of the same masks."""
 
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -105,13 +106,51 @@ def test_broken_segmentations_are_value_errors(segmentation, message):
         ("[1]", "no list 'images'"),
         ('{"images": [], "annotations": {}, "categories": []}', "no list 'annotations'"),
         ('{"images": [{"id": 1}], "annotations": [], "categories": []}', "file_name"),
-        ('{"images": [], "annotations": [{"image_id": 9, "bbox": [0, 0, 1, 1]}], "categories": []}', "9"),
+        ('{"images": [], "annotations": [{"image_id": 9, "bbox": [0, 0, 1, 1]}], "categories": []}', "category_id"),
     ],
 )
 def test_broken_files_are_answered_with_what_is_missing(tmp_path, content, message):
     (tmp_path / "x.json").write_text(content)
     with pytest.raises(ValueError, match=message):
         read_coco(tmp_path / "x.json")
+
+
+IMAGE = {"id": 1, "file_name": "a.jpg", "height": 4, "width": 4}
+ENTRY = {"image_id": 1, "category_id": 1, "bbox": [0, 0, 1, 1]}
+
+
+@pytest.mark.parametrize(
+    ("part", "entries", "message"),
+    [
+        ("images", [IMAGE, {**IMAGE, "file_name": "b.jpg"}], r"images\[1\] has id 1, as a.jpg has"),
+        ("images", [{**IMAGE, "id": 1.5}], r"images\[0\] has id 1.5, not a whole number"),
+        ("images", [{**IMAGE, "width": float("inf")}], r"images\[0\] has width inf, not a whole number"),
+        ("images", [{**IMAGE, "height": 0}], r"images\[0\] is 4 x 0 pixels"),
+        ("images", [{**IMAGE, "height": 10**9}], r"images\[0\] is 4 x 1000000000 pixels"),
+        ("images", [{**IMAGE, "file_name": None}], r"images\[0\] has file_name None"),
+        ("images", [IMAGE, 7], r"images\[1\] is 7, not an object"),
+        ("categories", [{"id": 1, "name": "cat"}, {"id": 1, "name": "dog"}], r"categories\[1\] has id 1, as cat has"),
+        ("annotations", [ENTRY, {**ENTRY, "area": "large"}], r"annotations\[1\] \(of a.jpg\) has area 'large'"),
+        ("annotations", [{**ENTRY, "bbox": [0, 0, 1]}], r"annotations\[0\] \(of a.jpg\) has bbox \[0, 0, 1\]"),
+        ("annotations", [{"image_id": 1, "bbox": [0, 0, 1, 1]}], r"annotations\[0\] lacks 'category_id'"),
+    ],
+)
+def test_the_entry_that_is_wrong_is_named_with_its_value(tmp_path, part, entries, message):
+    content = {"images": [IMAGE], "annotations": [], "categories": [{"id": 1, "name": "cat"}], part: entries}
+    (tmp_path / "x.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=message):
+        read_coco(tmp_path / "x.json")
+
+
+def test_a_polygon_of_very_many_points_takes_little_memory_and_is_the_same():
+    turn = np.linspace(0, 2 * np.pi, 20_001)[:-1]
+    circle = np.stack([1000 + 900 * np.cos(turn), 1000 + 900 * np.sin(turn)], axis=1)
+    tracemalloc.start()
+    mask = fill_polygon(circle, 2000, 2000)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert abs(mask.sum() / (np.pi * 900**2) - 1) < 1e-3
+    assert peak < 250e6  # all rows by all edges at once: 1 GB
 
 
 def test_categories_with_gaps_and_images_without_objects_are_kept(tmp_path):

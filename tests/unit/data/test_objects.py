@@ -126,8 +126,23 @@ def test_an_object_of_an_unlisted_category_or_image_is_named(folder):
     with pytest.raises(ValueError, match="category 55, which the file's categories do not list"):
         parse_objects(str(folder))
     broken(folder, lambda content: content["annotations"][0].update(category_id=3, image_id=999))
-    with pytest.raises(ValueError, match="KeyError: 999"):
+    with pytest.raises(ValueError, match=r"annotations\[0\] has image_id 999, which no image has"):
         parse_objects(str(folder))
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), None, "7", True, 10**400])
+def test_a_box_that_is_not_four_finite_numbers_is_refused_by_the_name_of_its_image(folder, number):
+    broken(folder, lambda content: content["annotations"][6]["bbox"].__setitem__(2, number))
+    for keep_empty in (True, False):  # such an image used to be left out
+        with pytest.raises(ValueError, match=r"instances.json: annotations\[6\] \(of \d.png\) has bbox .*; correct it"):
+            parse_objects(str(folder), keep_empty=keep_empty)
+
+
+def test_images_whose_objects_cannot_be_learnt_from_are_left_out_by_name(folder):
+    broken(folder, lambda content: [e.pop("segmentation") for e in content["annotations"] if e["image_id"] == 101])
+    with pytest.warns(UserWarning, match=r"1 images are left out, as all their objects .*: 1\.png"):
+        source = parse_objects(str(folder), keep_empty=False)
+    assert [source.name(index) for index in range(len(source))] == ["2.png", "3.png"]
 
 
 def test_a_broken_mask_makes_its_image_unreadable_by_name(folder):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import mixlab
+from mixlab.errors import WorkError
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import write_atomically
 
@@ -34,6 +35,17 @@ def test_metrics_cut_short_by_a_kill_are_left_out(tmp_path: Path) -> None:
     assert list(run.read_metrics()) == [{"step": 1}]
 
 
+@pytest.mark.parametrize(
+    "line", [b"7", b"null", b'["step"]', b"\xff\xfe", b'{"step": "1"}', b"{", b"\0" * 50, b"[" * 9999]
+)
+def test_a_damaged_line_of_metrics_hides_no_other(line: bytes, tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path)
+    run.append_metrics({"step": 1, "loss": 2.5})
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(line + b'\n{"step": 2, "loss": "much", "lr": 1}\n')
+    assert list(run.read_metrics()) == [{"step": 1, "loss": 2.5}, {"step": 2, "lr": 1}]
+
+
 def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
     file = tmp_path / "x.json"
     file.write_text("old")
@@ -41,7 +53,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> Non
     def fails(_: object) -> None:
         raise OSError("disk full")
 
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(WorkError, match=r"x.json could not be written \(disk full\): .* are free in .*; make room"):
         write_atomically(file, fails)
     assert file.read_text() == "old"
     assert [f.name for f in tmp_path.iterdir()] == ["x.json"]

@@ -2,13 +2,16 @@
 
 import hashlib
 import json
+import multiprocessing
 import os
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from mixlab.errors import WorkError
 from mixlab.training import checkpoint
 from mixlab.training.checkpoint import Checkpoints, write_tensors
 
@@ -64,9 +67,12 @@ def test_a_write_that_fails_leaves_the_older_checkpoint_and_no_rest(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint, "whole", full)
-    with pytest.raises(OSError, match="the last good one is that of step 1") as error:
+    with pytest.raises(WorkError, match="the last good checkpoint is that of step 1. Make room and run") as error:
         checkpoints.save(2, TENSORS, {})
-    assert "No space left on device" in str(error.value)
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in TENSORS.values())
+    assert f"step-00000002.safetensors could not be written (No space left on device): it needs {needed}" in str(
+        error.value
+    )
     assert sorted(file.name for file in tmp_path.iterdir()) == ["step-00000001.json", "step-00000001.safetensors"]
 
 
@@ -118,3 +124,30 @@ def test_a_newer_format_is_refused_and_not_passed_over(tmp_path: Path) -> None:
     (tmp_path / "step-00000001.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match="format 99"):
         checkpoints.newest(no_warning)
+
+
+def keep_saving(folder: Path, over: Event) -> None:
+    checkpoints, step = Checkpoints(folder, keep=1), 1
+    while not over.is_set():
+        step += 1
+        checkpoints.save(step, {"step": torch.full((200_000,), step, dtype=torch.float32)}, {"step": step})
+
+
+def test_a_run_can_be_read_at_any_time_while_it_saves_and_keeps_one(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    over = context.Event()
+    Checkpoints(tmp_path, keep=1).save(1, {"step": torch.ones(200_000)}, {"step": 1})
+    writer = context.Process(target=keep_saving, args=(tmp_path, over))
+    writer.start()
+    found = []
+    try:
+        while len(set(found)) < 20:
+            checkpoint = Checkpoints(tmp_path, keep=1).newest(no_warning)
+            assert checkpoint is not None
+            ((_, values),) = checkpoint.tensors()
+            assert checkpoint.state == {"step": checkpoint.step} and (values == checkpoint.step).all()
+            found.append(checkpoint.step)
+    finally:
+        over.set()
+        writer.join()
+    assert found == sorted(found)

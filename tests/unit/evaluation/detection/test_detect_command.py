@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,13 @@ from safetensors.torch import load_file
 from test_average_precision import by_pycocotools
 
 from mixlab.analysis.claims import Evidence
-from mixlab.analysis.claims.measured import mamba_does_dense_better
+from mixlab.analysis.claims.orders import mamba_does_dense_better
 from mixlab.data.objects import instances_file, parse_objects
+from mixlab.evaluation.dense_task import settings_digest
+from mixlab.evaluation.detection.average_precision import NAMES
 from mixlab.evaluation.detection.detector import Detector
-from mixlab.evaluation.detection.evaluate import NAMES
 from mixlab.evaluation.detection.task import plan_detection
+from mixlab.recipes import find_recipe
 from mixlab.run import RunDirectory
 from tests.coco_folder import draw_coco
 from tests.photographs import PHOTOGRAPHS, needs_photographs
@@ -86,7 +89,7 @@ def test_the_figures_reach_the_ledger_and_seeds_decide_there(finished, tmp_path)
     assert set(found) == {"box_ap", "mask_ap"}
     for metric, kind in (("box_ap", "boxes"), ("mask_ap", "masks")):
         m = found[metric]
-        assert (m.value, m.n, m.low, m.high) == (result[kind]["AP"], 8, None, None)
+        assert (m.value, m.n, [m.low, m.high]) == (result[kind]["AP"], 8, result["intervals"][kind])
         assert (m["family"], m["training"], m.seed, m["data"], m["head"]) == (
             "gated_conv",
             "untrained",
@@ -96,11 +99,11 @@ def test_the_figures_reach_the_ledger_and_seeds_decide_there(finished, tmp_path)
         )
 
     def verdict(num_seeds: int) -> str:
-        for family, lead in (("mamba2", 0.2), ("gated_conv", 0.0)):
+        for family, lead in (("vmamba", 0.2), ("gated_conv", 0.0)):
             for seed in range(num_seeds):
                 records = [
                     {**record, "subject": {**record["subject"], "family": family, "model": family, "weights": None},
-                     "seed": seed, "value": record["value"] + lead + 0.01 * seed}
+                     "seed": seed, "value": record["value"] + lead + 0.01 * seed, "low": None, "high": None}
                     for record in result["measurements"]
                 ]  # fmt: skip
                 other = RunDirectory.create(tmp_path / f"{family}{seed}")
@@ -111,9 +114,12 @@ def test_the_figures_reach_the_ledger_and_seeds_decide_there(finished, tmp_path)
     assert verdict(num_seeds=3) == "supported"
 
 
-def test_a_stopped_run_goes_on_to_the_same_bits(finished, tmp_path):
+def test_a_stopped_run_from_before_there_were_rules_goes_on_to_the_same_bits(finished, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
+    stored = json.loads((folder / "config.json").read_text())
+    assert stored["settings"]["method"].pop("rules") == "torchvision"
+    (folder / "config.json").write_text(json.dumps(stored))
     (folder / "weights.safetensors").unlink()
     for file in (folder / "checkpoints").iterdir():
         if int(file.stem.removeprefix("step-")) > 2:
@@ -282,6 +288,24 @@ def test_a_signal_while_scoring_stops_at_once_and_the_run_goes_on_to_the_same_bi
     run(tmp_path / "run", "method.score_every_epochs=1")
     ours, theirs = (load_file(folder / "detector.safetensors") for folder in (tmp_path / "run", finished))
     assert ours.keys() == theirs.keys() and not [name for name in ours if not torch.equal(ours[name], theirs[name])]
+
+
+def test_a_run_keeps_the_rules_it_began_with_unless_it_is_told_otherwise():
+    old = {"settings": {"method": {"kind": "detect", "proposals": 1000}}}  # as runs on COCO have it
+    plan = plan_detection("vit_tiny", data="somewhere")
+    assert (plan.begun({}).method.rules, plan.begun({}).method.proposals) == ("mmdetection", None)
+    assert (plan.begun(old).method.rules, plan.begun(old).method.proposals) == ("torchvision", 1000)
+    assert plan.begun(old).method.head == "cascade"
+    told = plan_detection("vit_tiny", data="somewhere", settings=["method.rules=mmdetection"])
+    assert told.begun(old).method.rules == "mmdetection"  # which the training then refuses to resume
+
+
+def test_settings_that_are_newer_than_a_run_do_not_change_its_protocol():
+    assert settings_digest(find_recipe("detect_vit_tiny64")) == "bb10b264b0f4"  # as runs of before have it
+    assert settings_digest(find_recipe("segment_vit_tiny64")) == "f4ab01545a07"
+    published = find_recipe("detect_mambaout_tiny")
+    before = replace(published, method=replace(published.method, rules="torchvision", proposals=1000, drop_path=None))
+    assert settings_digest(before) == "aa9945234e3e" != settings_digest(published)
 
 
 def test_shapes_get_a_small_recipe_and_photographs_the_published_one():

@@ -9,8 +9,9 @@ import mixlab
 from mixlab.data.dense_batches import ObjectReader, Resizing
 from mixlab.data.objects import parse_objects
 from mixlab.evaluation.detection import detector as detector_module
-from mixlab.evaluation.detection.detector import CASCADE, SINGLE, CentredAnchors, Detector, RegionHeads, to_input
+from mixlab.evaluation.detection.detector import Detector, RegionHeads, to_input
 from mixlab.evaluation.detection.evaluate import paste_masks
+from mixlab.evaluation.detection.proposals import CentredAnchors
 from mixlab.evaluation.detection.recipe import DetectionConfig
 from mixlab.evaluation.detection.regions import pool_regions
 from mixlab.evaluation.pyramid import Pyramid
@@ -27,9 +28,9 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def tiny(head: str, *, seed: int = 0, frozen: bool = False) -> Detector:
-    torch.manual_seed(seed)
-    config = DetectionConfig(head=head, short=(64, 64), long=128, channels=16, hidden=32, mask_convs=1,
+def tiny(head: str, *, rules: str = "torchvision", frozen: bool = False) -> Detector:
+    torch.manual_seed(0)
+    config = DetectionConfig(head=head, rules=rules, short=(64, 64), long=128, channels=16, hidden=32, mask_convs=1,
                              anchor_scale=2.5, finest=10.0, candidates=100, proposals=30, anchors=32,
                              regions=16)  # fmt: skip
     backbone = mixlab.create_model("mambaout_femto", depths=[1, 1, 1, 1], dims=[8, 16, 16, 16])
@@ -55,25 +56,19 @@ def test_every_parameter_learns(head):
     assert not [name for name in used if not name.startswith("pyramid.backbone.model.head")]  # timm's classifier
 
 
+@pytest.mark.parametrize("rules", ["mmdetection", "torchvision"])
 @pytest.mark.parametrize("head", HEADS)
-def test_images_without_objects_give_a_finite_loss_and_gradients_everywhere(head):
+def test_images_without_objects_give_a_finite_loss_and_gradients_everywhere(head, rules):
     batch = batch_of()
     empty = batch._replace(
         boxes=batch.boxes[:0], classes=batch.classes[:0], masks=batch.masks[:0], counts=torch.zeros_like(batch.counts)
     )
-    detector = tiny(head)
+    detector = tiny(head, rules=rules)
     losses = losses_of(detector, empty)
     torch.stack(list(losses.values())).sum().backward()
     assert all(bool(value.isfinite()) for value in losses.values())
     assert float(losses["loss_masks" if head == "mask" else "loss_masks_3"].detach()) == 0.0
     assert all(parameter.grad is not None for parameter in detector.regions.parameters())
-
-
-def test_the_stages_are_the_published_ones():
-    assert [stage.iou for stage in CASCADE] == [0.5, 0.6, 0.7]
-    assert [stage.loss_weight for stage in CASCADE] == [1.0, 0.5, 0.25]
-    assert [stage.weights[0] for stage in CASCADE] == [10, 20, 30] and [s.weights[3] for s in CASCADE] == [5, 10, 15]
-    assert len(SINGLE) == 1 and SINGLE[0].iou == 0.5
 
 
 def test_boxes_of_a_cascade_are_for_all_classes_and_others_by_choice():
@@ -99,7 +94,9 @@ def test_detecting_averages_scores_refines_boxes_and_averages_masks_over_the_sta
     torch.manual_seed(1)
     monkeypatch.setattr(detector_module, "MIN_SCORE", 0.0)
     monkeypatch.setattr(detector_module, "NMS_IOU", 1.0)
-    config = DetectionConfig(head="cascade", channels=8, hidden=16, mask_convs=1, finest=8.0, most=1000)
+    config = DetectionConfig(
+        head="cascade", rules="torchvision", channels=8, hidden=16, mask_convs=1, finest=8.0, most=1000
+    )
     heads = RegionHeads(config, num_classes=4).double().eval()
     for stage in heads.stages:
         torch.nn.init.normal_(stage.boxes.correct.weight, std=0.5)
@@ -110,10 +107,10 @@ def test_detecting_averages_scores_refines_boxes_and_averages_masks_over_the_sta
 
     for proposal in proposals:
         box, scores = proposal[None], []
-        for head, stage in zip(heads.stages, CASCADE, strict=True):
-            logits, corrections = head.boxes(pool_regions(maps, (4, 8, 16, 32), 8.0, [box], 7))
+        for head in heads.stages:
+            logits, corrections = head.boxes(pool_regions(maps, (4, 8, 16, 32), 8.0, 2, [box], 7))
             scores.append(logits.softmax(1)[0, :-1])
-            (left, top, right, bottom), (dx, dy, dw, dh) = box[0], corrections[0, 0] / torch.tensor(stage.weights)
+            (left, top, right, bottom), (dx, dy, dw, dh) = box[0], corrections[0, 0] * torch.tensor(head.stage.units)
             width, height = right - left, bottom - top
             x, y = left + width / 2 + dx * width, top + height / 2 + dy * height
             width, height = width * dw.exp(), height * dh.exp()
@@ -125,7 +122,7 @@ def test_detecting_averages_scores_refines_boxes_and_averages_masks_over_the_sta
                 if int(found.classes[k]) == kind and torch.allclose(found.boxes[k], box[0], atol=1e-6)
             ]  # fmt: skip
             assert float(found.scores[row]) == pytest.approx(float(mean[kind].detach()), rel=1e-6)
-            cut = pool_regions(maps, (4, 8, 16, 32), 8.0, [box], 14)
+            cut = pool_regions(maps, (4, 8, 16, 32), 8.0, 2, [box], 14)
             masks = torch.stack([head.masks(cut)[0, kind].sigmoid() for head in heads.stages]).mean(0)
             assert torch.allclose(found.masks[row], masks, atol=1e-6)
 
@@ -141,9 +138,9 @@ def test_nothing_found_is_an_empty_answer(head):
     assert found[0].masks.shape == (0, 28, 28)
 
 
-@pytest.mark.parametrize("head", HEADS)
-def test_boxes_keep_their_digits_in_bfloat16(head):
-    detector = tiny(head).eval()
+@pytest.mark.parametrize(("head", "rules"), [("mask", "mmdetection"), ("cascade", "torchvision")])
+def test_boxes_keep_their_digits_in_bfloat16(head, rules):
+    detector = tiny(head, rules=rules).eval()
     batch = batch_of()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         images = to_input(batch, detector.pyramid.backbone)
@@ -215,6 +212,7 @@ def test_recipes_build_detectors_on_plain_and_staged_backbones(name):
 def test_published_recipes_follow_the_papers():
     dinovim, mambaout = find_recipe("detect_dinovim_base"), find_recipe("detect_mambaout_tiny")
     assert (dinovim.method.head, mambaout.method.head) == ("cascade", "mask")
+    assert {dinovim.method.rules, mambaout.method.rules} == {"mmdetection"}
     assert (dinovim.optim.weight_decay, mambaout.optim.weight_decay) == (0.1, 0.05)
     for config in (dinovim, mambaout):
         assert (config.epochs, config.batch, config.optim.lr, config.optim.drop_epochs) == (12, 16, 1e-4, (8, 11))

@@ -34,7 +34,7 @@ def coordinate_maps(size: int = 128) -> list[torch.Tensor]:
 
 def test_a_region_is_read_where_it_lies_without_half_a_cell_of_shift():
     box = torch.tensor([[20.0, 30.0, 62.0, 58.0]])
-    pooled = pool_regions(coordinate_maps(), STRIDES, 40.0, [box], 7)[0]
+    pooled = pool_regions(coordinate_maps(), STRIDES, 40.0, 2, [box], 7)[0]
     columns = 20 + (torch.arange(7) + 0.5) * 42 / 7
     rows = 30 + (torch.arange(7) + 0.5) * 28 / 7
     assert torch.allclose(pooled[0], columns.expand(7, 7), atol=1e-3)
@@ -44,22 +44,22 @@ def test_a_region_is_read_where_it_lies_without_half_a_cell_of_shift():
 @pytest.mark.parametrize(("side", "level"), [(5, 0), (15.9, 0), (16.1, 1), (33, 2), (65, 3), (127, 3)])
 def test_each_doubling_of_a_region_moves_one_level_up(side, level):
     box = torch.tensor([[0.0, 0.0, side, side]])
-    pooled = pool_regions(coordinate_maps(), STRIDES, 8.0, [box], 2)
+    pooled = pool_regions(coordinate_maps(), STRIDES, 8.0, 2, [box], 2)
     assert pooled[0, 2].unique().tolist() == [level]
 
 
 def test_regions_come_out_in_their_order_and_from_their_own_image():
     small, large = [0.0, 0.0, 8.0, 8.0], [0.0, 0.0, 100.0, 100.0]
     boxes = [torch.tensor([large, small]), torch.tensor([small])]
-    pooled = pool_regions(coordinate_maps(), STRIDES, 8.0, boxes, 1)[:, 2, 0, 0]
+    pooled = pool_regions(coordinate_maps(), STRIDES, 8.0, 2, boxes, 1)[:, 2, 0, 0]
     assert pooled.tolist() == [3, 0, 1000]
-    assert pool_regions(coordinate_maps(), STRIDES, 8.0, [torch.empty(0, 4)] * 2, 1).shape == (0, 3, 1, 1)
+    assert pool_regions(coordinate_maps(), STRIDES, 8.0, 2, [torch.empty(0, 4)] * 2, 1).shape == (0, 3, 1, 1)
 
 
 def test_every_region_gives_its_gradient_to_its_map():
     maps = [part.clone().requires_grad_() for part in coordinate_maps()]
     boxes = torch.tensor([[0.0, 0.0, 10.0, 10.0], [0.0, 0.0, 120.0, 120.0]])
-    pool_regions(maps, STRIDES, 8.0, [boxes], 3).sum().backward()
+    pool_regions(maps, STRIDES, 8.0, 2, [boxes], 3).sum().backward()
     assert [float(part.grad.abs().sum()) > 0 for part in maps] == [True, False, False, True]
 
 
@@ -132,7 +132,7 @@ def test_losses_of_boxes_are_those_of_a_loop_over_regions():
     torch.manual_seed(0)
     scores, corrections = torch.randn(6, 4), torch.randn(6, 3, 4)
     labels, targets = torch.tensor([2, 0, 3, 3, 3, 3]), torch.randn(2, 4)
-    classify, correct = box_losses(scores, corrections, labels, targets)
+    classify, correct = box_losses(scores, corrections, labels, targets, beta=1.0)
     by_hand = -sum(float(scores[r].log_softmax(0)[labels[r]]) for r in range(6)) / 6
     assert float(classify) == pytest.approx(by_hand, rel=1e-5)
     total = 0.0

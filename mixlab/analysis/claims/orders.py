@@ -1,0 +1,240 @@
+"""Claims that families of networks rank in an order: by ranks, maps, probes, dense tasks, shifted images.
+
+Each is decided by the metric and the models of its paper, where runs have these. Networks of different families are
+compared where training and data are the same and their sizes are within a factor of 2.5, as the papers' own pairs are;
+always by one protocol, the most preferred that both were measured with (`comparisons.py`). Each pair of neighbours in
+an order is a part of its claim (`evidence.verdict_of`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from mixlab.analysis.claims.evidence import (
+    NOT_MEASURED,
+    Comparison,
+    Evidence,
+    Status,
+    Verdict,
+    compare,
+    title,
+    verdict_of,
+)
+from mixlab.analysis.comparisons import (
+    Group,
+    Network,
+    Pair,
+    is_final_map,
+    is_headline,
+    over_seeds,
+    pairs,
+    size_ratio,
+)
+from mixlab.run import Measurement
+from mixlab.run.protocols import ONE_HEAD
+
+Check = Callable[[Evidence], Verdict]
+Keep = Callable[[Measurement], bool]
+
+RANKING = ("attention", "mamba2", "linear_attention")  # the first paper's order, best first
+SELF_SUPERVISED = "dino"
+BEST_MAMBAS = ("vmamba", "localvmamba")  # MambaOut, Tables 2 and 3: the state of the art that it names
+_SIZE_RATIO = 2.5
+_MASK_RCNN = {"head": ("mask", "cascade")}  # MambaOut's detector
+_HEAVY = {"heads": ("heavy", "grid", "light")}  # Table 1 has Mamba-Reg with heavy heads alone
+
+
+def orders_groups(
+    metrics: Sequence[str],
+    kinds: Mapping[str, Keep],
+    *,
+    keep: Keep = lambda m: True,
+    papers: Mapping[str, Sequence[Any]] | None = None,
+) -> Check:
+    """The claim that networks of some kinds rank in the given order, best first, by each of the metrics."""
+
+    def check(evidence: Evidence) -> Verdict:
+        found = evidence.select(*metrics, keep=lambda m: not m["causal"] and keep(m))
+        comparisons = []
+        for better, worse in pairwise(kinds):
+            first, second = (over_seeds(m for m in found if kinds[kind](m)) for kind in (better, worse))
+            ordered = [
+                _named(compare(a, b, part=f"{better} above {worse}"), a, metrics)
+                for a, b in mutual_pairs(first, second, papers)
+            ]
+            if not ordered:
+                have = ", ".join(kind for kind, is_one in kinds.items() if any(map(is_one, found))) or "none"
+                text = f"{NOT_MEASURED}: it needs {better} and {worse} by one protocol, runs have {have}"
+                return Verdict(Status.NOT_MEASURED, text)
+            comparisons += ordered
+        return verdict_of(comparisons)
+
+    return check
+
+
+def orders_families(
+    metrics: Sequence[str],
+    *,
+    families: Sequence[str] = RANKING,
+    training: str | None = SELF_SUPERVISED,
+    keep: Keep = lambda m: True,
+    papers: Mapping[str, Sequence[Any]] | None = None,
+) -> Check:
+    """The same of families of mixers."""
+    kinds = {family: _of_family(family) for family in families}
+    return orders_groups(metrics, kinds, keep=lambda m: training in (None, m["training"]) and keep(m), papers=papers)
+
+
+def first_measured(*checks: Check) -> Check:
+    """By the paper's own metric, or else by the next one that the runs have."""
+
+    def check(evidence: Evidence) -> Verdict:
+        verdicts = [one(evidence) for one in checks]
+        return next((verdict for verdict in verdicts if verdict.status != Status.NOT_MEASURED), verdicts[-1])
+
+    return check
+
+
+def mutual_pairs(
+    first: Sequence[Group], second: Sequence[Group], papers: Mapping[str, Sequence[Any]] | None = None
+) -> list[Pair]:
+    """Networks of two kinds, nearest in size, from either side: none is left out, and no pair stands twice."""
+    found = pairs(first, second, allowed=is_matched, papers=papers)
+    others = pairs(second, first, allowed=is_matched, papers=papers)
+    return found + [(a, b) for b, a in others if not any(a is x and b is y for x, y in found)]
+
+
+def is_matched(a: Network, b: Network) -> bool:
+    return a.training == b.training and size_ratio(a, b) <= _SIZE_RATIO
+
+
+def is_grid_cell(m: Measurement) -> bool:
+    """A probe with one learning rate and weight decay, as the ablation has them: never a network's own accuracy."""
+    return bool(m["heads"] == ONE_HEAD)
+
+
+def _of_family(family: str) -> Keep:
+    return lambda m: bool(m["family"] == family)
+
+
+def _named(gap: Comparison, group: Group, metrics: Sequence[str]) -> Comparison:
+    """With the metric, where there are several."""
+    metric = group[0].metric
+    return gap._replace(what=f"{metric}, {gap.what}", part=f"{gap.part} by {metric}") if len(metrics) > 1 else gap
+
+
+def _plain(m: Measurement) -> bool:
+    """Without registers, as the models of the first paper's orders are."""
+    return not m["num_registers"]
+
+
+def _paper_probe(m: Measurement) -> bool:
+    """Its Table 1 up to the heavier heads: the class token of four blocks, with all labels."""
+    return not is_grid_cell(m) and (m["blocks"], m["strategy"], m["label_share"]) == (4, "cls", 1.0)
+
+
+def _is_gated_cnn(m: Measurement) -> bool:
+    return bool(m["family"] == "gated_conv")
+
+
+def _is_visual_mamba(m: Measurement) -> bool:
+    return str(m["family"]).startswith("mamba")
+
+
+def _is_best_mamba(m: Measurement) -> bool:
+    return str(m["model"]).startswith(BEST_MAMBAS)
+
+
+auc_order = orders_families(["binary_auc"], keep=lambda m: is_final_map(m) and _plain(m))
+probe_order = first_measured(
+    orders_families(["probe_top1"], keep=lambda m: _plain(m) and _paper_probe(m)),
+    orders_families(["probe_top1"], keep=lambda m: is_headline(m) and _plain(m)),
+)
+segmentation_order = orders_families(["miou"], keep=_plain)
+detection_order = orders_families(["box_ap", "mask_ap"], keep=_plain)
+robustness_order = first_measured(
+    orders_families(["robust_top1"], keep=_plain), orders_families(["shifted_top1"], keep=_plain)
+)
+registers_probe_better = orders_groups(
+    ["probe_top1"],
+    {"Mamba-Reg": lambda m: bool(m["num_registers"]), "DinoVim": _plain},
+    keep=lambda m: m["family"] == "mamba2" and m["training"] == SELF_SUPERVISED and is_headline(m),
+    papers=_HEAVY,
+)
+gated_cnn_classifies_better = first_measured(
+    *(
+        orders_groups(
+            [metric],
+            {"a gated CNN": _is_gated_cnn, "a visual Mamba": _is_visual_mamba},
+            keep=lambda m: m["training"] == "supervised" and is_headline(m),
+        )
+        for metric in ("top1", "probe_top1")
+    )
+)
+_best_mambas_do_dense_better = orders_groups(
+    ["miou", "box_ap"], {"VMamba or LocalVMamba": _is_best_mamba, "a gated CNN": _is_gated_cnn}, papers=_MASK_RCNN
+)
+_other_mambas_do_dense_better = orders_groups(
+    ["miou", "box_ap"], {"a visual Mamba": _is_visual_mamba, "a gated CNN": _is_gated_cnn}, papers=_MASK_RCNN
+)
+
+
+def mamba_does_dense_better(evidence: Evidence) -> Verdict:
+    """Claim 23: of the Mambas that MambaOut names as the state of the art. Others are reported, and decide nothing:
+    MambaOut itself says that it surpasses some of them.
+    """
+    verdict = _best_mambas_do_dense_better(evidence)
+    if verdict.status != Status.NOT_MEASURED:
+        return verdict
+    other = _other_mambas_do_dense_better(evidence)
+    if other.status == Status.NOT_MEASURED:
+        return verdict
+    text = f"{NOT_MEASURED}: it needs VMamba or LocalVMamba; of other visual Mambas, {other.measured}"
+    return replace(verdict, measured=text, scale=other.scale)
+
+
+def rank_order(evidence: Evidence) -> Verdict:
+    """Claim 6: measured ranks; and where theory lets no block of a scan exceed what linear attention's reach, no larger
+    measurement could help.
+    """
+
+    def numerical(m: Measurement) -> bool:
+        return m["definition"] == "numerical"
+
+    verdict = orders_families(["off_diagonal_rank"], training=None, keep=numerical)(evidence)
+    found = evidence.select("off_diagonal_rank", keep=numerical)
+    scans, linear = (over_seeds(m for m in found if m["family"] == family) for family in RANKING[1:])
+    bounds = {_same_blocks(m): m.value for m in evidence.select("off_diagonal_rank_bound", keep=numerical)}
+    capped = [
+        f"no block of {a[0]['model']} can exceed {bound:.0f}, which those of {b[0]['model']} reach"
+        for a, b in mutual_pairs(scans, linear)
+        if (bound := bounds.get(_same_blocks(a[0]))) is not None and bound <= min(m.value for m in b)
+    ]
+    if not capped or verdict.status == Status.NOT_MEASURED:
+        return verdict
+    text = "; ".join([verdict.measured, *capped])
+    return replace(verdict, status=Status.CONTRADICTED, measured=text, proven=True)
+
+
+def _same_blocks(m: Measurement) -> tuple[Network, str]:
+    return Network.of(m), str(sorted(m.protocol.choices.items()))
+
+
+def _causal_costs(metric: str) -> Check:
+    def check(evidence: Evidence) -> Verdict:
+        found = evidence.select(metric, keep=lambda m: m["family"] == "attention" and is_headline(m))
+        seen, causal = (over_seeds(m for m in found if m["causal"] == wanted) for wanted in (False, True))
+        return verdict_of(
+            [
+                compare(visible, hidden, f"{metric} of {title(hidden)}: fully visible minus causal")
+                for hidden, visible in pairs(
+                    causal, seen, allowed=is_matched
+                )  # with or without a class token, as it is
+            ]
+        )
+
+    return check
+
+
+causal_mixing_costs = first_measured(*map(_causal_costs, ("top1", "probe_top1", "knn_top1")))

@@ -1,0 +1,91 @@
+"""config.json of a training run: written at every start, checked when the run resumes, restored where it was lost."""
+
+from collections.abc import Callable
+from typing import Any
+
+from mixlab.data.listed import ListedSource
+from mixlab.data.source import Source
+from mixlab.errors import InputError
+from mixlab.run import RunDirectory, provenance
+from mixlab.run.codec import to_json
+from mixlab.training.checkpoint import Checkpoints
+from mixlab.training.config import TrainConfig
+from mixlab.training.distributed import World, from_first
+from mixlab.training.image_list import as_listed, changed_list, write_list
+from mixlab.training.settings import check_settings, has_begun, is_built_in, note_changes, same_data
+
+Warn = Callable[[str], None]
+
+
+class RunRecord:
+    """What the directory of a run says about it. The first rank reads and writes it."""
+
+    def __init__(self, folder: RunDirectory, *, config: TrainConfig, data: str, world: World) -> None:
+        self.folder, self.config, self.data, self.world = folder, config, data, world
+        self.content: dict[str, Any] = {}  # as written at this start
+        self._stored: dict[str, Any] = {}  # as found
+
+    @property
+    def changes(self) -> list[dict[str, Any]]:
+        """Of settings in the course of the run."""
+        return list(self.content.get("changes", []))
+
+    def open_source(self, warn: Warn) -> Source[Any]:
+        """The data. Where a run resumes and images were removed, or added, the others keep their numbers."""
+        source = self.config.method.open(self.data)
+        listed = None
+        if self.world.is_first and has_begun(self.folder) and not is_built_in(self.data) and not self._has_moved():
+            listed = changed_list(self.folder.path, source)
+        if (listed := from_first(listed)) is not None:
+            source, note = as_listed(source, listed, name=self.data)
+            warn(note)
+        return source
+
+    def check(self, checkpoints: Checkpoints, warn: Warn) -> None:
+        """Refuse to resume another run."""
+        copy = None
+        if not (self.folder.path / "config.json").is_file():
+            found = checkpoints.newest(warn)
+            copy = found.state.get("config") if found else None
+            if copy is not None:
+                warn(f"{self.folder.path / 'config.json'} is gone; it is restored from the checkpoint")
+        self._stored = check_settings(self.folder, data=self.data, config=self.config, copy=copy)
+
+    def write(self, about: dict[str, Any], source: Source[Any], *, step: int) -> None:
+        """Everything needed to repeat the run; `about` is what the loop knows of it. Every start adds a session."""
+        stored, settings = self._stored, to_json(self.config)
+        origin = provenance(seed=self.config.seed, device=str(self.world.device))
+        session = {**origin, "world_size": self.world.size, "from_step": step}
+        if isinstance(source, ListedSource):
+            session["num_removed_images"] = source.num_removed
+        elif not is_built_in(self.data):
+            write_list(self.folder.path, source)
+        changes = note_changes(stored, settings, step=step)
+        failed, sessions = stored.get("failed"), stored.get("sessions")
+        still_failed = isinstance(failed, dict) and failed.get("step", 0) > step
+        self.content = {
+            **{key: stored.get(key, value) for key, value in origin.items()},
+            "data": self.data,
+            "num_images": len(source),
+            "classes": list(source.classes),
+            "settings": settings,
+            **about,
+            **({"changes": changes} if changes else {}),
+            **({"failed": failed} if still_failed else {}),
+            "sessions": [*(sessions if isinstance(sessions, list) else []), session],
+        }
+        self.folder.write_config(self.content)
+
+    def note_failure(self, step: int) -> None:
+        """The loss was not finite: until it is beyond the step, the run may resume with other `settings.CURES`."""
+        if self.world.is_first:
+            failed = {"step": step, "why": "the loss or its gradient is not finite"}
+            self.folder.write_config({**self.content, "failed": failed})
+
+    def _has_moved(self) -> bool:
+        """Whether the run was started on other data; `check` then refuses it."""
+        try:
+            known = self.folder.read_config().get("data")
+        except (OSError, InputError):
+            return False
+        return not isinstance(known, str) or not same_data(known, self.data)
