@@ -25,14 +25,12 @@ class Network:
     model: str  # a name of the zoo, or timm/NAME
     training: Training
     title: str  # as the papers call it
-    variant: str = ""  # what `settings` make of it
-    settings: tuple[str, ...] = ()
     timm_name: str = ""  # timm's name of the classifier whose weights were released
     tiny: tuple[str, ...] = ()  # settings of its stand-in alone
 
     @property
     def key(self) -> str:
-        return "-".join(filter(None, (self.model.removeprefix("timm/"), self.variant, self.training)))
+        return f"{self.model.removeprefix('timm/')}-{self.training}"
 
     @property
     def family(self) -> str:
@@ -105,7 +103,7 @@ def training_step(setting: ItemSetting, network: Network) -> tuple[Step, HoursEs
     recipe = setting.recipe(network)
     assert recipe is not None, network
     method = "dino" if network.training != "supervised" else "supervised"
-    changes = (*network.settings, *_tiny(network)) if setting.is_tiny else network.settings
+    changes = _tiny(network) if setting.is_tiny else ()
     parts = () if setting.is_tiny else (f"accumulate={PARTS[method]}",)
     step = Step(
         name,
@@ -130,9 +128,10 @@ def training_of(setting: ItemSetting, network: Network) -> tuple[str, ...]:
 
 
 def _tiny(network: Network) -> tuple[str, ...]:
+    steps = TINY_STEPS if network.training == "supervised" else (*TINY_STEPS, "method.frozen_prototype_epochs=0")
     if network.family == "mambaout":
-        return (*TINY_STEPS, *network.tiny)
-    return (f"model.dim={TINY_DIMS[network.size]}", "model.depth=2", *TINY_STEPS, *network.tiny)
+        return (*steps, *network.tiny)
+    return (f"model.dim={TINY_DIMS[network.size]}", "model.depth=4", *steps, *network.tiny)
 
 
 def _sets(settings: tuple[str, ...]) -> tuple[str, ...]:
