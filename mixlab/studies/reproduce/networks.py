@@ -9,6 +9,7 @@ from mixlab.backbones.zoo import ZOO
 from mixlab.recipes import RECIPES, find_recipe
 from mixlab.studies.reproduce.hours import NUM_TRAIN, HoursEstimate, estimate_hours
 from mixlab.studies.steps import Step
+from mixlab.training.settings import override
 
 Training = Literal["dino", "supervised", "dinov2"]
 Scale = Literal["full", "tiny"]
@@ -25,6 +26,7 @@ class Network:
     model: str  # a name of the zoo, or timm/NAME
     training: Training
     title: str  # as the papers call it
+    settings: tuple[str, ...] = ()  # beyond its recipe
     timm_name: str = ""  # timm's name of the classifier whose weights were released
     tiny: tuple[str, ...] = ()  # settings of its stand-in alone
 
@@ -103,7 +105,7 @@ def training_step(setting: ItemSetting, network: Network) -> tuple[Step, HoursEs
     recipe = setting.recipe(network)
     assert recipe is not None, network
     method = "dino" if network.training != "supervised" else "supervised"
-    changes = _tiny(network) if setting.is_tiny else ()
+    changes = _tiny(network) if setting.is_tiny else network.settings
     parts = () if setting.is_tiny else (f"accumulate={PARTS[method]}",)
     step = Step(
         name,
@@ -117,7 +119,7 @@ def training_step(setting: ItemSetting, network: Network) -> tuple[Step, HoursEs
         here=(*_sets(parts), *setting.on),
         trains=place,
     )  # fmt: skip
-    config = find_recipe(recipe)
+    config = override(find_recipe(recipe), changes)
     hours = None if setting.is_tiny else estimate_hours(method, network.model, NUM_TRAIN * config.epochs)
     return step, hours
 
