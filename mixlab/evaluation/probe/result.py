@@ -80,8 +80,14 @@ class ProbeResult:
                 found.append(self._measured(scores, number, where))
             for number, head in enumerate(scores.heads):
                 if tuple(head) in paper.ABLATIONS and scores.finite[number] and len(scores.heads) > 1:
-                    rates = {"lrs": (head.lr,), "weight_decays": (head.weight_decay,)}
-                    where = replace(protocol, blocks=head.blocks, strategy=head.strategy, heads=ONE_HEAD, **rates)
+                    where = replace(
+                        protocol,
+                        blocks=head.blocks,
+                        strategy=head.strategy,
+                        heads=ONE_HEAD,
+                        lrs=(head.lr,),
+                        weight_decays=(head.weight_decay,),
+                    )
                     found.append(self._measured(scores, number, where))
         return found
 
