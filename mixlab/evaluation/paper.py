@@ -22,7 +22,7 @@ TABLE_1 = {
     ("dinovim_base", 6144): 78.3,
     ("dinomambareg_base", 6144): 78.5,
 }
-# These heads read class token and mean of the last block, as DINO's of ViT-B; the others the class token of more blocks.
+# Their heads read class token and mean of the last block, as DINO's of ViT-B; the others class tokens of more blocks.
 READ_AS_DINO = ("vit_base", "linearvit_base")
 
 # How the networks of its tables were pretrained, as far as it decides what they know; in the names of `DinoConfig`.
