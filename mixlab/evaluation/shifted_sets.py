@@ -78,14 +78,24 @@ class SetScore:
     unreadable: dict[str, str] = field(default_factory=dict)
     unlabelled: int = 0  # ReaL: images without a label
     unnamed: dict[str, int] = field(default_factory=dict)  # ReaL: folders with images whose name gives no number
+    answers: str = ""  # the number of each image with + for right and - for wrong: "12+ 13-"
 
     @property
     def accuracy(self) -> Accuracy:
-        return Accuracy(self.correct, self.n)
+        answers = sorted((int(each[:-1]), each[-1] == "+") for each in self.answers.split())
+        if len(answers) < self.n:  # parts of an older version kept none
+            return Accuracy(self.correct, self.n)
+        return Accuracy.of([right for _, right in answers])
+
+    def take(self, number: int, right: bool) -> None:
+        """The answer of one image."""
+        self.correct, self.n = self.correct + right, self.n + 1
+        self.answers += f" {number}{'+' if right else '-'}"
 
     def add(self, other: SetScore) -> None:
         """Another part of the same set. What was left out before images were read is the whole set's in every part."""
         self.correct, self.n = self.correct + other.correct, self.n + other.n
+        self.answers = f"{self.answers} {other.answers}"
         self.unreadable |= other.unreadable
 
     def notes(self) -> list[str]:
@@ -113,6 +123,10 @@ def find_sets(root: Path) -> dict[str, Path]:
             f"{root} is not a folder; give one that holds imagenet-a, sketch, val, ..., or NAME=FOLDER"
         )
     here = {part.name.lower(): part for part in root.iterdir() if part.is_dir()}
+    for wrapper in ("imagenet", "imagenetv2"):  # imagenet/val, and the three of V2 in a folder of their own
+        if wrapper in here:
+            inner = {part.name.lower(): part for part in here[wrapper].iterdir() if part.is_dir()}
+            here = inner | here
     found = {}
     for name, robust_set in SETS.items():
         folder = next((here[wanted.lower()] for wanted in robust_set.folders if wanted.lower() in here), None)
@@ -156,8 +170,14 @@ class SetImages(Subset[Tensor]):
         super().__init__(source, list(answers))
         self.answers = list(answers.values())
         if not answers:
+            flat = [*self.score.strange_folders] == ["."]
+            advice = (
+                "All images lie in one folder: sort them into class folders; `mixlab reproduce ITEM --root` does that "
+                "for ImageNet-1k by links. "
+            )
             raise InputError(
                 f"{folder} has no image that can be scored as {robust_set.title}, which has {robust_set.layout}. "
+                + (advice if flat else "")
                 + " ".join(self.score.notes())
             )
 

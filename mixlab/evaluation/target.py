@@ -18,8 +18,10 @@ from torch import nn
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.weights import build_architecture, model_from_file
+from mixlab.backbones.weights.reading import read_epoch
 from mixlab.backbones.zoo import SHIPPED, SHIPPED_TRAINING, create_model
 from mixlab.errors import InputError
+from mixlab.evaluation.paper import pretrained_as_published, pretraining_epochs
 from mixlab.run import UNTRAINED, RunDirectory, Subject, codec
 from mixlab.training.checkpoint import Checkpoints
 from mixlab.training.distributed import choose_device, make_current
@@ -37,6 +39,7 @@ class Target:
     weights: str | None = None  # where they come from; None: untrained
     probe_accuracy: float | None = None  # of the linear probes in its run, where there are any
     register_accuracies: tuple[float, ...] = ()  # linear probes on single registers, in their order
+    published: bool = False  # pretrained as the networks of Dino-Mamba's tables: their figures may stand beside its own
 
     @cached_property
     def subject(self) -> Subject:
@@ -52,6 +55,7 @@ class Target:
             causal=self.backbone.is_causal,
             weights=network_digest(self.backbone),
             native_image=self.backbone.image,
+            native_crop_share=self.backbone.crop_share,
         )
 
     @property
@@ -109,6 +113,8 @@ def load_target(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # as an untrained twin is
             backbone, origin = create_model(name, weights=weights), weights
+        if weights and training == "dino" and Path(weights).is_file():
+            known["published"] = read_epoch(weights) == pretraining_epochs(name)
     if origin is None and training not in (None, UNTRAINED):
         raise InputError(
             f"--training {training} is given for {name}, which has no weights and is untrained; add --weights FILE"
@@ -183,6 +189,7 @@ def _load_run(place: Path) -> tuple[Backbone, str, dict[str, Any]]:
     """Its backbone, where its weights are, and what its config and its results say."""
     run, exported = RunDirectory(place), place / "weights.safetensors"
     config = run.read_config() if (place / "config.json").is_file() else {}
+    _check_objects(config, place / "config.json")
     if not config and (found := Checkpoints(place / "checkpoints", keep=1).newest(_warn)):  # it was deleted
         config = found.state.get("config", {})
     if exported.is_file():
@@ -196,6 +203,7 @@ def _load_run(place: Path) -> tuple[Backbone, str, dict[str, Any]]:
         "seed": config.get("seed") if isinstance(config.get("seed"), int) else None,
         "probe_accuracy": max((found.value for found in probes if found["register"] is None), default=None),
         "register_accuracies": tuple(by_register[index] for index in sorted(by_register)),
+        "published": exported.is_file() and pretrained_as_published(backbone.name, config),
     }
     return backbone, str(origin), known
 
@@ -243,6 +251,16 @@ def restore_stopped(run: RunDirectory, config: dict[str, Any]) -> tuple[Recipe, 
 
 
 _FIELDS_TO_REBUILD = {"architecture": dict, "classes": list, "total_steps": int, "steps_per_epoch": int}
+
+
+def _check_objects(config: dict[str, Any], file: Path) -> None:
+    """Refuse settings that are not objects with fields, as far down as they are read here."""
+    for path in (("settings",), ("settings", "method"), ("settings", "model"), ("settings", "model", "fields")):
+        part: Any = config
+        for name in path:
+            part = part.get(name, {})
+        if not isinstance(part, dict):
+            raise InputError(f"{file}: {'.'.join(path)} is {str(part)[:40]!r}, not an object with fields; correct it")
 
 
 def _method_of(config: dict[str, Any]) -> str | None:

@@ -25,6 +25,7 @@ def _is_whole(value: Any) -> bool:
 TEXT: Rule = ("text", lambda value: isinstance(value, str))
 WHOLE: Rule = ("a whole number", _is_whole)
 COUNT: Rule = ("a whole number from 0 on", lambda value: _is_whole(value) and value >= 0)
+DIGITS: Rule = ("a whole number from 0 to 20", lambda value: _is_whole(value) and 0 <= value <= 20)
 NUMBER: Rule = ("a finite number", _is_number)
 POSITIVE: Rule = ("a number above 0", lambda value: _is_number(value) and value > 0)
 FLAG: Rule = ("true or false", lambda value: isinstance(value, bool))
@@ -128,6 +129,19 @@ FORMS: dict[str, dict[str, Rule]] = {
         "claims.*.note?": TEXT,
     },
     "cost": {"subject.label": TEXT, "subject.model?": TEXT, "subject.training?": TEXT, "macs": NUMBER},
+    "reproduce": {
+        **dict.fromkeys(("item", "title", "paper", "place"), TEXT),
+        "note~": TEXT,
+        "scale~": TEXT,
+        "rows": ITEMS,
+        "rows.*.row": PLAIN,
+        "rows.*.column": PLAIN,
+        **{f"rows.*.{name}~": NUMBER for name in ("ours", "low", "high", "paper", "difference")},
+        **{f"rows.*.{name}~": NUMBER for name in ("difference_low", "difference_high")},
+        "rows.*.said?": PLAIN,
+        "rows.*.digits": DIGITS,
+        "rows.*.n~": COUNT,
+    },
     "scaling": {
         "precision": TEXT,
         "rows": ITEMS,
