@@ -26,6 +26,7 @@ from typing import Any
 
 from mixlab.backbones.zoo import list_models
 from mixlab.errors import InputError
+from mixlab.evaluation.dense_recipe import MAMBAOUT_DROP_PATH
 from mixlab.evaluation.detection.recipe import detect, detect_64
 from mixlab.evaluation.methods import train_config
 from mixlab.evaluation.segmentation.recipe import SegmentConfig, segment, segment_64
@@ -48,7 +49,6 @@ from mixlab.training.views import ViewsConfig
 RECIPE_FAMILIES = ("vit", "linearvit", "dinovim", "dinomambareg", "gatedconv")
 DEIT_FAMILIES = ("vit", "linearvit")
 BIG_TRANSFORMERS = ("vit_base", "linearvit_base")
-MAMBAOUT_DROP_PATH = {"femto": 0.025, "kobe": 0.025, "tiny": 0.2, "small": 0.4, "base": 0.6}  # Table 5; kobe as femto
 MINI_IMAGE = 64  # px of a view: 8 x 8 patches
 MINI_DEPTHS = {"vit": 6, "linearvit": 6, "dinovim": 12, "dinomambareg": 12, "gatedconv": 12}  # 1.2 to 1.5 M parameters
 
@@ -337,8 +337,9 @@ def recipe_for(run: Path, name: str) -> TrainConfig:
     """The config of a recipe for a run; one that is older than some of its settings resumes as it recorded."""
     config, file = find_recipe(name), run / "config.json"
     stored = read_json(file) if file.is_file() else {}
-    if stored.get("recipe") == name and "settings" in stored and has_begun(RunDirectory(run)):
-        return train_config(stored["settings"]) if is_older(stored["settings"], type(config.method)) else config
+    settings = stored.get("settings")
+    if stored.get("recipe") == name and isinstance(settings, dict) and has_begun(RunDirectory(run)):
+        return train_config(settings) if is_older(settings, type(config.method)) else config
     return config
 
 

@@ -25,7 +25,8 @@ METHODS: dict[str, type[MethodConfig]] = {
 
 def train_config(settings: Mapping[str, Any]) -> TrainConfig:
     """The config of a training run from the settings in its config.json; newer fields are what the run did without."""
-    method = METHODS.get(settings.get("method", {}).get("kind"))
+    before = settings.get("method")
+    method = METHODS.get(str(before.get("kind"))) if isinstance(before, Mapping) else None
     stored = settings if method is None else as_recorded(settings, method)
     config = from_json(TrainConfig, stored, kinds={MethodConfig: METHODS}, where="settings")
     check_model(config.model)

@@ -6,19 +6,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.data.crops import normalise
-from mixlab.data.dense_batches import CropBatch, CropReader, CropRule
+from mixlab.data.dense_batches import MEAN_COLOUR, CropBatch, CropReader, CropRule
 from mixlab.data.loader import BatchLoader
 from mixlab.data.mask_formats import parse_label_maps
 from mixlab.data.masks import IGNORE, MaskSource
 from mixlab.data.source import at_most
 from mixlab.data.transforms import change_colours, draw_colours
 from mixlab.errors import InputError
-from mixlab.evaluation.dense_recipe import DenseConfig, DenseRecipe, DenseScores
+from mixlab.evaluation.dense_recipe import DenseConfig, DenseRecipe, DenseScores, published_drop_path
 from mixlab.evaluation.pyramid import Pyramid
 from mixlab.evaluation.segmentation.evaluate import score_label_maps
 from mixlab.evaluation.segmentation.upernet import Inference, Mode, Norm, Predictor, UperNet, resize
@@ -112,6 +113,7 @@ class SegmentRecipe(DenseRecipe):
                 norm=config.norm,
             ),
             backbone_lr=config.backbone_lr,
+            drop_path=config.drop_path,
         )
 
     def prepare(self, batch: CropBatch, part: BatchPart) -> tuple[Tensor, Tensor]:
@@ -138,13 +140,19 @@ class SegmentRecipe(DenseRecipe):
             num = len(images)
             drawn = draw_colours(num * part.num_parts, part.generator())[part.index * num : (part.index + 1) * num]
             images = change_colours(images, drawn.to(images.device, non_blocking=True))
-        return to_pixels_of(self.backbone, normalise(images).to(dtype))
+        mean = torch.tensor(MEAN_COLOUR, dtype=torch.uint8, device=images.device)[:, None, None]
+        beyond = (batch.masks == IGNORE) & (batch.images == mean).all(
+            dim=1
+        )  # the image: 0, whatever its colours became
+        return to_pixels_of(self.backbone, normalise(images).masked_fill(beyond[:, None], 0).to(dtype))
 
 
 def segment(model: ModelConfig) -> TrainConfig:
     """UperNet on ADE20K: Dino-Mamba, "Semantic Segmentation Settings", and MambaOut §4.4. 160,000 steps of 16 crops."""
     return TrainConfig(
-        method=SegmentConfig(score_every_epochs=13),  # of 1,263 steps: about every 16,000
+        method=SegmentConfig(
+            drop_path=published_drop_path(model.name), score_every_epochs=13
+        ),  # of 1,263 steps: about every 16,000
         model=model,
         optim=OptimConfig(
             lr=1e-4 if model.name.startswith("mambaout") else 6e-5,

@@ -116,8 +116,9 @@ def scan(dtype: torch.dtype, *, state: int, width: int, length: int, heads: int 
 def selective_scan(dtype: torch.dtype, *, scans: int, width: int, state: int) -> list[Launch]:
     shape = (8, 197, scans)
     q, k = _empty(*shape, 2 * state, dtype=dtype).split(state, dim=-1)
-    inputs = (_empty(*shape, width, dtype=dtype), _empty(*shape, width), _empty(scans, width, state))
-    return _launches(lambda: selective_op._scan(q, k, *inputs, _empty(scans, width), scans // 2))
+    inputs = (_empty(*shape, width, dtype=dtype), _empty(*shape, width, dtype=dtype), _empty(scans, width, state))
+    skip, bias = _empty(scans, width), _empty(scans, width)
+    return _launches(lambda: selective_op._scan(q, k, *inputs, skip, bias, scans // 2))
 
 
 def mixer(
