@@ -76,7 +76,7 @@ class Mamba1(TokenMixer):
         x, gate = self.in_proj(x).chunk(2, dim=-1)
         orders = scan_orders(self.config.scans, grid, x.shape[1], x.device)
         v = self.convolved(orders.arrange(x, len(self.config.scans)))
-        return self.selection(v, orders, self.config.scans), gate
+        return self.selection(v, orders, self.config.scans, grid), gate
 
     def convolved(self, places: Tensor) -> Tensor:
         """(B, T, S, E): each scan under its own filter, which looks back along it."""

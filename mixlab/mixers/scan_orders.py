@@ -41,6 +41,7 @@ class ScanOrders:
     tokens: Tensor | None  # (S, T): the token at each place; None where every scan is the sequence itself
     num_tokens: int  # of the sequence and of the padding
     num_reverse: int = 0
+    num_padding: int = 0  # of `num_tokens`, those that pad the grid
 
     def arrange(self, x: Tensor, num_scans: int) -> Tensor:
         """Tokens (B, L, F) in the order of each scan (B, T, S, F); padding is zero."""
@@ -55,7 +56,7 @@ class ScanOrders:
         y = y.transpose(1, 2)
         if self.tokens is None:
             return y
-        places = self.places()
+        places = self.places().to(y.device)
         if y.shape[2] < self.num_tokens:
             y = F.pad(y, (0, 0, 0, 1))
         offsets = torch.arange(places.shape[0], device=y.device)[:, None] * y.shape[2]
@@ -85,13 +86,14 @@ def scan_orders(kinds: Sequence[str], grid: Grid, num_tokens: int, device: torch
         for kind, back in zip(kinds, read_back, strict=True)
     ]
     if all("skip" in kind for kind in kinds):
-        return ScanOrders(torch.stack(walks), grid_cells(grid, 2, device).numel(), num_reverse)
+        padded = grid_cells(grid, 2, device).numel()
+        return ScanOrders(torch.stack(walks), padded, num_reverse, padded - num_tokens)
     longest = max(walk.shape[0] for walk in walks)
     filled = []
     for walk, back in zip(walks, read_back, strict=True):
         filler = torch.arange(walk.shape[0], longest, device=device)
         filled.append(torch.cat([filler, walk] if back else [walk, filler]))
-    return ScanOrders(torch.stack(filled), longest, num_reverse)
+    return ScanOrders(torch.stack(filled), longest, num_reverse, longest - num_tokens)
 
 
 def count_reverse(kinds: Sequence[str]) -> int:

@@ -63,6 +63,7 @@ def test_without_runs_only_theorems_have_a_verdict_and_claim_five_fails() -> Non
         if settled == "not measured":
             assert entry.verdict.measured.endswith(f"`{entry.claim.command}` measures it")
     assert entries[5].verdict.value == 1
+    assert "each of its masks has rank 1, their sum" in entries[5].verdict.measured
     json.dumps([entry.to_json() for entry in entries.values()], allow_nan=False)
 
 
