@@ -10,7 +10,7 @@ from torch.fx import wrap
 
 from mixlab.mixers.mixer import ALL, Mixing
 from mixlab.mixers.scan_orders import ScanOrders
-from mixlab.ops.selective_scan.op import selective_scan
+from mixlab.ops.selective_scan.op import selective_scan, softplus_steps
 from mixlab.ops.selective_scan.reference import selective_scan_matrix, steps_between
 
 wrap("selective_scan")
@@ -21,7 +21,8 @@ class SelectiveMixing(Mixing):
     """Σ_n q_n k_nᵀ ∘ decay_n ∘ triangle, times dt, plus skip I: one head per channel, scan after scan.
 
     q, k (B, T, S, N), shared by the channels of a scan; v, dt (B, T, S, E); A (S, E, N); skip (S, E): all in the order
-    of their scan. Values and matrices are in image order; cells that pad the grid to whole windows come last.
+    of their scan. With `dt_bias` (S, E), dt is raw: steps are the softplus of both. Values and matrices are in image
+    order; cells that pad the grid to whole windows come last.
     """
 
     q: Tensor
@@ -32,6 +33,11 @@ class SelectiveMixing(Mixing):
     skip: Tensor
     orders: ScanOrders
     scans: tuple[str, ...]  # the kind of each
+    dt_bias: Tensor | None = None
+
+    @property
+    def steps(self) -> Tensor:
+        return self.dt if self.dt_bias is None else softplus_steps(self.dt, self.dt_bias)
 
     @property
     def values(self) -> Tensor:  # type: ignore[override]
@@ -42,13 +48,13 @@ class SelectiveMixing(Mixing):
         return self.skip.numel()
 
     def apply(self) -> Tensor:
-        y = selective_scan(self.q, self.k, self.v, self.dt, self.A, self.skip, num_reverse=self.orders.num_reverse)
-        return self._heads(y)
+        inputs = (self.q, self.k, self.v, self.dt, self.A, self.skip)
+        return self._heads(selective_scan(*inputs, dt_bias=self.dt_bias, num_reverse=self.orders.num_reverse))
 
     def matrix(self, heads: slice = ALL) -> Tensor:
         scan, channel = self._chosen(heads)
         q, k = (self._from_left(t[:, :, scan], scan) for t in (self.q, self.k))
-        dt = self._from_left(self.dt[:, :, scan, channel], scan)
+        dt = self._from_left(self.steps[:, :, scan, channel], scan)
         matrix = selective_scan_matrix(q, k, dt, self.A[scan, channel], self.skip[scan, channel])
         return self._in_image_order(matrix, scan)
 
@@ -56,7 +62,7 @@ class SelectiveMixing(Mixing):
         """The decay of one state with its triangle (B, h, L, L). Each is a product of a column and a row off the
         diagonal; a matrix sums N of them, each with weights of its own."""
         scan, channel = self._chosen(heads)
-        dt = self._from_left(self.dt[:, :, scan, channel], scan)
+        dt = self._from_left(self.steps[:, :, scan, channel], scan)
         decay = (steps_between(dt) * self.A[scan, channel, state][:, None, None]).exp().tril()
         return self._in_image_order(decay, scan)
 
@@ -123,8 +129,7 @@ class Selection(nn.Module):
         projected = torch.einsum("btse,sre->btsr", v, self.x_proj.to(v.dtype))
         low, k, q = projected.split([self.rank, self.state, self.state], dim=-1)
         dt = torch.einsum("btsr,ser->btse", low, self.dt_weight.to(low.dtype))
-        dt = F.softplus(dt.to(self.dt_bias.dtype) + self.dt_bias)
-        return SelectiveMixing(q, k, v, dt, -self.A_log.exp(), self.skip, orders, scans)
+        return SelectiveMixing(q, k, v, dt, -self.A_log.exp(), self.skip, orders, scans, self.dt_bias)
 
 
 class ChannelGate(nn.Module):
