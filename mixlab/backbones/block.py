@@ -90,10 +90,10 @@ class Layer(nn.Module):
         depth: int,
         mixer: MixerConfig,
         norm: NormKind,
-        norm_eps: float | None,
+        norm_eps: float | None = None,
         mlp_ratio: float,
         drop_path: float,
-        local_conv: bool,
+        local_conv: bool = False,
     ) -> None:
         super().__init__()
         self.norm = AddNorm(dim, norm, norm_eps)

@@ -73,22 +73,16 @@ TABLE_1_BACKBONES = {
     "vit_small": 21, "vit_base": 85, "linearvit_base": 85, "dinovim_tiny": 10, "dinovim_small": 40, "dinovim_base": 88,
     "dinomambareg_base": 88,
 }  # fmt: skip
-WIDTHS = {
-    "vit_small": 384, "vit_base": 768, "linearvit_base": 768, "dinovim_tiny": 256, "dinovim_small": 512,
-    "dinovim_base": 768, "dinomambareg_base": 768,
-}  # fmt: skip
 LIGHT, HEAVY, GRID = "probe", "heavy", "grid"  # names of probes; `robust` reads "probe"
 Work = Callable[[ItemSetting, Sequence[Network]], Iterator[Planned]]
 
 
 def _of(model: str) -> tuple[str, ...]:
     """Which heads Table 1 has of a model."""
-    return tuple(_head(*key) for key in paper.TABLE_1 if key[0] == model)
+    return tuple(_head(width) for name, width in paper.TABLE_1 if name == model)
 
 
-def _head(model: str, blocks: int, strategy: str) -> str:
-    """Heads of 1,536 features are the light ones."""
-    width = blocks * WIDTHS[model] * len(strategy.split("+"))
+def _head(width: int) -> str:
     return LIGHT if width == LIGHT_WIDTH else HEAVY
 
 
@@ -180,8 +174,8 @@ def _scores(item: str, study: str, networks: Sequence[Network]) -> tuple[PaperFi
 
 
 def _table1_cells() -> Iterator[PaperFigure]:
-    for (model, blocks, strategy), value in paper.TABLE_1.items():
-        network, name = DINO[model], _head(model, blocks, strategy)
+    for (model, width), value in paper.TABLE_1.items():
+        network, name = DINO[model], _head(width)
         title = network.title if name == LIGHT else f"{network.title}, heavy head"
         yield PaperFigure(title, "top-1, %", value, readings.probe_best(network, name), network)
     for model, count in TABLE_1_BACKBONES.items():
