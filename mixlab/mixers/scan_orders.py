@@ -14,6 +14,7 @@ skip0 .. skip3  every second cell in both directions: even rows and columns; odd
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -48,13 +49,13 @@ class ScanOrders:
         if self.tokens is None:
             return x.unsqueeze(2).expand(-1, -1, num_scans, -1)
         padded = F.pad(x, (0, 0, 0, self.num_tokens - x.shape[1]))
-        return _Arrange.apply(padded, self) if x.requires_grad and torch.is_grad_enabled() else self._taken(padded)
+        return _Arrange.apply(padded, self) if _differentiates(x) else self._taken(padded)
 
     def restore(self, y: Tensor) -> Tensor:
         """Places (B, T, S, F) back in image order (B, S, L, F), padding last; zero for tokens that a scan skips."""
         if self.tokens is None:
             return y.transpose(1, 2)
-        return _Restore.apply(y, self) if y.requires_grad and torch.is_grad_enabled() else self._put_back(y)
+        return _Restore.apply(y, self) if _differentiates(y) else self._put_back(y)
 
     def _taken(self, padded: Tensor) -> Tensor:
         assert self.tokens is not None
@@ -62,11 +63,12 @@ class ScanOrders:
         return places.unflatten(1, tuple(self.tokens.shape)).transpose(1, 2)
 
     def _put_back(self, y: Tensor) -> Tensor:
-        y, places = y.transpose(1, 2), self.places()
+        y, places = y.transpose(1, 2), self.places
         if y.shape[2] < self.num_tokens:
             y = F.pad(y, (0, 0, 0, 1))
         return _by_scan(y, places)
 
+    @cached_property
     def places(self) -> Tensor:
         """(S, L): the place of each token; T for a token that the scan skips."""
         assert self.tokens is not None
@@ -80,6 +82,11 @@ def _by_scan(x: Tensor, numbers: Tensor) -> Tensor:
     """Rows of (B, S, L, F) by numbers (S, T), scan by scan: (B, S, T, F)."""
     offsets = torch.arange(numbers.shape[0], device=x.device)[:, None] * x.shape[2]
     return x.flatten(1, 2).index_select(1, (numbers + offsets).flatten()).unflatten(1, tuple(numbers.shape))
+
+
+def _differentiates(x: Tensor) -> bool:
+    """Whether a gradient will be asked for; a compiler makes its own."""
+    return x.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
 class _Arrange(torch.autograd.Function):
@@ -106,12 +113,27 @@ class _Restore(torch.autograd.Function):
         return _by_scan(gradients[0], ctx.orders.tokens).transpose(1, 2), None
 
 
+_kept: dict[tuple[object, ...], ScanOrders] = {}  # every layer of every pass asks for the same few
+
+
 @wrap
 def scan_orders(kinds: Sequence[str], grid: Grid, num_tokens: int, device: torch.device) -> ScanOrders:
-    """The orders of a sequence of `num_tokens` on a grid; a single extra token stands in the middle and stays there.
+    """The orders of a sequence of `num_tokens` on a grid; a single extra token stands in the middle and stays there."""
+    if torch.compiler.is_compiling():
+        return _make_orders(kinds, grid, num_tokens, device)
+    key = (tuple(kinds), tuple(grid), num_tokens, device)
+    if key not in _kept:
+        with torch.inference_mode(False):  # passes with gradients use them, too
+            made = _make_orders(kinds, grid, num_tokens, device)
+            if type(made.tokens) is not Tensor:  # nothing to keep, or a tensor without numbers
+                return made
+            _ = made.places
+        _kept[key] = made
+    return _kept[key]
 
-    Scans that end together with fewer places than others are filled up with padding that comes last.
-    """
+
+def _make_orders(kinds: Sequence[str], grid: Grid, num_tokens: int, device: torch.device) -> ScanOrders:
+    """Scans that end together with fewer places than others are filled up with padding that comes last."""
     num_reverse = count_reverse(kinds)
     read_back = [index >= len(kinds) - num_reverse for index in range(len(kinds))]
     if all((kind == "backward") == back and kind in SEQUENCE for kind, back in zip(kinds, read_back, strict=True)):

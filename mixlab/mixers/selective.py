@@ -92,7 +92,7 @@ class SelectiveMixing(Mixing):
         matrix = torch.where(self._is_reverse(scan)[:, None, None], matrix.flip(-1, -2), matrix)
         if self.orders.tokens is None:
             return matrix
-        places = self.orders.places()[scan]  # (h, L)
+        places = self.orders.places[scan]  # (h, L)
         if matrix.shape[-1] < self.orders.num_tokens:
             matrix = F.pad(matrix, (0, 1, 0, 1))
         batch, length = matrix.shape[0], matrix.shape[-1]
@@ -126,10 +126,21 @@ class Selection(nn.Module):
 
     def forward(self, v: Tensor, orders: ScanOrders, scans: tuple[str, ...]) -> SelectiveMixing:
         """Values (B, T, S, E) in the order of each scan -> their mixing."""
-        projected = torch.einsum("btse,sre->btsr", v, self.x_proj.to(v.dtype))
-        low, k, q = projected.split([self.rank, self.state, self.state], dim=-1)
-        dt = torch.einsum("btsr,ser->btse", low, self.dt_weight.to(low.dtype))
+        rank = -(-self.rank // 8) * 8 if v.is_cuda else self.rank  # GPUs multiply rows of eight numbers faster
+        inward, outward = _padded(self.x_proj, self.rank, rank), F.pad(self.dt_weight, (0, rank - self.rank))
+        projected = torch.einsum("btse,sre->btsr", v, inward.to(v.dtype))
+        low, k, q, _ = projected.split([rank, self.state, self.state, inward.shape[1] - rank - 2 * self.state], dim=-1)
+        dt = torch.einsum("btsr,ser->btse", low, outward.to(low.dtype))
         return SelectiveMixing(q, k, v, dt, -self.A_log.exp(), self.skip, orders, scans, self.dt_bias)
+
+
+def _padded(x_proj: Tensor, rank: int, padded_rank: int) -> Tensor:
+    """Weights (S, rank + 2N, E) with rows of zeros behind the first `rank`, and at the end to a multiple of eight."""
+    if rank == padded_rank:
+        return x_proj
+    low, rest = x_proj.split([rank, x_proj.shape[1] - rank], dim=1)
+    rows = padded_rank + rest.shape[1]
+    return torch.cat([F.pad(low, (0, 0, 0, padded_rank - rank)), F.pad(rest, (0, 0, 0, -rows % 8))], dim=1)
 
 
 class ChannelGate(nn.Module):
