@@ -187,7 +187,7 @@ class Trainer:
     def stop_if_asked(self, stop: StopRequests) -> None:
         """`Stopped` on every rank, where any was asked to stop."""
         if any_rank(stop.asked()):
-            raise Stopped(max(from_all(stop.number or 0)), self.step)
+            raise Stopped(stop.agreed(), self.step)
 
     def start_or_resume(self) -> None:
         """Agree on the settings with what is in the directory, and put back the newest good checkpoint."""

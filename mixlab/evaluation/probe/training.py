@@ -195,9 +195,9 @@ class ProbeTrainer:
                 losses = self.grid.step(features, labels, lr_scale=self._lr_scale())
                 self.step += 1
                 progress(1)
-                if any_rank(stop.number is not None):
+                if any_rank(stop.asked()):
                     self._save()
-                    raise Stopped(max(from_all(stop.number or 0)), self.step)
+                    raise Stopped(stop.agreed(), self.step)
                 if self.step % self.stream.steps_per_epoch:
                     continue
                 epoch = self.step // self.stream.steps_per_epoch
