@@ -6,7 +6,7 @@ dino_FAMILY_mini, supervised_FAMILY_mini, segment_FAMILY_mini
                        Families share all but the depth (without an MLP a layer is half as large) and the learning rate,
                        which the study tunes; the length is given in steps, so it does not depend on the data set
 dino_FAMILY_tiny64     DINO on 64 px images such as `shapes`: minutes on two cores
-supervised_NAME        classification on ImageNet, MambaOut Table 5
+supervised_NAME        classification on ImageNet: MambaOut Table 5; for vit_*, vit_causal_* and linearvit_* DeiT's
 supervised_FAMILY_tiny64, supervised_mambaout_femto64
 segment_NAME           UperNet on ADE20K, both papers
 segment_FAMILY_tiny64, segment_mambaout_femto64
@@ -27,7 +27,7 @@ from mixlab.errors import InputError
 from mixlab.evaluation.detection.recipe import detect, detect_64
 from mixlab.evaluation.methods import train_config
 from mixlab.evaluation.segmentation.recipe import SegmentConfig, segment, segment_64
-from mixlab.run.directory import read_json
+from mixlab.run.directory import RunDirectory, read_json
 from mixlab.training.config import (
     CheckpointConfig,
     DataConfig,
@@ -38,9 +38,11 @@ from mixlab.training.config import (
     TrainConfig,
 )
 from mixlab.training.dino import DinoConfig
+from mixlab.training.settings import has_begun, is_older
 from mixlab.training.supervised import SupervisedConfig
 
 RECIPE_FAMILIES = ("vit", "linearvit", "dinovim", "dinomambareg", "gatedconv")
+DEIT_FAMILIES = ("vit", "linearvit")
 BIG_TRANSFORMERS = ("vit_base", "linearvit_base")
 MAMBAOUT_DROP_PATH = {"femto": 0.025, "kobe": 0.025, "tiny": 0.2, "small": 0.4, "base": 0.6}  # Table 5; kobe as femto
 MINI_IMAGE = 64  # px of a view: 8 x 8 patches
@@ -48,9 +50,12 @@ MINI_DEPTHS = {"vit": 6, "linearvit": 6, "dinovim": 12, "dinomambareg": 12, "gat
 
 
 def dino(name: str) -> TrainConfig:
-    """DINO on ImageNet as Dino-Mamba §5.1 has it: 100 epochs, batch 1024, 2 x 224 + 8 x 96 px."""
+    """DINO on ImageNet as Dino-Mamba §5.1 has it: 100 epochs, batch 1024, 2 x 224 + 8 x 96 px.
+
+    The teacher of a Mamba drops paths, as in Dino-Mamba's released code; other teachers do not, as in DINO's.
+    """
     return TrainConfig(
-        method=DinoConfig(),
+        method=DinoConfig(teacher_drop_path=name.startswith(("dinovim", "dinomambareg"))),
         model=ModelConfig(name=name, fields={"drop_path": 0.1}),
         optim=OptimConfig(
             lr=5e-4,
@@ -92,14 +97,53 @@ def dino_64(family: str) -> TrainConfig:
 
 
 def supervised(name: str, *, drop_path: float) -> TrainConfig:
-    """Classification on ImageNet as MambaOut, Table 5, has it: 300 epochs, batch 4096 (set `accumulate`)."""
+    """Classification on ImageNet as MambaOut, Table 5, has it: 300 epochs, batch 4096 (set `accumulate`).
+
+    What the table leaves out (the smallest rates, interpolation, draws of mixup) is from MambaOut's released code.
+    """
     field = "drop_path_rate" if name.startswith("mambaout") else "drop_path"
     return TrainConfig(
         method=SupervisedConfig(),
         model=ModelConfig(name=name, fields={field: drop_path}),
-        optim=OptimConfig(lr=4e-3, lr_batch=4096, warmup_epochs=20, weight_decay=0.05, weight_decay_end=0.05),
+        optim=OptimConfig(
+            lr=4e-3,
+            lr_batch=4096,
+            min_lr=1e-5,
+            warmup_epochs=20,
+            warmup_start=1e-6 / 4e-3,
+            weight_decay=0.05,
+            weight_decay_end=0.05,
+        ),
         epochs=300,
         batch=4096,
+    )
+
+
+def deit(name: str) -> TrainConfig:
+    """Classification on ImageNet as DeiT's released code has it, without distillation: 300 epochs, batch 1024.
+
+    MambaOut §5 and its Figure 3 (b), fully visible and causal ViTs, build on it.
+    """
+    method = SupervisedConfig(
+        mix_every=256,  # a process's batch, on four GPUs
+        erase_first=True,
+        interpolation="bicubic",
+        repeats=3,
+    )
+    return TrainConfig(
+        method=method,
+        model=ModelConfig(name=name, fields={"drop_path": 0.1}),
+        optim=OptimConfig(
+            lr=5e-4,
+            lr_batch=512,
+            min_lr=1e-5,
+            warmup_epochs=5,
+            warmup_start=1e-6 / 1e-3,
+            weight_decay=0.05,
+            weight_decay_end=0.05,
+        ),
+        epochs=300,
+        batch=1024,
     )
 
 
@@ -241,9 +285,10 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     },
     **{
         f"supervised_{name}": partial(supervised, name, drop_path=0.1)  # DeiT's rate, on which MambaOut §5 builds
-        for family in RECIPE_FAMILIES
+        for family in ("dinovim", "dinomambareg", "gatedconv")
         for name in list_models(f"{family}_*")
     },
+    **{f"supervised_{name}": partial(deit, name) for family in DEIT_FAMILIES for name in list_models(f"{family}_*")},
     **{f"supervised_{family}_tiny64": partial(supervised_64, family) for family in RECIPE_FAMILIES},
     "supervised_mambaout_femto64": partial(supervised_64, "mambaout"),
     **{f"segment_{name}": partial(segment, ModelConfig(name=name)) for name in list_models()},
@@ -253,6 +298,15 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     **{f"detect_{family}_tiny64": partial(detect_64, model_64(family)) for family in RECIPE_FAMILIES},
     "detect_mambaout_femto64": partial(detect_64, model_64("mambaout")),
 }
+
+
+def recipe_for(run: Path, name: str) -> TrainConfig:
+    """The config of a recipe for a run; one that is older than some of its settings resumes as it recorded."""
+    config, file = find_recipe(name), run / "config.json"
+    stored = read_json(file) if file.is_file() else {}
+    if stored.get("recipe") == name and "settings" in stored and has_begun(RunDirectory(run)):
+        return train_config(stored["settings"]) if is_older(stored["settings"], type(config.method)) else config
+    return config
 
 
 def find_recipe(name: str) -> TrainConfig:

@@ -62,6 +62,7 @@ class Backbone(  # type: ignore[call-arg]
     family: str  # the kind of its mixer, as in `mixlab.mixers.MIXERS`; "other" for what none of them describes
     is_causal: bool = False  # whether, in every layer, tokens see only those before them
     has_unused_parameters: bool = False  # whether some may get no gradient: DDP must look for them
+    crop_share: float = 0.875  # of each side, that the centre crop of an evaluation keeps: 224 of 256 (DINO, DeiT)
     pixel_mean: tuple[float, ...] = (0.485, 0.456, 0.406)  # ImageNet's, in [0, 1]
     pixel_std: tuple[float, ...] = (0.229, 0.224, 0.225)
 
@@ -121,6 +122,10 @@ class Backbone(  # type: ignore[call-arg]
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that are not decayed: all vectors, and those that a backbone adds."""
         return {name for name, parameter in self.named_parameters() if parameter.ndim < 2}
+
+    def token_names(self) -> set[str]:
+        """Those of `no_weight_decay` that are tokens and positions, which DINO decays and DeiT does not."""
+        return set()
 
     def preprocess(self, images: Tensor) -> Tensor:
         """Pixels uint8 (B, C, H, W), or one image (C, H, W), normalised: (B, C, H, W) on its device, in its dtype."""

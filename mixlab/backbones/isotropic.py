@@ -50,6 +50,11 @@ class IsotropicConfig:
                 raise InputError(f"{field} must be at least 1, got {getattr(self, field)}")
         if not 0 <= self.drop_path < 1:
             raise InputError(f"drop_path is a probability below 1, got {self.drop_path}")
+        if self.mixer.is_causal and self.layout.place == "front" and self.layout.class_token:
+            raise InputError(
+                "a class token in front of a causal mixer sees no patch: the same feature for every image; choose "
+                'place="back" (the class token after the patches) or place="none" (the mean of the patches)'
+            )
         for size in (self.image, self.position_image or self.image):
             if size % self.patch:
                 near = max(size // self.patch, 1) * self.patch
@@ -168,9 +173,13 @@ class Isotropic(Backbone):
     def no_weight_decay(self) -> set[str]:
         """Vectors, tokens, positions, and what a mixer stacks over its directions: A_log, skip, biases and norms."""
         stacked = ("A_log", "skip", "dt_bias", "conv_bias", "norm_weight")
-        learned = ("embed.tokens", "embed.token_positions", "embed.positions.table")
-        extra = {name for name, _ in self.named_parameters() if name.endswith(stacked) or name in learned}
-        return super().no_weight_decay() | extra
+        return super().no_weight_decay() | self._named(stacked) | self.token_names()
+
+    def token_names(self) -> set[str]:
+        return self._named(("embed.tokens", "embed.token_positions", "embed.positions.table"))
+
+    def _named(self, endings: tuple[str, ...]) -> set[str]:
+        return {name for name, _ in self.named_parameters() if name.endswith(endings)}
 
     def _first(self, depth: int) -> Iterator[tuple[int, Layer]]:
         return enumerate(cast("Iterable[Layer]", self.layers[:depth]))

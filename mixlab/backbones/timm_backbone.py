@@ -66,6 +66,7 @@ class TimmBackbone(Backbone):
         self.layout = _layout(self.model)
         config = self.model.pretrained_cfg
         self.pixel_mean, self.pixel_std = tuple(config["mean"]), tuple(config["std"])
+        self.crop_share = float(config.get("crop_pct") or Backbone.crop_share)
         self.channels = self.fields.get("in_chans", 3)
         size = self.fields.get("img_size") or config["input_size"]
         self.image = size if isinstance(size, int) else size[-1]

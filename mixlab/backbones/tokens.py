@@ -13,7 +13,7 @@ from torch.fx import wrap  # what decides by sizes, which are unknown while torc
 from mixlab.errors import InputError
 from mixlab.mixers import Grid
 
-Place = Literal["none", "front", "middle", "spread"]
+Place = Literal["none", "front", "middle", "back", "spread"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,7 @@ class TokenLayout:
             `class_token=False`, the mean of the patches
     middle  the class token in the middle of the patches is the summary (Vim). With `front_copy`, as released, the same
             token stands in front as well, and only that copy has a position.
+    back    the class token after all patches is the summary: the only one that sees them all where mixing is causal
     spread  `num_registers` registers, one after each of the first equal runs of patches (Mamba-Reg); the summary is
             their mean
     """
@@ -39,7 +40,7 @@ class TokenLayout:
             raise InputError(f"unknown place {self.place!r} for tokens; choose one of {', '.join(get_args(Place))}")
         if self.place == "spread" and self.num_registers < 1:
             raise InputError(f'place="spread" needs registers to spread, got num_registers={self.num_registers}')
-        if self.place in ("none", "middle") and self.num_registers:
+        if self.place in ("none", "middle", "back") and self.num_registers:
             raise InputError(
                 f'place="{self.place}" has no registers, got num_registers={self.num_registers}; try place="spread"'
             )
@@ -47,9 +48,8 @@ class TokenLayout:
     @property
     def num_learned(self) -> int:
         """Learned tokens; a copy in front is not learned apart."""
-        return {"none": 0, "front": self.class_token + self.num_registers, "middle": 1, "spread": self.num_registers}[
-            self.place
-        ]
+        alone = {"none": 0, "middle": 1, "back": 1, "spread": self.num_registers}
+        return self.class_token + self.num_registers if self.place == "front" else alone[self.place]
 
     @property
     def num_extra(self) -> int:
@@ -64,7 +64,7 @@ class TokenLayout:
     @property
     def num_positioned(self) -> int:
         """Extra tokens that have an entry in the position table, before those of the patches."""
-        return int({"front": self.class_token, "middle": self.front_copy}.get(self.place, False))
+        return int({"front": self.class_token, "middle": self.front_copy, "back": True}.get(self.place, False))
 
     def positions(self, num_patches: int) -> list[int]:
         """Where the extra tokens stand in the sequence, in rising order."""
@@ -76,6 +76,8 @@ class TokenLayout:
             case "middle":
                 front = int(self.front_copy)
                 return [0, (num_patches + front) // 2][1 - front :]
+            case "back":
+                return [num_patches]
             case "spread":
                 run = num_patches // (self.num_registers + 1)
                 return [(run + 1) * (index + 1) - 1 for index in range(self.num_registers)]
@@ -114,7 +116,7 @@ class TokenLayout:
         """The rows of a mixing matrix that feed the summary: one for a class token, one per register when spread."""
         positions = self.positions(num_patches)
         front = positions[: int(self.class_token)]
-        return {"none": [], "front": front, "middle": positions[-1:], "spread": positions}[self.place]
+        return {"front": front, "middle": positions[-1:]}.get(self.place, positions)
 
     def patch_columns(self, num_patches: int) -> list[int]:
         """The places of the patches in the sequence."""
@@ -229,6 +231,8 @@ class TokenEmbedding(nn.Module):
                 return torch.cat([self.tokens[:, :classes] + front_positions, self.tokens[:, classes:]], dim=1)
             case "middle" if self.layout.front_copy:
                 return torch.cat([self.tokens + front_positions, self.tokens], dim=1)
+            case "back":
+                return self.tokens + front_positions
             case "spread":
                 return self.tokens + self.token_positions
             case _:

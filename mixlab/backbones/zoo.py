@@ -36,7 +36,7 @@ class ZooEntry:
 
 
 def _transformer(dim: int, mixer: MixerConfig) -> IsotropicConfig:
-    layout = TokenLayout(place="front")
+    layout = TokenLayout(place="back" if mixer.is_causal else "front")
     return IsotropicConfig(dim=dim, depth=12, mixer=mixer, layout=layout, norm="layer", mlp_ratio=4.0)
 
 
@@ -47,11 +47,16 @@ def _mamba(dim: int, mixer: MixerConfig, layout: TokenLayout, position_image: in
 def _family(
     name: str, source: str, widths: tuple[int, ...], build: Callable[[int], IsotropicConfig]
 ) -> dict[str, ZooEntry]:
-    return {f"{name}_{size}": ZooEntry(source, build(dim)) for size, dim in zip(SIZES, widths, strict=True)}
+    return {f"{name}_{size}": ZooEntry(source, build(dim)) for size, dim in zip(SIZES, widths, strict=False)}
 
 
 ZOO: dict[str, ZooEntry] = {
     **_family("vit", "ViT", TRANSFORMER_WIDTHS, lambda d: _transformer(d, AttentionConfig())),
+    # MambaOut, Figure 3 (b), in its two sizes. The paper does not say how it reads them out: our choice is a class
+    # token that comes last, which leaves all else as in a ViT.
+    **_family(
+        "vit_causal", "MambaOut", TRANSFORMER_WIDTHS[:2], lambda d: _transformer(d, AttentionConfig(causal=True))
+    ),
     **_family("linearvit", "Dino-Mamba", TRANSFORMER_WIDTHS, lambda d: _transformer(d, LinearAttentionConfig())),
     **_family("dinovim", "Dino-Mamba", MAMBA_WIDTHS, lambda d: _mamba(d, Mamba2Config(), TokenLayout(place="middle"))),
     **_family(

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from mixlab.backbones.zoo import create_model
+from mixlab.bench.images import FILE_HEIGHT, FILE_WIDTH
 from mixlab.bench.timing import Row, call_seconds, peak_gib
-from mixlab.data.loader import Batch
+from mixlab.data.packed import PackedBatch, pack_images
 from mixlab.recipes import RECIPES
 from mixlab.training.config import TrainConfig
 from mixlab.training.dino import DinoConfig, DinoRecipe
@@ -40,7 +41,7 @@ class ReadyViews(DinoRecipe):
 
     ready: list[Tensor]
 
-    def views(self, batch: Batch, part: BatchPart) -> list[Tensor]:
+    def views(self, batch: PackedBatch, part: BatchPart) -> list[Tensor]:
         return self.ready
 
 
@@ -79,10 +80,10 @@ def _ours(config: TrainConfig, device: torch.device, steps: int, crops: bool) ->
     recipe = (DinoRecipe if crops else ReadyViews)(config.method, backbone, total_steps=1000)
     for module in recipe.modules().values():
         module.to(device)
-    side = config.data.size
-    images = torch.randint(0, 256, (config.batch, 3, side, side), dtype=torch.uint8, device=device)
+    height, width = (FILE_HEIGHT, FILE_WIDTH) if config.data.size is None else (config.data.size, config.data.size)
+    images = torch.randint(0, 256, (config.batch, 3, height, width), dtype=torch.uint8, device=device)
     numbers = torch.arange(config.batch)
-    data = Batch(images, numbers, numbers, torch.full((config.batch, 2), side))
+    data = PackedBatch(pack_images(images), numbers, numbers, torch.tensor([[height, width]] * config.batch))
     if isinstance(recipe, ReadyViews):
         recipe.ready = DinoRecipe.views(recipe, data, BatchPart(step=0, epoch=0))
     update = Update(recipe, config, steps_per_epoch=100, world=World(device))

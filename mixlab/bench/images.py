@@ -1,9 +1,9 @@
 """From files to crops. `measure_crops`: DINO's ten crops per image, ours on one CPU core and on a GPU, against
 torchvision on PIL images on one core. `measure_feed`: the share of its time that a DINO run waits for JPEG files.
 
-Crops start from decoded images of 256 px and end with normalised tensors. Rounds alternate between the systems and the
-best round counts, so that other work on the machine touches all alike. Before anything is timed, both draw whole images
-with the same parameters and must agree.
+Crops start from decoded images of 500 x 375 px, the median of ImageNet, and end with normalised tensors. Rounds
+alternate between the systems and the best round counts, so that other work on the machine touches all alike. Before
+anything is timed, both draw whole images with the same parameters and must agree.
 """
 
 import random
@@ -21,13 +21,12 @@ from PIL import Image, ImageFilter, ImageOps
 from torch import Tensor
 
 from mixlab.bench.timing import Row, synchronise
-from mixlab.data import IMAGENET_MEAN, IMAGENET_STD, CropKind, MultiCrop, Shapes, dino_crops
+from mixlab.data import IMAGENET_MEAN, IMAGENET_STD, CropKind, MultiCrop, PackedImages, Shapes, dino_crops, pack_images
 from mixlab.recipes import RECIPES
 from mixlab.run import RunDirectory
 from mixlab.training.config import KnnConfig, LogConfig
 from mixlab.training.loop import train
 
-PIXELS = 256
 FILE_WIDTH, FILE_HEIGHT = 500, 375  # the median of ImageNet
 NUM_DRAWN = 512  # files that differ; each is linked to under many names: a decoder does not care
 
@@ -63,12 +62,12 @@ def check_agreement(images: Tensor) -> float:
     """Mean difference in grey levels of plainly resized images; an error if the two systems do not agree."""
     kind = CropKind(size=224, scale=(1.0, 1.0), flip=0.0)
     crop = MultiCrop((kind,))
-    parameters = crop.draw(torch.full((len(images), 2), PIXELS), torch.Generator())[kind.size]
+    parameters = crop.draw(torch.tensor([images.shape[2:]] * len(images)), torch.Generator())[kind.size]
     whole = parameters.box.new_tensor([0.0, 0.0, 1.0, 1.0])
     parameters.box[:] = whole
     (ours,) = crop(images, {kind.size: parameters})
     resize = T.Compose(
-        [T.Resize(224, T.InterpolationMode.BICUBIC), T.ToTensor(), T.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
+        [T.Resize((224, 224), T.InterpolationMode.BICUBIC), T.ToTensor(), T.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
     )
     theirs = torch.stack([resize(Image.fromarray(image.permute(1, 2, 0).cpu().numpy())) for image in images])
     levels = float((ours[0].cpu() - theirs).abs().mul(torch.tensor(IMAGENET_STD)[:, None, None]).mean() * 255)
@@ -82,23 +81,25 @@ def measure_crops(*, num_images: int = 16, rounds: int = 5) -> list[Row]:
     torch.manual_seed(0), random.seed(0)
     torch.set_num_threads(1)
     crop, generator = MultiCrop(dino_crops()), torch.Generator().manual_seed(0)
-    source = Shapes(size=PIXELS, num_images=num_images)
-    images = torch.stack([source.load(index) for index in range(num_images)])
+    source = Shapes(size=FILE_WIDTH, num_images=num_images)
+    images = torch.stack([source.load(index)[:, :FILE_HEIGHT] for index in range(num_images)])
     pictures = [Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()) for image in images]
     views = [torchvision_crop(kind) for kind in crop.kinds for _ in range(kind.num_views)]
 
-    def ours(batch: Tensor) -> None:
-        crop(batch, crop.draw(torch.full((len(batch), 2), PIXELS), generator))
-        synchronise(batch.device)
+    def ours(batch: PackedImages) -> None:
+        crop(batch, crop.draw(batch.shapes, generator))
+        synchronise(batch.pixels.device)
 
+    here = pack_images(images)
     systems: dict[str, tuple[Callable[[], object], int]] = {
         "torchvision on PIL, one CPU core": (lambda: [view(p) for p in pictures for view in views], num_images),
-        "mixlab, one CPU core": (lambda: ours(images), num_images),
+        "mixlab, one CPU core": (lambda: ours(here), num_images),
     }
     if torch.cuda.is_available():
-        there = images.repeat(256 // num_images, 1, 1, 1).cuda()
-        systems[f"mixlab, {torch.cuda.get_device_name()}"] = (lambda: ours(there), len(there))
-        check_agreement(there[:num_images])
+        many = images.repeat(256 // num_images, 1, 1, 1).cuda()
+        there = pack_images(many)
+        systems[f"mixlab, {torch.cuda.get_device_name()}"] = (lambda: ours(there), len(many))
+        check_agreement(many[:num_images])
     agreement = check_agreement(images)
     seconds: dict[str, list[float]] = {name: [] for name in systems}
     for _ in range(rounds):

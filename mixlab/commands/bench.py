@@ -13,7 +13,7 @@ from mixlab.errors import WorkError
 from mixlab.ops.backend import backend_name
 from mixlab.run import provenance
 
-What = Literal["ssd", "attention", "backbone", "crops", "dino", "feed", "probe", "knn", "dense", "auc"]
+What = Literal["ssd", "selective", "attention", "backbone", "crops", "dino", "feed", "probe", "knn", "dense", "auc"]
 Tables = dict[str, list[dict[str, Any]]]  # title: rows
 MODULES = {"ssd": "operations", "attention": "operations", "crops": "images", "feed": "images", "probe": "frozen",
            "knn": "frozen"}  # fmt: skip
@@ -31,7 +31,7 @@ def bench(
     """Measure speed beside peers; read the ratios.
 
     Args:
-        what: ssd (the scan alone), attention (linear attention alone), backbone (whole passes, growth with tokens),
+        what: ssd (the scan alone), selective (Mamba-1's scan and its models), attention (linear attention alone), backbone (whole passes, growth with tokens),
             crops (DINO's ten crops against torchvision), dino (whole DINO steps), feed (the share of a DINO run spent
             waiting for JPEG files), probe (a grid of linear probes against one), knn (a bank of ImageNet's size),
             dense (speed and memory against input size), auc (Binary-AUC against loops of others).
@@ -55,7 +55,7 @@ def bench(
 def run_benchmark(what: What, *, quick: bool, peer: Path | None = None) -> Tables:
     """The tables of one benchmark, by title."""
     on_gpu = torch.cuda.is_available()
-    if not on_gpu and (what == "attention" or (what in NEED_GPU and not quick)):
+    if not on_gpu and (what in ("attention", "selective") or (what in NEED_GPU and not quick)):
         raise WorkError(f"`mixlab bench {what}` needs a GPU; --quick runs a miniature on the CPU where there is one")
     module: Any = import_module(f"mixlab.bench.{MODULES.get(what, what)}")
     few: dict[str, Any]
@@ -66,6 +66,13 @@ def run_benchmark(what: What, *, quick: bool, peer: Path | None = None) -> Table
         case "ssd":
             rows = module.scan_on_cpu((38, 198), repeats=2) if quick else module.scan_on_cpu()
             return {"The two-way scan in plain torch, one image": rows}
+        case "selective":
+            return {
+                "Selective scans of a layer, bf16: GPU kernel time; x: times as long as mixlab": module.scans(
+                    quick=quick
+                ),
+                "Forward and backward at 224 px, bf16": module.models(batch=32 if quick else 128),
+            }
         case "attention":
             title = "Linear attention with its softmaxes, bf16: GPU kernel time; x: times faster than plain torch"
             return {title: module.attention_on_gpu(quick=quick)}

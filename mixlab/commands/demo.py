@@ -49,7 +49,7 @@ def run_demo(
         )
         with worker_pool(workers) as pool:
             run_steps(steps, folder, pool, workers=workers, command="demo")
-        page = write_report([folder], folder / "report.html")
+        page = write_report([folder], folder / "report.html", force=True)
     seconds = time.monotonic() - start
     console.print(Text.assemble(f"\nAll in {seconds:.0f} s. The report: open ", (str(page), "bold")), soft_wrap=True)
     runs = shlex.join(str(folder / model.label) for model in models)

@@ -5,9 +5,9 @@ from typing import Any
 
 from mixlab.commands.dense_task import is_first, train_or_evaluate
 from mixlab.commands.options import DenseTarget, Flat
-from mixlab.commands.output import drawing, emit, percent, table
+from mixlab.commands.output import drawing, emit, percent, percent_interval, table
 from mixlab.console import console
-from mixlab.evaluation.detection.evaluate import NAMES
+from mixlab.evaluation.detection.average_precision import NAMES
 from mixlab.evaluation.detection.regions import HeadKind
 from mixlab.evaluation.detection.task import evaluate_detection, fit_detection, plan_detection
 from mixlab.run import RunDirectory, provenance
@@ -47,9 +47,15 @@ def detect(on: Flat[DenseTarget], *, data: str, head: HeadKind | None = None) ->
             images, truths, found = zip(*result.examples, strict=True)
             figure = detection_pictures(images, truths, found, result.categories)
             save_figure(figure, folder.figure_path(f"{name}.png"))
-    rows = [(kind, *(percent(content[kind][metric]) for metric in NAMES)) for kind in ("boxes", "masks")]
+    rows = []
+    for kind in ("boxes", "masks"):
+        ap, *others = (percent(content[kind][metric]) for metric in NAMES)
+        ends = content["intervals"][kind]
+        rows.append(
+            (kind, ap, percent_interval(dict(zip(("low", "high"), ends, strict=True))) if ends else "", *others)
+        )
     title = "Cascade Mask R-CNN" if content["head"] == "cascade" else "Mask R-CNN"
     about = f"n = {content['n']} images, {content['num_objects']} objects"
-    table(f"{title} with {content['model']} on {content['data']}, {about}", ("%", *NAMES), rows)
+    table(f"{title} with {content['model']} on {content['data']}, {about}", ("%", "AP", "95 %", *NAMES[1:]), rows)
     console.print(f"results in {folder.path}, COCO's results file in {answers}")
     return emit(content, on.json)

@@ -13,8 +13,12 @@ from mixlab.commands.options import Json
 from mixlab.commands.output import check_json, console, emit
 from mixlab.errors import InputError, naming_extras
 from mixlab.evaluation.target import load_target
+from mixlab.run import RunDirectory
+from mixlab.run.aside import written_aside
 
 FileFormat = Literal["safetensors", "onnx"]
+_PARTS_OF_RUNS = ("weights", "classifier", "segmenter", "detector", "best_head")
+FILES_OF_RUNS = tuple(f"{part}.safetensors" for part in _PARTS_OF_RUNS)
 
 
 def export(
@@ -25,6 +29,7 @@ def export(
     weights: str | None = None,
     image: str | None = None,
     half: bool = False,
+    force: bool = False,
     seed: int = 0,
     json: Json = None,
 ) -> dict[str, Any]:
@@ -39,9 +44,11 @@ def export(
         half: matrices in 16 bits, for safetensors: half the size.
         image: height x width that an ONNX file takes, such as 224 or 160x256; without it, what the backbone was made
             for. Any batch size.
+        force: replace --out if it exists; the files of a run are never replaced.
         seed: seed of an untrained target.
     """
     chosen = file_format(out, format)
+    check_out(out, force=force)
     if half and chosen == "onnx":
         raise InputError("--half is for safetensors; an ONNX file keeps 32 bits")
     size = None if image is None else parse_size(image)
@@ -67,6 +74,19 @@ def file_format(out: Path, asked: FileFormat | None) -> FileFormat:
     return said
 
 
+def check_out(out: Path, *, force: bool) -> None:
+    """Refuse to replace what may not be made again."""
+    place = out.resolve()  # a link to a run's weights is these weights
+    if not place.exists():
+        return
+    if place.is_dir():
+        raise InputError(f"--out {out} is a folder; give a file in it, such as {out / 'model.safetensors'}")
+    if place.name in FILES_OF_RUNS and (run := next((p for p in place.parents if RunDirectory(p).exists()), None)):
+        raise InputError(f"--out {out} belongs to the run {run}, which needs it as it is; name another file")
+    if not force:
+        raise InputError(f"--out {out} exists; name another file, or say --force to replace it")
+
+
 def export_onnx(model: Backbone, path: Path, *, height: int, width: int) -> None:
     """images (B, C, height, width) -> summary (B, D), with a free batch size."""
     with naming_extras():
@@ -85,4 +105,6 @@ def export_onnx(model: Backbone, path: Path, *, height: int, width: int) -> None
         verbose=False,
     )
     assert program is not None
-    program.save(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with written_aside(path) as aside:
+        program.save(aside)

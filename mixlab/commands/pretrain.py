@@ -7,7 +7,7 @@ from mixlab.commands.dense_task import is_first, stoppable
 from mixlab.commands.options import Flat, TrainingRun
 from mixlab.commands.output import console, emit
 from mixlab.errors import InputError
-from mixlab.recipes import find_recipe
+from mixlab.recipes import recipe_for
 from mixlab.training.loop import Trainer, train
 from mixlab.training.settings import override
 from mixlab.training.slurm import TrainingJob, submit
@@ -25,7 +25,7 @@ def pretrain(on: Flat[TrainingRun]) -> dict[str, Any]:
 
 def start_training(on: TrainingRun, *, kind: str, then: Callable[[Trainer], None] | None = None) -> dict[str, Any]:
     """What `pretrain` and `train` share; `then` is called at the end, for example to evaluate."""
-    config = override(find_recipe(on.recipe), on.set)
+    config = override(recipe_for(on.run, on.recipe), on.set)
     if config.method.kind != kind:
         command = COMMANDS[config.method.kind]
         raise InputError(f"{on.recipe} is a {config.method.kind} recipe; run it with `mixlab {command}`")

@@ -8,7 +8,7 @@ import tyro
 from mixlab.commands.options import Json
 from mixlab.commands.output import console, emit
 from mixlab.errors import InputError
-from mixlab.report import write_report
+from mixlab.report import check_page, write_report
 from mixlab.run import UNTRAINED, find_runs
 from mixlab.studies.demo import write_costs
 
@@ -18,6 +18,7 @@ def report(
     *,
     out: Path = Path("report.html"),
     measure: bool = True,
+    force: bool = False,
     json: Json = None,
 ) -> dict[str, Any]:
     """Write one self-contained page about runs: figures, tables, the ledger, and every result file behind them.
@@ -26,14 +27,17 @@ def report(
         runs: run directories or archives of them (.tar.xz); runs below a run belong to it.
         out: the file to write: an .html page, or .md for the tables only.
         measure: count parameters and measure the speed of runs that have no results/cost.json yet.
+        force: replace --out even if it is not a page of ours, or was changed by hand.
     """
     if not runs:
         raise InputError("no run given; name the directory of a run, such as demo")
     if out.suffix not in (".html", ".md"):
         raise InputError(f"--out {out} is neither .html nor .md; end its name in one of them")
+    if not force:
+        check_page(out)
     if measure:
         measure_costs(runs)
-    page = write_report(runs, out)
+    page = write_report(runs, out, force=force)
     size = page.stat().st_size
     console.print(f"{page}, {size / 1e6:.1f} MB{': open it in any browser' if out.suffix == '.html' else ''}")
     return emit({"page": str(page), "bytes": size, "runs": [str(run) for run in runs]}, json)

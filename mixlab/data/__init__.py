@@ -12,7 +12,6 @@ from .crops import (
     draw_parameters,
     make_crops,
     normalise,
-    stack_images,
 )
 from .decode import UnreadableImage, decode
 from .images import ImageFolder, parse_source
@@ -21,6 +20,7 @@ from .loader import Batch, Loader
 from .mask_formats import mask_format, parse_label_maps, parse_masks
 from .masks import MaskedImage, MaskSource
 from .objects import AnnotatedImage, ObjectSource, parse_objects
+from .packed import PackedBatch, PackedImages, PackedLoader, pack_images
 from .sample_order import SampleOrder
 from .shapes import SHAPE_CLASSES, DrawnScene, Shapes
 from .shards import TarShards

@@ -1,4 +1,5 @@
-"""Multi-crop on the device: uint8 images in, all views of all images out, with parameters of its own for each crop.
+"""Multi-crop on the device: uint8 images of any sizes in, all views of all images out, with parameters of its own for
+each crop.
 
 All random parameters are drawn on the host, with the distributions of torchvision's RandomResizedCrop and
 ColorJitter. So the device only works on the images that a choice concerns, and never has to report back.
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from mixlab.errors import InputError
 
-from .decode import fit_image, to_pil, to_tensor
+from .packed import PackedImages, pack_images
 from .transforms import JITTER, blur, resize_boxes, solarise, to_grey, whole_boxes
 
 NUM_TRIES = 10  # as torchvision's RandomResizedCrop, before it falls back to a centre crop
@@ -39,6 +40,7 @@ class CropKind:
     blur: float = 0.0
     sigma: tuple[float, float] = (0.1, 2.0)  # pixels; DINO
     solarise: float = 0.0
+    bilinear: float = 0.0  # how often it is resized bilinearly instead of bicubically
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.num_views < 1:
@@ -51,6 +53,11 @@ class CropKind:
             )
         if not 0 < self.sigma[0] <= self.sigma[1]:
             raise InputError(f"sigma {self.sigma} is not a range of positive widths")
+
+    def reduction(self, height: int, width: int) -> int:
+        """By how much, to 1/r, an image may be reduced so that no crop of it is enlarged which otherwise is not."""
+        shortest = min(math.sqrt(self.scale[0] * height * width * ASPECT[0]), height, width) - 0.5  # side of a box
+        return max(1, int(shortest / (self.size + 1)))  # 1: rounding moves both ends of a box
 
 
 def dino_crops(
@@ -84,6 +91,7 @@ class CropParameters:
     blur: Tensor  # bool (n,)
     sigma: Tensor  # float64 (n,)
     solarise: Tensor  # bool (n,)
+    bilinear: Tensor  # bool (n,)
 
     def __len__(self) -> int:
         return len(self.image)
@@ -108,6 +116,10 @@ def draw_parameters(
     u = torch.rand(kind.num_views, world_size * num_images, _NUM_DRAWS, generator=generator, dtype=torch.float64)
     u = u[:, rank * num_images : (rank + 1) * num_images].flatten(0, 1)  # (V B, draws)
     tries, rest = u[:, : 2 * NUM_TRIES], u[:, 2 * NUM_TRIES :]
+    bilinear = torch.zeros(len(u), dtype=torch.bool)
+    if kind.bilinear > 0:  # a draw of its own: without it, all others are as they always were
+        drawn = torch.rand(kind.num_views, world_size * num_images, generator=generator)
+        bilinear = (drawn[:, rank * num_images : (rank + 1) * num_images] < kind.bilinear).flatten()
     strengths = torch.tensor(kind.strengths, dtype=torch.float64)
     around = torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float64)
     low, high = kind.sigma
@@ -125,6 +137,7 @@ def draw_parameters(
         blur=rest[:, 13] < kind.blur,
         sigma=low + (high - low) * blur_draw,
         solarise=rest[:, 14] < kind.solarise,
+        bilinear=bilinear,
     )
 
 
@@ -176,47 +189,53 @@ class MultiCrop:
             for size in self.sizes
         }
 
-    def __call__(self, images: Tensor, parameters: dict[int, CropParameters]) -> list[Tensor]:
-        """Normalised views of uint8 images (B, 3, S, S): for each size in `sizes` a float32 (V, B, 3, size, size)."""
-        views = [make_crops(images, parameters[size], size=size) for size in self.sizes]
-        return [part.unflatten(0, (-1, len(images))) for part in views]
+    def reduction(self, height: int, width: int) -> int:
+        """See `CropKind.reduction`; for all kinds."""
+        return min(kind.reduction(height, width) for kind in self.kinds)
+
+    def __call__(self, images: PackedImages | Tensor, parameters: dict[int, CropParameters]) -> list[Tensor]:
+        """Normalised views of packed or stacked images: for each size in `sizes` a float32 (V, B, 3, size, size)."""
+        packed = to_packed(images)
+        views = [make_crops(packed, parameters[size], size=size) for size in self.sizes]
+        return [part.unflatten(0, (-1, packed.num_images)) for part in views]
 
 
 @torch.no_grad()
-def make_crops(images: Tensor, parameters: CropParameters, *, size: int) -> Tensor:
-    """Cut, colour and normalise n crops of uint8 images (B, 3, S, S): float32 (n, 3, size, size)."""
-    if images.dtype != torch.uint8:
-        raise TypeError(f"crops take uint8 images, not {images.dtype}; give pixels from 0 to 255 as they were decoded")
-    if images.ndim != 4 or images.shape[1] != 3 or images.shape[2] != images.shape[3] or len(images) == 0:
-        raise InputError(
-            f"crops take images (B, 3, S, S), not {tuple(images.shape)}; stack_images makes them from a list"
-        )
-    box = whole_boxes(parameters.box, images.shape[-1])
-    if images.device.type == "cuda" and HAS_TRITON:
-        return _make_on_gpu(images, parameters, box, size)
-    if images.device.type != "cpu":
-        crops = _colour(resize_boxes(images, parameters.image, box, parameters.flip, size), parameters)
+def make_crops(images: PackedImages | Tensor, parameters: CropParameters, *, size: int) -> Tensor:
+    """Cut, colour and normalise n crops of packed or stacked images: float32 (n, 3, size, size)."""
+    packed = to_packed(images)
+    box = whole_boxes(parameters.box, packed.shapes[parameters.image])
+    device = packed.pixels.device.type
+    if device == "cuda" and HAS_TRITON:
+        return _make_on_gpu(packed, parameters, box, size)
+    if device != "cpu":
+        crops = _colour(resize_boxes(packed, parameters, box, size), parameters)
         return _normalise(crops, out=crops)
-    images = images.contiguous(memory_format=torch.channels_last)
     views = torch.empty(len(parameters), 3, size, size)
     for row in range(len(parameters)):  # one at a time: it stays in the core's cache
         one = parameters[row : row + 1]
-        crop = resize_boxes(images, one.image, box[row : row + 1], one.flip, size)
+        crop = resize_boxes(packed, one, box[row : row + 1], size)
         _normalise(_colour(crop, one), out=views[row : row + 1])
     return views
+
+
+def to_packed(images: PackedImages | Tensor) -> PackedImages:
+    """Packed images as they are, and a stack of uint8 images (B, 3, H, W) packed."""
+    if isinstance(images, PackedImages):
+        return images
+    if images.dtype != torch.uint8:
+        raise TypeError(f"crops take uint8 images, not {images.dtype}; give pixels from 0 to 255 as they were decoded")
+    if images.ndim != 4 or images.shape[1] != 3 or len(images) == 0:
+        raise InputError(
+            f"crops take images (B, 3, H, W), not {tuple(images.shape)}; pack_images packs a list of any sizes"
+        )
+    return pack_images(images)
 
 
 def normalise(images: Tensor) -> Tensor:
     """Images (B, 3, H, W), uint8 or floats in [0, 1], to mean 0 and deviation 1 over ImageNet."""
     images = images.float().div_(255) if images.dtype == torch.uint8 else images
     return _normalise(images, out=torch.empty_like(images))
-
-
-def stack_images(images: Sequence[Tensor], size: int) -> tuple[Tensor, Tensor]:
-    """Images uint8 (3, H, W) of any sizes, squashed to one: uint8 (B, 3, size, size), and their own sizes (B, 2)."""
-    own = torch.tensor([image.shape[-2:] for image in images])
-    fitted = [to_tensor(fit_image(to_pil(image), size=size, fit="squash")) for image in images]
-    return torch.stack(fitted), own
 
 
 def _colour(x: Tensor, parameters: CropParameters) -> Tensor:
@@ -235,12 +254,12 @@ def _colour(x: Tensor, parameters: CropParameters) -> Tensor:
     return x
 
 
-def _make_on_gpu(images: Tensor, parameters: CropParameters, box: Tensor, size: int) -> Tensor:
+def _make_on_gpu(images: PackedImages, parameters: CropParameters, box: Tensor, size: int) -> Tensor:
     """The same in few launches, on the GPU that has the images, whichever is the current one."""
     from . import triton_crops as kernels
 
-    with torch.cuda.device_of(images):
-        x = kernels.resize_boxes(images, parameters.image, box, parameters.flip, size)
+    with torch.cuda.device_of(images.pixels):
+        x = kernels.resize_boxes(images, parameters, box, size)
         chosen = torch.stack([parameters.jitter, parameters.grey, parameters.solarise, *parameters.order.T]).int()
         jitter, grey, solarised, *order = _to_device(chosen, x)
         factors = _to_device(parameters.factors.float(), x)

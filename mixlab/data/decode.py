@@ -6,6 +6,7 @@ import io
 import os
 import stat
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +23,7 @@ FORMATS = tuple({"JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPE
 SUFFIXES = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff",
                       ".ppm", ".pgm", ".pbm", ".jp2", ".avif"))  # fmt: skip
 Fit = Literal["crop", "squash"]  # how an image becomes a square, see `fit_image`
+Reduction = Callable[[int, int], int]  # from an image's height and width: to 1/r of its size, or 1
 MAX_PIXELS = 89_478_485  # PIL's own limit against decompression bombs: about 256 MB of RGB
 MAX_BYTES = 2**30  # of a file; MAX_PIXELS with transparency and 16 bits are 0.7 GB
 
@@ -34,6 +36,7 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+_SWAPPED = (5, 6, 7, 8)  # turns that exchange height and width
 
 
 class UnreadableImage(InputError):  # noqa: N818 - it names the thing
@@ -60,6 +63,26 @@ def decode(data: str | Path | bytes, *, name: str | None = None, draft: int | No
             image.draft("RGB", (draft, draft))
         return turn_upright(to_rgb(image), read_orientation(image))
     except Exception as error:  # as many kinds as there are decoders: AVIF's raises RuntimeError
+        raise UnreadableImage(label, _reason(error)) from error
+
+
+def decode_reduced(
+    data: str | Path | bytes, reduction: Reduction, *, name: str | None = None
+) -> tuple[Image.Image, tuple[int, int]]:
+    """As `decode`, but at 1/r of its size, r as `reduction` says; and the own (height, width) of the upright image."""
+    label = name if name is not None else ("<bytes>" if isinstance(data, bytes) else str(data))
+    image = open_image(data, name=label)
+    try:
+        width, height = image.size
+        factor = reduction(height, width)
+        if factor > 1:
+            image.draft("RGB", (-(-width // factor), -(-height // factor)))  # JPEG: by 2, 4 or 8, for less work
+        rest = factor // round(width / image.width)
+        orientation = read_orientation(image)
+        reduced = to_rgb(image).reduce(rest) if rest > 1 else to_rgb(image)
+        own = (width, height) if orientation in _SWAPPED else (height, width)
+        return turn_upright(reduced, orientation), own
+    except Exception as error:
         raise UnreadableImage(label, _reason(error)) from error
 
 

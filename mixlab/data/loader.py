@@ -190,7 +190,7 @@ def stack(tensors: list[Tensor], shape: tuple[int, ...]) -> Tensor:
 
 
 class Batch(NamedTuple):
-    """B images at one size; `sizes` are the images' own (height, width), which crops need to keep shapes true."""
+    """B images at one size; `sizes` are the (height, width) of the files."""
 
     images: Tensor  # uint8 (B, 3, S, S)
     labels: Tensor  # int64 (B,): -1 where the source has none
@@ -198,7 +198,7 @@ class Batch(NamedTuple):
     sizes: Tensor  # int64 (B, 2)
 
     def to(self, device: torch.device | str) -> Batch:
-        """Pixels and labels go to the device; indexes and sizes stay on the host, where choices are made."""
+        """Pixels and labels go to the device; indexes and sizes stay on the host."""
         images, labels = (part.to(device, non_blocking=True) for part in (self.images, self.labels))
         return self._replace(images=images, labels=labels)
 
@@ -220,7 +220,7 @@ class ImageReader(SampleReader[tuple[Tensor, int, int, int, int], Batch]):
 
 
 class Loader(BatchLoader[Batch]):
-    """The images of a source; `resident_on` loads them all once into the memory of that device and reads them there."""
+    """The images of a source at one size."""
 
     def __init__(
         self,
@@ -238,7 +238,6 @@ class Loader(BatchLoader[Batch]):
         unreadable: str = "replace",
         skip_limit: float = 0.01,
         pin_memory: bool = False,
-        resident_on: torch.device | str | None = None,
     ) -> None:
         super().__init__(
             ImageReader(source, size, fit),
@@ -248,41 +247,3 @@ class Loader(BatchLoader[Batch]):
             skip_limit=skip_limit,
             pin_memory=pin_memory,
         )
-        self._resident: tuple[Batch, Tensor] | None = None
-        if resident_on is not None:
-            self._resident = self._load_all(torch.device(resident_on))
-
-    def _rest(self) -> Iterator[Batch]:
-        if self._resident is None:
-            yield from super()._rest()
-            return
-        whole, rows = self._resident
-        for _, indexes in self._position:
-            here = rows[torch.from_numpy(indexes)]
-            here = here[here >= 0]
-            there = here.to(whole.images.device, non_blocking=True)
-            yield Batch(whole.images[there], whole.labels[there], whole.indexes[here], whole.sizes[here])
-
-    def _load_all(self, device: torch.device) -> tuple[Batch, Tensor]:
-        """Every image once, and the row of each image number (-1: left out)."""
-        total = self.order.num_images
-        everything = SampleOrder(total, min(self.order.batch_size, total), shuffle=False, drop_last=False)
-        parts = []
-        loader = DataLoader(
-            self._batches.dataset,
-            sampler=[(0, indexes) for indexes in everything.batches(0)],
-            batch_size=None,
-            num_workers=self._batches.num_workers,
-            worker_init_fn=obey_parent_alone,
-            multiprocessing_context=self._batches.multiprocessing_context,
-        )
-        with held():
-            batches = iter(loader)
-        for batch, errors in batches:
-            self._count(errors)
-            parts.append(batch)
-        whole = Batch(*(torch.cat(column) for column in zip(*parts, strict=True)))
-        rows = torch.arange(total)
-        if len(whole.indexes) < total:  # some were dropped
-            rows = torch.full((total,), -1).scatter(0, whole.indexes, torch.arange(len(whole.indexes)))
-        return whole.to(device), rows

@@ -25,6 +25,7 @@ class SampleOrder:
     world_size: int = 1
     shuffle: bool = True
     drop_last: bool = True  # False: the last, smaller global batch is split across ranks as evenly as possible
+    repeats: int = field(default=1, kw_only=True)  # an epoch has so many times fewer images, each this often in a row
 
     def __post_init__(self) -> None:
         if self.num_images < 1 or self.batch_size < 1:
@@ -47,10 +48,11 @@ class SampleOrder:
         return whole + (0 if self.drop_last or rest == 0 else 1)
 
     def permutation(self, epoch: int) -> NDArray[np.int64]:
-        """All image numbers in this epoch's order."""
+        """The image numbers in this epoch's order; all of them, unless they repeat."""
         if not self.shuffle:
             return np.arange(self.num_images)
-        return np.random.default_rng([self.seed, epoch]).permutation(self.num_images)
+        order = np.random.default_rng([self.seed, epoch]).permutation(self.num_images)
+        return order if self.repeats == 1 else np.repeat(order, self.repeats)[: self.num_images]
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[NDArray[np.int64]]:
         """This rank's batches from sample `start` (counted over all ranks) to the end of the epoch."""

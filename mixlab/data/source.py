@@ -12,11 +12,12 @@ from typing import Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mixlab.errors import InputError
 
-from .decode import UnreadableImage, fit_image, to_pil, to_tensor
+from .decode import Reduction, UnreadableImage, fit_image, to_pil, to_tensor
 
 SPLITS = ("train", "val")
 HELD_OUT = 5  # without a split of its own, every fifth sample of a class is for validation
@@ -70,6 +71,15 @@ class Source(ABC, Generic[T]):
             image = to_tensor(fit_image(to_pil(image), size=size, fit=fit))
         return image, (height, width)
 
+    def load_reduced(self, index: int, reduction: Reduction) -> tuple[NDArray[np.uint8], tuple[int, int]]:
+        """The image alone, (H, W, 3), at 1/r of its size, see `decode_reduced`, and its own (height, width)."""
+        sample = self.load(index)
+        image = sample if isinstance(sample, Tensor) else sample.image
+        height, width = image.shape[-2:]
+        factor = reduction(height, width)
+        pixels = np.asarray(to_pil(image).reduce(factor)) if factor > 1 else image.permute(1, 2, 0).numpy()
+        return pixels, (height, width)
+
     def read(self, skipped: SkippedImages) -> Iterator[tuple[int, T]]:
         """All samples that can be read, with their numbers; the others are counted, until their limit stops it."""
         for index in range(len(self)):
@@ -110,6 +120,9 @@ class Subset(Source[T]):
 
     def load_fitted(self, index: int, size: int, fit: str) -> tuple[Tensor, tuple[int, int]]:
         return self.source.load_fitted(self.indexes[index], size, fit)
+
+    def load_reduced(self, index: int, reduction: Reduction) -> tuple[NDArray[np.uint8], tuple[int, int]]:
+        return self.source.load_reduced(self.indexes[index], reduction)
 
 
 def split(source: Source[T]) -> tuple[Subset[T], Subset[T]]:

@@ -1,6 +1,6 @@
 """Transforms of a batch of images on any device: crops resized, blur and colour, each with a strength per image.
 
-Resizing is bicubic with antialiasing, the definition of PIL and of torch's `interpolate`; on the CPU that function
+Resizing is bicubic or bilinear with antialiasing, as PIL and torch's `interpolate` define it; on the CPU that function
 itself, image by image, is the fastest form. Colours are changed in place, by PIL's arithmetic without its rounding:
 images are (n, 3, S, S) in [0, 1], strengths (n, 1, 1, 1).
 """
@@ -9,65 +9,105 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .packed import PackedImages
+
 CUBIC = -0.5  # the kernel of PIL, and of torch where it antialiases
 CUBIC_REACH = 2.0
 BLUR_REACH = 3.0  # in sigmas; what is left out weighs 0.3 %
 _BLOCK = 32  # columns that the blur makes at a time
+_PADDED_PIXELS = 2**22  # of all crops that are resized together, beside each other
 
 
-def resize_boxes(images: Tensor, image: Tensor, box: Tensor, flip: Tensor, size: int) -> Tensor:
-    """Cut boxes from uint8 images (B, 3, S, S) and resize them: float in [0, 1], (n, 3, size, size).
+class ResizeChoices(Protocol):
+    """How n boxes are resized; all of it lives on the host."""
 
-    `image` (n,) says which image, `box` (n, 4) is top, left, height, width in whole pixels, `flip` (n,) mirrors the
-    result; all three live on the host. Only pixels of the box count, as if it had been cut out first.
+    @property
+    def image(self) -> Tensor:
+        """int64 (n,): from which image each is cut."""
+
+    @property
+    def flip(self) -> Tensor:
+        """bool (n,): mirror the result."""
+
+    @property
+    def bilinear(self) -> Tensor:
+        """bool (n,): bilinear, not bicubic."""
+
+
+def resize_boxes(images: PackedImages, chosen: ResizeChoices, box: Tensor, size: int) -> Tensor:
+    """Cut boxes from images and resize them: float in [0, 1], (n, 3, size, size).
+
+    `box` (n, 4) is top, left, height, width in whole pixels, on the host. Only pixels of the box count, as if it had
+    been cut out first.
     """
-    if images.device.type == "cpu":
-        return _resize_one_by_one(images, image, box, flip, size)
-    return _resize_batched(images, image, box, flip, size)
+    resize = _resize_one_by_one if images.pixels.device.type == "cpu" else _resize_batched
+    return resize(images, chosen, box, size)
 
 
-def whole_boxes(box: Tensor, side: int) -> Tensor:
-    """Boxes as shares of the image (n, 4) to whole pixels of an image of `side`, never empty."""
-    first = (box[:, :2] * side).round().clamp(max=side - 1)
-    last = ((box[:, :2] + box[:, 2:]) * side).round().clamp(max=side)
+def whole_boxes(box: Tensor, shape: Tensor) -> Tensor:
+    """Boxes as shares of images (n, 4) to whole pixels of images of these heights and widths (n, 2), never empty."""
+    first = torch.minimum((box[:, :2] * shape).round(), shape - 1)
+    last = torch.minimum(((box[:, :2] + box[:, 2:]) * shape).round(), shape)
     return torch.cat([first, (last - first).clamp(min=1)], dim=1).long()
 
 
-def _resize_one_by_one(images: Tensor, image: Tensor, box: Tensor, flip: Tensor, size: int) -> Tensor:
+def _resize_one_by_one(images: PackedImages, chosen: ResizeChoices, box: Tensor, size: int) -> Tensor:
     out = torch.empty(len(box), 3, size, size)
-    images = images.contiguous(memory_format=torch.channels_last)  # the layout that torch resizes fastest
-    for crop, number, (top, left, height, width), mirror in zip(
-        out, image.tolist(), box.tolist(), flip.tolist(), strict=True
-    ):
-        cut = images[number : number + 1, :, top : top + height, left : left + width]
-        small = F.interpolate(cut, (size, size), mode="bicubic", antialias=True)[0].contiguous()
+    choices = (part.tolist() for part in (chosen.image, box, chosen.flip, chosen.bilinear))
+    for crop, number, (top, left, height, width), mirror, bilinear in zip(out, *choices, strict=True):
+        cut = images.image(number)[None, :, top : top + height, left : left + width]  # channels last: fastest to resize
+        mode = "bilinear" if bilinear else "bicubic"
+        small = F.interpolate(cut, (size, size), mode=mode, antialias=True)[0].contiguous()
         torch.mul(small.flip(2) if mirror else small, 1 / 255, out=crop)
     return out
 
 
-def _resize_batched(images: Tensor, image: Tensor, box: Tensor, flip: Tensor, size: int) -> Tensor:
-    side, device = images.shape[-1], images.device
-    taps = num_taps(box, size=size, side=side)
-    box, flip, image = (part.to(device, non_blocking=True) for part in (box.float(), flip, image))
-    first, weight = _cubic_taps(box[:, 0], box[:, 2], torch.zeros_like(flip), size=size, side=side, taps=taps)
-    start = (image[:, None] * 3 + torch.arange(3, device=device)) * side  # where each plane begins in the table
-    rows = sum_rows(images.reshape(-1, side).float(), start, first, weight)  # (n, 3, size, S)
-    first, weight = _cubic_taps(box[:, 1], box[:, 3], flip, size=size, side=side, taps=taps)
-    places = first[:, :, None] + torch.arange(taps, device=device)
-    columns = torch.zeros(len(box), size, side, device=device).scatter_(2, places, weight)
-    out = torch.bmm(rows.flatten(1, 2), columns.mT).unflatten(1, (3, size))
-    return out.div_(255).clamp_(0, 1)
+def _resize_batched(images: PackedImages, chosen: ResizeChoices, box: Tensor, size: int) -> Tensor:
+    """As two products with matrices of weights, for a few crops at a time, padded to the largest box among them."""
+    device, starts, pitches = images.pixels.device, images.starts[chosen.image], images.shapes[chosen.image, 1]
+    out = torch.empty(len(box), 3, size, size, device=device)
+    for rows in torch.arange(len(box)).split(max(1, _PADDED_PIXELS // int(box[:, 2].max() * box[:, 3].max()))):
+        (height, width), (top, left) = box[rows, 2:].max(0).values.tolist(), box[rows, :2].T[:, :, None, None, None]
+        down, along = torch.arange(height)[:, None], torch.arange(width)
+        start, pitch = (part[rows, None, None, None] for part in (starts, pitches))
+        place = start + ((top + down) * pitch + left + along) * 3 + torch.arange(3)[:, None, None]  # (n, 3, H, W)
+        place = place.clamp_(max=len(images.pixels) - 1)  # what lies outside the box weighs nothing
+        pixels = images.pixels[place.to(device, non_blocking=True)].float()
+        flip, bilinear = chosen.flip[rows], chosen.bilinear[rows]
+        by_row = _weights(box[rows, 2], torch.zeros_like(flip), bilinear, size=size, length=height)
+        by_column = _weights(box[rows, 3], flip, bilinear, size=size, length=width)
+        resized = by_row[:, None].to(device) @ pixels @ by_column[:, None].mT.to(device)
+        out[rows.to(device)] = resized.div_(255).clamp_(0, 1)
+    return out
 
 
-def num_taps(box: Tensor, *, size: int, side: int) -> int:
-    """Pixels that the widest kernel of these boxes reaches."""
-    step = float(box[:, 2:].max()) / size
-    return min(side, math.ceil(2 * CUBIC_REACH * max(step, 1.0)) + 1)
+def _weights(lengths: Tensor, flip: Tensor, bilinear: Tensor, *, size: int, length: int) -> Tensor:
+    """How much each of `length` pixels counts for each of `size` outputs of boxes of these lengths: (n, size, length).
+
+    `flip` turns the order of the outputs around.
+    """
+    step = (lengths.float() / size)[:, None]
+    out = torch.arange(size)
+    out = torch.where(flip[:, None], size - 1 - out, out)
+    centre = (out + 0.5) * step  # (n, size)
+    stretch = step.clamp(min=1.0)  # antialiasing: the kernel grows when the image shrinks
+    pixel = torch.arange(length)
+    away = ((pixel + 0.5 - centre[:, :, None]) / stretch[:, :, None]).abs()
+    weight = torch.where(bilinear[:, None, None], (1 - away).clamp(min=0), _cubic(away))
+    weight = weight * (pixel < lengths[:, None, None])
+    return weight / weight.sum(-1, keepdim=True)
+
+
+def _cubic(x: Tensor) -> Tensor:
+    near = ((CUBIC + 2) * x - (CUBIC + 3)) * x * x + 1
+    far = (((x - 5) * x + 8) * x - 4) * CUBIC
+    return torch.where(x < 1, near, torch.where(x < CUBIC_REACH, far, 0.0))
 
 
 def blur(images: Tensor, sigma: Tensor) -> Tensor:
@@ -100,29 +140,6 @@ def sum_rows(table: Tensor, start: Tensor, first: Tensor, weight: Tensor) -> Ten
     weights = weight[:, None].expand(number, channels, outputs, taps).reshape(-1, taps)
     summed = F.embedding_bag(index.reshape(-1, taps), table, per_sample_weights=weights, mode="sum")
     return summed.reshape(number, channels, outputs, table.shape[1])
-
-
-def _cubic_taps(
-    start: Tensor, length: Tensor, flip: Tensor, *, size: int, side: int, taps: int
-) -> tuple[Tensor, Tensor]:
-    """For `size` outputs over [start, start + length): the first input pixel (n, size) and weights (n, size, taps)."""
-    step = (length / size)[:, None]
-    out = torch.arange(size, device=start.device, dtype=start.dtype)
-    out = torch.where(flip[:, None], size - 1 - out, out)
-    centre = start[:, None] + (out + 0.5) * step  # (n, size)
-    stretch = step.clamp(min=1.0)  # antialiasing: the kernel grows when the image shrinks
-    first = (centre - CUBIC_REACH * stretch).floor().clamp(0, side - taps).long()
-    pixel = (first[:, :, None] + torch.arange(taps, device=start.device)).to(start.dtype)
-    weight = _cubic((pixel + 0.5 - centre[:, :, None]) / stretch[:, :, None])
-    weight = weight * ((pixel >= start[:, None, None]) & (pixel < (start + length)[:, None, None]))
-    return first, weight / weight.sum(-1, keepdim=True)
-
-
-def _cubic(x: Tensor) -> Tensor:
-    x = x.abs()
-    near = ((CUBIC + 2) * x - (CUBIC + 3)) * x * x + 1
-    far = (((x - 5) * x + 8) * x - 4) * CUBIC
-    return torch.where(x < 1, near, torch.where(x < CUBIC_REACH, far, 0.0))
 
 
 LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as PIL's mode L

@@ -16,9 +16,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .transforms import BLUR_REACH, CUBIC, CUBIC_REACH, LUMA, SOLARISE_FROM, num_taps
+from .packed import PackedImages
+from .transforms import BLUR_REACH, CUBIC, CUBIC_REACH, LUMA, SOLARISE_FROM, ResizeChoices
 
 BLOCK = 1024  # pixels of a crop at a time
+ROW_BLOCK = 512  # bytes of a row of an image at a time
 
 _RED, _GREEN, _BLUE = (tl.constexpr(part) for part in LUMA)
 _THRESHOLD = tl.constexpr(SOLARISE_FROM)
@@ -26,16 +28,19 @@ _CUBIC = tl.constexpr(CUBIC)
 _CUBIC_REACH = tl.constexpr(CUBIC_REACH)
 
 
-def resize_boxes(images: Tensor, image: Tensor, box: Tensor, flip: Tensor, size: int) -> Tensor:
+def resize_boxes(images: PackedImages, chosen: ResizeChoices, box: Tensor, size: int) -> Tensor:
     """`transforms.resize_boxes` for images on a GPU; the choices live on the host."""
-    side, number = images.shape[-1], len(box)
-    taps = num_taps(box, size=size, side=side)
-    where = torch.cat([box, image[:, None], flip[:, None]], dim=1).int().to(images.device, non_blocking=True)  # (n, 6)
-    rows = torch.empty(number, 3, size, side, device=images.device)
-    out = torch.empty(number, 3, size, size, device=images.device)
-    grid, images = (number * 3, size), images.contiguous()
-    _resize_rows[grid](images, where, rows, side, size, taps, BLOCK=triton.next_power_of_2(side), num_warps=1)
-    _resize_columns[grid](rows, where, out, side, size, taps, BLOCK=triton.next_power_of_2(size), num_warps=1)
+    number, device, width = len(box), images.pixels.device, box[:, 3]
+    num_made = 3 * size * width  # by the first kernel for each crop: as wide as its box
+    ends = num_made.cumsum(0)
+    starts, pitches = images.starts[chosen.image], images.shapes[chosen.image, 1]
+    table = [*box.T, starts, pitches, chosen.flip, ends - num_made, chosen.bilinear]
+    where = torch.stack(table, dim=1).to(device, non_blocking=True)  # int64 (n, 9)
+    rows = torch.empty(int(ends[-1]), device=device)
+    out = torch.empty(number, 3, size, size, device=device)
+    blocks = triton.cdiv(3 * int(width.max()), ROW_BLOCK)
+    _resize_rows[(number, size, blocks)](images.pixels, where, rows, size, BLOCK=ROW_BLOCK, num_warps=2)
+    _resize_columns[(number * 3, size)](rows, where, out, size, BLOCK=triton.next_power_of_2(size), num_warps=1)
     return out
 
 
@@ -66,57 +71,68 @@ def solarise_and_normalise_(x: Tensor, solarise: Tensor, gain: Tensor, shift: Te
 
 
 @triton.jit
-def _cubic_weight(pixel, centre, stretch, start, length):
-    """The weight of a pixel for an output at `centre`; pixels outside the box do not count."""
+def _weight(pixel, centre, stretch, length, bilinear):
+    """The weight of a pixel of a box for an output at `centre`; pixels outside the box do not count."""
     away = tl.abs((pixel + 0.5 - centre) / stretch)
     near = ((_CUBIC + 2) * away - (_CUBIC + 3)) * away * away + 1
     far = (((away - 5) * away + 8) * away - 4) * _CUBIC
     weight = tl.where(away < 1, near, tl.where(away < _CUBIC_REACH, far, 0.0))
-    return tl.where((pixel >= start) & (pixel < start + length), weight, 0.0)
+    weight = tl.where(bilinear != 0, tl.maximum(1 - away, 0.0), weight)
+    return tl.where((pixel >= 0.0) & (pixel < length), weight, 0.0)
 
 
 @triton.jit
-def _resize_rows(images, where, rows, side, size, taps, BLOCK: tl.constexpr):
-    plane = tl.program_id(0).to(tl.int64)
+def _resize_rows(pixels, where, rows, size, BLOCK: tl.constexpr):
+    """One row of the result, at the width of the box: its bytes lie beside each other, all channels of a pixel."""
+    crop = where + tl.program_id(0) * 9
     row = tl.program_id(1)
-    crop = where + plane // 3 * 6
-    start = tl.load(crop).to(tl.float32)
-    length = tl.load(crop + 2).to(tl.float32)
-    source = images + (tl.load(crop + 4).to(tl.int64) * 3 + plane % 3) * side * side
-    step = length / size
-    stretch = tl.maximum(step, 1.0)
-    centre = start + (row + 0.5) * step
-    first = tl.minimum(tl.maximum(tl.floor(centre - _CUBIC_REACH * stretch), 0.0), side - taps + 0.0)
-    column = tl.arange(0, BLOCK)
-    total = tl.zeros([BLOCK], dtype=tl.float32)
-    weights = 0.0
-    for tap in range(taps):
-        weight = _cubic_weight(first + tap, centre, stretch, start, length)
-        at = source + (first.to(tl.int32) + tap) * side + column
-        total += weight * tl.load(at, mask=column < side, other=0).to(tl.float32)
-        weights += weight
-    tl.store(rows + (plane * size + row) * side + column, total / weights, mask=column < side)
+    lane = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    top = tl.load(crop)
+    left = tl.load(crop + 1)
+    height = tl.load(crop + 2)
+    num_bytes = 3 * tl.load(crop + 3)
+    pitch = 3 * tl.load(crop + 5)
+    bilinear = tl.load(crop + 8)
+    if tl.program_id(2) * BLOCK < num_bytes:
+        source = pixels + tl.load(crop + 4) + top * pitch + 3 * left + lane
+        length = height.to(tl.float32)
+        step = length / size
+        stretch = tl.maximum(step, 1.0)
+        centre = (row + 0.5) * step
+        first = tl.floor(centre - _CUBIC_REACH * stretch)
+        total = tl.zeros([BLOCK], dtype=tl.float32)
+        weights = 0.0
+        for tap in range((stretch * 2 * _CUBIC_REACH).to(tl.int32) + 2):
+            weight = _weight(first + tap, centre, stretch, length, bilinear)
+            inside = tl.minimum(tl.maximum(first + tap, 0.0), length - 1).to(tl.int64)  # what is outside weighs nothing
+            value = tl.load(source + inside * pitch, mask=lane < num_bytes, other=0)
+            total += weight * value.to(tl.float32)
+            weights += weight
+        out = rows + tl.load(crop + 7) + row * num_bytes + lane
+        tl.store(out, total / weights, mask=lane < num_bytes)
 
 
 @triton.jit
-def _resize_columns(rows, where, out, side, size, taps, BLOCK: tl.constexpr):
+def _resize_columns(rows, where, out, size, BLOCK: tl.constexpr):
     plane = tl.program_id(0).to(tl.int64)
     row = tl.program_id(1)
-    crop = where + plane // 3 * 6
-    start = tl.load(crop + 1).to(tl.float32)
-    length = tl.load(crop + 3).to(tl.float32)
+    crop = where + plane // 3 * 9
+    bilinear = tl.load(crop + 8)
+    width = tl.load(crop + 3)
+    length = width.to(tl.float32)
     step = length / size
     stretch = tl.maximum(step, 1.0)
     column = tl.arange(0, BLOCK)
-    place = tl.where(tl.load(crop + 5) != 0, size - 1 - column, column)
-    centre = start + (place + 0.5) * step
-    first = tl.minimum(tl.maximum(tl.floor(centre - _CUBIC_REACH * stretch), 0.0), side - taps + 0.0)
-    source = rows + (plane * size + row) * side + first.to(tl.int32)
+    place = tl.where(tl.load(crop + 6) != 0, size - 1 - column, column)
+    centre = (place + 0.5) * step
+    first = tl.floor(centre - _CUBIC_REACH * stretch)
+    source = rows + tl.load(crop + 7) + row * 3 * width + plane % 3
     total = tl.zeros([BLOCK], dtype=tl.float32)
     weights = tl.zeros([BLOCK], dtype=tl.float32)
-    for tap in range(taps):
-        weight = _cubic_weight(first + tap, centre, stretch, start, length)
-        total += weight * tl.load(source + tap, mask=column < size, other=0.0)
+    for tap in range((stretch * 2 * _CUBIC_REACH).to(tl.int32) + 2):
+        weight = _weight(first + tap, centre, stretch, length, bilinear)
+        inside = tl.minimum(tl.maximum(first + tap, 0.0), length - 1).to(tl.int32)
+        total += weight * tl.load(source + inside * 3, mask=column < size, other=0.0)
         weights += weight
     value = _unit(total / tl.where(column < size, weights, 1.0) / 255)
     tl.store(out + (plane * size + row) * size + column, value, mask=column < size)

@@ -51,7 +51,8 @@ def write_accuracy(trainer: Trainer) -> None:
     splits = labelled_splits(trainer.data)
     if len(splits.train) < len(trainer.source):
         return
-    world, config, view = trainer.world, trainer.config, CentreView(trainer.config.method.image)
+    world, config = trainer.world, trainer.config
+    view = CentreView(config.method.image, trainer.recipe.exported().crop_share)
     shares = 1 if config.sharding == "fsdp" else world.size  # a network in shards needs every rank in every pass
     own = Subset(splits.val, range(world.rank % shares, len(splits.val), shares))
     counts = from_all(_count_correct(trainer, own, view))[:shares]

@@ -21,7 +21,7 @@ from mixlab.backbones.weights.saving import save_tensors
 from mixlab.data.imagenet_labels import imagenet_classes
 from mixlab.errors import InputError
 from mixlab.evaluation.features import FeaturePlan, HeadInput, has_class_token, published_source
-from mixlab.evaluation.machine import CROP_SHARE, CentreView
+from mixlab.evaluation.machine import CentreView
 from mixlab.evaluation.target import Target, load_target, split_target, weights_checksum
 from mixlab.run import RunDirectory, Subject
 from mixlab.run.directory import read_json, write_json
@@ -289,11 +289,11 @@ def load_classifier(
     if head is not None:
         probe = load_head(head, target.backbone)
         size = image or int(probe.about.get("image", target.backbone.image))
-        view = CentreView(size, crop_share or float(probe.about.get("crop_share", CROP_SHARE)))
+        view = CentreView(size, crop_share or float(probe.about.get("crop_share", target.backbone.crop_share)))
         return probe_classifier(target, probe, view=view)
     if (place / "classifier.safetensors").is_file():
         classes = RunDirectory.open(place).read_config().get("classes", [])
-        view = CentreView(image or target.backbone.image, crop_share or CROP_SHARE)
+        view = CentreView(image or target.backbone.image, crop_share or target.backbone.crop_share)
         return trained_classifier(target, place / "classifier.safetensors", classes=classes, view=view)
     raise InputError(
         f"{text} has no classifier: give --head FILE, probe it first (`mixlab probe {text}`), or name timm/MODEL"

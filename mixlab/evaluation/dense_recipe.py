@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ BACKBONE = "pyramid.backbone."
 class DenseConfig(MethodConfig):
     """A task on maps: the backbone below a pyramid and a head."""
 
+    unused: ClassVar[tuple[str, ...]] = ("data.size",)  # readers of dense tasks have sizes of their own
     frozen: bool = False  # train the pyramid and the head alone
     backbone_lr: float = 1.0  # the backbone's share of the learning rate: below 1 it keeps what it knows for longer
     taps: tuple[int, int, int, int] | None = None  # layers of a plain backbone; None: evenly over its depth

@@ -20,7 +20,7 @@ from mixlab.backbones.tokens import Features
 from mixlab.data.labelled import LabelledSplits, label_subset
 from mixlab.data.source import at_most
 from mixlab.errors import InputError
-from mixlab.evaluation.machine import CROP_SHARE, CentreView, PrecisionChoice, precision_in_use
+from mixlab.evaluation.machine import CentreView, PrecisionChoice, precision_in_use
 
 STRATEGIES = ("cls", "mean", "max", "cls+mean", "cls+max")  # Dino-Mamba, Table 6; cls is the summary token or tokens
 OUTPUT = "output"  # what the backbone itself returns
@@ -39,7 +39,8 @@ class FrozenSettings:
     num_train: int | None = None  # maximum number of training images, evenly spaced.
     num_val: int | None = None  # maximum number of validation images, evenly spaced.
     image: int | None = None  # image size in pixels; default: the size that the backbone was made for.
-    crop_share: float = CROP_SHARE  # fraction of each side that the centre crop keeps: 0.875 is 224 of 256.
+    crop_share: float | None = None
+    """fraction of each side that the centre crop keeps: 0.875 is 224 of 256; default: the model's own."""
     precision: PrecisionChoice = "auto"
     """precision of the backbone: bf16 or fp32; auto: bf16 on a GPU. fp32 also turns off TF32 in the heads of probes."""
     seed: int = 0
@@ -48,6 +49,11 @@ class FrozenSettings:
     def read_source(self, backbone: Backbone) -> FeatureSource:
         return published_source(backbone) if self.source == "auto" else self.source
 
+    def view(self, backbone: Backbone) -> CentreView:
+        """The centre crop of this backbone."""
+        share = backbone.crop_share if self.crop_share is None else self.crop_share
+        return CentreView(self.image or backbone.image, share)
+
     def cut(self, splits: LabelledSplits) -> LabelledSplits:
         """As many images of each split as these settings ask for."""
         train = label_subset(at_most(splits.train, self.num_train), self.label_share, seed=self.seed)
@@ -55,7 +61,7 @@ class FrozenSettings:
 
     def protocol(self, backbone: Backbone, splits: LabelledSplits, device: torch.device) -> dict[str, Any]:
         """The fields of a protocol that both have."""
-        view = CentreView(self.image or backbone.image, self.crop_share)
+        view = self.view(backbone)
         return {
             "data": splits.data,
             "val_data": splits.val_data,

@@ -11,7 +11,7 @@ from mixlab.data.labelled import LabelledSplits, labelled_splits
 from mixlab.evaluation.accuracy import Accuracy
 from mixlab.evaluation.feature_cache import Extraction, extract_features
 from mixlab.evaluation.features import OUTPUT, FeaturePlan, FrozenSettings, head_inputs
-from mixlab.evaluation.machine import CentreView, Machine, precision_in_use
+from mixlab.evaluation.machine import Machine, precision_in_use
 from mixlab.evaluation.target import Target, as_target
 from mixlab.run import Measurement, Subject
 from mixlab.run.protocols import KnnProtocol
@@ -98,7 +98,7 @@ def evaluate_knn(
         strategy=settings.strategy,
         temperature=settings.temperature,
     )
-    view = CentreView(settings.image or backbone.image, settings.crop_share)
+    view = settings.view(backbone)
     inputs = head_inputs(backbone, (settings.blocks,), (settings.strategy,))
     plan = FeaturePlan.build(backbone, inputs, source=settings.read_source(backbone), image=view.size)
     extraction = Extraction(plan, view, precision_in_use(settings.precision, device), stored="float32")

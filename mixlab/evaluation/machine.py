@@ -57,7 +57,7 @@ def run_precision(precision: PrecisionChoice, device: torch.device) -> Precise:
     return autocast(precision_in_use(precision, device), device)
 
 
-CROP_SHARE = 0.875  # 224 of 256: resize the shorter side to 256, cut the middle 224 (DINO's evaluation, and timm's)
+CROP_SHARE = 0.875  # 224 of 256: resize the shorter side to 256, cut the middle 224; `Backbone.crop_share` of ours
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 study and its learning rates, the ledger, commands and machines.
 """
 
+import hashlib
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -23,12 +25,18 @@ from mixlab.run import RunDirectory, unpacked
 from mixlab.run.directory import write_atomically
 from mixlab.statistics import Quantity, mean_interval
 
+MARK = "<!-- written by mixlab report; sha256 of all above: {} -->"
+OLDER = ("<title>mixlab report: ", "Written by `mixlab report`")  # in pages from before there was a mark
 
-def write_report(places: Sequence[Path], out: Path) -> Path:
+
+def write_report(places: Sequence[Path], out: Path, *, force: bool = False) -> Path:
     """Write the page of the runs at these places and below them; as .md its tables alone.
 
-    A place is a run directory, an archive of runs, or a published study.
+    A place is a run directory, an archive of runs, or a published study. A file that is no page of ours, or that was
+    changed by hand, is replaced only with `force`.
     """
+    if not force:
+        check_page(out)
     with ExitStack() as stack:
         folders = [stack.enter_context(unpacked(place)) for place in places]
         for place, folder in zip(places, folders, strict=True):
@@ -46,8 +54,29 @@ def write_report(places: Sequence[Path], out: Path) -> Path:
                 f"{out.parent} does not exist, so {out.name} cannot go there; make it, or change --out"
             )
         text = _in_markdown(findings) if out.suffix == ".md" else _as_page(findings)
-        write_atomically(out, lambda file: file.write(text.encode(errors="backslashreplace")))
+        content = f"{text.rstrip()}\n".encode(errors="backslashreplace")
+        mark = MARK.format(hashlib.sha256(content).hexdigest())
+        write_atomically(out, lambda file: file.write(content + f"{mark}\n".encode()))
     return out
+
+
+def check_page(out: Path) -> None:
+    """Refuse a place where something would be lost."""
+    if os.path.lexists(out) and not _is_ours(out):
+        raise InputError(
+            f"{out} exists, and `mixlab report` did not write it, or it was changed since; name another file, or say "
+            "--force to replace it"
+        )
+
+
+def _is_ours(page: Path) -> bool:
+    """Whether a page is as `write_report` left it."""
+    if page.is_symlink() or not page.is_file():
+        return False
+    content, _, last = page.read_bytes().rstrip().rpartition(b"\n")
+    if last.startswith(MARK.partition("{")[0].encode()):
+        return last.decode(errors="replace") == MARK.format(hashlib.sha256(content + b"\n").hexdigest())
+    return any(words.encode() in content[:10_000] for words in OLDER)
 
 
 def _as_page(findings: Findings) -> str:

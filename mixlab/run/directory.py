@@ -12,7 +12,6 @@ import fcntl
 import json
 import os
 import re
-import secrets
 import socket
 from collections.abc import Iterable, Iterator
 from itertools import chain, count
@@ -23,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mixlab.errors import InputError, WorkError
+from mixlab.run.aside import written_aside
 from mixlab.run.disk import naming_file
 from mixlab.run.measurement import Measurement, measurements_of_older, once
 
@@ -239,14 +239,6 @@ def write_atomically(path: Path, write: Any, num_bytes: int | None = None) -> No
 
     `num_bytes`, where it is known, is what the error of a full disk names.
     """
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    with naming_file(path, num_bytes):
-        try:
-            with aside.open("xb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            aside.replace(path)
-        except BaseException:
-            aside.unlink(missing_ok=True)
-            raise
+    with naming_file(path, num_bytes), written_aside(path) as aside, aside.open("wb") as file:
+        write(file)
+        file.flush()

@@ -85,7 +85,7 @@ class ProbeProtocol(LabelledProtocol):
     batch: int | None = None
     lrs: tuple[float, ...] | None = None
     weight_decays: tuple[float, ...] | None = None
-    load_size: int | None = None
+    load_size: int | None = None  # images are squashed to it before crops are cut; 0: crops of the images as they are
     head_seed: int | None = None
 
 

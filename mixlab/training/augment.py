@@ -1,24 +1,26 @@
 """Regularisers of supervised training that work on a whole batch, on the device: RandAugment, mixup, cutmix, erasing.
 
 RandAugment (Cubuk et al. 2020) draws for each image; the set, the strengths and their rise with the magnitude are those
-that timm calls `rand-m9-mstd0.5-inc1`, which MambaOut trains with: two changes per image, each made with probability
-0.5. It takes floats in [0, 1]; the others take normalised images.
+that timm calls `rand-m9-mstd0.5-inc1`, which MambaOut and DeiT train with: two changes per image, each made with
+probability 0.5. It takes floats in [0, 1]; the others take normalised images.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mixlab.data.crops import IMAGENET_MEAN
 from mixlab.data.transforms import change_brightness, change_contrast, change_saturation
 
 NUM_CHANGES = 2
 PROBABILITY = 0.5
 LARGEST = 10.0  # the magnitude scale
-BACKGROUND = 0.5
+GREY = 0.5
 ERASED_AREA = (0.02, 1 / 3)  # Zhong et al. 2020, as in timm
 ERASED_ASPECT = (0.3, 1 / 0.3)
 Box = tuple[int, int, int, int]  # top, left, height, width
@@ -37,12 +39,13 @@ def _affine(strength: Tensor, row: int, column: int, scale: float) -> Tensor:
     return matrix
 
 
-# Each takes strengths in [-1, 1] on the host, (n,), and gives the map from output to input places, (n, 2, 3).
+# Each takes strengths in [-1, 1] on the host, (n,), and gives the map from output to input places, (n, 2, 3), about the
+# centre. Places span [-1, 1].
 MOVES: dict[str, Callable[[Tensor], Tensor]] = {
     "rotate": rotation,
     "shear_x": lambda strength: _affine(strength, 0, 1, 0.3),
     "shear_y": lambda strength: _affine(strength, 1, 0, 0.3),
-    "translate_x": lambda strength: _affine(strength, 0, 2, 2 * 0.45),  # a share of the side; places span [-1, 1]
+    "translate_x": lambda strength: _affine(strength, 0, 2, 2 * 0.45),  # a share of the side
     "translate_y": lambda strength: _affine(strength, 1, 2, 2 * 0.45),
 }
 
@@ -120,28 +123,77 @@ def draw_changes(
     return torch.where(made, chosen, -1)[:, rows], (strength * sign)[:, rows]
 
 
+def draw_cubic(num_images: int, generator: torch.Generator, *, part: int, num_parts: int) -> Tensor:
+    """Which moves are bicubic and which bilinear, bool (2, n), for this part of the global batch."""
+    drawn = torch.rand(NUM_CHANGES, num_parts * num_images, generator=generator) < 0.5
+    return drawn[:, part * num_images : (part + 1) * num_images]
+
+
 @torch.no_grad()
-def rand_augment(images: Tensor, chosen: Tensor, strengths: Tensor) -> Tensor:
-    """Change float images (n, 3, S, S) in [0, 1]; `chosen` and `strengths` (2, n) are on the host."""
-    for numbers, strength in zip(chosen, strengths, strict=True):
+def rand_augment(images: Tensor, chosen: Tensor, strengths: Tensor, cubic: Tensor | None) -> Tensor:
+    """Change float images (n, 3, S, S) in [0, 1]; `chosen`, `strengths` and `cubic`, all (2, n), are on the host.
+
+    None for `cubic`: moves as mixlab first made them (`move_centred`), for runs that began so.
+    """
+    cubics = [None] * NUM_CHANGES if cubic is None else list(cubic)
+    for numbers, strength, is_cubic in zip(chosen, strengths, cubics, strict=True):
         images = images.clone()
         for number in numbers.unique().tolist():
             if number < 0:
                 continue
             rows = (numbers == number).nonzero()[:, 0]
             there = rows.to(images.device, non_blocking=True)
-            changed = _change(CHANGES[number], images.index_select(0, there), strength[rows])
+            some = None if is_cubic is None else is_cubic[rows]
+            changed = change_by_name(CHANGES[number], images.index_select(0, there), strength[rows], some)
             images.index_copy_(0, there, changed)
     return images
 
 
-def _change(name: str, images: Tensor, strength: Tensor) -> Tensor:
+def change_by_name(name: str, images: Tensor, strength: Tensor, cubic: Tensor | None) -> Tensor:
     if name in COLOURS:
         return COLOURS[name](images, strength.to(images, non_blocking=True)[:, None, None, None])
+    return move_centred(name, images, strength) if cubic is None else move(name, images, strength, cubic)
+
+
+def move_centred(name: str, images: Tensor, strength: Tensor) -> Tensor:
+    """Bilinear, shears about the centre, grey outside."""
     matrix = MOVES[name](strength).to(images, non_blocking=True)
     places = F.affine_grid(matrix, list(images.shape), align_corners=False)
-    moved = F.grid_sample(images - BACKGROUND, places, mode="bilinear", align_corners=False)  # outside becomes grey
-    return moved + BACKGROUND
+    moved = F.grid_sample(images - GREY, places, mode="bilinear", align_corners=False)  # outside becomes grey
+    return moved + GREY
+
+
+def move(name: str, images: Tensor, strength: Tensor, cubic: Tensor) -> Tensor:
+    """As timm by PIL: shears about the upper left corner, ImageNet's mean outside, the border repeated inside."""
+    matrix = MOVES[name](strength)
+    if name.startswith("shear"):
+        matrix[:, :, 2] += matrix[:, :, :2].sum(2) - 1
+    side = images.shape[-1]
+    line = (torch.arange(side) + 0.5) * (2 / side) - 1
+    places = torch.stack([*torch.meshgrid(line, line, indexing="xy"), torch.ones(side, side)])  # (3, S, S)
+    matrix, places, cubic = (part.to(images.device, non_blocking=True) for part in (matrix, places, cubic))
+    place = (torch.einsum("nij,jyx->niyx", matrix, places) + 1) * (side / 2)  # (n, 2, S, S), in pixels
+    inside = ((place >= 0) & (place < side)).all(1, keepdim=True)
+    first = (place - 0.5).floor()
+    by_column, by_row = pil_weights(place - 0.5 - first, cubic[:, None, None, None]).unbind(2)  # (4, n, S, S) each
+    columns, rows = first.long().unbind(1)
+    total, flat = torch.zeros_like(images), images.flatten(2)
+    for down in range(4):
+        for along in range(4):
+            row, column = (rows + down - 1).clamp(0, side - 1), (columns + along - 1).clamp(0, side - 1)
+            index = (row * side + column).flatten(1)[:, None].expand(-1, 3, -1)
+            total += flat.gather(2, index).view_as(images) * (by_row[down] * by_column[along])[:, None]
+    mean = torch.tensor(IMAGENET_MEAN).to(images, non_blocking=True)[:, None, None]
+    return torch.where(inside, total.clamp_(0, 1), mean)
+
+
+def pil_weights(x: Tensor, cubic: Tensor) -> Tensor:
+    """Weights (4, ...) of the pixels from one before to two after, for places `x` in [0, 1) behind the second: PIL's
+    bilinear, or its bicubic, which for transforms has a = -1.
+    """
+    sharp = torch.stack([x * (x * (2 - x) - 1), 1 + x * x * (x - 2), x * (1 + x * (1 - x)), x * x * (x - 1)])
+    smooth = torch.stack([torch.zeros_like(x), 1 - x, x, torch.zeros_like(x)])
+    return torch.where(cubic, sharp, smooth)
 
 
 @dataclass(frozen=True)
@@ -179,6 +231,28 @@ def draw_blend(generator: torch.Generator, *, side: int, mixup: float, cutmix: f
     left, right = _span(float(u[2]) * side, cut, side)
     share = (bottom - top) * (right - left) / side**2  # after the border cut some of it off
     return Blend(1 - share, (top, left, bottom - top, right - left))
+
+
+def draw_blends(
+    num_images: int,
+    generator: torch.Generator,
+    *,
+    every: int,
+    part: int,
+    num_parts: int,
+    side: int,
+    mixup: float,
+    cutmix: float,
+    switch: float,
+) -> list[tuple[slice, Blend]]:
+    """A draw of `draw_blend` for every `every` images of this part of the global batch; 0: one for all of a step."""
+    draw = partial(draw_blend, generator, side=side, mixup=mixup, cutmix=cutmix, switch=switch)
+    if every == 0:
+        return [(slice(None), draw())]
+    starts = range(0, num_images, every)
+    drawn = [draw() for _ in range(num_parts * len(starts))]
+    own = drawn[part * len(starts) : (part + 1) * len(starts)]
+    return [(slice(start, start + every), blend) for start, blend in zip(starts, own, strict=True)]
 
 
 def draw_beta(alpha: float, generator: torch.Generator) -> float:

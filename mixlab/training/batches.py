@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from mixlab.data.loader import AnyBatch, BatchLoader, Loader, SampleReader
+from mixlab.data.crops import MultiCrop
+from mixlab.data.loader import AnyBatch, BatchLoader, SampleReader
+from mixlab.data.packed import PackedLoader
 from mixlab.data.sample_order import SampleOrder
 from mixlab.data.source import ImageSource
 from mixlab.errors import InputError
@@ -13,16 +15,20 @@ from mixlab.training.distributed import World, num_workers
 B = TypeVar("B", bound=AnyBatch)
 
 
-def build_loader(source: ImageSource, config: TrainConfig, *, world: World) -> Loader:
-    """This rank's share of the images."""
+def build_loader(
+    source: ImageSource, config: TrainConfig, crops: MultiCrop, *, world: World, repeats: int = 1
+) -> PackedLoader:
+    """This rank's share of the images, from which these crops are cut."""
     check_enough(len(source), config, world)
-    return Loader(
+    return PackedLoader(
         source,
         batch_size=config.part_size(world.size),
+        reduction=crops.reduction,
         size=config.data.size,
         seed=config.seed,
         rank=world.rank,
         world_size=world.size,
+        repeats=repeats,
         num_workers=num_workers(config.data.workers, world),
         skip_limit=config.data.skip_limit,
         pin_memory=world.device.type == "cuda" and not config.data.resident,

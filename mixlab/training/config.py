@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.zoo import create_model
+from mixlab.data.crops import MultiCrop
 from mixlab.data.images import parse_source
 from mixlab.data.loader import BatchLoader
 from mixlab.data.source import Source
@@ -67,6 +68,8 @@ class MethodConfig(ABC):
     kind: ClassVar[str]  # its name in files, and in the table `mixlab.evaluation.methods.METHODS`
     title: ClassVar[str]  # its name in messages
     shown: ClassVar[tuple[str, ...]] = ("knn_accuracy",)  # the scores that a progress bar shows
+    earlier: ClassVar[Mapping[str, Any]] = {}  # settings that are newer than some runs: what those did
+    unused: ClassVar[tuple[str, ...]] = ()  # settings of a run, by their dotted names, that make no difference here
 
     @property
     @abstractmethod
@@ -81,11 +84,15 @@ class MethodConfig(ABC):
         """The samples to train on."""
         return parse_source(data)
 
+    def crops(self) -> MultiCrop:
+        """The views that are cut from each image; a method that cuts none has a `loader` of its own."""
+        raise NotImplementedError
+
     def loader(self, source: Any, config: TrainConfig, *, world: World) -> BatchLoader[Any]:
         """This rank's batches of what `open` gave."""
         from mixlab.training.batches import build_loader  # which reads this module
 
-        return build_loader(source, config, world=world)
+        return build_loader(source, config, self.crops(), world=world)
 
     def scores(self, data: str, source: Any, config: TrainConfig, *, world: World, precise: Precise) -> Scores:
         """What to measure during a run."""
@@ -118,7 +125,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    size: int = 256  # pixels: images are held at this size and crops are cut from it
+    size: int | None = None  # pixels: squash images to this size before crops are cut; None: from the image as it is
     workers: int | None = None  # data loading processes per rank; None: all cores, divided by the ranks
     resident: bool = False  # the whole set in the device's memory
     skip_limit: float = 0.01  # the share of unreadable images that stops the run

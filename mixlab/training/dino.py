@@ -9,7 +9,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.data.crops import MultiCrop, dino_crops
-from mixlab.data.loader import Batch
+from mixlab.data.packed import PackedBatch
 from mixlab.training.config import MethodConfig, check_numbers
 from mixlab.training.dino_parts import DinoCentre, DinoHead, dino_loss, koleo_loss, teacher_targets
 from mixlab.training.distributed import rows_of_all
@@ -30,19 +30,25 @@ PATIENCE = 5  # reports in a row that show a collapse before a warning
 
 @dataclass(frozen=True, kw_only=True)
 class DinoConfig(MethodConfig):
-    """The defaults are those of Dino-Mamba §5.1 and its released code."""
+    """The defaults are the values of Dino-Mamba §5.1. What it leaves open, and the augmentations, are those of
+    facebookresearch/dino, on whose code Dino-Mamba's is built; comments name what the released code does otherwise.
+    """
 
     kind: ClassVar[str] = "dino"
     title: ClassVar[str] = "DINO pretraining"
+    earlier: ClassVar[Mapping[str, Any]] = {"norm_last_layer": True, "decay_tokens": False, "teacher_drop_path": False}
     num_prototypes: int = 65_536
     hidden: int = 2048
     bottleneck: int = 256
+    norm_last_layer: bool = True  # False: the prototypes' lengths are learned; both codes have the choice
     student_temperature: float = 0.1
     teacher_temperature_start: float = 0.04
-    teacher_temperature: float = 0.07
-    teacher_warmup_epochs: int = 30
+    teacher_temperature: float = 0.07  # the paper; the default of both codes is 0.04 throughout
+    teacher_warmup_epochs: int = 30  # the paper; 0 in both codes
     teacher_momentum: float = 0.996  # cosine to 1
     centre_momentum: float = 0.9
+    teacher_drop_path: bool = False  # the teacher drops paths as the student does: Dino-Mamba's code, not DINO's
+    decay_tokens: bool = True  # class tokens, registers and positions decay as matrices do, in both codes
     frozen_prototype_epochs: int = 1
     global_size: int = 224
     local_size: int = 96
@@ -116,9 +122,6 @@ class DinoNetwork(nn.Module):
         cosines = self.head(features)
         return cosines.unflatten(0, (-1, num_images)), features.unflatten(0, (-1, num_images))
 
-    def no_weight_decay(self) -> set[str]:
-        return {f"backbone.{name}" for name in self.backbone.no_weight_decay()}
-
 
 class DinoRecipe(Recipe):
     static = True
@@ -127,18 +130,22 @@ class DinoRecipe(Recipe):
         self.config, self.total_steps = config, total_steps
         self.crops = config.crops()
         head = DinoHead(
-            dim=backbone.dim, hidden=config.hidden, bottleneck=config.bottleneck, num_prototypes=config.num_prototypes
+            dim=backbone.dim,
+            hidden=config.hidden,
+            bottleneck=config.bottleneck,
+            num_prototypes=config.num_prototypes,
+            norm_last_layer=config.norm_last_layer,
         )
         self.student = DinoNetwork(backbone, head)
         drop_empty(self.student)
-        self.teacher = copy.deepcopy(self.student).requires_grad_(False).eval()
+        self.teacher = copy.deepcopy(self.student).requires_grad_(False).train(config.teacher_drop_path)
         self.centre = DinoCentre(config.num_prototypes)
         self.network = self.run = self.student
 
     def modules(self) -> dict[str, nn.Module]:
         return {"network": self.student, "teacher": self.teacher, "centre": self.centre}
 
-    def prepare(self, batch: Batch, part: BatchPart) -> tuple[Tensor, ...]:
+    def prepare(self, batch: PackedBatch, part: BatchPart) -> tuple[Tensor, ...]:
         """The teacher's temperature, then the views of each size."""
         temperature = linear_by_epoch(
             part.epoch,
@@ -162,7 +169,7 @@ class DinoRecipe(Recipe):
             loss = loss + self.config.spread * koleo_loss(seen)
         return loss, describe_collapse(targets, features)
 
-    def views(self, batch: Batch, part: BatchPart) -> list[Tensor]:
+    def views(self, batch: PackedBatch, part: BatchPart) -> list[Tensor]:
         """All crops of this part's images: (V, B, 3, S, S) for each size, the global ones first."""
         drawn = self.crops.draw(batch.sizes, part.generator(), rank=part.index, world_size=part.num_parts)
         dtype = self.student.head.prototypes.dtype
@@ -171,7 +178,8 @@ class DinoRecipe(Recipe):
 
     def before_update(self, part: BatchPart) -> None:
         if part.epoch < self.config.frozen_prototype_epochs:
-            self.student.head.prototypes.grad = None
+            for parameter in self.student.head.last_layer():
+                parameter.grad = None
 
     def after_update(self, part: BatchPart) -> dict[str, Tensor]:
         momentum = cosine(part.step, start=self.config.teacher_momentum, end=1.0, total=self.total_steps)
@@ -181,7 +189,9 @@ class DinoRecipe(Recipe):
         return {"centre_drift": self.centre.move(self.config.centre_momentum)}
 
     def no_weight_decay(self) -> set[str]:
-        return self.student.no_weight_decay()
+        backbone = self.student.backbone
+        exempt = backbone.no_weight_decay() - (backbone.token_names() if self.config.decay_tokens else set())
+        return {f"backbone.{name}" for name in exempt}
 
     def exported(self) -> Backbone:
         return self.teacher.backbone

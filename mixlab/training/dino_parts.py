@@ -1,7 +1,8 @@
 """DINO in parts that work alone, in anyone's loop (Caron et al. 2021): head, centre, targets, loss, KoLeo.
 
     crops = MultiCrop(dino_crops())                                # mixlab.data: 2 global and 8 local views of an image
-    views = crops(images, crops.draw(sizes, generator))            # one (V, B, 3, S, S) per size, the global ones first
+    images = pack_images(list_of_images)                           # mixlab.data: uint8 (3, H, W) of any sizes
+    views = crops(images, crops.draw(images.shapes, generator))    # one (V, B, 3, S, S) per size, the global ones first
     student = head(backbone(views))                                # (V, B, K); the teacher sees the global views alone
     targets = teacher_targets(teacher, centre.mean, temperature=0.04)
     centre.collect(teacher)
@@ -27,10 +28,18 @@ from mixlab.training.distributed import mean_over_ranks_
 
 class DinoHead(nn.Module):
     """An MLP of three layers to a unit vector, then its cosine with each of K prototypes: a weight-normalised layer
-    whose norm is fixed at 1. The defaults are the paper's.
+    whose norm is fixed at 1 or, with `norm_last_layer=False`, learned for each prototype. The defaults are the paper's.
     """
 
-    def __init__(self, *, dim: int, hidden: int = 2048, bottleneck: int = 256, num_prototypes: int = 65_536) -> None:
+    def __init__(
+        self,
+        *,
+        dim: int,
+        hidden: int = 2048,
+        bottleneck: int = 256,
+        num_prototypes: int = 65_536,
+        norm_last_layer: bool = True,
+    ) -> None:
         super().__init__()
         self.mlp = nn.Sequential(
             nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.GELU(), nn.Linear(hidden, bottleneck)
@@ -41,11 +50,18 @@ class DinoHead(nn.Module):
                 nn.init.zeros_(layer.bias)
         self.prototypes = nn.Parameter(torch.empty(num_prototypes, bottleneck))
         nn.init.uniform_(self.prototypes, -(bottleneck**-0.5), bottleneck**-0.5)
+        # A column, which decays as matrices do: DINO's code leaves out vectors alone.
+        self.lengths = None if norm_last_layer else nn.Parameter(torch.ones(num_prototypes, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features (B, D) -> cosines (B, K)."""
+        """Features (B, D) -> cosines (B, K), times the lengths of the prototypes where those are learned."""
         x = F.normalize(self.mlp(x), dim=-1)
-        return F.linear(x, F.normalize(self.prototypes, dim=-1))
+        prototypes = F.normalize(self.prototypes, dim=-1)
+        return F.linear(x, prototypes if self.lengths is None else prototypes * self.lengths)
+
+    def last_layer(self) -> list[nn.Parameter]:
+        """What is frozen at the start of training."""
+        return [self.prototypes, *([] if self.lengths is None else [self.lengths])]
 
 
 class DinoCentre(nn.Module):

@@ -156,7 +156,7 @@ def check_settings(
             "and it is restored from the newest checkpoint"
         )
     found = differences(_with_new_defaults(settings, config), to_json(config))
-    changed = {key: pair for key, pair in found.items() if not key.startswith(MAY_CHANGE)}
+    changed = {key: pair for key, pair in found.items() if not key.startswith((*MAY_CHANGE, *config.method.unused))}
     moved = not same_data(known_data, data)
     if (moved or changed) and not has_begun(folder):
         return {}
@@ -168,7 +168,7 @@ def check_settings(
         listed = "; ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed.items())
         raise InputError(
             f"{folder.path} was started with other settings ({listed}); "
-            "give the same ones to resume, or another --run directory"
+            "give the same ones, or its own config.json as the recipe, to resume; or another --run directory"
         )
     return stored
 
@@ -191,7 +191,18 @@ def _with_new_defaults(stored: dict[str, Any], config: TrainConfig) -> dict[str,
     method = type(config.method)
     if stored["method"].get("kind") != method.kind:
         return stored
+    stored = as_recorded(stored, method)
     return to_json(from_json(TrainConfig, stored, kinds={MethodConfig: {method.kind: method}}, where="settings"))
+
+
+def as_recorded(stored: Mapping[str, Any], method: type[MethodConfig]) -> dict[str, Any]:
+    """Stored settings of a run of this method, with what it did before some of them were settings."""
+    return {**stored, "method": {**method.earlier, **stored["method"]}}
+
+
+def is_older(stored: Mapping[str, Any], method: type[MethodConfig]) -> bool:
+    """Whether settings were stored before the newest of this method existed."""
+    return stored["method"].get("kind") == method.kind and not method.earlier.keys() <= stored["method"].keys()
 
 
 def has_begun(folder: RunDirectory) -> bool:

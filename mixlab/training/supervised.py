@@ -1,20 +1,31 @@
-"""Supervised classification with the regularisers of MambaOut, Table 5 (DeiT's)."""
+"""Supervised classification with the regularisers of MambaOut, Table 5, by default as its released code has them: that
+is timm's training script. DeiT's differ in a few settings, see `mixlab.recipes`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.data.crops import IMAGENET_MEAN, IMAGENET_STD, CropKind, MultiCrop
-from mixlab.data.loader import Batch
+from mixlab.data.packed import PackedBatch, PackedLoader
 from mixlab.data.source import ImageSource
 from mixlab.errors import InputError
-from mixlab.training.augment import draw_blend, draw_changes, draw_erasures, erase, rand_augment, soft_targets
+from mixlab.training.augment import (
+    draw_blends,
+    draw_changes,
+    draw_cubic,
+    draw_erasures,
+    erase,
+    rand_augment,
+    soft_targets,
+)
+from mixlab.training.batches import build_loader
 from mixlab.training.config import MethodConfig, TrainConfig, check_numbers
 from mixlab.training.distributed import World, whole
 from mixlab.training.live_scores import KnnScores, Score
@@ -29,6 +40,13 @@ class SupervisedConfig(MethodConfig):
     kind: ClassVar[str] = "supervised"
     title: ClassVar[str] = "supervised training"
     shown: ClassVar[tuple[str, ...]] = ("knn_accuracy", "accuracy")
+    earlier: ClassVar[Mapping[str, Any]] = {
+        "mix_every": 0,
+        "erase_first": True,
+        "interpolation": "bicubic",
+        "moves": "centred",
+        "repeats": 1,
+    }
     size: int = 224
     scale: tuple[float, float] = (0.08, 1.0)
     rand_augment: float = 9.0  # magnitude of 10; 0: none
@@ -38,14 +56,27 @@ class SupervisedConfig(MethodConfig):
     switch: float = 0.5  # how often cutmix instead of mixup
     erasing: float = 0.25
     smoothing: float = 0.1
+    mix_every: int = 128  # images that share one draw of mixup or cutmix: a process's batch in MambaOut's code; 0: all
+    erase_first: bool = False  # erase before mixing, as DeiT; timm, and so MambaOut, erases what was mixed
+    interpolation: Literal["random", "bicubic"] = "random"  # of crops and moves; random: bilinear or bicubic (MambaOut)
+    moves: Literal["timm", "centred"] = "timm"  # centred: how mixlab first moved images, see `move_centred`
+    repeats: int = 1  # times that an image is in an epoch, with other crops, beside itself; DeiT: 3, of a third of them
 
     def __post_init__(self) -> None:
-        at_least = {"rand_augment": 0, "rand_augment_deviation": 0, "mixup": 0, "cutmix": 0}
+        at_least = {
+            "rand_augment": 0,
+            "rand_augment_deviation": 0,
+            "mixup": 0,
+            "cutmix": 0,
+            "mix_every": 0,
+            "repeats": 1,
+        }
         check_numbers(self, "method.", at_least=at_least, shares=("switch", "erasing", "smoothing"))
         self.crops()  # which checks size and scale
 
     def crops(self) -> MultiCrop:
-        return MultiCrop([CropKind(size=self.size, scale=self.scale)])
+        bilinear = 0.5 if self.interpolation == "random" else 0.0
+        return MultiCrop([CropKind(size=self.size, scale=self.scale, bilinear=bilinear)])
 
     @property
     def image(self) -> int:
@@ -60,6 +91,9 @@ class SupervisedConfig(MethodConfig):
                 "put images into one folder per class, or pretrain without labels"
             )
         return SupervisedRecipe(self, backbone, num_classes=num_classes)
+
+    def loader(self, source: ImageSource, config: TrainConfig, *, world: World) -> PackedLoader:
+        return build_loader(source, config, self.crops(), world=world, repeats=self.repeats)
 
     def scores(
         self, data: str, source: ImageSource, config: TrainConfig, *, world: World, precise: Precise
@@ -98,33 +132,42 @@ class SupervisedRecipe(Recipe):
         hits = (logits.argmax(-1) == targets.argmax(-1)).float().mean()
         return loss, {"train_accuracy": hits.detach()}
 
-    def prepare(self, batch: Batch, part: BatchPart) -> tuple[Tensor, Tensor]:
-        """Crop, change, erase and blend this part's images: (B, 3, S, S) and soft labels (B, K)."""
-        config, generator = self.config, part.generator()
+    def prepare(self, batch: PackedBatch, part: BatchPart) -> tuple[Tensor, Tensor]:
+        """Crop, change, blend and erase this part's images: (B, 3, S, S) and soft labels (B, K)."""
+        config, generator, share = self.config, part.generator(), {"part": part.index, "num_parts": part.num_parts}
         drawn = self.crops.draw(batch.sizes, generator, rank=part.index, world_size=part.num_parts)
         images = self.crops(batch.images, drawn)[0][0]
         num_images = len(images)
         if config.rand_augment > 0:
-            chosen, strengths = draw_changes(
-                num_images,
-                generator,
-                magnitude=config.rand_augment,
-                deviation=config.rand_augment_deviation,
-                part=part.index,
-                num_parts=part.num_parts,
-            )
-            mean, std = (
-                torch.tensor(scale).to(images, non_blocking=True)[:, None, None]
-                for scale in (IMAGENET_MEAN, IMAGENET_STD)
-            )
-            images = (rand_augment((images * std + mean).clamp_(0, 1), chosen, strengths) - mean) / std
+            images = self._rand_augment(images, generator, part)
         every = draw_erasures(num_images * part.num_parts, generator, side=config.size, probability=config.erasing)
-        images = erase(images, every[part.index * num_images : (part.index + 1) * num_images])
+        boxes = every[part.index * num_images : (part.index + 1) * num_images]
+        law = {"side": config.size, "mixup": config.mixup, "cutmix": config.cutmix, "switch": config.switch}
+        blends = draw_blends(num_images, generator, every=config.mix_every, **share, **law)
+        if config.erase_first:
+            images = erase(images, boxes)
+        images = torch.cat([blend.images(images[rows]) for rows, blend in blends])
+        if not config.erase_first:
+            images = erase(images, boxes)
         targets = soft_targets(batch.labels, num_classes=self.num_classes, smoothing=config.smoothing)
-        blend = draw_blend(generator, side=config.size, mixup=config.mixup, cutmix=config.cutmix, switch=config.switch)
+        targets = torch.cat([blend.targets(targets[rows]) for rows, blend in blends])
         dtype = next(self.network.parameters()).dtype
-        images = to_pixels_of(self.backbone, blend.images(images).to(dtype))
-        return images, blend.targets(targets).to(dtype if dtype == torch.float64 else torch.float32)
+        images = to_pixels_of(self.backbone, images.to(dtype))
+        return images, targets.to(dtype if dtype == torch.float64 else torch.float32)
+
+    def _rand_augment(self, images: Tensor, generator: torch.Generator, part: BatchPart) -> Tensor:
+        """Of images that are normalised, before and after."""
+        config, num_images, share = self.config, len(images), {"part": part.index, "num_parts": part.num_parts}
+        law = {"magnitude": config.rand_augment, "deviation": config.rand_augment_deviation}
+        chosen, strengths = draw_changes(num_images, generator, **law, **share)
+        cubic = torch.ones_like(chosen, dtype=torch.bool)
+        if config.moves == "timm" and config.interpolation == "random":
+            cubic = draw_cubic(num_images, generator, **share)
+        mean, std = (
+            torch.tensor(scale).to(images, non_blocking=True)[:, None, None] for scale in (IMAGENET_MEAN, IMAGENET_STD)
+        )
+        plain = (images * std + mean).clamp_(0, 1)
+        return (rand_augment(plain, chosen, strengths, cubic if config.moves == "timm" else None) - mean) / std
 
     def no_weight_decay(self) -> set[str]:
         names = {name for name, _ in self.network.named_parameters()}

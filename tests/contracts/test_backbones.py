@@ -1,6 +1,7 @@
 """What training, evaluation and analysis rely on, held over every backbone of the zoo in a small size."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -71,9 +72,8 @@ def test_what_others_ask_of_a_backbone_is_answered_whoever_wrote_it(name: str) -
     model = any_small(name)
     images = some_images(model)
     assert model.num_parameters == sum(parameter.numel() for parameter in model.parameters())
-    assert (
-        model.image % model.layer_shapes()[0].stride == 0 and model.family in {*MIXERS, "other"} and not model.is_causal
-    )
+    assert model.image % model.layer_shapes()[0].stride == 0 and model.family in {*MIXERS, "other"}
+    assert model.is_causal == ("causal" in name) and 0 < model.crop_share <= 1
     features = dict(model.features(images, layers=None))
     for shape, found in zip(model.layer_shapes(), features.values(), strict=True):
         assert found.patches.shape[-1] == shape.width
@@ -164,9 +164,27 @@ def test_preprocess_says_what_it_takes(images: torch.Tensor, message: str) -> No
 
 
 def test_causality_is_that_of_the_mixer() -> None:
-    assert small("vit_tiny", causal=True).is_causal and small("dinovim_tiny", two_way=False).is_causal
+    assert small("vit_tiny", causal=True, place="none").is_causal and small("dinovim_tiny", two_way=False).is_causal
     assert small("gatedconv_tiny", sequence=True, two_way=False).is_causal
     assert not small("gatedconv_tiny", two_way=False).is_causal  # a window on the grid looks around
+
+
+@pytest.mark.parametrize(("name", "fields"), [("vit_causal_tiny", {}), ("linearvit_tiny", {"place": "back"}),
+                                              ("vit_tiny", {"place": "none"})])  # fmt: skip
+def test_a_causal_network_sees_every_patch_in_its_summary(name: str, fields: dict[str, str]) -> None:
+    model = small(name, causal=True, **fields).eval()
+    images = torch.randn(1, 3, 64, 64, requires_grad=True)
+    model(images).square().sum().backward()
+    size = model.layer_shapes()[0].stride
+    seen = images.grad.unfold(2, size, size).unfold(3, size, size).abs().amax((0, 1, 4, 5))
+    assert (seen > 0).all()
+
+
+@pytest.mark.parametrize(("name", "fields"), [("vit_tiny", {"causal": True}), ("linearvit_tiny", {"causal": True}),
+                                              ("vit_causal_tiny", {"place": "front"})])  # fmt: skip
+def test_a_class_token_that_would_see_nothing_is_refused_with_two_ways_out(name: str, fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"the same feature for every image; choose place=\"back\" .* place=\"none\""):
+        small(name, **fields)
 
 
 def test_a_timm_model_says_the_image_size_that_it_was_made_for() -> None:
@@ -301,9 +319,9 @@ def test_unknown_names_and_fields_are_answered_with_the_nearest() -> None:
 
 
 def test_fields_of_the_mixer_and_the_layout_can_be_set_by_name() -> None:
-    model = small("vit_tiny", causal=True, num_registers=4)
+    model = small("linearvit_tiny", feature_map="elu", num_registers=4)
     assert isinstance(model, Isotropic)
-    assert model.config.mixer.causal
+    assert model.config.mixer.feature_map == "elu"
     [(_, features)] = model.features(torch.randn(1, 3, 32, 32))
     assert features.registers.shape == (1, 4, 64)
 

@@ -1,7 +1,6 @@
 """A backbone to a file and back: the file contains the architecture."""
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from mixlab.backbones.weights.loading import METADATA_KEY, architecture_in, buil
 from mixlab.backbones.weights.reading import StoredWeights, WeightsError, read_metadata, read_weights
 from mixlab.backbones.weights.writing import num_bytes_of, write_safetensors
 from mixlab.errors import InputError
+from mixlab.run.aside import written_aside
 from mixlab.run.disk import naming_file
 
 
@@ -44,14 +44,9 @@ def save_weights(
 def save_tensors(tensors: dict[str, Tensor], path: Path, *, metadata: dict[str, str]) -> None:
     """Write safetensors atomically, with the permissions of the umask; the same tensors give the same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     ordered = dict(sorted(tensors.items(), key=lambda pair: (-pair[1].element_size(), pair[0])))  # all aligned
-    with naming_file(path, num_bytes_of(tensors)):
-        try:
-            write_safetensors(aside, ordered, metadata=metadata)
-            aside.replace(path)
-        finally:
-            aside.unlink(missing_ok=True)
+    with naming_file(path, num_bytes_of(tensors)), written_aside(path) as aside:
+        write_safetensors(aside, ordered, metadata=metadata)
 
 
 def read_architecture(path: str | Path) -> Architecture:

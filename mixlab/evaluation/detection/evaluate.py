@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample
@@ -17,7 +16,7 @@ from mixlab.data.loader import BatchLoader
 from mixlab.data.objects import ObjectSource, instances_file, scale_boxes
 from mixlab.data.sample_order import SampleOrder
 from mixlab.data.source import Subset
-from mixlab.errors import naming_extras
+from mixlab.evaluation.detection.average_precision import Interval, Kind, average_precision, precision_interval
 from mixlab.evaluation.detection.detector import Detections, Detector, to_input
 from mixlab.training.distributed import World, from_all, from_first
 from mixlab.training.precision import Precise
@@ -72,45 +71,6 @@ def to_results(
     ]
 
 
-Kind = Literal["boxes", "masks"]
-NAMES = ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")  # in COCO's order
-_IOU_OF = {"boxes": "bbox", "masks": "segm"}
-
-
-def average_precision(
-    truth: dict[str, Any], results: Sequence[dict[str, Any]], kind: Kind
-) -> tuple[dict[str, float | None], dict[str, float | None]]:
-    """COCO's six metrics, and the AP of each category; None where there is no object to detect.
-
-    `truth` is an instances file, `results` is what a results file holds. Masks are sorted into small, medium and large
-    by their own area, boxes by theirs.
-    """
-    with naming_extras():
-        from faster_coco_eval import COCO, COCOeval_faster
-    if not truth["images"] or not truth["categories"]:
-        return dict.fromkeys(NAMES), {}
-    kept = ("image_id", "category_id", "score", "bbox" if kind == "boxes" else "segmentation")
-    objects = COCO({**truth, "annotations": [dict(entry) for entry in truth["annotations"]]})
-    found = objects.loadRes([{key: entry[key] for key in kept} for entry in results])
-    scoring = COCOeval_faster(objects, found, iouType=_IOU_OF[kind], rle_iou_max_workers=1)
-    scoring.evaluate()
-    scoring.accumulate()
-    scoring.summarize()
-    values = {name: _known(value) for name, value in zip(NAMES, scoring.stats[: len(NAMES)], strict=True)}
-    names = {category["id"]: str(category["name"]) for category in truth["categories"]}
-    precision = np.asarray(scoring.eval["precision"])[:, :, :, 0, -1]  # (IoUs, recalls, categories), all sizes
-    classes = {
-        names[number]: _known(float(precision[:, :, column].mean()))
-        for column, number in enumerate(scoring.params.catIds)
-    }
-    return values, classes
-
-
-def _known(value: float) -> float | None:
-    """COCO writes -1 where there was nothing to find."""
-    return None if value < 0 else float(value)
-
-
 @dataclass(frozen=True)
 class DetectionAnswers:
     """COCO results of all ranks, by image; what could not be read, and why."""
@@ -129,6 +89,7 @@ class DetectionScores:
 
     values: dict[str, dict[str, float | None]]
     classes: dict[str, dict[str, float | None]]
+    intervals: dict[str, Interval]  # of the AP, 95 %, over images; None where it was not asked for
     num_images: int
     num_objects: int
 
@@ -189,12 +150,17 @@ def find_objects(
     )
 
 
-def score_detections(source: ObjectSource, found: DetectionAnswers, *, world: World) -> DetectionScores:
-    """Average precision on the images that could be read; computed once, known on every rank."""
-    return from_first(_score(source, found) if world.is_first else None)  # type: ignore[return-value]
+def score_detections(
+    source: ObjectSource, found: DetectionAnswers, *, world: World, intervals: bool = False
+) -> DetectionScores:
+    """Average precision on the images that could be read; computed once, known on every rank.
+
+    Intervals for COCO's 5,000 validation images take a few minutes.
+    """
+    return from_first(_score(source, found, intervals) if world.is_first else None)  # type: ignore[return-value]
 
 
-def _score(source: ObjectSource, found: DetectionAnswers) -> DetectionScores:
+def _score(source: ObjectSource, found: DetectionAnswers, intervals: bool) -> DetectionScores:
     truth = instances_file(source)
     unread = {image["id"] for image in truth["images"] if found.lacks(image["file_name"])}
     truth["images"] = [image for image in truth["images"] if image["id"] not in unread]
@@ -203,6 +169,7 @@ def _score(source: ObjectSource, found: DetectionAnswers) -> DetectionScores:
     return DetectionScores(
         values={kind: pair[0] for kind, pair in pairs.items()},
         classes={kind: pair[1] for kind, pair in pairs.items()},
+        intervals={kind: precision_interval(truth, found.results, kind) if intervals else None for kind in pairs},
         num_images=len(truth["images"]),
         num_objects=sum(not entry["iscrowd"] for entry in truth["annotations"]),
     )

@@ -45,14 +45,16 @@ class DetectionResult:
 
     @property
     def measurements(self) -> list[Measurement]:
-        """AP of boxes and masks. AP is not a mean over images, so it has no interval; several seeds give one."""
+        """AP of boxes and masks, with intervals over images."""
         about: dict[str, Any] = {"subject": self.subject, "protocol": self.protocol, "seed": self.seed}
-        values = {"box_ap": self.scores.values["boxes"]["AP"], "mask_ap": self.scores.values["masks"]["AP"]}
-        return [
-            Measurement(metric=metric, value=value, n=self.scores.num_images, **about)
-            for metric, value in values.items()
-            if value is not None
-        ]
+        found = []
+        for metric, kind in (("box_ap", "boxes"), ("mask_ap", "masks")):
+            value, (low, high) = self.scores.values[kind]["AP"], self.scores.intervals[kind] or (None, None)
+            if value is not None:
+                found.append(
+                    Measurement(metric=metric, value=value, low=low, high=high, n=self.scores.num_images, **about)
+                )
+        return found
 
     def to_json(self) -> dict[str, Any]:
         protocol, scores = self.protocol, self.scores
@@ -65,6 +67,7 @@ class DetectionResult:
             "num_objects": scores.num_objects,
             "num_detections": len(self.answers.results),
             **scores.values,
+            "intervals": scores.intervals,
             "classes": scores.classes,
             "model": self.subject.model,
             "subject": asdict(self.subject) | {"seed": self.seed},
@@ -138,7 +141,7 @@ def _score(trained: DenseRun, *, data: str, num_val: int | None, bar: Bar) -> De
             short_side=method.short[1],
             long_side=method.long,
         ),
-        scores=score_detections(source, answers, world=world),
+        scores=score_detections(source, answers, world=world, intervals=True),
         answers=answers,
         categories=dict(zip(source.class_ids, source.classes, strict=True)),
         epochs=config.epochs,

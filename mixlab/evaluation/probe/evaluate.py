@@ -72,7 +72,8 @@ class ProbeSettings(FrozenSettings):
     weight_decays: tuple[float, ...] = WEIGHT_DECAYS  # weight decays.
     epochs: int = 100  # passes over the images.
     batch: int = 1024  # images per step over all processes.
-    load_size: int | None = None  # size in pixels from which random crops are cut; default: twice the image size.
+    load_size: int | None = None
+    """size in pixels to which images are squashed before random crops are cut; default: images as they are."""
 
     def for_backbone(self, backbone: Backbone) -> ProbeSettings:
         """With blocks, strategies, source and image as they apply to this backbone."""
@@ -87,6 +88,7 @@ class ProbeSettings(FrozenSettings):
             strategies=self.strategies or strategies,
             source=self.read_source(backbone),
             image=self.image or backbone.image,
+            crop_share=self.view(backbone).crop_share,
         )
 
     def probe_protocol(self, backbone: Backbone, splits: LabelledSplits, device: torch.device) -> ProbeProtocol:
@@ -101,7 +103,7 @@ class ProbeSettings(FrozenSettings):
             batch=self.batch,
             lrs=self.lrs,
             weight_decays=self.weight_decays,
-            load_size=self.load_size or 2 * (self.image or backbone.image),
+            load_size=self.load_size or 0,
             head_seed=self.seed,
         )
 
@@ -118,7 +120,8 @@ def stored_settings(settings: ProbeSettings, backbone: Backbone, splits: Labelle
     about = {"stored": STORED, "backbone": backbone.name, **network}
     data = " ".join(filter(None, (splits.data, splits.val_data)))
     sizes = {"num_train": len(splits.train), "num_val": len(splits.val), "num_classes": len(splits.classes)}
-    return {**values, **about, "data": data, **sizes}
+    crops = {} if settings.mode == "cached" else {"load_size": settings.load_size or 0}
+    return {**values, **about, **crops, "data": data, **sizes}
 
 
 def evaluate_linear_probe(
@@ -178,6 +181,8 @@ def choose_folder(folder: Path, settings: ProbeSettings, backbone: Backbone, spl
             file = place / mode / "settings.json"
             if file.is_file():
                 stored, now = read_json(file), stored_settings(replace(settings, mode=mode), backbone, splits)
+                if mode == "augmented" and stored.get("load_size", 0) is None:  # what the default once was
+                    stored["load_size"] = 2 * stored["image"]
                 changed |= differences(stored, {key: now[key] for key in now if key in stored})  # older ones say less
             elif any((place / mode / "checkpoints").glob("step-*.json")):
                 changed[str(file)] = ("there", "gone")
@@ -201,7 +206,7 @@ class _ProbeRun:
 
     @property
     def view(self) -> CentreView:
-        return CentreView(self.settings.image or self.backbone.image, self.settings.crop_share)
+        return self.settings.view(self.backbone)
 
     def scores(self, stop: StopRequests | None, save_every_s: float) -> GridScores:
         """Train and score the grid, resuming where an earlier call stopped."""
@@ -270,7 +275,7 @@ class _ProbeRun:
             crops=ProbeCrops(self.view.size, seed=settings.seed),
             batch=_batch(settings.batch, len(self.splits.train), world),
             seed=settings.seed,
-            load_size=settings.load_size or 2 * self.view.size,
+            load_size=settings.load_size,
             world=world,
             precise=run_precision(settings.precision, world.device),
             workers=self.machine.workers,

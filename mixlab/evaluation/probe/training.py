@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.data.crops import CropKind, MultiCrop
-from mixlab.data.loader import Batch, Loader
+from mixlab.data.packed import PackedBatch, PackedLoader
 from mixlab.data.sample_order import SampleOrder
 from mixlab.data.source import ImageSource
 from mixlab.errors import InputError
@@ -46,7 +46,7 @@ class ProbeCrops:
         self.size, self.seed = size, seed
         self.crops = MultiCrop([CropKind(size=size, scale=PROBE_SCALE)])
 
-    def __call__(self, batch: Batch, backbone: Backbone, *, step: int, world: World) -> Tensor:
+    def __call__(self, batch: PackedBatch, backbone: Backbone, *, step: int, world: World) -> Tensor:
         """This rank's part of a global batch -> what the backbone takes, (B, 3, size, size)."""
         part = BatchPart(step=step, epoch=0, index=world.rank, num_parts=world.size, seed=self.seed)
         drawn = self.crops.draw(batch.sizes, part.generator(), rank=world.rank, world_size=world.size)
@@ -100,7 +100,7 @@ class AugmentedStream(FeatureStream):
         crops: ProbeCrops,
         batch: int,
         seed: int,
-        load_size: int,
+        load_size: int | None,
         world: World,
         precise: Precise,
         workers: int = 0,
@@ -111,9 +111,10 @@ class AugmentedStream(FeatureStream):
             raise InputError(f"a batch of {batch} cannot be shared by {world.size} ranks; try {near}")
         self.backbone, self.plan, self.crops, self.world, self.precise = backbone, plan, crops, world, precise
         self.num_images, self.batch = len(source), batch
-        self.loader = Loader(
+        self.loader = PackedLoader(
             source,
             batch_size=batch // world.size,
+            reduction=crops.crops.reduction,
             size=load_size,
             seed=seed,
             rank=world.rank,

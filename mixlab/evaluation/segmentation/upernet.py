@@ -86,11 +86,9 @@ def resize(maps: Tensor, size: Sequence[int]) -> Tensor:
 
 def conv(width: int, channels: int, *, kernel: int, norm: Norm) -> nn.Sequential:
     """Convolution, norm, ReLU. A batch norm counts the batches of all devices."""
-    return nn.Sequential(
-        nn.Conv2d(width, channels, kernel_size=kernel, padding=kernel // 2, bias=False),
-        _norm(channels, norm),
-        nn.ReLU(inplace=True),
-    )
+    step = nn.Conv2d(width, channels, kernel_size=kernel, padding=kernel // 2, bias=False)
+    nn.init.kaiming_normal_(step.weight, mode="fan_out", nonlinearity="relu")  # MMSegmentation, as in `_classifier`
+    return nn.Sequential(step, _norm(channels, norm), nn.ReLU(inplace=True))
 
 
 def _norm(channels: int, norm: Norm) -> nn.Module:
@@ -106,7 +104,10 @@ def _norm(channels: int, norm: Norm) -> nn.Module:
 
 
 def _classifier(width: int, num_classes: int, dropout: float) -> nn.Sequential:
-    return nn.Sequential(nn.Dropout2d(dropout), nn.Conv2d(width, num_classes, kernel_size=1))
+    predict = nn.Conv2d(width, num_classes, kernel_size=1)
+    nn.init.normal_(predict.weight, std=0.01)
+    nn.init.zeros_(predict.bias)  # type: ignore[arg-type]
+    return nn.Sequential(nn.Dropout2d(dropout), predict)
 
 
 Mode = Literal["single", "multi", "slide"]

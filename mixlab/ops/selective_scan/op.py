@@ -1,9 +1,14 @@
-"""The selective scan, wherever the tensors are."""
+"""The selective scan, wherever the tensors are: a Triton kernel for CUDA tensors, plain torch for the rest."""
 
+import torch
 from torch import Tensor
 
 from mixlab.errors import InputError
+from mixlab.ops.backend import kernels_run
+from mixlab.ops.operator import Operator
 from mixlab.ops.selective_scan.chunked import selective_scan_chunked
+
+MAX_STATES = 64  # of a channel, which a program holds in registers
 
 
 def selective_scan(
@@ -11,7 +16,39 @@ def selective_scan(
 ) -> Tensor:
     """S scans at once; arguments and meaning in `reference.py`. Returns (B, L, S, E) in the dtype of v."""
     _check(q, k, v, dt, A, skip, num_reverse)
-    return selective_scan_chunked(q, k, v, dt, A, skip, num_reverse=num_reverse)
+    if not runs_kernels(q, v):
+        return selective_scan_chunked(q, k, v, dt, A, skip, num_reverse=num_reverse)
+    return _scan(q.to(v.dtype), k.to(v.dtype), v, dt.float(), A.float(), skip.float(), num_reverse)
+
+
+def runs_kernels(q: Tensor, v: Tensor) -> bool:
+    """The one dispatch: whether this scan runs on the kernels."""
+    fits = q.shape[3] <= MAX_STATES and 0 < v[0].numel() < 2**31 if len(v) else False
+    return fits and v.dtype in (torch.bfloat16, torch.float32) and kernels_run(v)
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, num_reverse: int) -> Tensor:
+    from mixlab.ops.selective_scan.triton_selective import scan_forward  # a machine without a GPU may have no Triton
+
+    return scan_forward(q, k, v, dt, A, skip, num_reverse)
+
+
+def _backward(
+    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, num_reverse: int
+) -> list[Tensor]:
+    from mixlab.ops.selective_scan.triton_selective import scan_backward
+
+    return scan_backward(dy, q, k, v, dt, A, skip, num_reverse)
+
+
+_scan = Operator(
+    "selective_scan",
+    forward=_forward,
+    fake=lambda q, k, v, *_: v.new_empty(v.shape),
+    backward=_backward,
+    fake_backward=lambda dy, *kept: [t.new_empty(t.shape) for t in kept[:6]],
+    keep=lambda q, k, v, dt, A, skip, num_reverse, y: ((q, k, v, dt, A, skip), (num_reverse,)),
+)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, num_reverse: int) -> None:

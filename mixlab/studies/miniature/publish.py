@@ -1,10 +1,6 @@
 """Publishes a study without weights and photographs: the JSON from which its report can be made again."""
 
 import re
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mixlab.console import console
+from mixlab.data.source import few
 from mixlab.errors import InputError
 from mixlab.report import write_report
-from mixlab.run import RunDirectory, unpacked, write_archive
+from mixlab.run import RunDirectory, write_archive
 from mixlab.run.archive import PUBLISHED_RUNS
-from mixlab.run.directory import read_json
+from mixlab.run.aside import folder_aside
+from mixlab.studies.miniature.manifest import Manifest
 from mixlab.studies.miniature.parts import finished_runs
 from mixlab.studies.steps import rename_folder
 
 MOST_ROWS = 60  # of a training curve
-WRITTEN = (PUBLISHED_RUNS, "report.html", "README.md", "config.json", "metrics.jsonl")  # the last two in an older form
+PAGES = ("report.html", "README.md")
 FILES_NAMED = ("skipped", "unreadable", "unmatched", "unpaired", "images")  # lists of file names, kept as numbers
 OTHER_PLACES = re.compile(r"(?:^|(?<=[\s'\"=]))/(?:[^\s/'\"]+/)+")  # folders above a file of any other absolute path
 Arrays = dict[str, NDArray[Any]]
@@ -29,7 +27,7 @@ Arrays = dict[str, NDArray[Any]]
 
 def publish_study(run: Path, out: Path) -> Path:
     """Pack config.json, thinned metrics.jsonl and results/*.json of a study and its runs into OUT/runs.tar.xz, with a
-    report and its tables as README.md beside it.
+    report and its tables as README.md beside it. Whatever else is in OUT stays, and is named.
     """
     directory = RunDirectory.open(run)
     config = directory.read_config()
@@ -38,68 +36,34 @@ def publish_study(run: Path, out: Path) -> Path:
     places = finished_runs(run)
     if run not in places:
         raise InputError(f"{run} has no results yet; finish a part of the study first")
-    _check_place(run.resolve(), out)
+    place = out.resolve()
+    _check_place(run.resolve(), place, out)
     names = _short_names(run, config)
-    with _built_aside(out.resolve()) as made:
-        runs = made.parent / "runs" / made.name
-        for place in places:
-            _copy(RunDirectory(place), RunDirectory.create(runs / place.relative_to(run)), names)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with folder_aside(place) as aside:
+        runs, made = aside / "runs" / place.name, aside / "made"
         made.mkdir()
-        for page in ("report.html", "README.md"):
+        for one in places:
+            _copy(RunDirectory(one), RunDirectory.create(runs / one.relative_to(run)), names)
+        for page in PAGES:
             write_report([runs], made / page)
         write_archive(runs, made / PUBLISHED_RUNS)
-    size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
+        manifest = Manifest(place)
+        manifest.replace_by(made)
+    size = sum((place / name).stat().st_size for name in manifest.files)
     console.print(f"published in {out}: {size / 1e6:.1f} MB")
+    if others := manifest.foreign():
+        console.print(f"not ours, and left as it is: {few(others)}")
     return out / "report.html"
 
 
-def _check_place(run: Path, out: Path) -> None:
-    """An existing folder may be replaced only if it is a published study and nothing else."""
-    place = out.resolve()
+def _check_place(run: Path, place: Path, out: Path) -> None:
+    """Refuse before the work what would be refused after it."""
     if place.is_relative_to(run) or run.is_relative_to(place):
         raise InputError(f"--publish {out} is, contains or lies in the study itself; give another folder")
     if place.exists() and not place.is_dir():
-        raise NotADirectoryError(f"--publish {out} is a file; give a new folder, or one that was published before")
-    if place.is_dir() and (other := next(_not_published(place), None)) is not None:
-        named = other.relative_to(place)
-        raise InputError(
-            f"--publish {out} holds something else ({named}); give a new folder, or one that was published before"
-        )
-
-
-def _not_published(place: Path) -> Iterator[Path]:
-    """What `publish_study` did not write: everything where config.json names no study."""
-    try:
-        with unpacked(place) as runs:
-            is_study = "study" in read_json(runs / "config.json")
-    except (OSError, ValueError):
-        is_study = False
-    if not is_study:
-        yield from place.iterdir()
-        return
-    for file in place.rglob("*"):
-        is_result = file.parent.name == "results" and file.suffix in (".json", ".npz")
-        if file.is_symlink() or not (file.is_dir() or file.name in WRITTEN or is_result):
-            yield file
-
-
-@contextmanager
-def _built_aside(out: Path) -> Iterator[Path]:
-    """A folder of OUT's name to build in; at the end it takes OUT's place. A failure leaves OUT as it was."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
-    made, before = aside / out.name, aside / f"{out.name}.before"
-    try:
-        yield made
-        if out.exists():
-            out.rename(before)
-        made.rename(out)
-    except BaseException:
-        if before.exists():
-            before.rename(out)  # where even this fails, it stays aside
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
-    shutil.rmtree(aside, ignore_errors=True)
+        raise NotADirectoryError(f"--publish {out} is a file; give a folder")
+    Manifest(place).check_free((*PAGES, PUBLISHED_RUNS))
 
 
 def _short_names(run: Path, config: dict[str, Any]) -> list[tuple[str, str]]:

@@ -92,7 +92,7 @@ def run_miniature(
                     setting = replace(setting, rates=_tuned(directory))
                 _write_summary(directory, setting, sizes)
         if "ledger" in parts:
-            page = write_report([run], run / "report.html")
+            page = write_report([run], run / "report.html", force=True)
             console.print(f"the report: open {page}", soft_wrap=True)
     return {"parts": took, "report": None if page is None else str(page)}
 

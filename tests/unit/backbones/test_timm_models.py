@@ -170,7 +170,7 @@ def test_learning_rates_decay_from_the_output_to_the_input(name: str) -> None:
 
 @pytest.mark.parametrize("name", TINY)
 def test_torch_fx_traces_what_runs(name: str) -> None:
-    for fields in ({}, {"causal": True}, {"feature_map": "elu"}, {"sequence": True}):
+    for fields in ({}, {"causal": True, "place": "back"}, {"feature_map": "elu"}, {"sequence": True, "place": "none"}):
         if fields.keys() <= (mixlab.backbones.zoo.known_fields(name) or set()):
             check_trace(small(name, num_classes=5, **fields).train())
 

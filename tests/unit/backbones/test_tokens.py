@@ -10,6 +10,7 @@ LAYOUTS = [
     TokenLayout(place="front"),
     TokenLayout(place="front", num_registers=4),
     TokenLayout(place="front", class_token=False, num_registers=3),
+    TokenLayout(place="back"),
     TokenLayout(place="middle"),
     TokenLayout(place="middle", front_copy=False),
     TokenLayout(place="spread", num_registers=12),
@@ -50,6 +51,9 @@ def test_the_summary_is_the_class_token_or_the_mean() -> None:
         TokenLayout(place="front", class_token=False, num_registers=3): patches.mean(1),
         TokenLayout(place="spread", num_registers=3): extra.mean(1),
     }
+    back = TokenLayout(place="back")
+    torch.testing.assert_close(back.split(back.insert(extra[:, :1], patches), (2, 4)).summary, extra[:, 0])
+    assert back.positions(8) == [8]
     for layout, expected in cases.items():
         torch.testing.assert_close(layout.split(layout.insert(extra, patches), (2, 4)).summary, expected)
 
@@ -57,7 +61,8 @@ def test_the_summary_is_the_class_token_or_the_mean() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"place": "back"}, "unknown place 'back'"),
+        ({"place": "rear"}, "unknown place 'rear'"),
+        ({"place": "back", "num_registers": 2}, 'place="spread"'),
         ({"place": "spread"}, "needs registers"),
         ({"place": "none", "num_registers": 2}, 'place="spread"'),
     ],

@@ -1,6 +1,7 @@
 """Multi-crop against torchvision and PIL: the same laws for the choices, the same pixels for the same choices."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from mixlab.data import (
     dino_crops,
     draw_parameters,
     make_crops,
-    stack_images,
+    pack_images,
 )
 from mixlab.data.crops import IMAGENET_MEAN, IMAGENET_STD, normalise
 from mixlab.data.transforms import (
@@ -53,7 +54,7 @@ def undo(views: torch.Tensor) -> torch.Tensor:
 
 def oracle(image: torch.Tensor, p: CropParameters, row: int, size: int) -> torch.Tensor:
     """One crop by torchvision's functions on PIL images, in DINO's order, in [0, 1]."""
-    top, left, height, width = whole_boxes(p.box, image.shape[-1])[row].tolist()
+    top, left, height, width = whole_boxes(p.box, torch.tensor(image.shape[1:]))[row].tolist()
     picture = Image.fromarray(image.permute(1, 2, 0).numpy())
     picture = TF.resized_crop(picture, top, left, height, width, [size, size], T.InterpolationMode.BICUBIC)
     picture = TF.hflip(picture) if p.flip[row] else picture
@@ -77,7 +78,7 @@ def only(**changes: torch.Tensor) -> CropParameters:
         "factors": torch.tensor([NEUTRAL], dtype=torch.float64),
         "order": torch.arange(4)[None],
         "sigma": torch.ones(1, dtype=torch.float64),
-        **dict.fromkeys(("flip", "jitter", "grey", "blur", "solarise"), none),
+        **dict.fromkeys(("flip", "jitter", "grey", "blur", "solarise", "bilinear"), none),
     }
     return CropParameters(**{**base, **changes})
 
@@ -147,17 +148,22 @@ def test_whole_dino_crops_are_close_to_pils():
     assert max(apart) < 3.0 and np.mean(apart) < 2.0, apart
 
 
-def test_the_batched_resize_is_torchs_own_of_each_box():
-    images = pictures(3, size=80)
+def test_the_batched_resize_is_torchs_own_of_each_box(monkeypatch):
+    monkeypatch.setattr("mixlab.data.transforms._PADDED_PIXELS", 30_000)  # some crops at a time
+    images = [image[:, :height] for image, height in zip(pictures(3, size=80), (80, 51, 7), strict=True)]
+    packed = pack_images(images)
     number, size = 24, 37
-    sides = torch.randint(1, 81, (number, 2), generator=generator(1))
-    first = (torch.rand(number, 2, generator=generator(2)) * (81 - sides)).long()
-    box = torch.cat([first, sides], dim=1)
     image, flip = torch.arange(number) % 3, torch.rand(number, generator=generator(3)) < 0.5
-    batched, single = (resize(images, image, box, flip, size) for resize in (_resize_batched, _resize_one_by_one))
+    sides = (torch.rand(number, 2, generator=generator(1)) * packed.shapes[image]).long() + 1
+    first = (torch.rand(number, 2, generator=generator(2)) * (packed.shapes[image] + 1 - sides)).long()
+    box = torch.cat([first, sides], dim=1)
+    bilinear = torch.arange(number) % 5 < 2
+    chosen = SimpleNamespace(image=image, flip=flip, bilinear=bilinear)
+    batched, single = (resize(packed, chosen, box, size) for resize in (_resize_batched, _resize_one_by_one))
     for row, (top, left, height, width) in enumerate(box.tolist()):
-        cut = images[image[row], None, :, top : top + height, left : left + width].float() / 255
-        expected = torch.nn.functional.interpolate(cut, (size, size), mode="bicubic", antialias=True)[0].clamp(0, 1)
+        cut = images[image[row]][None, :, top : top + height, left : left + width].float() / 255
+        mode = "bilinear" if bilinear[row] else "bicubic"
+        expected = torch.nn.functional.interpolate(cut, (size, size), mode=mode, antialias=True)[0].clamp(0, 1)
         expected = expected.flip(-1) if flip[row] else expected
         assert (batched[row] - expected).abs().max() < 1e-4
         levels = (single[row] - expected).abs() * 255  # bytes are rounded and clipped between rows and columns
@@ -271,14 +277,18 @@ def test_the_same_generator_state_gives_the_same_views():
     assert torch.equal(runs[0], runs[1])
 
 
-def test_images_of_many_sizes_are_stacked_and_keep_their_shape_in_mind():
-    images = [torch.full((3, 20, 40), 7, dtype=torch.uint8), torch.full((3, 50, 10), 9, dtype=torch.uint8)]
-    stacked, own = stack_images(images, 16)
-    assert stacked.shape == (2, 3, 16, 16) and own.tolist() == [[20, 40], [50, 10]]
-    # A square box of the wide original is a tall box of the squashed picture.
-    box = draw_parameters(CropKind(size=8, scale=(0.3, 0.3)), own[:1].repeat(500, 1), generator()).box
-    aspect = (box[:, 3] * 40) / (box[:, 2] * 20)
-    assert float(aspect.min()) > 0.7 and float(aspect.max()) < 1.42
+def test_images_of_many_sizes_give_the_crops_that_each_gives_alone():
+    source = Shapes(size=60, num_images=3)
+    images = [source.load(0)[:, :40], source.load(1)[:, :, :25], source.load(2)]
+    packed = pack_images(images)
+    assert packed.shapes.tolist() == [[40, 60], [60, 25], [60, 60]]
+    assert all(torch.equal(packed.image(number), image) for number, image in enumerate(images))
+    parameters = draw_parameters(JITTERED, packed.shapes, generator())
+    together = make_crops(packed, parameters, size=32)
+    for row, number in enumerate(parameters.image.tolist()):
+        alone = parameters[row : row + 1]
+        alone.image[:] = 0
+        assert torch.equal(make_crops(images[number][None], alone, size=32)[0], together[row])
 
 
 def test_normalise_is_torchvisions():
@@ -292,9 +302,9 @@ def test_normalise_is_torchvisions():
     ("images", "message"),
     [
         (torch.zeros(2, 3, 8, 8), "uint8"),
-        (torch.zeros(2, 3, 8, 9, dtype=torch.uint8), "stack_images"),
-        (torch.zeros(2, 1, 8, 8, dtype=torch.uint8), "stack_images"),
-        (torch.zeros(0, 3, 8, 8, dtype=torch.uint8), "stack_images"),
+        (torch.zeros(3, 8, 9, dtype=torch.uint8), "pack_images"),
+        (torch.zeros(2, 1, 8, 8, dtype=torch.uint8), "pack_images"),
+        (torch.zeros(0, 3, 8, 8, dtype=torch.uint8), "pack_images"),
     ],
 )
 def test_wrong_images_are_refused_with_a_way_out(images, message):
@@ -312,10 +322,11 @@ def test_wrong_kinds_are_refused(wrong):
 
 @pytest.mark.gpu
 def test_the_gpu_gives_the_cpus_views_without_waiting():
-    images, crop = pictures(8, size=96), MultiCrop(dino_crops(global_size=64, local_size=32))
-    parameters = crop.draw(torch.full((8, 2), 96), generator())
+    crop = MultiCrop(dino_crops(global_size=64, local_size=32))
+    images = pack_images([image[:, : 96 - 7 * number] for number, image in enumerate(pictures(8, size=96))])
+    parameters = crop.draw(images.shapes, generator())
     expected = crop(images, parameters)
-    there = images.cuda()
+    there = images.to("cuda")
     crop(there, parameters)
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -52,6 +52,14 @@ def test_epochs_and_seeds_have_orders_of_their_own():
     assert SampleOrder(5, 5, shuffle=False).permutation(3).tolist() == [0, 1, 2, 3, 4]
 
 
+def test_repeated_images_stand_beside_each_other_in_an_epoch_of_the_same_length():
+    order = SampleOrder(30, 6, 1, repeats=3)
+    steps = np.stack(list(order.batches(0)))
+    assert steps.shape == (5, 6) and (steps.reshape(10, 3) == steps.reshape(10, 3)[:, :1]).all()
+    assert len(set(steps.ravel().tolist())) == 10
+    assert steps.ravel()[::3].tolist() == SampleOrder(30, 6, 1).permutation(0)[:10].tolist()
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_the_order_and_the_pixels_do_not_depend_on_the_workers(num_workers):
     source = Shapes(size=16, num_images=40)
@@ -109,15 +117,6 @@ def test_a_position_in_other_data_is_refused():
         Loader(Shapes(size=8, num_images=10), batch_size=2, size=8, seed=1).load_state_dict(state)
 
 
-def test_a_resident_set_gives_the_same_batches_as_the_files():
-    source = Shapes(size=8, num_images=21)
-    for drop_last in (True, False):
-        there = Loader(source, batch_size=4, size=8, seed=2, drop_last=drop_last, resident_on="cpu")
-        here = Loader(source, batch_size=4, size=8, seed=2, drop_last=drop_last)
-        for a, b in zip(there, here, strict=True):
-            assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
-
-
 @pytest.fixture
 def photos(tmp_path: Path) -> ImageFolder:
     for number in range(12):
@@ -129,11 +128,8 @@ def photos(tmp_path: Path) -> ImageFolder:
 
 @pytest.mark.filterwarnings("ignore:skipped")
 @pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("resident_on", [None, "cpu"])
-def test_training_replaces_unreadable_images_by_the_next_one(photos, num_workers, resident_on):
-    loader = Loader(
-        photos, batch_size=4, size=8, num_workers=num_workers, skip_limit=0.5, shuffle=False, resident_on=resident_on
-    )
+def test_training_replaces_unreadable_images_by_the_next_one(photos, num_workers):
+    loader = Loader(photos, batch_size=4, size=8, num_workers=num_workers, skip_limit=0.5, shuffle=False)
     batches = list(loader)
     found = [index for batch in batches for index in batch.indexes.tolist()]
     assert found == [0, 1, 2, 5, 5, 5, 6, 7, 8, 9, 10, 11]

@@ -93,7 +93,7 @@ def test_heads_trained_on_augmented_images_are_those_of_torch_on_the_same_crops(
     plan = FeaturePlan.build(backbone, head_inputs(backbone, (2,), ("cls",)), source="branch", image=16)
     stream = AugmentedStream(
         splits.train, backbone=backbone, plan=plan, crops=ProbeCrops(16, seed=5), batch=12, seed=5,
-        load_size=32, world=World(torch.device("cpu")), precise=PLAIN,
+        load_size=None, world=World(torch.device("cpu")), precise=PLAIN,
     )  # fmt: skip
     linear = new_head(32, 10, seed=5)
     optimizer = torch.optim.SGD(linear.parameters(), 1.0 * 12 / 256, momentum=0.9, weight_decay=1e-2)

@@ -28,6 +28,9 @@ from mixlab.ops.linear_attention import reference as attention_reference
 from mixlab.ops.linear_attention import triton_linear_attention
 from mixlab.ops.mamba2 import op as mamba2_op
 from mixlab.ops.mamba2 import reference as mamba2_reference
+from mixlab.ops.selective_scan import op as selective_op
+from mixlab.ops.selective_scan import triton_selective
+from mixlab.ops.selective_scan.reference import selective_scan_recurrence
 from mixlab.ops.short_conv import triton_short_conv
 from mixlab.ops.ssd import op as ssd_op
 from mixlab.ops.ssd.reference import ssd_recurrence
@@ -53,6 +56,13 @@ SCANS = {
     "scan of eleven reverse heads": (3, 1, 11, 11, 16, 16),
     "scan of thirteen heads over two tiles": (33, 1, 13, 0, 16, 16),
     "scan of two groups of nine heads": (33, 2, 18, 9, 16, 16),
+}
+# name: batch, length, scans, reverse scans, channels, N
+SELECTIVE = {
+    "selective scan of one token": (2, 1, 1, 1, 5, 16),
+    "selective scan of two groups of steps, one not full": (2, 6, 2, 1, 40, 16),
+    "selective scan with one state": (1, 8, 4, 2, 33, 1),
+    "selective scan with three states, an image at a time": (3, 5, 2, 0, 35, 3),
 }
 # name: directions, length, heads, N, P, tokens of a segment of the convolution
 MIXERS = {
@@ -124,6 +134,22 @@ def far_scan_errors() -> Errors:
         )
 
 
+def selective_inputs(batch: int, length: int, scans: int, width: int, state: int) -> list[Tensor]:
+    q, k = torch.randn(2, batch, length, scans, state)
+    v, dt = torch.randn(2, batch, length, scans, width)
+    return [q, k, v, F.softplus(dt), -4 * torch.rand(scans, width, state), torch.randn(scans, width)]
+
+
+def selective_errors(batch: int, length: int, scans: int, num_reverse: int, width: int, state: int) -> Errors:
+    with patch.object(triton_selective, "NOTED_BYTES", 1 if batch == 3 else triton_selective.NOTED_BYTES):
+        return compare(
+            lambda *inputs: selective_op._scan(*inputs, num_reverse),
+            lambda *inputs: selective_scan_recurrence(*inputs, num_reverse=num_reverse),
+            selective_inputs(batch, length, scans, width, state),
+            smallest=1e-12,
+        )
+
+
 def mixer_inputs(directions: int, length: int, num_heads: int, state: int, width: int) -> list[Tensor]:
     inner = num_heads * width
     channels = inner + 2 * state
@@ -182,7 +208,9 @@ def registered_errors() -> Errors:
     scan = [t.requires_grad_() for t in scan_inputs(3, 1, 2, 16, 16)]
     mixer = [t.requires_grad_() for t in mixer_inputs(2, 2, 1, 16, 16)]
     norm = [t.requires_grad_() for t in add_norm_inputs(centred=False)]
+    selective = [t.requires_grad_() for t in selective_inputs(1, 2, 2, 3, 2)]
     torch.library.opcheck(ssd_op._scan.registered, (*scan, 0, True))
+    torch.library.opcheck(selective_op._scan.registered, (*selective, 1), test_utils=("test_schema", "test_faketensor"))
     torch.library.opcheck(
         mamba2_op._mixer.registered, (*mixer, 16, 1e-5), test_utils=("test_schema", "test_faketensor")
     )
@@ -212,6 +240,7 @@ def main() -> None:
     poison_new_buffers()
     cases: dict[str, tuple[Callable[..., Errors], tuple[Any, ...]]] = {
         **{name: (scan_errors, sizes) for name, sizes in SCANS.items()},
+        **{name: (selective_errors, sizes) for name, sizes in SELECTIVE.items()},
         **{name: (mixer_errors, sizes) for name, sizes in MIXERS.items()},
         **{name: (attention_errors, sizes) for name, sizes in ATTENTIONS.items()},
         "scan of tokens that lie far apart": (far_scan_errors, ()),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,13 +18,21 @@ from triton.compiler import ASTSource, CompiledKernel
 from triton.runtime.jit import JITFunction
 
 from mixlab.data import triton_crops
+from mixlab.data.packed import pack_images
 from mixlab.ops.add_norm import op as add_norm_op
 from mixlab.ops.linear_attention import op as attention_op
 from mixlab.ops.mamba2 import op as mamba2_op
+from mixlab.ops.selective_scan import op as selective_op
 from mixlab.ops.ssd import op as ssd_op
 from mixlab.ops.ssd.triton_launch import NUM_STAGES
 
-POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.uint8: "*u8", torch.int32: "*i32"}
+POINTERS = {
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.uint8: "*u8",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
 DIVISIBLE = [["tt.divisibility", 16]]
 SHARED_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}  # by architecture
 
@@ -104,6 +113,13 @@ def scan(dtype: torch.dtype, *, state: int, width: int, length: int, heads: int 
     return _launches(lambda: ssd_op._scan(*inputs, heads // 2, True))
 
 
+def selective_scan(dtype: torch.dtype, *, scans: int, width: int, state: int) -> list[Launch]:
+    shape = (8, 197, scans)
+    q, k = _empty(*shape, 2 * state, dtype=dtype).split(state, dim=-1)
+    inputs = (_empty(*shape, width, dtype=dtype), _empty(*shape, width), _empty(scans, width, state))
+    return _launches(lambda: selective_op._scan(q, k, *inputs, _empty(scans, width), scans // 2))
+
+
 def mixer(dtype: torch.dtype, *, directions: int, length: int, width: int = 64, heads: int = 24) -> list[Launch]:
     inner, state = heads * width, width
     channels = inner + 2 * state
@@ -125,12 +141,14 @@ def attention(dtype: torch.dtype, *, batch: int, length: int, width: int = 64) -
 
 
 def crops() -> list[Launch]:
-    images = torch.empty(4, 3, 256, 256, dtype=torch.uint8, device="meta")
+    images = pack_images(torch.empty(4, 3, 375, 500, dtype=torch.uint8, device="meta"))
     chosen, order, factors, vector = _numbers(6), _numbers(6, 4), _empty(6, 4), _empty(3)
     box = torch.tensor([[0, 0, 200, 200]] * 6)
 
     def run() -> Tensor:
-        x = triton_crops.resize_boxes(images, torch.zeros(6, dtype=torch.int64), box, torch.zeros(6).bool(), 224)
+        none = torch.zeros(6, dtype=torch.bool)
+        resize = SimpleNamespace(image=torch.zeros(6, dtype=torch.int64), flip=none, bilinear=none)
+        x = triton_crops.resize_boxes(images, resize, box, 224)
         triton_crops.jitter_and_grey_(x, chosen, order, factors, chosen)
         triton_crops.blur_(x, torch.ones(6))
         return triton_crops.solarise_and_normalise_(x, chosen, vector, vector)

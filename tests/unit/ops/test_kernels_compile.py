@@ -32,6 +32,7 @@ SPILLS = {
     "_values_kernel": (760, 128, 328),
     "_gated_norm_backward_kernel": (216, 144, 216),
     "_gather_both_span_kernel": (16, 0, 0),
+    "_walk_back_kernel": (64, 64, 64),
     "_backward_kernel": (168, 136, 0),
     "_write_gradients_span_kernel": (144, 128, 0),
 }
@@ -39,11 +40,13 @@ GENERATIONS = {90: 1, 100: 2}  # places in that table; the rest is first
 
 
 def every_kernel() -> list[Launch]:
-    """In the sizes of DinoVim-B, ViT-B and LinearViT-B, and of DINO's crops."""
+    """In the sizes of DinoVim-B, ViT-B, LinearViT-B, Vim-T and VMamba-T, and of DINO's crops."""
     found = [
         *launches.mixer(HALF, directions=2, length=198),
         *launches.mixer(HALF, directions=2, length=38),
         *launches.mixer(HALF, directions=1, length=38),
+        *launches.selective_scan(HALF, scans=2, width=384, state=16),
+        *launches.selective_scan(HALF, scans=4, width=96, state=1),
         *launches.add_norm(HALF, centred=True),
         *launches.add_norm(HALF, centred=False),
         *launches.attention(HALF, batch=64, length=198),

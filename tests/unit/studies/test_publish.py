@@ -1,7 +1,11 @@
-"""Where a study may be published: never over anything but a study that was published before."""
+"""Publishing touches what it wrote and nothing else: other files in the folder stay, and are named."""
 
 import json
+import os
+import re
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,6 +13,8 @@ from mixlab.run import RunDirectory, provenance, unpacked
 from mixlab.run.archive import PUBLISHED_RUNS
 from mixlab.studies.miniature import publish
 from mixlab.studies.miniature.publish import publish_study
+
+OURS = {"README.md", "report.html", PUBLISHED_RUNS, "manifest.json"}
 
 
 def make_study(root: Path) -> Path:
@@ -45,28 +51,63 @@ def test_a_study_is_not_published_over_itself_in_itself_or_around_itself(place: 
     assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize(
-    ("files", "named"),
-    [
-        ({"config.json": '{"compilerOptions": {}}', "index.js": "0"}, ""),
-        ({"config.json": "[]"}, "config.json"),
-        ({"config.json": '{"study": "miniature"}', "vit-s0/weights.safetensors": "w"}, "vit-s0/weights.safetensors"),
-        ({"config.json": '{"study": "miniature"}', ".lock": ""}, ".lock"),
-        (
-            {"config.json": '{"study": "miniature"}', "results/study.json": "{}", "photos/cat.jpg": "c"},
-            "photos/cat.jpg",
-        ),
-        ({"thesis.txt": "all of it"}, "thesis.txt"),
-    ],
-    ids=["a project", "no object", "another study", "a study that begins", "one with photographs", "no config"],
-)
-def test_what_is_no_published_study_is_refused_and_kept(files: dict[str, str], named: str, tmp_path: Path) -> None:
+STRANGERS = {
+    "thesis.txt": "all of it",
+    "config.json": '{"study": "miniature"}',
+    "results/study.json": "{}",
+    "thesis/results/chapter.json": "{}",
+    "thesis/README.md": "a chapter",
+    ".lock": "",
+    "vit-s0/weights.safetensors": "w",
+}
+
+
+def test_files_of_others_stay_whatever_they_are_called_and_are_named(tmp_path: Path, capsys: Any) -> None:
     run, out = make_study(tmp_path), tmp_path / "out"
-    for name, text in files.items():
+    for name, text in STRANGERS.items():
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (out / name).write_text(text)
+    (out / "elsewhere").symlink_to(tmp_path / "work")
+    for _ in range(2):  # also when it is published again
+        publish_study(run, out)
+        assert {name: (out / name).read_text() for name in STRANGERS} == STRANGERS
+        assert (out / "elsewhere").is_symlink()
+        said = " ".join(capsys.readouterr().err.split())
+        assert "not ours, and left as it is: .lock, config.json, elsewhere, results, thesis and 2 more" in said
+    assert {entry.name for entry in out.iterdir()} >= OURS
+
+
+@pytest.mark.parametrize("name", ["README.md", "report.html", PUBLISHED_RUNS, "manifest.json"])
+@pytest.mark.parametrize("kind", ["file", "folder", "link", "changed"])
+def test_a_file_of_somebody_else_in_the_way_is_refused_and_kept(name: str, kind: str, tmp_path: Path) -> None:
+    run, out = make_study(tmp_path), tmp_path / "out"
+    out.mkdir()
+    if kind == "changed":
+        if name == "manifest.json":
+            return  # a changed manifest lists other files, which are then somebody else's: see below
+        publish_study(run, out)
+        (out / name).write_bytes((out / name).read_bytes() + b"my own notes")
+    elif kind == "file":
+        (out / name).write_text("# A thesis")
+    elif kind == "folder":
+        (out / name).mkdir()
+        (out / name / "thesis.tex").write_text("all of it")
+    else:
+        (tmp_path / "thesis.md").write_text("all of it")
+        (out / name).symlink_to(tmp_path / "thesis.md")
+    before = contents(tmp_path)
+    with pytest.raises(ValueError, match=rf"out holds {re.escape(name)}, .*; move it away, or give another folder"):
+        publish_study(run, out)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"files": 7}', '{"files": {}}', '{"files": {"README.md": 7}}'])
+def test_without_a_readable_manifest_nothing_is_taken_for_ours(text: str, tmp_path: Path) -> None:
+    run, out = make_study(tmp_path), tmp_path / "out"
+    publish_study(run, out)
+    (out / "manifest.json").write_text(text)
     before = contents(out)
-    with pytest.raises(ValueError, match=rf"holds something else \(.*{named}\); give a new folder"):
+    with pytest.raises(ValueError, match="move it away"):
         publish_study(run, out)
     assert contents(out) == before
 
@@ -89,26 +130,55 @@ def test_a_published_study_is_replaced_and_only_once_the_new_one_is_whole(
     assert contents(out) == before
     publish_study(run, out)
     assert published(out).keys() == names | {"results/more.json"}
-    assert contents(out).keys() == {"README.md", "report.html", PUBLISHED_RUNS}
+    assert contents(out).keys() == OURS
     assert {entry.name for entry in tmp_path.iterdir()} == {"work", "out"}, "something was left beside it"
 
 
+@pytest.mark.parametrize("move", [1, 4])
 def test_a_study_that_cannot_be_put_in_place_leaves_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    move: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, out = make_study(tmp_path), tmp_path / "out"
     publish_study(run, out)
-    before, rename = contents(out), Path.rename
+    RunDirectory(run).write_result("more", {"kind": "note"})
+    before, replace, moves = contents(out), Path.replace, count()
 
     def refuses(self: Path, target: Path) -> Path:
-        if target == out and self.name == out.name:
+        is_move = target.parent.name == "before" or self.parent.name == "made" != target.parent.name
+        if is_move and next(moves) == move:
             raise OSError("device is busy")
-        return rename(self, target)
+        return replace(self, target)
 
-    monkeypatch.setattr(Path, "rename", refuses)
-    with pytest.raises(OSError, match="device is busy"):
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="device is busy"):
+        patch.setattr(Path, "replace", refuses)
         publish_study(run, out)
     assert contents(out) == before
+    publish_study(run, out)
+    assert "results/more.json" in published(out)
+
+
+def test_what_a_killed_process_left_is_completed_and_tidied_by_the_next(tmp_path: Path) -> None:
+    run, out = make_study(tmp_path), tmp_path / "out"
+    publish_study(run, out)
+    first = contents(out)
+    RunDirectory(run).write_result("more", {"kind": "note"})
+    if (child := os.fork()) == 0:
+        replace, left = Path.replace, iter(range(4))
+
+        def dies(self: Path, target: Path) -> Path:
+            is_move = target.parent.name == "before" or self.parent.name == "made" != target.parent.name
+            if is_move and next(left, None) is None:
+                os.kill(os.getpid(), 9)
+            return replace(self, target)
+
+        Path.replace = dies  # type: ignore[method-assign, assignment]
+        publish_study(run, out)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 9
+    assert contents(out) != first and any(entry.suffix == ".partial" for entry in tmp_path.iterdir())
+    publish_study(run, out)
+    assert "results/more.json" in published(out)
+    assert {entry.name for entry in tmp_path.iterdir()} == {"work", "out"}, "something was left beside it"
 
 
 def test_the_kernel_of_the_machine_is_not_published_its_processor_is(tmp_path: Path) -> None:

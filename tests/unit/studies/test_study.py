@@ -157,11 +157,6 @@ def test_a_folder_that_is_no_study_is_not_published(tmp_path: Path, studied: Pat
     RunDirectory.create(tmp_path / "run").write_config({"seed": 1})
     with pytest.raises(ValueError, match=r"is not a study.*--run"):
         publish_study(tmp_path / "run", tmp_path / "out")
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("all of it")
-    with pytest.raises(ValueError, match="holds something else"):
-        publish_study(studied / "run", tmp_path / "mine")
-    assert (tmp_path / "mine" / "thesis.txt").is_file()
 
 
 def test_a_part_whose_needs_are_missing_names_the_part_to_run_first(tmp_path: Path) -> None:

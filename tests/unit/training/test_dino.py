@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from mixlab.backbones.zoo import create_model
 from mixlab.data.loader import Batch
 from mixlab.recipes import RECIPES
-from mixlab.training.dino import DinoConfig, DinoNetwork, DinoRecipe, describe_collapse
+from mixlab.training.dino import DinoConfig, DinoRecipe, describe_collapse
 from mixlab.training.dino_parts import DinoCentre, DinoHead, koleo_loss
 from mixlab.training.loop import train
+from mixlab.training.optim import parameter_groups
 from mixlab.training.recipe import BatchPart, to_pixels_of
 from mixlab.training.settings import override
 
@@ -216,10 +217,57 @@ def test_impossible_temperatures_and_momenta_are_refused() -> None:
         DinoConfig(centre_momentum=2)
 
 
-def test_a_network_knows_which_of_its_parameters_do_not_decay() -> None:
-    network: DinoNetwork = small_recipe().student
-    names = network.no_weight_decay()
-    assert "backbone.embed.positions.table" in names and "head.prototypes" not in names
+def decayed(config: DinoConfig, name: str) -> set[str]:
+    backbone = create_model(name, dim=32, depth=1, patch=8, image=32, head_dim=16)
+    recipe = DinoRecipe(config, backbone, total_steps=1)
+    return {name for group in parameter_groups(recipe.network, recipe.no_weight_decay()) if group["decay"]
+            for name in group["names"]}  # fmt: skip
+
+
+def test_what_decays_is_what_has_two_dimensions_in_the_released_code() -> None:
+    head = {f"head.mlp.{layer}.weight" for layer in (0, 2, 4)} | {"head.prototypes", "head.lengths"}
+    tokens = {"backbone.embed.tokens", "backbone.embed.positions.table"}
+    patches = {"backbone.embed.project.weight"}
+    free = replace(CONFIG, norm_last_layer=False)  # the lengths are a column in the released code
+    ours = decayed(free, "dinovim_tiny")
+    scan = {f"backbone.layers.0.mixer.{part}" for part in ("in_proj.weight", "out_proj.weight", "conv_weight")}
+    assert ours == head | tokens | patches | scan
+    of_vit = decayed(free, "vit_tiny")
+    assert head | tokens | patches <= of_vit
+    assert all(name.endswith("weight") for name in of_vit - head - tokens)
+    registers = decayed(CONFIG, "dinomambareg_tiny")
+    assert tokens | {"backbone.embed.token_positions"} <= registers
+    assert decayed(replace(free, decay_tokens=False), "dinovim_tiny") == ours - tokens
+
+
+@pytest.mark.parametrize("dropping", [True, False])
+def test_the_teacher_drops_paths_only_where_it_is_asked_to(dropping: bool) -> None:
+    backbone = create_model("vit_tiny", dim=32, depth=4, patch=8, image=32, head_dim=16, drop_path=0.9)
+    recipe = DinoRecipe(replace(CONFIG, teacher_drop_path=dropping), backbone, total_steps=100)
+    views = [torch.randn(2, 8, 3, 32, 32)]
+    first, second = (recipe.teacher(views)[0] for _ in range(2))
+    assert torch.equal(first, second) == (not dropping)
+
+
+def test_lengths_of_prototypes_are_learned_after_the_first_epoch_and_frozen_in_it() -> None:
+    torch.manual_seed(0)
+    backbone = create_model("vit_tiny", dim=32, depth=1, patch=8, image=32, head_dim=16)
+    recipe = DinoRecipe(replace(CONFIG, norm_last_layer=False), backbone, total_steps=100)
+    head = recipe.student.head
+    assert head.lengths is not None
+    with torch.no_grad():
+        head.lengths.copy_(torch.rand(24, 1) + 0.5)
+    last = nn.utils.parametrizations.weight_norm(nn.Linear(8, 24, bias=False))
+    with torch.no_grad():
+        last.parametrizations.weight.original0.copy_(head.lengths)
+        last.parametrizations.weight.original1.copy_(head.prototypes)
+    x = torch.randn(5, 32)
+    torch.testing.assert_close(head(x), last(F.normalize(head.mlp(x), dim=-1)))
+    for epoch in (0, 1):
+        loss, _ = recipe.loss(recipe.prepare(batch(), BatchPart(step=0, epoch=epoch)))
+        loss.backward()
+        recipe.before_update(BatchPart(step=0, epoch=epoch))
+        assert [parameter.grad is not None for parameter in head.last_layer()] == [epoch == 1] * 2
 
 
 def test_koleo_is_the_mean_log_distance_to_the_nearest_other_image() -> None:

@@ -44,6 +44,9 @@ def check_dino(name: str) -> None:
     assert (method.global_scale, method.local_scale) == ((0.4, 1.0), (0.05, 0.4))
     assert config.optim.clip == (0.3 if name in ("dino_vit_base", "dino_linearvit_base") else 3.0)
     assert config.model.fields["drop_path"] == 0.1 and config.precision == "bf16"
+    # Of the released codes: Dino-Mamba's teachers drop paths, DINO's do not; both decay tokens and positions.
+    assert method.teacher_drop_path == ("vit" not in name) and method.decay_tokens and method.norm_last_layer
+    assert config.data.size is None, "crops are cut from the image as it is"
 
 
 @pytest.mark.parametrize(("size", "rate"), [("femto", 0.025), ("tiny", 0.2), ("small", 0.4), ("base", 0.6)])
@@ -56,6 +59,23 @@ def test_mambaout_recipes_have_the_hyper_parameters_of_table_5(size: str, rate: 
     assert (method.rand_augment, method.rand_augment_deviation) == (9.0, 0.5)
     assert (method.mixup, method.cutmix, method.switch) == (0.8, 1.0, 0.5)
     assert (method.erasing, method.smoothing, config.model.fields["drop_path_rate"]) == (0.25, 0.1, rate)
+    # Of the released code: 128 images a process, timm's order, its rates at the start and at the end.
+    assert (method.mix_every, method.erase_first, method.interpolation, method.repeats) == (128, False, "random", 1)
+    assert (config.optim.min_lr, config.optim.lr * config.optim.warmup_start) == (1e-5, pytest.approx(1e-6))
+    assert config.data.size is None
+
+
+@pytest.mark.parametrize("name", ["vit_tiny", "vit_small", "vit_base", "vit_causal_tiny", "vit_causal_small"])
+def test_supervised_transformers_train_as_deit_does(name: str) -> None:
+    config = RECIPES[f"supervised_{name}"]()
+    method = config.method
+    assert isinstance(method, SupervisedConfig)
+    assert (config.epochs, config.batch, config.optim.warmup_epochs, config.optim.weight_decay) == (300, 1024, 5, 0.05)
+    assert config.optim.lr * config.batch / config.optim.lr_batch == 5e-4 * 1024 / 512
+    assert (config.optim.min_lr, 1e-3 * config.optim.warmup_start) == (1e-5, pytest.approx(1e-6))
+    assert (method.rand_augment, method.mixup, method.cutmix, method.switch) == (9.0, 0.8, 1.0, 0.5)
+    assert (method.erasing, method.smoothing, config.model.fields["drop_path"]) == (0.25, 0.1, 0.1)
+    assert (method.erase_first, method.interpolation, method.repeats) == (True, "bicubic", 3)
 
 
 def test_every_backbone_of_the_zoo_has_a_recipe() -> None:

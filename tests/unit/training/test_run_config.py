@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mixlab.recipes import RECIPES
+from mixlab.recipes import RECIPES, find_recipe, recipe_for
 from mixlab.run import RunDirectory
 from mixlab.run.codec import to_json
 from mixlab.training.config import TrainConfig
@@ -37,6 +37,38 @@ def test_a_run_with_anything_to_show_keeps_its_settings_and_data(file: str, tmp_
         check_settings(run, data="shapes", config=config("optim.lr=1e-4"))
     with pytest.raises(ValueError, match="was started on 'shapes'"):
         check_settings(run, data="shapes:n=64", config=config())
+
+
+@pytest.mark.parametrize("recipe", ["dino_dinovim_tiny", "supervised_vit_tiny"])
+def test_an_older_run_resumes_as_it_recorded(recipe: str, tmp_path: Path) -> None:
+    now = find_recipe(recipe)
+    settings = to_json(now)
+    for name in now.method.earlier:  # which did not exist
+        del settings["method"][name]
+    settings["data"]["size"], settings["optim"]["lr"] = 256, 4e-3  # defaults of that time
+    run = RunDirectory.create(tmp_path)
+    run.write_config({"data": "shapes", "recipe": recipe, "settings": settings, "sessions": []})
+    assert recipe_for(tmp_path, recipe) == now, "it has not begun"
+    (tmp_path / "weights.safetensors").touch()
+    older = recipe_for(tmp_path, recipe)
+    assert (older.data.size, older.optim.lr) == (256, 4e-3)
+    assert {name: getattr(older.method, name) for name in now.method.earlier} == dict(now.method.earlier)
+    assert check_settings(run, data="shapes", config=older)
+    with pytest.raises(ValueError, match=r"data.size was 256, is None.*config.json as the recipe"):
+        check_settings(run, data="shapes", config=now)
+    assert find_recipe(str(tmp_path / "config.json")) == older
+    run.write_config({**run.read_config(), "settings": to_json(now)})
+    assert recipe_for(tmp_path, recipe) == now and now.data.size is None
+
+
+def test_the_size_of_decoded_images_makes_no_difference_to_dense_tasks(tmp_path: Path) -> None:
+    now = find_recipe("segment_vit_tiny")
+    settings = to_json(now)
+    settings["data"]["size"] = 256
+    run = RunDirectory.create(tmp_path)
+    run.write_config({"data": "shapes", "settings": settings, "sessions": []})
+    (tmp_path / "weights.safetensors").touch()
+    assert check_settings(run, data="shapes", config=now)
 
 
 def test_data_may_be_typed_in_any_way_that_means_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,17 +5,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image, ImageEnhance, ImageOps
+from timm.data import auto_augment as timm_moves
 
 from mixlab.backbones.zoo import create_model
-from mixlab.data.loader import Batch
+from mixlab.data.packed import PackedBatch, pack_images
+from mixlab.training import supervised
 from mixlab.training.augment import (
     CHANGES,
     COLOURS,
     Blend,
-    _change,
+    change_by_name,
     draw_beta,
     draw_blend,
+    draw_blends,
     draw_changes,
+    draw_cubic,
     draw_erasures,
     erase,
     rand_augment,
@@ -34,8 +38,13 @@ def picture(size: int = 96) -> torch.Tensor:
 
 
 def changed(name: str, strength: float) -> np.ndarray:
-    out = _change(name, picture()[None].float() / 255, torch.tensor([strength]))
+    out = change_by_name(name, picture()[None].float() / 255, torch.tensor([strength]), None)
     return (out[0] * 255).numpy()
+
+
+def four_images() -> PackedBatch:
+    images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
+    return PackedBatch(pack_images(images), torch.arange(4), torch.arange(4), torch.full((4, 2), 32))
 
 
 def pil(image: Image.Image) -> np.ndarray:
@@ -65,17 +74,37 @@ def test_changes_look_like_pils(name: str, strength: float, oracle) -> None:
     assert np.abs(pil(image) - expected).mean() > 2 * difference.mean(), "the oracle should change the image more"
 
 
+@pytest.mark.parametrize("resample", [Image.Resampling.BILINEAR, Image.Resampling.BICUBIC])
+@pytest.mark.parametrize(
+    ("name", "strength", "theirs", "level"),
+    [
+        ("rotate", 0.7, timm_moves.rotate, 21.0),
+        ("shear_x", -0.9, timm_moves.shear_x, -0.27),
+        ("shear_y", 0.5, timm_moves.shear_y, 0.15),
+        ("translate_x", 0.9, timm_moves.translate_x_rel, 0.405),
+        ("translate_y", -0.63, timm_moves.translate_y_rel, -0.2835),
+    ],
+)
+def test_moves_are_those_of_timm_pixel_by_pixel(name, strength, theirs, level, resample) -> None:
+    image, mean = picture(), (124, 116, 104)
+    expected = pil(theirs(Image.fromarray(image.permute(1, 2, 0).numpy()), level, resample=resample, fillcolor=mean))
+    cubic = torch.tensor([resample == Image.Resampling.BICUBIC])
+    ours = change_by_name(name, image[None].float() / 255, torch.tensor([strength]), cubic)[0] * 255
+    off = np.abs(ours.numpy() - expected)
+    assert np.quantile(off, 0.995) < 1.01, "but for a pixel at the border that rounding puts inside or outside"
+
+
 def test_channels_of_one_level_stay_as_they_are_when_levels_are_spread() -> None:
     flat = torch.zeros(1, 3, 8, 8)
     flat[:, 0], flat[:, 1] = 0.5, 1.0
     noisy = picture(96)[None].float() / 255
     noisy[:, 1] = 100 / 255
     for images in (flat, noisy):
-        found = _change("equalise", images, torch.tensor([0.5]))[0] * 255
+        found = change_by_name("equalise", images, torch.tensor([0.5]), None)[0] * 255
         image = Image.fromarray((images[0] * 255).round().to(torch.uint8).permute(1, 2, 0).numpy())
         expected = pil(ImageOps.equalize(image))
         assert np.abs(found.numpy() - expected).mean() < 3, "PIL leaves a channel of one level alone"
-    torch.testing.assert_close(_change("auto_contrast", flat, torch.tensor([0.5])), flat)
+    torch.testing.assert_close(change_by_name("auto_contrast", flat, torch.tensor([0.5]), None), flat)
 
 
 def test_rand_augment_changes_each_image_as_if_it_were_alone() -> None:
@@ -83,9 +112,11 @@ def test_rand_augment_changes_each_image_as_if_it_were_alone() -> None:
     chosen, strengths = draw_changes(
         16, torch.Generator().manual_seed(1), magnitude=9, deviation=0.5, part=0, num_parts=1
     )
-    together = rand_augment(images, chosen, strengths)
+    cubic = draw_cubic(16, torch.Generator().manual_seed(1), part=0, num_parts=1)
+    assert cubic.any() and not cubic.all()
+    together = rand_augment(images, chosen, strengths, cubic)
     for row in range(16):
-        alone = rand_augment(images[row : row + 1], chosen[:, row : row + 1], strengths[:, row : row + 1])
+        alone = rand_augment(images[row : row + 1], *(part[:, row : row + 1] for part in (chosen, strengths, cubic)))
         torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-4, atol=1e-5)
     untouched = (chosen < 0).all(0)
     assert untouched.any() and torch.equal(together[untouched], images[untouched])
@@ -120,6 +151,32 @@ def test_mixup_and_cutmix_share_images_and_labels_in_the_same_proportion() -> No
     cut = Blend(1 - 24 / 256, (2, 3, 4, 6)).images(images)
     assert torch.equal(cut[1, :, 2:6, 3:9], images[2, :, 2:6, 3:9])
     assert (cut[1] != images[1]).any(0).sum() == 24
+
+
+def test_every_128_images_have_a_draw_of_their_own_however_they_are_shared_out() -> None:
+    law = {"side": 32, "mixup": 0.8, "cutmix": 1.0, "switch": 0.5}
+
+    def draw(num: int, part: int, parts: int) -> list[tuple[slice, Blend]]:
+        return draw_blends(num, torch.Generator().manual_seed(8), every=128, part=part, num_parts=parts, **law)
+
+    whole = draw(512, 0, 1)
+    assert [(rows.start, rows.stop) for rows, _ in whole] == [(0, 128), (128, 256), (256, 384), (384, 512)]
+    assert len({blend for _, blend in whole}) == 4
+    assert [blend for part in range(2) for _, blend in draw(256, part, 2)] == [blend for _, blend in whole]
+    assert len(draw(100, 0, 1)) == 1
+    ((rows, _),) = draw_blends(512, torch.Generator(), every=0, part=0, num_parts=1, **law)
+    assert rows == slice(None)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_erasing_comes_after_mixing_unless_it_is_asked_to_come_first(first: bool, monkeypatch) -> None:
+    config = SupervisedConfig(size=32, rand_augment=0.0, mixup=0.0, cutmix=1.0, erasing=1.0, erase_first=first)
+    order: list[str] = []
+    monkeypatch.setattr(supervised, "erase", lambda images, boxes: order.append("erase") or images)
+    monkeypatch.setattr(Blend, "images", lambda self, images: order.append("mix") or images)
+    backbone = create_model("vit_tiny", dim=32, depth=1, patch=8, image=32, head_dim=16)
+    SupervisedRecipe(config, backbone, num_classes=5).prepare(four_images(), BatchPart(step=0, epoch=0))
+    assert order == (["erase", "mix"] if first else ["mix", "erase"])
 
 
 def test_a_cut_keeps_the_share_that_its_label_says() -> None:
@@ -169,9 +226,7 @@ def test_a_recipe_exports_the_trained_backbone_and_its_classifier(name: str) -> 
     fields = {"dim": 32, "depth": 2, "patch": 8, "image": 32, "head_dim": 16} if name == "vit_tiny" else {
         "depths": [1, 1, 1, 1], "dims": [8, 16, 16, 24]}  # fmt: skip
     recipe = SupervisedRecipe(SupervisedConfig(size=32), create_model(name, **fields), num_classes=5)
-    images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
-    batch = Batch(images, torch.arange(4), torch.arange(4), torch.full((4, 2), 32))
-    loss, metrics = recipe.loss(recipe.prepare(batch, BatchPart(step=0, epoch=0)))
+    loss, metrics = recipe.loss(recipe.prepare(four_images(), BatchPart(step=0, epoch=0)))
     loss.backward()
     assert set(metrics) == {"train_accuracy"}
     assert all(p.grad is not None for p in recipe.network.parameters() if p.requires_grad)

@@ -12,7 +12,13 @@ from pycocotools import mask as oracle_mask
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from mixlab.evaluation.detection.evaluate import NAMES, average_precision
+from mixlab.evaluation.detection.average_precision import (
+    NAMES,
+    average_precision,
+    match_detections,
+    mean_precision,
+    precision_interval,
+)
 
 SIDE = 128
 
@@ -166,3 +172,52 @@ def test_masks_are_small_or_large_by_their_own_area():
     truth["annotations"] = [{**entry, "id": 1, "area": 100.0, "iscrowd": 0}]
     figures, _ = average_precision(truth, [{**entry, "score": 0.9}], "masks")
     assert (figures["AP_small"], figures["AP_large"]) == (pytest.approx(1.0), None)
+
+
+def drawn(truth: dict, results: list[dict], counts: np.ndarray) -> tuple[dict, list[dict]]:
+    """Each image as often as `counts` says, under numbers of its own, with its objects and detections."""
+    images, annotations, found = [], [], []
+    for image, count in zip(truth["images"], counts, strict=True):
+        for _ in range(count):
+            number = len(images) + 1
+            images.append({**image, "id": number})
+            own = [entry for entry in truth["annotations"] if entry["image_id"] == image["id"]]
+            annotations += [{**entry, "image_id": number} for entry in own]
+            found += [{**entry, "image_id": number} for entry in results if entry["image_id"] == image["id"]]
+    annotations = [{**entry, "id": number} for number, entry in enumerate(annotations, start=1)]
+    return {**truth, "images": images, "annotations": annotations}, found
+
+
+@pytest.mark.parametrize("kind", ["boxes", "masks"])
+def test_images_that_are_drawn_several_times_count_as_copies_do_in_the_reference(kind):
+    random = np.random.default_rng(0)
+    for seed in range(4):
+        truth, results = random_case(seed, crowds=0.2, found=0.9)
+        apart = random.permutation(len(results)) * 1e-6  # the order of equal scores is nobody's
+        results = [
+            {**entry, "score": entry["score"] + float(extra)} for entry, extra in zip(results, apart, strict=True)
+        ]
+        matches = match_detections(truth, results, kind)
+        draws = np.stack([np.ones(6, dtype=np.int64), *random.multinomial(6, [1 / 6] * 6, size=4)])
+        expected = [by_pycocotools(*drawn(truth, results, counts), kind)[0] for counts in draws]
+        assert mean_precision(matches, draws).tolist() == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_interval_holds_the_ap_and_shrinks_with_more_images():
+    widths = []
+    for images in (10, 40):
+        truth, results = random_case(3, crowds=0.1, found=0.9, images=images)
+        low, high = precision_interval(truth, results, "boxes")
+        assert 0 <= low < average_precision(truth, results, "boxes")[0]["AP"] < high <= 1
+        widths.append(high - low)
+    assert widths[1] < 0.75 * widths[0]  # half, by the law of large numbers
+
+
+def test_without_two_images_with_objects_there_is_no_interval():
+    truth, results = random_case(0, crowds=0.0, found=1.0)
+    one = truth["annotations"][0]["image_id"]
+    alone = {**truth, "annotations": [entry for entry in truth["annotations"] if entry["image_id"] == one]}
+    assert precision_interval(alone, results, "boxes") is None
+    assert precision_interval({**truth, "annotations": []}, results, "masks") is None
+    low, high = precision_interval(truth, [], "boxes")
+    assert (low, high) == (0.0, 0.0)

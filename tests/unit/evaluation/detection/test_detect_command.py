@@ -19,8 +19,8 @@ from mixlab.analysis.claims import Evidence
 from mixlab.analysis.claims.orders import mamba_does_dense_better
 from mixlab.data.objects import instances_file, parse_objects
 from mixlab.evaluation.dense_task import settings_digest
+from mixlab.evaluation.detection.average_precision import NAMES
 from mixlab.evaluation.detection.detector import Detector
-from mixlab.evaluation.detection.evaluate import NAMES
 from mixlab.evaluation.detection.task import plan_detection
 from mixlab.recipes import find_recipe
 from mixlab.run import RunDirectory
@@ -89,7 +89,7 @@ def test_the_figures_reach_the_ledger_and_seeds_decide_there(finished, tmp_path)
     assert set(found) == {"box_ap", "mask_ap"}
     for metric, kind in (("box_ap", "boxes"), ("mask_ap", "masks")):
         m = found[metric]
-        assert (m.value, m.n, m.low, m.high) == (result[kind]["AP"], 8, None, None)
+        assert (m.value, m.n, [m.low, m.high]) == (result[kind]["AP"], 8, result["intervals"][kind])
         assert (m["family"], m["training"], m.seed, m["data"], m["head"]) == (
             "gated_conv",
             "untrained",
@@ -103,7 +103,7 @@ def test_the_figures_reach_the_ledger_and_seeds_decide_there(finished, tmp_path)
             for seed in range(num_seeds):
                 records = [
                     {**record, "subject": {**record["subject"], "family": family, "model": family, "weights": None},
-                     "seed": seed, "value": record["value"] + lead + 0.01 * seed}
+                     "seed": seed, "value": record["value"] + lead + 0.01 * seed, "low": None, "high": None}
                     for record in result["measurements"]
                 ]  # fmt: skip
                 other = RunDirectory.create(tmp_path / f"{family}{seed}")

@@ -1,20 +1,48 @@
-"""UperNet against what MambaOut publishes of it."""
+"""One step of UperNet against MMSegmentation's behaviour: the same inputs, the same weights."""
 
+import as_mmsegmentation as theirs
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch import nn
 
-from mixlab.recipes import RECIPES
+import mixlab
+from mixlab.evaluation.segmentation.recipe import SegmentConfig, SegmentRecipe
+
+SIDE, NUM_CLASSES = 64, 5
 
 
-@pytest.mark.parametrize(("size", "millions", "gmacs"), [("tiny", 54, 938), ("small", 76, 1032), ("base", 112, 1178)])
-def test_upernet_on_mambaout_has_the_parameters_and_macs_of_table_3(size: str, millions: int, gmacs: int) -> None:
-    """At 512 x 2048, 150 classes; the published figures are rounded."""
-    config = RECIPES[f"segment_mambaout_{size}"]()
-    with torch.device("meta"):
-        recipe = config.method.build(config.model.build(), num_classes=150, total_steps=1, steps_per_epoch=1)
-        network, images = recipe.network.eval(), torch.empty(1, 3, 512, 2048)
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        network(images)
-    assert sum(parameter.numel() for parameter in network.parameters()) / 1e6 == pytest.approx(millions, abs=0.5)
-    assert counter.get_total_flops() / 2e9 == pytest.approx(gmacs, rel=2e-3)
+@pytest.fixture(scope="module")
+def recipe() -> SegmentRecipe:
+    torch.manual_seed(0)
+    backbone = mixlab.create_model("mambaout_femto", depths=[1, 1, 1, 1], dims=[8, 16, 16, 24])
+    config = SegmentConfig(crop=SIDE, channels=12, auxiliary_channels=6, dropout=0.0)
+    made = SegmentRecipe(config, backbone, num_classes=NUM_CLASSES)
+    made.network.double().train()
+    for name, parameter in made.network.named_parameters():
+        if parameter.ndim == 1 and not name.startswith("pyramid"):  # norms and biases that matter
+            nn.init.normal_(parameter, mean=float("1.weight" in name), std=0.3)
+    nn.init.normal_(made.network.classify[1].weight, std=0.3)
+    return made
+
+
+def test_one_step_has_the_losses_of_mmsegmentation(recipe: SegmentRecipe) -> None:
+    pixels = torch.randn(3, 3, SIDE, SIDE, dtype=torch.float64)
+    labels = torch.randint(0, NUM_CLASSES, (3, SIDE, SIDE))
+    labels[torch.rand(labels.shape) < 0.2] = theirs.IGNORE
+    labels[0, :20] = theirs.IGNORE
+    total, noted = recipe.loss((pixels, labels))
+
+    main, auxiliary = theirs.losses(recipe.network.pyramid(pixels), recipe.network.state_dict(), labels)
+    assert float(total.detach()) == pytest.approx(main + auxiliary, abs=1e-5)
+    assert float(total.detach()) == pytest.approx(main + auxiliary, rel=1e-9)
+    assert 0.4 * float(noted["auxiliary_loss"]) == pytest.approx(auxiliary, rel=1e-9)
+    assert auxiliary > 0.1
+
+
+def test_the_head_starts_as_mmsegmentation_s() -> None:
+    torch.manual_seed(0)
+    network = SegmentRecipe(SegmentConfig(), mixlab.create_model("mambaout_femto"), num_classes=150).network
+    assert float(network.classify[1].weight.detach().std()) == pytest.approx(0.01, rel=0.02)
+    assert not network.auxiliary[1][1].bias.any()
+    for step in (network.head.fuse[0], network.head.pooled[0], network.auxiliary[0][0]):
+        assert float(step.weight.detach().std()) == pytest.approx((2 / (step.out_channels * 9)) ** 0.5, rel=0.02)

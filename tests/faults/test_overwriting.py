@@ -1,0 +1,127 @@
+"""Exports and reports replace what they wrote, and nothing else."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from mixlab.backbones.weights import model_from_file, save_weights
+from mixlab.backbones.zoo import create_model
+from mixlab.cli import main
+from mixlab.report import write_report
+from mixlab.run import RunDirectory
+from mixlab.run.aside import folder_aside, written_aside
+
+SMALL = {"dim": 32, "depth": 1, "head_dim": 16, "patch": 8, "image": 32}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = RunDirectory.create(tmp_path / "run")
+    folder.write_config({"seed": 0})
+    folder.write_result("note", {"kind": "note"})
+    save_weights(create_model("vit_tiny", **SMALL), folder.path / "weights.safetensors")
+    return folder.path
+
+
+def export(run: Path, out: Path, *options: str) -> int:
+    return main(["export", str(run / "weights.safetensors"), "--out", str(out), *options])
+
+
+def test_an_export_does_not_replace_a_file_unless_it_is_told_to(run: Path, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "model.safetensors"
+    assert export(run, out) == 0
+    whole = out.read_bytes()
+    assert export(run, out, "--half") == 1
+    assert "exists; name another file, or say --force" in " ".join(capsys.readouterr().err.split())
+    assert out.read_bytes() == whole
+    assert export(run, out, "--half", "--force") == 0
+    assert len(out.read_bytes()) < len(whole)
+
+
+@pytest.mark.parametrize("name", ["weights", "classifier", "segmenter", "detector"])
+def test_an_export_never_replaces_the_files_of_a_run(run: Path, tmp_path: Path, name: str, capsys) -> None:
+    own = run / f"{name}.safetensors"
+    if name != "weights":
+        own.write_bytes(b"hours of work")
+    before = own.read_bytes()
+    (tmp_path / "link.safetensors").symlink_to(own)
+    for out in (own, run / ".." / "run" / own.name, tmp_path / "link.safetensors"):
+        assert export(run, out, "--half", "--force") == 1
+        assert "which needs it as it is; name another file" in " ".join(capsys.readouterr().err.split())
+        assert own.read_bytes() == before
+    assert export(run, run / "half.safetensors", "--half") == 0  # beside them there is room
+
+
+def test_the_partial_file_of_a_killed_export_is_tidied_by_the_next(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "model.safetensors"
+    if (child := os.fork()) == 0:
+        with written_aside(out) as aside:
+            aside.write_bytes(b"half of a file")
+            os.kill(os.getpid(), 9)
+    assert os.waitpid(child, 0)[1] == 9
+    assert not out.exists() and len(list(tmp_path.glob(".model.safetensors.*.partial"))) == 1
+    (tmp_path / ".model.safetensors.notes.partial").write_text("somebody's own")
+    assert export(run, out) == 0
+    assert model_from_file(out).num_layers == 1
+    assert [entry.name for entry in tmp_path.glob(".*")] == [".model.safetensors.notes.partial"]
+
+
+def test_what_another_process_is_writing_at_the_moment_is_not_tidied(tmp_path: Path) -> None:
+    out = tmp_path / "model.bin"
+    going, writing = os.pipe(), os.pipe()
+    if (child := os.fork()) == 0:
+        with written_aside(out) as aside:
+            aside.write_bytes(b"first")
+            os.write(writing[1], b".")
+            os.read(going[0], 1)
+        os._exit(0)
+    os.read(writing[0], 1)
+    with written_aside(out) as aside:
+        aside.write_bytes(b"second")
+    assert out.read_bytes() == b"second"
+    assert len(list(tmp_path.glob(".*.partial"))) == 1, "the other one's file was taken away"
+    os.write(going[1], b".")
+    assert os.waitpid(child, 0)[1] == 0 and out.read_bytes() == b"first"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model.bin"]
+
+
+def test_a_failure_leaves_the_file_as_it_was_and_nothing_beside_it(tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    out.write_text("before")
+    for made in (written_aside, folder_aside):
+        with pytest.raises(KeyboardInterrupt), made(out) as aside:
+            (aside if made is written_aside else aside / "part").write_text("half")
+            raise KeyboardInterrupt
+    assert out.read_text() == "before" and [entry.name for entry in tmp_path.iterdir()] == ["page.html"]
+
+
+@pytest.mark.parametrize("suffix", [".html", ".md"])
+def test_a_report_replaces_its_own_page_and_no_other(run: Path, tmp_path: Path, suffix: str, capsys) -> None:
+    out = tmp_path / f"page{suffix}"
+    arguments = ["report", str(run), "--out", str(out), "--no-measure"]
+    assert main(arguments) == 0 and main(arguments) == 0
+    changed = out.read_text().replace("mixlab", "Mixlab", 1)
+    for text in (changed, "# My thesis\n\nWritten by me, with `mixlab report`.\n", ""):
+        out.write_text(text)
+        assert main(arguments) == 1
+        assert "did not write it, or it was changed since" in " ".join(capsys.readouterr().err.split())
+        assert out.read_text() == text
+    assert main([*arguments, "--force"]) == 0 and main(arguments) == 0
+
+
+def test_a_page_from_before_pages_had_a_mark_is_replaced(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    write_report([run], out)
+    content, mark = out.read_text().rstrip().rsplit("\n", 1)
+    assert mark.startswith("<!-- written by mixlab report; sha256")
+    out.write_text(content)
+    write_report([run], out)
+
+
+def test_the_mark_is_the_digest_that_sha256sum_finds(run: Path, tmp_path: Path) -> None:
+    out = write_report([run], tmp_path / "page.md")
+    text = f"head -n -1 {out} | sha256sum"
+    found = subprocess.run(["sh", "-c", text], capture_output=True, text=True, check=True).stdout.split()[0]
+    assert found in out.read_text().splitlines()[-1]
