@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from fault_processes import ALL, Group, last_logged, moments, only_all, steps_of, wait_for
+from fault_processes import STOPS, Group, last_logged, moments, only_all, steps_of, wait_for
 from safetensors.torch import load_file
 
-STOPS = 20 if ALL else 2  # of each kind
-STEPS = 32 * STOPS
+STEPS = 32 * max(2, STOPS)
 SETTINGS = [f"steps={STEPS}", "batch=8", "precision=fp32", "data.size=32", "model.dim=32", "model.depth=2",
             "model.image=32", "model.drop_path=0.1", "method.num_prototypes=64", "method.hidden=32",
             "method.bottleneck=16", "method.num_local=2", "method.global_size=32", "method.local_size=16",

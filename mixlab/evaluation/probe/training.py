@@ -196,18 +196,19 @@ class ProbeTrainer:
                 losses = self.grid.step(features, labels, lr_scale=self._lr_scale())
                 self.step += 1
                 progress(1)
+                saved = False
+                if self.step % self.stream.steps_per_epoch == 0:
+                    epoch = self.step // self.stream.steps_per_epoch
+                    last = epoch == self.epochs
+                    if last or (self.score_every and epoch % self.score_every == 0):
+                        self._note(epoch, losses)
+                    if saved := from_first(last or time.monotonic() - saved_at >= self.save_every_s):
+                        self._save()
+                        saved_at = time.monotonic()
                 if any_rank(stop.asked()):
-                    self._save()
+                    if not saved:
+                        self._save()
                     raise Stopped(stop.agreed(), self.step)
-                if self.step % self.stream.steps_per_epoch:
-                    continue
-                epoch = self.step // self.stream.steps_per_epoch
-                last = epoch == self.epochs
-                if last or (self.score_every and epoch % self.score_every == 0):
-                    self._note(epoch, losses)
-                if from_first(last or time.monotonic() - saved_at >= self.save_every_s):
-                    self._save()
-                    saved_at = time.monotonic()
 
     def score(self) -> tuple[Tensor, Tensor]:
         """Which images each head of the grid gets right, bool (heads, n), and which heads are finite, (heads,)."""
