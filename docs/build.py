@@ -29,6 +29,7 @@ PAGES = {
     "miniature": "Both papers on photographs",
     "scaling": "From one GPU to four nodes",
     "long_sequences": "Where attention falls behind",
+    "reproduce": "Both papers, item by item",
     "table1": "Table 1 on ImageNet",
     "reliability": "What is never lost",
     "add_a_mixer": "Add a mixer",

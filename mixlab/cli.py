@@ -20,6 +20,10 @@ from mixlab.signals import STOP_SIGNALS, raising
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("mixlab.commands.demo", "both papers in miniature on drawn images, and a report"),
     "study": ("mixlab.commands.study", "both papers on your own photographs, in parts of a few minutes on one GPU"),
+    "reproduce": (
+        "mixlab.commands.reproduce",
+        "every table and figure of both papers: data, cost, commands, ours beside theirs",
+    ),
     "models": ("mixlab.commands.models", "backbones with parameters, GMACs and mixer"),
     "advise": ("mixlab.commands.advise", "is this a long-sequence task? which mixer?"),
     "pretrain": ("mixlab.commands.pretrain", "DINO on any images; the same run again resumes"),

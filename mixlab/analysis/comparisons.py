@@ -82,7 +82,13 @@ def preference(m: Measurement, papers: Mapping[str, Sequence[Any]] | None = None
     own_source = "branch" if m["family"] == "mamba2" else "stream"  # what the published probe of its kind reads
     own_fit = "squash" if isinstance(m.protocol, MapProtocol) else "crop"  # as published
     few = -(m["label_share"] or 1.0)
-    usual = {"image": m["native_image"], "fit": own_fit, "crop_share": 0.875, "temperature": 0.07, "source": own_source}
+    usual = {
+        "image": m["native_image"],
+        "fit": own_fit,
+        "crop_share": own_crop_share(m),
+        "temperature": 0.07,
+        "source": own_source,
+    }
     unusual = [None not in (m[name], value) and m[name] != value for name, value in usual.items()]
     return (few, *places, *unusual, -m.n, -(m["chunk"] or 0), -(m["image"] or 0), _text(m.protocol.choices))
 
@@ -105,14 +111,21 @@ def preferred_runs(measurements: Iterable[Measurement], *apart: str) -> list[lis
 def comparable(a: Measurement, b: Measurement, *apart: str) -> bool:
     """Whether the protocols agree in all but the choices named `apart`. Two architectures may also differ in what
     follows from them: what features the published probe reads, how it may pool them (there may be no class token),
-    which head was best, which layer is the last, how tokens make up blocks."""
+    which head was best, which layer is the last, how tokens make up blocks; and each may see images by its own centre
+    crop, as published accuracies do."""
     chunks = sorted((a["chunk"] or 1, b["chunk"] or 1))
     if Network.of(a).architecture != Network.of(b).architecture and chunks[1] <= 1.1 * chunks[0]:
         same_map = a["map"] == b["map"] or {a["map"], b["map"]} <= set(DEFAULT_MAPS)
         same_heads = len({str(m["heads"]).partition("strategies")[0] for m in (a, b)}) == 1
         apart = (*apart, *FOLLOWING) if same_map else apart
         apart = (*apart, "heads") if same_heads else apart
+        own_crops = all(m["fit"] == "crop" and m["crop_share"] == own_crop_share(m) for m in (a, b))
+        apart = (*apart, "crop_share") if own_crops else apart
     return a.metric == b.metric and _shared(a, apart) == _shared(b, apart)
+
+
+def own_crop_share(m: Measurement) -> float:
+    return m["native_crop_share"] or 0.875  # 224 of 256; older run directories hold networks of this share alone
 
 
 def pairs(

@@ -202,7 +202,10 @@ def need_coco_files(place: Path) -> list[Path]:
     """The file itself, or those of a folder, which must have some."""
     files = [place] if place.is_file() else coco_files(place)
     if not files:
-        raise FileNotFoundError(f"{place} has no instances*.json, nor has its folder annotations; give the file itself")
+        raise FileNotFoundError(
+            f"{place} has no instances*.json, nor has its folder annotations; unpack annotations_trainval2017.zip "
+            "there, or give the file itself"
+        )
     return files
 
 

@@ -43,7 +43,10 @@ def val_number(file_name: str) -> int | None:
 
 
 def _read(name: str) -> str:
-    data = pkgutil.get_data("timm.data", f"_info/{name}")
+    try:
+        data = pkgutil.get_data("timm.data", f"_info/{name}")
+    except OSError:
+        data = None
     if data is None:
         raise FileNotFoundError(f"this timm lacks {name}; install timm 1.0.20 or newer")
     return data.decode()

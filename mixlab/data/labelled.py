@@ -66,6 +66,7 @@ def labelled_splits(data: str, *, val_data: str | None = None) -> LabelledSplits
     val = parse_source(val_data or data, split="val")
     if val_data is None and not is_held_out(val, train):
         return LabelledSplits(*split(train), data=data)
+    check_sorted(val, train)
     check_labels(val, val_data or data)
     return replace(align(train, val), data=data, val_data=val_data)
 
@@ -104,6 +105,16 @@ def check_labels(source: ImageSource, name: str) -> None:
     if unlabelled:
         raise InputError(
             f"{unlabelled} of the {len(source)} images of {name} have no label; give each one, or leave it out"
+        )
+
+
+def check_sorted(val: ImageSource, train: ImageSource) -> None:
+    """Refuse validation images that lie in one folder beside training images in class folders, as ImageNet unpacks."""
+    if isinstance(val, ImageFolder) and not val.classes and train.classes:
+        raise InputError(
+            f"{val.root} is not sorted into classes: its {len(val):,} images lie in one folder. Put each into a folder "
+            f"of its class, such as {val.root}/{train.classes[0]}; for ImageNet-1k `mixlab reproduce ITEM --root` does "
+            "it by links, from LOC_val_solution.csv or the development kit"
         )
 
 

@@ -125,7 +125,12 @@ def _open_plain(place: Path, name: str, option: str | None) -> MaskSource:
 
 def _open_imagenet_s(place: Path, name: str, option: str | None) -> MaskSource:
     masks = _need(place, "validation-segmentation", "train-semi-segmentation")
-    images = _need(place, masks.name.removesuffix("-segmentation"))
+    images = place / masks.name.removesuffix("-segmentation")
+    if not images.is_dir():
+        raise FileNotFoundError(
+            f"{place} has {masks.name}/ but no {images.name}/: the archive of ImageNet-S holds masks alone. Copy or "
+            f"link ImageNet-1k's images of the same names to {images}/WNID, or let `mixlab reproduce ITEM --root` do it"
+        )
     return PairedMasks(images, masks, imagenet_s_mask, every_image=True)
 
 

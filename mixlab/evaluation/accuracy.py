@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 
 from mixlab.data.labelled import labelled_splits
 from mixlab.data.source import ImageSource, Subset
@@ -13,7 +15,7 @@ from mixlab.evaluation.machine import CentreView
 from mixlab.evaluation.target import load_target
 from mixlab.run import Measurement, provenance
 from mixlab.run.protocols import AccuracyProtocol
-from mixlab.statistics import Estimate, wilson_interval
+from mixlab.statistics import Estimate, accuracy_interval, wilson_interval
 from mixlab.training.distributed import from_all, num_workers
 
 if TYPE_CHECKING:
@@ -30,11 +32,18 @@ class Accuracy:
 
     correct: int
     n: int
+    answers: NDArray[np.bool_] | None = field(default=None, compare=False, repr=False)  # of each image, in their order
+
+    @classmethod
+    def of(cls, answers: ArrayLike) -> Accuracy:
+        """Of answers (n,), True if correct, which it keeps: networks are compared image by image."""
+        given = np.asarray(answers, dtype=bool)
+        return cls(int(given.sum()), len(given), given)
 
     @property
     def estimate(self) -> Estimate:
         """The share with Wilson's 95 % interval."""
-        return wilson_interval(self.correct, self.n)
+        return wilson_interval(self.correct, self.n) if self.answers is None else accuracy_interval(self.answers)
 
     def to_json(self) -> dict[str, Any]:
         """Without images, without a share."""
@@ -55,8 +64,9 @@ def write_accuracy(trainer: Trainer) -> None:
     view = CentreView(config.method.image, trainer.recipe.exported().crop_share)
     shares = 1 if config.sharding == "fsdp" else world.size  # a network in shards needs every rank in every pass
     own = Subset(splits.val, range(world.rank % shares, len(splits.val), shares))
-    counts = from_all(_count_correct(trainer, own, view))[:shares]
-    found = Accuracy(*(sum(column) for column in zip(*counts, strict=True)))
+    parts = from_all(_answers(trainer, own, view))[:shares]  # of each rank, which takes every `shares`-th image
+    answers = {shares * index + rank: right for rank, part in enumerate(parts) for index, right in part.items()}
+    found = Accuracy.of([answers[number] for number in sorted(answers)])
     if not world.is_first or found.n == 0:
         return
     target = load_target(str(trainer.folder.path), device="cpu")  # as exported, whole and as others will find it
@@ -83,17 +93,17 @@ def write_accuracy(trainer: Trainer) -> None:
 
 
 @torch.no_grad()
-def _count_correct(trainer: Trainer, source: ImageSource, view: CentreView) -> tuple[int, int]:
-    """How many images the trained network classifies correctly, of how many that could be read."""
+def _answers(trainer: Trainer, source: ImageSource, view: CentreView) -> dict[int, bool]:
+    """Whether the trained network classifies each image that could be read correctly, by its number."""
     recipe, device = trainer.recipe, trainer.world.device
     backbone = recipe.exported()
     recipe.network.eval()
-    correct = num = 0
+    found: dict[int, bool] = {}
     workers = num_workers(trainer.config.data.workers, trainer.world)
     for batch in view.loader(source, batch=256, workers=workers) if len(source) else ():
         images = backbone.preprocess(view.crop(batch.images.to(device)))
         with trainer.update.precise():
             logits = recipe.network(images)
-        correct += int((logits.argmax(-1).cpu() == batch.labels).sum())
-        num += len(batch.labels)
-    return correct, num
+        right = logits.argmax(-1).cpu() == batch.labels
+        found |= dict(zip(batch.indexes.tolist(), right.tolist(), strict=True))
+    return found

@@ -241,6 +241,7 @@ def timm_classifier(
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         weights=weights_checksum(model)[:16],
         native_image=config["input_size"][-1],
+        native_crop_share=config.get("crop_pct") or 1.0,
     )
     return NamedClassifier(model.eval(), tuple(ImageNetInfo(subset).label_names()), view, subject, kind="its own")
 

@@ -31,8 +31,6 @@ STARTS_FROM = "starts_from"  # in config.json: what is known of the backbone tha
 R = TypeVar("R")
 # Settings that a protocol names by fields of its own, or that say which network it is.
 _NAMED = ("seed", "model.", "steps", "precision", "method.frozen", "method.head")
-# Settings that are newer than some runs, and what those were trained with: not part of the digest, so that it stays.
-_AS_BEFORE = {"method.rules": "torchvision"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,11 +237,11 @@ def trained_run(
 def settings_digest(config: TrainConfig, changes: Sequence[dict[str, Any]] = ()) -> str:
     """The same for runs whose settings differ in nothing that can change a score, but for what a protocol names."""
     flat = _flat(to_json(config))
-    kept = {
-        key: value
-        for key, value in flat.items()
-        if not key.startswith((*MAY_CHANGE, *_NAMED)) and value != _AS_BEFORE.get(key, ...)
-    }
+    for name, before in config.method.earlier.items():  # the digest of a run stays when there are new settings
+        if flat[f"method.{name}"] == before:
+            del flat[f"method.{name}"]
+    flat["data.size"] = flat["data.size"] or 256  # which makes no difference here, and was once the default
+    kept = {key: value for key, value in flat.items() if not key.startswith((*MAY_CHANGE, *_NAMED))}
     kept |= {"changes": list(changes)} if changes else {}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
 

@@ -6,6 +6,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from mixlab.backbones.backbone import Backbone
 from mixlab.data.labelled import LabelledSplits, labelled_splits
 from mixlab.evaluation.accuracy import Accuracy
@@ -116,15 +119,23 @@ def evaluate_knn(
             device=device,
             progress=step,
         )
-    counts = from_all({k: int(hits.sum()) for k, hits in right.items()})
+    parts = from_all(right)  # of each rank, which takes every size-th query
     return KnnResult(
         subject=found.subject,
         seed=found.seed,
         protocol=protocol,
-        scores={k: Accuracy(sum(part[k] for part in counts), len(queries)) for k in fitting},
+        scores={k: Accuracy.of(_interleaved([part[k] for part in parts])) for k in fitting},
         num_neighbours=len(bank),
         num_classes=len(splits.classes),
         unreadable={**bank.unreadable, **queries.unreadable},
         unknown_classes=splits.unknown,
         absent_classes=splits.absent,
     )
+
+
+def _interleaved(parts: list[Tensor]) -> Tensor:
+    """Answers in the order of the images, from ranks that took every size-th of them."""
+    together = torch.empty(sum(map(len, parts)), dtype=torch.bool)
+    for rank, part in enumerate(parts):
+        together[rank :: len(parts)] = part.cpu()
+    return together

@@ -60,6 +60,8 @@ class RobustnessResult:
         }
         if self.num_parts > 1:
             return result
+        for counts in result["counts"].values():
+            del counts["answers"]  # measurements have them
         records = [found.to_json() for found in self.measurements]
         return result | {"sets": {name: self._set_json(name) for name in self.scores}, "measurements": records}
 
@@ -173,8 +175,7 @@ def score_set(
             logits = classifier.logits(found.images.to(device)).float()
         predicted = outputs[logits[:, outputs].argmax(-1)].tolist()
         for index, answer in zip(found.indexes.tolist(), predicted, strict=True):
-            score.correct += answer in images.answers[numbers[index]]
-        score.n += len(predicted)
+            score.take(numbers[index], answer in images.answers[numbers[index]])
         progress(len(predicted))
     score.unreadable = dict(loader.skipped.reasons)
     return score

@@ -78,14 +78,24 @@ class SetScore:
     unreadable: dict[str, str] = field(default_factory=dict)
     unlabelled: int = 0  # ReaL: images without a label
     unnamed: dict[str, int] = field(default_factory=dict)  # ReaL: folders with images whose name gives no number
+    answers: str = ""  # the number of each image with + for right and - for wrong: "12+ 13-"
 
     @property
     def accuracy(self) -> Accuracy:
-        return Accuracy(self.correct, self.n)
+        answers = sorted((int(each[:-1]), each[-1] == "+") for each in self.answers.split())
+        if len(answers) < self.n:  # parts of an older version kept none
+            return Accuracy(self.correct, self.n)
+        return Accuracy.of([right for _, right in answers])
+
+    def take(self, number: int, right: bool) -> None:
+        """The answer of one image."""
+        self.correct, self.n = self.correct + right, self.n + 1
+        self.answers += f" {number}{'+' if right else '-'}"
 
     def add(self, other: SetScore) -> None:
         """Another part of the same set. What was left out before images were read is the whole set's in every part."""
         self.correct, self.n = self.correct + other.correct, self.n + other.n
+        self.answers = f"{self.answers} {other.answers}"
         self.unreadable |= other.unreadable
 
     def notes(self) -> list[str]:

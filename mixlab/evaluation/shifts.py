@@ -93,7 +93,7 @@ class ShiftResult:
 
     @property
     def accuracies(self) -> dict[str, Accuracy]:
-        return {name: Accuracy(int(hits.sum()), len(hits)) for name, hits in self.scores.right.items()}
+        return {name: Accuracy.of(hits) for name, hits in self.scores.right.items()}
 
     @property
     def mean(self) -> Estimate:

@@ -52,6 +52,7 @@ class Target:
             causal=self.backbone.is_causal,
             weights=network_digest(self.backbone),
             native_image=self.backbone.image,
+            native_crop_share=self.backbone.crop_share,
         )
 
     @property

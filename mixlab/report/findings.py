@@ -38,6 +38,10 @@ FORMS = {
         "claims.*.measured", "claims.*.scale",
     ),
     "cost": ("subject.label", "macs"),
+    "reproduce": (
+        "item", "title", "paper", "place", "note", "scale", "rows.*.row", "rows.*.column", "rows.*.ours",
+        "rows.*.paper", "rows.*.difference", "rows.*.digits", "rows.*.n",
+    ),
     "scaling": (
         "precision", "rows.*.label", "rows.*.tokens", "rows.*.pass", "rows.*.batch", "rows.*.peak_gib",
         "rows.*.images_per_s.value",

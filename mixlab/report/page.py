@@ -20,6 +20,7 @@ from mixlab.errors import InputError
 from mixlab.report.findings import Findings, Record, read_findings
 from mixlab.report.models import Cell, model_table, style_rows
 from mixlab.report.pictures import matrix_pictures, picture_rows
+from mixlab.report.reproduced import reproduced_part
 from mixlab.report.sections import auc_part, place_of, rank_part, scaling_part, training_part
 from mixlab.run import RunDirectory, unpacked
 from mixlab.run.directory import write_atomically
@@ -118,6 +119,7 @@ def page_parts(findings: Findings, *, pictures: bool = True) -> dict[str, Any]:
         "claims": [ledger_part(record) for record in findings.of("claims")],
         "training": training_part(findings, styles),
         "study": study_part(findings),
+        "reproduced": reproduced_part(findings),
         "scaling": [scaling_part(record, styles) for record in findings.of("scaling")],
         "made": commands_with_records(findings),
         "machines": machines_of(findings),

@@ -43,6 +43,7 @@ class Subject:
     causal: bool = False
     weights: str | None = None  # a digest of its weights; None in older run directories
     native_image: int | None = None  # the side of the images it was made for; None in older run directories
+    native_crop_share: float | None = None  # of a side, that its own centre crop keeps; None likewise
 
     @property
     def name(self) -> str:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple, get_args
 
 from mixlab.run import codec
 
+ONE_HEAD = "one"  # `heads` of a probe with one learning rate and weight decay: a cell of an ablation
 DRAWN = ("label_seed", "head_seed", "twin_seed", "initial_weights", "classifier_weights")
 
 
@@ -79,7 +80,7 @@ class ProbeProtocol(LabelledProtocol):
 
     kind = "probe"
     mode: str | None = None  # "augmented" or "cached"
-    heads: str | None = None  # "grid", "light", "heavy", or the heads that were asked for
+    heads: str | None = None  # "grid", "light", "heavy", ONE_HEAD, or the heads that were asked for
     register: int | None = None
     epochs: int | None = None
     batch: int | None = None

@@ -40,6 +40,8 @@ OWN_JOBS = {  # what has no command of its own: a function of text arguments
     "labels": ("mixlab.studies.miniature.folders", "write_labels"),
     "choose": ("mixlab.studies.miniature.jobs", "choose_rates"),
     "scaling": ("mixlab.studies.miniature.jobs", "write_scaling"),
+    "sort-val": ("mixlab.studies.reproduce.arrange", "sort_val"),
+    "pair-masks": ("mixlab.studies.reproduce.arrange", "pair_masks"),
 }
 
 

@@ -32,6 +32,7 @@ from mixlab.analysis.comparisons import (
     size_ratio,
 )
 from mixlab.run import Measurement
+from mixlab.run.protocols import ONE_HEAD
 
 Check = Callable[[Evidence], Verdict]
 Keep = Callable[[Measurement], bool]
@@ -110,7 +111,7 @@ def is_matched(a: Network, b: Network) -> bool:
 
 def is_grid_cell(m: Measurement) -> bool:
     """A probe with one learning rate and weight decay, as the ablation has them: never a network's own accuracy."""
-    return m["heads"] == "one"
+    return bool(m["heads"] == ONE_HEAD)
 
 
 def _of_family(family: str) -> Keep:

@@ -31,11 +31,12 @@ from mixlab.training.precision import Precise
 
 @dataclass(frozen=True, kw_only=True)
 class DetectionConfig(DetectorConfig, DenseConfig):
-    """Mask R-CNN or Cascade Mask R-CNN. The sizes are theirs for photographs with a short side of 800 pixels."""
+    """Mask R-CNN or Cascade Mask R-CNN. The defaults are theirs for photographs with a short side of 800 pixels."""
 
     kind: ClassVar[str] = "detect"
     title: ClassVar[str] = "detection"
     shown: ClassVar[tuple[str, ...]] = ("boxes_AP", "masks_AP")
+    earlier: ClassVar[Mapping[str, Any]] = {"rules": "torchvision"}
     short: tuple[int, int] = (800, 800)  # pixels; with two numbers the side is drawn in steps of 32
     long: int = 1333
     flip: float = 0.5
@@ -62,7 +63,7 @@ class DetectionConfig(DetectorConfig, DenseConfig):
     def as_begun(self, stored: Mapping[str, Any]) -> DetectionConfig:
         if "rules" in stored:
             return self
-        return replace(self, rules="torchvision", proposals=stored.get("proposals"))
+        return replace(self, rules=self.earlier["rules"], proposals=stored.get("proposals"))
 
     def build(self, backbone: Backbone, *, num_classes: int, total_steps: int, steps_per_epoch: int) -> DetectionRecipe:
         if num_classes < 1:
@@ -141,9 +142,7 @@ def detect(model: ModelConfig) -> TrainConfig:
     single = model.name.startswith(("mambaout", "timm/"))
     decay = 0.05 if single else 0.1
     return TrainConfig(
-        method=DetectionConfig(
-            head="mask" if single else "cascade", rules="mmdetection", keep_empty=False, score_every_epochs=1
-        ),
+        method=DetectionConfig(head="mask" if single else "cascade", keep_empty=False, score_every_epochs=1),
         model=model,
         optim=OptimConfig(
             lr=1e-4,
@@ -166,6 +165,7 @@ def detect_64(model: ModelConfig) -> TrainConfig:
     """A small detector for images of about 64 px, without a GPU: minutes on two cores for `shapes`."""
     return TrainConfig(
         method=DetectionConfig(
+            rules="torchvision",  # anchors around the middle of cells fit small objects better
             short=(64, 64),
             long=128,
             channels=32,

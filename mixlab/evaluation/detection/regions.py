@@ -103,10 +103,10 @@ Cut = Callable[[Sequence[Tensor], int], Tensor]  # boxes of each image, cells a 
 
 @dataclass(frozen=True, kw_only=True)
 class DetectorConfig:
-    """The parts of a detector, in the sizes of Mask R-CNN with FPN. Published recipes take mmdetection's rules."""
+    """The parts of a detector. The defaults are those of Mask R-CNN with FPN in mmdetection."""
 
     head: HeadKind = "mask"
-    rules: RuleSet = "torchvision"  # see `rules`; runs that do not say were trained so
+    rules: RuleSet = "mmdetection"  # see `rules`
     channels: int = 256  # of the FPN and the heads
     hidden: int = 1024  # of the box head
     mask_convs: int = 4

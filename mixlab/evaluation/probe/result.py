@@ -17,7 +17,7 @@ from mixlab.evaluation.accuracy import Accuracy
 from mixlab.evaluation.features import FeaturePlan, HeadInput
 from mixlab.evaluation.probe.heads import Head
 from mixlab.run import Measurement, Subject
-from mixlab.run.protocols import ProbeProtocol
+from mixlab.run.protocols import ONE_HEAD, ProbeProtocol
 from mixlab.statistics import Estimate, paired_accuracy_difference
 
 ProbeMode = Literal["augmented", "cached"]
@@ -42,7 +42,7 @@ class GridScores:
         return best_head(self.correct, self.finite)
 
     def accuracy(self, number: int) -> Accuracy:
-        return Accuracy(int(self.correct[number].sum()), self.correct.shape[1])
+        return Accuracy.of(self.correct[number])
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ class ProbeResult:
 
     @property
     def measurements(self) -> list[Measurement]:
-        """Of each mode the best head of all, and, where several inputs were tried, the best of each.
+        """Of each mode the best head of all, and, where several inputs were tried, the best of each, and every head of
+        the paper's ablations.
 
         Inputs are `blocks` with a `strategy`; a strategy that reads one register names it.
         """
@@ -77,6 +78,11 @@ class ProbeResult:
             for (blocks, strategy), number in sorted(best.items()) if len(best) > 1 else ():
                 where = replace(protocol, blocks=blocks, strategy=strategy, register=register_of(strategy))
                 found.append(self._measured(scores, number, where))
+            for number, head in enumerate(scores.heads):
+                if tuple(head) in paper.ABLATIONS and scores.finite[number] and len(scores.heads) > 1:
+                    rates = {"lrs": (head.lr,), "weight_decays": (head.weight_decay,)}
+                    where = replace(protocol, blocks=head.blocks, strategy=head.strategy, heads=ONE_HEAD, **rates)
+                    found.append(self._measured(scores, number, where))
         return found
 
     @property

@@ -515,6 +515,11 @@ def test_learning_rates_and_weight_decays_have_an_order_each() -> None:
     assert status(29, grid(decays | rates)) == "supported"
     assert status(29, grid(decays)) == "supported in part"
     assert status(29, grid(decays | rates | {(2e-3, 1e-3): 0.6})) == "contradicted"
+    four = grid({(1e-3, 0.0): 0.7})
+    one = [replace(m, protocol=replace(m.protocol, blocks=1), value=m.value - 0.2, low=None, high=None) for m in four]
+    best = cells({(4, "cls"): 0.7, (1, "cls"): 0.8})
+    assert status(18, four, one, best) == "supported in part", "at the paper's rates, not by the best of all"
+    assert status(18, best) == "contradicted"
     own = {family: seeds("probe_top1", family, v, blocks=4, strategy="cls") for family, v in ORDERED.items()}
     assert status(14, *own.values(), grid({(1e-3, 0.0): 0.1})) == "supported", "a cell of a grid is no network's own"
 

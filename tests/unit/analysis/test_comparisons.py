@@ -175,3 +175,15 @@ def test_maps_learnt_if_they_score_above_the_twins_on_the_same_images() -> None:
     assert gain.difference.significance is Significance.MORE and gain.difference.value == pytest.approx(0.2)
     assert learnt_maps([gain]) == {Network.of(scores[0]): True}
     assert learnt_features([gain]) == {}
+
+
+def test_networks_are_compared_each_by_its_own_centre_crop_and_by_no_other() -> None:
+    def accuracy(family: str, share: float, native: float | None) -> list[Measurement]:
+        about = {"fit": "crop", "crop_share": share, "native_crop_share": native, "training": "supervised"}
+        return seeds("top1", family, [0.7, 0.72], **about)
+
+    mamba = over_seeds(accuracy("mamba2", 0.875, None))
+    own, other = (over_seeds(accuracy("gated_conv", share, 1.0)) for share in (1.0, 0.875))
+    assert pairs(own, mamba) and pairs(other, mamba), "its own crop, or the same as the other's"
+    assert pairs(over_seeds([m for g in (*own, *other) for m in g]), mamba)[0][0] == own[0], "its own is preferred"
+    assert not pairs(over_seeds(accuracy("gated_conv", 0.5, 1.0)), mamba)

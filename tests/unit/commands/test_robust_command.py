@@ -82,6 +82,8 @@ def test_shards_are_put_together_when_the_last_one_is_there(probed: tuple[Path, 
         assert ("sets" in result) == (part == 2)
         assert result["counts"]["v2-ti"]["n"] == (9 if part == 2 else 3)
     assert result["sets"]["v2-ti"]["top1"] == 1.0
+    whole = robust(str(run), data=[f"v2-ti={sets / V2_TI}"], run=tmp_path / "whole", **OPTIONS)
+    assert result["measurements"] == whole["measurements"] and whole["measurements"][0]["by_image"] == 9 * "1"
 
 
 def test_parts_of_another_classifier_limit_or_view_count_as_missing(

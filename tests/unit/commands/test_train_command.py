@@ -43,7 +43,9 @@ def test_the_accuracy_is_that_of_the_exported_classifier(tmp_path: Path) -> None
             logits = head["head.weight"] @ backbone(((image / 255 - mean) / std)[None])[0] + head["head.bias"]
         correct += classes[int(logits.argmax())] == place.parent.name
     assert found["score"]["correct"] == correct
-    assert found["measurements"][0]["n"] == len(list((photos / "val").rglob("*.png")))
+    answers = found["measurements"][0]["by_image"]
+    assert found["measurements"][0]["n"] == len(answers) == len(list((photos / "val").rglob("*.png")))
+    assert answers.count("1") == correct, "of every image, for pairs"
 
 
 def test_without_a_held_out_part_nothing_is_claimed(tmp_path: Path) -> None:
@@ -56,12 +58,12 @@ def test_ranks_share_the_validation_set(tmp_path: Path, monkeypatch: pytest.Monk
     photos, _ = draw_folders(tmp_path)
     seen: list[list[int]] = []
 
-    def count(trainer: Trainer, source: Subset, view: CentreView) -> tuple[int, int]:
+    def answers(trainer: Trainer, source: Subset, view: CentreView) -> dict[int, bool]:
         seen.append(source.indexes)
-        return 1, len(source)
+        return {number: number == 2 for number in range(len(source))}  # the images 4 of all
 
-    monkeypatch.setattr(accuracy, "_count_correct", count)
-    monkeypatch.setattr(accuracy, "from_all", lambda value: [value, (2, 9)])
+    monkeypatch.setattr(accuracy, "_answers", answers)
+    monkeypatch.setattr(accuracy, "from_all", lambda value: [value, {0: True, 3: True, 4: False}])  # 1, 7 and 9 of all
 
     def as_second_of_two(trainer: Trainer) -> None:
         whole = len(labelled_splits(trainer.data).val)
@@ -76,5 +78,6 @@ def test_ranks_share_the_validation_set(tmp_path: Path, monkeypatch: pytest.Monk
     settings = [setting for setting in QUICK if "=" in setting]
     config = override(RECIPES["supervised_vit_tiny64"](), settings)
     train_here(config, data=str(photos), run=tmp_path / "run", device="cpu", then=as_second_of_two)
-    found = read_json(tmp_path / "run" / "results" / "accuracy.json")["score"]
-    assert (found["correct"], found["n"]) == (3, len(seen[0]) + 9)
+    found = read_json(tmp_path / "run" / "results" / "accuracy.json")
+    assert (found["score"]["correct"], found["score"]["n"]) == (3, len(seen[0]) + 3)
+    assert found["measurements"][0]["by_image"][:8] == "01010100", "images 0, 1, 2, 4, 6, 7, 8, 9: in order"

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from tiny_backbones import DATA, tiny_backbone, tiny_settings, tiny_splits
 
+import mixlab
 from mixlab.analysis.comparisons import over_seeds, preferred
 from mixlab.evaluation.knn import KnnSettings, evaluate_knn
 from mixlab.evaluation.probe import evaluate_linear_probe
@@ -22,6 +23,8 @@ def test_knn_of_a_bare_backbone_measures_every_k_with_its_protocol() -> None:
     assert (first["label_share"], first["label_seed"], first["strategy"], first["image"]) == (0.5, 3, "output", 16)
     assert first.protocol.data == DATA and first.subject.model == backbone.name and first.subject.training == ""
     assert [Measurement.from_json(record) for record in found.to_json()["measurements"]] == found.measurements
+    for m in found.measurements:
+        assert m.by_image is not None and len(m.by_image) == 44 and m.by_image.mean() == m.value
 
 
 def test_data_may_be_a_name_or_its_splits() -> None:
@@ -77,6 +80,7 @@ def test_probes_of_few_labels_of_both_modes_and_of_light_and_heavy_heads_stand_s
         ("cached", "grid", 0.5, 16), ("augmented", "grid", 1.0, 16), ("cached", "grid", 1.0, 16),
         ("cached", "light", 1.0, 16), ("cached", "heavy", 1.0, 32),
     }  # fmt: skip
+    assert all(m.by_image is not None and m.by_image.mean() == m.value for m in run.measurements())
     choices = [str(m.protocol.choices) for m in kept]
     assert len(set(choices)) == len(kept)  # nothing here repeats another as a second seed would
     other_seed = evaluate_linear_probe(target, DATA, replace(settings[2], seed=7)).measurements[0]
@@ -93,3 +97,13 @@ def test_a_probe_without_a_folder_leaves_nothing_behind(tmp_path: Path, monkeypa
         (blocks, strategy) for blocks in (1, 2) for strategy in ("cls", "cls+mean")
     }
     assert best.value == max(m.value for m in cells) and best["heads"] == "blocks 1 2, strategies cls cls+mean"
+
+
+def test_every_head_of_the_papers_ablations_is_a_measurement_of_its_own() -> None:
+    model = mixlab.create_model("dinovim_tiny", dim=16, depth=4, image=16, patch=4, head_dim=8, state=8)
+    target = Target(label="tiny", backbone=model.eval().requires_grad_(False))
+    rates = {"lrs": (5e-4, 1e-3, 3e-3), "weight_decays": (0.0, 1e-3)}
+    settings = replace(tiny_settings(), epochs=1, blocks=(1, 4), strategies=("cls",), **rates)
+    found = evaluate_linear_probe(target, DATA, settings)
+    cells = {(m["blocks"], m["lrs"], m["weight_decays"]) for m in found.measurements if m["heads"] == "one"}
+    assert cells == {(1, (1e-3,), (0.0,)), (4, (1e-3,), (0.0,)), (4, (1e-3,), (1e-3,)), (4, (5e-4,), (1e-3,))}

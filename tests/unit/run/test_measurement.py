@@ -4,6 +4,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+import numpy as np
 import pytest
 
 from mixlab.errors import InputError
@@ -124,3 +125,30 @@ def test_one_choice_written_in_two_ways_is_one_measurement() -> None:
     assert measured(KnnProtocol(data="photos/")).identity == measured(KnnProtocol(data="photos")).identity
     with pytest.raises(InputError, match="k of a KnnProtocol is '20'; expected int or None"):
         KnnProtocol(k="20")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("scores", "text"),
+    [([1.0, 0.0, 0.0, 1.0], "1001"), ([0.25, np.nan, 0.75, 0.5], "0.2500 nan 0.7500 0.5000")],
+    ids=["answers", "scores"],
+)
+def test_scores_of_images_survive_a_run_directory_and_make_no_other_measurement(
+    scores: list[float], text: str, tmp_path: Path
+) -> None:
+    bare = measured(KnnProtocol(data="photos"))
+    kept = replace(bare, by_image=np.array(scores))
+    assert kept.identity == bare.identity and kept == bare
+    run = RunDirectory.create(tmp_path)
+    run.write_result("knn", {"measurements": [kept.to_json()]})
+    run.write_result("later", {"measurements": [bare.to_json()]})
+    assert run.results()["knn"]["measurements"][0]["by_image"] == text
+    (found,) = run.measurements()
+    np.testing.assert_array_equal(found.by_image, scores, "the later file has none, the earlier one's are kept")
+
+
+def test_scores_of_images_must_have_the_mean_that_was_measured() -> None:
+    with pytest.raises(InputError, match=r"is 0\.5, but the scores of its images have the mean 0\.25"):
+        measured(KnnProtocol(data="photos"), by_image=np.array([0.0, 0.5]))
+    record = measured(KnnProtocol(data="photos")).to_json() | {"by_image": "some"}
+    with pytest.raises(InputError, match="zeros and ones, or numbers with spaces"):
+        Measurement.from_json(record)

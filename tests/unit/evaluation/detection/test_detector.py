@@ -94,7 +94,9 @@ def test_detecting_averages_scores_refines_boxes_and_averages_masks_over_the_sta
     torch.manual_seed(1)
     monkeypatch.setattr(detector_module, "MIN_SCORE", 0.0)
     monkeypatch.setattr(detector_module, "NMS_IOU", 1.0)
-    config = DetectionConfig(head="cascade", channels=8, hidden=16, mask_convs=1, finest=8.0, most=1000)
+    config = DetectionConfig(
+        head="cascade", rules="torchvision", channels=8, hidden=16, mask_convs=1, finest=8.0, most=1000
+    )
     heads = RegionHeads(config, num_classes=4).double().eval()
     for stage in heads.stages:
         torch.nn.init.normal_(stage.boxes.correct.weight, std=0.5)

@@ -1,0 +1,139 @@
+"""The networks behind the papers' tables, and how one is come by: trained by its recipe, or from released weights."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from mixlab.backbones.zoo import ZOO
+from mixlab.recipes import RECIPES, find_recipe
+from mixlab.studies.reproduce.hours import NUM_TRAIN, HoursEstimate, estimate_hours
+from mixlab.studies.steps import Step
+
+Training = Literal["dino", "supervised", "dinov2"]
+Scale = Literal["full", "tiny"]
+TINY_DIMS = {"tiny": 32, "small": 48, "base": 64, "large": 80, "giant": 96}
+# Steps enough to run every line of code, and none to learn anything.
+TINY_STEPS = ("steps=2", "batch=4", "optim.warmup_steps=0", "knn.every_epochs=0", "checkpoint.every_steps=100")
+PARTS = {"dino": 4, "supervised": 8}  # passes that share a step, so that its batch fits one GPU of 139 GiB
+
+
+@dataclass(frozen=True)
+class Network:
+    """A backbone as one of the papers trained it; `key` is the name of its run and its label in tables."""
+
+    model: str  # a name of the zoo, or timm/NAME
+    training: Training
+    title: str  # as the papers call it
+    variant: str = ""  # what `settings` make of it
+    settings: tuple[str, ...] = ()
+    timm_name: str = ""  # timm's name of the classifier whose weights were released
+    tiny: tuple[str, ...] = ()  # settings of its stand-in alone
+
+    @property
+    def key(self) -> str:
+        return "-".join(filter(None, (self.model.removeprefix("timm/"), self.variant, self.training)))
+
+    @property
+    def family(self) -> str:
+        return "vit" if self.model.startswith("timm/vit") else self.model.partition("_")[0]
+
+    @property
+    def size(self) -> str:
+        """The first word of its name that is a size."""
+        return next((word for word in self.model.split("_") if word in TINY_DIMS), "base")
+
+
+@dataclass(frozen=True)
+class ItemSetting:
+    """Everything that decides the command lines of an item."""
+
+    run: Path
+    data: Mapping[str, str]  # the folder of each data set
+    weights: Mapping[str, str] = field(default_factory=dict)  # files by key or model
+    scale: Scale = "full"
+    device: str = "auto"
+
+    @property
+    def is_tiny(self) -> bool:
+        return self.scale == "tiny"
+
+    @property
+    def on(self) -> tuple[str, ...]:
+        """The machine's part of a command line."""
+        return () if self.device == "auto" else ("--device", self.device)
+
+    def place(self, network: Network) -> Path:
+        return self.run / network.key
+
+    def file(self, network: Network) -> str | None:
+        """The weights that were given for a network."""
+        return self.weights.get(network.key) or self.weights.get(network.model)
+
+    def recipe(self, network: Network) -> str | None:
+        """The recipe that trains it; None where there is none."""
+        family = "mambaout_femto64" if network.family == "mambaout" else f"{network.family}_tiny64"
+        method = "dino" if network.training == "dinov2" else network.training
+        name = f"{method}_{family}" if self.is_tiny else f"{network.training}_{network.model}"
+        return name if name in RECIPES else None
+
+    def trains(self, network: Network) -> bool:
+        return self.file(network) is None
+
+    def lacks(self, network: Network) -> str | None:
+        """Why a network cannot be had here, as a sentence; None where it can."""
+        name = network.model
+        if not name.startswith("timm/") and name not in ZOO:
+            return f"{network.title}: the zoo has no {name} yet"
+        if self.file(network) is None and self.recipe(network) is None:
+            what = (
+                "it is not trained here"
+                if name.startswith("timm/")
+                else f"there is no recipe {network.training}_{name}"
+            )
+            return f"{network.title}: {what}; give its released weights: --weights {name}=FILE"
+        return None
+
+
+def training_step(setting: ItemSetting, network: Network) -> tuple[Step, HoursEstimate | None]:
+    """What brings a network into its run: training, or released weights in our form."""
+    place, file = setting.place(network), setting.file(network)
+    name, weights = f"train {network.key}", place / "weights.safetensors"
+    if file is not None:
+        arguments: tuple[str, ...] = ("export", network.model, "--weights", file, "--out", str(weights))
+        return Step(name, f"{network.key}: released weights", "weights that were given", arguments, weights), None
+    recipe = setting.recipe(network)
+    assert recipe is not None, network
+    method = "dino" if network.training != "supervised" else "supervised"
+    changes = (*network.settings, *_tiny(network)) if setting.is_tiny else network.settings
+    parts = () if setting.is_tiny else (f"accumulate={PARTS[method]}",)
+    step = Step(
+        name,
+        f"{network.key}: {'DINO' if method == 'dino' else 'training with labels'}",
+        f"{network.title} by its recipe",
+        (
+            "pretrain" if method == "dino" else "train", recipe, "--data", setting.data["imagenet"],
+            "--run", str(place), *_sets(changes),
+        ),
+        weights,
+        here=(*_sets(parts), *setting.on),
+        trains=place,
+    )  # fmt: skip
+    config = find_recipe(recipe)
+    hours = None if setting.is_tiny else estimate_hours(method, network.model, NUM_TRAIN * config.epochs)
+    return step, hours
+
+
+def training_of(setting: ItemSetting, network: Network) -> tuple[str, ...]:
+    """How the label of released weights says their training; a run records its own."""
+    return () if setting.trains(network) else (f"{network.key}={network.training}",)
+
+
+def _tiny(network: Network) -> tuple[str, ...]:
+    if network.family == "mambaout":
+        return (*TINY_STEPS, *network.tiny)
+    return (f"model.dim={TINY_DIMS[network.size]}", "model.depth=2", *TINY_STEPS, *network.tiny)
+
+
+def _sets(settings: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(part for setting in settings for part in ("--set", setting))

@@ -1,0 +1,188 @@
+"""Checks the folders of an item, runs its commands, and holds its figures beside the paper's."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mixlab.backbones.zoo import ZOO
+from mixlab.errors import InputError
+from mixlab.run import RunDirectory, provenance
+from mixlab.studies.reproduce.folders import DATA_SETS, Found, check_root
+from mixlab.studies.reproduce.items import Item, difference
+from mixlab.studies.reproduce.listing import ITEMS
+from mixlab.studies.reproduce.measures import Planned
+from mixlab.studies.reproduce.networks import ItemSetting, Scale
+from mixlab.studies.steps import Step, run_steps
+
+COMMAND = "reproduce"
+GAP = ("difference", "difference_low", "difference_high")
+
+
+@dataclass(frozen=True)
+class ItemPlan:
+    """An item with its folders found: what stops it, what to know, and its steps."""
+
+    item: Item
+    setting: ItemSetting
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
+    arranged: tuple[Step, ...]
+    planned: tuple[Planned, ...]
+
+    @property
+    def steps(self) -> list[Step]:
+        """Arranged folders first; everything waits for them."""
+        first = tuple(step.name for step in self.arranged)
+        return [*self.arranged, *(replace(one.step, needs=(*one.step.needs, *first)) for one in self.planned)]
+
+
+def plan_item(
+    item: Item,
+    *,
+    root: Path | None,
+    run: Path,
+    weights: Mapping[str, str] | None = None,
+    scale: Scale = "full",
+    device: str = "auto",
+    only: Sequence[str] = (),
+) -> ItemPlan:
+    """Find the folders below the root and write down the commands; without a root, with names in place of folders."""
+    _check_only(item, only)
+    bare = ItemSetting(run=run, data={}, weights=_checked(weights or {}), scale=scale, device=device)
+    places = {name: f"DATA/{data.place}" for name, data in DATA_SETS.items()}
+    problems: list[str] = []
+    notes = [said for network in item.networks if (said := bare.lacks(network)) is not None and not only]
+    arranged: list[Step] = []
+    if root is not None:
+        check_root(root)
+        for name in item.needs(bare, only):
+            found = DATA_SETS[name].find(root)
+            problems += found.problems
+            notes += found.notes
+            if found.arrange:
+                arranged.append(_arrange(name, found, run))
+                places |= dict.fromkeys((name, name.removesuffix("-val")), str(_arranged_place(name, run)))
+            elif found.place is not None:
+                places |= dict.fromkeys((name, name.removesuffix("-val")), str(found.place))
+    setting = replace(bare, data=places)
+    return ItemPlan(item, setting, tuple(problems), tuple(notes), tuple(arranged), tuple(item.plan(setting, only)))
+
+
+def check_plan(plan: ItemPlan) -> None:
+    """Refuse a plan whose folders are missing, or that has no network, before anything is run."""
+    if plan.problems:
+        raise InputError(" ".join(f"{number}. {said}" for number, said in enumerate(plan.problems, start=1)))
+    if plan.item.networks and not plan.planned:
+        raise InputError(f"{plan.item.name} has no network that can be had here. {'. '.join(plan.notes)}")
+
+
+def run_plan(plan: ItemPlan, pool: ProcessPoolExecutor, *, workers: int) -> None:
+    """All unfinished steps."""
+    if plan.planned:
+        plan.setting.run.mkdir(parents=True, exist_ok=True)
+        run_steps(plan.steps, plan.setting.run, pool, workers=workers, command=f"{COMMAND} {plan.item.name}")
+
+
+def compare(item: Item, setting: ItemSetting) -> dict[str, Any]:
+    """Ours, the paper's and the difference, in the paper's units, of all that was measured so far."""
+    rows: list[dict[str, Any]] = []
+    for cell in item.cells:
+        ours = cell.read(setting)
+        gap = None if ours is None else difference(ours, cell)
+        in_unit = [None if value is None else cell.unit * value for value in (ours[:3] if ours else (None,) * 3)]
+        rows.append(
+            {
+                "row": cell.row,
+                "column": cell.column,
+                **dict(zip(("ours", "low", "high"), in_unit, strict=True)),
+                "n": ours.n if ours else None,
+                "paper": cell.paper,
+                "said": cell.said,
+                **dict(zip(GAP, gap[:3] if gap else (None,) * 3, strict=True)),
+                "digits": cell.digits,
+            }
+        )  # fmt: skip
+    settings = [{"name": name, "ours": str(ours), "paper": str(theirs)} for name, ours, theirs in
+                (item.settings() if item.settings else ())]  # fmt: skip
+    return {
+        "kind": "reproduce",
+        "item": item.name,
+        "paper": item.paper,
+        "place": item.place,
+        "title": item.title,
+        "note": item.note,
+        "scale": setting.scale,
+        "rows": rows,
+        "settings": settings,
+        "protocol": {"item": item.name, "scale": setting.scale},
+    }
+
+
+def write_comparison(plan: ItemPlan) -> dict[str, Any]:
+    """results/reproduce_ITEM.json of the run, with what was left out."""
+    result = compare(plan.item, plan.setting) | {"left_out": list(plan.notes), "provenance": provenance()}
+    RunDirectory.create(plan.setting.run).write_result(plan.item.name.replace("-", "_"), result)
+    return result
+
+
+def check_agreement(run: RunDirectory, root: Path, scale: Scale) -> None:
+    """Refuse to mix scales or data in one run: networks are shared by all its items."""
+    settings = {"root": str(root.resolve()), "scale": scale}
+    if (run.path / "config.json").is_file():
+        stored = run.read_config().get(COMMAND)
+        if stored is None:
+            raise InputError(f"{run.path} holds something else than reproductions; give another --run")
+        if changed := [name for name, value in settings.items() if stored.get(name) != value]:
+            was = ", ".join(f"{name} was {stored.get(name)}, is {settings[name]}" for name in changed)
+            raise InputError(f"{run.path} was begun with other settings ({was}); give another --run, or the same ones")
+        return
+    run.write_config({COMMAND: settings, **provenance()})
+
+
+def stored_scale(run: Path) -> Scale:
+    """The scale of a run of reproductions."""
+    known = RunDirectory.open(run).read_config().get(COMMAND, {}) if (run / "config.json").is_file() else {}
+    return "tiny" if known.get("scale") == "tiny" else "full"
+
+
+def command_lines(plan: ItemPlan) -> list[str]:
+    """As they could be typed; what brings folders into form has no command and is a comment."""
+    lines = [f"# links in {step.result}, made by `mixlab reproduce ... --run`: {step.title}" for step in plan.arranged]
+    return lines + [shlex.join(("mixlab", *one.step.arguments, *one.step.here)) for one in plan.planned]
+
+
+def _arranged_place(name: str, run: Path) -> Path:
+    return run / "data" / name.removesuffix("-val")
+
+
+def _arrange(name: str, found: Found, run: Path) -> Step:
+    place, (job, *arguments) = _arranged_place(name, run), found.arrange
+    return Step(
+        f"arrange {name}",
+        {"sort-val": "validation images by class", "pair-masks": "masks beside their images"}[job],
+        "links in the run; the data itself stays as it is",
+        (job, *(str(Path(text).resolve()) for text in arguments), str(place)),
+        place,
+    )
+
+
+def _check_only(item: Item, only: Sequence[str]) -> None:
+    known = {name for network in item.networks for name in (network.model, network.key)}
+    unknown = [name for name in only if name not in known]
+    if unknown and item.networks:
+        raise InputError(f"{item.name} has no network {', '.join(unknown)}; it has {', '.join(sorted(known))}")
+
+
+def _checked(weights: Mapping[str, str]) -> Mapping[str, str]:
+    known = {name for item in ITEMS.values() for network in item.networks for name in (network.model, network.key)}
+    for name, file in weights.items():
+        if name not in known and name not in ZOO:
+            raise InputError(
+                f"--weights {name}={file}: no item has a network {name}; `mixlab reproduce ITEM` names them"
+            )
+        if not Path(file).is_file():
+            raise FileNotFoundError(f"--weights {name}={file}: there is no such file")
+    return weights

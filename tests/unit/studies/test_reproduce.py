@@ -1,0 +1,300 @@
+"""`mixlab reproduce`: every item of both papers, its plan on true folders, its run on stand-ins, and its document."""
+
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from command_line import command, parse_command
+from reproduce_root import draw_root
+
+import mixlab
+from mixlab.analysis.cost import count_macs, on_meta
+from mixlab.backbones.zoo import ZOO, ZooEntry
+from mixlab.commands import reproduce as module
+from mixlab.evaluation import paper
+from mixlab.studies.reproduce import ITEMS, Item, ItemSetting, find_items
+from mixlab.studies.reproduce.document import page
+from mixlab.studies.reproduce.folders import DATA_SETS
+from mixlab.studies.reproduce.hours import GMACS, MEASURED, estimate_hours
+from mixlab.studies.reproduce.items import PaperFigure, Reading, difference
+from mixlab.studies.reproduce.listing import ON_PAPER, hours_of
+from mixlab.studies.reproduce.mambaout import QUOTED
+from mixlab.studies.reproduce.mambaout_tables import TABLE_1, TABLE_2, TABLE_3
+from mixlab.studies.reproduce.run import plan_item
+
+ROOT = Path(__file__).parents[3]
+reproduce = command("reproduce")
+EVERYTHING = os.environ.get("MIXLAB_TEST_REPRODUCE") == "1"
+
+
+class Here:
+    """Runs what it is given at once, in this process."""
+
+    def submit(self, function: Callable[..., int], *arguments: Any) -> Future[int]:
+        future: Future[int] = Future()
+        future.set_result(function(*arguments))
+        return future
+
+
+@contextmanager
+def here(workers: int) -> Iterator[Here]:
+    yield Here()
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(module, "worker_pool", here)
+    monkeypatch.setattr(sys, "argv", ["mixlab"])
+    monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
+    yield
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return draw_root(tmp_path_factory.mktemp("DATA"))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shared: items train a network once."""
+    return tmp_path_factory.mktemp("reproduced") / "run"
+
+
+def test_every_table_and_figure_of_both_papers_is_an_item() -> None:
+    first = [f"table{n}" for n in range(1, 7)] + [f"fig{n}" for n in range(1, 14) if n != 4]
+    first += [f"fig4{panel}" for panel in "abcdef"] + ["ranks"]
+    second = [f"table{n}" for n in range(1, 6)] + ["fig1a", "fig1b", "fig2", "fig3a", "fig3b", "fig4"]
+    assert set(ITEMS) == {f"dino-mamba-{name}" for name in first} | {f"mambaout-{name}" for name in second}
+    drawings = {name for name, item in ITEMS.items() if item.is_drawing}
+    assert drawings == {
+        *(f"dino-mamba-fig{n}" for n in (2, 3, 13)),
+        *(f"mambaout-fig{n}" for n in ("1a", "2", "3a", "4")),
+    }
+    for item in ITEMS.values():
+        assert item.is_drawing or item.cells or item.settings or item.work(ON_PAPER, item.available(ON_PAPER))
+
+
+def figures(name: str) -> dict[tuple[str, str], float | None]:
+    found = {(cell.row, cell.column): cell.paper for cell in ITEMS[name].cells}
+    assert len(found) == len(ITEMS[name].cells), "two figures of one name"
+    return found
+
+
+def test_published_figures_are_those_of_the_papers() -> None:
+    assert (len(TABLE_1), len(TABLE_2), len(TABLE_3)) == (76, 36, 49)
+    assert len([c for c in ITEMS["dino-mamba-table1"].cells if c.column == "top-1, %"]) == len(paper.TABLE_1) == 9
+    assert figures("dino-mamba-table1")["DinoMamba-Reg-B, heavy head", "top-1, %"] == 78.5
+    assert figures("dino-mamba-table2") == {
+        ("LinearViT-B", "mIoU, %"): 29.2, ("LinearViT-B", "mAcc, %"): 38.7, ("DinoVim-B", "mIoU, %"): 38.0,
+        ("DinoVim-B", "mAcc, %"): 47.1, ("ViT-B", "mIoU, %"): 43.2, ("ViT-B", "mAcc, %"): 52.5,
+    }  # fmt: skip
+    assert len(figures("dino-mamba-table3")) == 36
+    assert figures("dino-mamba-table3")["DinoVim-B", "masks AP_large"] == 55.0
+    assert figures("dino-mamba-table4")["ViT-B", "r, %"] == 38.0
+    assert list(figures("dino-mamba-table5").values()) == [71.8, 75.6, 76.7, 77.2, 75.7, 76.4, 77.3, 77.1, 77.2, 77.4]
+    assert figures("dino-mamba-table6") == {
+        ("cls", "top-1, %"): 77.2, ("mean", "top-1, %"): 75.9, ("max", "top-1, %"): 74.6,
+        ("cls+mean", "top-1, %"): 76.5, ("cls+max", "top-1, %"): 76.3,
+    }  # fmt: skip
+    assert figures("mambaout-fig3b")["ViT-Ti, causal", "top-1, %"] == 70.6
+    table1, table2, table3 = (figures(f"mambaout-table{number}") for number in (1, 2, 3))
+    assert table1["MambaOut-Small", "top-1, %"] == 84.1 and table1["VMambaV9-T", "MACs, G"] == 4.9
+    assert table2["MambaOut-Tiny", "masks AP"] == 41.0 and ("Swin-B", "boxes AP50") not in table2
+    assert (
+        table3["PlainMamba-L2", "mIoU, multi-scale"] == 46.8 and ("PlainMamba-L2", "mIoU, single-scale") not in table3
+    )
+    assert all(timm.is_model(name) for name in QUOTED.values())
+
+
+def test_counted_sizes_are_the_published_ones_within_rounding_and_settings_are_the_same() -> None:
+    setting = ItemSetting(run=Path("nowhere"), data={})
+    for cell in ITEMS["mambaout-table4"].cells[:4]:  # femto and tiny
+        ours = cell.read(setting)
+        assert ours is not None and abs(cell.unit * ours.value - (cell.paper or 0)) < 0.08, cell
+    settings = ITEMS["mambaout-table5"].settings
+    assert settings is not None and len(settings()) == 19
+    assert all(ours == theirs for _, ours, theirs in settings())
+
+
+def test_speeds_are_those_of_the_experiments_and_hours_follow_the_formula() -> None:
+    text = (ROOT / "EXPERIMENTS.md").read_text(encoding="utf-8")
+    for speed in MEASURED.values():
+        heading = speed.source.partition(": ")[0]
+        assert re.search(rf"^## .*{re.escape(heading)}$", text, re.MULTILINE), heading
+    for number in ("447.7", "618.6", "1,795", "2,825", "2,899", "148", "58.4", "59.6", "55.7", "47.6", "30.1", "30.2"):
+        assert number in text
+    known = estimate_hours("dino", "dinovim_base", 1_281_167 * 100)
+    assert known is not None and known.hours == pytest.approx(1_281_167 * 100 / 447.7 / 3600) == pytest.approx(
+        79.5, abs=0.1
+    )
+    small = estimate_hours("supervised", "vit_tiny", 3600 * 2825)
+    assert small is not None and small.hours == pytest.approx(GMACS["vit_tiny"] / GMACS["vit_base"])
+    assert "by multiply-accumulates" in small.basis
+    assert estimate_hours("dino", "nothing_known", 1) is None
+    for name in ("vit_tiny", "mambaout_femto"):
+        assert count_macs(on_meta(name), 224) / 1e9 == pytest.approx(GMACS[name], abs=0.06)
+    training, then = hours_of(ITEMS["dino-mamba-table2"].plan(ON_PAPER))
+    assert 150 < training < 250 and 30 < then < 45
+
+
+@pytest.mark.parametrize("item", [item for item in ITEMS.values() if item.networks], ids=lambda item: item.name)
+def test_an_item_plans_its_commands_on_the_true_folders(item: Item, root: Path, tmp_path: Path) -> None:
+    plan = plan_item(item, root=root, run=tmp_path)
+    assert not plan.problems
+    done: set[str] = set()
+    for step in plan.steps:
+        assert step.name not in done and set(step.needs) <= done, step  # each after what it needs
+        done.add(step.name)
+        assert step.result.is_relative_to(tmp_path)
+        texts = [text for text in step.arguments if "DATA/" in text and "/DATA" not in str(root)]
+        assert not texts, "a folder was not filled in"
+    available = item.available(plan.setting)
+    assert [step.name for step in plan.steps if step.name.startswith("train ")] == [f"train {n.key}" for n in available]
+    lacking = [network for network in item.networks if network not in available]
+    for network in lacking:
+        assert any(network.title in note for note in plan.notes), network
+        assert network.model not in ZOO or network.training != "dino"
+
+
+def test_commands_at_both_scales_are_ones_that_mixlab_knows(root: Path, tmp_path: Path) -> None:
+    seen: set[tuple[str, ...]] = set()
+    for item in ITEMS.values():
+        for step in plan_item(item, root=root, run=tmp_path, scale="tiny", device="cpu").steps:
+            name, *arguments = (*step.arguments, *step.here)
+            form = (name, *(text for text in arguments if text.startswith("--")))
+            if step.name.startswith("arrange") or form in seen:
+                continue
+            seen.add(form)
+            parse_command(name, arguments)
+    assert len(seen) >= 8
+
+
+def test_a_backbone_of_the_future_runs_once_it_is_in_the_zoo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    item = ITEMS["mambaout-table1"]
+    name = "plainmamba_l1"
+    monkeypatch.delitem(ZOO, name, raising=False)
+    assert any(f"the zoo has no {name} yet" in note for note in plan_item(item, root=None, run=tmp_path).notes)
+    monkeypatch.setitem(ZOO, name, ZooEntry("a test", "mambaout_femto"))
+    weights = tmp_path / "released.pth"
+    weights.touch()
+    steps = {step.name: step for step in plan_item(item, root=None, run=tmp_path, weights={name: str(weights)}).steps}
+    assert steps[f"train {name}-supervised"].arguments[:4] == ("export", name, "--weights", str(weights))
+    assert steps[f"accuracy {name}-supervised"].arguments[0] == "robust"
+
+
+def test_differences_are_in_the_papers_unit_and_keep_their_interval() -> None:
+    cell = PaperFigure("row", "top-1, %", 78.1, lambda setting: None)
+    found = difference(Reading(0.779, 0.775, 0.783, 50_000), cell)
+    assert found is not None
+    assert (found.value, found.low, found.high) == pytest.approx((-0.2, -0.6, 0.2))
+    assert difference(Reading(0.5), PaperFigure("row", "AUC", None, lambda setting: None, said="above 0")) is None
+
+
+def test_items_run_on_stand_ins_and_ours_stands_beside_the_paper(
+    root: Path, run: Path, in_process: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["dino-mamba-table2", "dino-mamba-table4", "dino-mamba-fig8"]
+    call = {"root": root, "run": run, "scale": "tiny", "device": "cpu", "only": "dinovim_base"}
+    found = reproduce(names, **call)["items"]
+    rows = {(row["row"], row["column"]): row for row in found["dino-mamba-table2"]["rows"]}
+    stored = json.loads((run / "dinovim_base-dino-ade20k" / "results" / "segmentation.json").read_text())
+    ours = rows["DinoVim-B", "mIoU, %"]
+    assert ours["ours"] == pytest.approx(100 * stored["miou"]) and ours["n"] == 2 and ours["paper"] == 38.0
+    assert ours["difference"] == pytest.approx(100 * stored["miou"] - 38.0)
+    assert rows["ViT-B", "mIoU, %"]["ours"] is None
+    shifted = {row["column"]: row for row in found["dino-mamba-table4"]["rows"] if row["row"] == "DinoVim-B"}
+    assert {column: row["n"] for column, row in shifted.items()} == {
+        f"{name}, %": 6 if name == "real" else 3 for name in paper.TABLE_4_COLUMNS
+    }
+    [token] = found["dino-mamba-fig8"]["rows"]
+    assert token["ours"] is not None and token["said"] == "above 0"
+    assert (run / "dino-mamba-fig8" / "figures" / "auc_roc_token.svg").is_file()
+    text = (run / "report.html").read_text(encoding="utf-8")
+    assert "Ours beside the papers" in text and "Dino-Mamba, Table 4" in text and "Tiny scale" in text
+
+    capsys.readouterr()
+    again = reproduce(names[:1], **call)["items"]["dino-mamba-table2"]
+    assert "steps are done already" in capsys.readouterr().err
+    assert [row["ours"] for row in again["rows"]] == [row["ours"] for row in found["dino-mamba-table2"]["rows"]]
+    looked = reproduce(names[1:2], run=run)["items"]["dino-mamba-table4"]
+    assert [row["ours"] for row in looked["rows"]] == [row["ours"] for row in found["dino-mamba-table4"]["rows"]]
+    with pytest.raises(ValueError, match=r"begun with other settings \(scale was tiny, is full\)"):
+        reproduce(names[:1], **(call | {"scale": "full"}))
+
+
+def test_released_weights_replace_a_training(root: Path, run: Path, in_process: None, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = mixlab.create_model("vit_base", dim=32, depth=2, image=32, patch=8, head_dim=16)
+    mixlab.save_weights(model, tmp_path / "released.safetensors")
+    with pytest.raises(ValueError, match=r"no item has a network vit_huge"):
+        reproduce(["dino-mamba-fig4f"], root=root, run=run, weights="vit_huge=x", scale="tiny")
+    with pytest.raises(FileNotFoundError, match=r"vit_base=nowhere: there is no such file"):
+        reproduce(["dino-mamba-fig4f"], root=root, run=run, weights="vit_base=nowhere", scale="tiny")
+    plan = plan_item(
+        ITEMS["dino-mamba-fig4f"], root=root, run=tmp_path / "run", only=("vit_base",),
+        weights={"vit_base": str(tmp_path / "released.safetensors")},
+    )  # fmt: skip
+    assert [step.arguments[0] for step in plan.steps] == ["pair-masks", "export", "auc"]
+    assert "imagenet" not in ITEMS["dino-mamba-fig4f"].needs(plan.setting, ("vit_base",))
+    assert "vit_base-dino=dino" in plan.steps[-1].arguments
+
+
+@pytest.mark.skipif(not EVERYTHING, reason="minutes: set MIXLAB_TEST_REPRODUCE=1")
+@pytest.mark.parametrize("name", list(ITEMS))
+def test_every_item_runs_on_stand_ins(name: str, root: Path, run: Path, in_process: None) -> None:
+    item = ITEMS[name]
+    if item.networks and not item.available(ItemSetting(run=run, data={}, scale="tiny")):
+        pytest.skip("no backbone of this item is in the zoo yet")
+    found = reproduce([name], root=root, run=run, scale="tiny", device="cpu")["items"][name]
+    available = {network.key for network in item.available(ItemSetting(run=run, data={}, scale="tiny"))}
+    for cell, row in zip(item.cells, found["rows"], strict=True):
+        if cell.network is not None and cell.network.key in available and cell.paper is not None:
+            assert row["ours"] is not None, row
+
+
+def test_without_a_root_an_item_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    described = reproduce(["dino-mamba-table3"])["items"][0]
+    told = capsys.readouterr().err
+    assert "needs COCO 2017 in DATA/coco" in told and "mixlab detect RUN/dinovim_base-dino --data DATA/coco" in told
+    assert "42.8" in told and described["gpu_hours"]["then"] > 30
+    listed = reproduce()["items"]
+    told = capsys.readouterr().err
+    assert [one["item"] for one in listed] == list(ITEMS)
+    assert all(name in told for name in ITEMS)
+
+
+def test_wrong_calls_name_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no item 'dino-mamba-tabel1'; did you mean dino-mamba-table1"):
+        find_items(["dino-mamba-tabel1"])
+    assert [item.name for item in find_items(["mambaout-fig1*"])] == ["mambaout-fig1a", "mambaout-fig1b"]
+    with pytest.raises(ValueError, match="go with an item"):
+        reproduce(root=tmp_path)
+    with pytest.raises(ValueError, match=r"has no network vit_huge; it has .*vit_base"):
+        reproduce(["dino-mamba-table2"], only="vit_huge")
+    with pytest.raises(ValueError, match=r"--weights 'vit_base' must be NAME=FILE"):
+        reproduce(["dino-mamba-table2"], weights="vit_base")
+    with pytest.raises(
+        ValueError, match=r"no network that can be had here.*--weights timm/vit_small_patch14_dinov2=FILE"
+    ):
+        reproduce(["dino-mamba-fig4c"], root=draw_root(tmp_path / "DATA"), run=tmp_path / "run")
+    with pytest.raises(FileNotFoundError, match="is not a run directory"):
+        reproduce(["dino-mamba-table2"], run=tmp_path / "nothing")
+
+
+def test_the_document_is_written_from_the_table() -> None:
+    written = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    assert written == page(), "docs/reproduce.md is old; run `python -m mixlab.studies.reproduce.document`"
+    for item in ITEMS.values():
+        assert f"`{item.name}`" in written
+    assert all(f"`{data.place}`" in written for data in DATA_SETS.values())
+    assert all(shlex.split(line) for line in written.splitlines() if line.startswith("mixlab "))
