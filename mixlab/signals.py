@@ -15,9 +15,8 @@ from types import FrameType
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 REPEAT_S = 1.0  # a second Ctrl-C within this time is the first one, sent to the process and to its group
+PATIENCE_S = 10.0  # and other signals within this time: whoever waits for a process sends them over and over
 WATCH_S = 0.5
-# How processes that read data are started: as children of their own parent, also where Python's default is otherwise.
-START_METHOD = "fork" if sys.platform == "linux" else None
 
 
 class StopSignal(KeyboardInterrupt):
@@ -29,7 +28,7 @@ class StopSignal(KeyboardInterrupt):
 
 
 class RaisingHandler:
-    """Raises `StopSignal` once: what happens meanwhile is tidied up undisturbed. A later Ctrl-C raises again."""
+    """Raises `StopSignal` once: what happens meanwhile is tidied up undisturbed. Asked again later, it raises again."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -37,10 +36,19 @@ class RaisingHandler:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if self.number is not None and (number != signal.SIGINT or now - self._since < REPEAT_S):
+        patience = REPEAT_S if number == signal.SIGINT else PATIENCE_S
+        if self.number is not None and now - self._since < patience:
             return
         self.number, self._since = number, now
         raise StopSignal(number)
+
+    def look_after(self, lost: "sys.UnraisableHookArgs") -> None:
+        """As `sys.unraisablehook`: Python drops exceptions in finalizers; then the signal is sent once more."""
+        if not isinstance(lost.exc_value, StopSignal) or self.number is None:
+            sys.__unraisablehook__(lost)
+            return
+        self._since = -PATIENCE_S
+        threading.Timer(0.05, os.kill, (os.getpid(), self.number)).start()
 
 
 @contextmanager
@@ -58,9 +66,11 @@ def raising(*, even_ignored: bool = False) -> Iterator[RaisingHandler]:
     for number in STOP_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN or (even_ignored and number == signal.SIGINT):
             before[number] = signal.signal(number, handler)
+    hook, sys.unraisablehook = sys.unraisablehook, handler.look_after
     try:
         yield handler
     finally:
+        sys.unraisablehook = hook
         for number, old in before.items():
             signal.signal(number, old)
 

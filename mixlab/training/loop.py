@@ -14,6 +14,7 @@ import torch
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.data.loader import AnyBatch
+from mixlab.data.workers import LostWorkerError
 from mixlab.errors import InputError, WorkError
 from mixlab.run import RunDirectory
 from mixlab.run.codec import to_json
@@ -181,6 +182,10 @@ class Trainer:
                 return next(batches)
         except WaitingStopped:
             return []
+        except LostWorkerError:
+            if self.world.size == 1 and self.saved_step != self.step:  # ranks would have to agree
+                self.save(self.loader.state_dict())
+            raise
         finally:
             self.clock.waited += time.monotonic() - before
 

@@ -19,6 +19,8 @@ from mixlab.backbones.weights import save_weights
 from mixlab.backbones.zoo import create_model
 from tests.drawn_folders import draw_folders
 
+pytestmark = pytest.mark.timeout(3600 if ALL else 300)
+
 
 def settings(*given: str) -> list[str]:
     return [part for setting in given for part in ("--set", setting)]
