@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 REPEAT_S = 1.0  # a second Ctrl-C within this time is the first one, sent to the process and to its group
@@ -77,12 +78,26 @@ def raising(*, even_ignored: bool = False) -> Iterator[RaisingHandler]:
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Stop signals wait until the end; processes that are started within start with them blocked."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    """Stop signals wait until the end; processes that are started within start with them blocked.
+
+    Blocking is a matter of one thread: what another one receives, the main thread handles. So handlers wait as well.
+    """
+    waiting: list[int] = []
+    handlers: dict[int, Any] = {}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
+        if threading.current_thread() is threading.main_thread():
+            for number in STOP_SIGNALS:
+                if callable(handler := signal.getsignal(number)):
+                    handlers[number] = handler
+                    signal.signal(number, lambda number, frame: waiting.append(number))
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number in waiting:
+            signal.raise_signal(number)
 
 
 def obey_parent_alone(worker: int = 0) -> None:
