@@ -1,6 +1,7 @@
 """Full configurations as functions: `RECIPES["dino_dinovim_base"]()`. The papers' own, and small ones.
 
 dino_NAME              DINO on ImageNet, Dino-Mamba §5.1
+lejepa_NAME            LeJEPA on ImageNet: lejepa_FAMILY_mini and lejepa_FAMILY_tiny64 as for DINO
 dino_FAMILY_mini, supervised_FAMILY_mini, segment_FAMILY_mini
                        photographs of about 112 px such as Imagenette: a minute on one GPU (`mixlab study miniature`).
                        Families share all but the depth (without an MLP a layer is half as large) and the learning rate,
@@ -17,6 +18,7 @@ detect_FAMILY_tiny64, detect_mambaout_femto64
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -24,6 +26,7 @@ from typing import Any
 
 from mixlab.backbones.zoo import list_models
 from mixlab.errors import InputError
+from mixlab.evaluation.dense_recipe import MAMBAOUT_DROP_PATH
 from mixlab.evaluation.detection.recipe import detect, detect_64
 from mixlab.evaluation.methods import train_config
 from mixlab.evaluation.segmentation.recipe import SegmentConfig, segment, segment_64
@@ -38,13 +41,14 @@ from mixlab.training.config import (
     TrainConfig,
 )
 from mixlab.training.dino import DinoConfig
+from mixlab.training.lejepa import LeJepaConfig
 from mixlab.training.settings import has_begun, is_older
 from mixlab.training.supervised import SupervisedConfig
+from mixlab.training.views import ViewsConfig
 
 RECIPE_FAMILIES = ("vit", "linearvit", "dinovim", "dinomambareg", "gatedconv")
 DEIT_FAMILIES = ("vit", "linearvit")
 BIG_TRANSFORMERS = ("vit_base", "linearvit_base")
-MAMBAOUT_DROP_PATH = {"femto": 0.025, "kobe": 0.025, "tiny": 0.2, "small": 0.4, "base": 0.6}  # Table 5; kobe as femto
 MINI_IMAGE = 64  # px of a view: 8 x 8 patches
 MINI_DEPTHS = {"vit": 6, "linearvit": 6, "dinovim": 12, "dinomambareg": 12, "gatedconv": 12}  # 1.2 to 1.5 M parameters
 
@@ -94,6 +98,32 @@ def dino_64(family: str) -> TrainConfig:
         optim=OptimConfig(lr=5e-3, min_lr=1e-5, warmup_epochs=1, weight_decay=0.04, weight_decay_end=0.1, clip=3.0),
         **_on_cpu(epochs=18, batch=64),
     )
+
+
+def lejepa(name: str) -> TrainConfig:
+    """LeJEPA on ImageNet: its loss, rate and decay (its §6), with the crops, epochs and batch of our DINO recipes."""
+    return replace(
+        dino(name),
+        method=LeJepaConfig(),
+        optim=OptimConfig(lr=5e-4, lr_batch=1024, min_lr=1e-6, weight_decay=0.05, weight_decay_end=0.05, clip=3.0),
+    )
+
+
+def lejepa_64(family: str) -> TrainConfig:
+    """LeJEPA with the pixels, model and length of `dino_64`."""
+    return _lejepa_like(dino_64(family), lr=2e-3, num_directions=256, hidden=256, embedding=32)
+
+
+def lejepa_mini(family: str) -> TrainConfig:
+    """LeJEPA with the pixels, model and length of `dino_mini`."""
+    return _lejepa_like(dino_mini(family), lr=1e-3, hidden=512)
+
+
+def _lejepa_like(config: TrainConfig, *, lr: float, **settings: Any) -> TrainConfig:
+    """LeJEPA instead of DINO, on the same views."""
+    views = {field.name: getattr(config.method, field.name) for field in fields(ViewsConfig)}
+    optim = replace(config.optim, lr=lr, weight_decay=0.05, weight_decay_end=0.05)
+    return replace(config, method=LeJepaConfig(**views, **settings), optim=optim)
 
 
 def supervised(name: str, *, drop_path: float) -> TrainConfig:
@@ -275,6 +305,9 @@ def _on_one_gpu() -> dict[str, Any]:
 
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
     **{f"dino_{name}": partial(dino, name) for family in RECIPE_FAMILIES for name in list_models(f"{family}_*")},
+    **{f"lejepa_{name}": partial(lejepa, name) for family in RECIPE_FAMILIES for name in list_models(f"{family}_*")},
+    **{f"lejepa_{family}_mini": partial(lejepa_mini, family) for family in RECIPE_FAMILIES},
+    **{f"lejepa_{family}_tiny64": partial(lejepa_64, family) for family in RECIPE_FAMILIES},
     **{f"dino_{family}_mini": partial(dino_mini, family) for family in RECIPE_FAMILIES},
     **{f"supervised_{family}_mini": partial(supervised_mini, family) for family in RECIPE_FAMILIES},
     **{f"segment_{family}_mini": partial(segment_mini, family) for family in RECIPE_FAMILIES},
@@ -304,8 +337,9 @@ def recipe_for(run: Path, name: str) -> TrainConfig:
     """The config of a recipe for a run; one that is older than some of its settings resumes as it recorded."""
     config, file = find_recipe(name), run / "config.json"
     stored = read_json(file) if file.is_file() else {}
-    if stored.get("recipe") == name and "settings" in stored and has_begun(RunDirectory(run)):
-        return train_config(stored["settings"]) if is_older(stored["settings"], type(config.method)) else config
+    settings = stored.get("settings")
+    if stored.get("recipe") == name and isinstance(settings, dict) and has_begun(RunDirectory(run)):
+        return train_config(settings) if is_older(settings, type(config.method)) else config
     return config
 
 

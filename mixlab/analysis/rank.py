@@ -78,10 +78,11 @@ class RankResult:
                     continue
                 protocol = LowRankProtocol(**given, rank=kept, part=part, chunk=chunk)
                 for metric, key in (("low_rank_residual", "mean"), ("largest_low_rank_residual", "max")):
-                    ends = (figures["low"], figures["high"]) if key == "mean" else (None, None)
-                    estimate = Estimate(figures[key], *ends, self.summary["num_images"])
-                    about = {"subject": self.subject, "protocol": protocol, "seed": self.seed}
-                    found.append(Measurement.of(metric, estimate, **about))
+                    low, high = (figures[end] if key == "mean" else None for end in ("low", "high"))
+                    estimate = Estimate(figures[key], low, high, self.summary["num_images"])
+                    found.append(
+                        Measurement.of(metric, estimate, subject=self.subject, protocol=protocol, seed=self.seed)
+                    )
         return found
 
     def to_json(self) -> dict[str, Any]:

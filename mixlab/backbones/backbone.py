@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, Self, get_args
 
 import torch
 from huggingface_hub import ModelHubMixin, hf_hub_download
+from timm.layers import DropPath
 from torch import Tensor, nn
 
 from mixlab.backbones.tokens import Features, TokenLayout
@@ -19,6 +20,7 @@ Layers = int | Sequence[int] | None
 Architecture = dict[str, Any]  # {"name", "config"} or, for a model of timm's, {"name", "timm_name", "fields"}
 
 WEIGHTS_FILE = "model.safetensors"
+DROP_PATHS = {"drop_path", "drop_path1", "drop_path2"}  # what blocks call their stochastic depth, ours and timm's
 
 CARD = """---
 {{ card_data }}
@@ -109,6 +111,14 @@ class Backbone(  # type: ignore[call-arg]
     @abstractmethod
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute the activations inside each layer in the backward pass instead of keeping them."""
+
+    def set_drop_path(self, rate: float) -> None:
+        """Stochastic depth for training: `rate` in the last block, rising linearly from 0 in the first."""
+        blocks = [module for module in self.modules() if DROP_PATHS & {name for name, _ in module.named_children()}]
+        for index, block in enumerate(blocks):
+            own = rate * index / max(len(blocks) - 1, 1)
+            for name in DROP_PATHS & {name for name, _ in block.named_children()}:
+                setattr(block, name, DropPath(own) if own else nn.Identity())
 
     @property
     def blocks(self) -> Sequence[nn.Module]:

@@ -31,10 +31,11 @@ def bench(
     """Measure speed beside peers; read the ratios.
 
     Args:
-        what: ssd (the scan alone), selective (Mamba-1's scan and its models), attention (linear attention alone), backbone (whole passes, growth with tokens),
-            crops (DINO's ten crops against torchvision), dino (whole DINO steps), feed (the share of a DINO run spent
-            waiting for JPEG files), probe (a grid of linear probes against one), knn (a bank of ImageNet's size),
-            dense (speed and memory against input size), auc (Binary-AUC against loops of others).
+        what: ssd (the scan alone), selective (Mamba-1's scan and its models), attention (linear attention alone),
+            backbone (whole passes, growth with tokens), crops (DINO's ten crops against torchvision), dino (whole DINO
+            steps), feed (the share of a DINO run spent waiting for JPEG files), probe (a grid of linear
+            probes against one), knn (a bank of ImageNet's size), dense (speed and memory against input size), auc
+            (Binary-AUC against loops of others).
         quick: fewer repeats and smaller sizes.
         peer: for dino, a clone of facebookresearch/dino, to be measured in the same run.
         figure: for dense, draw speed and memory against input size into this file (.svg or .png).

@@ -1,4 +1,4 @@
-"""`mixlab pretrain`: a backbone by DINO, without labels."""
+"""`mixlab pretrain`: a backbone without labels."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,23 +12,20 @@ from mixlab.training.loop import Trainer, train
 from mixlab.training.settings import override
 from mixlab.training.slurm import TrainingJob, submit
 
-COMMANDS = {"dino": "pretrain", "supervised": "train", "segment": "segment", "detect": "detect"}
-
 
 def pretrain(on: Flat[TrainingRun]) -> dict[str, Any]:
-    """Pretrain a backbone with DINO. The same --run again resumes where it stopped; torchrun works as is.
+    """Pretrain a backbone without labels: DINO or LeJEPA. The same --run again resumes; torchrun works as is.
 
     SIGTERM and Ctrl-C save and stop, with exit code 143 or 130.
     """
-    return start_training(on, kind="dino")
+    return start_training(on, command="pretrain")
 
 
-def start_training(on: TrainingRun, *, kind: str, then: Callable[[Trainer], None] | None = None) -> dict[str, Any]:
+def start_training(on: TrainingRun, *, command: str, then: Callable[[Trainer], None] | None = None) -> dict[str, Any]:
     """What `pretrain` and `train` share; `then` is called at the end, for example to evaluate."""
     config = override(recipe_for(on.run, on.recipe), on.set)
-    if config.method.kind != kind:
-        command = COMMANDS[config.method.kind]
-        raise InputError(f"{on.recipe} is a {config.method.kind} recipe; run it with `mixlab {command}`")
+    if config.method.command != command:
+        raise InputError(f"{on.recipe} is a {config.method.kind} recipe; run it with `mixlab {config.method.command}`")
     if on.launcher == "slurm":
         job = TrainingJob(
             config=config, data=on.data, run=on.run.resolve(), device=on.device, name=on.recipe, then=then

@@ -12,4 +12,4 @@ def train(on: Flat[TrainingRun]) -> dict[str, Any]:
 
     SIGTERM and Ctrl-C save and stop, with exit code 143 or 130.
     """
-    return start_training(on, kind="supervised", then=write_accuracy)
+    return start_training(on, command="train", then=write_accuracy)

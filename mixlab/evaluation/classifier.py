@@ -22,6 +22,7 @@ from mixlab.data.imagenet_labels import imagenet_classes
 from mixlab.errors import InputError
 from mixlab.evaluation.features import FeaturePlan, HeadInput, has_class_token, published_source
 from mixlab.evaluation.machine import CentreView
+from mixlab.evaluation.paper import EPOCHS
 from mixlab.evaluation.target import Target, load_target, split_target, weights_checksum
 from mixlab.run import RunDirectory, Subject
 from mixlab.run.directory import read_json, write_json
@@ -53,6 +54,13 @@ class ProbeHead:
         if self.about.get("label_share", 1.0) != 1:
             parts.append(f"{self.about['label_share']:.3g} of the labels")
         return ", ".join(parts)
+
+    @property
+    def published(self) -> bool:
+        """Whether it was trained as the paper's are."""
+        about = self.about
+        trained = (about.get("mode"), about.get("epochs"), about.get("label_share", 1.0)) == ("augmented", EPOCHS, 1.0)
+        return bool(about.get("released")) or trained
 
 
 def save_head(head: ProbeHead, path: Path) -> None:
@@ -106,8 +114,9 @@ def _released_head(stored: StoredWeights, backbone: Backbone) -> ProbeHead:
             f"{backbone.name}; name the backbone that it was trained on"
         )
     source, strategy = published_source(backbone), "cls" if has_class_token(backbone) else "mean"
-    if source == "stream" and blocks == 2:  # DINO's ViT-B: the last block's class token, then the mean of its patches
+    if source == "stream" and blocks == 2:  # DINO's ViT-B: class token and mean of the last block, channel by channel
         blocks, strategy = 1, "cls+mean"
+        weight = torch.cat([weight[:, 0::2], weight[:, 1::2]], dim=1)  # ours reads one after the other
     classes = imagenet_classes() if len(bias) == 1000 else ()
     return ProbeHead(weight, bias, HeadInput(blocks, strategy), source, classes, {"released": True})
 
@@ -123,6 +132,7 @@ class NamedClassifier:
     kind: str  # "its own", "trained with it", or how its probe was trained
     head: str = ""  # what a probe reads
     seed: int | None = None  # of the network
+    published: bool = False  # trained as the paper's, from pretraining to probe
 
     @property
     def label(self) -> str:
@@ -189,6 +199,7 @@ def probe_classifier(target: Target, head: ProbeHead, *, view: CentreView) -> Na
         kind=head.kind,
         head=f"{head.input}, {head.source}",
         seed=target.seed,
+        published=target.published and head.published,
     )
 
 

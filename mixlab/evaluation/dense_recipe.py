@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -19,22 +19,34 @@ from mixlab.training.recipe import Recipe, drop_empty
 from mixlab.training.stopping import never
 
 BACKBONE = "pyramid.backbone."
+MAMBAOUT_DROP_PATH = {"femto": 0.025, "kobe": 0.025, "tiny": 0.2, "small": 0.4, "base": 0.6}  # Table 5; kobe as femto
 
 
 @dataclass(frozen=True, kw_only=True)
 class DenseConfig(MethodConfig):
     """A task on maps: the backbone below a pyramid and a head."""
 
+    earlier: ClassVar[Mapping[str, Any]] = {"drop_path": None}
     unused: ClassVar[tuple[str, ...]] = ("data.size",)  # readers of dense tasks have sizes of their own
     frozen: bool = False  # train the pyramid and the head alone
     backbone_lr: float = 1.0  # the backbone's share of the learning rate: below 1 it keeps what it knows for longer
+    drop_path: float | None = None  # of the backbone, however it was trained before; None: as it was built
     taps: tuple[int, int, int, int] | None = None  # layers of a plain backbone; None: evenly over its depth
     score_every_epochs: int = 0  # on the validation set, during the run; 0: at the end alone
     score_images: int = 200  # of the live score, at most
 
     def as_begun(self, stored: Mapping[str, Any]) -> DenseConfig:
         """Itself for a run that began with the settings `stored`: what is newer than the run as it was before."""
-        return self
+        return self if "drop_path" in stored else replace(self, drop_path=None)
+
+
+def published_drop_path(name: str) -> float | None:
+    """Stochastic depth of a fine-tuned backbone. The papers do not say: that of its published training. None for
+    models of timm, which have it as they were built.
+    """
+    if name.startswith("timm/"):
+        return None
+    return MAMBAOUT_DROP_PATH.get(name.removeprefix("mambaout_"), 0.1) if name.startswith("mambaout") else 0.1
 
 
 class DenseNetwork(nn.Module):
@@ -49,7 +61,9 @@ class DenseRecipe(Recipe):
     network: DenseNetwork
     num_classes: int
 
-    def __init__(self, network: DenseNetwork, *, backbone_lr: float) -> None:
+    def __init__(self, network: DenseNetwork, *, backbone_lr: float, drop_path: float | None) -> None:
+        if drop_path is not None:
+            network.pyramid.backbone.set_drop_path(drop_path)
         if backbone_lr <= 0:
             raise InputError(f"method.backbone_lr is {backbone_lr}; give a share above 0, or method.frozen=true")
         self.network, self.backbone_lr = network, backbone_lr

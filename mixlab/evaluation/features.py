@@ -193,6 +193,12 @@ def light_blocks(backbone: Backbone) -> int:
     return max(1, min(LIGHT_WIDTH // backbone.dim, backbone.num_layers))
 
 
+def is_light_as_dinos(backbone: Backbone) -> bool:
+    """Whether the light head is DINO's for ViT-B: class token and mean of the patches of the last block."""
+    reads_stream = published_source(backbone) == "stream" and has_class_token(backbone)
+    return reads_stream and 2 * backbone.dim == LIGHT_WIDTH
+
+
 def heavy_blocks(backbone: Backbone) -> int:
     """Four blocks, or eight for the widths of tiny and base (Dino-Mamba, Table 1)."""
     return min(8 if backbone.dim in (256, 768) else 4, backbone.num_layers)

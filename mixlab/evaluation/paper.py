@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 NUM_TRAIN = 1_281_167  # ImageNet-1k
 NUM_CLASSES = 1000
 EPOCHS = 100
 
-# Table 1, per cent: (model, features that the head reads) -> top-1. 1,536 features are the light heads.
+# Table 1, per cent: (model, blocks and strategy that the head reads) -> top-1
 TABLE_1 = {
-    ("vit_small", 1536): 77.0,
-    ("vit_base", 1536): 78.2,
-    ("linearvit_base", 1536): 74.7,
-    ("dinovim_small", 1536): 76.7,
-    ("dinovim_base", 1536): 78.1,
-    ("dinovim_tiny", 2048): 73.7,
-    ("dinovim_small", 2048): 77.4,
-    ("dinovim_base", 6144): 78.3,
-    ("dinomambareg_base", 6144): 78.5,
+    ("vit_small", 4, "cls"): 77.0,
+    ("vit_base", 1, "cls+mean"): 78.2,
+    ("linearvit_base", 1, "cls+mean"): 74.7,
+    ("dinovim_small", 3, "cls"): 76.7,
+    ("dinovim_base", 2, "cls"): 78.1,
+    ("dinovim_tiny", 8, "cls"): 73.7,
+    ("dinovim_small", 4, "cls"): 77.4,
+    ("dinovim_base", 8, "cls"): 78.3,
+    ("dinomambareg_base", 8, "cls"): 78.5,
 }
+
+# How the networks of its tables were pretrained, as far as it decides what they know; in the names of `DinoConfig`.
+PRETRAINING = {"kind": "dino", "global_size": 224, "local_size": 96, "num_local": 8, "num_prototypes": 65_536}
+PRETRAINING_BATCH = 1024
+# Dino-Mamba, §5.1; the figures of ViT are those of DINO (Caron et al., 2021, Table 2), whose trainings were longer.
+PRETRAINING_EPOCHS = {"vit_small": 800, "vit_base": 400}
+PRETRAINING_EPOCHS_ELSE = 100
 
 # Tables 5 and 6, per cent, DinoVim-S: (blocks, strategy, lr, wd) -> top-1. The text gives lr 1e-3 and wd 0 for all that
 # is not varied, and wd 1e-3 where the learning rate is.
@@ -51,24 +60,40 @@ TABLE_4 = {
 }
 
 
+def pretrained_as_published(model: str, config: Mapping[str, Any]) -> bool:
+    """Whether a run, by its config.json, trained this model as the paper's figures need it: data, crops and epochs."""
+    settings = config.get("settings", {})
+    method, fields = settings.get("method", {}), settings.get("model", {}).get("fields", {})
+    steps = NUM_TRAIN // PRETRAINING_BATCH
+    return (
+        all(method.get(name) == value for name, value in PRETRAINING.items())
+        and not fields.keys() - {"drop_path"}
+        and settings.get("batch") == PRETRAINING_BATCH
+        and (config.get("steps_per_epoch"), config.get("total_steps")) == (steps, pretraining_epochs(model) * steps)
+    )
+
+
+def pretraining_epochs(model: str) -> int:
+    """The length of the pretraining behind the paper's figures of a model."""
+    return PRETRAINING_EPOCHS.get(model, PRETRAINING_EPOCHS_ELSE)
+
+
 @dataclass(frozen=True)
 class ProbeSetting:
     """How a backbone was trained and probed: decides whether the paper's value is comparable."""
 
     model: str
-    training: str
+    pretrained: bool  # as the paper's, and read as there: the branch of Dino-Mamba's models, the stream of the others
     num_classes: int
     num_train: int
     epochs: int
     augmented: bool
-    published_features: bool  # the branch for Dino-Mamba's models, the stream for the others
 
     def is_the_papers(self) -> bool:
         return (
-            self.training == "dino"
+            self.pretrained
             and (self.num_classes, self.num_train, self.epochs) == (NUM_CLASSES, NUM_TRAIN, EPOCHS)
             and self.augmented
-            and self.published_features
         )
 
 
@@ -80,9 +105,9 @@ def probe_figure(setting: ProbeSetting, *, blocks: int, strategy: str, lr: float
     return None if found is None else found / 100
 
 
-def best_probe_figure(setting: ProbeSetting, *, width: int) -> float | None:
-    """The accuracy in Table 1 for the best head on this number of features."""
-    found = TABLE_1.get((setting.model, width)) if setting.is_the_papers() else None
+def best_probe_figure(setting: ProbeSetting, *, blocks: int, strategy: str) -> float | None:
+    """The accuracy in Table 1 for the best head on these features."""
+    found = TABLE_1.get((setting.model, blocks, strategy)) if setting.is_the_papers() else None
     return None if found is None else found / 100
 
 

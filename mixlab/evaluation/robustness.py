@@ -68,7 +68,7 @@ class RobustnessResult:
     def _set_json(self, name: str) -> dict[str, Any]:
         score, subject = self.scores[name], self.classifier.subject
         complete = score.n == SETS[name].num_images
-        paper = robustness_figure(subject.model, name) if complete and subject.training == "dino" else None
+        paper = robustness_figure(subject.model, name) if complete and self.classifier.published else None
         return {**score.accuracy.to_json(), "complete": complete, "paper": paper, "notes": score.notes()}
 
 

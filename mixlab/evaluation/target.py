@@ -18,8 +18,10 @@ from torch import nn
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.weights import build_architecture, model_from_file
+from mixlab.backbones.weights.reading import read_epoch
 from mixlab.backbones.zoo import SHIPPED, SHIPPED_TRAINING, create_model
 from mixlab.errors import InputError
+from mixlab.evaluation.paper import pretrained_as_published, pretraining_epochs
 from mixlab.run import UNTRAINED, RunDirectory, Subject
 from mixlab.training.checkpoint import Checkpoints
 from mixlab.training.distributed import choose_device, make_current
@@ -37,6 +39,7 @@ class Target:
     weights: str | None = None  # where they come from; None: untrained
     probe_accuracy: float | None = None  # of the linear probes in its run, where there are any
     register_accuracies: tuple[float, ...] = ()  # linear probes on single registers, in their order
+    published: bool = False  # pretrained as the networks of Dino-Mamba's tables: their figures may stand beside its own
 
     @cached_property
     def subject(self) -> Subject:
@@ -110,6 +113,8 @@ def load_target(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # as an untrained twin is
             backbone, origin = create_model(name, weights=weights), weights
+        if weights and training == "dino" and Path(weights).is_file():
+            known["published"] = read_epoch(weights) == pretraining_epochs(name)
     if origin is None and training not in (None, UNTRAINED):
         raise InputError(
             f"--training {training} is given for {name}, which has no weights and is untrained; add --weights FILE"
@@ -197,6 +202,7 @@ def _load_run(place: Path) -> tuple[Backbone, str, dict[str, Any]]:
         "seed": config.get("seed") if isinstance(config.get("seed"), int) else None,
         "probe_accuracy": max((found.value for found in probes if found["register"] is None), default=None),
         "register_accuracies": tuple(by_register[index] for index in sorted(by_register)),
+        "published": exported.is_file() and pretrained_as_published(backbone.name, config),
     }
     return backbone, str(origin), known
 

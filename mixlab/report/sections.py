@@ -18,7 +18,14 @@ from mixlab.statistics import mean_interval
 Styles = Mapping[str, LineStyle]
 Row = dict[str, Any]
 STUDY_ORDER = {"model": 0, "size": 1, "training": 2, "registers": 3, "map": 4, "layer": 5, "register": 6, "head": 7}
-METHODS = {"dino": "DINO", "supervised": "Supervised", "segment": "Segmentation", "detect": "Detection", "": "Training"}
+METHODS = {
+    "dino": "DINO",
+    "lejepa": "LeJEPA",
+    "supervised": "Supervised",
+    "segment": "Segmentation",
+    "detect": "Detection",
+    "": "Training",
+}
 ON_SAME_IMAGES = ("data", "image", "fit", "num_images", "settings")  # results that differ in one are drawn apart
 
 

@@ -69,7 +69,7 @@ class Measurement:
     seed: int | None = None  # of the network's training, or of its untrained weights
     low: float | None = None  # the 95 % interval
     high: float | None = None
-    by_image: NDArray[np.float64] | None = field(default=None, compare=False, repr=False)  # NaN: undefined there
+    by_image: NDArray[np.float64] | None = field(default=None, compare=False, repr=False)  # or by group of images
 
     def __post_init__(self) -> None:
         if self.metric not in METRICS:
@@ -196,7 +196,7 @@ def measurements_of_older(record: dict[str, Any], result: dict[str, Any]) -> lis
     seed = record.get("seed")
     common: dict[str, Any] = {"n": record["n"], "subject": subject, "protocol": protocol, "seed": seed}
     ends = {} if None in (record.get("low"), record.get("high")) else {"low": record["low"], "high": record["high"]}
-    raw = _object(result.get("raw_auc_by_image")).get(record.get("label")) if metric == "binary_auc" else None
+    raw = _object(result.get("raw_auc_by_image")).get(str(record.get("label"))) if metric == "binary_auc" else None
     scores = None if raw is None else np.array(raw, dtype=np.float64)  # None as NaN
     by_image = None if scores is None else np.maximum(scores, 1 - scores)
     found = [Measurement(metric=metric, value=record["value"], by_image=by_image, **ends, **common)]

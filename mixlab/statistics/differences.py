@@ -161,14 +161,18 @@ def _paired_scores(first: Group, second: Group) -> NDArray[np.float64] | None:
 
     Who compares two groups has made sure that they have one protocol, hence one list of images in one order.
     """
-    sides = [[getattr(m, "by_image", None) for m in group] for group in (first, second)]
-    if any(scores is None for side in sides for scores in side):
+    sides = [[scores for m in group if (scores := _by_image(m)) is not None] for group in (first, second)]
+    sizes = {len(scores) for side in sides for scores in side}
+    if len(sizes) != 1 or [len(side) for side in sides] != [len(first), len(second)]:
         return None
-    if len({len(scores) for side in sides for scores in side}) > 1:
-        return None
-    gaps = np.mean(sides[0], axis=0) - np.mean(sides[1], axis=0)
+    gaps: NDArray[np.float64] = np.mean(sides[0], axis=0) - np.mean(sides[1], axis=0)
     gaps = gaps[~np.isnan(gaps)]
     return gaps if len(gaps) > 1 else None
+
+
+def _by_image(m: Quantity) -> NDArray[np.float64] | None:
+    """The scores that some quantities keep: measurements of some metrics, and estimates that were just made."""
+    return getattr(m, "by_image", None)
 
 
 def _error(shares: Sequence[_Share]) -> tuple[float, float]:

@@ -67,6 +67,7 @@ class MethodConfig(ABC):
 
     kind: ClassVar[str]  # its name in files, and in the table `mixlab.evaluation.methods.METHODS`
     title: ClassVar[str]  # its name in messages
+    command: ClassVar[str] = "pretrain"  # which `mixlab` command runs its recipes
     shown: ClassVar[tuple[str, ...]] = ("knn_accuracy",)  # the scores that a progress bar shows
     earlier: ClassVar[Mapping[str, Any]] = {}  # settings that are newer than some runs: what those did
     unused: ClassVar[tuple[str, ...]] = ()  # settings of a run, by their dotted names, that make no difference here

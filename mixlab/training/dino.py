@@ -7,29 +7,33 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone
-from mixlab.data.crops import MultiCrop, dino_crops
 from mixlab.data.packed import PackedBatch
-from mixlab.training.config import MethodConfig, check_numbers
+from mixlab.training.config import check_numbers
 from mixlab.training.dino_parts import DinoCentre, DinoHead, dino_loss, koleo_loss, teacher_targets
 from mixlab.training.distributed import rows_of_all
 from mixlab.training.optim import cosine, linear_by_epoch, move_towards_
-from mixlab.training.recipe import BatchPart, Recipe, drop_empty, to_pixels_of
-
-NUM_GLOBAL = 2  # views that the teacher sees
-PATIENCE = 5  # reports in a row that show a collapse before a warning
+from mixlab.training.recipe import BatchPart
+from mixlab.training.views import (
+    NUM_GLOBAL,
+    CollapseWatch,
+    Symptom,
+    ViewsConfig,
+    ViewsNetwork,
+    ViewsRecipe,
+    feature_spread,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DinoConfig(MethodConfig):
+class DinoConfig(ViewsConfig):
     """The defaults are the values of Dino-Mamba §5.1. What it leaves open, and the augmentations, are those of
     facebookresearch/dino, on whose code Dino-Mamba's is built; comments name what the released code does otherwise.
     """
@@ -50,14 +54,6 @@ class DinoConfig(MethodConfig):
     teacher_drop_path: bool = False  # the teacher drops paths as the student does: Dino-Mamba's code, not DINO's
     decay_tokens: bool = True  # class tokens, registers and positions decay as matrices do, in both codes
     frozen_prototype_epochs: int = 1
-    global_size: int = 224
-    local_size: int = 96
-    num_local: int = 8
-    global_scale: tuple[float, float] = (0.4, 1.0)
-    local_scale: tuple[float, float] = (0.05, 0.4)
-    jitter: float = 0.8  # how often colours are changed; strengths as BYOL's
-    grey: float = 0.2  # how often colours are taken away
-    blur_sigma: tuple[float, float] = (0.1, 2.0)  # pixels of the crop
     spread: float = 0.0  # weight of KoLeo, which keeps the features of a pass apart: for small sets and batches
 
     def __post_init__(self) -> None:
@@ -68,26 +64,12 @@ class DinoConfig(MethodConfig):
             "method.",
             at_least={**sizes, **epochs},
             above_zero=("student_temperature", "teacher_temperature_start", "teacher_temperature"),
-            shares=("teacher_momentum", "centre_momentum", "jitter", "grey"),
+            shares=("teacher_momentum", "centre_momentum"),
         )
-        self.crops()  # which checks sizes and scales
-
-    @property
-    def image(self) -> int:
-        return self.global_size
+        super().__post_init__()
 
     def watch(self) -> CollapseWatch:
-        return CollapseWatch(self.num_prototypes)
-
-    def crops(self) -> MultiCrop:
-        kinds = dino_crops(
-            global_size=self.global_size,
-            local_size=self.local_size,
-            num_local=self.num_local,
-            global_scale=self.global_scale,
-            local_scale=self.local_scale,
-        )
-        return MultiCrop([replace(k, jitter=self.jitter, grey=self.grey, sigma=self.blur_sigma) for k in kinds])
+        return CollapseWatch(SYMPTOMS, largest=math.log(self.num_prototypes))
 
     def build(self, backbone: Backbone, *, num_classes: int, total_steps: int, steps_per_epoch: int) -> DinoRecipe:
         frozen = self.frozen_prototype_epochs * steps_per_epoch
@@ -107,28 +89,9 @@ class DinoConfig(MethodConfig):
         return DinoRecipe(self, backbone, total_steps=total_steps)
 
 
-class DinoNetwork(nn.Module):
-    """Backbone and head; views of one size go through the backbone together, all views through the head."""
-
-    def __init__(self, backbone: Backbone, head: DinoHead) -> None:
-        super().__init__()
-        self.backbone = backbone
-        self.head = head
-
-    def forward(self, views: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """One (V, B, 3, S, S) per size -> cosines (V, B, K) and features (V, B, D), over the views of all sizes."""
-        num_images = views[0].shape[1]
-        features = torch.cat([self.backbone(part.flatten(0, 1)) for part in views])
-        cosines = self.head(features)
-        return cosines.unflatten(0, (-1, num_images)), features.unflatten(0, (-1, num_images))
-
-
-class DinoRecipe(Recipe):
-    static = True
-
+class DinoRecipe(ViewsRecipe):
     def __init__(self, config: DinoConfig, backbone: Backbone, *, total_steps: int) -> None:
         self.config, self.total_steps = config, total_steps
-        self.crops = config.crops()
         head = DinoHead(
             dim=backbone.dim,
             hidden=config.hidden,
@@ -136,11 +99,10 @@ class DinoRecipe(Recipe):
             num_prototypes=config.num_prototypes,
             norm_last_layer=config.norm_last_layer,
         )
-        self.student = DinoNetwork(backbone, head)
-        drop_empty(self.student)
+        super().__init__(config, ViewsNetwork(backbone, head))
+        self.student = self.network
         self.teacher = copy.deepcopy(self.student).requires_grad_(False).train(config.teacher_drop_path)
         self.centre = DinoCentre(config.num_prototypes)
-        self.network = self.run = self.student
 
     def modules(self) -> dict[str, nn.Module]:
         return {"network": self.student, "teacher": self.teacher, "centre": self.centre}
@@ -169,13 +131,6 @@ class DinoRecipe(Recipe):
             loss = loss + self.config.spread * koleo_loss(seen)
         return loss, describe_collapse(targets, features)
 
-    def views(self, batch: PackedBatch, part: BatchPart) -> list[Tensor]:
-        """All crops of this part's images: (V, B, 3, S, S) for each size, the global ones first."""
-        drawn = self.crops.draw(batch.sizes, part.generator(), rank=part.index, world_size=part.num_parts)
-        dtype = self.student.head.prototypes.dtype
-        views = self.crops(batch.images, drawn)
-        return [to_pixels_of(self.student.backbone, view.to(dtype)) for view in views]
-
     def before_update(self, part: BatchPart) -> None:
         if part.epoch < self.config.frozen_prototype_epochs:
             for parameter in self.student.head.last_layer():
@@ -197,15 +152,7 @@ class DinoRecipe(Recipe):
         return self.teacher.backbone
 
 
-class Symptom(NamedTuple):
-    """One kind of collapse (DINO stops learning without an error): its symptom, and what to try."""
-
-    name: str
-    shows: Callable[[Mapping[str, float]], bool]  # by the metrics of a report; `largest` is ln K
-    description: str
-    advice: str
-
-
+# Kinds of collapse, by the metrics of a report; `largest` is ln K.
 SYMPTOMS = (
     Symptom(
         "uniform targets",
@@ -235,25 +182,6 @@ SYMPTOMS = (
 )
 
 
-class CollapseWatch:
-    """Looks at every report; warns once when a symptom has lasted, and again only after it went away."""
-
-    def __init__(self, num_prototypes: int) -> None:
-        self.largest = math.log(num_prototypes)
-        self._lasted = dict.fromkeys(SYMPTOMS, 0)
-
-    def look(self, step: int, metrics: Mapping[str, float]) -> list[str]:
-        """Warnings to print."""
-        values = {**metrics, "largest": self.largest}
-        warnings = []
-        for symptom in SYMPTOMS:
-            self._lasted[symptom] = self._lasted[symptom] + 1 if symptom.shows(values) else 0
-            if self._lasted[symptom] == PATIENCE:
-                description = f"{symptom.name}: {symptom.description.format(**values)}"
-                warnings.append(f"step {step}: this looks like a collapse, {description}. Try: {symptom.advice}")
-        return warnings
-
-
 @torch.no_grad()
 def describe_collapse(targets: Tensor, features: Tensor) -> dict[str, Tensor]:
     """The metrics that show a collapse, from targets (T, B, K) and the teacher's features (T, B, D).
@@ -263,9 +191,8 @@ def describe_collapse(targets: Tensor, features: Tensor) -> dict[str, Tensor]:
     feature_spread   1 if the features point in all directions, 0 if they are equal
     """
     mean = targets.mean((0, 1))
-    unit = F.normalize(features.flatten(0, 1).to(targets.dtype), dim=-1)
     return {
         "teacher_entropy": torch.special.entr(targets).sum(-1).mean(),
         "batch_entropy": torch.special.entr(mean).sum(),
-        "feature_spread": (1 - unit.mean(0).square().sum()).clamp_(min=0).sqrt_(),
+        "feature_spread": feature_spread(features.to(targets.dtype)),
     }

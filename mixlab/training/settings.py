@@ -202,7 +202,8 @@ def as_recorded(stored: Mapping[str, Any], method: type[MethodConfig]) -> dict[s
 
 def is_older(stored: Mapping[str, Any], method: type[MethodConfig]) -> bool:
     """Whether settings were stored before the newest of this method existed."""
-    return stored["method"].get("kind") == method.kind and not method.earlier.keys() <= stored["method"].keys()
+    before = stored.get("method")
+    return isinstance(before, Mapping) and before.get("kind") == method.kind and not method.earlier.keys() <= {*before}
 
 
 def has_begun(folder: RunDirectory) -> bool:

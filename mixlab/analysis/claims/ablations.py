@@ -17,7 +17,6 @@ WEIGHT_DECAYS = (1e-3, 0.0, 5e-3, 1e-2)  # Table 5, middle, at lr 1e-3: 77.3, 77
 LEARNING_RATES = (2e-3, 1e-3, 5e-4, 2.5e-4)  # Table 5, right, at weight decay 1e-3: 77.4, 77.3, 77.2, 77.1 %
 STRATEGIES = ("cls", "cls+mean", "cls+max", "mean", "max")  # Table 6: 77.2, 76.5, 76.3, 75.9, 74.6 %
 _FIXED = 1e-3  # the learning rate while the weight decay varies, and the other way round
-_PLAIN = {"lr": _FIXED, "weight_decay": 0.0}  # of all that is not varied
 
 
 class Cell(NamedTuple):
@@ -65,8 +64,12 @@ def rates_order(evidence: Evidence) -> Verdict:
 def _judge_inputs(evidence: Evidence, asked: Iterable[tuple[Cell, Cell]]) -> Verdict:
     """At the paper's learning rate and weight decay, or else of the best heads."""
     best = list(asked)
-    verdict = _judge(evidence, [(a._replace(**_PLAIN), b._replace(**_PLAIN)) for a, b in best])
+    verdict = _judge(evidence, [(_at_plain_rates(a), _at_plain_rates(b)) for a, b in best])
     return _judge(evidence, best) if verdict.status == Status.NOT_MEASURED else verdict
+
+
+def _at_plain_rates(cell: Cell) -> Cell:
+    return cell._replace(lr=_FIXED, weight_decay=0.0)
 
 
 def _judge(evidence: Evidence, asked: Iterable[tuple[Cell, Cell]]) -> Verdict:

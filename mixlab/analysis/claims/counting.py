@@ -13,7 +13,7 @@ from mixlab.analysis.claims.theorems import listed, settled
 from mixlab.analysis.cost import count_macs, count_parameters, count_with_classifier, give_advice, on_meta
 from mixlab.backbones.block import Layer
 from mixlab.evaluation.detection.detector import Detector
-from mixlab.evaluation.detection.regions import DetectorConfig
+from mixlab.evaluation.detection.regions import DetectorConfig, RegionStage
 from mixlab.evaluation.pyramid import Pyramid
 from mixlab.evaluation.segmentation.upernet import UperNet
 from mixlab.mixers import AttentionConfig, LinearAttentionConfig, Mamba2Config
@@ -196,10 +196,11 @@ def _mask_rcnn(size: str) -> tuple[float, float]:
 
     def run() -> None:
         network.proposals.head(network.maps(torch.empty(1, 3, 800, 1280)))
-        for stage in network.regions.stages:
-            channels = network.regions.config.channels
-            stage.boxes(torch.empty(_NUM_BOXES, channels, 7, 7))
-            stage.masks(torch.empty(_NUM_MASKS, channels, 14, 14))
+        (stage,) = network.regions.stages
+        assert isinstance(stage, RegionStage)
+        channels = network.regions.config.channels
+        stage.boxes(torch.empty(_NUM_BOXES, channels, 7, 7))
+        stage.masks(torch.empty(_NUM_MASKS, channels, 14, 14))
 
     return count_parameters(network) / 1e6, _flops(run) / 2e9
 

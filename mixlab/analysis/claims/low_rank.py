@@ -79,10 +79,11 @@ def low_rank_suffices(evidence: Evidence) -> Verdict:
                 trainings=2 if len(group) > 1 else 0,
             )
         )
-        worst = evidence.select(
-            "largest_low_rank_residual", keep=lambda m, lead=lead: m.protocol.choices == lead.protocol.choices
-        )
-        own = [m.value for m in worst if Network.of(m) == Network.of(lead)]
+        own = [
+            m.value
+            for m in evidence.select("largest_low_rank_residual")
+            if (Network.of(m), m.protocol.choices) == (Network.of(lead), lead.protocol.choices)
+        ]
         if own:
             largest.append(f"at most {max(own):.2%} in one block or head of {lead['model']}, {lead['part']}")
     missing = [name for name in PARTS.values() if name not in {each.part for each in comparisons}]

@@ -65,6 +65,13 @@ def read_metadata(path: str | Path) -> dict[str, str]:
     return _read_safetensors(path, tensors=False)[1]
 
 
+def read_epoch(path: str | Path) -> int | None:
+    """How many epochs a training checkpoint of DINO's kind has behind it; None for files that do not say."""
+    payload, _ = _read(Path(path))
+    epoch = payload.get("epoch") if isinstance(payload, Mapping) and "teacher" in payload else None
+    return epoch if isinstance(epoch, int) else None
+
+
 def _read(path: Path) -> tuple[object, dict[str, str]]:
     if _kind(path) == "safetensors":
         return _read_safetensors(path, tensors=True)

@@ -17,7 +17,7 @@ from mixlab.data.objects import ObjectSource, parse_objects
 from mixlab.data.sample_order import AspectOrder
 from mixlab.data.source import RemovedImage, at_most
 from mixlab.errors import InputError
-from mixlab.evaluation.dense_recipe import DenseConfig, DenseRecipe, DenseScores
+from mixlab.evaluation.dense_recipe import DenseConfig, DenseRecipe, DenseScores, published_drop_path
 from mixlab.evaluation.detection.detector import Detector, to_input
 from mixlab.evaluation.detection.evaluate import find_objects, score_detections
 from mixlab.evaluation.detection.regions import DetectorConfig
@@ -35,8 +35,9 @@ class DetectionConfig(DetectorConfig, DenseConfig):
 
     kind: ClassVar[str] = "detect"
     title: ClassVar[str] = "detection"
+    command: ClassVar[str] = "detect"
     shown: ClassVar[tuple[str, ...]] = ("boxes_AP", "masks_AP")
-    earlier: ClassVar[Mapping[str, Any]] = {"rules": "torchvision"}
+    earlier: ClassVar[Mapping[str, Any]] = {**DenseConfig.earlier, "rules": "torchvision"}
     short: tuple[int, int] = (800, 800)  # pixels; with two numbers the side is drawn in steps of 32
     long: int = 1333
     flip: float = 0.5
@@ -61,9 +62,10 @@ class DetectionConfig(DetectorConfig, DenseConfig):
         return Resizing(short=self.short, long=self.long, flip=self.flip)
 
     def as_begun(self, stored: Mapping[str, Any]) -> DetectionConfig:
+        begun = super().as_begun(stored)
         if "rules" in stored:
-            return self
-        return replace(self, rules=self.earlier["rules"], proposals=stored.get("proposals"))
+            return begun
+        return replace(begun, rules=self.earlier["rules"], proposals=stored.get("proposals"))
 
     def build(self, backbone: Backbone, *, num_classes: int, total_steps: int, steps_per_epoch: int) -> DetectionRecipe:
         if num_classes < 1:
@@ -125,7 +127,8 @@ class DetectionRecipe(DenseRecipe):
     def __init__(self, config: DetectionConfig, backbone: Backbone, *, num_classes: int) -> None:
         self.config, self.num_classes = config, num_classes
         pyramid = Pyramid(backbone, taps=config.taps, frozen=config.frozen)
-        super().__init__(Detector(pyramid, config, num_classes=num_classes), backbone_lr=config.backbone_lr)
+        detector = Detector(pyramid, config, num_classes=num_classes)
+        super().__init__(detector, backbone_lr=config.backbone_lr, drop_path=config.drop_path)
 
     def loss(self, batch: ObjectBatch) -> tuple[Tensor, dict[str, Tensor]]:
         losses: dict[str, Tensor] = self.run(to_input(batch, self.backbone), batch.shapes(), batch.objects())
@@ -142,7 +145,12 @@ def detect(model: ModelConfig) -> TrainConfig:
     single = model.name.startswith(("mambaout", "timm/"))
     decay = 0.05 if single else 0.1
     return TrainConfig(
-        method=DetectionConfig(head="mask" if single else "cascade", keep_empty=False, score_every_epochs=1),
+        method=DetectionConfig(
+            head="mask" if single else "cascade",
+            drop_path=published_drop_path(model.name),
+            keep_empty=False,
+            score_every_epochs=1,
+        ),
         model=model,
         optim=OptimConfig(
             lr=1e-4,

@@ -22,6 +22,7 @@ from mixlab.evaluation.features import (
     FrozenSettings,
     head_inputs,
     heavy_blocks,
+    is_light_as_dinos,
     light_blocks,
     possible_strategies,
     published_source,
@@ -63,8 +64,9 @@ class ProbeSettings(FrozenSettings):
     """augmented (random crops, as the paper), cached (features of plain images, much faster), or both, with the
     difference between them."""
     heads: Heads = "grid"
-    """grid (the paper's ablation: 1 to 4 blocks, five strategies, four lr, four wd), light (1,536 features) or heavy
-    (4 blocks, 8 for tiny and base), both with the four lr and wd."""
+    """grid (the paper's ablation: 1 to 4 blocks, five strategies, four lr, four wd), light (1,536 features; of a ViT-B
+    class token and mean of the last block, as DINO) or heavy (4 blocks, 8 for tiny and base), both with four lr and
+    wd."""
     blocks: tuple[int, ...] = ()  # numbers of last blocks that heads read, instead of those of --heads.
     strategies: tuple[str, ...] = ()
     """cls, mean, max, cls+mean, cls+max, output (what the backbone returns), registers (one each)."""
@@ -80,6 +82,8 @@ class ProbeSettings(FrozenSettings):
         strategies = possible_strategies(backbone)
         if self.heads == "grid":
             blocks = tuple(number for number in (1, 2, 3, 4) if number <= backbone.num_layers)
+        elif self.heads == "light" and is_light_as_dinos(backbone) and not self.strategies:
+            blocks, strategies = (1,), ("cls+mean",)
         else:
             blocks, strategies = ((light_blocks if self.heads == "light" else heavy_blocks)(backbone),), strategies[:1]
         return replace(
@@ -167,7 +171,7 @@ def evaluate_linear_probe(
         num_classes=len(splits.classes),
         unknown_classes=splits.unknown,
         absent_classes=splits.absent,
-        as_published=full.source == published_source(backbone),
+        published=found.published and full.source == published_source(backbone) and not full.load_size,
         folder=None if folder is None else place,
     )
 

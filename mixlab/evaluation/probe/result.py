@@ -56,7 +56,7 @@ class ProbeResult:
     num_classes: int
     unknown_classes: dict[str, int]  # of the validation set alone: images left out
     absent_classes: tuple[str, ...]  # of the training set alone
-    as_published: bool  # whether heads read what published probes of such a backbone read
+    published: bool  # the network was pretrained as the paper's, and heads read what the paper's read
     folder: Path | None  # where the best head of each mode is: FOLDER/MODE/best_head.safetensors
 
     @property
@@ -80,8 +80,8 @@ class ProbeResult:
                 found.append(self._measured(scores, number, where))
             for number, head in enumerate(scores.heads):
                 if tuple(head) in paper.ABLATIONS and scores.finite[number] and len(scores.heads) > 1:
-                    rates = {"lrs": (head.lr,), "weight_decays": (head.weight_decay,)}
-                    where = replace(protocol, blocks=head.blocks, strategy=head.strategy, heads=ONE_HEAD, **rates)
+                    where = replace(protocol, blocks=head.blocks, strategy=head.strategy, heads=ONE_HEAD)
+                    where = replace(where, lrs=(head.lr,), weight_decays=(head.weight_decay,))
                     found.append(self._measured(scores, number, where))
         return found
 
@@ -142,17 +142,17 @@ class ProbeResult:
     def _mode_json(self, mode: ProbeMode, scores: GridScores) -> dict[str, Any]:
         setting = paper.ProbeSetting(
             model=self.subject.model,
-            training=self.subject.training,
+            pretrained=self.published,
             num_classes=self.num_classes,
             num_train=scores.num_train,
             epochs=self.protocol.epochs or 0,
             augmented=mode == "augmented",
-            published_features=self.as_published,
         )
         rows = [_row(scores, number, setting) for number in range(len(scores.heads))]
         best = dict(rows[scores.best])
-        width = scores.plan.width_of(scores.heads[scores.best].input)
-        best |= {"width": width, "paper": paper.best_probe_figure(setting, width=width) or best["paper"]}
+        chosen = scores.heads[scores.best].input
+        figure = paper.best_probe_figure(setting, blocks=chosen.blocks, strategy=chosen.strategy)
+        best |= {"width": scores.plan.width_of(chosen), "paper": figure or best["paper"]}
         elsewhere = chosen_elsewhere(scores.correct, scores.finite)
         return {
             "best": best,

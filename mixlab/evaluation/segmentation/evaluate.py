@@ -34,6 +34,7 @@ class SegmentationScores:
     macc: float
     aacc: float
     miou_interval: tuple[float, float] | None  # 95 %, over images
+    by_group: NDArray[np.float64]  # (G,): the share of each group of images in the mIoU, which is their mean
 
     def to_json(self, classes: tuple[str, ...]) -> dict[str, Any]:
         rows = zip(classes, self.iou, self.accuracy, self.pixels, strict=True)
@@ -89,7 +90,25 @@ def scores_of(matrices: NDArray[np.int64]) -> SegmentationScores:
     right, true, guessed = np.diag(matrix), matrix.sum(axis=1), matrix.sum(axis=0)
     iou, accuracy = _share(right, true + guessed - right), _share(right, true)
     overall = float(right.sum() / matrix.sum()) if matrix.any() else float("nan")
-    return SegmentationScores(matrix, iou, accuracy, true, _mean(iou), _mean(accuracy), overall, interval(matrices))
+    miou, by_group = _mean(iou), shares_of_groups(matrices)
+    return SegmentationScores(matrix, iou, accuracy, true, miou, _mean(accuracy), overall, interval(matrices), by_group)
+
+
+def shares_of_groups(matrices: NDArray[np.int64]) -> NDArray[np.float64]:
+    """What each group of counts (G, K, K) does to the mIoU, as if that were a mean over groups: its influence function.
+
+    A class's IoU I / U changes by (i - IoU u) / U with the counts i and u of a group. So these numbers have the mIoU as
+    their mean and its variance over groups (the delta method), and two networks are compared on them in pairs. NaN of a
+    group without a pixel.
+    """
+    correct = matrices.diagonal(axis1=1, axis2=2)  # (G, K)
+    either = matrices.sum(axis=1) + matrices.sum(axis=2) - correct
+    known = either.sum(axis=0) > 0
+    union = either.sum(axis=0)[known]
+    iou = correct.sum(axis=0)[known] / union
+    counted = matrices.any(axis=(1, 2))
+    influence = counted.sum() * ((correct[:, known] - iou * either[:, known]) / union).mean(axis=1)
+    return np.where(counted, iou.mean() + influence, np.nan) if known.any() else np.full(len(matrices), np.nan)
 
 
 def interval(matrices: NDArray[np.int64]) -> tuple[float, float] | None:

@@ -18,7 +18,7 @@ from mixlab.data.masks import IGNORE, MaskSource
 from mixlab.data.source import at_most
 from mixlab.data.transforms import change_colours, draw_colours
 from mixlab.errors import InputError
-from mixlab.evaluation.dense_recipe import DenseConfig, DenseRecipe, DenseScores
+from mixlab.evaluation.dense_recipe import DenseConfig, DenseRecipe, DenseScores, published_drop_path
 from mixlab.evaluation.pyramid import Pyramid
 from mixlab.evaluation.segmentation.evaluate import score_label_maps
 from mixlab.evaluation.segmentation.upernet import Inference, Mode, Norm, Predictor, UperNet, resize
@@ -36,6 +36,7 @@ class SegmentConfig(DenseConfig):
 
     kind: ClassVar[str] = "segment"
     title: ClassVar[str] = "segmentation"
+    command: ClassVar[str] = "segment"
     shown: ClassVar[tuple[str, ...]] = ("miou",)
     crop: int = 512
     short_side: int = 512
@@ -111,6 +112,7 @@ class SegmentRecipe(DenseRecipe):
                 norm=config.norm,
             ),
             backbone_lr=config.backbone_lr,
+            drop_path=config.drop_path,
         )
 
     def prepare(self, batch: CropBatch, part: BatchPart) -> tuple[Tensor, Tensor]:
@@ -143,7 +145,9 @@ class SegmentRecipe(DenseRecipe):
 def segment(model: ModelConfig) -> TrainConfig:
     """UperNet on ADE20K: Dino-Mamba, "Semantic Segmentation Settings", and MambaOut §4.4. 160,000 steps of 16 crops."""
     return TrainConfig(
-        method=SegmentConfig(score_every_epochs=13),  # of 1,263 steps: about every 16,000
+        method=SegmentConfig(
+            drop_path=published_drop_path(model.name), score_every_epochs=13
+        ),  # of 1,263 steps: about every 16,000
         model=model,
         optim=OptimConfig(
             lr=1e-4 if model.name.startswith("mambaout") else 6e-5,

@@ -52,7 +52,8 @@ class SegmentationResult:
             return []
         low, high = self.scores.miou_interval or (None, None)
         about: dict[str, Any] = {"subject": self.subject, "protocol": self.protocol, "seed": self.seed}
-        return [Measurement(metric="miou", value=self.scores.miou, low=low, high=high, n=self.n, **about)]
+        about |= {"low": low, "high": high, "n": self.n, "by_image": self.scores.by_group}
+        return [Measurement(metric="miou", value=self.scores.miou, **about)]
 
     def to_json(self) -> dict[str, Any]:
         protocol = self.protocol

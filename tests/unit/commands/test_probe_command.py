@@ -1,17 +1,25 @@
 """`mixlab probe` from a run to tables, results and a head that can be used again."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from command_line import command
 from look_runs import make_run
 
 from mixlab.cli import main
 from mixlab.evaluation import paper
 from mixlab.evaluation.probe.heads import Head
+from mixlab.evaluation.target import load_target
+from mixlab.recipes import find_recipe
 from mixlab.run import RunDirectory, measurements_of
+from mixlab.run.codec import to_json
+from mixlab.training.settings import override
+from tests.unit.backbones.released_dino_vit import random_vit_state
 
 probe = command("probe")
 
@@ -44,11 +52,17 @@ def test_the_whole_ablation_comes_from_one_command(tmp_path: Path, capsys: pytes
     for mode, found in result["modes"].items():
         best, *cells = (m for m in measurements_of(result, "here") if m["mode"] == mode)
         assert best["blocks"] is None and best.subject.training == "dino" and best.value == found["best"]["top1"]
-        assert len(cells) == 4 * 5
-        for m in cells:  # each at its best learning rate and weight decay
-            inputs = {"blocks": m["blocks"], "strategy": m["strategy"]}
-            cell = [head["top1"] for head in found["heads"] if inputs.items() <= head.items()]
-            assert m.value == max(cell) and len(cell) == 4 * 4
+        assert len(cells) == 4 * 5 + len(paper.ABLATIONS)
+        for m in cells:  # each at its best learning rate and weight decay, then single heads of the ablations
+            protocol = m.protocol
+            cell = [
+                head["top1"]
+                for head in found["heads"]
+                if (head["blocks"], head["strategy"]) == (protocol.blocks, protocol.strategy)
+                and head["lr"] in protocol.lrs
+                and head["weight_decay"] in protocol.weight_decays
+            ]
+            assert m.value == max(cell) and len(cell) == len(protocol.lrs) * len(protocol.weight_decays)
     assert (vim / "probe" / "augmented" / "best_head.safetensors").is_file()
 
 
@@ -81,24 +95,51 @@ def test_light_heavy_and_few_labels_choose_their_heads_and_images(
 
 def test_the_papers_figures_stand_only_where_the_setting_is_the_papers() -> None:
     setting = paper.ProbeSetting(
-        model="dinovim_small",
-        training="dino",
-        num_classes=1000,
-        num_train=1_281_167,
-        epochs=100,
-        augmented=True,
-        published_features=True,
+        model="dinovim_small", pretrained=True, num_classes=1000, num_train=1_281_167, epochs=100, augmented=True
     )
     head = {"blocks": 4, "strategy": "cls", "lr": 2e-3, "weight_decay": 1e-3}
     assert paper.probe_figure(setting, **head) == pytest.approx(0.774)
     assert paper.probe_figure(setting, **{**head, "blocks": 2}) is None
-    assert paper.best_probe_figure(setting, width=2048) == pytest.approx(0.774)
-    assert paper.best_probe_figure(setting, width=1536) == pytest.approx(0.767)
-    for change in ({"num_train": 12_811}, {"epochs": 10}, {"augmented": False}, {"training": "supervised"}):
-        other = paper.ProbeSetting(**{**vars(setting), **change})
-        assert paper.probe_figure(other, **head) is None and paper.best_probe_figure(other, width=2048) is None
+    assert paper.best_probe_figure(setting, blocks=4, strategy="cls") == pytest.approx(0.774)
+    assert paper.best_probe_figure(setting, blocks=3, strategy="cls") == pytest.approx(0.767)
+    vit = replace(setting, model="vit_base")
+    assert paper.best_probe_figure(vit, blocks=1, strategy="cls+mean") == pytest.approx(0.782)
+    assert paper.best_probe_figure(vit, blocks=2, strategy="cls") is None  # as many features, but not DINO's
+    for change in ({"num_train": 12_811}, {"epochs": 10}, {"augmented": False}, {"pretrained": False}):
+        other = replace(setting, **change)
+        assert paper.probe_figure(other, **head) is None
+        assert paper.best_probe_figure(other, blocks=4, strategy="cls") is None
     assert paper.robustness_figure("dinovim_base", "a") == pytest.approx(0.142)
     assert paper.robustness_figure("dinovim_base", "val") is None and paper.robustness_figure("x", "a") is None
+
+
+def pretraining_of(name: str, **changes: Any) -> dict[str, Any]:
+    """The config.json of a pretraining on ImageNet, by the recipe unless changed."""
+    settings = [f"{setting}={value}" for setting, value in changes.items()]
+    config = override(find_recipe(f"dino_{name}"), settings)
+    steps = 1_281_167 // config.batch
+    return {"settings": to_json(config), "steps_per_epoch": steps, "total_steps": config.total_steps(steps)}
+
+
+def test_only_the_papers_own_pretraining_brings_its_figures() -> None:
+    published = paper.pretrained_as_published
+    assert published("dinovim_base", pretraining_of("dinovim_base"))
+    for change in ({"epochs": 10}, {"method.num_local": 2}, {"batch": 256}, {"model.patch": 8}):
+        assert not published("dinovim_base", pretraining_of("dinovim_base", **change)), change
+    assert not published("dinovim_base", {**pretraining_of("dinovim_base"), "steps_per_epoch": 4})  # of a few images
+    assert not published("dinovim_base", {}) and not published("vit_base", pretraining_of("vit_base"))
+    assert published("vit_base", pretraining_of("vit_base", epochs=400))  # the paper's ViT are DINO's own, of 400 ...
+    assert published("vit_small", pretraining_of("vit_small", epochs=800))  # ... and 800 epochs
+
+
+def test_released_checkpoints_are_known_by_their_epochs(tmp_path: Path) -> None:
+    state = random_vit_state(dim=192, depth=12, side=14, patch=16)
+    state = {f"backbone.{name}": value for name, value in state.items()}
+    for epoch, expected in ((100, True), (40, False), (None, False)):
+        torch.save({"teacher": state, **({} if epoch is None else {"epoch": epoch})}, tmp_path / "checkpoint.pth")
+        weights = str(tmp_path / "checkpoint.pth")
+        assert load_target("vit_tiny", weights=weights, training="dino", device="cpu").published == expected
+    assert not load_target("vit_tiny", weights=weights, device="cpu").published
 
 
 def test_a_backbone_without_a_class_token_is_probed_by_what_it_has(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from mixlab.evaluation.classifier import (
 from mixlab.evaluation.features import HeadInput
 from mixlab.evaluation.machine import CentreView
 from mixlab.evaluation.target import as_target
+from tests.unit.backbones.released_dino_vit import random_vit_state, released_vit_features
 
 VIEW = CentreView(16)
 
@@ -97,10 +98,21 @@ def test_a_released_probe_reads_the_branch_of_the_last_blocks(tmp_path: Path) ->
 
 
 def test_dinos_own_probe_of_a_base_vit_reads_class_token_and_mean(tmp_path: Path) -> None:
-    backbone = mixlab.create_model("vit_tiny", dim=32, depth=3, image=32, patch=8, head_dim=16)
-    released_checkpoint(tmp_path / "linear.pth", 64)
+    """As eval_linear.py with --n_last_blocks 1 --avgpool_patchtokens true: the two lie side by side, per channel."""
+    state = random_vit_state(dim=64, depth=2, side=4, patch=8)
+    torch.save(state, tmp_path / "backbone.pth")
+    backbone = mixlab.create_model("vit_tiny", dim=64, depth=2, image=32, patch=8, weights=tmp_path / "backbone.pth")
+    linear = released_checkpoint(tmp_path / "linear.pth", 128)
     head = load_head(tmp_path / "linear.pth", backbone)
     assert head.input == HeadInput(1, "cls+mean") and head.source == "stream"
+
+    images = torch.randn(3, 3, 32, 32)
+    (tokens,) = released_vit_features(state, images, last=1)
+    pairs = [part for channel in range(64) for part in (tokens[:, 0, channel], tokens[:, 1:, channel].mean(1))]
+    expected = torch.stack(pairs, dim=1) @ linear.weight.double().T + linear.bias.double()
+    classifier = probe_classifier(as_target(backbone), head, view=CentreView(32, 1.0))
+    with torch.no_grad():
+        torch.testing.assert_close(classifier.network(images).double(), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_files_that_are_no_head_or_another_backbones_get_a_sentence(tmp_path: Path) -> None:

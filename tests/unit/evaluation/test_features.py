@@ -11,6 +11,7 @@ from mixlab.evaluation.features import (
     HeadInput,
     head_inputs,
     heavy_blocks,
+    is_light_as_dinos,
     light_blocks,
     possible_strategies,
     published_source,
@@ -109,4 +110,14 @@ def test_light_and_heavy_heads_have_the_widths_of_table_1() -> None:
         models = {name: mixlab.create_model(name) for name in ("dinovim_tiny", "dinovim_small", "vit_small")}
     assert [heavy_blocks(model) * model.dim for model in models.values()] == [2048, 2048, 1536]
     assert [light_blocks(model) * model.dim for model in models.values()] == [1536, 1536, 1536]
+    with torch.device("meta"):
+        names = ("vit_small", "vit_base", "linearvit_base", "dinovim_base", "dinomambareg_base", "gatedconv_base")
+        assert [is_light_as_dinos(mixlab.create_model(name)) for name in names] == [
+            False,
+            True,
+            True,
+            False,
+            False,
+            False,
+        ]
     assert published_source(models["dinovim_small"]) == "branch" and published_source(models["vit_small"]) == "stream"

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from mixlab.training.dino import PATIENCE, CollapseWatch
+from mixlab.training.dino import DinoConfig
+from mixlab.training.views import PATIENCE
 
 HEALTHY = {"teacher_entropy": 3.0, "batch_entropy": 5.0, "feature_spread": 0.6, "centre_drift": 0.001}
 SICK = {
@@ -17,7 +18,7 @@ SICK = {
 
 @pytest.mark.parametrize("symptom", SICK)
 def test_a_symptom_that_lasts_is_told_once_with_a_setting_to_try(symptom: str) -> None:
-    watch = CollapseWatch(1024)
+    watch = DinoConfig(num_prototypes=1024).watch()
     told = [watch.look(step, {**HEALTHY, **SICK[symptom]}) for step in range(3 * PATIENCE)]
     spoken = [text for texts in told for text in texts]
     assert len(spoken) == 1
@@ -26,13 +27,13 @@ def test_a_symptom_that_lasts_is_told_once_with_a_setting_to_try(symptom: str) -
 
 
 def test_a_symptom_that_comes_back_is_told_again() -> None:
-    watch = CollapseWatch(1024)
+    watch = DinoConfig(num_prototypes=1024).watch()
     sick = {**HEALTHY, **SICK["one output"]}
     rows = [sick] * PATIENCE + [HEALTHY] + [sick] * PATIENCE
     assert sum(len(watch.look(step, row)) for step, row in enumerate(rows)) == 2
 
 
 def test_a_healthy_run_and_a_short_scare_hear_nothing() -> None:
-    watch = CollapseWatch(1024)
+    watch = DinoConfig(num_prototypes=1024).watch()
     rows = [HEALTHY, {**HEALTHY, **SICK["equal features"]}] * 20
     assert not any(watch.look(step, row) for step, row in enumerate(rows))

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -11,6 +11,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import pytest
 import torch
+from timm.layers import DropPath
 from torch import Tensor, nn
 
 from mixlab.backbones.weights import save_weights
@@ -262,3 +263,38 @@ def test_images_of_live_scores_are_read_by_as_many_workers_as_training_has(
     with pytest.raises(Read):
         list(scores(recipe))
     assert asked == [3]
+
+
+def drop_paths(backbone: nn.Module) -> list[float]:
+    return [getattr(layer.drop_path, "drop_prob", 0.0) for layer in backbone.layers]
+
+
+def test_fine_tuning_drops_paths_alike_however_its_target_is_named(tmp_path: Path) -> None:
+    fields = {**TINY, "head_dim": 8, "drop_path": 0.3}
+    pretrained = create_model("vit_tiny", **fields)
+    save_weights(pretrained, tmp_path / "exported.safetensors")
+    run = RunDirectory.create(tmp_path / "run")
+    save_weights(pretrained, run.path / "weights.safetensors")
+    model = ModelConfig(name="vit_tiny", fields=fields)
+    run.write_config({"data": "x", "settings": to_json(replace(RECIPES["dino_vit_tiny64"](), model=model))})
+    targets = (str(run.path), str(tmp_path / "exported.safetensors"), pretrained)
+    for target in targets:
+        plan = plan_segmentation(target, data="ade:x")
+        backbone = plan.start.backbone or plan.config.model.build()
+        recipe = plan.config.method.build(backbone, num_classes=3, total_steps=9, steps_per_epoch=3)
+        assert drop_paths(recipe.backbone) == pytest.approx([0.0, 0.1 / 3, 0.2 / 3, 0.1]), target
+    by_name = plan_segmentation("vit_tiny", data="ade:x").config
+    assert by_name.method.drop_path == 0.1
+    older = {key: value for key, value in to_json(by_name.method).items() if key != "drop_path"}
+    assert by_name.method.as_begun(older).drop_path is None, "a run that began before keeps what it was built with"
+
+
+@pytest.mark.parametrize(("name", "rate"), [("mambaout_femto", 0.025), ("mambaout_base", 0.6), ("dinovim_base", 0.1)])
+def test_published_recipes_fine_tune_with_the_stochastic_depth_of_pretraining(name: str, rate: float) -> None:
+    assert RECIPES[f"segment_{name}"]().method.drop_path == RECIPES[f"detect_{name}"]().method.drop_path == rate
+    if name == "mambaout_femto":
+        backbone, theirs = create_model(name), create_model(name, drop_path_rate=rate)
+        backbone.set_drop_path(rate)
+        rates = [[module.drop_prob for module in model.modules() if isinstance(module, DropPath)]
+                 for model in (backbone, theirs)]  # fmt: skip
+        assert rates[0] == pytest.approx(rates[1])

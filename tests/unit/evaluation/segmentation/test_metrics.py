@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sklearn.metrics import confusion_matrix
 
-from mixlab.evaluation.segmentation.evaluate import ConfusionMatrix, interval, scores_of
+from mixlab.evaluation.segmentation.evaluate import ConfusionMatrix, interval, scores_of, shares_of_groups
 
 IGNORE = 255
 
@@ -128,3 +128,16 @@ def test_the_interval_is_that_of_drawing_images_with_replacement() -> None:
     assert scores_of(counts).miou == pytest.approx(plain_scores([(said, truth)], 3)["miou"])
     np.testing.assert_allclose([low, high], np.quantile(drawn, [0.025, 0.975]), atol=0.012)
     assert interval(counts[:1]) is None
+
+
+def test_the_shares_of_groups_have_the_miou_as_their_mean_and_its_spread() -> None:
+    """Against the jackknife, which leaves out one group after the other."""
+    random = np.random.default_rng(0)
+    counts = random.integers(0, 50, size=(30, 3, 3)) + 60 * np.eye(3, dtype=np.int64)
+    counts[4] = 0
+    shares = shares_of_groups(counts)
+    assert np.isnan(shares[4]) and np.nanmean(shares) == pytest.approx(scores_of(counts).miou)
+    kept = np.delete(counts, 4, axis=0)
+    left_out = np.array([scores_of(np.delete(kept, group, axis=0)).miou for group in range(len(kept))])
+    jackknife = (len(kept) - 1) / len(kept) * ((left_out - left_out.mean()) ** 2).sum()
+    assert np.nanvar(shares, ddof=1) / len(kept) == pytest.approx(jackknife, rel=0.05)
