@@ -10,13 +10,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
+from contextlib import contextmanager, nullcontext
+from types import FrameType, TracebackType
 from typing import Any
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 REPEAT_S = 1.0  # a second Ctrl-C within this time is the first one, sent to the process and to its group
 PATIENCE_S = 10.0  # and other signals within this time: whoever waits for a process sends them over and over
+STUCK_S = 3.0
 WATCH_S = 0.5
 
 
@@ -69,11 +70,46 @@ def raising(*, even_ignored: bool = False) -> Iterator[RaisingHandler]:
             before[number] = signal.signal(number, handler)
     hook, sys.unraisablehook = sys.unraisablehook, handler.look_after
     try:
-        yield handler
+        with nullcontext() if handler is known else _leaving_when_stuck(handler):
+            yield handler
     finally:
         sys.unraisablehook = hook
         for number, old in before.items():
             signal.signal(number, old)
+
+
+@contextmanager
+def _leaving_when_stuck(handler: RaisingHandler) -> Iterator[None]:
+    """Python's handlers wait until the main thread is back from C, such as from waiting for a rank that left already.
+
+    A thread sees signals at once. Where `handler` is not called in time, it ends the process: nothing was to be saved.
+    """
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    before = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+
+    def watch() -> None:
+        while number := int.from_bytes(os.read(read_end, 1), "big"):
+            if number in STOP_SIGNALS and signal.getsignal(number) is handler:
+                time.sleep(STUCK_S)
+                if handler.number is None and signal.getsignal(number) is handler:
+                    say_stopped(number)
+                    os._exit(128 + number)
+        os.close(read_end)
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.write(write_end, b"\0")
+        os.close(write_end)
+
+
+def say_stopped(number: int) -> None:
+    """One line of the first rank, also where nothing else works any more."""
+    if os.environ.get("RANK", "0") == "0":
+        os.write(2, f"stopped by {signal.Signals(number).name}; run the same command again\n".encode())
 
 
 @contextmanager
@@ -107,6 +143,13 @@ def obey_parent_alone(worker: int = 0) -> None:
     """
     parent = os.getppid()
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    hook = sys.excepthook
+
+    def quiet_hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        if not issubclass(kind, ConnectionError | EOFError):  # the parent stopped while it took something from us
+            hook(kind, error, traceback)
+
+    sys.excepthook = quiet_hook
 
     def watch() -> None:
         while os.getppid() == parent:

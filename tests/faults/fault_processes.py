@@ -66,9 +66,8 @@ class Group:
             given = (arguments, str(log), group, places | sizes if ranks > 1 else {})
             process = CONTEXT.Process(target=_child, args=given)
             process.start()
-            if rank == 0:
-                wait_for(lambda process=process: os.getpgid(process.pid) == process.pid)
             self.processes.append(process)
+            wait_for(lambda process=process: os.getpgid(process.pid) == self.number)
 
     @property
     def number(self) -> int:
