@@ -31,6 +31,8 @@ PAGES = {
     "long_sequences": "Where attention falls behind",
     "reproduce": "Both papers, item by item",
     "table1": "Table 1 on ImageNet",
+    "dense_tasks": "Detection and segmentation as published",
+    "choices": "What the papers leave open",
     "reliability": "What is never lost",
     "add_a_mixer": "Add a mixer",
     "mathematics": "The mathematics",

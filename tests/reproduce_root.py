@@ -98,32 +98,32 @@ def draw_coco_2017(root: Path) -> None:
     for part, count in (("train2017", 3), ("val2017", 2)):
         images, annotations = [], []
         for number in range(1, count + 1):
-            name = f"{139 * number:012d}.jpg"
-            picture(place / part / name, number)
-            images.append({"id": 139 * number, "file_name": name, "height": 48, "width": 64})
-            box, outline = [10, 8, 24, 20], [[10, 8, 34, 8, 34, 28, 10, 28]]
-            entry = {
-                "id": number,
-                "image_id": 139 * number,
-                "category_id": COCO_IDS[number],
-                "bbox": box,
-                "area": 480.0,
-            }
-            annotations.append(entry | {"segmentation": outline, "iscrowd": 0})
+            name, times = f"{139 * number:012d}.jpg", 3 if number == 2 else 1  # the second is larger
+            picture(place / part / name, number, times)
+            images.append({"id": 139 * number, "file_name": name, "height": 48 * times, "width": 64 * times})
+            for side in (24, 40):  # small and medium, or medium and large
+                entry = {"id": len(annotations) + 1, "image_id": 139 * number, "category_id": COCO_IDS[number]}
+                annotations.append(entry | _square(2 * times, side * times) | {"iscrowd": 0})
         categories = [{"id": number, "name": f"category {number}", "supercategory": "x"} for number in COCO_IDS]
         content = {"info": {}, "licenses": [], "images": images, "annotations": annotations, "categories": categories}
         (place / "annotations").mkdir(exist_ok=True)
         (place / "annotations" / f"instances_{part}.json").write_text(json.dumps(content))
 
 
+def _square(start: int, side: int) -> dict[str, object]:
+    end = start + side
+    outline = [[start, start, end, start, end, end, start, end]]
+    return {"bbox": [start, start, side, side], "area": float(side**2), "segmentation": outline}
+
+
 def val_name(index: int) -> str:
     return f"ILSVRC2012_val_{index + 1:08d}"
 
 
-def picture(place: Path, number: int) -> None:
-    """A drawn scene of 64 x 48 pixels."""
+def picture(place: Path, number: int, times: int = 1) -> None:
+    """A drawn scene of 64 x 48 pixels, or that many times larger."""
     scene = Shapes(size=64, num_images=60, seed=1, split="train").scene(number % 60)
-    save(to_pil(scene.image[:, :48]), place)
+    save(to_pil(scene.image[:, :48]).resize((64 * times, 48 * times)), place)
 
 
 def save(image: Image.Image, place: Path) -> None:

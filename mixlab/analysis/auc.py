@@ -182,7 +182,8 @@ def by_token(targets: Sequence[Target], scorer: MapScorer, map_name: str | None 
         replace(row, protocol=replace(row.protocol, map=kind, index=None))
         for row, kind in zip(result.rows, kinds, strict=True)
     ]
-    comparisons, findings, roc = [], [], {}
+    comparisons, findings = [], []
+    roc: dict[str, list[float]] = {}
     for target in targets:
         scores = scorer.scores(target, together)
         auc = either_sign(scores.raw[:, -1])  # (n, 2)

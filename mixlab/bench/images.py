@@ -1,5 +1,6 @@
 """From files to crops. `measure_crops`: DINO's ten crops per image, ours on one CPU core and on a GPU, against
-torchvision on PIL images on one core. `measure_feed`: the share of its time that a DINO run waits for JPEG files.
+torchvision on PIL images on one core. `describe_crops`: how many are enlarged, and how sharp they are, against
+torchvision from the files. `measure_feed`: the share of its time that a DINO run waits for JPEG files.
 
 Crops start from decoded images of 500 x 375 px, the median of ImageNet, and end with normalised tensors. Rounds
 alternate between the systems and the best round counts, so that other work on the machine touches all alike. Before
@@ -9,7 +10,7 @@ anything is timed, both draw whole images with the same parameters and must agre
 import random
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -17,11 +18,28 @@ from pathlib import Path
 
 import torch
 import torchvision.transforms as T
+import torchvision.transforms.functional as TF
 from PIL import Image, ImageFilter, ImageOps
 from torch import Tensor
 
 from mixlab.bench.timing import Row, synchronise
-from mixlab.data import IMAGENET_MEAN, IMAGENET_STD, CropKind, MultiCrop, PackedImages, Shapes, dino_crops, pack_images
+from mixlab.data import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    CropKind,
+    ImageFolder,
+    MultiCrop,
+    PackedImages,
+    Shapes,
+    decode,
+    dino_crops,
+    make_crops,
+    normalise,
+    pack_images,
+)
+from mixlab.data.crops import ASPECT
+from mixlab.data.packed import PackedReader
+from mixlab.data.transforms import whole_boxes
 from mixlab.recipes import RECIPES
 from mixlab.run import RunDirectory
 from mixlab.training.config import KnnConfig, LogConfig
@@ -113,6 +131,65 @@ def measure_crops(*, num_images: int = 16, rounds: int = 5) -> list[Row]:
         {"system": name, "images_per_second": rate, "times_torchvision": rate / base, "grey_levels_apart": agreement}
         for name, rate in rates.items()
     ]
+
+
+def describe_crops(data: str | None = None, *, num_draws: int = 60_000) -> list[Row]:
+    """Crops of files, of 500 x 375 px unless `data` names others: by torchvision's RandomResizedCrop from the file, by
+    mixlab, and by mixlab from images squashed to 256 px, as it once did.
+
+    enlarged: the share of crops with a side of fewer pixels than the crop has. sharpness: the mean square of
+    differences between neighbouring pixels, as a ratio to torchvision's crop of the same box.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        if data is None:
+            draw_files(Path(folder), num_files=16)
+        source = ImageFolder(data or folder)
+        dino, supervised = dino_crops(), (CropKind(size=224, scale=(0.08, 1.0)),)
+        views = {
+            "DINO, global": (dino, dino[0]),
+            "DINO, local": (dino, dino[2]),
+            "supervised": (supervised, *supervised),
+        }
+        return [row for name, (kinds, kind) in views.items() for row in _describe(name, kinds, kind, source, num_draws)]
+
+
+def _describe(
+    name: str, kinds: Sequence[CropKind], kind: CropKind, source: ImageFolder, num_draws: int
+) -> Iterator[Row]:
+    """A row for each system."""
+    torch.manual_seed(0)
+    each, plain = -(-num_draws // len(source)), MultiCrop([CropKind(size=kind.size, scale=kind.scale, flip=0.0)])
+    law = (list(kind.scale), list(ASPECT))
+    loaders = {
+        "mixlab": PackedReader(source, MultiCrop(kinds).reduction, None),
+        "mixlab from 256 px": PackedReader(source, MultiCrop(kinds).reduction, 256),
+    }
+    enlarged, sharp = (dict.fromkeys(("torchvision", *loaders), 0.0) for _ in range(2))
+    for index in range(len(source)):
+        picture = decode(source.root / source.paths[index])
+        blank = torch.empty(3, picture.height, picture.width)
+        theirs = torch.tensor([T.RandomResizedCrop.get_params(blank, *law) for _ in range(each)])
+        enlarged["torchvision"] += float((theirs[:, 2:] < kind.size).any(1).float().mean())
+        own = torch.tensor([[picture.height, picture.width]] * each)
+        drawn = plain.draw(own, torch.Generator().manual_seed(index))[kind.size]
+        top, left, height, width = whole_boxes(drawn.box, own)[0].tolist()
+        bicubic = T.InterpolationMode.BICUBIC
+        crop = TF.resized_crop(picture, top, left, height, width, [kind.size] * 2, bicubic)
+        expected = _sharpness(normalise(TF.pil_to_tensor(crop)[None])[0])
+        sharp["torchvision"] += 1.0
+        for system, reader in loaders.items():
+            images = reader.collate([reader.read(index, 0)]).images
+            boxes = whole_boxes(drawn.box, images.shapes.expand(each, -1))
+            enlarged[system] += float((boxes[:, 2:] < kind.size).any(1).float().mean())
+            sharp[system] += _sharpness(make_crops(images, drawn[:1], size=kind.size)[0]) / expected
+    for system in enlarged:
+        shares = {"enlarged": enlarged[system] / len(source), "sharpness": sharp[system] / len(source)}
+        yield {"crop": name, "system": system, **shares}
+
+
+def _sharpness(image: Tensor) -> float:
+    down, along = image[:, 1:] - image[:, :-1], image[:, :, 1:] - image[:, :, :-1]
+    return float(down.square().mean() + along.square().mean())
 
 
 def measure_feed(*, recipe: str = "dino_dinovim_base", batch: int = 64, steps: int = 120) -> list[Row]:

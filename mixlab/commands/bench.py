@@ -84,7 +84,10 @@ def run_benchmark(what: What, *, quick: bool, peer: Path | None = None) -> Table
             return {"Forward at 224 px": forward, "Growth with the number of tokens, one image": growth}
         case "crops":
             few = {"num_images": 4, "rounds": 1}
-            return {"DINO's ten crops per image": module.measure_crops(**(few if quick else {}))}
+            return {
+                "DINO's ten crops per image": module.measure_crops(**(few if quick else {})),
+                "Crops of files of 500 x 375 px": module.describe_crops(**({"num_draws": 1000} if quick else {})),
+            }
         case "dino":
             rows = module.measure_dino(tiny=quick, steps=1 if quick else 20, peer=peer)
             if quick:

@@ -67,9 +67,17 @@ def maps(
 def _pictures(result: MapsResult, name: str) -> dict[str, Figure]:
     """By file name. Pictures of maps_2.json are called maps_2.png and so on, so that none is overwritten."""
     seen, number = result.seen, name.removeprefix("maps")
-    means = {label: found.mean(1) if found.ndim == 4 else found for label, found in result.maps.items()}
-    pictures = {f"maps{number}.png": map_pictures(seen.images, means, seen.masks)}
-    parts = {label: found[0] for label, found in result.maps.items() if found.ndim == 4}
+    kinds = (result.protocol.map or "").split("+")
+    if len(kinds) > 1:  # several kinds of map are several pictures
+        shown = {
+            f"{label}\n{kind}": found[:, index]
+            for label, found in result.maps.items()
+            for index, kind in enumerate(kinds)
+        }
+    else:
+        shown = {label: found.mean(1) if found.ndim == 4 else found for label, found in result.maps.items()}
+    pictures = {f"maps{number}.png": map_pictures(seen.images, shown, seen.masks)}
+    parts = {label: found[0] for label, found in result.maps.items() if found.ndim == 4 and len(kinds) == 1}
     if parts:
         part = "register" if "register" in (result.protocol.map or "") else "head"
         pictures[f"maps_by_part{number}.png"] = part_pictures(seen.images[0], parts, part)

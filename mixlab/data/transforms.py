@@ -209,4 +209,11 @@ def change_colours(images: Tensor, strengths: Tensor) -> Tensor:
     """Images (B, 3, H, W) in [0, 1], changed in place by `draw_colours`' strengths (B, 4)."""
     brightness, contrast, saturation, hue = strengths[:, :, None, None, None].unbind(1)  # (B, 1, 1, 1) each
     images.add_(brightness).clamp_(0, 1).mul_(contrast).clamp_(0, 1)
-    return shift_hue(change_saturation(images, saturation), hue)
+    return shift_hue(scale_saturation(images, saturation), hue)
+
+
+def scale_saturation(x: Tensor, factor: Tensor) -> Tensor:
+    """HSV's saturation times a factor, up to 1; hue and value stay. (`change_saturation` keeps the grey instead.)"""
+    high = x.amax(dim=1, keepdim=True)
+    most = high / (high - x.amin(dim=1, keepdim=True)).clamp(min=1e-8)
+    return torch.addcmul(high, high - x, torch.minimum(factor, most), value=-1, out=x)

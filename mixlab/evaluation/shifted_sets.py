@@ -123,6 +123,10 @@ def find_sets(root: Path) -> dict[str, Path]:
             f"{root} is not a folder; give one that holds imagenet-a, sketch, val, ..., or NAME=FOLDER"
         )
     here = {part.name.lower(): part for part in root.iterdir() if part.is_dir()}
+    for wrapper in ("imagenet", "imagenetv2"):  # imagenet/val, and the three of V2 in a folder of their own
+        if wrapper in here:
+            inner = {part.name.lower(): part for part in here[wrapper].iterdir() if part.is_dir()}
+            here = inner | here
     found = {}
     for name, robust_set in SETS.items():
         folder = next((here[wanted.lower()] for wanted in robust_set.folders if wanted.lower() in here), None)
@@ -166,8 +170,14 @@ class SetImages(Subset[Tensor]):
         super().__init__(source, list(answers))
         self.answers = list(answers.values())
         if not answers:
+            flat = [*self.score.strange_folders] == ["."]
+            advice = (
+                "All images lie in one folder: sort them into class folders; `mixlab reproduce ITEM --root` does that "
+                "for ImageNet-1k by links. "
+            )
             raise InputError(
                 f"{folder} has no image that can be scored as {robust_set.title}, which has {robust_set.layout}. "
+                + (advice if flat else "")
                 + " ".join(self.score.notes())
             )
 

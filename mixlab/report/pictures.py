@@ -39,9 +39,11 @@ def picture_rows(record: Record) -> dict[str, Any]:
     for label in labels:
         key = file_name(label)
         stack = record.array(f"map_{key}")
-        flat = stack.mean(1) if stack.ndim == 4 else stack  # heads or registers as their mean
-        what = f"{content['maps'].get(label, 'activation')} map of {label}"
-        maps.append(_row(label, what, [_map_picture(one) for one in flat], names))
+        kinds = str(content["maps"].get(label, "activation")).split("+")
+        for index, kind in enumerate(kinds):
+            flat = stack[:, index] if len(kinds) > 1 else stack.mean(1) if stack.ndim == 4 else stack
+            name = f"{label}, {kind}" if len(kinds) > 1 else label  # heads or registers are shown as their mean
+            maps.append(_row(name, f"{kind} map of {label}", [_map_picture(one) for one in flat], names))
         if f"pca_first_{key}" in arrays:
             first, colours = record.array(f"pca_first_{key}"), record.array(f"pca_colours_{key}")
             what = f"first principal component of {label}"

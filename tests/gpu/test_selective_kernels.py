@@ -57,6 +57,23 @@ def test_every_number_of_states_and_channels(state: int, width: int, scans: int,
     check(scan_inputs(37, dtype, state=state, width=width, scans=scans), scans // 2)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_steps_are_made_of_raw_numbers_and_a_bias(dtype: torch.dtype, poisoned: None) -> None:
+    inputs = scan_inputs(65, dtype)
+    inputs[3] = (3 * torch.randn_like(inputs[3]) - 3).to(dtype)
+    inputs.append(torch.randn(2, 96, device="cuda"))
+    dy = torch.randn(inputs[2].shape, device="cuda").to(dtype)
+
+    def run(scan, tensors: list[Tensor], dy: Tensor) -> list[Tensor]:
+        leaves = [t.detach().requires_grad_() for t in tensors]
+        y = scan(*leaves[:6], dt_bias=leaves[6], num_reverse=1)
+        return [y, *torch.autograd.grad(y, leaves, dy)]
+
+    expected = run(selective_scan, [t.double() for t in inputs], dy.double())  # float64 runs in plain torch
+    for name, one, other in zip(("y", *NAMES, "bias"), run(selective_scan, inputs, dy), expected, strict=True):
+        assert relative_error(one, other) < TOLERANCES[dtype], name
+
+
 def test_long_sequences_agree_with_the_plain_scan_in_float64(poisoned: None) -> None:
     check(scan_inputs(4098, torch.float32, batch=1, width=32), 1, oracle=selective_scan_chunked)
 

@@ -73,7 +73,7 @@ class CategoryMatches:
         """The AP in each of R draws, where images count as often as `draws` (R, images) says; NaN without an object."""
         num_objects = draws @ self.objects
         some = self.right.any(axis=1)  # at other IoUs it is 0
-        number = int(self.right.any(axis=0).nonzero()[0].max(initial=-1)) + 1  # below that score nothing is right
+        number = int(np.flatnonzero(self.right.any(axis=0)).max(initial=-1)) + 1  # below that score nothing is right
         most = max(_AT_ONCE // (len(IOUS) * (number + len(RECALLS))), 1)
         parts = [np.zeros(0)]
         for first in range(0, len(draws), most):

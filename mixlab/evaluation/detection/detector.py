@@ -166,7 +166,7 @@ class Detector(DenseNetwork):
 
     def _initialise(self) -> None:
         """As mmdetection does, where the parts themselves do not."""
-        spread = [part for part in self.neck.modules() if isinstance(part, nn.Conv2d)]
+        spread: list[nn.Conv2d | nn.Linear] = [part for part in self.neck.modules() if isinstance(part, nn.Conv2d)]
         for stage in cast("Iterable[RegionStage]", self.regions.stages):
             spread += [part for part in stage.boxes.hidden if isinstance(part, nn.Linear)]
             nn.init.kaiming_normal_(stage.masks.predict.weight, mode="fan_out", nonlinearity="relu")

@@ -151,8 +151,9 @@ class ProbeResult:
         rows = [_row(scores, number, setting) for number in range(len(scores.heads))]
         best = dict(rows[scores.best])
         chosen = scores.heads[scores.best].input
-        figure = paper.best_probe_figure(setting, blocks=chosen.blocks, strategy=chosen.strategy)
-        best |= {"width": scores.plan.width_of(chosen), "paper": figure or best["paper"]}
+        width = scores.plan.width_of(chosen)
+        figure = paper.best_probe_figure(setting, width=width, strategy=chosen.strategy)
+        best |= {"width": width, "paper": figure or best["paper"]}
         elsewhere = chosen_elsewhere(scores.correct, scores.finite)
         return {
             "best": best,

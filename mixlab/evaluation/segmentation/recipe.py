@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.data.crops import normalise
-from mixlab.data.dense_batches import CropBatch, CropReader, CropRule
+from mixlab.data.dense_batches import MEAN_COLOUR, CropBatch, CropReader, CropRule
 from mixlab.data.loader import BatchLoader
 from mixlab.data.mask_formats import parse_label_maps
 from mixlab.data.masks import IGNORE, MaskSource
@@ -139,7 +140,11 @@ class SegmentRecipe(DenseRecipe):
             num = len(images)
             drawn = draw_colours(num * part.num_parts, part.generator())[part.index * num : (part.index + 1) * num]
             images = change_colours(images, drawn.to(images.device, non_blocking=True))
-        return to_pixels_of(self.backbone, normalise(images).to(dtype))
+        mean = torch.tensor(MEAN_COLOUR, dtype=torch.uint8, device=images.device)[:, None, None]
+        beyond = (batch.masks == IGNORE) & (batch.images == mean).all(
+            dim=1
+        )  # the image: 0, whatever its colours became
+        return to_pixels_of(self.backbone, normalise(images).masked_fill(beyond[:, None], 0).to(dtype))
 
 
 def segment(model: ModelConfig) -> TrainConfig:

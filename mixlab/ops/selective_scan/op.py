@@ -1,7 +1,9 @@
 """The selective scan, wherever the tensors are: a Triton kernel for CUDA tensors, plain torch for the rest."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from mixlab.errors import InputError
 from mixlab.ops.backend import kernels_run
@@ -12,13 +14,36 @@ MAX_STATES = 64  # of a channel, which a program holds in registers
 
 
 def selective_scan(
-    q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, *, num_reverse: int = 0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    skip: Tensor,
+    *,
+    dt_bias: Tensor | None = None,
+    num_reverse: int = 0,
 ) -> Tensor:
-    """S scans at once; arguments and meaning in `reference.py`. Returns (B, L, S, E) in the dtype of v."""
+    """S scans at once; arguments and meaning in `reference.py`. Returns (B, L, S, E) in the dtype of v.
+
+    With `dt_bias` (S, E), `dt` is raw and the steps are `softplus_steps` of both, which kernels never write down.
+    """
     _check(q, k, v, dt, A, skip, num_reverse)
+    if v.is_meta:
+        return _scan.registered(q, k, v, dt, A, skip, num_reverse)  # its shape: thousands of steps would say no more
     if not runs_kernels(q, v):
-        return selective_scan_chunked(q, k, v, dt, A, skip, num_reverse=num_reverse)
-    return _scan(q.to(v.dtype), k.to(v.dtype), v, dt.float(), A.float(), skip.float(), num_reverse)
+        steps = dt if dt_bias is None else softplus_steps(dt, dt_bias)
+        return selective_scan_chunked(q, k, v, steps, A, skip, num_reverse=num_reverse)
+    if dt_bias is None:
+        dt = dt.float()
+    else:
+        dt, dt_bias = dt.to(v.dtype), dt_bias.float()
+    return _scan(q.to(v.dtype), k.to(v.dtype), v, dt, A.float(), skip.float(), dt_bias, num_reverse)
+
+
+def softplus_steps(raw: Tensor, bias: Tensor) -> Tensor:
+    """Positive steps in the precision of the bias."""
+    return F.softplus(raw.to(bias.dtype) + bias)
 
 
 def runs_kernels(q: Tensor, v: Tensor) -> bool:
@@ -27,18 +52,28 @@ def runs_kernels(q: Tensor, v: Tensor) -> bool:
     return fits and v.dtype in (torch.bfloat16, torch.float32) and kernels_run(v)
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, num_reverse: int) -> Tensor:
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, bias: Tensor | None, num_reverse: int
+) -> Tensor:
     from mixlab.ops.selective_scan.triton_selective import scan_forward  # a machine without a GPU may have no Triton
 
-    return scan_forward(q, k, v, dt, A, skip, num_reverse)
+    return scan_forward(q, k, v, dt, A, skip, bias, num_reverse)
 
 
 def _backward(
-    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, num_reverse: int
+    dy: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    skip: Tensor,
+    bias: Tensor | None,
+    num_reverse: int,
 ) -> list[Tensor]:
     from mixlab.ops.selective_scan.triton_selective import scan_backward
 
-    return scan_backward(dy, q, k, v, dt, A, skip, num_reverse)
+    return scan_backward(dy, q, k, v, dt, A, skip, bias, num_reverse)
 
 
 _scan = Operator(
@@ -46,9 +81,15 @@ _scan = Operator(
     forward=_forward,
     fake=lambda q, k, v, *_: v.new_empty(v.shape),
     backward=_backward,
-    fake_backward=lambda dy, *kept: [t.new_empty(t.shape) for t in kept[:6]],
-    keep=lambda q, k, v, dt, A, skip, num_reverse, y: ((q, k, v, dt, A, skip), (num_reverse,)),
+    fake_backward=lambda dy, *kept: [t.new_empty(t.shape) for t in kept[:7] if t is not None],
+    keep=lambda q, k, v, dt, A, skip, bias, num_reverse, y: ((q, k, v, dt, A, skip, bias), (num_reverse,)),
 )
+
+
+@register_flop_formula(torch.ops.mixlab.selective_scan)
+def _flops(q: torch.Size, k: torch.Size, v: torch.Size, *_: object, **__: object) -> int:
+    """As VMamba and those after it count: 9 L E N and the skip, beside multiply-accumulates, which are two FLOPs."""
+    return 2 * (9 * q[-1] + 1) * v.numel()
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, num_reverse: int) -> None:

@@ -1,7 +1,7 @@
 """The selective scan on a GPU: a program walks through the sequence with the states of a few channels in registers.
 
 Every step needs an exponential per channel and state, and little memory traffic: the states never leave the chip. The
-backward pass walks twice: once forward, to note the state before every fourth step, then back, four steps at a time.
+backward pass walks twice: once forward, to note the state before every second step, then back, two steps at a time.
 Sums over channels and images are made of parts in a fixed order: equal inputs give equal bits.
 """
 
@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-GROUP = 4  # steps from one noted state to the next; written out in `_walk_back_kernel`
+GROUP = 2  # steps from one noted state to the next; written out in `_walk_back_kernel`
 NOTED_BYTES = 2**31  # of noted states at a time: a large batch goes backward in parts
 
 
@@ -33,6 +33,21 @@ def _row(ptr, i, L, stride, lane, num_lanes):
 
 
 @triton.jit
+def _steps(ptr, i, L, stride, e, E, bias, RAW: tl.constexpr):
+    """dt of step i as given, or softplus(raw + bias), and the derivative of that; zero from L on."""
+    dt = _row(ptr, i, L, stride, e, E)
+    slope = dt
+    if RAW:
+        raw = dt + bias
+        small = tl.exp(tl.minimum(raw, 20.0))
+        grown = 1.0 + small
+        log1p = tl.where(grown == 1.0, small, tl.log(grown) * (small / (grown - 1.0)))  # exact for small steps, too
+        dt = tl.where(i < L, tl.where(raw > 20.0, raw, log1p), 0.0)
+        slope = small / grown
+    return dt, slope
+
+
+@triton.jit
 def _rates(A_ptr, s, e, n, E, N):
     inside = (n < N)[:, None] & (e < E)[None, :]
     return tl.load(A_ptr + (s * N + n)[:, None] * E + e[None, :], mask=inside, other=0.0) * LOG2_E
@@ -40,11 +55,11 @@ def _rates(A_ptr, s, e, n, E, N):
 
 @triton.jit(do_not_specialize=["L", "first_reverse"])
 def _walk_kernel(
-    q_ptr, k_ptr, v_ptr, dt_ptr, A_ptr, skip_ptr, y_ptr, noted_ptr, L, S, E, N, first_reverse,
+    q_ptr, k_ptr, v_ptr, dt_ptr, A_ptr, skip_ptr, bias_ptr, y_ptr, noted_ptr, L, S, E, N, first_reverse,
     q_b, q_l, q_s, v_b, v_l, v_s, dt_b, dt_l, dt_s, STATES: tl.constexpr, CHANNELS: tl.constexpr, NOTE: tl.constexpr,
-    GROUP: tl.constexpr,
+    GROUP: tl.constexpr, RAW: tl.constexpr,
 ):  # fmt: skip
-    """y, or with NOTE the states before every fourth step."""
+    """y, or with NOTE the states before every second step."""
     e, n = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS), tl.arange(0, STATES)
     s, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
     start, way = tl.where(s >= first_reverse, L - 1, 0).to(tl.int64), tl.where(s >= first_reverse, -1, 1)
@@ -52,21 +67,28 @@ def _walk_kernel(
     dt_ptr += b * dt_b + start * dt_l + s * dt_s
     k_ptr += b * q_b + start * q_l + s * q_s
     q_ptr += b * q_b + start * q_l + s * q_s
-    y_ptr += ((b * L + start) * S + s) * E
-    noted_ptr += (b * S + s) * tl.cdiv(L, GROUP) * N * E
+    if NOTE:
+        noted_ptr += (b * S + s) * tl.cdiv(L, GROUP) * N * E
+    else:
+        y_ptr += ((b * L + start) * S + s) * E
     tile = n[:, None] * E + e[None, :]
     v_l, dt_l, q_l = v_l * way, dt_l * way, q_l * way
     y_l = way * S * E
     mine, known = e < E, n < N
     A = _rates(A_ptr, s, e, n, E, N)
     skip = tl.load(skip_ptr + s * E + e, mask=mine, other=0.0).to(tl.float32)
+    bias = skip
+    if RAW:
+        bias = tl.load(bias_ptr + s * E + e, mask=mine, other=0.0).to(tl.float32)
     state = tl.zeros((STATES, CHANNELS), tl.float32)
     i = 0
-    v, dt = _row(v_ptr, i, L, v_l, e, E), _row(dt_ptr, i, L, dt_l, e, E)
+    v = _row(v_ptr, i, L, v_l, e, E)
+    dt, _ = _steps(dt_ptr, i, L, dt_l, e, E, bias, RAW)
     k, q = _row(k_ptr, i, L, q_l, n, N), _row(q_ptr, i, L, q_l, n, N)
     for i in range(L):
         # the next step is loaded before this one is taken
-        next_v, next_dt = _row(v_ptr, i + 1, L, v_l, e, E), _row(dt_ptr, i + 1, L, dt_l, e, E)
+        next_v = _row(v_ptr, i + 1, L, v_l, e, E)
+        next_dt, _ = _steps(dt_ptr, i + 1, L, dt_l, e, E, bias, RAW)
         next_k, next_q = _row(k_ptr, i + 1, L, q_l, n, N), _row(q_ptr, i + 1, L, q_l, n, N)
         if NOTE:  # noqa: SIM102  the first is known when the kernel is compiled
             if i % GROUP == 0:
@@ -81,11 +103,12 @@ def _walk_kernel(
 
 @triton.jit
 def _retreat(
-    i, state, g, dA, dy, v, dt, A, skip, q_ptr, k_ptr, dq_ptr, dk_ptr, dv_ptr, ddt_ptr, q_l, dq_l, dv_l, L, e, n, E, N
+    i, state, g, dA, dbias, dy, v, dt, slope, A, skip, q_ptr, k_ptr, dq_ptr, dk_ptr, dv_ptr, ddt_ptr, q_l, dq_l, dv_l,
+    L, e, n, E, N, RAW: tl.constexpr,
 ):  # fmt: skip
     """Back over step i, from the state before it and g, the gradient of the state after it by all later steps.
 
-    Returns the gradient of the state before it, and dA with the share of this step.
+    Returns the gradient of the state before it, and dA and dbias with the shares of this step.
     """
     k, q = _row(k_ptr, i, L, q_l, n, N)[:, None], _row(q_ptr, i, L, q_l, n, N)[:, None]
     decay = tl.exp2(dt[None, :] * A)
@@ -98,17 +121,22 @@ def _retreat(
     through = g * kept
     channels, states = e < tl.where(i < L, E, 0), n < tl.where(i < L, N, 0)
     tl.store(dv_ptr + i * dv_l + e, dt * dfed + skip * dy, mask=channels)
-    tl.store(ddt_ptr + i * dv_l + e, tl.sum(through * A, 0) / LOG2_E + v * dfed, mask=channels)
+    ddt = tl.sum(through * A, 0) / LOG2_E + v * dfed
+    if RAW:
+        ddt *= slope
+        dbias += tl.where(i < L, ddt, 0.0)
+    tl.store(ddt_ptr + i * dv_l + e, ddt, mask=channels)
     tl.store(dq_ptr + i * dq_l + n, dq, mask=states)
     tl.store(dk_ptr + i * dq_l + n, dk, mask=states)
-    return g * decay, dA + through * dt[None, :]
+    return g * decay, dA + through * dt[None, :], dbias
 
 
 @triton.jit(do_not_specialize=["L", "first_reverse", "B"])
 def _walk_back_kernel(
-    dy_ptr, q_ptr, k_ptr, v_ptr, dt_ptr, A_ptr, skip_ptr, noted_ptr, dq_ptr, dk_ptr, dv_ptr, ddt_ptr, dA_ptr, dskip_ptr,
+    dy_ptr, q_ptr, k_ptr, v_ptr, dt_ptr, A_ptr, skip_ptr, bias_ptr, noted_ptr,
+    dq_ptr, dk_ptr, dv_ptr, ddt_ptr, dA_ptr, dskip_ptr, dbias_ptr,
     B, L, S, E, N, first_reverse, dy_b, dy_l, dy_s, q_b, q_l, q_s, v_b, v_l, v_s, dt_b, dt_l, dt_s,
-    STATES: tl.constexpr, CHANNELS: tl.constexpr, GROUP: tl.constexpr,
+    STATES: tl.constexpr, CHANNELS: tl.constexpr, GROUP: tl.constexpr, RAW: tl.constexpr,
 ):  # fmt: skip
     """Every gradient; those of q and k for these channels alone, those of A and skip for this image alone."""
     part = tl.program_id(0)
@@ -133,93 +161,91 @@ def _walk_back_kernel(
     both = known[:, None] & mine[None, :]
     A = _rates(A_ptr, s, e, n, E, N)
     skip = tl.load(skip_ptr + s * E + e, mask=mine, other=0.0).to(tl.float32)
+    bias = skip
+    if RAW:
+        bias = tl.load(bias_ptr + s * E + e, mask=mine, other=0.0).to(tl.float32)
     g = tl.zeros((STATES, CHANNELS), tl.float32)
     dA = tl.zeros((STATES, CHANNELS), tl.float32)
     dskip = tl.zeros((CHANNELS,), tl.float32)
+    dbias = tl.zeros((CHANNELS,), tl.float32)
     for group in range(tl.cdiv(L, GROUP) - 1, -1, -1):
         i0 = group * GROUP
-        i1, i2, i3 = i0 + 1, i0 + 2, i0 + 3
+        i1 = i0 + 1
         state0 = tl.load(noted_ptr + tl.cast(group, tl.int64) * N * E + tile, mask=both, other=0.0)
-        v0, dt0, dy0 = _row(v_ptr, i0, L, v_l, e, E), _row(dt_ptr, i0, L, dt_l, e, E), _row(dy_ptr, i0, L, dy_l, e, E)
-        v1, dt1, dy1 = _row(v_ptr, i1, L, v_l, e, E), _row(dt_ptr, i1, L, dt_l, e, E), _row(dy_ptr, i1, L, dy_l, e, E)
-        v2, dt2, dy2 = _row(v_ptr, i2, L, v_l, e, E), _row(dt_ptr, i2, L, dt_l, e, E), _row(dy_ptr, i2, L, dy_l, e, E)
-        v3, dt3, dy3 = _row(v_ptr, i3, L, v_l, e, E), _row(dt_ptr, i3, L, dt_l, e, E), _row(dy_ptr, i3, L, dy_l, e, E)
+        v0, dy0 = _row(v_ptr, i0, L, v_l, e, E), _row(dy_ptr, i0, L, dy_l, e, E)
+        v1, dy1 = _row(v_ptr, i1, L, v_l, e, E), _row(dy_ptr, i1, L, dy_l, e, E)
+        dt0, slope0 = _steps(dt_ptr, i0, L, dt_l, e, E, bias, RAW)
+        dt1, slope1 = _steps(dt_ptr, i1, L, dt_l, e, E, bias, RAW)
         state1 = _advance(state0, v0, dt0, _row(k_ptr, i0, L, q_l, n, N), A)
-        state2 = _advance(state1, v1, dt1, _row(k_ptr, i1, L, q_l, n, N), A)
-        state3 = _advance(state2, v2, dt2, _row(k_ptr, i2, L, q_l, n, N), A)
-        g, dA = _retreat(
-            i3, state3, g, dA, dy3, v3, dt3, A, skip, q_ptr, k_ptr, dq_ptr, dk_ptr, dv_ptr, ddt_ptr, q_l, dq_l, dv_l,
-            L, e, n, E, N,
+        g, dA, dbias = _retreat(
+            i1, state1, g, dA, dbias, dy1, v1, dt1, slope1, A, skip, q_ptr, k_ptr, dq_ptr, dk_ptr, dv_ptr, ddt_ptr,
+            q_l, dq_l, dv_l, L, e, n, E, N, RAW,
         )  # fmt: skip
-        g, dA = _retreat(
-            i2, state2, g, dA, dy2, v2, dt2, A, skip, q_ptr, k_ptr, dq_ptr, dk_ptr, dv_ptr, ddt_ptr, q_l, dq_l, dv_l,
-            L, e, n, E, N,
+        g, dA, dbias = _retreat(
+            i0, state0, g, dA, dbias, dy0, v0, dt0, slope0, A, skip, q_ptr, k_ptr, dq_ptr, dk_ptr, dv_ptr, ddt_ptr,
+            q_l, dq_l, dv_l, L, e, n, E, N, RAW,
         )  # fmt: skip
-        g, dA = _retreat(
-            i1, state1, g, dA, dy1, v1, dt1, A, skip, q_ptr, k_ptr, dq_ptr, dk_ptr, dv_ptr, ddt_ptr, q_l, dq_l, dv_l,
-            L, e, n, E, N,
-        )  # fmt: skip
-        g, dA = _retreat(
-            i0, state0, g, dA, dy0, v0, dt0, A, skip, q_ptr, k_ptr, dq_ptr, dk_ptr, dv_ptr, ddt_ptr, q_l, dq_l, dv_l,
-            L, e, n, E, N,
-        )  # fmt: skip
-        dskip += dy0 * v0 + dy1 * v1 + dy2 * v2 + dy3 * v3
+        dskip += dy0 * v0 + dy1 * v1
     tl.store(dA_ptr + tile, dA, mask=both)
     tl.store(dskip_ptr + (b * S + s) * E + e, dskip, mask=mine)
+    if RAW:
+        tl.store(dbias_ptr + (b * S + s) * E + e, dbias, mask=mine)
 
 
-def scan_forward(q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, num_reverse: int) -> Tensor:
-    """y (B, L, S, E) in the dtype of v."""
-    q, k, v, dt = _dense(q, k, v, dt)
-    A = A.mT.contiguous()
+def scan_forward(
+    q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, bias: Tensor | None, num_reverse: int
+) -> Tensor:
+    """y (B, L, S, E) in the dtype of v. With a bias (S, E), steps are softplus(dt + bias)."""
     y = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-    _walk(q, k, v, dt, A, skip, y, None, num_reverse)
+    _walk(*_dense(q, k, v, dt), A.mT.contiguous(), skip, bias, num_reverse, y=y)
     return y
 
 
 def scan_backward(
-    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, num_reverse: int
-) -> list[Tensor]:
-    """The gradients of all six inputs, in their shapes and dtypes."""
-    dtypes = [t.dtype for t in (q, k)]
-    q, k, v, dt = _dense(q, k, v, dt)
-    (dy,) = _dense(dy)
+    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, bias: Tensor | None,
+    num_reverse: int,
+) -> list[Tensor]:  # fmt: skip
+    """The gradients of all inputs that are tensors, in their shapes and dtypes."""
+    q, k, v, dt, dy = _dense(q, k, v, dt, dy)
     A = A.mT.contiguous()  # (S, N, E), as all states lie in memory: one layout in registers for everything
     batch, length, num_scans, width = v.shape
     state = q.shape[3]
     launch = _launch_of(state, backward=True)
     num_groups, num_parts = triton.cdiv(length, GROUP), triton.cdiv(width, launch["CHANNELS"])
-    dv, ddt = torch.empty(v.shape, dtype=v.dtype, device=v.device), torch.empty(v.shape, device=v.device)
-    dq, dk = torch.empty(2, batch, length, num_scans, state, device=v.device)
-    dA, dskip = v.new_empty(batch, num_scans, state, width, dtype=torch.float32), dt.new_empty(batch, num_scans, width)
+    dv, ddt = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (v, dt))
+    dq, dk = torch.empty(2, *q.shape, device=v.device)
+    dA = torch.empty(batch, num_scans, state, width, device=v.device)
+    dskip, dbias = torch.empty(2, batch, num_scans, width, device=v.device)
     at_once = max(1, NOTED_BYTES // (4 * num_scans * num_groups * state * width))
     for first in range(0, batch, at_once):
         some = slice(first, first + at_once)
-        noted = torch.empty(len(q[some]), num_scans, num_groups, state, width, device=v.device)
-        parts = torch.empty(2, num_parts, *q[some].shape, device=v.device)
-        _walk(q[some], k[some], v[some], dt[some], A, skip, None, noted, num_reverse)
-        _walk_back_kernel[(num_parts, num_scans, len(noted))](
-            dy[some], q[some], k[some], v[some], dt[some], A, skip, noted, parts[0], parts[1], dv[some], ddt[some],
-            dA[some], dskip[some], len(noted), length, num_scans, width, state, num_scans - num_reverse,
-            *dy.stride()[:3], *q.stride()[:3], *v.stride()[:3], *dt.stride()[:3], **launch,
+        images = [t[some] for t in (q, k, v, dt)]
+        num_images = len(images[0])
+        noted = torch.empty(num_images, num_scans, num_groups, state, width, device=v.device)
+        parts = torch.empty(2, num_parts, *images[0].shape, device=v.device)
+        _walk(*images, A, skip, bias, num_reverse, noted=noted)
+        _walk_back_kernel[(num_parts, num_scans, num_images)](
+            dy[some], *images, A, skip, bias, noted,
+            parts[0], parts[1], dv[some], ddt[some], dA[some], dskip[some], dbias[some],
+            num_images, length, num_scans, width, state, num_scans - num_reverse,
+            *dy.stride()[:3], *q.stride()[:3], *v.stride()[:3], *dt.stride()[:3], RAW=bias is not None, **launch,
         )  # fmt: skip
         torch.sum(parts[0], 0, out=dq[some])
         torch.sum(parts[1], 0, out=dk[some])
-    return [dq.to(dtypes[0]), dk.to(dtypes[1]), dv, ddt, dA.sum(0).mT.contiguous(), dskip.sum(0)]
+    gradients = [dq.to(q.dtype), dk.to(k.dtype), dv, ddt, dA.sum(0).mT.contiguous(), dskip.sum(0)]
+    return gradients if bias is None else [*gradients, dbias.sum(0)]
 
 
 def _walk(
-    q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, y: Tensor | None, noted: Tensor | None,
-    num_reverse: int,
+    q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, bias: Tensor | None, num_reverse: int,
+    *, y: Tensor | None = None, noted: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Fill `y`, or `noted` with the states."""
     batch, length, num_scans, width = v.shape
     launch = _launch_of(q.shape[3], backward=False)
-    unused = A  # a pointer is wanted where nothing is written
     _walk_kernel[(triton.cdiv(width, launch["CHANNELS"]), num_scans, batch)](
-        q, k, v, dt, A, skip, unused if y is None else y, unused if noted is None else noted,
-        length, num_scans, width, q.shape[3], num_scans - num_reverse,
-        *q.stride()[:3], *v.stride()[:3], *dt.stride()[:3], NOTE=y is None, **launch,
+        q, k, v, dt, A, skip, bias, y, noted, length, num_scans, width, q.shape[3], num_scans - num_reverse,
+        *q.stride()[:3], *v.stride()[:3], *dt.stride()[:3], NOTE=y is None, RAW=bias is not None, **launch,
     )  # fmt: skip
 
 
@@ -231,6 +257,7 @@ def _launch_of(state: int, *, backward: bool) -> dict[str, Any]:
         "CHANNELS": min(32 if backward else 64, max(numbers // states, 8)),
         "GROUP": GROUP,
         "num_warps": 1,
+        "maxnreg": 168 if backward and state > 1 else None,  # more programs at a time
     }
 
 

@@ -84,7 +84,7 @@ def _from_table(file: Path) -> list[str]:
 
 def _from_kit(kit: Path) -> list[str]:
     try:
-        from scipy.io import loadmat
+        from scipy.io import loadmat  # type: ignore[import-untyped]
     except ImportError as error:
         raise InputError(
             f"{kit} keeps its classes in a file of MATLAB's, which scipy reads: pip install scipy, or put {KAGGLE} "

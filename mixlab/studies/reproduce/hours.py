@@ -43,7 +43,7 @@ MEASURED: dict[tuple[str, str], Speed] = {
 # Multiply-accumulates of one image at 224 px: ours counted (`mixlab models`), the others MambaOut's Table 1.
 GMACS = {
     "vit_tiny": 1.25, "vit_small": 4.6, "vit_base": 17.6,
-    "linearvit_base": 17.1,
+    "vit_causal_tiny": 1.25, "vit_causal_small": 4.6, "linearvit_base": 17.1,
     "dinovim_tiny": 3.1, "dinovim_small": 9.9, "dinovim_base": 20.4,
     "dinomambareg_tiny": 3.2, "dinomambareg_small": 10.2, "dinomambareg_base": 21.2,
     "mambaout_femto": 1.2, "mambaout_tiny": 4.5, "mambaout_small": 8.9, "mambaout_base": 15.8,

@@ -45,6 +45,7 @@ class Item:
     title: str
     networks: tuple[Network, ...] = ()
     data: tuple[str, ...] = ()  # beside ImageNet-1k, on which networks are trained
+    classifies: bool = False  # reads the classifiers of its networks: of released ones nothing else is needed
     work: Callable[[ItemSetting, Sequence[Network]], Iterator[Planned]] = lambda setting, networks: iter(())
     cells: tuple[PaperFigure, ...] = ()
     note: str = ""
@@ -66,7 +67,8 @@ class Item:
     def plan(self, setting: ItemSetting, only: Sequence[str] = ()) -> list[Planned]:
         """All commands: training first, each network once."""
         networks = self.available(setting, only)
-        return [*training_steps(setting, networks), *self.work(setting, networks)] if networks else []
+        trained = [network for network in networks if setting.trains(network) or not self.classifies]
+        return [*training_steps(setting, trained), *self.work(setting, networks)] if networks else []
 
     def needs(self, setting: ItemSetting, only: Sequence[str] = ()) -> list[str]:
         """The data sets that its commands read."""
@@ -74,14 +76,13 @@ class Item:
         if not networks:
             return []
         trained = any(setting.trains(network) and setting.recipe(network) is not None for network in networks)
-        scored = not trained and "accuracy" in self.data
-        first = ["imagenet"] if trained else ["imagenet-val"] if scored else []
-        return [*first, *(name for name in self.data if name != "accuracy")]
+        first = ["imagenet"] if trained else ["imagenet-val"] if self.classifies else []
+        return [*first, *self.data]
 
 
 def difference(reading: Reading, cell: PaperFigure) -> Reading | None:
     """Ours minus the paper's, in the paper's unit."""
     if cell.paper is None or math.isnan(reading.value):
         return None
-    ends = (None if end is None else cell.unit * end - cell.paper for end in (reading.low, reading.high))
-    return Reading(cell.unit * reading.value - cell.paper, *ends, reading.n)
+    low, high = (None if end is None else cell.unit * end - cell.paper for end in (reading.low, reading.high))
+    return Reading(cell.unit * reading.value - cell.paper, low, high, reading.n)

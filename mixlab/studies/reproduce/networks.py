@@ -9,6 +9,7 @@ from mixlab.backbones.zoo import ZOO
 from mixlab.recipes import RECIPES, find_recipe
 from mixlab.studies.reproduce.hours import NUM_TRAIN, HoursEstimate, estimate_hours
 from mixlab.studies.steps import Step
+from mixlab.training.settings import override
 
 Training = Literal["dino", "supervised", "dinov2"]
 Scale = Literal["full", "tiny"]
@@ -25,14 +26,13 @@ class Network:
     model: str  # a name of the zoo, or timm/NAME
     training: Training
     title: str  # as the papers call it
-    variant: str = ""  # what `settings` make of it
-    settings: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()  # beyond its recipe
     timm_name: str = ""  # timm's name of the classifier whose weights were released
     tiny: tuple[str, ...] = ()  # settings of its stand-in alone
 
     @property
     def key(self) -> str:
-        return "-".join(filter(None, (self.model.removeprefix("timm/"), self.variant, self.training)))
+        return f"{self.model.removeprefix('timm/')}-{self.training}"
 
     @property
     def family(self) -> str:
@@ -105,7 +105,7 @@ def training_step(setting: ItemSetting, network: Network) -> tuple[Step, HoursEs
     recipe = setting.recipe(network)
     assert recipe is not None, network
     method = "dino" if network.training != "supervised" else "supervised"
-    changes = (*network.settings, *_tiny(network)) if setting.is_tiny else network.settings
+    changes = _tiny(network) if setting.is_tiny else network.settings
     parts = () if setting.is_tiny else (f"accumulate={PARTS[method]}",)
     step = Step(
         name,
@@ -119,7 +119,7 @@ def training_step(setting: ItemSetting, network: Network) -> tuple[Step, HoursEs
         here=(*_sets(parts), *setting.on),
         trains=place,
     )  # fmt: skip
-    config = find_recipe(recipe)
+    config = override(find_recipe(recipe), changes)
     hours = None if setting.is_tiny else estimate_hours(method, network.model, NUM_TRAIN * config.epochs)
     return step, hours
 
@@ -130,9 +130,10 @@ def training_of(setting: ItemSetting, network: Network) -> tuple[str, ...]:
 
 
 def _tiny(network: Network) -> tuple[str, ...]:
+    steps = TINY_STEPS if network.training == "supervised" else (*TINY_STEPS, "method.frozen_prototype_epochs=0")
     if network.family == "mambaout":
-        return (*TINY_STEPS, *network.tiny)
-    return (f"model.dim={TINY_DIMS[network.size]}", "model.depth=2", *TINY_STEPS, *network.tiny)
+        return (*steps, *network.tiny)
+    return (f"model.dim={TINY_DIMS[network.size]}", "model.depth=4", *steps, *network.tiny)
 
 
 def _sets(settings: tuple[str, ...]) -> tuple[str, ...]:

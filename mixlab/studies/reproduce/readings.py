@@ -79,8 +79,8 @@ def _detection(network: Network, kind: str, metric: str, setting: ItemSetting) -
         return None
     name = {"boxes": "box_ap", "masks": "mask_ap"}[kind]
     measured = [one for one in found.get("measurements", ()) if one["metric"] == name and metric == "AP"]
-    ends = (measured[0].get("low"), measured[0].get("high")) if measured else (None, None)
-    return Reading(found[kind][metric], *ends, found["n"])
+    low, high = (measured[0].get("low"), measured[0].get("high")) if measured else (None, None)
+    return Reading(found[kind][metric], low, high, found["n"])
 
 
 def score(item: str, study: str, network: Network) -> Read:

@@ -9,6 +9,8 @@ from look_runs import make_run
 from PIL import Image
 
 from mixlab.cli import main
+from mixlab.report.findings import read_findings
+from mixlab.report.pictures import picture_rows
 from mixlab.run import RunDirectory
 
 maps = command("maps")
@@ -29,6 +31,17 @@ def test_pictures_and_arrays_of_several_models(tmp_path: Path) -> None:
         with Image.open(tmp_path / "out" / "figures" / name) as picture:
             assert picture.width > 300
             assert np.asarray(picture.convert("L")).std() > 10
+
+
+def test_several_kinds_of_map_are_columns_of_one_picture(tmp_path: Path) -> None:
+    vim = make_run(tmp_path / "vim", "dinovim_tiny")
+    one = maps([str(vim)], data="shapes:n=2", map="cosine", run=tmp_path / "one")
+    two = maps([str(vim)], data="shapes:n=2", map="cosine+front_cosine", run=tmp_path / "two")
+    widths = [Image.open(tmp_path / name / "figures" / "maps.png").width for name in ("one", "two")]
+    assert one["figures"] == two["figures"] == ["maps.png", "pca.png"]  # and none of heads or registers
+    assert widths[1] > 1.2 * widths[0]
+    [page] = [picture_rows(record) for record in read_findings([tmp_path / "two"]).of("maps")]
+    assert [row["name"] for row in page["maps"]] == ["image", "mask", "vim, cosine", "vim, front_cosine"]
 
 
 def test_maps_of_another_protocol_replace_neither_results_nor_pictures(tmp_path: Path) -> None:

@@ -100,15 +100,15 @@ def test_the_papers_figures_stand_only_where_the_setting_is_the_papers() -> None
     head = {"blocks": 4, "strategy": "cls", "lr": 2e-3, "weight_decay": 1e-3}
     assert paper.probe_figure(setting, **head) == pytest.approx(0.774)
     assert paper.probe_figure(setting, **{**head, "blocks": 2}) is None
-    assert paper.best_probe_figure(setting, blocks=4, strategy="cls") == pytest.approx(0.774)
-    assert paper.best_probe_figure(setting, blocks=3, strategy="cls") == pytest.approx(0.767)
+    assert paper.best_probe_figure(setting, width=2048, strategy="cls") == pytest.approx(0.774)
+    assert paper.best_probe_figure(setting, width=1536, strategy="cls") == pytest.approx(0.767)
     vit = replace(setting, model="vit_base")
-    assert paper.best_probe_figure(vit, blocks=1, strategy="cls+mean") == pytest.approx(0.782)
-    assert paper.best_probe_figure(vit, blocks=2, strategy="cls") is None  # as many features, but not DINO's
+    assert paper.best_probe_figure(vit, width=1536, strategy="cls+mean") == pytest.approx(0.782)
+    assert paper.best_probe_figure(vit, width=1536, strategy="cls") is None  # as many features, but not DINO's
     for change in ({"num_train": 12_811}, {"epochs": 10}, {"augmented": False}, {"pretrained": False}):
         other = replace(setting, **change)
         assert paper.probe_figure(other, **head) is None
-        assert paper.best_probe_figure(other, blocks=4, strategy="cls") is None
+        assert paper.best_probe_figure(other, width=2048, strategy="cls") is None
     assert paper.robustness_figure("dinovim_base", "a") == pytest.approx(0.142)
     assert paper.robustness_figure("dinovim_base", "val") is None and paper.robustness_figure("x", "a") is None
 

@@ -1,5 +1,7 @@
 """Label maps, and images with objects, on their way into a batch."""
 
+import colorsys
+
 import numpy as np
 import pytest
 import torch
@@ -115,6 +117,17 @@ def test_brightness_is_added_and_contrast_multiplied() -> None:
     images = torch.full((1, 3, 2, 2), 0.4)
     changed = change_colours(images.clone(), torch.tensor([[0.1, 1.5, 1.0, 0.0]]))
     torch.testing.assert_close(changed, torch.full((1, 3, 2, 2), 0.75))
+
+
+@pytest.mark.parametrize(("saturation", "hue"), [(0.5, 0.0), (1.5, 0.0), (1.3, 0.08), (0.7, -0.1)])
+def test_saturation_and_hue_change_as_in_hsv(saturation: float, hue: float) -> None:
+    images = torch.rand(1, 3, 6, 6)
+    changed = change_colours(images.clone(), torch.tensor([[0.0, 1.0, saturation, hue]]))
+    for row in range(6):
+        for column in range(6):
+            h, s, v = colorsys.rgb_to_hsv(*images[0, :, row, column].tolist())
+            expected = colorsys.hsv_to_rgb((h + hue) % 1, min(s * saturation, 1.0), v)
+            assert changed[0, :, row, column].tolist() == pytest.approx(expected, abs=1e-5)
 
 
 def boxes_around(masks: torch.Tensor) -> list[list[float]]:

@@ -5,10 +5,19 @@ import sys
 import pytest
 import torch
 
-from mixlab.bench import auc, dino, frozen
+from mixlab.bench import auc, dino, frozen, images
 from mixlab.evaluation.features import FeatureTable
 
 CPU = torch.device("cpu")
+
+
+def test_crops_of_files_are_as_large_and_as_sharp_as_torchvisions(tmp_path) -> None:
+    images.draw_files(tmp_path, num_files=2)
+    for crop in (rows := iter(images.describe_crops(str(tmp_path), num_draws=400))):
+        ours, squashed = next(rows), next(rows)
+        assert (crop["system"], ours["system"]) == ("torchvision", "mixlab")
+        assert abs(ours["enlarged"] - crop["enlarged"]) < 0.1 < squashed["enlarged"] - crop["enlarged"]
+        assert abs(ours["sharpness"] - 1) < 0.01 < 1 - squashed["sharpness"]
 
 
 def test_the_knn_benchmark_times_a_small_case() -> None:

@@ -16,8 +16,10 @@ from tiny_backbones import run_tiny, tiny_backbone, tiny_settings, tiny_splits
 import mixlab
 from mixlab.backbones.weights import WeightsError
 from mixlab.data.imagenet_labels import imagenet_classes
+from mixlab.evaluation.accuracy import write_accuracy
 from mixlab.evaluation.classifier import (
     ProbeHead,
+    load_classifier,
     load_head,
     own_probe,
     probe_classifier,
@@ -26,8 +28,14 @@ from mixlab.evaluation.classifier import (
     trained_classifier,
 )
 from mixlab.evaluation.features import HeadInput
+from mixlab.evaluation.knn import KnnSettings
 from mixlab.evaluation.machine import CentreView
-from mixlab.evaluation.target import as_target
+from mixlab.evaluation.probe import ProbeSettings
+from mixlab.evaluation.target import as_target, load_target
+from mixlab.recipes import RECIPES
+from mixlab.run import RunDirectory
+from mixlab.training.loop import train
+from mixlab.training.settings import override
 from tests.unit.backbones.released_dino_vit import random_vit_state, released_vit_features
 
 VIEW = CentreView(16)
@@ -169,3 +177,22 @@ def test_what_training_exports_is_a_classifier_again(tmp_path: Path) -> None:
     images = torch.randn(2, 3, 16, 16)
     with torch.no_grad():
         torch.testing.assert_close(classifier.network(images), network(images))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "fields", "share"),
+    [
+        ("supervised_mambaout_femto64", ["model.depths=[1,1,1,1]", "model.dims=[8,8,8,8]"], 1.0),
+        ("supervised_vit_tiny64", ["model.depth=1", "model.dim=16"], 0.875),
+    ],
+)
+def test_a_model_is_evaluated_with_the_crop_share_of_its_own(recipe, fields, share, tmp_path: Path) -> None:
+    settings = [*fields, "epochs=1", "batch=8", "optim.warmup_epochs=0", "method.size=32", "knn.every_epochs=0"]
+    config = override(RECIPES[recipe](), settings)
+    train(config, data="shapes:n=8,size=32", run=tmp_path, device="cpu", then=write_accuracy)
+    (found,) = RunDirectory(tmp_path).measurements()
+    assert found["crop_share"] == share
+    assert load_classifier(str(tmp_path), device="cpu").view.crop_share == share
+    backbone = load_target(str(tmp_path), device="cpu").backbone
+    assert KnnSettings().view(backbone).crop_share == ProbeSettings().for_backbone(backbone).crop_share == share
+    assert KnnSettings(crop_share=0.9).view(backbone).crop_share == 0.9

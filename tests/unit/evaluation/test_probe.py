@@ -6,6 +6,8 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,11 @@ from tiny_backbones import PLAIN, run_tiny, tiny_backbone, tiny_settings, tiny_s
 
 from mixlab.data.images import ImageFolder
 from mixlab.evaluation.features import FeaturePlan, head_inputs
+from mixlab.evaluation.probe.evaluate import choose_folder, stored_settings
 from mixlab.evaluation.probe.heads import new_head
 from mixlab.evaluation.probe.result import best_head, chosen_elsewhere
 from mixlab.evaluation.probe.training import AugmentedStream, ProbeCrops
+from mixlab.run.directory import write_json
 from mixlab.training.distributed import World, join_world
 from mixlab.training.stopping import Stopped
 
@@ -86,6 +90,19 @@ def test_a_probe_with_other_settings_gets_a_folder_of_its_own_and_the_same_resum
         for path in tmp_path.glob("probe*")
     }
     assert steps == {"probe": ["step-00000003"], "probe_2": ["step-00000006"]}
+
+
+def test_a_probe_from_when_images_were_squashed_to_twice_the_size_resumes_with_that_size(tmp_path: Path) -> None:
+    now = tiny_settings(mode="augmented").for_backbone(tiny_backbone())
+    choose = partial(choose_folder, tmp_path / "probe", backbone=tiny_backbone(), splits=tiny_splits())
+    stored = stored_settings(now, tiny_backbone(), tiny_splits())
+    assert stored["load_size"] == 0
+    (tmp_path / "probe" / "augmented").mkdir(parents=True)
+    write_json(tmp_path / "probe" / "augmented" / "settings.json", {**stored, "load_size": None})
+    said: list[str] = []
+    assert choose(settings=replace(now, load_size=32), say=said.append) == tmp_path / "probe" and not said
+    assert choose(settings=now, say=said.append) == tmp_path / "probe_2"
+    assert "load_size was 32, is 0" in said[0]
 
 
 def test_heads_trained_on_augmented_images_are_those_of_torch_on_the_same_crops(whole: dict[str, Path]) -> None:

@@ -188,3 +188,13 @@ def test_a_real_classifier_on_real_photographs_scores_what_plain_code_counts(tmp
         right += imagenet_classes()[predicted] == path.parent.name
     assert found.n == len(paths) >= 30
     assert found.correct == right > 10
+
+
+def test_sets_are_found_where_archives_put_them_and_unsorted_images_are_named(tmp_path: Path) -> None:
+    paint(tmp_path / "imagenet" / "val" / "ILSVRC2012_val_00000001.JPEG", 1)
+    paint(tmp_path / "imagenetv2" / "imagenetv2-top-images-format-val" / "3" / "a.jpeg", 3)
+    found = find_sets(tmp_path)
+    v2 = tmp_path / "imagenetv2" / "imagenetv2-top-images-format-val"
+    assert found == {"val": tmp_path / "imagenet" / "val", "v2-ti": v2, "real": tmp_path / "imagenet" / "val"}
+    with pytest.raises(ValueError, match=r"All images lie in one folder: sort them into class folders; `mixlab rep"):
+        score("val", found["val"])

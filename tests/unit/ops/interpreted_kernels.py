@@ -31,6 +31,7 @@ from mixlab.ops.mamba2 import reference as mamba2_reference
 from mixlab.ops.selective_scan import op as selective_op
 from mixlab.ops.selective_scan import triton_selective
 from mixlab.ops.selective_scan.reference import selective_scan_recurrence
+from mixlab.ops.short_conv import op as short_conv_op
 from mixlab.ops.short_conv import triton_short_conv
 from mixlab.ops.ssd import op as ssd_op
 from mixlab.ops.ssd.reference import ssd_recurrence
@@ -57,19 +58,22 @@ SCANS = {
     "scan of thirteen heads over two tiles": (33, 1, 13, 0, 16, 16),
     "scan of two groups of nine heads": (33, 2, 18, 9, 16, 16),
 }
-# name: batch, length, scans, reverse scans, channels, N
+# name: batch, length, scans, reverse scans, channels, N, whether steps are given raw
 SELECTIVE = {
-    "selective scan of one token": (2, 1, 1, 1, 5, 16),
-    "selective scan of two groups of steps, one not full": (2, 6, 2, 1, 40, 16),
-    "selective scan with one state": (1, 8, 4, 2, 33, 1),
-    "selective scan with three states, an image at a time": (3, 5, 2, 0, 35, 3),
+    "selective scan of one token": (2, 1, 1, 1, 5, 16, False),
+    "selective scan of pairs of steps, one not full": (2, 5, 2, 1, 40, 16, True),
+    "selective scan with one state": (1, 6, 4, 2, 33, 1, True),
+    "selective scan with three states, an image at a time": (3, 4, 2, 0, 35, 3, False),
 }
-# name: directions, length, heads, N, P, tokens of a segment of the convolution
+# name: directions, length, heads, N, P, tokens of a segment of the convolution, whether the scan is kept
 MIXERS = {
     "mixer both ways, short": (2, 5, 2, 16, 16, 128),
     "mixer one way": (1, 7, 2, 16, 16, 128),
     "mixer both ways, two tiles": (2, 33, 2, 16, 16, 128),
     "mixer with a convolution in three segments": (2, 11, 2, 16, 16, 4),
+    "mixer that keeps its scan, one tile": (2, 5, 2, 16, 16, 128, True),
+    "mixer that keeps its scan, two tiles": (2, 40, 2, 16, 16, 128, True),
+    "mixer of three heads, whose rows are cut in thirds": (2, 4, 6, 16, 16, 128),
 }
 # name: length, heads, P, and if the tokens are cut: the number of spans and the tokens of one
 ATTENTIONS = {
@@ -137,17 +141,32 @@ def far_scan_errors() -> Errors:
 def selective_inputs(batch: int, length: int, scans: int, width: int, state: int) -> list[Tensor]:
     q, k = torch.randn(2, batch, length, scans, state)
     v, dt = torch.randn(2, batch, length, scans, width)
-    return [q, k, v, F.softplus(dt), -4 * torch.rand(scans, width, state), torch.randn(scans, width)]
+    A, skip, bias = -4 * torch.rand(scans, width, state), torch.randn(scans, width), torch.randn(scans, width) - 2
+    return [q, k, v, dt, A, skip, bias]
 
 
-def selective_errors(batch: int, length: int, scans: int, num_reverse: int, width: int, state: int) -> Errors:
+def selective_errors(
+    batch: int, length: int, scans: int, num_reverse: int, width: int, state: int, raw: bool
+) -> Errors:
+    q, k, v, dt, *parameters, bias = selective_inputs(batch, length, scans, width, state)
+
+    def exact(q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, *bias: Tensor) -> Tensor:
+        steps = F.softplus(dt + bias[0]) if raw else dt
+        return selective_scan_recurrence(q, k, v, steps, A, skip, num_reverse=num_reverse)
+
     with patch.object(triton_selective, "NOTED_BYTES", 1 if batch == 3 else triton_selective.NOTED_BYTES):
         return compare(
-            lambda *inputs: selective_op._scan(*inputs, num_reverse),
-            lambda *inputs: selective_scan_recurrence(*inputs, num_reverse=num_reverse),
-            selective_inputs(batch, length, scans, width, state),
+            lambda *inputs: selective_op._scan(*inputs, *(() if raw else (None,)), num_reverse),
+            exact,
+            [q, k, v, dt, *parameters, bias] if raw else [q, k, v, F.softplus(dt), *parameters],
             smallest=1e-12,
         )
+
+
+def short_conv_errors(directions: int) -> Errors:
+    x = torch.randn(2, 9, 64)[..., :32]  # rows that lie apart
+    inputs = [x, torch.randn(directions, 32, 4), torch.randn(directions, 32)]
+    return compare(short_conv_op._conv, short_conv_op.two_way_short_conv, inputs)
 
 
 def mixer_inputs(directions: int, length: int, num_heads: int, state: int, width: int) -> list[Tensor]:
@@ -165,10 +184,12 @@ def mixer_inputs(directions: int, length: int, num_heads: int, state: int, width
     ]
 
 
-def mixer_errors(directions: int, length: int, num_heads: int, state: int, width: int, segment: int) -> Errors:
+def mixer_errors(
+    directions: int, length: int, num_heads: int, state: int, width: int, segment: int, keep_scan: bool = False
+) -> Errors:
     with patch.object(triton_short_conv, "SEGMENT", segment):
         return compare(
-            lambda *inputs: mamba2_op._mixer(*inputs, width, 1e-5),
+            lambda *inputs: mamba2_op._mixer(*inputs, width, 1e-5, keep_scan),
             lambda *inputs: mamba2_reference.mamba2(*inputs, head_dim=width, eps=1e-5),
             mixer_inputs(directions, length, num_heads, state, width),
         )
@@ -212,12 +233,12 @@ def registered_errors() -> Errors:
     torch.library.opcheck(ssd_op._scan.registered, (*scan, 0, True))
     torch.library.opcheck(selective_op._scan.registered, (*selective, 1), test_utils=("test_schema", "test_faketensor"))
     torch.library.opcheck(
-        mamba2_op._mixer.registered, (*mixer, 16, 1e-5), test_utils=("test_schema", "test_faketensor")
+        mamba2_op._mixer.registered, (*mixer, 16, 1e-5, True), test_utils=("test_schema", "test_faketensor")
     )
     torch.library.opcheck(add_norm_op._add_norm.registered, (*norm, None, 1e-5))
     torch.library.opcheck(attention_op._attention.registered, (torch.randn(1, 3, 48, requires_grad=True), 16))
     return compare(
-        lambda *inputs: mamba2_op._mixer.registered(*inputs, 16, 1e-5),
+        lambda *inputs: mamba2_op._mixer.registered(*inputs, 16, 1e-5, False)[0],
         lambda *inputs: mamba2_reference.mamba2(*inputs, head_dim=16, eps=1e-5),
         mixer_inputs(2, 5, 2, 16, 16),
     )
@@ -243,6 +264,8 @@ def main() -> None:
         **{name: (selective_errors, sizes) for name, sizes in SELECTIVE.items()},
         **{name: (mixer_errors, sizes) for name, sizes in MIXERS.items()},
         **{name: (attention_errors, sizes) for name, sizes in ATTENTIONS.items()},
+        "short convolution one way": (short_conv_errors, (1,)),
+        "short convolution both ways": (short_conv_errors, (2,)),
         "scan of tokens that lie far apart": (far_scan_errors, ()),
         "mixer in float32 under autocast": (autocast_errors, ()),
         "add and RMSNorm": (add_norm_errors, (False,)),

@@ -116,18 +116,21 @@ def scan(dtype: torch.dtype, *, state: int, width: int, length: int, heads: int 
 def selective_scan(dtype: torch.dtype, *, scans: int, width: int, state: int) -> list[Launch]:
     shape = (8, 197, scans)
     q, k = _empty(*shape, 2 * state, dtype=dtype).split(state, dim=-1)
-    inputs = (_empty(*shape, width, dtype=dtype), _empty(*shape, width), _empty(scans, width, state))
-    return _launches(lambda: selective_op._scan(q, k, *inputs, _empty(scans, width), scans // 2))
+    inputs = (_empty(*shape, width, dtype=dtype), _empty(*shape, width, dtype=dtype), _empty(scans, width, state))
+    skip, bias = _empty(scans, width), _empty(scans, width)
+    return _launches(lambda: selective_op._scan(q, k, *inputs, skip, bias, scans // 2))
 
 
-def mixer(dtype: torch.dtype, *, directions: int, length: int, width: int = 64, heads: int = 24) -> list[Launch]:
+def mixer(
+    dtype: torch.dtype, *, directions: int, length: int, width: int = 64, heads: int = 24, keep_scan: bool = False
+) -> list[Launch]:
     inner, state = heads * width, width
     channels = inner + 2 * state
     parameters = [_empty(directions, channels, 4), _empty(directions, channels)]
     parameters += [_empty(directions, heads) for _ in range(3)]
     parameters += [_empty(directions, inner), _empty(inner // 2, inner)]
     projected = _empty(8, length, inner + channels + heads, dtype=dtype)
-    return _launches(lambda: mamba2_op._mixer(projected, *parameters, width, 1e-5))
+    return _launches(lambda: mamba2_op._mixer(projected, *parameters, width, 1e-5, keep_scan))
 
 
 def add_norm(dtype: torch.dtype, *, centred: bool, width: int = 768) -> list[Launch]:

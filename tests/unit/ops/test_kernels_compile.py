@@ -32,7 +32,7 @@ SPILLS = {
     "_values_kernel": (760, 128, 328),
     "_gated_norm_backward_kernel": (216, 144, 216),
     "_gather_both_span_kernel": (16, 0, 0),
-    "_walk_back_kernel": (64, 64, 64),
+    "_walk_back_kernel": (96, 96, 96),
     "_backward_kernel": (168, 136, 0),
     "_write_gradients_span_kernel": (144, 128, 0),
 }
@@ -43,6 +43,7 @@ def every_kernel() -> list[Launch]:
     """In the sizes of DinoVim-B, ViT-B, LinearViT-B, Vim-T and VMamba-T, and of DINO's crops."""
     found = [
         *launches.mixer(HALF, directions=2, length=198),
+        *launches.mixer(HALF, directions=2, length=198, keep_scan=True),
         *launches.mixer(HALF, directions=2, length=38),
         *launches.mixer(HALF, directions=1, length=38),
         *launches.selective_scan(HALF, scans=2, width=384, state=16),

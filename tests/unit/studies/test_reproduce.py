@@ -144,7 +144,10 @@ def test_speeds_are_those_of_the_experiments_and_hours_follow_the_formula() -> N
     for name in ("vit_tiny", "mambaout_femto"):
         assert count_macs(on_meta(name), 224) / 1e9 == pytest.approx(GMACS[name], abs=0.06)
     training, then = hours_of(ITEMS["dino-mamba-table2"].plan(ON_PAPER))
-    assert 150 < training < 250 and 30 < then < 45
+    epochs = 1_281_167 / 3600
+    linear = 618.6 * GMACS["vit_base"] / GMACS["linearvit_base"]
+    assert training == pytest.approx(epochs * (100 / 447.7 + 400 / 618.6 + 100 / linear))
+    assert then == pytest.approx(160_000 * 16 / 3600 * (1 / 55.7 + 1 / 58.4 + 1 / 59.6))
 
 
 @pytest.mark.parametrize("item", [item for item in ITEMS.values() if item.networks], ids=lambda item: item.name)
@@ -187,9 +190,11 @@ def test_a_backbone_of_the_future_runs_once_it_is_in_the_zoo(monkeypatch: pytest
     monkeypatch.setitem(ZOO, name, ZooEntry("a test", "mambaout_femto"))
     weights = tmp_path / "released.pth"
     weights.touch()
-    steps = {step.name: step for step in plan_item(item, root=None, run=tmp_path, weights={name: str(weights)}).steps}
-    assert steps[f"train {name}-supervised"].arguments[:4] == ("export", name, "--weights", str(weights))
-    assert steps[f"accuracy {name}-supervised"].arguments[0] == "robust"
+    given = {"root": None, "run": tmp_path, "weights": {name: str(weights)}, "only": (name,)}
+    [step] = plan_item(item, **given).steps
+    assert step.arguments[:4] == ("robust", f"{name}={name}-supervised", "--weights", str(weights))
+    steps = [step.arguments[:4] for step in plan_item(ITEMS["mambaout-table2"], **given).steps]
+    assert steps[0] == ("export", name, "--weights", str(weights)) and steps[1][0] == "detect"
 
 
 def test_differences_are_in_the_papers_unit_and_keep_their_interval() -> None:
@@ -247,6 +252,23 @@ def test_released_weights_replace_a_training(root: Path, run: Path, in_process: 
     assert [step.arguments[0] for step in plan.steps] == ["pair-masks", "export", "auc"]
     assert "imagenet" not in ITEMS["dino-mamba-fig4f"].needs(plan.setting, ("vit_base",))
     assert "vit_base-dino=dino" in plan.steps[-1].arguments
+
+
+def test_a_released_classifier_is_scored_on_the_sorted_validation_images(
+    root: Path, in_process: None, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    network = timm.create_model("mambaout_femto").eval()
+    torch.save(network.state_dict(), tmp_path / "released.pth")
+    call = {"root": root, "run": tmp_path / "run", "only": "mambaout_femto", "device": "cpu"}
+    found = reproduce(["mambaout-fig1b"], weights=f"mambaout_femto={tmp_path / 'released.pth'}", **call)
+    rows = {(row["row"], row["column"]): row for row in found["items"]["mambaout-fig1b"]["rows"]}
+    score = rows["MambaOut-Femto", "top-1, %"]
+    assert score["n"] == 6 and score["paper"] == 78.9 and score["low"] is not None
+    assert rows["MambaOut-Femto", "parameters, M"]["ours"] == pytest.approx(7.3, abs=0.05)
+    key = "mambaout_femto-supervised"
+    stored = json.loads((tmp_path / "run" / key / "results" / f"robust_{key}.json").read_text())
+    assert stored["view"] == {"size": 224, "crop_share": 1.0, "fit": "crop"}  # MambaOut's own
 
 
 @pytest.mark.skipif(not EVERYTHING, reason="minutes: set MIXLAB_TEST_REPRODUCE=1")

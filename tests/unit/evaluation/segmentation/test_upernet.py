@@ -6,7 +6,10 @@ import torch
 from torch import nn
 
 import mixlab
+from mixlab.data.crops import normalise
+from mixlab.data.dense_batches import MEAN_COLOUR, CropBatch
 from mixlab.evaluation.segmentation.recipe import SegmentConfig, SegmentRecipe
+from mixlab.training.recipe import BatchPart
 
 SIDE, NUM_CLASSES = 64, 5
 
@@ -37,6 +40,18 @@ def test_one_step_has_the_losses_of_mmsegmentation(recipe: SegmentRecipe) -> Non
     assert float(total.detach()) == pytest.approx(main + auxiliary, rel=1e-9)
     assert 0.4 * float(noted["auxiliary_loss"]) == pytest.approx(auxiliary, rel=1e-9)
     assert auxiliary > 0.1
+
+
+def test_colours_change_inside_of_an_image_alone(recipe: SegmentRecipe) -> None:
+    """MMSegmentation pads after its colour changes: what lies beyond an image is 0 to the backbone."""
+    images = torch.randint(0, 256, (2, 3, SIDE, SIDE), dtype=torch.uint8)
+    masks = torch.zeros(2, SIDE, SIDE, dtype=torch.uint8)
+    images[:, :, 40:], masks[:, 40:] = torch.tensor(MEAN_COLOUR, dtype=torch.uint8)[:, None, None], theirs.IGNORE
+    batch = CropBatch(images, masks, torch.arange(2))
+    part = BatchPart(step=3, epoch=0, index=0, num_parts=1, seed=0)
+    pixels = recipe.pixels(batch, part)
+    assert not pixels[:, :, 40:].any() and pixels[:, :, :40].all()
+    assert not torch.allclose(pixels.float(), normalise(images.float() / 255), atol=0.01)  # they did change
 
 
 def test_the_head_starts_as_mmsegmentation_s() -> None:
