@@ -36,15 +36,18 @@ from mixlab.training.stopping import Stopped, StopRequests
 
 SCORE_ROWS = 2048  # images whose logits are in memory at once
 SAVE_EVERY_S = 300.0
-PROBE_SCALE = (0.08, 1.0)  # torchvision's RandomResizedCrop, which DINO's probe uses as it comes
+PROBE_SCALE = (0.08, 1.0)  # torchvision's RandomResizedCrop, which DINO's probe uses as it comes: bilinear
 
 
 class ProbeCrops:
-    """Random resized crops and flips, the paper's augmentation for probes; choices depend on seed and step alone."""
+    """Random resized crops and flips, the paper's augmentation for probes; choices depend on seed and step alone.
 
-    def __init__(self, size: int, *, seed: int) -> None:
+    `squashed` images, which have lost their shape before they are cut, are resized bicubically: as probes once were.
+    """
+
+    def __init__(self, size: int, *, seed: int, squashed: bool = False) -> None:
         self.size, self.seed = size, seed
-        self.crops = MultiCrop([CropKind(size=size, scale=PROBE_SCALE)])
+        self.crops = MultiCrop([CropKind(size=size, scale=PROBE_SCALE, bilinear=0.0 if squashed else 1.0)])
 
     def __call__(self, batch: PackedBatch, backbone: Backbone, *, step: int, world: World) -> Tensor:
         """This rank's part of a global batch -> what the backbone takes, (B, 3, size, size)."""
