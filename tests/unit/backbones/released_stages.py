@@ -1,10 +1,11 @@
 """The released visual Mambas in stages, and PlainMamba: as `released_mambas.py`, from equations alone."""
 
 import math
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
-from released_mambas import N, Draw, State, batch_norm, gated, layer_norm, scan, silu, softplus, walk
+from released_mambas import Draw, N, State, batch_norm, gated, layer_norm, scan, silu, softplus, walk
 from torch import Tensor
 
 SKIPPING = [(0, 0, False), (1, 0, True), (0, 1, False), (1, 1, True)]  # first row and column, and whether down first
@@ -248,7 +249,7 @@ def plain_mixer(x: Tensor, own: State, mamba: str, height: int, width: int) -> T
     total = torch.zeros_like(u)
     for path in (rows, rows[::-1], columns, columns[::-1]):
         moves = [0]
-        for (r0, c0), (r1, c1) in zip(path, path[1:], strict=False):
+        for (r0, c0), (r1, c1) in pairwise(path):
             moves.append({(0, 1): 1, (0, -1): 2, (-1, 0): 3, (1, 0): 4}[r1 - r0, c1 - c0])
         order = [r * width + c for r, c in path]
         y = scan(u[:, order], step, own[mamba + "A_log"], B + own[mamba + "direction_Bs"][moves], C, own[mamba + "D"])
