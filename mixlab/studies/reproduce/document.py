@@ -133,8 +133,8 @@ def _item(item: Item) -> Iterator[str]:
     lacking = missing_networks(item)
     if lacking:
         yield f"Not yet: {'; '.join(_short(said) for said in lacking)}.\n"
-    own = [one.step for one in plan.planned if not one.step.name.startswith("train ")]
-    names = [f"`{one.step.name.removeprefix('train ')}`" for one in plan.planned if one.step.name.startswith("train ")]
+    own = [one.step for one in plan.planned if not _is_training(one.step)]
+    names = [f"`{one.step.name.removeprefix('train ')}`" for one in plan.planned if _is_training(one.step)]
     if names:
         yield f"Networks: {', '.join(names)}.\n"
     if own:
@@ -144,6 +144,11 @@ def _item(item: Item) -> Iterator[str]:
     if item.settings:
         yield "| setting | paper |\n|---|---|"
         yield "\n".join(f"| {name} | {paper} |" for name, _, paper in item.settings()) + "\n"
+
+
+def _is_training(step: Step) -> bool:
+    """Trainings are shown once, by themselves; released weights with the item that reads them."""
+    return step.trains is not None and step.name.startswith("train ")
 
 
 def _typed(step: Step) -> str:

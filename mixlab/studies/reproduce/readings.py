@@ -1,7 +1,7 @@
 """Where our figures are: readers of the result files that the commands of an item leave."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -146,13 +146,19 @@ def backbone_parameters(network: Network) -> Read:
 
 
 def num_macs(network: Network) -> Read:
-    return partial(_counted, network, lambda name: count_macs(on_meta(name), 224))
+    return partial(_counted, network, _macs)
 
 
 def _counted(network: Network, count: Callable[[str], int], setting: ItemSetting) -> Reading | None:
     return Reading(float(count(network.model))) if network.model in ZOO else None
 
 
+@cache
+def _macs(name: str) -> int:
+    return count_macs(on_meta(name), 224)
+
+
+@cache
 def _parameters(name: str) -> int:
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in on_meta(name).with_classifier(1000).parameters())
