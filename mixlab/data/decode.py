@@ -165,7 +165,7 @@ def _read_file(path: str | Path, name: str) -> bytes:
         about = os.stat(path)  # noqa: PTH116
         if stat.S_ISREG(about.st_mode) and about.st_size <= MAX_BYTES:
             with open(path, "rb", opener=_open_at_once) as file:
-                return file.read(MAX_BYTES)
+                return file.read(about.st_size)
     except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
         raise UnreadableImage(name, _reason(error)) from error
     if stat.S_ISREG(about.st_mode):

@@ -86,8 +86,8 @@ class PackedBatch(NamedTuple):
             torch.cat([batch.images.starts + int(end) for batch, end in zip(batches, ends, strict=False)]),
             torch.cat([batch.images.shapes for batch in batches]),
         )
-        labels, indexes, sizes = (torch.cat([batch[column] for batch in batches]) for column in (1, 2, 3))
-        return PackedBatch(images, labels, indexes, sizes)
+        columns = zip(*((batch.labels, batch.indexes, batch.sizes) for batch in batches), strict=True)
+        return PackedBatch(images, *(torch.cat(column) for column in columns))
 
 
 PackedSample = tuple[NDArray[np.uint8], int, int, int, int]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ class DenseConfig(MethodConfig):
     score_every_epochs: int = 0  # on the validation set, during the run; 0: at the end alone
     score_images: int = 200  # of the live score, at most
 
-    def as_begun(self, stored: Mapping[str, Any]) -> DenseConfig:
+    def as_begun(self, stored: Mapping[str, Any]) -> Self:
         """Itself for a run that began with the settings `stored`: what is newer than the run as it was before."""
         return self if "drop_path" in stored else replace(self, drop_path=None)
 

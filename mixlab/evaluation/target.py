@@ -22,7 +22,7 @@ from mixlab.backbones.weights.reading import read_epoch
 from mixlab.backbones.zoo import SHIPPED, SHIPPED_TRAINING, create_model
 from mixlab.errors import InputError
 from mixlab.evaluation.paper import pretrained_as_published, pretraining_epochs
-from mixlab.run import UNTRAINED, RunDirectory, Subject
+from mixlab.run import UNTRAINED, RunDirectory, Subject, codec
 from mixlab.training.checkpoint import Checkpoints
 from mixlab.training.distributed import choose_device, make_current
 from mixlab.training.recipe import Recipe
@@ -189,6 +189,7 @@ def _load_run(place: Path) -> tuple[Backbone, str, dict[str, Any]]:
     """Its backbone, where its weights are, and what its config and its results say."""
     run, exported = RunDirectory(place), place / "weights.safetensors"
     config = run.read_config() if (place / "config.json").is_file() else {}
+    _check_objects(config, place / "config.json")
     if not config and (found := Checkpoints(place / "checkpoints", keep=1).newest(_warn)):  # it was deleted
         config = found.state.get("config", {})
     if exported.is_file():
@@ -198,7 +199,7 @@ def _load_run(place: Path) -> tuple[Backbone, str, dict[str, Any]]:
     probes = [measurement for measurement in run.measurements() if measurement.metric == "probe_top1"]
     by_register = {found["register"]: found.value for found in probes if found["register"] is not None}
     known = {
-        "training": config.get("settings", {}).get("method", {}).get("kind"),
+        "training": _method_of(config),
         "seed": config.get("seed") if isinstance(config.get("seed"), int) else None,
         "probe_accuracy": max((found.value for found in probes if found["register"] is None), default=None),
         "register_accuracies": tuple(by_register[index] for index in sorted(by_register)),
@@ -221,17 +222,25 @@ def restore_stopped(run: RunDirectory, config: dict[str, Any]) -> tuple[Recipe, 
     from mixlab.evaluation.methods import METHODS, train_config  # all of them, dense tasks too: slow to import
 
     found = Checkpoints(run.path / "checkpoints", keep=1).newest(_warn)
-    if found is None or config.get("settings", {}).get("method", {}).get("kind") not in METHODS:
+    if found is None or _method_of(config) not in METHODS:
         raise FileNotFoundError(
             f"{run.path} has no exported weights (weights.safetensors); run the same command again to finish it"
         )
-    with torch.random.fork_rng(devices=[]):
-        recipe = train_config(config["settings"]).method.build(
-            build_architecture(config["architecture"]),
-            num_classes=len(config["classes"]),
-            total_steps=config["total_steps"],
-            steps_per_epoch=config["steps_per_epoch"],
-        )
+    file, given = run.path / "config.json", {}
+    for name, kind in _FIELDS_TO_REBUILD.items():
+        if name not in config:
+            raise InputError(f"{file} has no field {name}, without which its network cannot be built again")
+        given[name] = codec.check(kind, config[name], f"{file}: {name}")
+    try:
+        with torch.random.fork_rng(devices=[]):
+            recipe = train_config(config["settings"]).method.build(
+                build_architecture(given["architecture"]),
+                num_classes=len(given["classes"]),
+                total_steps=given["total_steps"],
+                steps_per_epoch=given["steps_per_epoch"],
+            )
+    except (ValueError, TypeError, KeyError, RuntimeError, OverflowError) as error:
+        raise InputError(f"{file} describes a network that cannot be built: {error}; correct it") from error
     stored = {name: tensor for name, tensor in found.tensors() if not name.startswith("optimizer/")}
     for prefix, module in recipe.modules().items():
         module.load_state_dict(
@@ -239,6 +248,27 @@ def restore_stopped(run: RunDirectory, config: dict[str, Any]) -> tuple[Recipe, 
         )
     _warn(f"{run.path} is not finished: these are the weights of step {found.step} of {config['total_steps']}")
     return recipe, found.tensor_file
+
+
+_FIELDS_TO_REBUILD = {"architecture": dict, "classes": list, "total_steps": int, "steps_per_epoch": int}
+
+
+def _check_objects(config: dict[str, Any], file: Path) -> None:
+    """Refuse settings that are not objects with fields, as far down as they are read here."""
+    for path in (("settings",), ("settings", "method"), ("settings", "model"), ("settings", "model", "fields")):
+        part: Any = config
+        for name in path:
+            part = part.get(name, {})
+        if not isinstance(part, dict):
+            raise InputError(f"{file}: {'.'.join(path)} is {str(part)[:40]!r}, not an object with fields; correct it")
+
+
+def _method_of(config: dict[str, Any]) -> str | None:
+    """The kind of the training method; None where the file says none."""
+    part: Any = config
+    for name in ("settings", "method", "kind"):
+        part = part.get(name) if isinstance(part, dict) else None
+    return part if isinstance(part, str) else None
 
 
 def _label_and_kind(text: str) -> tuple[str, str]:

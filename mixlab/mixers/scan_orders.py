@@ -31,6 +31,9 @@ SERPENTINE = ("snake", "snake_flip", "snake_v", "snake_v_flip")  # PlainMamba
 SKIPPING = ("skip0", "skip1", "skip2", "skip3")  # EfficientVMamba
 
 
+_UNTURNED = {"backward": "forward"}
+
+
 @dataclass(frozen=True)
 class ScanOrders:
     """Several orders side by side. The last `num_reverse` scans read their places from the right."""
@@ -73,16 +76,12 @@ def scan_orders(kinds: Sequence[str], grid: Grid, num_tokens: int, device: torch
 
     Scans that end together with fewer places than others are filled up with padding that comes last.
     """
-    if all(kind in SEQUENCE for kind in kinds):
-        num_reverse = sum(kind == "backward" for kind in kinds)
-        if tuple(kinds) == SEQUENCE[:1] * (len(kinds) - num_reverse) + SEQUENCE[1:] * num_reverse:
-            return ScanOrders(None, num_tokens, num_reverse)
-    num_reverse = 0
-    while num_reverse < len(kinds) and kinds[-1 - num_reverse].endswith("_flip"):
-        num_reverse += 1
+    num_reverse = count_reverse(kinds)
     read_back = [index >= len(kinds) - num_reverse for index in range(len(kinds))]
+    if all((kind == "backward") == back and kind in SEQUENCE for kind, back in zip(kinds, read_back, strict=True)):
+        return ScanOrders(None, num_tokens, num_reverse)
     walks = [
-        sequence_order(kind.removesuffix("_flip") if back else kind, grid, num_tokens, device)
+        sequence_order(_UNTURNED.get(kind, kind.removesuffix("_flip")) if back else kind, grid, num_tokens, device)
         for kind, back in zip(kinds, read_back, strict=True)
     ]
     if all("skip" in kind for kind in kinds):
@@ -93,6 +92,12 @@ def scan_orders(kinds: Sequence[str], grid: Grid, num_tokens: int, device: torch
         filler = torch.arange(walk.shape[0], longest, device=device)
         filled.append(torch.cat([filler, walk] if back else [walk, filler]))
     return ScanOrders(torch.stack(filled), longest, num_reverse)
+
+
+def count_reverse(kinds: Sequence[str]) -> int:
+    """How many scans at the end walk backwards, and so can read an order from the right."""
+    ends = [kind.endswith("_flip") or kind == "backward" for kind in kinds]
+    return ends[::-1].index(False) if False in ends else len(ends)
 
 
 def sequence_order(kind: str, grid: Grid, num_tokens: int, device: torch.device) -> Tensor:

@@ -12,49 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mixlab.errors import InputError
+from mixlab.report.forms import check_config, check_form
 from mixlab.run import Measurement, RunDirectory, find_runs, measurements_of
 from mixlab.run.directory import AGAIN
 
 LONG = 60  # lists longer than this are cut on the page; the file has them all
-# The fields that the page reads from a result of each kind, as paths; "*": in every entry of a list.
-FORMS = {
-    "auc": (
-        "study", "rows.*.label", "rows.*.map", "rows.*.layer", "rows.*.index", "rows.*.auc.mean", "rows.*.auc.low",
-        "rows.*.auc.high", "rows.*.auc.n", "rows.*.raw_auc.mean", "rows.*.centre_prior.mean", "comparisons.*.better",
-        "comparisons.*.worse", "comparisons.*.difference.mean",
-    ),
-    "rank": (
-        "subject.label", "image", "chunk", "num_tokens", "layers.*.layer", "layers.*.off_diagonal",
-        "overall.off_diagonal.bound.max", "overall.bound_holds", "overall.distance.self_share",
-        "overall.distance.distance_to_others",
-    ),
-    "maps": ("data", "layer", "images", "subjects.*.label", "maps", "pca.fit"),
-    "matrices": (
-        "image", "decades", "models.*.label", "models.*.layer", "models.*.heads", "models.*.num_heads",
-        "models.*.num_tokens", "models.*.run_and_look_differ_by",
-    ),
-    "claims": (
-        "claims.*.number", "claims.*.statement", "claims.*.paper", "claims.*.place", "claims.*.kind", "claims.*.status",
-        "claims.*.measured", "claims.*.scale",
-    ),
-    "cost": ("subject.label", "macs"),
-    "reproduce": (
-        "item", "title", "paper", "place", "note", "scale", "rows.*.row", "rows.*.column", "rows.*.ours",
-        "rows.*.paper", "rows.*.difference", "rows.*.digits", "rows.*.n",
-    ),
-    "scaling": (
-        "precision", "rows.*.label", "rows.*.tokens", "rows.*.pass", "rows.*.batch", "rows.*.peak_gib",
-        "rows.*.images_per_s.value",
-    ),
-    "study": (
-        "data.name", "data.num_images", "data.num_masks", "masks", "seeds", "steps", "minutes", "total_minutes",
-        "provenance.command",
-    ),
-    "tuning": (
-        "chosen", "trials.*.lr", "trials.*.training", "trials.*.family", "trials.*.value", "trials.*.steps",
-        "trials.*.n",
-    ),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -104,7 +66,8 @@ class Curve:
 
     @property
     def method(self) -> str:
-        return str(self.config.get("settings", {}).get("method", {}).get("kind", ""))
+        method = (self.config.get("settings") or {}).get("method") or {}
+        return method.get("kind") or ""
 
     def points(self, name: str) -> tuple[list[float], list[float]]:
         known = [row for row in self.rows if isinstance(row.get(name), int | float) and "step" in row]
@@ -146,33 +109,13 @@ def read_findings(places: Iterable[Path]) -> Findings:
         for name, content in run.results().items():
             file = f"{shown}/results/{name}.json"
             record = Record(run, name, file, content, measurements_of(content, file))
-            check_form(record)
+            check_form(content, record.kind, file)
             findings.add(record)
         if rows := list(run.read_metrics()):
             config = run.read_config() if (run.path / "config.json").is_file() else {}
+            check_config(config, f"{shown}/config.json")
             findings.curves.append(Curve(run.path.name, rows, config))
     return findings
-
-
-def check_form(record: Record) -> None:
-    """Refuse a result that lacks a field of the page; the error names the file and the field."""
-    for path in FORMS.get(record.kind, ()):
-        if missing := _missing(record.content, path.split(".")):
-            raise InputError(f"{record.file} has no field {missing}, which the report shows; {AGAIN}")
-
-
-def _missing(value: Any, path: list[str], done: str = "") -> str | None:
-    """The first name on a path that does not exist, with where it was looked for."""
-    if not path:
-        return None
-    name, *rest = path
-    if name == "*":
-        if not isinstance(value, list):
-            return f"{done}[0]"
-        places = (_missing(part, rest, f"{done}[{index}]") for index, part in enumerate(value))
-        return next((place for place in places if place), None)
-    here = f"{done}.{name}" if done else name
-    return _missing(value[name], rest, here) if isinstance(value, dict) and name in value else here
 
 
 def _distinct_names(folders: list[Path]) -> list[PurePath]:

@@ -21,7 +21,7 @@ def beside(row: dict[str, Any]) -> dict[str, str]:
     """Ours, the paper's and the difference as text, with intervals in brackets; what a picture says in its place."""
     return {
         "ours": _with_interval(row, "ours", "low", "high", ""),
-        "paper": row["said"] if row["paper"] is None else f"{row['paper']:.{row['digits']}f}",
+        "paper": str(row.get("said") or "") if row["paper"] is None else f"{row['paper']:.{row['digits']}f}",
         "difference": _with_interval(row, "difference", "difference_low", "difference_high", "+"),
     }
 

@@ -98,7 +98,9 @@ def rank_part(findings: Findings, styles: Styles) -> list[Row]:
         count = about.get("num_images", 0)
         images = f"{count} image{'s' if count != 1 else ''} of {about.get('data', '')}, {about['image']} px"
         rows = [_rank_row(record) for record in alike]
-        found.append({"charts": _rank_charts(first, styles), "labels": [*first], "rows": rows, "images": images})
+        approximated = any(row["left"] is not None for row in rows)
+        about_rows = {"labels": [*first], "rows": rows, "images": images, "approximated": approximated}
+        found.append({"charts": _rank_charts(first, styles), **about_rows})
     return found
 
 
@@ -129,6 +131,8 @@ def _rank_row(record: Record) -> dict[str, Any]:
         "bound": off["bound"]["max"],
         "measures": {name: off[name] for name in MEASURES},
         "mask": overall["scan"]["mask"]["max"] if "scan" in overall else None,
+        "rank": record.content.get("rank"),  # older results have no approximation
+        "left": off.get("left_by_rank", {}).get("mean"),
         "holds": overall["bound_holds"],
         "self_share": overall["distance"]["self_share"],
     }

@@ -59,7 +59,9 @@ def check(hint: Any, value: object, where: str, kinds: Kinds | None = None) -> A
     try:
         return _fit(hint, value)
     except _Misfit:
-        raise InputError(f"{where} is {value!r}; expected {_rule(hint)}") from None
+        text = repr(value)
+        text = text if len(text) <= 200 else f"{text[:200]} ..."
+        raise InputError(f"{where} is {text}; expected {_rule(hint)}") from None
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
@@ -93,7 +95,7 @@ def _fit(hint: Any, value: Any) -> Any:
         raise _Misfit
     if get_origin(hint) is tuple:
         return _fit_tuple(get_args(hint), value)
-    if hint is float and type(value) is int:
+    if hint is float and type(value) is int and abs(value) < 2**1023:
         return float(value)
     fits = value in get_args(hint) if get_origin(hint) is Literal else type(value) is (get_origin(hint) or hint)
     if not fits and hint is not Any:

@@ -136,8 +136,12 @@ class RunDirectory:
         return once(m for name, result in self.results().items() for m in measurements_of(result, self.file_of(name)))
 
     def arrays(self, name: str) -> dict[str, npt.NDArray[Any]]:
-        with np.load(self.path / "results" / f"{name}.npz", allow_pickle=False) as stored:
-            return dict(stored)
+        file = self.path / "results" / f"{name}.npz"
+        try:
+            with np.load(file, allow_pickle=False) as stored:
+                return dict(stored)
+        except Exception as error:  # as many kinds as zip files and headers can be damaged in
+            raise InputError(f"{file} cannot be read ({error}); {AGAIN}") from error
 
     def figure_path(self, name: str) -> Path:
         """The path for a figure of that file name."""
@@ -200,7 +204,7 @@ def measurements_of(result: dict[str, Any], origin: str | Path) -> list[Measurem
     for record in records:
         try:
             found += [Measurement.from_json(record)] if "protocol" in record else measurements_of_older(record, result)
-        except (InputError, TypeError) as error:
+        except (InputError, TypeError, OverflowError) as error:
             raise InputError(f"{origin}: {error}; {AGAIN}") from error
     return found
 

@@ -6,7 +6,6 @@ read them. Two numbers are the same measurement if metric, network, protocol and
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -21,6 +20,7 @@ from mixlab.run import codec
 from mixlab.run.protocols import BY_IMAGE, CHOICES, METRICS, PROTOCOLS, EvaluationProtocol
 
 UNTRAINED = "untrained"
+_MOST = 1e15  # of any number here; beyond it, sums of squares would leave what a float holds
 _SEED = re.compile(r"[-_]s(eed)?\d+$")  # of a label such as vit-s0
 
 
@@ -72,8 +72,7 @@ class Measurement:
     by_image: NDArray[np.float64] | None = field(default=None, compare=False, repr=False)  # or by group of images
 
     def __post_init__(self) -> None:
-        if self.metric not in METRICS:
-            raise InputError(f"unknown metric {self.metric!r}; known are {', '.join(METRICS)}")
+        _check_metric(self.metric)
         metric = METRICS[self.metric]
         if type(self.protocol) is not metric.protocol:
             given, wanted = type(self.protocol).__name__, metric.protocol.__name__
@@ -82,14 +81,16 @@ class Measurement:
             number = getattr(self, name)
             if number is None and name != "value":
                 continue
-            if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
-                raise InputError(f"{name} of {self.metric} is {number!r}; it must be a finite number")
+            if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) < _MOST:
+                raise InputError(f"{name} of {self.metric} is {_short(number)}; it must be a finite number")
         if not metric.lowest <= self.value <= metric.highest:
             raise InputError(f"{self.metric} is {self.value}; it lies between {metric.lowest} and {metric.highest}")
         if (self.low is None) != (self.high is None) or (self.low or 0) > (self.high or 0):
             raise InputError(f"the interval of {self.metric} is {self.low} to {self.high}; give both ends, in order")
-        if isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 1:
-            raise InputError(f"n of {self.metric} is {self.n!r}; it must be a whole number from 1 on")
+        if isinstance(self.n, bool) or not isinstance(self.n, int) or not 1 <= self.n < _MOST:
+            raise InputError(f"n of {self.metric} is {_short(self.n)}; it must be a whole number from 1 on")
+        if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):
+            raise InputError(f"seed of {self.metric} is {_short(self.seed)}; it must be a whole number, or null")
         if self.by_image is not None and not abs(np.nanmean(self.by_image) - self.value) < 1e-3:
             mean = np.nanmean(self.by_image)
             raise InputError(f"{self.metric} is {self.value}, but the scores of its images have the mean {mean:.6g}")
@@ -170,6 +171,16 @@ def once(measurements: Iterable[Measurement]) -> list[Measurement]:
     return list(found.values())
 
 
+def _check_metric(metric: object) -> None:
+    if not isinstance(metric, str) or metric not in METRICS:
+        raise InputError(f"unknown metric {_short(metric)}; known are {', '.join(METRICS)}")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]} ..."
+
+
 def _check_complete(record: dict[str, Any], *keys: str) -> None:
     if missing := [key for key in keys if record.get(key) is None]:
         raise InputError(f"a measurement lacks {', '.join(missing)}; it has {', '.join(sorted(record))}")
@@ -189,9 +200,9 @@ def measurements_of_older(record: dict[str, Any], result: dict[str, Any]) -> lis
     """The measurement of a flat record, completed from its result, and one for each other number in the record."""
     _check_complete(record, "metric", "value", "n")
     metric = record["metric"]
-    if metric not in METRICS:
-        raise InputError(f"unknown metric {metric!r}; known are {', '.join(METRICS)}")
-    subject = Subject(**{key: record[key] for key in _FACTS if record.get(key) is not None})
+    _check_metric(metric)
+    facts = {key: record[key] for key in _FACTS if record.get(key) is not None}
+    subject = codec.from_json(Subject, facts, where="a measurement")
     protocol = METRICS[metric].protocol(**_choices(record, result))
     seed = record.get("seed")
     common: dict[str, Any] = {"n": record["n"], "subject": subject, "protocol": protocol, "seed": seed}
@@ -202,7 +213,8 @@ def measurements_of_older(record: dict[str, Any], result: dict[str, Any]) -> lis
     found = [Measurement(metric=metric, value=record["value"], by_image=by_image, **ends, **common)]
     for key, name in _BESIDE.items():
         if record.get(key) is not None:
-            found.append(Measurement(metric=name.format(**record), value=record[key], **common))
+            beside = name.format_map({"metric": metric, "pass": record.get("pass")})
+            found.append(Measurement(metric=beside, value=record[key], **common))
     return found
 
 

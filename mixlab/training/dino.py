@@ -9,7 +9,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -133,7 +133,7 @@ class DinoRecipe(ViewsRecipe):
 
     def before_update(self, part: BatchPart) -> None:
         if part.epoch < self.config.frozen_prototype_epochs:
-            for parameter in self.student.head.last_layer():
+            for parameter in cast("DinoHead", self.student.head).last_layer():
                 parameter.grad = None
 
     def after_update(self, part: BatchPart) -> dict[str, Tensor]:

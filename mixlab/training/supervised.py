@@ -135,7 +135,7 @@ class SupervisedRecipe(Recipe):
 
     def prepare(self, batch: PackedBatch, part: BatchPart) -> tuple[Tensor, Tensor]:
         """Crop, change, blend and erase this part's images: (B, 3, S, S) and soft labels (B, K)."""
-        config, generator, share = self.config, part.generator(), {"part": part.index, "num_parts": part.num_parts}
+        config, generator = self.config, part.generator()
         drawn = self.crops.draw(batch.sizes, generator, rank=part.index, world_size=part.num_parts)
         images = self.crops(batch.images, drawn)[0][0]
         num_images = len(images)
@@ -143,8 +143,17 @@ class SupervisedRecipe(Recipe):
             images = self._rand_augment(images, generator, part)
         every = draw_erasures(num_images * part.num_parts, generator, side=config.size, probability=config.erasing)
         boxes = every[part.index * num_images : (part.index + 1) * num_images]
-        law = {"side": config.size, "mixup": config.mixup, "cutmix": config.cutmix, "switch": config.switch}
-        blends = draw_blends(num_images, generator, every=config.mix_every, **share, **law)
+        blends = draw_blends(
+            num_images,
+            generator,
+            every=config.mix_every,
+            side=config.size,
+            mixup=config.mixup,
+            cutmix=config.cutmix,
+            switch=config.switch,
+            part=part.index,
+            num_parts=part.num_parts,
+        )
         if config.erase_first:
             images = erase(images, boxes)
         images = torch.cat([blend.images(images[rows]) for rows, blend in blends])
@@ -159,8 +168,13 @@ class SupervisedRecipe(Recipe):
     def _rand_augment(self, images: Tensor, generator: torch.Generator, part: BatchPart) -> Tensor:
         """Of images that are normalised, before and after."""
         config, num_images, share = self.config, len(images), {"part": part.index, "num_parts": part.num_parts}
-        law = {"magnitude": config.rand_augment, "deviation": config.rand_augment_deviation}
-        chosen, strengths = draw_changes(num_images, generator, **law, **share)
+        chosen, strengths = draw_changes(
+            num_images,
+            generator,
+            magnitude=config.rand_augment,
+            deviation=config.rand_augment_deviation,
+            **share,
+        )
         cubic = torch.ones_like(chosen, dtype=torch.bool)
         if config.moves == "timm" and config.interpolation == "random":
             cubic = draw_cubic(num_images, generator, **share)

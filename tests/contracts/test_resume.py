@@ -21,13 +21,16 @@ from mixlab.training.settings import override
 pretrain = command("pretrain")
 
 DATA = "shapes:size=32,n=48"
-SMALL = ["epochs=2", "batch=8", "data.size=32", "model.dim=32", "model.depth=2", "model.image=32", "log.every_steps=2",
-         "checkpoint.every_steps=1", "checkpoint.keep=99", "knn.every_epochs=0"]  # fmt: skip
+SMALL = ["epochs=2", "batch=8", "data.size=none", "model.dim=32", "model.depth=2", "model.image=32",
+         "log.every_steps=2", "checkpoint.every_steps=1", "checkpoint.keep=99", "knn.every_epochs=0"]  # fmt: skip
 DINO = [*SMALL, "method.num_prototypes=32", "method.hidden=16", "method.bottleneck=8", "method.num_local=2",
         "method.global_size=32", "method.local_size=16"]  # fmt: skip
 RUNS = {
     "dino": ("dino_vit_tiny64", [*DINO, "model.drop_path=0.2"]),
-    "dino-accumulate": ("dino_dinovim_tiny64", [*DINO, "accumulate=2", "model.drop_path=0.2", "model.state=8"]),
+    "dino-accumulate": (
+        "dino_dinovim_tiny64",
+        [*DINO, "accumulate=2", "model.drop_path=0.2", "model.state=8", "method.teacher_drop_path=true"],
+    ),
     "supervised": (
         "supervised_gatedconv_tiny64",
         [*SMALL, "method.size=32", "method.rand_augment=9", "method.cutmix=1", "method.erasing=0.5"],

@@ -83,6 +83,17 @@ def test_the_released_base_size_agrees(poisoned: None) -> None:
     check(mixer_inputs(198, torch.bfloat16, heads=24, state=64, width=64), width=64)
 
 
+@pytest.mark.parametrize("length", [38, 198])
+def test_a_kept_scan_changes_no_bit(length: int, monkeypatch: pytest.MonkeyPatch, poisoned: None) -> None:
+    inputs = mixer_inputs(length, torch.bfloat16)
+    dout = torch.randn(*inputs[0].shape[:2], 48, device="cuda").bfloat16()
+    expected = outputs_and_gradients(mamba2_op.mamba2, inputs, dout, width=16)
+    monkeypatch.setattr(mamba2_op, "KEEP_SCAN", True)
+    results = outputs_and_gradients(mamba2_op.mamba2, inputs, dout, width=16)
+    for name, result in results.items():
+        assert torch.equal(result, expected[name]), name
+
+
 def test_parameters_in_bfloat16_get_gradients_in_bfloat16() -> None:
     inputs = [t.bfloat16() for t in mixer_inputs(38, torch.bfloat16)]
     check(inputs)

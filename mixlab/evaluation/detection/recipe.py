@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -61,7 +61,7 @@ class DetectionConfig(DetectorConfig, DenseConfig):
     def resizing(self) -> Resizing:
         return Resizing(short=self.short, long=self.long, flip=self.flip)
 
-    def as_begun(self, stored: Mapping[str, Any]) -> DetectionConfig:
+    def as_begun(self, stored: Mapping[str, Any]) -> Self:
         begun = super().as_begun(stored)
         if "rules" in stored:
             return begun

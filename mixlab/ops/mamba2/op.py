@@ -1,5 +1,6 @@
 """A Mamba-2 mixer behind its input projection: fused kernels for CUDA tensors, plain torch for the rest."""
 
+import os
 from typing import Any
 
 from torch import Tensor
@@ -10,6 +11,8 @@ from mixlab.ops.ssd.tiling import kernels_take
 
 CONV_WIDTH = 4  # of the convolution kernels
 MAX_INNER = 8192  # E: a row must fit into the registers of one program of the norm
+# Whether the scan's output is kept for the backward pass instead of made again: faster, for memory. ssd/README.md
+KEEP_SCAN = os.environ.get("MIXLAB_KEEP_SCAN") == "1"
 
 
 def mamba2(
@@ -29,7 +32,7 @@ def mamba2(
     parameters = (conv_weight, conv_bias, dt_bias, A_log, skip, norm_weight, out_weight)
     if not runs_kernels(projected, conv_weight, norm_weight, head_dim=head_dim):
         return reference.mamba2(projected, *parameters, head_dim=head_dim, eps=eps)
-    return _mixer(projected, *parameters, head_dim, eps)
+    return _mixer(projected, *parameters, head_dim, eps, KEEP_SCAN)
 
 
 def runs_kernels(projected: Tensor, conv_weight: Tensor, norm_weight: Tensor, *, head_dim: int) -> bool:
@@ -42,27 +45,29 @@ def runs_kernels(projected: Tensor, conv_weight: Tensor, norm_weight: Tensor, *,
 
 def _forward(
     projected: Tensor, conv_weight: Tensor, conv_bias: Tensor, dt_bias: Tensor, A_log: Tensor, skip: Tensor,
-    norm_weight: Tensor, out_weight: Tensor, head_dim: int, eps: float,
-) -> Tensor:  # fmt: skip
+    norm_weight: Tensor, out_weight: Tensor, head_dim: int, eps: float, keep_scan: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     from mixlab.ops.mamba2.triton_mamba2 import mamba2_forward  # here: a machine without a GPU may have no Triton
 
     tensors = (projected, conv_weight, conv_bias, dt_bias, A_log, skip, norm_weight, out_weight)
-    return mamba2_forward(*tensors, head_dim=head_dim, eps=eps)
+    out, y = mamba2_forward(*tensors, head_dim=head_dim, eps=eps)
+    return out, y if keep_scan else projected.new_empty(0)
 
 
-def _fake(projected: Tensor, *others: Any) -> Tensor:
-    *_, out_weight, _, _ = others
-    return projected.new_empty(*projected.shape[:2], out_weight.shape[0])
+def _fake(projected: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    _, _, _, A_log, _, _, out_weight, head_dim, _, keep_scan = others
+    y = projected.new_empty(*projected.shape[:2], A_log.numel(), head_dim) if keep_scan else projected.new_empty(0)
+    return projected.new_empty(*projected.shape[:2], out_weight.shape[0]), y
 
 
 def _backward(
     dout: Tensor, projected: Tensor, conv_weight: Tensor, conv_bias: Tensor, dt_bias: Tensor, A_log: Tensor,
-    skip: Tensor, norm_weight: Tensor, out_weight: Tensor, head_dim: int, eps: float,
+    skip: Tensor, norm_weight: Tensor, out_weight: Tensor, y: Tensor, head_dim: int, eps: float,
 ) -> list[Tensor]:  # fmt: skip
     from mixlab.ops.mamba2.triton_mamba2 import mamba2_backward
 
     tensors = (projected, conv_weight, conv_bias, dt_bias, A_log, skip, norm_weight, out_weight)
-    return mamba2_backward(dout, *tensors, head_dim=head_dim, eps=eps)
+    return mamba2_backward(dout, *tensors, y, head_dim=head_dim, eps=eps)
 
 
 _mixer = Operator(
@@ -71,5 +76,5 @@ _mixer = Operator(
     fake=_fake,
     backward=_backward,
     fake_backward=lambda dout, *inputs: [t.new_empty(t.shape) for t in inputs[:8]],
-    keep=lambda *inputs_and_output: (inputs_and_output[:8], inputs_and_output[8:10]),
+    keep=lambda *inputs_and_outputs: ((*inputs_and_outputs[:8], inputs_and_outputs[12]), inputs_and_outputs[8:10]),
 )

@@ -1,6 +1,6 @@
 """A Mamba-2 mixer on the GPU: convolution, scan, gate and norm, each one pass for both directions, then the output.
 
-Nothing is kept for the backward pass but the input: everything up to the output projection runs again there.
+For the backward pass the input is kept, and if wanted what the scan made of it; the rest runs again there.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -14,15 +14,15 @@ from mixlab.ops.mamba2.reference import split_projected
 from mixlab.ops.short_conv.triton_short_conv import short_conv_backward, short_conv_forward
 from mixlab.ops.ssd.tiling import tiling
 from mixlab.ops.ssd.triton_backward import scan_backward
-from mixlab.ops.ssd.triton_forward import scan_forward
+from mixlab.ops.ssd.triton_forward import scan_forward, scan_states
 from mixlab.ops.ssd.triton_steps import make_steps, steps_backward
 
 
 def mamba2_forward(
     projected: Tensor, conv_weight: Tensor, conv_bias: Tensor, dt_bias: Tensor, A_log: Tensor, skip: Tensor,
     norm_weight: Tensor, out_weight: Tensor, *, head_dim: int, eps: float,
-) -> Tensor:  # fmt: skip
-    """From the input projection (B, L, 2E + 2N + heads) to the mixer's output (B, L, D)."""
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """From the input projection (B, L, 2E + 2N + heads) to the output (B, L, D), and that of the scan (B, L, H, P)."""
     projected = projected.contiguous()
     gate, xkq, dt = split_projected(projected, conv_weight, dt_bias)
     tiles = tiling(projected.shape[1], projected.dtype)
@@ -32,14 +32,14 @@ def mamba2_forward(
     y, _ = scan_forward(q, k, v, steps, skip.flatten(), tiles, num_reverse=num_reverse, keep_states=False)
     inner = gated_norm_forward(y, gate, norm_weight, eps=eps)
     with _types_as_given(projected):
-        return F.linear(inner, out_weight.to(projected.dtype))
+        return F.linear(inner, out_weight.to(projected.dtype)), y
 
 
 def mamba2_backward(
     dout: Tensor, projected: Tensor, conv_weight: Tensor, conv_bias: Tensor, dt_bias: Tensor, A_log: Tensor,
-    skip: Tensor, norm_weight: Tensor, out_weight: Tensor, *, head_dim: int, eps: float,
+    skip: Tensor, norm_weight: Tensor, out_weight: Tensor, y: Tensor, *, head_dim: int, eps: float,
 ) -> list[Tensor]:  # fmt: skip
-    """Gradients of the projection and of all parameters, in their order and dtypes."""
+    """Gradients of the projection and of all parameters, in their order and dtypes; an empty y is made again."""
     projected = projected.contiguous()
     dprojected = torch.empty(projected.shape, dtype=projected.dtype, device=projected.device)
     gate, xkq, dt = split_projected(projected, conv_weight, dt_bias)
@@ -49,13 +49,17 @@ def mamba2_backward(
     A, bias, skips = A_log.flatten(), dt_bias.flatten(), skip.flatten()
     q, k, v = _scanned(xkq, conv_weight, conv_bias, A_log, head_dim)
     steps = make_steps(dt, A, tiles, num_reverse=num_reverse, bias=bias)
-    y, states = scan_forward(q, k, v, steps, skips, tiles, num_reverse=num_reverse, keep_states=True)
-    inner = gated_norm_forward(y, gate, norm_weight, eps=eps)  # (B, L, E)
+    if y.numel():
+        states = scan_states(q, k, v, steps, skips, tiles, num_reverse=num_reverse)
+    else:
+        y, states = scan_forward(q, k, v, steps, skips, tiles, num_reverse=num_reverse, keep_states=True)
     with _types_as_given(projected):
-        dout_weight = dout.flatten(0, 1).mT @ inner.flatten(0, 1)
         dinner = dout @ out_weight.to(dout.dtype)
-    dy, dnorm_weight = gated_norm_backward(dinner, y, gate, norm_weight, dgate, eps=eps)
+        inner, dy, dnorm_weight = gated_norm_backward(dinner, y, gate, norm_weight, dgate, eps=eps)
+        dout_weight = dout.flatten(0, 1).mT @ inner.flatten(0, 1)
+    del y, inner, dinner
     dqk, dv, flows = scan_backward(dy, q, k, v, steps, skips, states, tiles, num_reverse=num_reverse)
+    del dy, q, k, v, states
     ddt_heads, sums = steps_backward(steps, flows, dt, A, tiles, num_reverse=num_reverse, bias=bias)
     ddt.copy_(ddt_heads.unflatten(2, A_log.shape).sum(2))
     dconv = short_conv_backward(dv, dqk, xkq, conv_weight, conv_bias, dxkq)

@@ -12,10 +12,8 @@ from torch import Tensor
 
 from mixlab.ops.ssd.tiling import Tiling
 from mixlab.ops.ssd.triton_across import add_across, state_gradients
-from mixlab.ops.ssd.triton_launch import dot_precision, largest_divisor, launch, rows_dense
+from mixlab.ops.ssd.triton_launch import dot_precision, heads_per_program, launch, rows_dense
 from mixlab.ops.ssd.triton_steps import Flows
-
-MIN_PROGRAMS = 768  # fill a large chip three times over
 
 
 @triton.jit
@@ -165,12 +163,3 @@ def scan_backward(
     if tiles.count > 1:
         add_across(q, v, dy, steps, states, dstates, dqk, flows.read, tiles, heads=heads, num_reverse=num_reverse)
     return dqk.squeeze(1) if dqk.shape[1] == 1 else dqk.sum(1), dv, flows
-
-
-def heads_per_program(group_heads: int, tiles: int) -> int:
-    """All heads of a group in one program, or fewer where that leaves processors idle; each share costs a sum.
-
-    Always a divisor: programs that take more heads than there are would write behind the buffers.
-    """
-    wanted = group_heads * tiles // MIN_PROGRAMS
-    return largest_divisor(group_heads, limit=wanted if wanted else max(1, group_heads // 4))

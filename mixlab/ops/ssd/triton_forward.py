@@ -64,13 +64,29 @@ def _one_tile_kernel(
         source = next_source
 
 
+@triton.jit
+def _tile_output(q, k, v, state, steps_ptr, plane, skip, T: tl.constexpr, PRECISION: tl.constexpr):
+    """What a tile reads of itself and of the state before it."""
+    i = tl.arange(0, T)
+    decay = tl.load(steps_ptr + i)
+    source = tl.load(steps_ptr + plane + i)
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    weights = _weights(scores, decay, source, skip, T).to(v.dtype)
+    y = tl.dot(q, state.to(q.dtype), input_precision=PRECISION) * tl.exp2(decay)[:, None]
+    return tl.dot(weights, v, y, input_precision=PRECISION)
+
+
 @triton.jit(do_not_specialize=["L", "group_heads", "first_reverse"])
 def _many_tiles_kernel(
     q_ptr, k_ptr, v_ptr, steps_ptr, skip_ptr, y_ptr, states_ptr,
     L, H, group_heads, first_reverse, plane, q_b, q_l, q_g, k_b, k_l, k_g, v_b, v_l, v_h,
-    T: tl.constexpr, TAIL: tl.constexpr, N: tl.constexpr, P: tl.constexpr, KEEP: tl.constexpr, PRECISION: tl.constexpr,
+    T: tl.constexpr, TAIL: tl.constexpr, N: tl.constexpr, P: tl.constexpr, PRECISION: tl.constexpr,
+    OUTPUT: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
-    """All tokens of one head of one image, tile after tile, the state in registers; KEEP stores it behind each tile."""
+    """All tokens of one head of one image, tile after tile, the state in registers; KEEP stores it behind each tile.
+
+    Without OUTPUT, for the states alone.
+    """
     head = tl.program_id(0).to(tl.int64)
     b = tl.program_id(1).to(tl.int64)
     group = head // group_heads
@@ -96,18 +112,13 @@ def _many_tiles_kernel(
     state_offset = n[:, None] * P + p
     state = tl.zeros((N, P), tl.float32)
     for _ in range(full):
-        q = tl.load(q_ptr + q_offset)
         k = tl.load(k_ptr + k_offset)
         v = tl.load(v_ptr + v_offset)
-        decay = tl.load(steps_ptr + i)
-        source = tl.load(steps_ptr + plane + i)
+        if OUTPUT:
+            y = _tile_output(tl.load(q_ptr + q_offset), k, v, state, steps_ptr, plane, skip, T, PRECISION)
+            tl.store(y_ptr + y_offset, y.to(v.dtype))
         whole = tl.load(steps_ptr + T - 1)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        weights = _weights(scores, decay, source, skip, T).to(v.dtype)
-        y = tl.dot(q, state.to(q.dtype), input_precision=PRECISION) * tl.exp2(decay)[:, None]
-        y = tl.dot(weights, v, y, input_precision=PRECISION)
-        tl.store(y_ptr + y_offset, y.to(v.dtype))
-        fed = (v * tl.exp2(whole - source)[:, None]).to(v.dtype)
+        fed = (v * tl.exp2(whole - tl.load(steps_ptr + plane + i))[:, None]).to(v.dtype)
         state = tl.dot(tl.trans(k), fed, state * tl.exp2(whole), input_precision=PRECISION)
         if KEEP:
             tl.store(states_ptr + state_offset, state.to(states_ptr.dtype.element_ty))
@@ -117,19 +128,14 @@ def _many_tiles_kernel(
         y_ptr += step * T * H * P
         steps_ptr += T
         states_ptr += N * P
-    if TAIL > 0:
+    if OUTPUT and TAIL > 0:
         i = tl.arange(0, TAIL)
         row = step * i[:, None]
         inside = full * T + i[:, None] < L
         q = tl.load(q_ptr + row * q_l + n, mask=inside, other=0.0)
         k = tl.load(k_ptr + row * k_l + n, mask=inside, other=0.0)
         v = tl.load(v_ptr + row * v_l + p, mask=inside, other=0.0)
-        decay = tl.load(steps_ptr + i)
-        source = tl.load(steps_ptr + plane + i)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        weights = _weights(scores, decay, source, skip, TAIL).to(v.dtype)
-        y = tl.dot(q, state.to(q.dtype), input_precision=PRECISION) * tl.exp2(decay)[:, None]
-        y = tl.dot(weights, v, y, input_precision=PRECISION)
+        y = _tile_output(q, k, v, state, steps_ptr, plane, skip, TAIL, PRECISION)
         tl.store(y_ptr + row * (H * P) + p, y.to(v.dtype), mask=inside)
 
 
@@ -144,21 +150,49 @@ def scan_forward(
     batch, length, num_heads, width = v.shape
     group_heads = num_heads // q.shape[2]
     y = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-    num_states = tiles.num_full if keep_states else 0
-    states = torch.empty(batch, num_heads, num_states, q.shape[3], width, dtype=v.dtype, device=v.device)
-    order = (length, num_heads, group_heads, num_heads - num_reverse, steps.stride(0))
-    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
-    sizes = {"N": q.shape[3], "P": width, "PRECISION": dot_precision(v.dtype)}
     if tiles.num_full == 0:
         heads = largest_divisor(group_heads, limit=ONE_TILE_HEADS)
         launch(
-            _one_tile_kernel, (num_heads // heads, batch), q, k, v, steps, skip, y, *order, heads, *strides, **sizes,
-            T=tiles.tail, num_warps=4,
+            _one_tile_kernel, (num_heads // heads, batch), q, k, v, steps, skip, y,
+            length, num_heads, group_heads, num_heads - num_reverse, steps.stride(0), heads,
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+            T=tiles.tail, N=q.shape[3], P=width, PRECISION=dot_precision(v.dtype), num_warps=4,
         )  # fmt: skip
-    else:
-        launch(
-            _many_tiles_kernel, (num_heads, batch), q, k, v, steps, skip, y, states, *order, *strides, **sizes,
-            T=tiles.tile, TAIL=tiles.tail, KEEP=keep_states, num_warps=4,
-            maxnreg=168 if q.shape[3] * width <= 4096 else None,
-        )  # fmt: skip
+        return y, _room_for_states(q, v, 0)
+    states = _room_for_states(q, v, tiles.num_full if keep_states else 0)
+    _walk(q, k, v, steps, skip, y, states, tiles, num_reverse=num_reverse)
     return y, states
+
+
+def scan_states(
+    q: Tensor, k: Tensor, v: Tensor, steps: Tensor, skip: Tensor, tiles: Tiling, *, num_reverse: int
+) -> Tensor:
+    """The states alone: what the backward pass needs where y was kept."""
+    q, k, v = (rows_dense(t) for t in (q, k, v))
+    states = _room_for_states(q, v, tiles.num_full)
+    if tiles.num_full:
+        _walk(q, k, v, steps, skip, None, states, tiles, num_reverse=num_reverse)
+    return states
+
+
+def _room_for_states(q: Tensor, v: Tensor, count: int) -> Tensor:
+    """States (B, H, count, N, P), unset."""
+    batch, _, num_heads, width = v.shape
+    return torch.empty(batch, num_heads, count, q.shape[3], width, dtype=v.dtype, device=v.device)
+
+
+def _walk(
+    q: Tensor, k: Tensor, v: Tensor, steps: Tensor, skip: Tensor, y: Tensor | None, states: Tensor, tiles: Tiling, *,
+    num_reverse: int,
+) -> None:  # fmt: skip
+    """Fill y, if given, and the states, if there is room for them."""
+    batch, length, num_heads, width = v.shape
+    group_heads = num_heads // q.shape[2]
+    launch(
+        _many_tiles_kernel, (num_heads, batch), q, k, v, steps, skip, v if y is None else y, states,
+        length, num_heads, group_heads, num_heads - num_reverse, steps.stride(0),
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+        T=tiles.tile, TAIL=tiles.tail, N=q.shape[3], P=width, PRECISION=dot_precision(v.dtype),
+        OUTPUT=y is not None, KEEP=states.numel() > 0, num_warps=4,
+        maxnreg=168 if q.shape[3] * width <= 4096 and y is not None else None,
+    )  # fmt: skip

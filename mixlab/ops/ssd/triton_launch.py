@@ -7,6 +7,7 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 from triton.runtime.jit import JITFunction
 
+MIN_PROGRAMS = 768  # of a backward pass: fill a large chip three times over
 NUM_STAGES = 3  # of the pipeline of loads, each with buffers in shared memory; measured: README.md
 
 _stages: dict[tuple[Any, ...], int] = {}  # where fewer fit
@@ -34,6 +35,15 @@ def dot_precision(dtype: torch.dtype) -> str:
 def largest_divisor(number: int, *, limit: int) -> int:
     """The largest divisor of a number that is not above the limit."""
     return max(divisor for divisor in range(1, min(number, limit) + 1) if number % divisor == 0)
+
+
+def heads_per_program(group_heads: int, tiles: int) -> int:
+    """All heads of a group in one program, or fewer where that leaves processors idle; each share costs a sum.
+
+    Always a divisor: programs that take more heads than there are would write behind the buffers.
+    """
+    wanted = group_heads * tiles // MIN_PROGRAMS
+    return largest_divisor(group_heads, limit=wanted if wanted else max(1, group_heads // 4))
 
 
 def rows_dense(tensor: Tensor) -> Tensor:

@@ -65,12 +65,15 @@ SELECTIVE = {
     "selective scan with one state": (1, 6, 4, 2, 33, 1, True),
     "selective scan with three states, an image at a time": (3, 4, 2, 0, 35, 3, False),
 }
-# name: directions, length, heads, N, P, tokens of a segment of the convolution
+# name: directions, length, heads, N, P, tokens of a segment of the convolution, whether the scan is kept
 MIXERS = {
     "mixer both ways, short": (2, 5, 2, 16, 16, 128),
     "mixer one way": (1, 7, 2, 16, 16, 128),
     "mixer both ways, two tiles": (2, 33, 2, 16, 16, 128),
     "mixer with a convolution in three segments": (2, 11, 2, 16, 16, 4),
+    "mixer that keeps its scan, one tile": (2, 5, 2, 16, 16, 128, True),
+    "mixer that keeps its scan, two tiles": (2, 40, 2, 16, 16, 128, True),
+    "mixer of three heads, whose rows are cut in thirds": (2, 4, 6, 16, 16, 128),
 }
 # name: length, heads, P, and if the tokens are cut: the number of spans and the tokens of one
 ATTENTIONS = {
@@ -181,10 +184,12 @@ def mixer_inputs(directions: int, length: int, num_heads: int, state: int, width
     ]
 
 
-def mixer_errors(directions: int, length: int, num_heads: int, state: int, width: int, segment: int) -> Errors:
+def mixer_errors(
+    directions: int, length: int, num_heads: int, state: int, width: int, segment: int, keep_scan: bool = False
+) -> Errors:
     with patch.object(triton_short_conv, "SEGMENT", segment):
         return compare(
-            lambda *inputs: mamba2_op._mixer(*inputs, width, 1e-5),
+            lambda *inputs: mamba2_op._mixer(*inputs, width, 1e-5, keep_scan),
             lambda *inputs: mamba2_reference.mamba2(*inputs, head_dim=width, eps=1e-5),
             mixer_inputs(directions, length, num_heads, state, width),
         )
@@ -228,12 +233,12 @@ def registered_errors() -> Errors:
     torch.library.opcheck(ssd_op._scan.registered, (*scan, 0, True))
     torch.library.opcheck(selective_op._scan.registered, (*selective, 1), test_utils=("test_schema", "test_faketensor"))
     torch.library.opcheck(
-        mamba2_op._mixer.registered, (*mixer, 16, 1e-5), test_utils=("test_schema", "test_faketensor")
+        mamba2_op._mixer.registered, (*mixer, 16, 1e-5, True), test_utils=("test_schema", "test_faketensor")
     )
     torch.library.opcheck(add_norm_op._add_norm.registered, (*norm, None, 1e-5))
     torch.library.opcheck(attention_op._attention.registered, (torch.randn(1, 3, 48, requires_grad=True), 16))
     return compare(
-        lambda *inputs: mamba2_op._mixer.registered(*inputs, 16, 1e-5),
+        lambda *inputs: mamba2_op._mixer.registered(*inputs, 16, 1e-5, False)[0],
         lambda *inputs: mamba2_reference.mamba2(*inputs, head_dim=16, eps=1e-5),
         mixer_inputs(2, 5, 2, 16, 16),
     )

@@ -121,14 +121,16 @@ def selective_scan(dtype: torch.dtype, *, scans: int, width: int, state: int) ->
     return _launches(lambda: selective_op._scan(q, k, *inputs, skip, bias, scans // 2))
 
 
-def mixer(dtype: torch.dtype, *, directions: int, length: int, width: int = 64, heads: int = 24) -> list[Launch]:
+def mixer(
+    dtype: torch.dtype, *, directions: int, length: int, width: int = 64, heads: int = 24, keep_scan: bool = False
+) -> list[Launch]:
     inner, state = heads * width, width
     channels = inner + 2 * state
     parameters = [_empty(directions, channels, 4), _empty(directions, channels)]
     parameters += [_empty(directions, heads) for _ in range(3)]
     parameters += [_empty(directions, inner), _empty(inner // 2, inner)]
     projected = _empty(8, length, inner + channels + heads, dtype=dtype)
-    return _launches(lambda: mamba2_op._mixer(projected, *parameters, width, 1e-5))
+    return _launches(lambda: mamba2_op._mixer(projected, *parameters, width, 1e-5, keep_scan))
 
 
 def add_norm(dtype: torch.dtype, *, centred: bool, width: int = 768) -> list[Launch]:

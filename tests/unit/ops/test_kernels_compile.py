@@ -43,6 +43,7 @@ def every_kernel() -> list[Launch]:
     """In the sizes of DinoVim-B, ViT-B, LinearViT-B, Vim-T and VMamba-T, and of DINO's crops."""
     found = [
         *launches.mixer(HALF, directions=2, length=198),
+        *launches.mixer(HALF, directions=2, length=198, keep_scan=True),
         *launches.mixer(HALF, directions=2, length=38),
         *launches.mixer(HALF, directions=1, length=38),
         *launches.selective_scan(HALF, scans=2, width=384, state=16),

@@ -30,7 +30,7 @@ def test_interpreted_kernels_give_the_reference_and_every_gradient() -> None:
 
 
 def test_heads_divide_evenly_among_programs_whatever_their_number() -> None:
-    from mixlab.ops.ssd.triton_backward import MIN_PROGRAMS, heads_per_program
+    from mixlab.ops.ssd.triton_launch import MIN_PROGRAMS, heads_per_program
 
     for heads in range(1, 49):
         for tiles in (*range(1, 65), *range(65, MIN_PROGRAMS + 50, 13)):

@@ -1,11 +1,17 @@
 """Runs that differ in their seed alone are drawn as one."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import mixlab
+from mixlab.analysis.layer_ranks import RankSettings
+from mixlab.analysis.rank import measure_ranks
+from mixlab.report import write_report
 from mixlab.report.findings import Curve
 from mixlab.report.sections import merge_curves, merge_roc, merge_rows
+from mixlab.run import RunDirectory
 
 
 def row(label: str, mean: float | None) -> dict[str, Any]:
@@ -26,3 +32,13 @@ def test_curves_are_means_at_the_steps_that_all_seeds_logged() -> None:
     (merged,) = merge_curves([first, second])
     assert merged.label == "vit" and merged.rows == [{"step": 2, "loss": 2.5}]
     assert merge_roc({"vit-s0": [0.0, 1.0], "vit-s1": [0.5, 1.0]}) == {"vit": [0.25, 1.0]}
+
+
+def test_what_a_low_rank_leaves_stands_on_the_page(tmp_path: Path) -> None:
+    model = mixlab.create_model("vit_tiny", dim=32, depth=1, patch=8, image=32, head_dim=16).eval()
+    found = measure_ranks(model, "shapes:n=1", settings=RankSettings(chunk=8, rank=2))
+    run = RunDirectory.create(tmp_path / "run")
+    run.write("rank_vit", found.to_json(), found.arrays)
+    text = write_report([run.path], tmp_path / "page.html").read_text()
+    left = found.summary["overall"]["off_diagonal"]["left_by_rank"]["mean"]
+    assert f"{100 * left:.2g} %" in text and "N = 2" in text
