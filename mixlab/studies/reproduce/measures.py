@@ -71,8 +71,9 @@ def accuracy_steps(setting: ItemSetting, network: Network) -> Iterator[Planned]:
         f"accuracy {network.key}",
         f"{network.key}: accuracy of the released classifier",
         "on ImageNet-1k's validation images",
-        ("robust", f"{name}={network.key}", "--weights", file, "--data", f"val={setting.data['imagenet']}/val",
-         *_tiny(setting, "--limit", "16"), "--run", str(setting.place(network))),
+        ("robust", f"{name}={network.key}", "--weights", file, "--training", network.training,
+         "--data", f"val={setting.data['imagenet']}/val", *_tiny(setting, "--limit", "16"),
+         "--run", str(setting.place(network))),
         setting.place(network) / "results" / f"robust_{file_name(network.key)}.json",
         here=(*_workers(setting), *setting.on),
     )  # fmt: skip
