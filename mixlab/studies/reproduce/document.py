@@ -42,8 +42,8 @@ GPUs, type the printed `pretrain` or `train` line after `torchrun --nproc-per-no
 `accumulate` (which fits the batch into one GPU's memory), into the same folder; then run the item.
 
 Released weights replace a training: `--weights vim_small=FILE`, in any form that `mixlab export` reads; classifiers in
-them are scored as they are. Networks without a recipe here come from released weights alone. A row whose backbone is not
-in the zoo is named, and runs once it is there.
+them are scored as they are. Networks without a recipe here come from released weights alone. A row whose backbone is
+not in the zoo is named, and runs once it is there.
 """
 
 
