@@ -13,8 +13,7 @@ skip0 .. skip3  every second cell in both directions: even rows and columns; odd
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -43,6 +42,7 @@ class ScanOrders:
     tokens: Tensor | None  # (S, T): the token at each place; None where every scan is the sequence itself
     num_tokens: int  # of the sequence and of the padding
     num_reverse: int = 0
+    known_places: Tensor | None = None  # where orders are kept
 
     def arrange(self, x: Tensor, num_scans: int) -> Tensor:
         """Tokens (B, L, F) in the order of each scan (B, T, S, F); padding is zero."""
@@ -68,10 +68,12 @@ class ScanOrders:
             y = F.pad(y, (0, 0, 0, 1))
         return _by_scan(y, places)
 
-    @cached_property
+    @property
     def places(self) -> Tensor:
         """(S, L): the place of each token; T for a token that the scan skips."""
         assert self.tokens is not None
+        if self.known_places is not None:
+            return self.known_places
         num_scans, num_places = self.tokens.shape
         empty = torch.full((num_scans, self.num_tokens), num_places, device=self.tokens.device)
         numbers = torch.arange(num_places, device=self.tokens.device).expand(num_scans, -1)
@@ -127,8 +129,7 @@ def scan_orders(kinds: Sequence[str], grid: Grid, num_tokens: int, device: torch
             made = _make_orders(kinds, grid, num_tokens, device)
             if type(made.tokens) is not Tensor:  # nothing to keep, or a tensor without numbers
                 return made
-            _ = made.places
-        _kept[key] = made
+            _kept[key] = replace(made, known_places=made.places)
     return _kept[key]
 
 
