@@ -89,12 +89,14 @@ def _leaving_when_stuck(handler: RaisingHandler) -> Iterator[None]:
     os.set_blocking(write_end, False)
     before = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
 
+    def is_waiting(number: int) -> bool:
+        return handler.number is None and signal.getsignal(number) is handler
+
     def watch() -> None:
         while number := int.from_bytes(os.read(read_end, 1), "big"):
-            if number in STOP_SIGNALS and signal.getsignal(number) is handler:
+            if number in STOP_SIGNALS and is_waiting(number):
                 time.sleep(STUCK_S)
-                is_stuck = handler.number is None
-                if is_stuck and signal.getsignal(number) is handler:
+                if is_waiting(number):
                     say_stopped(number)
                     os._exit(128 + number)
         os.close(read_end)
