@@ -16,12 +16,21 @@ wrap("add_norm")
 NormKind = Literal["rms", "layer"]
 
 
+# What a mixer stacks over its directions or scans: vectors, though they have more dimensions.
+STACKED = ("A_log", "skip", "dt_bias", "conv_bias", "norm_weight")
+
+
+def undecayed(module: nn.Module) -> set[str]:
+    """Names of the parameters that weight decay spares: vectors, and vectors that a mixer stacks."""
+    return {name for name, value in module.named_parameters() if value.ndim < 2 or name.endswith(STACKED)}
+
+
 class AddNorm(nn.Module):
     """Add a branch to the stream and normalise the sum. Adding late lets one kernel do both."""
 
-    def __init__(self, dim: int, kind: NormKind) -> None:
+    def __init__(self, dim: int, kind: NormKind, eps: float | None = None) -> None:
         super().__init__()
-        self.eps = {"rms": 1e-5, "layer": 1e-6}[kind]
+        self.eps = eps or {"rms": 1e-5, "layer": 1e-6}[kind]
         self.weight = nn.Parameter(torch.ones(dim))
         self.bias = nn.Parameter(torch.zeros(dim)) if kind == "layer" else None
 
@@ -57,18 +66,42 @@ class MLP(nn.Module):
         return self.down(F.gelu(self.up(x)))
 
 
+class LocalConv(nn.Module):
+    """GELU(BatchNorm(3 x 3 depthwise convolution)) of the whole stream, with no way around it (PlainMamba-L1)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(dim, dim, kernel_size=3, padding=1, groups=dim, bias=False)
+        self.norm = nn.BatchNorm2d(dim)
+
+    def forward(self, branch: Tensor, stream: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        maps = (branch + stream).mT.unflatten(-1, grid)
+        stream = F.gelu(self.norm(self.conv(maps))).flatten(2).mT.to(stream.dtype)
+        return torch.zeros_like(branch), stream
+
+
 class Layer(nn.Module):
     """The state between layers is (branch, stream); the residual stream proper is their sum."""
 
     def __init__(
-        self, *, dim: int, depth: int, mixer: MixerConfig, norm: NormKind, mlp_ratio: float, drop_path: float
+        self,
+        *,
+        dim: int,
+        depth: int,
+        mixer: MixerConfig,
+        norm: NormKind,
+        norm_eps: float | None = None,
+        mlp_ratio: float,
+        drop_path: float,
+        local_conv: bool = False,
     ) -> None:
         super().__init__()
-        self.norm = AddNorm(dim, norm)
+        self.norm = AddNorm(dim, norm, norm_eps)
         self.mixer = mixer.build(dim, depth)
-        self.mlp_norm = AddNorm(dim, norm) if mlp_ratio else None
+        self.mlp_norm = AddNorm(dim, norm, norm_eps) if mlp_ratio else None
         self.mlp = MLP(dim, round(dim * mlp_ratio)) if mlp_ratio else None
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
+        self.local_conv = LocalConv(dim) if local_conv else None
         self.grad_checkpointing = False
 
     def forward(self, branch: Tensor, stream: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
@@ -77,17 +110,17 @@ class Layer(nn.Module):
         return self.step(branch, stream, grid)
 
     def step(self, branch: Tensor, stream: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-        return self.feed(*self.mix(branch, stream, grid))
+        return self.feed(*self.mix(branch, stream, grid), grid)
 
     def mix(self, branch: Tensor, stream: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         stream, normed = self.norm(branch, stream)
         return self.drop_path(self.mixer(normed, grid)), stream
 
-    def feed(self, branch: Tensor, stream: Tensor) -> tuple[Tensor, Tensor]:
-        if self.mlp is None or self.mlp_norm is None:
-            return branch, stream
-        stream, normed = self.mlp_norm(branch, stream)
-        return self.drop_path(self.mlp(normed)), stream
+    def feed(self, branch: Tensor, stream: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        if self.mlp is not None and self.mlp_norm is not None:
+            stream, normed = self.mlp_norm(branch, stream)
+            branch = self.drop_path(self.mlp(normed))
+        return (branch, stream) if self.local_conv is None else self.local_conv(branch, stream, grid)
 
     def mixing(self, branch: Tensor, stream: Tensor, grid: Grid) -> Mixing:
         """The mixing that this layer makes from its input."""

@@ -14,16 +14,17 @@ from mixlab.errors import InputError
 
 if TYPE_CHECKING:
     from mixlab.backbones.isotropic import Isotropic, IsotropicConfig
+    from mixlab.backbones.staged import StagedConfig
 
 POOLS = ("token", "avg", "max", "")
 
 
-def timm_config(name: str, config: IsotropicConfig) -> PretrainedCfg:
+def timm_config(name: str, config: IsotropicConfig | StagedConfig) -> PretrainedCfg:
     """What timm asks of every model: the images that it takes, and where its first and last layer are."""
     return PretrainedCfg(
         architecture=name,
         input_size=(config.channels, config.image, config.image),
-        first_conv="backbone.embed.project",
+        first_conv=f"backbone.{config.first_conv}",
         classifier="head",
     )
 
@@ -41,7 +42,7 @@ class IsotropicClassifier(nn.Module):
     ) -> None:
         super().__init__()
         self.backbone = backbone
-        self.num_features = self.head_hidden_size = self.embed_dim = backbone.dim
+        self.embed_dim = backbone.config.dim
         self.pretrained_cfg = self.default_cfg = timm_config(backbone.name, backbone.config).to_dict()
         self.head_drop = nn.Dropout(drop_rate) if drop_rate else nn.Identity()
         self.reset_classifier(num_classes, global_pool)
@@ -58,6 +59,8 @@ class IsotropicClassifier(nn.Module):
             raise InputError(f"global_pool {global_pool!r} is not one of {', '.join(map(repr, POOLS))}")
         self.num_classes = num_classes
         self.global_pool = self.global_pool if global_pool is None else global_pool
+        self.num_features = self.backbone.dim if self.global_pool == "token" else self.embed_dim
+        self.head_hidden_size = self.num_features
         self.head: nn.Module = nn.Identity()
         if num_classes:
             like = self.backbone.final_norm.weight
@@ -108,7 +111,7 @@ class IsotropicClassifier(nn.Module):
         layout = self.backbone.layout
         match self.global_pool:
             case "token":
-                return layout.summary(tokens)
+                return self.backbone.summary(tokens)
             case "avg":
                 return layout.patches(tokens).mean(1)
             case "max":
@@ -142,7 +145,7 @@ class IsotropicClassifier(nn.Module):
         for index, layer in enumerate(
             backbone.layers[: last + 1] if stop_early or intermediates_only else backbone.layers
         ):
-            branch, stream = layer(branch, stream, grid)
+            branch, stream = layer(*backbone.turned(branch, stream, grid), grid)
             if index in taken:
                 tokens = backbone.final_norm(branch, stream)[1] if norm else branch + stream
                 features = backbone.layout.split(tokens, grid)

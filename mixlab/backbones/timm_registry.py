@@ -11,12 +11,14 @@ from torch import Tensor, nn
 
 from mixlab.backbones.classifier import IsotropicClassifier, square_side, timm_config
 from mixlab.backbones.isotropic import Isotropic, IsotropicConfig
-from mixlab.backbones.zoo import ZOO, replace_fields
+from mixlab.backbones.staged import StagedConfig
+from mixlab.backbones.staged_classifier import StagedClassifier
+from mixlab.backbones.zoo import ZOO, build, replace_fields
 from mixlab.errors import InputError
 
 __all__: list[str] = []  # timm's registry appends the names it takes
 TIMM_FIELDS = {"img_size": "image", "in_chans": "channels", "patch_size": "patch", "drop_path_rate": "drop_path"}
-CONFIGS = {name: entry.config for name, entry in ZOO.items() if isinstance(entry.config, IsotropicConfig)}
+CONFIGS = {name: entry.config for name, entry in ZOO.items() if not isinstance(entry.config, str)}
 default_cfgs = generate_default_cfgs({name: timm_config(name, config) for name, config in CONFIGS.items()})
 
 
@@ -43,8 +45,8 @@ class FeatureGraph(nn.Module):
 FEATURE_CLASSES = {"getter": FeatureGetterNet, "list": FeatureGetterNet, "dict": FeatureDict, "fx": FeatureGraph}
 
 
-def _register(name: str, own: IsotropicConfig) -> None:
-    def build(
+def _register(name: str, own: IsotropicConfig | StagedConfig) -> None:
+    def entrypoint(
         pretrained: bool = False,
         *,
         features_only: bool = False,
@@ -68,10 +70,13 @@ def _register(name: str, own: IsotropicConfig) -> None:
         config = replace_fields(own, changes)
 
         def classifier(num_classes: int, global_pool: str, in_chans: int) -> IsotropicClassifier:
-            backbone = Isotropic(config, name=name)
-            return IsotropicClassifier(backbone, num_classes, global_pool=global_pool, drop_rate=drop_rate)
+            backbone = build(config, name)
+            make = IsotropicClassifier if isinstance(backbone, Isotropic) else StagedClassifier
+            return make(backbone, num_classes, global_pool=global_pool, drop_rate=drop_rate)  # type: ignore[arg-type]
 
+        staged = isinstance(config, StagedConfig)
         quarters = sorted({max(config.depth * quarter // 4 - 1, 0) for quarter in (1, 2, 3, 4)})
+        defaults = list(range(len(config.dims))) if isinstance(config, StagedConfig) else quarters
         options = {"feature_cls": feature_cls, **(feature_cfg or {})}
         return build_model_with_cfg(
             classifier,
@@ -82,19 +87,19 @@ def _register(name: str, own: IsotropicConfig) -> None:
                 "input_size": timm_config(name, config).input_size,
                 **(pretrained_cfg_overlay or {}),
             },
-            # normalised: the raw stream of such a stack has no set scale
-            feature_cfg={"norm": True, **options, "feature_cls": _feature_class(options["feature_cls"])},
+            # normalised: the raw stream of such a stack has no set scale; stages leave their maps as detectors expect
+            feature_cfg={"norm": not staged, **options, "feature_cls": _feature_class(options["feature_cls"])},
             cache_dir=cache_dir,
             features_only=features_only,
             global_pool=global_pool,
             in_chans=config.channels,
             **({} if num_classes is None else {"num_classes": num_classes}),
-            **({"out_indices": quarters if out_indices is None else out_indices} if features_only else {}),
+            **({"out_indices": defaults if out_indices is None else out_indices} if features_only else {}),
         )
 
-    build.__name__ = name
-    build.__module__ = __name__
-    register_model(build)
+    entrypoint.__name__ = name
+    entrypoint.__module__ = __name__
+    register_model(entrypoint)
 
 
 def _feature_class(chosen: Any) -> Any:

@@ -14,6 +14,7 @@ from mixlab.errors import InputError
 from mixlab.mixers import Grid
 
 Place = Literal["none", "front", "middle", "back", "spread"]
+PositionResize = Literal["dino", "exact"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +24,9 @@ class TokenLayout:
     none    no extra token; the summary is the mean of the patches
     front   a class token, then `num_registers` registers, then the patches; the summary is the class token, or, with
             `class_token=False`, the mean of the patches
-    middle  the class token in the middle of the patches is the summary (Vim). With `front_copy`, as released, the same
-            token stands in front as well, and only that copy has a position.
+    middle  the class token in the middle of the patches is the summary (Vim). With `front_copy`, as in DinoVim, the
+            same token stands in front as well, and only that copy has a position. Without it, the token itself has a
+            position if `class_position` is set, as in the supervised Vim.
     back    the class token after all patches is the summary: the only one that sees them all where mixing is causal
     spread  `num_registers` registers, one after each of the first equal runs of patches (Mamba-Reg); the summary is
             their mean
@@ -34,6 +36,7 @@ class TokenLayout:
     num_registers: int = 0
     class_token: bool = True
     front_copy: bool = True
+    class_position: bool = False
 
     def __post_init__(self) -> None:
         if self.place not in get_args(Place):
@@ -64,7 +67,8 @@ class TokenLayout:
     @property
     def num_positioned(self) -> int:
         """Extra tokens that have an entry in the position table, before those of the patches."""
-        return int({"front": self.class_token, "middle": self.front_copy, "back": True}.get(self.place, False))
+        middle = self.front_copy or self.class_position
+        return int({"front": self.class_token, "middle": middle, "back": True}.get(self.place, False))
 
     def positions(self, num_patches: int) -> list[int]:
         """Where the extra tokens stand in the sequence, in rising order."""
@@ -138,9 +142,9 @@ class Features:
 class PositionTable(nn.Module):
     """Learned positions of a square grid, after those of `num_extra` tokens; resized to any other grid."""
 
-    def __init__(self, dim: int, side: int, num_extra: int) -> None:
+    def __init__(self, dim: int, side: int, num_extra: int, resize: PositionResize = "dino") -> None:
         super().__init__()
-        self.side = side
+        self.side, self.resize_kind = side, resize
         self.num_extra = num_extra
         self.table = nn.Parameter(torch.empty(1, num_extra + side * side, dim))
         nn.init.trunc_normal_(self.table, std=0.02)
@@ -148,7 +152,7 @@ class PositionTable(nn.Module):
     def forward(self, grid: Grid) -> tuple[Tensor, Tensor]:
         """Positions of the extra tokens (1, E, D) and of the patches (1, h w, D)."""
         extra, patches = self.table.tensor_split([self.num_extra], dim=1)
-        return extra, resize_positions(patches, self.side, grid)
+        return extra, resize_positions(patches, self.side, grid, self.resize_kind)
 
     @torch.no_grad()
     def resize(self, side: int) -> None:
@@ -158,34 +162,67 @@ class PositionTable(nn.Module):
 
 
 @wrap
-def resize_positions(positions: Tensor, side: int, grid: Grid) -> Tensor:
-    """(1, side², D) -> (1, h w, D), bicubic, by factors of (n + 0.1) / side: DINO's weights were trained that way.
+def resize_positions(positions: Tensor, side: int, grid: Grid, kind: PositionResize = "dino") -> Tensor:
+    """(1, side², D) -> (1, h w, D), bicubic. `dino`: by factors of (n + 0.1) / side, as DINO's weights were trained.
 
     Two matrix products: the gradient of `F.interpolate` adds atomically on a GPU, so its last bits differ between runs.
     In float64, which neither autocast nor TF32 rounds.
     """
     if grid == (side, side):
         return positions
-    rows, columns = (_bicubic(side, n, positions.device) for n in grid)
+    rows, columns = (_bicubic(side, n, kind, positions.device) for n in grid)
     table = positions.double().reshape(side, -1)  # (side, side D)
     resized = columns @ (rows @ table).view(grid[0], side, -1)  # (h, w, D)
     return resized.to(positions.dtype).flatten(0, 1).unsqueeze(0)
 
 
-def _bicubic(side: int, size: int, device: torch.device) -> Tensor:
+def _bicubic(side: int, size: int, kind: PositionResize, device: torch.device) -> Tensor:
     """The map (size, side) from points on a line of `side` to one of `size`."""
     points = torch.eye(side, device=device).view(1, side, side, 1)
-    return F.interpolate(points, scale_factor=[(size + 0.1) / side, 1.0], mode="bicubic")[0, :, :, 0].mT.double()
+    if kind == "exact":
+        lines = F.interpolate(points, size=(size, 1), mode="bicubic")
+    else:
+        lines = F.interpolate(points, scale_factor=[(size + 0.1) / side, 1.0], mode="bicubic")
+    return lines[0, :, :, 0].mT.double()
+
+
+class ConvStem(nn.Sequential):
+    """Convolutions in front of the patches, at half the resolution (PlainMamba)."""
+
+    width = 64
+
+    def __init__(self, channels: int, num_convs: int) -> None:
+        steps: list[nn.Module] = [nn.Conv2d(channels, self.width, kernel_size=7, stride=2, padding=3, bias=False)]
+        steps += [nn.BatchNorm2d(self.width), nn.ReLU()]
+        for _ in range(num_convs):
+            steps += [nn.Conv2d(self.width, self.width, kernel_size=3, padding=1, bias=False)]
+            steps += [nn.BatchNorm2d(self.width), nn.ReLU()]
+        super().__init__(*steps)
 
 
 class TokenEmbedding(nn.Module):
     """Cut images into patches, give each its position, and insert the extra tokens."""
 
-    def __init__(self, *, dim: int, patch: int, channels: int, position_image: int, layout: TokenLayout) -> None:
+    def __init__(
+        self,
+        *,
+        dim: int,
+        patch: int,
+        stride: int,
+        channels: int,
+        position_side: int,
+        layout: TokenLayout,
+        stem_convs: int = 0,
+        position_resize: PositionResize = "dino",
+    ) -> None:
         super().__init__()
-        self.patch, self.channels, self.layout = patch, channels, layout
-        self.project = nn.Conv2d(channels, dim, kernel_size=patch, stride=patch)
-        self.positions = PositionTable(dim, position_image // patch, layout.num_positioned)
+        self.patch, self.stride, self.channels, self.layout = patch, stride, channels, layout
+        self.stem: nn.Module = ConvStem(channels, stem_convs) if stem_convs else nn.Identity()
+        halved = 2 if stem_convs else 1
+        self.project = nn.Conv2d(
+            ConvStem.width if stem_convs else channels, dim, kernel_size=patch // halved, stride=stride // halved
+        )
+        self.positions = PositionTable(dim, position_side, layout.num_positioned, position_resize)
         lecun_normal_(self.project.weight)
         assert self.project.bias is not None
         nn.init.zeros_(self.project.bias)
@@ -203,8 +240,8 @@ class TokenEmbedding(nn.Module):
 
     def forward(self, images: Tensor) -> tuple[Tensor, Grid]:
         """Images (B, C, H, W) -> tokens (B, L, D) and their grid."""
-        check_images(images, channels=self.channels, patch=self.patch)
-        patches = self.project(images)
+        check_images(images, channels=self.channels, patch=self.patch, stride=self.stride)
+        patches = self.project(self.stem(images))
         height, width = patches.shape[2:]
         front_positions, patch_positions = self.positions((height, width))
         patches = patches.flatten(2).mT + patch_positions
@@ -216,13 +253,15 @@ class TokenEmbedding(nn.Module):
     @torch.no_grad()
     def resize(self, side: int, patch: int) -> None:
         """Bring the positions to another grid, and the projection to another patch."""
+        if patch != self.patch and (self.stride != self.patch or not isinstance(self.stem, nn.Identity)):
+            raise InputError(f"patch {self.patch} stays: patches that overlap or follow convolutions are not resampled")
         self.positions.resize(side)
         if patch != self.patch:
             weight, bias = cast("nn.Parameter", self.project.weight), self.project.bias
             self.project = nn.Conv2d(self.channels, weight.shape[0], kernel_size=patch, stride=patch)
             self.project.weight = _like(weight, resample_patch_embed(weight, [patch, patch]))
             self.project.bias = bias
-            self.patch = patch
+            self.patch = self.stride = patch
 
     def _extra(self, front_positions: Tensor) -> Tensor:
         match self.layout.place:
@@ -231,6 +270,8 @@ class TokenEmbedding(nn.Module):
                 return torch.cat([self.tokens[:, :classes] + front_positions, self.tokens[:, classes:]], dim=1)
             case "middle" if self.layout.front_copy:
                 return torch.cat([self.tokens + front_positions, self.tokens], dim=1)
+            case "middle" if self.layout.class_position:
+                return self.tokens + front_positions
             case "back":
                 return self.tokens + front_positions
             case "spread":
@@ -251,7 +292,7 @@ def check_length(num_tokens: int, grid: Grid, num_extra: int) -> None:
 
 
 @wrap
-def check_images(images: Tensor, *, channels: int, patch: int) -> None:
+def check_images(images: Tensor, *, channels: int, patch: int, stride: int | None = None) -> None:
     if images.ndim != 4:
         raise InputError(f"images must be (B, {channels}, H, W), got {tuple(images.shape)}")
     batch, found, height, width = images.shape
@@ -264,6 +305,14 @@ def check_images(images: Tensor, *, channels: int, patch: int) -> None:
     if not images.is_floating_point():
         raise InputError(f"images are {images.dtype}; scale them to floats and normalise them first")
     for size in (height, width):
-        if size == 0 or size % patch:
-            near = max(size // patch, 1) * patch
-            raise InputError(f"{size}px is not a multiple of patch {patch}; try {near}")
+        check_side(size, patch=patch, stride=stride or patch)
+
+
+def check_side(size: int, *, patch: int, stride: int) -> None:
+    """Patches must cover an image without a rest."""
+    if size >= patch and (size - patch) % stride == 0:
+        return
+    near = max((size - patch) // stride * stride, 0) + patch
+    if stride == patch:
+        raise InputError(f"{size}px is not a multiple of patch {patch}; try {near}")
+    raise InputError(f"{size}px is not covered by patches of {patch} in steps of {stride}; try {near}")

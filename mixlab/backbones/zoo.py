@@ -6,19 +6,22 @@ from difflib import get_close_matches
 from fnmatch import fnmatch
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import timm
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.isotropic import Isotropic, IsotropicConfig, config_from_json
+from mixlab.backbones.staged import Staged, StagedConfig, staged_from_json
 from mixlab.backbones.timm_backbone import TimmBackbone
 from mixlab.backbones.tokens import TokenLayout
+from mixlab.backbones.visual_mambas import VISUAL_MAMBAS
 from mixlab.backbones.weights import load_weights, model_from_file
 from mixlab.errors import InputError
 from mixlab.mixers import AttentionConfig, GatedConvConfig, LinearAttentionConfig, Mamba2Config, MixerConfig
 from mixlab.run.codec import to_json
 
+C = TypeVar("C", IsotropicConfig, StagedConfig)
 SIZES = ("tiny", "small", "base")
 TRANSFORMER_WIDTHS = (192, 384, 768)  # ViT; 12 layers, MLP ratio 4
 MAMBA_WIDTHS = (256, 512, 768)  # Dino-Mamba §5.1; 24 layers, no MLP
@@ -32,7 +35,7 @@ class ZooEntry:
     """One line of the table: who defined the architecture, and how to configure it."""
 
     source: str
-    config: IsotropicConfig | str  # a timm name stands for timm's own definition
+    config: IsotropicConfig | StagedConfig | str  # a timm name stands for timm's own definition
 
 
 def _transformer(dim: int, mixer: MixerConfig) -> IsotropicConfig:
@@ -66,6 +69,7 @@ ZOO: dict[str, ZooEntry] = {
         lambda d: _mamba(d, Mamba2Config(), TokenLayout(place="spread", num_registers=12), position_image=112),
     ),
     **_family("gatedconv", "mixlab", MAMBA_WIDTHS, lambda d: _mamba(d, GatedConvConfig(), TokenLayout(place="none"))),
+    **{name: ZooEntry(source, config) for name, (source, config) in VISUAL_MAMBAS.items()},
     **{
         f"mambaout_{size}": ZooEntry("MambaOut, timm", f"mambaout_{size}")
         for size in ("femto", "kobe", "tiny", "small", "base")
@@ -101,10 +105,15 @@ def create_model(
         if isinstance(entry.config, str):
             model = TimmBackbone(entry.config, fields, name=name)
         else:
-            model = Isotropic(replace_fields(entry.config, fields), name=name)
+            model = build(replace_fields(entry.config, fields), name)
     if weights is not None:
         load_weights(model, weights, checkpoint_key=checkpoint_key)
     return model
+
+
+def build(config: IsotropicConfig | StagedConfig, name: str) -> Isotropic | Staged:
+    """A backbone of ours from its config."""
+    return Staged(config, name=name) if isinstance(config, StagedConfig) else Isotropic(config, name=name)
 
 
 def known_fields(name: str) -> set[str] | None:
@@ -122,10 +131,10 @@ def check_fields(name: str, changes: Mapping[str, Any]) -> None:
     for key, value in changes.items():
         part = _owner(key, owners)
         (plan if part is None else plan[part])[key] = value
-    config_from_json(plan)
+    staged_from_json(plan) if isinstance(config, StagedConfig) else config_from_json(plan)
 
 
-def replace_fields(config: IsotropicConfig, changes: dict[str, Any]) -> IsotropicConfig:
+def replace_fields(config: C, changes: dict[str, Any]) -> C:
     """Replace fields of a config, or of its mixer and layout where only they have one of that name."""
     owners = _owners(config)
     direct: dict[str, Any] = {}
@@ -138,7 +147,7 @@ def replace_fields(config: IsotropicConfig, changes: dict[str, Any]) -> Isotropi
     return replace(config, **direct)
 
 
-def _own_config(name: str) -> IsotropicConfig | None:
+def _own_config(name: str) -> IsotropicConfig | StagedConfig | None:
     entry = ZOO.get(name)
     return None if entry is None or isinstance(entry.config, str) else entry.config
 
@@ -151,7 +160,7 @@ def _owner(key: str, owners: dict[str, str | None]) -> str | None:
     return owners[key]
 
 
-def _owners(config: IsotropicConfig) -> dict[str, str | None]:
+def _owners(config: IsotropicConfig | StagedConfig) -> dict[str, str | None]:
     """Each field, with the part of the config that has it: the mixer, the layout, or None for the config itself."""
     own = [field.name for field in fields(config)]
     parts = [name for name in own if is_dataclass(getattr(config, name))]

@@ -1,16 +1,29 @@
 """Token mixers: one file each, its mixing, then its module."""
 
 from mixlab.mixers.attention import Attention, AttentionConfig, SoftmaxMixing
+from mixlab.mixers.cross_scan import CrossScan, CrossScanConfig, SkipScan, SkipScanConfig
 from mixlab.mixers.gated_conv import ConvMixing, GatedConv, GatedConvConfig
+from mixlab.mixers.inverted_residual import InvertedResidual, InvertedResidualConfig
 from mixlab.mixers.linear_attention import LinearAttention, LinearAttentionConfig, LinearMixing
 from mixlab.mixers.mamba1 import Mamba1, Mamba1Config
 from mixlab.mixers.mamba2 import Mamba2, Mamba2Config, SSDMixing
 from mixlab.mixers.mixer import ALL, Grid, MixerConfig, Mixing, TokenMixer
+from mixlab.mixers.plain_mamba import PlainMamba, PlainMambaConfig
 from mixlab.mixers.selective import SelectiveMixing
 
 MIXERS: dict[str, type[MixerConfig]] = {
     config.kind: config
-    for config in (AttentionConfig, LinearAttentionConfig, Mamba2Config, GatedConvConfig, Mamba1Config)
+    for config in (
+        AttentionConfig,
+        LinearAttentionConfig,
+        Mamba2Config,
+        GatedConvConfig,
+        Mamba1Config,
+        CrossScanConfig,
+        SkipScanConfig,
+        PlainMambaConfig,
+        InvertedResidualConfig,
+    )
 }
 
 __all__ = [
@@ -19,9 +32,13 @@ __all__ = [
     "Attention",
     "AttentionConfig",
     "ConvMixing",
+    "CrossScan",
+    "CrossScanConfig",
     "GatedConv",
     "GatedConvConfig",
     "Grid",
+    "InvertedResidual",
+    "InvertedResidualConfig",
     "LinearAttention",
     "LinearAttentionConfig",
     "LinearMixing",
@@ -31,8 +48,12 @@ __all__ = [
     "Mamba2Config",
     "MixerConfig",
     "Mixing",
+    "PlainMamba",
+    "PlainMambaConfig",
     "SSDMixing",
     "SelectiveMixing",
+    "SkipScan",
+    "SkipScanConfig",
     "SoftmaxMixing",
     "TokenMixer",
 ]

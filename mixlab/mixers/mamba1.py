@@ -7,13 +7,17 @@ from typing import ClassVar, Literal, get_args
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx import wrap
 
 from mixlab.errors import InputError
 from mixlab.mixers.mixer import Grid, MixerConfig, TokenMixer
-from mixlab.mixers.scan_orders import SEQUENCE, ScanOrders, check_scans, scan_orders
+from mixlab.mixers.scan_orders import SEQUENCE, check_scans, count_reverse, scan_orders
 from mixlab.mixers.selective import ChannelGate, Selection, SelectiveMixing, rank_of
+from mixlab.ops.short_conv.op import two_way_short_conv
 from mixlab.ops.short_conv.reference import short_conv
 
+wrap("scan_orders")
+wrap("two_way_short_conv")
 Combine = Literal["mean", "sum", "gated_sum"]
 
 
@@ -73,14 +77,20 @@ class Mamba1(TokenMixer):
     def prepare(self, x: Tensor, grid: Grid) -> tuple[SelectiveMixing, Tensor]:
         x, gate = self.in_proj(x).chunk(2, dim=-1)
         orders = scan_orders(self.config.scans, grid, x.shape[1], x.device)
-        v = self.convolved(orders.arrange(x, len(self.config.scans)), orders)
+        if self.config.scans in (SEQUENCE, SEQUENCE[:1]):
+            v = two_way_short_conv(x, self.conv_weight, self.conv_bias)
+        else:
+            v = self.convolved(orders.arrange(x, len(self.config.scans)))
         return self.selection(v, orders, self.config.scans), gate
 
-    def convolved(self, places: Tensor, orders: ScanOrders) -> Tensor:
+    def convolved(self, places: Tensor) -> Tensor:
         """(B, T, S, E): each scan under its own filter, which looks back along it."""
-        num_forward = places.shape[2] - orders.num_reverse
-        filters = zip(places.unbind(2), self.conv_weight, self.conv_bias, strict=True)
-        scans = [short_conv(x, *own, reverse=number >= num_forward) for number, (x, *own) in enumerate(filters)]
+        num_scans = len(self.config.scans)
+        num_forward = num_scans - count_reverse(self.config.scans)
+        scans = [
+            short_conv(places[:, :, scan], self.conv_weight[scan], self.conv_bias[scan], reverse=scan >= num_forward)
+            for scan in range(num_scans)
+        ]
         return torch.stack(scans, dim=2)
 
     def merge(self, mixed: Tensor, bypass: Tensor | None) -> Tensor:

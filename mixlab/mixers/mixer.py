@@ -52,6 +52,8 @@ class MixerConfig(ABC):
     """The configuration of a mixer; `kind` is its name in files and on the command line."""
 
     kind: ClassVar[str]
+    family: ClassVar[str] = ""  # the kind under which results are compared and drawn, where it is not its own
+    has_own_norm: ClassVar[bool] = False  # whether it normalises its input itself: no norm stands before it
 
     @property
     def is_causal(self) -> bool:

@@ -14,6 +14,7 @@ import torch
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.data.loader import AnyBatch
+from mixlab.data.workers import LostWorkerError
 from mixlab.errors import InputError, WorkError
 from mixlab.run import RunDirectory
 from mixlab.run.codec import to_json
@@ -181,13 +182,17 @@ class Trainer:
                 return next(batches)
         except WaitingStopped:
             return []
+        except LostWorkerError:
+            if self.world.size == 1 and self.saved_step != self.step:  # ranks would have to agree
+                self.save(self.loader.state_dict())
+            raise
         finally:
             self.clock.waited += time.monotonic() - before
 
     def stop_if_asked(self, stop: StopRequests) -> None:
         """`Stopped` on every rank, where any was asked to stop."""
         if any_rank(stop.asked()):
-            raise Stopped(max(from_all(stop.number or 0)), self.step)
+            raise Stopped(stop.agreed(), self.step)
 
     def start_or_resume(self) -> None:
         """Agree on the settings with what is in the directory, and put back the newest good checkpoint."""

@@ -10,11 +10,15 @@ from hypothesis import strategies as st
 from mixlab.mixers import (
     MIXERS,
     AttentionConfig,
+    CrossScanConfig,
     GatedConvConfig,
+    InvertedResidualConfig,
     LinearAttentionConfig,
     Mamba1Config,
     Mamba2Config,
     MixerConfig,
+    PlainMambaConfig,
+    SkipScanConfig,
     SSDMixing,
 )
 
@@ -34,6 +38,10 @@ CONFIGS: dict[str, MixerConfig] = {
     "mamba1": Mamba1Config(expand=1, state=3),
     "mamba1-one-way": Mamba1Config(expand=1, state=3, scans=("forward",)),
     "mamba1-grid": Mamba1Config(expand=1, state=2, scans=("h", "v_flip", "snake"), combine="gated_sum"),
+    "cross-scan": CrossScanConfig(),
+    "skip-scan": SkipScanConfig(expand=1, state=2),
+    "plain-mamba": PlainMambaConfig(expand=1, state=2, kernel=3),
+    "inverted-residual": InvertedResidualConfig(),
     "gated-conv": GatedConvConfig(),
     "gated-conv-sequence": GatedConvConfig(kernel=4, sequence=True),
     "gated-conv-causal": GatedConvConfig(kernel=4, sequence=True, two_way=False),
@@ -61,10 +69,11 @@ def test_apply_is_matrix_times_values(name: str) -> None:
     for length, (dtype, tolerance) in product(LENGTHS, TOLERANCE.items()):
         mixer, x, grid = prepared(CONFIGS[name], length, dtype)
         mixing, _ = mixer.prepare(x, grid)
-        ran, looked = mixing.apply(), mixing.matrix() @ mixing.values
-        assert ran.shape == looked.shape == mixing.values.shape
+        ran, some = mixing.apply(), slice(None, None, max(mixing.num_heads // 16, 1))
+        looked = mixing.matrix(some) @ mixing.values[:, some]
+        assert ran.shape == mixing.values.shape
         assert ran.dtype == dtype
-        assert relative_error(ran, looked) < tolerance, f"{length} tokens in {dtype}"
+        assert relative_error(ran[:, some], looked) < tolerance, f"{length} tokens in {dtype}"
 
 
 @pytest.mark.parametrize("name", CONFIGS)

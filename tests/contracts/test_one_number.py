@@ -42,9 +42,10 @@ def write(folder: Path, values: list[float], **about: Any) -> list[Path]:
             num_layers=12,
             causal=about.get("causal", False),
         )
+        answers = about["answers"][seed] if "answers" in about else None
         found = Measurement(
             metric="knn_top1", value=value, low=value - 0.03, high=value + 0.03, n=N, subject=subject, seed=seed,
-            protocol=KnnProtocol(data="photos", k=20),
+            protocol=KnnProtocol(data="photos", k=20), by_image=answers,
         )  # fmt: skip
         run.write("knn", {"kind": "knn", "num_classes": 10, "measurements": [found.to_json()]})
         runs.append(run.path)
@@ -93,6 +94,37 @@ def test_the_ledger_the_command_line_and_the_page_have_one_interval_for_a_compar
     points = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * value for value in expected))  # as pages show accuracies
     assert all(points in page for page in pages)
     assert all("significantly more" in place for place in (gain["significance"], printed, *pages))
+
+
+def test_images_that_both_saw_are_paired_in_the_ledger_as_by_hand_from_the_files(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    hard = random.random(N)
+    sides = {
+        name: [(hard + 0.1 * random.normal(size=N) < level + 0.01 * seed).astype(float) for seed in range(3)]
+        for name, level in (("vit", 0.6), ("vit-causal", 0.5))
+    }
+    folder = tmp_path / "study"
+    for name, answers in sides.items():
+        causal = name == "vit-causal"
+        write(folder, [float(each.mean()) for each in answers], name=name, causal=causal, answers=answers)
+    runs = sorted(folder.iterdir())
+    result = claims(runs, run=folder)
+
+    read = {name: [] for name in sides}  # from the text of the files alone
+    for run in runs:
+        (record,) = json.loads((run / "results" / "knn.json").read_text())["measurements"]
+        read[run.name.rpartition("-")[0]].append([int(answer) for answer in record["by_image"]])
+    first, second = (np.array(answers) for answers in read.values())
+    gaps = first.mean(0) - second.mean(0)
+    parts = [(side.mean(1).var(ddof=1) / 3, 2) for side in (first, second)] + [(gaps.var(ddof=1) / N, N - 1)]
+    total = sum(part for part, _ in parts)
+    half = stats.t.ppf(0.975, total**2 / sum(part**2 / freedom for part, freedom in parts)) * np.sqrt(total)
+    expected = (gaps.mean(), gaps.mean() - half, gaps.mean() + half)
+    causal = next(claim for claim in result["claims"] if claim["number"] == 21)
+    assert (causal["value"], causal["low"], causal["high"]) == pytest.approx(expected, abs=1e-9)
+    assert 2 * half < 0.8 * np.subtract(*by_hand(*(side.mean(1).tolist() for side in (first, second)))[:0:-1])
+    page = write_report([folder], tmp_path / "page.md").read_text().replace("\\", "")
+    assert "{:+.3f} [{:+.3f}, {:+.3f}]".format(*expected) in page
 
 
 def test_what_auc_prints_of_a_network_and_its_twin_is_what_the_ledger_and_the_page_say(

@@ -18,9 +18,10 @@ pretrain = command("pretrain")
 DATA = "shapes:size=32,n=44"  # an odd rest is left out of every epoch
 STEPS = 10
 SETTINGS = ["batch=8", "epochs=2", "precision=fp64", "data.size=none", "model.dim=32", "model.depth=2",
-            "model.image=32", "method.num_prototypes=32", "method.hidden=16", "method.bottleneck=8", "method.num_local=2",
-            "method.global_size=32", "method.local_size=16", "optim.warmup_epochs=0", "log.every_steps=3",
-            "checkpoint.every_steps=5", "knn.every_epochs=1", "knn.bank=20", "knn.queries=10"]  # fmt: skip
+            "model.image=32", "method.num_prototypes=32", "method.hidden=16", "method.bottleneck=8",
+            "method.num_local=2", "method.global_size=32", "method.local_size=16", "optim.warmup_epochs=0",
+            "log.every_steps=3", "checkpoint.every_steps=5", "knn.every_epochs=1", "knn.bank=20",
+            "knn.queries=10"]  # fmt: skip
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["mixlab.commands.pretrain"])
 

@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from mixlab.backbones.weights.mamba_formats import branches, channel_gate, class_row_first, staged_names
+
 
 @dataclass(frozen=True)
 class Format:
-    """How one family of files names what our isotropic backbones hold.
+    """How one family of files names what our backbones hold.
 
-    A target `(name, direction)` is one slice of a parameter that we stack over directions.
+    A target `(name, direction)` is one slice of a parameter that we stack over directions. Backbones in stages have a
+    `stem`, and names of `mamba_formats.staged_names`.
     """
 
     title: str
@@ -22,6 +25,19 @@ class Format:
     names: dict[str, str] = field(default_factory=dict)
     layer_names: dict[str, str | tuple[str, int]] = field(default_factory=dict)
     heads: tuple[str, ...] = ()  # prefixes of classifiers, which a backbone has no use for
+    class_row: bool = False  # whether the position of the class token is the middle row of the table
+    stem: str | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        return self.title == "mixlab"
+
+    @property
+    def described(self) -> str:
+        """What the weights were trained with, in words."""
+        if self.stem is not None:
+            return f"{self.mixer} in stages behind a stem of kind {self.stem}"
+        return f"{self.mixer} and extra tokens at the {self.place}"
 
 
 def _both_directions(forward: str, backward: str, ours: str) -> dict[str, str | tuple[str, int]]:
@@ -54,9 +70,152 @@ _VIT_LAYER: dict[str, str | tuple[str, int]] = {
     for part in ("weight", "bias")
 }
 
+_VIM_LAYER: dict[str, str | tuple[str, int]] = {
+    "norm.weight": "norm.weight",
+    "mixer.in_proj.weight": "mixer.in_proj.weight",
+    "mixer.out_proj.weight": "mixer.out_proj.weight",
+    **branches("", "_b"),
+}
+_LOCALVIM_LAYER: dict[str, str | tuple[str, int]] = {
+    "norm.weight": "norm.weight",
+    "mixer.in_proj.weight": "mixer.in_proj.weight",
+    "mixer.out_proj.weight": "mixer.out_proj.weight",
+    **branches("_0", "_1", "_2", "_3"),
+    **channel_gate("mixer.attn", "mixer.channel_gate"),
+}
+_PLAINMAMBA_LAYER: dict[str, str | tuple[str, int]] = {
+    **{f"norm.{part}": f"norm.{part}" for part in ("weight", "bias")},
+    "mamba.A_log": "mixer.A_log",
+    "mamba.D": "mixer.skip",
+    "mamba.direction_Bs": "mixer.moves",
+    "mamba.x_proj.weight": "mixer.x_proj.weight",
+    **{
+        f"mamba.{theirs}.{part}": f"mixer.{ours}.{part}"
+        for theirs, ours in {
+            "in_proj": "in_proj",
+            "conv2d": "conv",
+            "dt_proj": "dt_proj",
+            "out_proj": "out_proj",
+        }.items()
+        for part in ("weight", "bias")
+    },
+    "dw.0.weight": "local_conv.conv.weight",
+    **{
+        f"dw.1.{part}": f"local_conv.norm.{part}"
+        for part in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    },
+}
+_PLAINMAMBA_STEM = {
+    f"patch_embed.{theirs}.{part}": f"embed.{ours}.{part}"
+    for theirs, ours in {
+        "stem.0": "stem.0",
+        "stem.1": "stem.1",
+        "convs.0": "stem.3",
+        "convs.1": "stem.4",
+        "convs.3": "stem.6",
+        "convs.4": "stem.7",
+        "projection": "project",
+    }.items()
+    for part in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+}
+_VIM_NAMES = {**_PATCHES, **_TOKENS, "norm_f.weight": "final_norm.weight"}
+
 MIXLAB = Format("mixlab", frozenset({"embed.project.weight", "final_norm.weight"}))
 FORMATS = (
     MIXLAB,
+    Format("mixlab", frozenset({"stem.project.weight", "final_norm.weight"})),
+    Format(
+        "Mamba-Reg",
+        frozenset({"norm_f.weight", "pos_embed_cls", "layers.0.mixer.A_b_log"}),
+        mixer="mamba1",
+        place="spread",
+        names={
+            **_VIM_NAMES,
+            "pos_embed_cls": "embed.token_positions",
+            "neck.weight": "neck.project.weight",
+            "norm_neck.weight": "neck.norm.weight",
+        },
+        layer_names=_VIM_LAYER,
+        heads=("head.",),
+    ),
+    Format(
+        "Vim",
+        frozenset({"norm_f.weight", "layers.0.mixer.A_b_log"}),
+        mixer="mamba1",
+        place="middle",
+        names=_VIM_NAMES,
+        layer_names=_VIM_LAYER,
+        heads=("head.",),
+        class_row=True,
+    ),
+    Format(
+        "LocalVim with a class token",
+        frozenset({"norm_f.weight", "cls_token", "layers.0.mixer.A_log_0"}),
+        mixer="mamba1",
+        place="middle",
+        names=_VIM_NAMES,
+        layer_names=_LOCALVIM_LAYER,
+        heads=("head.",),
+        class_row=True,
+    ),
+    Format(
+        "LocalVim",
+        frozenset({"norm_f.weight", "layers.0.mixer.A_log_0"}),
+        mixer="mamba1",
+        place="none",
+        names={**_VIM_NAMES, "rope.freqs_cos": "rotary.cos", "rope.freqs_sin": "rotary.sin"},
+        layer_names=_LOCALVIM_LAYER,
+        heads=("head.",),
+    ),
+    Format(
+        "PlainMamba",
+        frozenset({"ln1.weight", "layers.0.mamba.A_log"}),
+        mixer="plain_mamba",
+        place="none",
+        names={
+            "pos_embed": "embed.positions.table",
+            **_PLAINMAMBA_STEM,
+            "ln1.weight": "final_norm.weight",
+            "ln1.bias": "final_norm.bias",
+        },
+        layer_names=_PLAINMAMBA_LAYER,
+        heads=("head.", "ema_"),  # the copies that its training keeps as buffers
+    ),
+    Format(
+        "EfficientVMamba",
+        frozenset({"patch_embed.0.weight", "layers.0.blocks.0.conv_branch.0.weight"}),
+        mixer="skip_scan",
+        stem="patch",
+        heads=("classifier.head.",),
+    ),
+    Format(
+        "VMamba, current form",
+        frozenset({"patch_embed.5.weight", "layers.0.blocks.0.op.A_logs"}),
+        mixer="cross_scan",
+        stem="overlap",
+        heads=("classifier.head.",),
+    ),
+    Format(
+        "LocalVMamba",
+        frozenset({"patch_embed.0.weight", "layers.0.blocks.0.op.multi_scan.attn.norm.weight"}),
+        mixer="cross_scan",
+        stem="patch",
+        heads=("classifier.head.",),
+    ),
+    Format(
+        "VMamba, first form",
+        frozenset({"patch_embed.0.weight", "layers.0.blocks.0.op.A_logs"}),
+        mixer="cross_scan",
+        stem="patch",
+        heads=("classifier.head.",),
+    ),
+    Format(
+        "VMamba, first form, old names",
+        frozenset({"patch_embed.proj.weight", "layers.0.blocks.0.self_attention.A_logs"}),
+        mixer="cross_scan",
+        stem="patch",
+        heads=("head.",),
+    ),
     Format(
         "Dino-Mamba's DinoMamba-Reg",
         frozenset({"norm_f.weight", "pos_embed_cls"}),
@@ -98,11 +257,14 @@ def to_our_names(entries: dict[str, Tensor], known: Format) -> tuple[dict[str, T
 
     A key that the format does not know keeps its name, for the comparison with the model to report.
     """
-    if known is MIXLAB:
+    if known.is_ours:
         return dict(entries), []
+    heads = [key for key in entries if key.startswith(known.heads)]
+    if known.stem is not None:
+        rest = {key: entry for key, entry in entries.items() if key not in heads}
+        return staged_names(rest, stem=known.stem, mixer=known.mixer or ""), heads
     ours: dict[str, Tensor] = {}
     stacks: dict[str, dict[int, Tensor]] = {}
-    heads = [key for key in entries if key.startswith(known.heads)]
     for key, entry in entries.items():
         target = _target(key, known)
         if key in heads:
@@ -117,6 +279,9 @@ def to_our_names(entries: dict[str, Tensor], known: Format) -> tuple[dict[str, T
             tensors = [tensor.squeeze(1) for tensor in tensors]  # a depthwise Conv1d's (C, 1, W)
         if len({tensor.shape for tensor in tensors}) == 1 and sorted(slices) == list(range(len(slices))):
             ours[name] = torch.stack(tensors)
+    table = ours.get("embed.positions.table")
+    if known.class_row and table is not None and table.ndim == 3:
+        ours["embed.positions.table"] = class_row_first(table)
     return ours, heads
 
 
@@ -134,9 +299,27 @@ def _target(key: str, known: Format) -> str | tuple[str, int]:
             return f"layers.{layer[1]}.{name}", direction
 
 
-def sizes_of(entries: dict[str, Tensor]) -> dict[str, int]:
-    """The sizes that entries under our names show: fields of a config."""
+def sizes_of(entries: dict[str, Tensor]) -> dict[str, int | tuple[int, ...]]:
+    """The sizes that entries under our names show: fields of a config; `depth` counts the blocks of all stages."""
+    layers = [re.match(r"layers\.(\d+)\.|stages\.\d+\.blocks\.\d+\.", key) for key in entries]
+    depth = len({match[0] for match in layers if match})
+    stages = [re.match(r"stages\.(\d+)\.blocks\.(\d+)\.", key) for key in entries]
+    blocks = {(int(match[1]), int(match[2])) for match in stages if match}
+    if blocks:
+        num_stages = max(stage for stage, _ in blocks) + 1
+        depths = tuple(sum(stage == number for stage, _ in blocks) for number in range(num_stages))
+        return {"depths": depths, "dims": _stage_widths(entries, num_stages), "depth": depth}
     patches = entries.get("embed.project.weight")
-    sizes = {} if patches is None or patches.ndim != 4 else {"dim": patches.shape[0], "patch": patches.shape[-1]}
-    layers = [re.match(r"layers\.(\d+)\.", key) for key in entries]
-    return sizes | {"depth": len({match[1] for match in layers if match})}
+    if patches is None or patches.ndim != 4:
+        return {"depth": depth}
+    halved = 2 if "embed.stem.0.weight" in entries else 1
+    return {"dim": patches.shape[0], "patch": halved * patches.shape[-1], "depth": depth}
+
+
+def _stage_widths(entries: dict[str, Tensor], num_stages: int) -> tuple[int, ...]:
+    names = ["stem.norm.weight", *(f"stages.{number}.down" for number in range(1, num_stages))]
+    found = [
+        next((entries[key] for key in (name, f"{name}.conv.weight", f"{name}.project.weight") if key in entries), None)
+        for name in names
+    ]
+    return tuple(0 if each is None else each.shape[0] for each in found)

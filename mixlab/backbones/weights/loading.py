@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Architecture, Backbone
 from mixlab.backbones.isotropic import Isotropic, config_from_json
+from mixlab.backbones.staged import Staged, staged_from_json
 from mixlab.backbones.timm_backbone import WEIGHT_SOURCES, TimmBackbone
 from mixlab.backbones.tokens import PositionTable, resize_positions
-from mixlab.backbones.weights.formats import MIXLAB, recognise, sizes_of, to_our_names
+from mixlab.backbones.weights.formats import MIXLAB, Format, recognise, sizes_of, to_our_names
 from mixlab.backbones.weights.reading import StoredWeights, WeightsError, listing, read_weights
 from mixlab.errors import InputError
 from mixlab.run.codec import differences
@@ -52,11 +53,11 @@ class Candidate:
     title: str
     ignored: list[str]
     resized: list[str]
-    sizes: dict[str, int]
+    sizes: dict[str, int | tuple[int, ...]]
 
 
 def load_weights(model: Backbone, path: str | Path, *, checkpoint_key: str = "teacher") -> LoadReport:
-    """Load a file of ours, a released Dino-Mamba, DINO or MambaOut checkpoint, or timm's weights.
+    """Load a file of ours, a released checkpoint of a backbone in the zoo or of DINO's ViT, or timm's weights.
 
     `checkpoint_key` chooses among the models of a training checkpoint. Position tables are resized to the model's.
     Weights that are not finite are loaded with a warning. On any error the model is left as it was.
@@ -92,23 +93,46 @@ def _for_ours(model: Backbone, stored: StoredWeights) -> Candidate:
     if known is None:
         raise WeightsError(
             f"{stored.path} holds {listing(stored.entries)}, which no known format has; {model.name} takes files of "
-            "mixlab.save_weights, and Dino-Mamba, DINO and timm ViT checkpoints"
+            "mixlab.save_weights, and checkpoints of Dino-Mamba, DINO's and timm's ViT, Vim, Mamba-Reg, PlainMamba, "
+            "LocalMamba, VMamba and EfficientVMamba as released"
         )
     entries, heads = to_our_names(stored.entries, known)
     candidate = Candidate(entries, known.title, heads, [], sizes_of(entries))
+    if not known.is_ours:
+        _check_kind(model, stored, known)
     if isinstance(model, Isotropic):
-        config = model.config
-        if known is not MIXLAB and (known.mixer, known.place) != (config.mixer.kind, config.layout.place):
-            raise WeightsError(
-                f"{stored.path} holds {known.title} weights, trained with {known.mixer} and extra tokens at the "
-                f"{known.place}; {model.name} has {config.mixer.kind} and {config.layout.place}. Choose the model that "
-                "they belong to"
-            )
         _resize_positions(candidate, model.embed.positions, stored.path)
+        _drop_rotary(candidate, model)
     for name, parameter in model.state_dict().items():
         if not parameter.numel():
             candidate.entries.setdefault(name, parameter)  # released formats do not name what is empty
     return candidate
+
+
+def _check_kind(model: Backbone, stored: StoredWeights, known: Format) -> None:
+    """Refuse released weights of another kind of model, before their names are compared one by one."""
+    if isinstance(model, Isotropic):
+        config = model.config
+        fits = (known.mixer, known.place, known.stem) == (config.mixer.kind, config.layout.place, None)
+        ours = f"{config.mixer.kind} and {config.layout.place}"
+    else:
+        assert isinstance(model, Staged)
+        fits = (known.mixer, known.stem) == (model.config.mixer.kind, model.config.stem)
+        ours = f"{model.config.mixer.kind} in stages behind a stem of kind {model.config.stem}"
+    if not fits:
+        raise WeightsError(
+            f"{stored.path} holds {known.title} weights, trained with {known.described}; {model.name} has {ours}. "
+            "Choose the model that they belong to"
+        )
+
+
+def _drop_rotary(candidate: Candidate, model: Isotropic) -> None:
+    """Angles are not learnt: a model for another grid keeps its own."""
+    for name in ("rotary.cos", "rotary.sin"):
+        own, given = model.state_dict().get(name), candidate.entries.get(name)
+        if own is not None and given is not None and given.shape != own.shape and given.shape[1:] == own.shape[1:]:
+            candidate.entries[name] = own
+            candidate.ignored.append(name)
 
 
 def _resize_positions(candidate: Candidate, positions: PositionTable, path: Path) -> None:
@@ -125,7 +149,7 @@ def _resize_positions(candidate: Candidate, positions: PositionTable, path: Path
             f"which is not a square of patches. Resize it to {positions.side} x {positions.side} yourself"
         )
     front, patches = table.float().tensor_split([extra], dim=1)
-    resized = resize_positions(patches, side, (positions.side, positions.side))
+    resized = resize_positions(patches, side, (positions.side, positions.side), positions.resize_kind)
     candidate.entries[name] = front.new_empty(wanted)
     candidate.entries[name][:, :extra], candidate.entries[name][:, extra:] = front, resized
     candidate.resized.append(f"{name}: {side} x {side} to {positions.side} x {positions.side}")
@@ -189,7 +213,7 @@ def _check_fit(model: Backbone, stored: StoredWeights, candidate: Candidate, unl
     )
 
 
-def _in_words(sizes: dict[str, int]) -> str:
+def _in_words(sizes: dict[str, int | tuple[int, ...]]) -> str:
     return "".join(f", {name} {size}" for name, size in sizes.items() if size)
 
 
@@ -198,6 +222,8 @@ def _way_out(model: Backbone, stored: StoredWeights, candidate: Candidate) -> st
         return f" The file says what it is: mixlab.model_from_file({str(stored.path)!r})"
     own = sizes_of(model.state_dict())
     changes = {name: size for name, size in candidate.sizes.items() if size and size != own.get(name)}
+    if "depths" in own:
+        changes.pop("depth", None)  # of all stages together: no field of its own
     if not changes:
         other = ", or another part of the file with checkpoint_key" if stored.part else ""
         return f" Choose the model that these weights belong to{other}"
@@ -208,6 +234,8 @@ def _way_out(model: Backbone, stored: StoredWeights, candidate: Candidate) -> st
 def build_architecture(architecture: Mapping[str, Any]) -> Backbone:
     """A fresh backbone from the `architecture()` of another."""
     match dict(architecture):
+        case {"name": str(name), "config": {"dims": _} as config, **rest} if not rest:
+            return Staged(staged_from_json(config), name=name)
         case {"name": str(name), "config": dict(config), **rest} if not rest:
             return Isotropic(config_from_json(config), name=name)
         case {"name": str(name), "timm_name": str(timm_name), "fields": dict(fields), **rest} if not rest:

@@ -88,10 +88,16 @@ def _check_plan(architecture: Architecture, stored: StoredWeights) -> None:
     """Compare shapes before memory is taken: a file cannot make us build more than it holds."""
     config = architecture.get("config", {})
     depth = sizes_of(stored.entries)["depth"]
-    if config and config.get("depth") != depth:
-        raise InputError(f"its config has depth {config.get('depth')!r}, its tensors are those of {depth} layers")
+    planned_depth = _total(config["depths"]) if "depths" in config else config.get("depth")
+    if config and planned_depth != depth:
+        raise InputError(f"its config has depth {planned_depth!r}, its tensors are those of {depth} layers")
     with torch.device("meta"):
         planned = build_architecture(architecture).state_dict()
     for key, tensor in planned.items():
         if key not in stored.entries or stored.entries[key].shape != tensor.shape:
             raise InputError(f"its config wants {key} of shape {tuple(tensor.shape)}, which is not among its tensors")
+
+
+def _total(depths: object) -> object:
+    """The blocks of all stages; what is no list of numbers stays, to be named in the error."""
+    return sum(depths) if isinstance(depths, list) and all(isinstance(depth, int) for depth in depths) else depths

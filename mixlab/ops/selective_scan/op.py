@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from mixlab.errors import InputError
 from mixlab.ops.backend import kernels_run
@@ -28,6 +29,10 @@ def selective_scan(
     With `dt_bias` (S, E), `dt` is raw and the steps are `softplus_steps` of both, which kernels never write down.
     """
     _check(q, k, v, dt, A, skip, num_reverse)
+    if v.is_meta:
+        return _scan.registered(
+            q, k, v, dt, A, skip, dt_bias, num_reverse
+        )  # its shape: thousands of steps would say no more
     if not runs_kernels(q, v):
         steps = dt if dt_bias is None else softplus_steps(dt, dt_bias)
         return selective_scan_chunked(q, k, v, steps, A, skip, num_reverse=num_reverse)
@@ -81,6 +86,12 @@ _scan = Operator(
     fake_backward=lambda dy, *kept: [t.new_empty(t.shape) for t in kept[:7] if t is not None],
     keep=lambda q, k, v, dt, A, skip, bias, num_reverse, y: ((q, k, v, dt, A, skip, bias), (num_reverse,)),
 )
+
+
+@register_flop_formula(torch.ops.mixlab.selective_scan)
+def _flops(q: torch.Size, k: torch.Size, v: torch.Size, *_: object, **__: object) -> int:
+    """As VMamba and those after it count: 9 L E N and the skip, beside multiply-accumulates, which are two FLOPs."""
+    return 2 * (9 * q[-1] + 1) * v.numel()
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, num_reverse: int) -> None:

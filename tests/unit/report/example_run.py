@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from mixlab.run import RunDirectory
+from mixlab.run.directory import file_name
 
 ORIGIN = {
     "command": "mixlab auc vit --data 'a b'",
@@ -136,7 +137,7 @@ def _pictures(run: RunDirectory, subjects: list[dict[str, Any]]) -> None:
     }
     matrices: dict[str, Any] = {}
     for about in subjects:
-        name = about["label"].replace("/", "_")
+        name = file_name(about["label"])
         arrays[f"map_{name}"] = random.random((2, 4, 4), dtype=np.float32)
         arrays[f"pca_first_{name}"] = random.random((2, 4, 4), dtype=np.float32)
         arrays[f"pca_colours_{name}"] = random.integers(0, 255, (2, 4, 4, 3), dtype=np.uint8)
