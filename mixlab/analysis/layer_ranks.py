@@ -127,9 +127,9 @@ def layer_ranks(
 
 
 def approximated_rank(mixing: Mixing, settings: RankSettings) -> int:
-    """N: as asked for, or what bounds linear attention and scans of this width; a convolution has no such width."""
-    width = mixing.values.shape[-1] if isinstance(mixing, ConvMixing) else mixing.q.shape[-1]  # type: ignore[attr-defined]
-    return settings.rank or int(width)
+    """N: as asked for, or what bounds linear attention and scans of this width; of a mixing without queries (a
+    convolution) the width of its values."""
+    return settings.rank or int(getattr(mixing, "q", mixing.values).shape[-1])
 
 
 def choose_heads(num_heads: int, heads: Sequence[int] | None, max_heads: int) -> list[int]:
