@@ -33,6 +33,7 @@ from mixlab.data.decode import FORMATS, MAX_PIXELS
 from mixlab.data.objects import CocoObjects, instances_file
 from mixlab.data.shards import TarShards
 from mixlab.errors import InputError
+from mixlab.evaluation.target import load_target
 from mixlab.report import write_report
 from mixlab.run import Measurement, RunDirectory, Subject, find_runs, unpacked, write_archive
 from mixlab.run.protocols import KnnProtocol
@@ -264,6 +265,8 @@ def more_results(run: RunDirectory) -> None:
 
 def runs_to_damage(folder: Path) -> dict[Path, bytes]:
     more_results(make_example(folder))
+    small = create_model("vit_tiny", dim=32, depth=1, head_dim=16, patch=8, image=16)
+    save_weights(small, folder / "vit" / "weights.safetensors")
     names = ("*.json", "metrics.jsonl", "*.npz")
     return {file: file.read_bytes() for name in names for file in sorted(folder.rglob(name))}
 
@@ -281,6 +284,7 @@ def test_run_directories_give_a_page_a_ledger_and_facts_or_a_reason_with_the_fil
 
     def facts(_: random.Random) -> None:
         [run_facts(run) for run in find_runs([folder])]
+        load_target(str(folder / "vit"), device="cpu")
 
     def attempt(chance: random.Random) -> str:
         file, read = chance.choice(list(whole)), chance.choice((page, page, ledger, facts))
