@@ -5,7 +5,6 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from lzma import LZMAError
 from pathlib import Path, PurePosixPath
 
 from mixlab.errors import InputError
@@ -69,7 +68,9 @@ def _unpack(archive: Path, folder: Path) -> None:
                 source = tar.extractfile(entry)
                 assert source is not None  # of a regular file there is one
                 target.write_bytes(source.read())
-    except (tarfile.TarError, LZMAError, EOFError) as error:
+    except InputError:
+        raise
+    except Exception as error:  # damaged archives make tarfile and lzma fail in many ways
         raise InputError(
             f"{archive} is not an archive of runs ({error}); give a run directory or a {SUFFIX} file"
         ) from error
