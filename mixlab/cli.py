@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from mixlab.errors import InputError, MissingExtraError, WorkError, naming_extras
-from mixlab.signals import STOP_SIGNALS, raising
+from mixlab.signals import STOP_SIGNALS, raising, say_stopped
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("mixlab.commands.demo", "both papers in miniature on drawn images, and a report"),
@@ -96,7 +96,7 @@ def run_command(arguments: list[str], *, even_ignored: bool = False) -> int:
         return int(getattr(stopped, "exit_code", 128 + signal.SIGINT))
     except Exception as error:
         if number is not None:  # a library turned the signal's exception into this one, or another rank left first
-            console.print(f"stopped by {signal.Signals(number).name}; run the same command again", soft_wrap=True)
+            say_stopped(number)
             return 128 + number
         if not is_for_users(error) or os.environ.get("MIXLAB_DEBUG") == "1":
             raise
@@ -110,7 +110,7 @@ def leave_on_signals(code: int | None = None) -> None:
 
     def leave(number: int, frame: FrameType | None) -> None:
         if code is None:
-            os.write(2, f"stopped by {signal.Signals(number).name}\n".encode())
+            say_stopped(number)
         os._exit(128 + number if code is None else code)
 
     for number in STOP_SIGNALS:

@@ -10,14 +10,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
+from contextlib import contextmanager, nullcontext
+from types import FrameType, TracebackType
+from typing import Any
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 REPEAT_S = 1.0  # a second Ctrl-C within this time is the first one, sent to the process and to its group
+PATIENCE_S = 10.0  # and other signals within this time: whoever waits for a process sends them over and over
+STUCK_S = 3.0
 WATCH_S = 0.5
-# How processes that read data are started: as children of their own parent, also where Python's default is otherwise.
-START_METHOD = "fork" if sys.platform == "linux" else None
 
 
 class StopSignal(KeyboardInterrupt):
@@ -29,7 +30,7 @@ class StopSignal(KeyboardInterrupt):
 
 
 class RaisingHandler:
-    """Raises `StopSignal` once: what happens meanwhile is tidied up undisturbed. A later Ctrl-C raises again."""
+    """Raises `StopSignal` once: what happens meanwhile is tidied up undisturbed. Asked again later, it raises again."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -37,10 +38,19 @@ class RaisingHandler:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if self.number is not None and (number != signal.SIGINT or now - self._since < REPEAT_S):
+        patience = REPEAT_S if number == signal.SIGINT else PATIENCE_S
+        if self.number is not None and now - self._since < patience:
             return
         self.number, self._since = number, now
         raise StopSignal(number)
+
+    def look_after(self, lost: "sys.UnraisableHookArgs") -> None:
+        """As `sys.unraisablehook`: Python drops exceptions in finalizers; then the signal is sent once more."""
+        if not isinstance(lost.exc_value, StopSignal) or self.number is None:
+            sys.__unraisablehook__(lost)
+            return
+        self._since = -PATIENCE_S
+        threading.Timer(0.05, os.kill, (os.getpid(), self.number)).start()
 
 
 @contextmanager
@@ -50,7 +60,8 @@ def raising(*, even_ignored: bool = False) -> Iterator[RaisingHandler]:
     `even_ignored`: Ctrl-C also where a shell started us in the background, with SIGINT ignored.
     """
     known = signal.getsignal(signal.SIGTERM)
-    handler = known if isinstance(known, RaisingHandler) else RaisingHandler()
+    outer = known if isinstance(known, RaisingHandler) else None
+    handler = outer or RaisingHandler()
     if threading.current_thread() is not threading.main_thread():
         yield handler
         return
@@ -58,21 +69,75 @@ def raising(*, even_ignored: bool = False) -> Iterator[RaisingHandler]:
     for number in STOP_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN or (even_ignored and number == signal.SIGINT):
             before[number] = signal.signal(number, handler)
+    hook, sys.unraisablehook = sys.unraisablehook, handler.look_after
     try:
-        yield handler
+        with nullcontext() if outer else _leaving_when_stuck(handler):
+            yield handler
     finally:
+        sys.unraisablehook = hook
         for number, old in before.items():
             signal.signal(number, old)
 
 
 @contextmanager
-def held() -> Iterator[None]:
-    """Stop signals wait until the end; processes that are started within start with them blocked."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+def _leaving_when_stuck(handler: RaisingHandler) -> Iterator[None]:
+    """Python's handlers wait until the main thread is back from C, such as from waiting for a rank that left already.
+
+    A thread sees signals at once. Where `handler` is not called in time, it ends the process: nothing was to be saved.
+    """
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    before = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+
+    def is_waiting(number: int) -> bool:
+        return handler.number is None and signal.getsignal(number) is handler
+
+    def watch() -> None:
+        while number := int.from_bytes(os.read(read_end, 1), "big"):
+            if number in STOP_SIGNALS and is_waiting(number):
+                time.sleep(STUCK_S)
+                if is_waiting(number):
+                    say_stopped(number)
+                    os._exit(128 + number)
+        os.close(read_end)
+
+    threading.Thread(target=watch, daemon=True).start()
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.set_wakeup_fd(before)
+        os.write(write_end, b"\0")
+        os.close(write_end)
+
+
+def say_stopped(number: int) -> None:
+    """One line of the first rank, also where nothing else works any more."""
+    if os.environ.get("RANK", "0") == "0":
+        os.write(2, f"stopped by {signal.Signals(number).name}; run the same command again\n".encode())
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Stop signals wait until the end; processes that are started within start with them blocked.
+
+    Blocking is a matter of one thread: what another one receives, the main thread handles. So handlers wait as well.
+    """
+    waiting: list[int] = []
+    handlers: dict[int, Any] = {}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for number in STOP_SIGNALS:
+                if callable(handler := signal.getsignal(number)):
+                    handlers[number] = handler
+                    signal.signal(number, lambda number, frame: waiting.append(number))
+        yield
+    finally:
+        for stop, handler in handlers.items():
+            signal.signal(stop, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for came in waiting:
+            signal.raise_signal(came)
 
 
 def obey_parent_alone(worker: int = 0) -> None:
@@ -82,6 +147,13 @@ def obey_parent_alone(worker: int = 0) -> None:
     """
     parent = os.getppid()
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    hook = sys.excepthook
+
+    def quiet_hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        if not issubclass(kind, ConnectionError | EOFError):  # the parent stopped while it took something from us
+            hook(kind, error, traceback)
+
+    sys.excepthook = quiet_hook
 
     def watch() -> None:
         while os.getppid() == parent:

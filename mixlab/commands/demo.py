@@ -14,7 +14,7 @@ from mixlab.report import write_report
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import RunLock
 from mixlab.studies.demo import FULL, MODELS, QUICK, DemoEffort, DemoModel, plan
-from mixlab.studies.steps import run_steps, wait_for_workers, worker_pool
+from mixlab.studies.steps import check_config_is_there, run_steps, wait_for_workers, worker_pool
 from mixlab.training.distributed import num_cores
 
 
@@ -59,6 +59,7 @@ def run_demo(
 
 def _agree(directory: RunDirectory, effort: DemoEffort, seed: int) -> None:
     """Check that a demo resumes with its own settings."""
+    check_config_is_there(directory.path)
     settings = {"seed": seed, **vars(effort)}
     if (directory.path / "config.json").is_file():
         if directory.read_config().get("demo") != settings:

@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from .decode import Reduction
 from .source import RemovedImage, Source, T
 
 
@@ -47,6 +50,9 @@ class ListedSource(Source[T]):
 
     def load_fitted(self, index: int, size: int, fit: str) -> tuple[Tensor, tuple[int, int]]:
         return self.source.load_fitted(self._index(index), size, fit)
+
+    def load_reduced(self, index: int, reduction: Reduction) -> tuple[NDArray[np.uint8], tuple[int, int]]:
+        return self.source.load_reduced(self._index(index), reduction)
 
     def name(self, index: int) -> str:
         return self.listed.names[self.check(index)]

@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from mixlab.errors import InputError
-from mixlab.signals import START_METHOD, held, obey_parent_alone
 
 from .decode import UnreadableImage
 from .sample_order import SampleOrder
 from .source import ImageSource, SkippedImages, Source
+from .workers import start_workers, worker_settings
 
 _MAX_TRIES = 100  # unreadable images in a row before a slot of the batch stays empty
 
@@ -84,11 +84,9 @@ class BatchLoader(Generic[B]):
             _Batches(reader, replace=unreadable == "replace"),
             sampler=self._position,
             batch_size=None,  # a sample of this data set is a whole batch
-            num_workers=num_workers,
             persistent_workers=num_workers > 0,
             pin_memory=pin_memory,
-            worker_init_fn=obey_parent_alone,
-            multiprocessing_context=START_METHOD if num_workers else None,
+            **worker_settings(num_workers),
         )
 
     def __len__(self) -> int:
@@ -134,9 +132,7 @@ class BatchLoader(Generic[B]):
 
     def _rest(self) -> Iterator[B]:
         """The batches left in this epoch."""
-        with held():  # workers start here
-            batches = iter(self._batches)
-        for batch, errors in batches:
+        for batch, errors in start_workers(self._batches):
             self._count(errors)
             yield batch
 

@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from mixlab.signals import held, obey_parent_alone
-
 from .decode import Reduction
 from .loader import BatchLoader, SampleReader
 from .sample_order import SampleOrder
 from .source import ImageSource
+from .workers import start_workers, worker_settings
 
 
 class PackedImages(NamedTuple):
@@ -168,13 +167,9 @@ class PackedLoader(BatchLoader[PackedBatch]):
             self._batches.dataset,
             sampler=[(0, indexes) for indexes in everything.batches(0)],
             batch_size=None,
-            num_workers=self._batches.num_workers,
-            worker_init_fn=obey_parent_alone,
-            multiprocessing_context=self._batches.multiprocessing_context,
+            **worker_settings(self._batches.num_workers),
         )
-        with held():
-            batches = iter(loader)
-        for batch, errors in batches:
+        for batch, errors in start_workers(loader):
             self._count(errors)
             parts.append(batch)
         whole = PackedBatch.cat(parts)

@@ -49,7 +49,7 @@ class RobustnessResult:
 
     def to_json(self) -> dict[str, Any]:
         """Of a part the counts alone: `join_parts` makes the figures."""
-        result = {
+        result: dict[str, Any] = {
             "kind": "robust",
             "subject": self.classifier.describe(),
             "checksum": self.classifier.checksum,

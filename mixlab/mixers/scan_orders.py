@@ -13,7 +13,8 @@ skip0 .. skip3  every second cell in both directions: even rows and columns; odd
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -41,42 +42,106 @@ class ScanOrders:
     tokens: Tensor | None  # (S, T): the token at each place; None where every scan is the sequence itself
     num_tokens: int  # of the sequence and of the padding
     num_reverse: int = 0
+    num_padding: int = 0  # of `num_tokens`, those that pad the grid
+    known_places: Tensor | None = None  # where orders are kept
 
     def arrange(self, x: Tensor, num_scans: int) -> Tensor:
         """Tokens (B, L, F) in the order of each scan (B, T, S, F); padding is zero."""
         if self.tokens is None:
             return x.unsqueeze(2).expand(-1, -1, num_scans, -1)
         padded = F.pad(x, (0, 0, 0, self.num_tokens - x.shape[1]))
-        places = padded.index_select(1, self.tokens.flatten())
-        return places.unflatten(1, tuple(self.tokens.shape)).transpose(1, 2)
+        return _Arrange.apply(padded, self) if _differentiates(x) else self._taken(padded)
 
     def restore(self, y: Tensor) -> Tensor:
         """Places (B, T, S, F) back in image order (B, S, L, F), padding last; zero for tokens that a scan skips."""
-        y = y.transpose(1, 2)
         if self.tokens is None:
-            return y
-        places = self.places()
+            return y.transpose(1, 2)
+        return _Restore.apply(y, self) if _differentiates(y) else self._put_back(y)
+
+    def _taken(self, padded: Tensor) -> Tensor:
+        assert self.tokens is not None
+        places = padded.index_select(1, self.tokens.flatten())
+        return places.unflatten(1, tuple(self.tokens.shape)).transpose(1, 2)
+
+    def _put_back(self, y: Tensor) -> Tensor:
+        y, places = y.transpose(1, 2), self.places
         if y.shape[2] < self.num_tokens:
             y = F.pad(y, (0, 0, 0, 1))
-        offsets = torch.arange(places.shape[0], device=y.device)[:, None] * y.shape[2]
-        return y.flatten(1, 2).index_select(1, (places + offsets).flatten()).unflatten(1, tuple(places.shape))
+        return _by_scan(y, places)
 
+    @property
     def places(self) -> Tensor:
         """(S, L): the place of each token; T for a token that the scan skips."""
         assert self.tokens is not None
+        if self.known_places is not None:
+            return self.known_places
         num_scans, num_places = self.tokens.shape
         empty = torch.full((num_scans, self.num_tokens), num_places, device=self.tokens.device)
         numbers = torch.arange(num_places, device=self.tokens.device).expand(num_scans, -1)
         return empty.scatter(1, self.tokens, numbers)
 
 
+def _by_scan(x: Tensor, numbers: Tensor) -> Tensor:
+    """Rows of (B, S, L, F) by numbers (S, T), scan by scan: (B, S, T, F)."""
+    offsets = torch.arange(numbers.shape[0], device=x.device)[:, None] * x.shape[2]
+    return x.flatten(1, 2).index_select(1, (numbers + offsets).flatten()).unflatten(1, tuple(numbers.shape))
+
+
+def _differentiates(x: Tensor) -> bool:
+    """Whether a gradient will be asked for; a compiler makes its own."""
+    return x.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+
+
+class _Arrange(torch.autograd.Function):
+    """Torch would add gradients up in any order, and slowly: but every token has one place in a scan."""
+
+    @staticmethod
+    def forward(ctx: Any, padded: Tensor, orders: ScanOrders) -> Tensor:
+        ctx.orders = orders
+        return orders._taken(padded)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.orders.restore(gradients[0]).sum(1), None
+
+
+class _Restore(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, orders: ScanOrders) -> Tensor:
+        ctx.orders = orders
+        return orders._put_back(y)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _by_scan(gradients[0], ctx.orders.tokens).transpose(1, 2), None
+
+
+_kept: dict[tuple[object, ...], ScanOrders] = {}  # every layer of every pass asks for the same few
+
+
 @wrap
-def scan_orders(kinds: Sequence[str], grid: Grid, num_tokens: int, device: torch.device) -> ScanOrders:
+def scan_orders(
+    kinds: Sequence[str], grid: Grid, num_tokens: int, device: torch.device, *, flips: bool = True
+) -> ScanOrders:
     """The orders of a sequence of `num_tokens` on a grid; a single extra token stands in the middle and stays there.
 
-    Scans that end together with fewer places than others are filled up with padding that comes last.
+    With `flips`, flipped scans at the end read their places from the right; an extra token has another place then.
     """
-    num_reverse = count_reverse(kinds)
+    if torch.compiler.is_compiling():
+        return _make_orders(kinds, grid, num_tokens, device, flips)
+    key = (tuple(kinds), tuple(grid), num_tokens, device, flips)
+    if key not in _kept:
+        with torch.inference_mode(False):  # passes with gradients use them, too
+            made = _make_orders(kinds, grid, num_tokens, device, flips)
+            if type(made.tokens) is not Tensor:  # nothing to keep, or a tensor without numbers
+                return made
+            _kept[key] = replace(made, known_places=made.places)
+    return _kept[key]
+
+
+def _make_orders(kinds: Sequence[str], grid: Grid, num_tokens: int, device: torch.device, flips: bool) -> ScanOrders:
+    """Scans that end together with fewer places than others are filled up with padding that comes last."""
+    num_reverse = count_reverse(kinds, flips=flips)
     read_back = [index >= len(kinds) - num_reverse for index in range(len(kinds))]
     if all((kind == "backward") == back and kind in SEQUENCE for kind, back in zip(kinds, read_back, strict=True)):
         return ScanOrders(None, num_tokens, num_reverse)
@@ -85,18 +150,19 @@ def scan_orders(kinds: Sequence[str], grid: Grid, num_tokens: int, device: torch
         for kind, back in zip(kinds, read_back, strict=True)
     ]
     if all("skip" in kind for kind in kinds):
-        return ScanOrders(torch.stack(walks), grid_cells(grid, 2, device).numel(), num_reverse)
+        padded = grid_cells(grid, 2, device).numel()
+        return ScanOrders(torch.stack(walks), padded, num_reverse, padded - num_tokens)
     longest = max(walk.shape[0] for walk in walks)
     filled = []
     for walk, back in zip(walks, read_back, strict=True):
         filler = torch.arange(walk.shape[0], longest, device=device)
         filled.append(torch.cat([filler, walk] if back else [walk, filler]))
-    return ScanOrders(torch.stack(filled), longest, num_reverse)
+    return ScanOrders(torch.stack(filled), longest, num_reverse, longest - num_tokens)
 
 
-def count_reverse(kinds: Sequence[str]) -> int:
+def count_reverse(kinds: Sequence[str], *, flips: bool = True) -> int:
     """How many scans at the end walk backwards, and so can read an order from the right."""
-    ends = [kind.endswith("_flip") or kind == "backward" for kind in kinds]
+    ends = [kind == "backward" or (flips and kind.endswith("_flip")) for kind in kinds]
     return ends[::-1].index(False) if False in ends else len(ends)
 
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module
@@ -24,6 +25,7 @@ from mixlab.console import console
 from mixlab.errors import InputError, WorkError
 from mixlab.run import RunDirectory
 from mixlab.run.directory import RunLock, read_json, write_json
+from mixlab.signals import STOP_SIGNALS, StopSignal, held
 from mixlab.training.distributed import num_cores
 
 LOG, MARK = "logs/{}.txt", "steps/{}.json"  # of a step, in the folder of the whole
@@ -117,19 +119,40 @@ def run_steps(steps: Sequence[Step], folder: Path, pool: ProcessPoolExecutor, *,
                     told.add(step.why)
                     console.print(Text.assemble((step.title, "bold"), ": ", (step.why, "dim")))
                 threads = num_threads(1 if step.alone else workers)
-                future = pool.submit(
-                    run_step, (*step.arguments, *step.here), _place(folder, step, LOG), threads, command
-                )
+                with held():  # a worker may start here
+                    future = pool.submit(
+                        run_step, (*step.arguments, *step.here), _place(folder, step, LOG), threads, command
+                    )
                 task = progress.add_task(step.title, total=1.0 if step.trains else None, note="")
                 running[future] = _Running(step, task, time.monotonic())
             finished, _ = wait(running, timeout=POLL_S, return_when=FIRST_COMPLETED)
             for future in finished:
                 part = running.pop(future)
                 progress.remove_task(part.task)
-                _finish(part, future.result(), folder)
+                _finish(part, _code(future, part.step, folder), folder)
                 done.add(part.step.name)
             for part in running.values():
                 _show(progress, part)
+
+
+def _code(future: Future[int], step: Step, folder: Path) -> int:
+    """The exit code of a step."""
+    try:
+        return future.result()
+    except BrokenProcessPool as error:
+        raise WorkError(
+            f"a process that ran {step.title} or another step was killed, perhaps for want of memory "
+            f"(logs: {folder / 'logs'}). Run the same command again to resume"
+        ) from error
+
+
+def check_config_is_there(folder: Path) -> None:
+    """Refuse a directory with finished steps and without its config.json: other settings would replace its own."""
+    if not (folder / "config.json").is_file() and any((folder / "steps").glob("*.json")):
+        raise InputError(
+            f"{folder} holds finished steps without their config.json, so nobody knows their settings; "
+            "restore that file, or choose another --run directory"
+        )
 
 
 def is_done(step: Step, folder: Path) -> bool:
@@ -196,8 +219,8 @@ def _own_job(arguments: Sequence[str], command: str) -> int:
 
 def _finish(part: _Running, code: int, folder: Path) -> None:
     step, seconds = part.step, time.monotonic() - part.started
-    if code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
-        raise KeyboardInterrupt
+    if code in (128 + number for number in STOP_SIGNALS):
+        raise StopSignal(code - 128)
     if code or not step.result.exists():
         log = _place(folder, step, LOG)
         last = [line for line in log.read_text(encoding="utf-8").splitlines() if line.strip()][-3:]
@@ -230,6 +253,7 @@ def _prepare(parent: int) -> None:
     """In each worker: stop, and save, when the command itself is gone."""
     os.environ["COLUMNS"] = "140"
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the command, which ends its workers by SIGTERM
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # `held` until now
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -14,6 +14,7 @@ import torch
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.data.loader import AnyBatch
+from mixlab.data.workers import LostWorkerError
 from mixlab.errors import InputError, WorkError
 from mixlab.run import RunDirectory
 from mixlab.run.codec import to_json
@@ -27,7 +28,7 @@ from mixlab.training.log import Journal, MetricBuffer, NonFiniteLoss, TrainingPr
 from mixlab.training.recipe import compile_recipe, seed_all
 from mixlab.training.record import RunRecord
 from mixlab.training.stopping import ScoringStopped, Stopped, StopRequests, WaitingStopped
-from mixlab.training.update import Update
+from mixlab.training.update import Update, peak_memory_gib
 
 
 @dataclass(frozen=True)
@@ -181,13 +182,17 @@ class Trainer:
                 return next(batches)
         except WaitingStopped:
             return []
+        except LostWorkerError:
+            if self.world.size == 1 and self.saved_step != self.step:  # ranks would have to agree
+                self.save(self.loader.state_dict())
+            raise
         finally:
             self.clock.waited += time.monotonic() - before
 
     def stop_if_asked(self, stop: StopRequests) -> None:
         """`Stopped` on every rank, where any was asked to stop."""
         if any_rank(stop.asked()):
-            raise Stopped(max(from_all(stop.number or 0)), self.step)
+            raise Stopped(stop.agreed(), self.step)
 
     def start_or_resume(self) -> None:
         """Agree on the settings with what is in the directory, and put back the newest good checkpoint."""
@@ -235,7 +240,7 @@ class Trainer:
         }
         self.clock = Clock(self.step)
         if self.world.device.type == "cuda":
-            metrics["peak_memory_gib"] = torch.cuda.max_memory_allocated(self.world.device) / 2**30
+            metrics["peak_memory_gib"] = peak_memory_gib(self.world.device)
         self._note(metrics)
         for warning in self.watch.look(self.step, metrics) if self.watch else ():
             self.progress.say(warning, style="yellow")

@@ -1,6 +1,8 @@
-"""`--launcher slurm`: the same training as a SLURM job on many nodes, requeued when it is preempted."""
+"""`--launcher slurm`: the same training as a SLURM job on many nodes, requeued when it is preempted or out of time."""
 
 import importlib
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 from mixlab.errors import InputError
 from mixlab.training.config import TrainConfig
 from mixlab.training.loop import Trainer, train
+from mixlab.training.stopping import Stopped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +28,12 @@ class SlurmConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingJob:
-    """What a task runs. submitit calls `checkpoint` before time is up and sends what it returns again."""
+    """What a task runs.
+
+    Before time is up, and when the job is preempted, SLURM sends the signal that submitit asked for. Training saves and
+    stops; then submitit's own handler calls `checkpoint` and sends what it returns again. SIGTERM, as of `scancel`,
+    saves too, and the job is over.
+    """
 
     config: TrainConfig
     data: str
@@ -36,10 +44,29 @@ class TrainingJob:
 
     def __call__(self) -> None:
         _submitit().helpers.TorchDistributedEnvironment().export(set_cuda_visible_devices=False)
-        train(self.config, data=self.data, run=self.run, device=self.device, name=self.name, then=self.then)
+        requeue = requeue_signal()
+        given: dict[str, Any] = {
+            "device": self.device,
+            "name": self.name,
+            "then": self.then,
+            "also_stop_on": (requeue,),
+        }
+        try:
+            train(self.config, data=self.data, run=self.run, **given)
+        except Stopped as stopped:
+            print(stopped, flush=True)
+            if stopped.number != requeue:
+                raise
+            signal.raise_signal(requeue)
 
     def checkpoint(self) -> Any:
         return _submitit().helpers.DelayedSubmission(self)
+
+
+def requeue_signal() -> int:
+    """The signal that submitit's environment variable names, or its default."""
+    name = os.environ.get("SUBMITIT_PREEMPT_SIGNAL", "USR2")
+    return signal.Signals[f"SIG{name.removeprefix('SIG')}"]
 
 
 def submit(job: TrainingJob, config: SlurmConfig) -> str:

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any, Self, TypeVar
 
 from mixlab.signals import REPEAT_S, STOP_SIGNALS, StopSignal
-from mixlab.training.distributed import any_rank
+from mixlab.training.distributed import any_rank, from_all
 
 T = TypeVar("T")
 
@@ -34,20 +34,20 @@ class WaitingStopped(Exception):  # noqa: N818  not an error
 class StopRequests:
     """Listens while entered. The first signal is noted in `number`; a second Ctrl-C, later, interrupts at once.
 
-    `also` are signals of this job's scheduler. Under torchrun, which passes on what a terminal has sent already, a
-    second Ctrl-C is the first one: to end at once, end torchrun.
+    `also` are signals by which this job's scheduler says more than "stop": they are noted before all others. Under
+    torchrun, which passes on what a terminal has sent already, a second Ctrl-C is the first one.
     """
 
     def __init__(self, also: Iterable[int] = ()) -> None:
         self.number: int | None = None
-        self.signals = (*STOP_SIGNALS, *also)
+        self.also = tuple(also)
         self._before: dict[int, Any] = {}
         self._since = 0.0
         self._waits = False
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # others get no signals
-            for number in self.signals:
+            for number in (*STOP_SIGNALS, *self.also):
                 if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
                     self._before[number] = signal.signal(number, self._note)
         return self
@@ -60,6 +60,11 @@ class StopRequests:
     def asked(self) -> bool:
         """Whether this process was asked to stop."""
         return self.number is not None
+
+    def agreed(self) -> int:
+        """The signal that stops all ranks; 0 where none came to any."""
+        numbers = from_all(self.number or 0)
+        return next((number for number in numbers if number in self.also), max(numbers))
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -74,7 +79,7 @@ class StopRequests:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if self.number is None:
+        if self.number is None or number in self.also:
             self.number, self._since = number, now
         elif number == signal.SIGINT and "RANK" not in os.environ and now - self._since >= REPEAT_S:
             raise StopSignal(number, "steps since the last checkpoint are lost; run the same command again to resume")

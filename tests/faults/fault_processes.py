@@ -1,6 +1,7 @@
 """Real processes for fault tests: a command in a process group of its own, one or two ranks of it, or under torchrun.
 
-By default a few faults are tried; `MIXLAB_FAULTS=all` tries all of them. `MIXLAB_FAULT_SEED` sets the moments.
+By default a few faults are tried; `MIXLAB_FAULTS=all` tries all of them. `MIXLAB_FAULT_SEED` sets the moments, and
+`MIXLAB_FAULT_STOPS` how many of each kind.
 """
 
 import multiprocessing
@@ -21,6 +22,7 @@ import torch
 
 ALL = os.environ.get("MIXLAB_FAULTS") == "all"
 SEED = int(os.environ.get("MIXLAB_FAULT_SEED", "0"))
+STOPS = int(os.environ.get("MIXLAB_FAULT_STOPS", "20" if ALL else "1"))  # signals of each kind
 SLOW = 240.0  # seconds: more than a process needs on a busy machine
 only_all = pytest.mark.skipif(not ALL, reason="a long fault test; set MIXLAB_FAULTS=all")
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -64,9 +66,8 @@ class Group:
             given = (arguments, str(log), group, places | sizes if ranks > 1 else {})
             process = CONTEXT.Process(target=_child, args=given)
             process.start()
-            if rank == 0:
-                wait_for(lambda process=process: os.getpgid(process.pid) == process.pid)
             self.processes.append(process)
+            wait_for(lambda process=process: os.getpgid(process.pid) == self.number)
 
     @property
     def number(self) -> int:

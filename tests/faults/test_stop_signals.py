@@ -1,15 +1,16 @@
 """The promise: a signal to the whole group saves and stops, and the run resumes to the same bits."""
 
+import os
 import signal
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from fault_processes import ALL, Group, last_logged, moments, only_all, steps_of, wait_for
+from fault_processes import STOPS, Group, last_logged, left_in, moments, only_all, steps_of, wait_for
 from safetensors.torch import load_file
 
-STOPS = 20 if ALL else 2  # of each kind
+pytestmark = pytest.mark.timeout(3600 if STOPS > 1 else 300)
 STEPS = 32 * STOPS
 SETTINGS = [f"steps={STEPS}", "batch=8", "precision=fp32", "data.size=32", "model.dim=32", "model.depth=2",
             "model.image=32", "model.drop_path=0.1", "method.num_prototypes=64", "method.hidden=32",
@@ -80,3 +81,20 @@ def test_a_group_that_is_signalled_at_random_moments_loses_no_step(
     group = Group(pretraining(run, f"data.workers={workers}"), log, ranks=ranks)
     assert group.codes() == [0] * ranks, group.said
     assert_same_end(run, reference)
+
+
+@only_all
+def test_a_reading_process_that_is_killed_ends_the_run_with_a_sentence_and_every_step_saved(
+    whole, tmp_path: Path
+) -> None:
+    run, log = tmp_path / "run", tmp_path / "log.txt"
+    group = Group(pretraining(run, "data.workers=2"), log)
+    wait_for(lambda: last_logged(run) > 0)
+    os.kill(max(left_in(group.number)), signal.SIGKILL)  # as a system without memory does
+    assert group.codes() == [1], group.said
+    assert "error: a process that reads data was killed, perhaps for want of memory" in group.said
+    assert "Traceback" not in group.said
+    assert steps_of(run)[-1] == last_logged(run)
+    group = Group(pretraining(run, "data.workers=0"), log)
+    assert group.codes() == [0], group.said
+    assert_same_end(run, whole(1))

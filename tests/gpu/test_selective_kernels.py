@@ -58,7 +58,7 @@ def test_every_number_of_states_and_channels(state: int, width: int, scans: int,
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_steps_are_made_of_raw_numbers_and_a_bias(dtype: torch.dtype, poisoned: None) -> None:
+def test_steps_are_made_of_raw_numbers_and_a_bias(dtype: torch.dtype) -> None:
     inputs = scan_inputs(65, dtype)
     inputs[3] = (3 * torch.randn_like(inputs[3]) - 3).to(dtype)
     inputs.append(torch.randn(2, 96, device="cuda"))
@@ -74,7 +74,7 @@ def test_steps_are_made_of_raw_numbers_and_a_bias(dtype: torch.dtype, poisoned: 
         assert relative_error(one, other) < TOLERANCES[dtype], name
 
 
-def test_long_sequences_agree_with_the_plain_scan_in_float64(poisoned: None) -> None:
+def test_long_sequences_agree_with_the_plain_scan_in_float64() -> None:
     check(scan_inputs(4098, torch.float32, batch=1, width=32), 1, oracle=selective_scan_chunked)
 
 

@@ -276,7 +276,7 @@ class _ProbeRun:
             self.splits.train,
             backbone=self.backbone,
             plan=plan,
-            crops=ProbeCrops(self.view.size, seed=settings.seed),
+            crops=ProbeCrops(self.view.size, seed=settings.seed, squashed=bool(settings.load_size)),
             batch=_batch(settings.batch, len(self.splits.train), world),
             seed=settings.seed,
             load_size=settings.load_size,

@@ -36,15 +36,18 @@ from mixlab.training.stopping import Stopped, StopRequests
 
 SCORE_ROWS = 2048  # images whose logits are in memory at once
 SAVE_EVERY_S = 300.0
-PROBE_SCALE = (0.08, 1.0)  # torchvision's RandomResizedCrop, which DINO's probe uses as it comes
+PROBE_SCALE = (0.08, 1.0)  # torchvision's RandomResizedCrop, which DINO's probe uses as it comes: bilinear
 
 
 class ProbeCrops:
-    """Random resized crops and flips, the paper's augmentation for probes; choices depend on seed and step alone."""
+    """Random resized crops and flips, the paper's augmentation for probes; choices depend on seed and step alone.
 
-    def __init__(self, size: int, *, seed: int) -> None:
+    `squashed` images, which have lost their shape before they are cut, are resized bicubically: as probes once were.
+    """
+
+    def __init__(self, size: int, *, seed: int, squashed: bool = False) -> None:
         self.size, self.seed = size, seed
-        self.crops = MultiCrop([CropKind(size=size, scale=PROBE_SCALE)])
+        self.crops = MultiCrop([CropKind(size=size, scale=PROBE_SCALE, bilinear=0.0 if squashed else 1.0)])
 
     def __call__(self, batch: PackedBatch, backbone: Backbone, *, step: int, world: World) -> Tensor:
         """This rank's part of a global batch -> what the backbone takes, (B, 3, size, size)."""
@@ -196,18 +199,19 @@ class ProbeTrainer:
                 losses = self.grid.step(features, labels, lr_scale=self._lr_scale())
                 self.step += 1
                 progress(1)
-                if any_rank(stop.number is not None):
-                    self._save()
-                    raise Stopped(max(from_all(stop.number or 0)), self.step)
-                if self.step % self.stream.steps_per_epoch:
-                    continue
-                epoch = self.step // self.stream.steps_per_epoch
-                last = epoch == self.epochs
-                if last or (self.score_every and epoch % self.score_every == 0):
-                    self._note(epoch, losses)
-                if from_first(last or time.monotonic() - saved_at >= self.save_every_s):
-                    self._save()
-                    saved_at = time.monotonic()
+                saved = False
+                if self.step % self.stream.steps_per_epoch == 0:
+                    epoch = self.step // self.stream.steps_per_epoch
+                    last = epoch == self.epochs
+                    if last or (self.score_every and epoch % self.score_every == 0):
+                        self._note(epoch, losses)
+                    if saved := from_first(last or time.monotonic() - saved_at >= self.save_every_s):
+                        self._save()
+                        saved_at = time.monotonic()
+                if any_rank(stop.asked()):
+                    if not saved:
+                        self._save()
+                    raise Stopped(stop.agreed(), self.step)
 
     def score(self) -> tuple[Tensor, Tensor]:
         """Which images each head of the grid gets right, bool (heads, n), and which heads are finite, (heads,)."""

@@ -30,7 +30,9 @@ def selective_scan(
     """
     _check(q, k, v, dt, A, skip, num_reverse)
     if v.is_meta:
-        return _scan.registered(q, k, v, dt, A, skip, num_reverse)  # its shape: thousands of steps would say no more
+        return _scan.registered(
+            q, k, v, dt, A, skip, dt_bias, num_reverse
+        )  # its shape: thousands of steps would say no more
     if not runs_kernels(q, v):
         steps = dt if dt_bias is None else softplus_steps(dt, dt_bias)
         return selective_scan_chunked(q, k, v, steps, A, skip, num_reverse=num_reverse)

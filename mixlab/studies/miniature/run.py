@@ -27,7 +27,7 @@ from mixlab.run.directory import RunLock, read_json, write_json
 from mixlab.studies.miniature.folders import prepare
 from mixlab.studies.miniature.parts import PARTS, Part
 from mixlab.studies.miniature.plan import QUICK, STUDY_FAMILIES, Family, Setting, StudyEffort
-from mixlab.studies.steps import Step, is_done, mark_of, run_steps, wait_for_workers, worker_pool
+from mixlab.studies.steps import Step, check_config_is_there, is_done, mark_of, run_steps, wait_for_workers, worker_pool
 from mixlab.training.distributed import choose_device, num_cores
 
 COMMAND = "study miniature"
@@ -143,6 +143,7 @@ def _check_needs(name: str, part: Part, setting: Setting) -> None:
 
 def _agree(directory: RunDirectory, settings: dict[str, Any]) -> None:
     """Refuse to resume a study with other settings."""
+    check_config_is_there(directory.path)
     if (directory.path / "config.json").is_file():
         stored = directory.read_config()
         changed = [key for key, value in settings.items() if stored.get(key) != value]

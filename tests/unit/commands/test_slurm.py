@@ -1,9 +1,13 @@
 """`--launcher slurm`, with submitit's own executor for one machine in the place of a cluster."""
 
+import os
+import signal
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import submitit
@@ -12,8 +16,12 @@ from safetensors.torch import load_file
 
 from mixlab.cli import main
 from mixlab.evaluation.accuracy import write_accuracy
+from mixlab.recipes import RECIPES
 from mixlab.run.directory import read_json
+from mixlab.training.settings import override
 from mixlab.training.slurm import SlurmConfig, TrainingJob
+from mixlab.training.stopping import Stopped
+from mixlab.training.update import Update
 from tests.drawn_folders import draw_folders
 
 QUICK = ("--set", "epochs=1", "--set", "batch=16", "--set", "knn.every_epochs=0")
@@ -72,6 +80,35 @@ def test_a_job_sent_again_still_knows_its_device_and_what_follows(
     sent[0].checkpoint().dump(tmp_path / "again.pkl")
     again: Any = submitit.helpers.DelayedSubmission.load(tmp_path / "again.pkl").function
     assert again == sent[0] and again.device == "cpu" and again.then is write_accuracy
+
+
+@pytest.mark.parametrize(("number", "sent_again"), [(signal.SIGUSR2, True), (signal.SIGTERM, False)])
+def test_a_job_that_slurm_preempts_saves_first_and_is_then_sent_again(
+    number: int, sent_again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGUSR2 is what submitit asks SLURM for; SIGTERM alone is `scancel`."""
+    monkeypatch.setattr(submitit.helpers, "TorchDistributedEnvironment", Mock())
+    recipe = override(RECIPES["supervised_vit_tiny64"](), ["model.dim=16", "model.depth=1", "batch=8", "epochs=9"])
+    job = TrainingJob(config=recipe, data="shapes:n=8", run=tmp_path, device="cpu", name="", then=None)
+    saved_when_sent: list[list[str]] = []
+
+    def requeue(*_: object) -> None:  # submitit's handler, which interrupts whatever runs
+        saved_when_sent.append([file.name for file in (tmp_path / "checkpoints").glob("*.json")])
+
+    def interrupt(self: Update, *given: Any) -> dict[str, torch.Tensor]:
+        os.kill(os.getpid(), signal.SIGTERM)  # preemption sends both
+        os.kill(os.getpid(), number)
+        return step(self, *given)
+
+    step = Update.__call__
+    monkeypatch.setattr(Update, "__call__", interrupt)
+    before = signal.signal(signal.SIGUSR2, requeue)
+    try:
+        with nullcontext() if sent_again else pytest.raises(Stopped, match="SIGTERM after step 1, which is saved"):
+            job()
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert saved_when_sent == ([["step-00000001.json"]] if sent_again else [])
 
 
 def test_without_submitit_the_error_names_what_to_install(

@@ -1,5 +1,6 @@
 """Crops are cut from images as they are in their files: against torchvision's RandomResizedCrop on those files."""
 
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,19 @@ import torchvision.transforms as T
 import torchvision.transforms.functional as TF
 from PIL import Image
 
-from mixlab.data import CropKind, ImageFolder, MultiCrop, PackedBatch, PackedLoader, Shapes, TarShards, dino_crops
+from mixlab.data import (
+    CropKind,
+    ImageFolder,
+    MultiCrop,
+    PackedBatch,
+    PackedLoader,
+    Shapes,
+    Subset,
+    TarShards,
+    dino_crops,
+)
 from mixlab.data.crops import IMAGENET_MEAN, IMAGENET_STD
+from mixlab.data.listed import ImageList, ListedSource
 from mixlab.data.transforms import whole_boxes
 
 SUPERVISED = CropKind(size=224, scale=(0.08, 1.0))
@@ -109,15 +121,16 @@ def test_a_turned_file_is_cut_upright(tmp_path: Path) -> None:
     assert batch.sizes.tolist() == [[400, 100]] and batch.images.shapes.tolist() == [[50, 13]]
 
 
-def test_shards_give_what_the_folder_gives(files: ImageFolder, tmp_path: Path) -> None:
-    import tarfile
-
+def test_shards_subsets_and_lists_give_what_the_folder_gives(files: ImageFolder, tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         for name in files.paths:
             tar.add(files.root / name, name)
     crops = MultiCrop(dino_crops())
-    ours, theirs = load(TarShards(str(tmp_path / "a.tar")), crops), load(files, crops)
-    assert torch.equal(ours.images.pixels, theirs.images.pixels) and torch.equal(ours.sizes, theirs.sizes)
+    theirs = load(files, crops)
+    shards = TarShards(str(tmp_path / "a.tar"))
+    for source in (shards, Subset(files, range(len(files))), ListedSource(files, ImageList.of(files))):
+        ours = load(source, crops)
+        assert torch.equal(ours.images.pixels, theirs.images.pixels) and torch.equal(ours.sizes, theirs.sizes)
 
 
 @pytest.mark.parametrize("size", [None, 8])

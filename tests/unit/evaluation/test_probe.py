@@ -212,3 +212,12 @@ def test_choosing_and_scoring_on_different_halves_takes_the_luck_out() -> None:
     assert chance[best_head(chance, finite)].float().mean() > 0.55
     assert abs(chosen_elsewhere(chance, finite).estimate.value - 0.5) < 0.05
     assert chosen_elsewhere(chance[:, :1], finite) is None
+
+
+def test_crops_are_resized_bilinearly_as_by_dinos_probe() -> None:
+    """eval_linear.py takes torchvision's RandomResizedCrop as it comes; crops of squashed images stay as they were."""
+    sizes = torch.tensor([[40, 60]] * 8)
+    for squashed, expected in ((False, True), (True, False)):
+        crops = ProbeCrops(16, seed=0, squashed=squashed).crops
+        drawn = crops.draw(sizes, torch.Generator().manual_seed(0))[16]
+        assert drawn.bilinear.tolist() == [expected] * 8

@@ -1,0 +1,46 @@
+"""Processes that read data: they leave signals to their parent, and their end is noticed where it does no harm."""
+
+import signal
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+from mixlab.errors import WorkError
+from mixlab.signals import held, obey_parent_alone
+
+T = TypeVar("T")
+# Children of their own parent, also where Python's default is otherwise.
+_START_METHOD = "fork" if sys.platform == "linux" else None
+
+
+class LostWorkerError(WorkError):
+    """A process that reads data was killed."""
+
+
+def worker_settings(number: int) -> dict[str, Any]:
+    """What torch's DataLoader is given for so many processes."""
+    context = _START_METHOD if number else None
+    return {"num_workers": number, "worker_init_fn": obey_parent_alone, "multiprocessing_context": context}
+
+
+def start_workers(loader: Iterable[T]) -> Iterator[T]:
+    """The batches of a torch loader, whose processes start here.
+
+    When one of them is killed, torch's own handler raises wherever the program happens to be, in a backward pass for
+    example. It is taken away: whoever waits for the next batch is told, within seconds.
+    """
+    before = signal.getsignal(signal.SIGCHLD)
+    with held():
+        batches = iter(loader)
+    if before is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, before)
+    try:
+        yield from batches
+    except RuntimeError as error:
+        if not str(error).startswith("DataLoader worker (pid"):
+            raise
+        raise LostWorkerError(
+            f"a process that reads data was killed, perhaps for want of memory ({error}); use fewer of them "
+            "(data.workers or --workers) and run the same command again"
+        ) from error

@@ -1,0 +1,162 @@
+"""The promise for every command that takes long: a signal to its group ends it with one line, its own exit code and no
+traceback, and the same command again ends with the results of one that nobody stopped."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fault_processes import ALL, SLOW, STOPS, Group, left_in, moments, only_all, start_program, wait_for
+from test_stop_signals import STEPS, assert_same_end, pretraining
+
+from mixlab.backbones.weights import save_weights
+from mixlab.backbones.zoo import create_model
+from tests.drawn_folders import draw_folders
+
+pytestmark = pytest.mark.timeout(3600 if ALL else 300)
+
+
+def settings(*given: str) -> list[str]:
+    return [part for setting in given for part in ("--set", setting)]
+
+
+SEGMENT = settings("steps=24", "batch=8", "model.dim=16", "model.depth=4", "model.image=32", "model.patch=4",
+                   "method.crop=32", "method.short_side=32", "method.channels=16", "method.auxiliary_channels=8",
+                   "optim.warmup_steps=1", "log.tensorboard=false", "data.workers=2")  # fmt: skip
+DETECT = settings("steps=12", "batch=4", "model.depths=[1,1,1,1]", "model.dims=[8,8,16,16]", "method.short=32,32",
+                  "method.channels=16", "method.hidden=16", "method.mask_convs=1", "optim.warmup_steps=1",
+                  "model.drop_path_rate=0.1", "log.tensorboard=false", "data.workers=2")  # fmt: skip
+FROZEN = ["--data", "shapes:n=300,size=32", "--image", "32", "--workers", "2"]
+CALLS: dict[str, Callable[[Path, str], list[str]]] = {
+    "segment": lambda run, model: ["segment", "segment_gatedconv_tiny64", "--data", "shapes:n=48,size=32", *SEGMENT,
+                                   "--num-val", "10", "--run", str(run)],
+    "detect": lambda run, model: ["detect", "detect_mambaout_femto64", "--data", "shapes:n=24,size=32", *DETECT,
+                                  "--num-val", "8", "--run", str(run)],
+    "probe": lambda run, model: ["probe", model, *FROZEN, "--epochs", "20", "--batch", "100", "--run", str(run)],
+    "knn": lambda run, model: ["knn", model, *FROZEN, "--batch", "16", "--run", str(run)],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    torch.manual_seed(0)
+    file = tmp_path_factory.mktemp("model") / "vit.safetensors"
+    save_weights(create_model("vit_tiny", dim=64, depth=4, image=32), file)
+    return str(file)
+
+
+def results(run: Path) -> dict[str, Any]:
+    """What the run found, without when and how it was found."""
+    found = {file.stem: json.loads(file.read_text()) for file in (run / "results").glob("*.json")}
+    for result in found.values():
+        result.pop("provenance", None)
+        result.pop("figures", None)  # rates
+    return found
+
+
+@pytest.mark.parametrize("name", ["knn", *(pytest.param(name, marks=only_all) for name in CALLS if name != "knn")])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=only_all)])
+def test_a_command_that_is_signalled_ends_cleanly_and_then_finds_the_same(
+    name: str, ranks: int, model: str, tmp_path: Path
+) -> None:
+    chance, log = moments(f"{name} {ranks}"), tmp_path / "log.txt"
+    whole, run = tmp_path / "a" / "run", tmp_path / "b" / "run"
+    for folder in (whole, run):
+        folder.mkdir(parents=True)
+    group = Group([*CALLS[name](whole, model), "--device", "cpu"], log, ranks=ranks)
+    start = time.monotonic()
+    assert group.codes() == [0] * ranks, group.said
+    took, stopped = time.monotonic() - start, 0
+    for attempt in range(STOPS):
+        number = (signal.SIGTERM, signal.SIGINT)[attempt % 2]
+        group = Group([*CALLS[name](run, model), "--device", "cpu"], log, ranks=ranks)
+        time.sleep(chance.random() * took * 0.8)
+        group.signal(number)
+        codes = group.codes()
+        assert set(codes) <= {128 + number, 0}, group.said  # of two ranks, the second has less to do at the end
+        assert "Traceback" not in group.said
+        stopped += codes[0] != 0
+        assert group.said.count("stopped by") == (codes[0] != 0), group.said
+    group = Group([*CALLS[name](run, model), "--device", "cpu"], log, ranks=ranks)
+    assert group.codes() == [0] * ranks, group.said
+    assert results(run) == results(whole)
+    for file in whole.glob("*.safetensors"):
+        assert file.read_bytes() == run.joinpath(file.name).read_bytes()  # two equal runs, to the byte
+    print(f"{name}, {ranks} ranks: {stopped} of {STOPS} stopped before the end")
+
+
+def has_handlers(process: subprocess.Popen[bytes]) -> bool:
+    """Whether the program catches SIGTERM: Python itself has started."""
+    text = Path(f"/proc/{process.pid}/status").read_text()
+    caught = int(next(line for line in text.splitlines() if line.startswith("SigCgt")).split()[1], 16)
+    return bool(caught >> (signal.SIGTERM - 1) & 1) or process.poll() is not None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=only_all)])
+def test_a_signal_while_a_command_starts_is_one_line_and_no_traceback(number: int, tmp_path: Path) -> None:
+    chance, log = moments(f"start {number}"), tmp_path / "log.txt"
+    for attempt in range(2 * STOPS):
+        call = [["models", "vit*"], pretraining(tmp_path / "run", "data.workers=2")][attempt % 2]
+        process = start_program(*call, log=log)
+        wait_for(lambda process=process: has_handlers(process))
+        time.sleep(chance.random() * (4.0 if ALL else 0.8))
+        os.killpg(process.pid, number)
+        assert process.wait(SLOW) in (128 + number, 0), log.read_text()
+        said = log.read_text()
+        assert "Traceback" not in said and "Error" not in said and "Exception" not in said, said
+        wait_for(lambda process=process: not left_in(process.pid), 20)
+
+
+@only_all
+@pytest.mark.parametrize("to_group", [False, True], ids=["torchrun alone", "its group"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_torchrun_that_is_signalled_gives_its_ranks_time_to_save(number: int, to_group: bool, tmp_path: Path) -> None:
+    chance, run, log = moments(f"torchrun {number} {to_group}"), tmp_path / "run", tmp_path / "log.txt"
+    whole = tmp_path / "whole"
+    process = start_program(*pretraining(whole, "data.workers=0"), log=log, torchrun=2)
+    assert process.wait(SLOW) == 0, log.read_text()
+    for _ in range(3):
+        before = len(log.read_text())
+        had = len(list(run.glob("checkpoints/*.json")))
+        process = start_program(*pretraining(run, "data.workers=2"), log=log, torchrun=2)
+        wait_for(lambda before=before: "DINO pretraining: " in log.read_text()[before:])
+        time.sleep(chance.random() * 2)
+        os.killpg(process.pid, number) if to_group else process.send_signal(number)
+        process.wait(SLOW)
+        wait_for(lambda process=process: not left_in(process.pid), 20)
+        said = " ".join(log.read_text()[before:].split())
+        assert said.count(f"stopped by {signal.Signals(number).name} after step") == 1, said
+        assert len(list(run.glob("checkpoints/*.json"))) > had or had == 3
+    process = start_program(*pretraining(run, "data.workers=2"), log=log, torchrun=2)
+    assert process.wait(SLOW) == 0, log.read_text()
+    assert_same_end(run, whole)
+    assert f"step-{STEPS:08d}.json" in {file.name for file in run.glob("checkpoints/*.json")}
+
+
+@only_all
+def test_a_study_that_is_signalled_stops_its_processes_and_resumes(tmp_path: Path) -> None:
+    chance, log = moments("study"), tmp_path / "log.txt"
+    photos, masks = draw_folders(tmp_path)
+    call = ["study", "miniature", "--data", str(photos), "--masks", str(masks), "--run", str(tmp_path / "run"),
+            "--quick", "--part", "dino", "--seeds", "1", "--at-once", "2", "--device", "cpu"]  # fmt: skip
+    codes: list[int] = []
+    for attempt in range(8):
+        number = (signal.SIGTERM, signal.SIGINT)[attempt % 2]
+        before = len(log.read_text()) if log.is_file() else 0
+        process = start_program(*call, log=log)
+        wait_for(lambda process=process: has_handlers(process))
+        time.sleep(chance.random() * 20)
+        os.killpg(process.pid, number)
+        codes.append(process.wait(SLOW))
+        said = " ".join(log.read_text()[before:].split())
+        assert codes[-1] in (128 + number, 0), said
+        assert "Traceback" not in said, said
+        wait_for(lambda process=process: not left_in(process.pid), 60)
+    process = start_program(*call, log=log)
+    assert process.wait(600) == 0, log.read_text()[-3000:]
