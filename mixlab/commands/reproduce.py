@@ -82,8 +82,8 @@ def reproduce(
 def _run(plans: Sequence[ItemPlan], run: Path, root: Path | None, scale: Scale) -> dict[str, Any]:
     if root is None:
         RunDirectory.open(run)
-    for plan in plans if root is not None else ():
-        check_plan(plan)
+    if root is not None:
+        plans = _runnable(plans)
     directory = RunDirectory.create(run)
     results: dict[str, dict[str, Any]] = {}
     with RunLock(directory.path):
@@ -101,6 +101,23 @@ def _run(plans: Sequence[ItemPlan], run: Path, root: Path | None, scale: Scale) 
         page = write_report([run], run / "report.html")
     console.print(f"the report: open {page}", soft_wrap=True)
     return {"kind": "reproduce", "items": results, "report": str(page)}
+
+
+def _runnable(plans: Sequence[ItemPlan]) -> list[ItemPlan]:
+    """Those whose data and networks are there; of several, the others are named and left out."""
+    kept = []
+    for plan in plans:
+        try:
+            check_plan(plan)
+        except InputError as error:
+            if len(plans) == 1:
+                raise
+            warn(f"{plan.item.name} is left out: {error}")
+        else:
+            kept.append(plan)
+    if not kept:
+        raise InputError("none of these items can be run; each says above what it lacks")
+    return kept
 
 
 def _list() -> dict[str, Any]:

@@ -16,11 +16,12 @@ from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone, FeatureSource
+from mixlab.backbones.weights.formats import recognise
 from mixlab.backbones.weights.reading import StoredWeights, WeightsError, read_weights
 from mixlab.backbones.weights.saving import save_tensors
 from mixlab.data.imagenet_labels import imagenet_classes
 from mixlab.errors import InputError
-from mixlab.evaluation.features import FeaturePlan, HeadInput, has_class_token, published_source
+from mixlab.evaluation.features import OUTPUT, FeaturePlan, HeadInput, has_class_token, published_source
 from mixlab.evaluation.machine import CentreView
 from mixlab.evaluation.paper import EPOCHS
 from mixlab.evaluation.target import Target, load_target, split_target, weights_checksum
@@ -283,7 +284,7 @@ def load_classifier(
     device: str | torch.device | None = "auto",
 ) -> NamedClassifier:
     """The classifier of a TARGET: with the probe in the file `head`, with the run's own probe, the one that it was
-    trained with, or timm's own."""
+    trained with or that its released weights hold, or timm's own."""
     name, label = split_target(text)
     if name.startswith("timm/") and head is None:
         found = timm_classifier(
@@ -307,9 +308,29 @@ def load_classifier(
         classes = RunDirectory.open(place).read_config().get("classes", [])
         view = CentreView(image or target.backbone.image, crop_share or target.backbone.crop_share)
         return trained_classifier(target, place / "classifier.safetensors", classes=classes, view=view)
+    if weights is not None and (released := _classifier_in(weights, target.backbone)) is not None:
+        view = CentreView(image or target.backbone.image, crop_share or target.backbone.crop_share)
+        network = ProbedBackbone(target.backbone, released, image=view.size)
+        return NamedClassifier(network, released.classes, view, target.subject, kind="its own", seed=target.seed)
     raise InputError(
         f"{text} has no classifier: give --head FILE, probe it first (`mixlab probe {text}`), or name timm/MODEL"
     )
+
+
+def _classifier_in(path: str, backbone: Backbone) -> ProbeHead | None:
+    """The linear classifier of ImageNet's 1,000 classes in released weights; it reads what the backbone returns.
+
+    None where there is none. That of Dino-Mamba's checkpoints was never trained.
+    """
+    entries = read_weights(path).entries
+    known = recognise(entries)
+    if known is None or known.mixer == "mamba2":
+        return None
+    for name, weight in entries.items():
+        bias = entries.get(f"{name.removesuffix('weight')}bias")
+        if name.startswith(known.heads or ("head.",)) and weight.ndim == 2 and bias is not None and len(bias) == 1000:
+            return ProbeHead(weight, bias, HeadInput(1, OUTPUT), "stream", imagenet_classes())
+    return None
 
 
 def _pixel_scale(network: nn.Module) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -13,8 +13,7 @@ skip0 .. skip3  every second cell in both directions: even rows and columns; odd
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -43,6 +42,8 @@ class ScanOrders:
     tokens: Tensor | None  # (S, T): the token at each place; None where every scan is the sequence itself
     num_tokens: int  # of the sequence and of the padding
     num_reverse: int = 0
+    num_padding: int = 0  # of `num_tokens`, those that pad the grid
+    known_places: Tensor | None = None  # where orders are kept
 
     def arrange(self, x: Tensor, num_scans: int) -> Tensor:
         """Tokens (B, L, F) in the order of each scan (B, T, S, F); padding is zero."""
@@ -68,10 +69,12 @@ class ScanOrders:
             y = F.pad(y, (0, 0, 0, 1))
         return _by_scan(y, places)
 
-    @cached_property
+    @property
     def places(self) -> Tensor:
         """(S, L): the place of each token; T for a token that the scan skips."""
         assert self.tokens is not None
+        if self.known_places is not None:
+            return self.known_places
         num_scans, num_places = self.tokens.shape
         empty = torch.full((num_scans, self.num_tokens), num_places, device=self.tokens.device)
         numbers = torch.arange(num_places, device=self.tokens.device).expand(num_scans, -1)
@@ -117,24 +120,28 @@ _kept: dict[tuple[object, ...], ScanOrders] = {}  # every layer of every pass as
 
 
 @wrap
-def scan_orders(kinds: Sequence[str], grid: Grid, num_tokens: int, device: torch.device) -> ScanOrders:
-    """The orders of a sequence of `num_tokens` on a grid; a single extra token stands in the middle and stays there."""
+def scan_orders(
+    kinds: Sequence[str], grid: Grid, num_tokens: int, device: torch.device, *, flips: bool = True
+) -> ScanOrders:
+    """The orders of a sequence of `num_tokens` on a grid; a single extra token stands in the middle and stays there.
+
+    With `flips`, flipped scans at the end read their places from the right; an extra token has another place then.
+    """
     if torch.compiler.is_compiling():
-        return _make_orders(kinds, grid, num_tokens, device)
-    key = (tuple(kinds), tuple(grid), num_tokens, device)
+        return _make_orders(kinds, grid, num_tokens, device, flips)
+    key = (tuple(kinds), tuple(grid), num_tokens, device, flips)
     if key not in _kept:
         with torch.inference_mode(False):  # passes with gradients use them, too
-            made = _make_orders(kinds, grid, num_tokens, device)
+            made = _make_orders(kinds, grid, num_tokens, device, flips)
             if type(made.tokens) is not Tensor:  # nothing to keep, or a tensor without numbers
                 return made
-            _ = made.places
-        _kept[key] = made
+            _kept[key] = replace(made, known_places=made.places)
     return _kept[key]
 
 
-def _make_orders(kinds: Sequence[str], grid: Grid, num_tokens: int, device: torch.device) -> ScanOrders:
+def _make_orders(kinds: Sequence[str], grid: Grid, num_tokens: int, device: torch.device, flips: bool) -> ScanOrders:
     """Scans that end together with fewer places than others are filled up with padding that comes last."""
-    num_reverse = count_reverse(kinds)
+    num_reverse = count_reverse(kinds, flips=flips)
     read_back = [index >= len(kinds) - num_reverse for index in range(len(kinds))]
     if all((kind == "backward") == back and kind in SEQUENCE for kind, back in zip(kinds, read_back, strict=True)):
         return ScanOrders(None, num_tokens, num_reverse)
@@ -143,18 +150,19 @@ def _make_orders(kinds: Sequence[str], grid: Grid, num_tokens: int, device: torc
         for kind, back in zip(kinds, read_back, strict=True)
     ]
     if all("skip" in kind for kind in kinds):
-        return ScanOrders(torch.stack(walks), grid_cells(grid, 2, device).numel(), num_reverse)
+        padded = grid_cells(grid, 2, device).numel()
+        return ScanOrders(torch.stack(walks), padded, num_reverse, padded - num_tokens)
     longest = max(walk.shape[0] for walk in walks)
     filled = []
     for walk, back in zip(walks, read_back, strict=True):
         filler = torch.arange(walk.shape[0], longest, device=device)
         filled.append(torch.cat([filler, walk] if back else [walk, filler]))
-    return ScanOrders(torch.stack(filled), longest, num_reverse)
+    return ScanOrders(torch.stack(filled), longest, num_reverse, longest - num_tokens)
 
 
-def count_reverse(kinds: Sequence[str]) -> int:
+def count_reverse(kinds: Sequence[str], *, flips: bool = True) -> int:
     """How many scans at the end walk backwards, and so can read an order from the right."""
-    ends = [kind.endswith("_flip") or kind == "backward" for kind in kinds]
+    ends = [kind == "backward" or (flips and kind.endswith("_flip")) for kind in kinds]
     return ends[::-1].index(False) if False in ends else len(ends)
 
 

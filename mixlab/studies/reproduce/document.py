@@ -7,7 +7,7 @@ from typing import Any
 from mixlab.studies.reproduce.folders import DATA_SETS
 from mixlab.studies.reproduce.hours import MEASURED
 from mixlab.studies.reproduce.items import Item, PaperFigure
-from mixlab.studies.reproduce.listing import ITEMS, ON_PAPER, hours_of, missing_networks, show_hours
+from mixlab.studies.reproduce.listing import ITEMS, ON_PAPER, hours_of, show_hours
 from mixlab.studies.reproduce.networks import training_step
 from mixlab.studies.reproduce.run import ItemPlan, command_lines, plan_item
 from mixlab.studies.steps import Step
@@ -41,8 +41,9 @@ serves Tables 1 to 4 and most figures. A finished training is not repeated, also
 GPUs, type the printed `pretrain` or `train` line after `torchrun --nproc-per-node 8 --no-python --`, without
 `accumulate` (which fits the batch into one GPU's memory), into the same folder; then run the item.
 
-Released weights replace a training: `--weights vim_small=FILE`, in any form that `mixlab export` reads. A row whose
-backbone is not in the zoo is listed with what is missing, and runs once it is there.
+Released weights replace a training: `--weights vim_small=FILE`, in any form that `mixlab export` reads; classifiers in
+them are scored as they are. Networks without a recipe here come from released weights alone. A row whose backbone is
+not in the zoo is named, and runs once it is there.
 """
 
 
@@ -130,11 +131,15 @@ def _item(item: Item) -> Iterator[str]:
     training, then = hours_of(plan.planned)
     cost = f" GPU-hours: {show_hours(training)} of training, {show_hours(then)} after it." if plan.planned else ""
     yield f"Needs: {', '.join(needed) or 'no data'}.{cost}\n"
-    lacking = missing_networks(item)
-    if lacking:
-        yield f"Not yet: {'; '.join(_short(said) for said in lacking)}.\n"
-    own = [one.step for one in plan.planned if not one.step.name.startswith("train ")]
-    names = [f"`{one.step.name.removeprefix('train ')}`" for one in plan.planned if one.step.name.startswith("train ")]
+    lacking = [network for network in item.networks if ON_PAPER.lacks(network) is not None]
+    released = [f"`{network.model}`" for network in lacking if network.exists]
+    absent = [f"{network.title} (`{network.model}`)" for network in lacking if not network.exists]
+    if released:
+        yield f"From released weights alone, `--weights NAME=FILE`: {', '.join(released)}.\n"
+    if absent:
+        yield f"No backbone yet: {', '.join(absent)}.\n"
+    own = [one.step for one in plan.planned if not _is_training(one.step)]
+    names = [f"`{one.step.name.removeprefix('train ')}`" for one in plan.planned if _is_training(one.step)]
     if names:
         yield f"Networks: {', '.join(names)}.\n"
     if own:
@@ -146,12 +151,13 @@ def _item(item: Item) -> Iterator[str]:
         yield "\n".join(f"| {name} | {paper} |" for name, _, paper in item.settings()) + "\n"
 
 
+def _is_training(step: Step) -> bool:
+    """Trainings are shown once, by themselves; released weights with the item that reads them."""
+    return step.trains is not None and step.name.startswith("train ")
+
+
 def _typed(step: Step) -> str:
     return shlex.join(("mixlab", *step.arguments, *step.here))
-
-
-def _short(said: str) -> str:
-    return said.partition("; give")[0]
 
 
 def _figures(item: Item) -> str:

@@ -16,6 +16,7 @@ from mixlab.data.source import few
 from mixlab.evaluation.shifted_sets import SETS, class_root
 from mixlab.studies.reproduce.arrange import find_val_labels
 
+IMAGENET_PLACES = ("ImageNet", "imagenet-1k", "imagenet1k", "ILSVRC2012", "ILSVRC/Data/CLS-LOC", ".")
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
 NUM_TRAIN, NUM_VAL = 1_281_167, 50_000
 IMAGENET_S = {"ImageNetS919": 12_419, "ImageNetS300": 4_097, "ImageNetS50": 752}  # images of validation, as released
@@ -44,6 +45,7 @@ class DataSet:
     place: str
     unpack: str
     look: Callable[[Path, "DataSet"], Found]
+    archives: tuple[str, ...]  # how the names of its archives begin
     also: tuple[str, ...] = ()
 
     def find(self, root: Path) -> Found:
@@ -56,8 +58,8 @@ class DataSet:
 
     def missing(self, root: Path) -> Found:
         """Not there: its archives may be."""
-        packed = [name for name in _files(root) if name.endswith(ARCHIVES) and _letters(self.place) in _letters(name)]
-        hint = f" {few(packed)} is in {root}, but not unpacked." if packed else ""
+        packed = [name for name in _files(root) if name.endswith(ARCHIVES) and name.startswith(self.archives)]
+        hint = f" {', '.join(packed)} is in {root}, but not unpacked." if packed else ""
         return Found(problems=(f"{self.title} is not in {root / self.place}.{hint} {self.unpack}",))
 
 
@@ -288,6 +290,14 @@ def _classes(
                 "elsewhere: each would count as a class",
             )
         )
+    loose = [name for name in _files(place) if _is_image(name)]
+    if loose:
+        return Found(
+            problems=(
+                f"{place} has {len(loose):,} images beside its class folders, such as {loose[0]}: then no image has a "
+                "class. Move them into their folders, or elsewhere",
+            )
+        )
     lacking = [name for name in known if not counts.get(name)]
     notes = []
     if lacking:
@@ -321,16 +331,13 @@ def _is_image(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in SUFFIXES  # noqa: PTH122 - a million Paths are slow
 
 
-def _letters(name: str) -> str:
-    return "".join(filter(str.isalnum, name.lower()))
-
-
 def _of_v2(name: str) -> DataSet:
     folder = SETS[name].folders[0]
     return DataSet(
         title=f"ImageNet-V2 ({folder.removeprefix('imagenetv2-').removesuffix('-format-val')})",
         place=folder,
         also=(f"imagenetv2/{folder}", *SETS[name].folders[1:]),
+        archives=(folder.removesuffix("-format-val"),),
         unpack=f"Unpack its archive into the root; it brings {folder}/0 to {folder}/999.",
         look=_shifted(name),
     )
@@ -340,7 +347,8 @@ DATA_SETS: dict[str, DataSet] = {
     "imagenet": DataSet(
         title="ImageNet-1k",
         place="imagenet",
-        also=("ImageNet", "imagenet-1k", "imagenet1k", "ILSVRC2012", "ILSVRC/Data/CLS-LOC", "."),
+        also=IMAGENET_PLACES,
+        archives=("ILSVRC2012_img_train", "ILSVRC2012_img_val", "imagenet-object-localization-challenge"),
         unpack="Unpack ILSVRC2012_img_train.tar, and each of the 1,000 archives in it into a folder of its name, to "
         "imagenet/train, and ILSVRC2012_img_val.tar to imagenet/val.",
         look=_imagenet,
@@ -348,13 +356,15 @@ DATA_SETS: dict[str, DataSet] = {
     "imagenet-val": DataSet(
         title="ImageNet-1k's validation images",
         place="imagenet",
-        also=("ImageNet", "imagenet-1k", "imagenet1k", "ILSVRC2012", "ILSVRC/Data/CLS-LOC", "."),
+        also=IMAGENET_PLACES,
+        archives=("ILSVRC2012_img_val",),
         unpack="Unpack ILSVRC2012_img_val.tar to imagenet/val.",
         look=partial(_imagenet, parts=("val",)),
     ),
     "real": DataSet(
         title="ImageNet-ReaL",
         place="imagenet/val",
+        archives=(),
         unpack="Its labels come with timm; its images are those of ImageNet-1k's validation, by their file names.",
         look=_real,
     ),
@@ -365,18 +375,21 @@ DATA_SETS: dict[str, DataSet] = {
         title="ImageNet-Sketch",
         place="sketch",
         also=("ImageNet-Sketch", "imagenet-sketch"),
+        archives=("ImageNet-Sketch", "imagenet-sketch", "sketch"),
         unpack="Unpack ImageNet-Sketch.zip into the root; it brings sketch/WNID.",
         look=_shifted("sketch"),
     ),
     "a": DataSet(
         title="ImageNet-A",
         place="imagenet-a",
+        archives=("imagenet-a",),
         unpack="Unpack imagenet-a.tar into the root; it brings imagenet-a/WNID for 200 classes.",
         look=_shifted("a"),
     ),
     "r": DataSet(
         title="ImageNet-R",
         place="imagenet-r",
+        archives=("imagenet-r",),
         unpack="Unpack imagenet-r.tar into the root; it brings imagenet-r/WNID for 200 classes.",
         look=_shifted("r"),
     ),
@@ -384,6 +397,7 @@ DATA_SETS: dict[str, DataSet] = {
         title="ImageNet-S",
         place="ImageNetS919",
         also=("ImageNetS300", "ImageNetS50", "imagenet-s", "ImageNet-S"),
+        archives=("ImageNetS",),
         unpack="Unpack ImageNetS919.zip into the root; it brings ImageNetS919/validation-segmentation/WNID/*.png. The "
         "images are taken from ImageNet-1k's validation, or from ImageNetS919/validation where that is there.",
         look=_imagenet_s,
@@ -392,6 +406,7 @@ DATA_SETS: dict[str, DataSet] = {
         title="ADE20K",
         place="ADEChallengeData2016",
         also=("ade20k", "ADE20K", "ade"),
+        archives=("ADEChallengeData2016",),
         unpack="Unpack ADEChallengeData2016.zip into the root; it brings images/, annotations/ and objectInfo150.txt, "
         "the first two with training/ and validation/.",
         look=_ade20k,
@@ -400,6 +415,7 @@ DATA_SETS: dict[str, DataSet] = {
         title="COCO 2017",
         place="coco",
         also=("COCO", "coco2017", "COCO2017", "."),
+        archives=("train2017", "val2017", "annotations_trainval2017"),
         unpack="Unpack train2017.zip, val2017.zip and annotations_trainval2017.zip into coco.",
         look=_coco,
     ),

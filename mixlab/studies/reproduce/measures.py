@@ -13,6 +13,7 @@ from mixlab.studies.steps import Step
 PROBE_EPOCHS = 100
 SEGMENT_STEPS, DENSE_BATCH, DETECT_EPOCHS = 160_000, 16, 12
 NUM_PICTURES = 6
+TINY_PROBE = ("--epochs", "1", "--batch", "8", "--num-train", "16", "--num-val", "16")
 
 
 class Planned(NamedTuple):
@@ -35,8 +36,7 @@ def probe_step(setting: ItemSetting, network: Network, name: str, *options: str)
         "one linear layer on frozen features, trained with random crops",
         (
             "probe", _target(setting, network), "--data", setting.data["imagenet"], *options, "--name", name,
-            *_training(setting, network), *(("--epochs", "1", "--batch", "8") if setting.is_tiny else ()),
-            "--run", str(setting.place(network)),
+            *_training(setting, network), *_tiny(setting, *TINY_PROBE), "--run", str(setting.place(network)),
         ),
         setting.place(network) / "results" / f"{name}.json",
         here=(*_workers(setting), *setting.on),
@@ -53,7 +53,7 @@ def robust_step(setting: ItemSetting, network: Network) -> Planned:
         f"{network.key}: shifted sets",
         "the probe's accuracy on V2, Sketch, A, R and ReaL",
         ("robust", _target(setting, network), "--data", *sets, *_training(setting, network),
-         "--run", str(setting.place(network))),
+         *_tiny(setting, "--limit", "16"), "--run", str(setting.place(network))),
         setting.place(network) / "results" / f"robust_{file_name(network.key)}.json",
         here=(*_workers(setting), *setting.on),
         needs=(f"probe {network.key} probe",),
@@ -71,7 +71,8 @@ def accuracy_steps(setting: ItemSetting, network: Network) -> Iterator[Planned]:
         f"accuracy {network.key}",
         f"{network.key}: accuracy of the released classifier",
         "on ImageNet-1k's validation images",
-        ("robust", f"{name}={network.key}", "--weights", file, "--data", f"val={setting.data['imagenet']}/val",
+        ("robust", f"{name}={network.key}", "--weights", file, "--training", network.training,
+         "--data", f"val={setting.data['imagenet']}/val", *_tiny(setting, "--limit", "16"),
          "--run", str(setting.place(network))),
         setting.place(network) / "results" / f"robust_{file_name(network.key)}.json",
         here=(*_workers(setting), *setting.on),
@@ -101,7 +102,15 @@ def segment_steps(setting: ItemSetting, network: Network, *settings: str, multi:
                 f"segment {network.key} multi-scale",
                 f"{network.key}: UperNet, several scales",
                 "six scales and their mirror images",
-                ("segment", str(place), *data, "--evaluate-only", "--inference", "multi"),
+                (
+                    "segment",
+                    str(place),
+                    *data,
+                    "--evaluate-only",
+                    "--inference",
+                    "multi",
+                    *_tiny(setting, "--num-val", "4"),
+                ),
                 place / "results" / "segmentation_multi.json",
                 here=setting.on,
                 needs=(step.name,),
@@ -137,7 +146,8 @@ def auc_step(
         f"{name}: Binary-AUC by {', '.join(studies)}",
         "do the maps find the foreground? compared with a centre prior and untrained twins",
         ("auc", *(_target(setting, network) for network in networks), "--study", *studies, "--data",
-         f"imagenet-s:{setting.data['imagenet-s']}", *_trainings(setting, networks), "--run", str(into)),
+         f"imagenet-s:{setting.data['imagenet-s']}", *_trainings(setting, networks),
+         *_tiny(setting, "--num-images", "16"), "--run", str(into)),
         into / "results" / f"auc_{studies[-1]}.json",
         here=setting.on,
         needs=(*(f"train {network.key}" for network in networks), *after),
@@ -210,8 +220,14 @@ def _dense(setting: ItemSetting, network: Network, task: str, settings: Sequence
     recipe: tuple[str, ...] = ()
     if setting.is_tiny:
         family = "mambaout_femto64" if network.family == "mambaout" else "vit_tiny64"
-        recipe, chosen = ("--recipe", f"{task}_{family}"), ("steps=1", "batch=2", "optim.warmup_steps=0")
+        recipe = ("--recipe", f"{task}_{family}", "--num-val", "4")
+        chosen = ("steps=1", "batch=2", "optim.warmup_steps=0")
     return (*recipe, *(part for one in chosen for part in ("--set", one)))
+
+
+def _tiny(setting: ItemSetting, *options: str) -> tuple[str, ...]:
+    """What keeps a stand-in short on whole data sets."""
+    return options if setting.is_tiny else ()
 
 
 def _workers(setting: ItemSetting) -> tuple[str, ...]:

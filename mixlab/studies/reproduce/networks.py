@@ -35,6 +35,11 @@ class Network:
         return f"{self.model.removeprefix('timm/')}-{self.training}"
 
     @property
+    def exists(self) -> bool:
+        """Whether there is a backbone of its name."""
+        return self.model.startswith("timm/") or self.model in ZOO
+
+    @property
     def family(self) -> str:
         return "vit" if self.model.startswith("timm/vit") else self.model.partition("_")[0]
 
@@ -82,16 +87,11 @@ class ItemSetting:
 
     def lacks(self, network: Network) -> str | None:
         """Why a network cannot be had here, as a sentence; None where it can."""
-        name = network.model
-        if not name.startswith("timm/") and name not in ZOO:
-            return f"{network.title}: the zoo has no {name} yet"
+        if not network.exists:
+            return f"{network.title}: the zoo has no {network.model} yet"
         if self.file(network) is None and self.recipe(network) is None:
-            what = (
-                "it is not trained here"
-                if name.startswith("timm/")
-                else f"there is no recipe {network.training}_{name}"
-            )
-            return f"{network.title}: {what}; give its released weights: --weights {name}=FILE"
+            advice = f"give its released weights: --weights {network.model}=FILE"
+            return f"{network.title}: no recipe here trains it; {advice}"
         return None
 
 

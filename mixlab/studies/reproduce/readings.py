@@ -1,7 +1,7 @@
 """Where our figures are: readers of the result files that the commands of an item leave."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -135,24 +135,31 @@ def _block_rank(item: str, network: Network, kind: str, what: str, setting: Item
     return None if value is None else Reading(float(value), n=part["num_blocks"])
 
 
-def num_parameters(network: Network) -> Read:
-    """With the classifier for 1,000 classes; counted, not measured."""
-    return partial(_counted, network, _parameters)
+def num_parameters(network: Network, *, always: bool = False) -> Read:
+    """With the classifier for 1,000 classes; counted, not measured. `always`: also before the network is in the run."""
+    return partial(_counted, network, _parameters, always)
 
 
 def backbone_parameters(network: Network) -> Read:
     """Without a classifier."""
-    return partial(_counted, network, lambda name: on_meta(name).num_parameters)
+    return partial(_counted, network, lambda name: on_meta(name).num_parameters, False)
 
 
-def num_macs(network: Network) -> Read:
-    return partial(_counted, network, lambda name: count_macs(on_meta(name), 224))
+def num_macs(network: Network, *, always: bool = False) -> Read:
+    return partial(_counted, network, _macs, always)
 
 
-def _counted(network: Network, count: Callable[[str], int], setting: ItemSetting) -> Reading | None:
-    return Reading(float(count(network.model))) if network.model in ZOO else None
+def _counted(network: Network, count: Callable[[str], int], always: bool, setting: ItemSetting) -> Reading | None:
+    known = network.model in ZOO and (always or setting.place(network).is_dir())
+    return Reading(float(count(network.model))) if known else None
 
 
+@cache
+def _macs(name: str) -> int:
+    return count_macs(on_meta(name), 224)
+
+
+@cache
 def _parameters(name: str) -> int:
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in on_meta(name).with_classifier(1000).parameters())

@@ -51,10 +51,16 @@ def plan_item(
 ) -> ItemPlan:
     """Find the folders below the root and write down the commands; without a root, with names in place of folders."""
     _check_only(item, only)
-    bare = ItemSetting(run=run, data={}, weights=_checked(weights or {}), scale=scale, device=device)
+    given = _checked(weights or {})
+    bare = ItemSetting(run=run, data={}, weights=given, scale=scale, device=device)
+    if root is None and not item.available(bare, only):  # to show commands: of released weights that are not given
+        named = {network.model: "FILE" for network in item.networks if network.model.startswith("timm/")}
+        notes = [said for network in item.networks if (said := bare.lacks(network)) is not None]
+        bare = replace(bare, weights=named)
+    else:
+        notes = [said for network in item.networks if (said := bare.lacks(network)) is not None and not only]
     places = {name: f"DATA/{data.place}" for name, data in DATA_SETS.items()}
     problems: list[str] = []
-    notes = [said for network in item.networks if (said := bare.lacks(network)) is not None and not only]
     arranged: list[Step] = []
     if root is not None:
         check_root(root)

@@ -18,7 +18,9 @@ from mixlab.backbones.weights import WeightsError
 from mixlab.data.imagenet_labels import imagenet_classes
 from mixlab.evaluation.accuracy import write_accuracy
 from mixlab.evaluation.classifier import (
+    ProbedBackbone,
     ProbeHead,
+    _classifier_in,
     load_classifier,
     load_head,
     own_probe,
@@ -196,3 +198,26 @@ def test_a_model_is_evaluated_with_the_crop_share_of_its_own(recipe, fields, sha
     backbone = load_target(str(tmp_path), device="cpu").backbone
     assert KnnSettings().view(backbone).crop_share == ProbeSettings().for_backbone(backbone).crop_share == share
     assert KnnSettings(crop_share=0.9).view(backbone).crop_share == 0.9
+
+
+def test_released_weights_of_a_zoo_model_bring_their_classifier(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    theirs = timm.create_model("deit_tiny_patch16_224", depth=2).eval()
+    torch.nn.init.normal_(theirs.head.weight, std=0.1)
+    torch.save({"model": theirs.state_dict()}, tmp_path / "deit.pth")
+    ours = mixlab.create_model("vit_tiny", depth=2)
+    mixlab.load_weights(ours, tmp_path / "deit.pth")
+    head = _classifier_in(str(tmp_path / "deit.pth"), ours)
+    assert head is not None and head.classes[0] == "n01440764"
+    images = torch.randn(2, 3, 224, 224)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            ProbedBackbone(ours.eval(), head, image=224)(images), theirs(images), atol=1e-4, rtol=0
+        )
+    without = {name: value for name, value in theirs.state_dict().items() if not name.startswith("head")}
+    torch.save(without, tmp_path / "backbone.pth")
+    assert _classifier_in(str(tmp_path / "backbone.pth"), ours) is None
+    scan = mixlab.create_model("dinovim_tiny", depth=1)
+    torch.save({"norm_f.weight": torch.ones(1), "head.weight": torch.ones(1000, 4), "head.bias": torch.ones(1000)},
+               tmp_path / "dino.pth")  # fmt: skip
+    assert _classifier_in(str(tmp_path / "dino.pth"), scan) is None  # part of Dino-Mamba's files, never trained

@@ -166,7 +166,7 @@ def test_an_item_plans_its_commands_on_the_true_folders(item: Item, root: Path, 
     lacking = [network for network in item.networks if network not in available]
     for network in lacking:
         assert any(network.title in note for note in plan.notes), network
-        assert network.model not in ZOO or network.training != "dino"
+        assert not network.exists or network.training != "dino"
 
 
 def test_commands_at_both_scales_are_ones_that_mixlab_knows(root: Path, tmp_path: Path) -> None:
@@ -293,6 +293,20 @@ def test_without_a_root_an_item_says_what_it_needs(capsys: pytest.CaptureFixture
     told = capsys.readouterr().err
     assert [one["item"] for one in listed] == list(ITEMS)
     assert all(name in told for name in ITEMS)
+
+
+def test_released_weights_that_are_not_given_have_a_place_in_the_printed_commands() -> None:
+    commands = [shlex.split(line) for line in reproduce(["dino-mamba-fig4c"])["items"][0]["commands"]]
+    assert commands[0][1:5] == ["export", "timm/vit_small_patch14_dinov2", "--weights", "FILE"]
+    assert commands[-1][1] == "auc" and {"model", "registers", "size"} <= set(commands[-1])
+
+
+def test_of_several_items_those_that_lack_something_are_left_out(
+    root: Path, in_process: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = reproduce(["dino-mamba-fig4c", "mambaout-table5"], root=root, run=tmp_path / "run")["items"]
+    assert list(found) == ["mambaout-table5"] and len(found["mambaout-table5"]["settings"]) == 19
+    assert "dino-mamba-fig4c is left out: " in capsys.readouterr().err
 
 
 def test_wrong_calls_name_the_way_out(tmp_path: Path) -> None:

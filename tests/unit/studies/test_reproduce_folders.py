@@ -80,6 +80,10 @@ def folder_in_folder(root: Path) -> None:
     (root / "imagenet" / "inner").rename(train / "ILSVRC2012_img_train")
 
 
+def loose_images(root: Path) -> None:
+    picture(root / "imagenet" / "train" / "1.jpg", 1)
+
+
 def renamed_val(root: Path) -> None:
     for index, file in enumerate(sorted(sorted_val(root).glob("*/*"))):
         file.rename(file.with_name(f"{index}.jpg"))
