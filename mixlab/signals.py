@@ -60,7 +60,8 @@ def raising(*, even_ignored: bool = False) -> Iterator[RaisingHandler]:
     `even_ignored`: Ctrl-C also where a shell started us in the background, with SIGINT ignored.
     """
     known = signal.getsignal(signal.SIGTERM)
-    handler = known if isinstance(known, RaisingHandler) else RaisingHandler()
+    outer = known if isinstance(known, RaisingHandler) else None
+    handler = outer or RaisingHandler()
     if threading.current_thread() is not threading.main_thread():
         yield handler
         return
@@ -70,7 +71,7 @@ def raising(*, even_ignored: bool = False) -> Iterator[RaisingHandler]:
             before[number] = signal.signal(number, handler)
     hook, sys.unraisablehook = sys.unraisablehook, handler.look_after
     try:
-        with nullcontext() if handler is known else _leaving_when_stuck(handler):
+        with nullcontext() if outer else _leaving_when_stuck(handler):
             yield handler
     finally:
         sys.unraisablehook = hook
@@ -88,11 +89,14 @@ def _leaving_when_stuck(handler: RaisingHandler) -> Iterator[None]:
     os.set_blocking(write_end, False)
     before = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
 
+    def is_waiting(number: int) -> bool:
+        return handler.number is None and signal.getsignal(number) is handler
+
     def watch() -> None:
         while number := int.from_bytes(os.read(read_end, 1), "big"):
-            if number in STOP_SIGNALS and signal.getsignal(number) is handler:
+            if number in STOP_SIGNALS and is_waiting(number):
                 time.sleep(STUCK_S)
-                if handler.number is None and signal.getsignal(number) is handler:
+                if is_waiting(number):
                     say_stopped(number)
                     os._exit(128 + number)
         os.close(read_end)
@@ -129,11 +133,11 @@ def held() -> Iterator[None]:
                     signal.signal(number, lambda number, frame: waiting.append(number))
         yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        for stop, handler in handlers.items():
+            signal.signal(stop, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        for number in waiting:
-            signal.raise_signal(number)
+        for came in waiting:
+            signal.raise_signal(came)
 
 
 def obey_parent_alone(worker: int = 0) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mixlab.errors import InputError
-from mixlab.mixers import ConvMixing, LinearMixing, Mixing, SoftmaxMixing, SSDMixing
+from mixlab.mixers import ConvMixing, LinearMixing, Mixing, SelectiveMixing, SoftmaxMixing, SSDMixing
 
 MEASURES = ("numerical", "practical", "effective", "stable", "energy")
 
@@ -62,6 +62,8 @@ def visible_sides(mixing: Mixing, head: int) -> tuple[bool, bool]:
         case SSDMixing():
             reverse = head >= mixing.num_heads - mixing.num_reverse
             return not reverse, reverse
+        case SelectiveMixing():
+            return mixing.sides(head)
         case SoftmaxMixing() | LinearMixing():
             return True, not mixing.causal
         case ConvMixing():
@@ -90,6 +92,10 @@ def rank_bound(mixing: Mixing, rows: Span, columns: Span) -> int:
     match mixing:
         case SSDMixing():
             return size if on_diagonal else min(size, mixing.q.shape[-1])
+        case SelectiveMixing():
+            first_of_scans = range(0, mixing.num_heads, mixing.v.shape[3])
+            straight = not any(all(mixing.sides(head)) for head in first_of_scans)  # else a triangle crosses the block
+            return min(size, mixing.q.shape[-1]) if straight and not on_diagonal else size
         case LinearMixing():
             return size if on_diagonal and mixing.causal else min(size, mixing.q.shape[-1])
         case ConvMixing():

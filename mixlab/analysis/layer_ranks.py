@@ -34,7 +34,7 @@ from mixlab.analysis.blocks import (
 from mixlab.analysis.distance import DistanceProfile, distance_profile
 from mixlab.backbones.backbone import Backbone, Layers
 from mixlab.errors import InputError
-from mixlab.mixers import ConvMixing, Grid, Mixing, SSDMixing
+from mixlab.mixers import ConvMixing, Grid, Mixing, SelectiveMixing, SSDMixing
 
 _MATRICES_IN_MEMORY = 2**31  # bytes that all heads under work may take together
 _COPIES_PER_HEAD = 8  # matrices alive at once while one is built
@@ -127,9 +127,9 @@ def layer_ranks(
 
 
 def approximated_rank(mixing: Mixing, settings: RankSettings) -> int:
-    """N: as asked for, or what bounds linear attention and scans of this width; a convolution has no such width."""
-    width = mixing.values.shape[-1] if isinstance(mixing, ConvMixing) else mixing.q.shape[-1]  # type: ignore[attr-defined]
-    return settings.rank or int(width)
+    """N: as asked for, or what bounds linear attention and scans of this width; of a mixing without queries (a
+    convolution) the width of its values."""
+    return settings.rank or int(getattr(mixing, "q", mixing.values).shape[-1])
 
 
 def choose_heads(num_heads: int, heads: Sequence[int] | None, max_heads: int) -> list[int]:
@@ -174,23 +174,23 @@ class _HeadWorkers:
 
 
 def _grid_of(mixing: Mixing, first_grid: Grid) -> Grid:
-    """The grid of a layer's patches: that of the first layer, but in stages a convolution knows its own."""
-    return mixing.grid if isinstance(mixing, ConvMixing) and mixing.grid[0] > 1 else first_grid
+    """The grid of a layer's patches: that of the first layer, but in stages convolutions and scans know their own."""
+    return mixing.grid if isinstance(mixing, ConvMixing | SelectiveMixing) and mixing.grid[0] > 1 else first_grid
 
 
 def _ranks_of_heads(
     mixing: Mixing, heads: list[int], grid: Grid, patches: list[int], settings: RankSettings, workers: _HeadWorkers
 ) -> tuple[list[Span], list[_HeadRanks]]:
     there = in_float64(mixing, mixing.values.device)
-    if isinstance(there, SSDMixing) and not settings.skip:
+    if isinstance(there, SSDMixing | SelectiveMixing) and not settings.skip:
         there = replace(there, skip=torch.zeros_like(there.skip))
     mixing = in_float64(there)
-    length = mixing.values.shape[2]
+    length = mixing.values.shape[2] - mixing.num_padding
     spans = chunk_spans(length, default_chunk(length) if settings.chunk is None else settings.chunk)
     products = _product_ranks(mixing, spans, settings) if isinstance(mixing, SSDMixing) else {}
 
     def work(head: int) -> _HeadRanks:
-        matrix = there.matrix(slice(head, head + 1))[0, 0]  # (L, L)
+        matrix = there.matrix(slice(head, head + 1))[0, 0, :length, :length]  # (L, L)
         blocks, spectra = _block_rows(mixing, head, matrix, spans, products, settings)
         return _HeadRanks(
             blocks,

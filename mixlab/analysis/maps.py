@@ -25,7 +25,7 @@ from mixlab.backbones.backbone import Backbone, Layers
 from mixlab.backbones.tokens import Features, TokenLayout
 from mixlab.errors import InputError
 from mixlab.evaluation.target import Target, as_target
-from mixlab.mixers import Grid, Mixing, SSDMixing
+from mixlab.mixers import Grid, Mixing, SelectiveMixing, SSDMixing
 from mixlab.run.directory import file_name
 from mixlab.run.protocols import MapProtocol
 
@@ -77,16 +77,15 @@ def summary_rows(mixing: Mixing, layout: TokenLayout, grid: Grid) -> Tensor:
             'use "pooled_cosine", "norm" or "pca"'
         )
     chosen = torch.tensor(columns, device=mixing.values.device)
-    heads = [mixing.matrix(slice(h, h + 1))[:, 0, rows][..., chosen] for h in range(mixing.num_heads)]  # (B, S, h w)
-    return torch.stack(heads, dim=1).abs().unflatten(-1, grid)
+    return mixing.rows(rows)[..., chosen].abs().unflatten(-1, grid)  # (B, H, S, h, w)
 
 
 def _cosine(features: Features) -> Tensor:
-    return F.cosine_similarity(features.summary[:, None, None], features.patches, dim=-1)
+    return F.cosine_similarity(features.anchor[:, None, None], features.patches, dim=-1)
 
 
 def _dot(features: Features) -> Tensor:
-    return torch.einsum("bd,bhwd->bhw", features.summary, features.patches)
+    return torch.einsum("bd,bhwd->bhw", features.anchor, features.patches)
 
 
 def _register_cosine(features: Features) -> Tensor:
@@ -127,16 +126,20 @@ def _first_component(features: Features) -> Tensor:
 
 
 def _rows_by_head(rows: Tensor, mixing: Mixing) -> Tensor:
-    """The mean over summary tokens, per head. Of a two-way scan, head h from the left and head h from the right are one
-    map: each sees the patches on its side of the token.
+    """The mean over summary tokens, per head. Of a scan in several directions, head h of each are one map together:
+    each sees the patches on its side of the token.
     """
     rows = rows.mean(2)
     if isinstance(mixing, SSDMixing) and 2 * mixing.num_reverse == mixing.num_heads:
         return rows[:, : mixing.num_reverse] + rows[:, mixing.num_reverse :]
+    if isinstance(mixing, SelectiveMixing):  # the same channel in every scan
+        return rows.unflatten(1, (len(mixing.scans), -1)).sum(1)
     return rows
 
 
 def _rows_by_direction(rows: Tensor, mixing: Mixing) -> Tensor:
+    if isinstance(mixing, SelectiveMixing):
+        return rows.mean(2).unflatten(1, (len(mixing.scans), -1)).mean(2)
     if not isinstance(mixing, SSDMixing):
         raise InputError(f'only scans have directions, this is a {type(mixing).__name__}; use "mixing_rows"')
     forward, reverse = rows.mean(2).tensor_split([mixing.num_heads - mixing.num_reverse], dim=1)
@@ -159,7 +162,7 @@ MAPS: dict[str, MapOfFeatures | MapOfMixing] = {
     "mixing_rows": MapOfMixing("|row| of the mixing matrix at the summary, per head, (B, H, h, w)", _rows_by_head),
     "mixing_mean": MapOfMixing("the mean of mixing_rows over heads", lambda rows, m: _rows_by_head(rows, m).mean(1)),
     "direction_rows": MapOfMixing(
-        "|row| of a scan, per direction, the mean over heads, (B, 2, h, w)", _rows_by_direction
+        "|row| of a scan, per direction or order, the mean over heads, (B, 2, h, w)", _rows_by_direction
     ),
     "register_rows": MapOfMixing("|row| at each summary token, the mean over heads, (B, S, h, w)", _rows_by_register),
 }

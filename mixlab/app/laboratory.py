@@ -24,7 +24,7 @@ from mixlab.app.traces import Sight, Traces
 from mixlab.backbones.zoo import SHIPPED, create_model
 from mixlab.errors import InputError, check_counts
 from mixlab.evaluation.target import Target, label_of, load_targets, split_target
-from mixlab.mixers import Mixing, SSDMixing
+from mixlab.mixers import Mixing, SelectiveMixing, SSDMixing
 from mixlab.run import RunDirectory
 from mixlab.training.distributed import choose_device
 
@@ -146,7 +146,7 @@ def _has_map(name: str, subject: Target, mixing: Mixing | None) -> bool:
     if isinstance(MAPS[name], MapOfFeatures):
         return True
     has_rows = mixing is not None and bool(subject.backbone.layout.summary_rows(1024))
-    return has_rows and (name != "direction_rows" or isinstance(mixing, SSDMixing))
+    return has_rows and (name != "direction_rows" or isinstance(mixing, SSDMixing | SelectiveMixing))
 
 
 def build_laboratory(

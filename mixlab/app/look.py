@@ -17,7 +17,7 @@ from mixlab.app.traces import Sight, Traces
 from mixlab.backbones.tokens import Features
 from mixlab.data.masks import IGNORE
 from mixlab.errors import InputError
-from mixlab.mixers import Mixing, SSDMixing
+from mixlab.mixers import Mixing, SelectiveMixing, SSDMixing
 
 MATRIX_SIDE = 256  # cells a side of a drawn matrix
 DECADES = 4  # its darkest shade is at most so many powers of ten below its brightest
@@ -151,6 +151,8 @@ def head_name(mixing: Mixing, head: int | None) -> str:
     if head is None:
         return f"mean of {mixing.num_heads} heads"
     name = f"head {head + 1} of {mixing.num_heads}"
+    if isinstance(mixing, SelectiveMixing):
+        return f"{name}, scan {mixing.scan_of(head)}"
     if isinstance(mixing, SSDMixing) and mixing.num_reverse:
         return f"{name}, from the {'right' if head >= mixing.num_heads - mixing.num_reverse else 'left'}"
     return name

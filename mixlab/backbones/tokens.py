@@ -138,6 +138,11 @@ class Features:
     grid: Grid
     front: Tensor | None = None  # (B, D): the copy in front of a class token in the middle
 
+    @property
+    def anchor(self) -> Tensor:
+        """The summary as patches can be compared with it (B, D): where it is all registers side by side, their mean."""
+        return self.summary if self.summary.shape[-1] == self.patches.shape[-1] else self.registers.mean(1)
+
 
 class PositionTable(nn.Module):
     """Learned positions of a square grid, after those of `num_extra` tokens; resized to any other grid."""

@@ -70,7 +70,8 @@ class CrossScan(TokenMixer):
             projected, gate = projected.chunk(2, dim=-1)
         v = from_maps(F.silu(self.conv(to_maps(projected, grid))))
         orders = scan_orders(self.config.scans, grid, x.shape[1], x.device)
-        return self.selection(orders.arrange(v, len(self.config.scans)), orders, self.config.scans), gate
+        places = orders.arrange(v, len(self.config.scans))
+        return self.selection(places, orders, self.config.scans, grid), gate
 
     def merge(self, mixed: Tensor, bypass: Tensor | None) -> Tensor:
         y = mixed.squeeze(-1).unflatten(1, (len(self.config.scans), -1)).mT  # (B, S, L, E)

@@ -76,17 +76,17 @@ class Mamba1(TokenMixer):
 
     def prepare(self, x: Tensor, grid: Grid) -> tuple[SelectiveMixing, Tensor]:
         x, gate = self.in_proj(x).chunk(2, dim=-1)
-        orders = scan_orders(self.config.scans, grid, x.shape[1], x.device)
+        orders = scan_orders(self.config.scans, grid, x.shape[1], x.device, flips=False)
         if self.config.scans in (SEQUENCE, SEQUENCE[:1]):
             v = two_way_short_conv(x, self.conv_weight, self.conv_bias)
         else:
             v = self.convolved(orders.arrange(x, len(self.config.scans)))
-        return self.selection(v, orders, self.config.scans), gate
+        return self.selection(v, orders, self.config.scans, grid), gate
 
     def convolved(self, places: Tensor) -> Tensor:
         """(B, T, S, E): each scan under its own filter, which looks back along it."""
         num_scans = len(self.config.scans)
-        num_forward = num_scans - count_reverse(self.config.scans)
+        num_forward = num_scans - count_reverse(self.config.scans, flips=False)
         scans = [
             short_conv(places[:, :, scan], self.conv_weight[scan], self.conv_bias[scan], reverse=scan >= num_forward)
             for scan in range(num_scans)

@@ -1,6 +1,7 @@
 """The one idea: a token mixer is a linear map over tokens that you can run or look at, and both are the same map."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -26,9 +27,19 @@ class Mixing(ABC):
     def apply(self) -> Tensor:
         """The mixed values (B, H, L, P), fast: to run."""
 
+    def rows(self, tokens: Sequence[int]) -> Tensor:
+        """Rows of the matrices of all heads (B, H, n, L), with one matrix in memory at a time."""
+        wanted = list(tokens)
+        return torch.cat([self.matrix(slice(h, h + 1))[:, :, wanted] for h in range(self.num_heads)], dim=1)
+
     @property
     def num_heads(self) -> int:
         return self.values.shape[1]
+
+    @property
+    def num_padding(self) -> int:
+        """Tokens at the end that only pad a grid to whole windows."""
+        return 0
 
 
 class TokenMixer(nn.Module, ABC):

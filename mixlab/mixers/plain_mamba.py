@@ -73,6 +73,7 @@ class PlainMamba(TokenMixer):
             self.skip.expand(num_scans, -1),
             orders,
             SERPENTINE,
+            grid,
         )
         return mixing, gate
 

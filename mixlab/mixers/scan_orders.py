@@ -42,6 +42,7 @@ class ScanOrders:
     tokens: Tensor | None  # (S, T): the token at each place; None where every scan is the sequence itself
     num_tokens: int  # of the sequence and of the padding
     num_reverse: int = 0
+    num_padding: int = 0  # of `num_tokens`, those that pad the grid
     known_places: Tensor | None = None  # where orders are kept
 
     def arrange(self, x: Tensor, num_scans: int) -> Tensor:
@@ -119,23 +120,28 @@ _kept: dict[tuple[object, ...], ScanOrders] = {}  # every layer of every pass as
 
 
 @wrap
-def scan_orders(kinds: Sequence[str], grid: Grid, num_tokens: int, device: torch.device) -> ScanOrders:
-    """The orders of a sequence of `num_tokens` on a grid; a single extra token stands in the middle and stays there."""
+def scan_orders(
+    kinds: Sequence[str], grid: Grid, num_tokens: int, device: torch.device, *, flips: bool = True
+) -> ScanOrders:
+    """The orders of a sequence of `num_tokens` on a grid; a single extra token stands in the middle and stays there.
+
+    With `flips`, flipped scans at the end read their places from the right; an extra token has another place then.
+    """
     if torch.compiler.is_compiling():
-        return _make_orders(kinds, grid, num_tokens, device)
-    key = (tuple(kinds), tuple(grid), num_tokens, device)
+        return _make_orders(kinds, grid, num_tokens, device, flips)
+    key = (tuple(kinds), tuple(grid), num_tokens, device, flips)
     if key not in _kept:
         with torch.inference_mode(False):  # passes with gradients use them, too
-            made = _make_orders(kinds, grid, num_tokens, device)
+            made = _make_orders(kinds, grid, num_tokens, device, flips)
             if type(made.tokens) is not Tensor:  # nothing to keep, or a tensor without numbers
                 return made
             _kept[key] = replace(made, known_places=made.places)
     return _kept[key]
 
 
-def _make_orders(kinds: Sequence[str], grid: Grid, num_tokens: int, device: torch.device) -> ScanOrders:
+def _make_orders(kinds: Sequence[str], grid: Grid, num_tokens: int, device: torch.device, flips: bool) -> ScanOrders:
     """Scans that end together with fewer places than others are filled up with padding that comes last."""
-    num_reverse = count_reverse(kinds)
+    num_reverse = count_reverse(kinds, flips=flips)
     read_back = [index >= len(kinds) - num_reverse for index in range(len(kinds))]
     if all((kind == "backward") == back and kind in SEQUENCE for kind, back in zip(kinds, read_back, strict=True)):
         return ScanOrders(None, num_tokens, num_reverse)
@@ -144,18 +150,19 @@ def _make_orders(kinds: Sequence[str], grid: Grid, num_tokens: int, device: torc
         for kind, back in zip(kinds, read_back, strict=True)
     ]
     if all("skip" in kind for kind in kinds):
-        return ScanOrders(torch.stack(walks), grid_cells(grid, 2, device).numel(), num_reverse)
+        padded = grid_cells(grid, 2, device).numel()
+        return ScanOrders(torch.stack(walks), padded, num_reverse, padded - num_tokens)
     longest = max(walk.shape[0] for walk in walks)
     filled = []
     for walk, back in zip(walks, read_back, strict=True):
         filler = torch.arange(walk.shape[0], longest, device=device)
         filled.append(torch.cat([filler, walk] if back else [walk, filler]))
-    return ScanOrders(torch.stack(filled), longest, num_reverse)
+    return ScanOrders(torch.stack(filled), longest, num_reverse, longest - num_tokens)
 
 
-def count_reverse(kinds: Sequence[str]) -> int:
+def count_reverse(kinds: Sequence[str], *, flips: bool = True) -> int:
     """How many scans at the end walk backwards, and so can read an order from the right."""
-    ends = [kind.endswith("_flip") or kind == "backward" for kind in kinds]
+    ends = [kind == "backward" or (flips and kind.endswith("_flip")) for kind in kinds]
     return ends[::-1].index(False) if False in ends else len(ends)
 
 

@@ -1,6 +1,7 @@
 """The selective scan of Mamba-1 as a mixing: one head per channel of each scan, always seen in image order."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import wrap
 
-from mixlab.mixers.mixer import ALL, Mixing
+from mixlab.mixers.mixer import ALL, Grid, Mixing
 from mixlab.mixers.scan_orders import ScanOrders
 from mixlab.ops.selective_scan.op import selective_scan, softplus_steps
 from mixlab.ops.selective_scan.reference import selective_scan_matrix, steps_between
@@ -33,6 +34,7 @@ class SelectiveMixing(Mixing):
     skip: Tensor
     orders: ScanOrders
     scans: tuple[str, ...]  # the kind of each
+    grid: Grid
     dt_bias: Tensor | None = None
 
     @property
@@ -58,6 +60,32 @@ class SelectiveMixing(Mixing):
         matrix = selective_scan_matrix(q, k, dt, self.A[scan, channel], self.skip[scan, channel])
         return self._in_image_order(matrix, scan)
 
+    def rows(self, tokens: Sequence[int]) -> Tensor:
+        """Without the matrices: a row is what is left, at one place of each scan, of the places before it."""
+        return torch.stack([self._heads(self._row(token)).squeeze(-1) for token in tokens], dim=2)
+
+    def _row(self, token: int) -> Tensor:
+        """What each place of each scan gives to one token (B, T, S, E)."""
+        num_places, num_scans = self.v.shape[1:3]
+        scans = []
+        for scan in range(num_scans):
+            reverse = scan >= num_scans - self.orders.num_reverse
+            place = token if self.orders.tokens is None else int(self.orders.places[scan, token])
+            place = num_places - 1 - place if reverse and place < num_places else place
+            k, dt = (t[:, :, scan].flip(1) if reverse else t[:, :, scan] for t in (self.k, self.steps))
+            q = (self.q[:, :, scan].flip(1) if reverse else self.q[:, :, scan])[:, place : place + 1]
+            if place == num_places:  # a scan that skips it
+                scans.append(torch.zeros_like(dt))
+                continue
+            k, dt = k[:, : place + 1], dt[:, : place + 1]
+            passed = F.pad(dt[:, 1:].flip(1).cumsum(1).flip(1), (0, 0, 0, 1))  # steps after each place
+            decay = (passed.unsqueeze(-1) * self.A[scan]).exp()  # (B, p, E, N)
+            row = torch.einsum("bpen,bpn->bpe", decay, q * k) * dt
+            row = torch.cat([row[:, :place], row[:, place:] + self.skip[scan]], dim=1)
+            row = F.pad(row, (0, 0, 0, num_places - place - 1))
+            scans.append(row.flip(1) if reverse else row)
+        return torch.stack(scans, dim=2)
+
     def mask(self, state: int, heads: slice = ALL) -> Tensor:
         """The decay of one state with its triangle (B, h, L, L). Each is a product of a column and a row off the
         diagonal; a matrix sums N of them, each with weights of its own."""
@@ -65,6 +93,19 @@ class SelectiveMixing(Mixing):
         dt = self._from_left(self.steps[:, :, scan, channel], scan)
         decay = (steps_between(dt) * self.A[scan, channel, state][:, None, None]).exp().tril()
         return self._in_image_order(decay, scan)
+
+    @property
+    def num_padding(self) -> int:
+        return self.orders.num_padding
+
+    def sides(self, head: int) -> tuple[bool, bool]:
+        """Whether a head sees earlier and later tokens of the sequence: one side, if its scan walks straight on."""
+        scan = head // self.v.shape[3]
+        walk = torch.arange(self.v.shape[1]) if self.orders.tokens is None else self.orders.tokens[scan]
+        steps = walk[walk < self.orders.num_tokens - self.num_padding].diff()
+        reverse = scan >= self.skip.shape[0] - self.orders.num_reverse
+        rising, falling = bool((steps > 0).all()), bool((steps < 0).all())
+        return not (falling or (rising and reverse)), not rising or reverse
 
     def scan_of(self, head: int) -> str:
         """The kind of scan that a head belongs to."""
@@ -92,7 +133,7 @@ class SelectiveMixing(Mixing):
         matrix = torch.where(self._is_reverse(scan)[:, None, None], matrix.flip(-1, -2), matrix)
         if self.orders.tokens is None:
             return matrix
-        places = self.orders.places[scan]  # (h, L)
+        places = self.orders.places.to(scan.device)[scan]  # (h, L)
         if matrix.shape[-1] < self.orders.num_tokens:
             matrix = F.pad(matrix, (0, 1, 0, 1))
         batch, length = matrix.shape[0], matrix.shape[-1]
@@ -124,14 +165,14 @@ class Selection(nn.Module):
         dt = torch.empty_like(self.dt_bias).uniform_(math.log(1e-3), math.log(1e-1)).exp()
         self.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # the inverse of softplus
 
-    def forward(self, v: Tensor, orders: ScanOrders, scans: tuple[str, ...]) -> SelectiveMixing:
+    def forward(self, v: Tensor, orders: ScanOrders, scans: tuple[str, ...], grid: Grid) -> SelectiveMixing:
         """Values (B, T, S, E) in the order of each scan -> their mixing."""
         rank = -(-self.rank // 8) * 8 if v.is_cuda else self.rank  # GPUs multiply rows of eight numbers faster
         inward, outward = _padded(self.x_proj, self.rank, rank), F.pad(self.dt_weight, (0, rank - self.rank))
         projected = torch.einsum("btse,sre->btsr", v, inward.to(v.dtype))
         low, k, q, _ = projected.split([rank, self.state, self.state, inward.shape[1] - rank - 2 * self.state], dim=-1)
         dt = torch.einsum("btsr,ser->btse", low, outward.to(low.dtype))
-        return SelectiveMixing(q, k, v, dt, -self.A_log.exp(), self.skip, orders, scans, self.dt_bias)
+        return SelectiveMixing(q, k, v, dt, -self.A_log.exp(), self.skip, orders, scans, grid, self.dt_bias)
 
 
 def _padded(x_proj: Tensor, rank: int, padded_rank: int) -> Tensor:

@@ -216,7 +216,7 @@ class TrainConfig:
     seed: int = 0
     precision: TrainingPrecision = "bf16"
     compile: bool = False
-    graph: bool = False  # a pass as one CUDA graph, on one GPU: for small networks, which are bound by kernel launches
+    graph: bool | None = None  # a pass as one CUDA graph, so that launches take no time; None: wherever it can be one
     activation_checkpointing: bool = False
     sharding: Sharding = "ddp"
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

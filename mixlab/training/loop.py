@@ -28,7 +28,7 @@ from mixlab.training.log import Journal, MetricBuffer, NonFiniteLoss, TrainingPr
 from mixlab.training.recipe import compile_recipe, seed_all
 from mixlab.training.record import RunRecord
 from mixlab.training.stopping import ScoringStopped, Stopped, StopRequests, WaitingStopped
-from mixlab.training.update import Update
+from mixlab.training.update import Update, peak_memory_gib
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ class Trainer:
         }
         self.clock = Clock(self.step)
         if self.world.device.type == "cuda":
-            metrics["peak_memory_gib"] = torch.cuda.max_memory_allocated(self.world.device) / 2**30
+            metrics["peak_memory_gib"] = peak_memory_gib(self.world.device)
         self._note(metrics)
         for warning in self.watch.look(self.step, metrics) if self.watch else ():
             self.progress.say(warning, style="yellow")

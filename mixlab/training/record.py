@@ -11,7 +11,7 @@ from mixlab.run.codec import to_json
 from mixlab.training.checkpoint import Checkpoints
 from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World, from_first
-from mixlab.training.image_list import as_listed, changed_list, write_list
+from mixlab.training.image_list import FILE, as_listed, changed_list, write_list
 from mixlab.training.settings import check_settings, has_begun, is_built_in, note_changes, same_data
 
 Warn = Callable[[str], None]
@@ -58,7 +58,7 @@ class RunRecord:
         session = {**origin, "world_size": self.world.size, "from_step": step}
         if isinstance(source, ListedSource):
             session["num_removed_images"] = source.num_removed
-        elif not is_built_in(self.data):
+        elif not is_built_in(self.data) and self._wants_list(len(source)):
             write_list(self.folder.path, source)
         changes = note_changes(stored, settings, step=step)
         failed, sessions = stored.get("failed"), stored.get("sessions")
@@ -81,6 +81,12 @@ class RunRecord:
         if self.world.is_first:
             failed = {"step": step, "why": "the loss or its gradient is not finite"}
             self.folder.write_config({**self.content, "failed": failed})
+
+    def _wants_list(self, num_images: int) -> bool:
+        """At the start; later, only for a run that an older version started, and with as many images as it had."""
+        if not has_begun(self.folder):
+            return True
+        return not (self.folder.path / FILE).is_file() and self._stored.get("num_images") == num_images
 
     def _has_moved(self) -> bool:
         """Whether the run was started on other data; `check` then refuses it."""

@@ -21,7 +21,7 @@ from mixlab.training.config import MethodConfig, ModelConfig, TrainConfig
 
 WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 # What may differ when a run resumes: none of it changes the weights by more than rounding.
-MAY_CHANGE = ("data.workers", "data.resident", "data.skip_limit", "activation_checkpointing", "sharding",
+MAY_CHANGE = ("data.workers", "data.resident", "data.skip_limit", "activation_checkpointing", "sharding", "graph",
               "checkpoint.", "log.", "knn.", "method.score_")  # fmt: skip
 # What may also differ once the loss was not finite: from the last good checkpoint on, noted in config.json.
 CURES = ("optim.lr", "optim.clip", "precision")

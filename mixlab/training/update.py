@@ -1,8 +1,9 @@
 """One optimiser step, whatever the recipe: every pass forward and backward, clip, step, averages. Never waits.
 
-A pass can be one CUDA graph: for small networks, kernel launches take longer than the kernels.
+On one GPU a pass is one CUDA graph where it can be: kernel launches often take longer than the kernels.
 """
 
+import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -33,7 +34,13 @@ class Update:
         recipe.network.train()
         groups = parameter_groups(recipe.network, recipe.no_weight_decay(), recipe.lr_shares())
         self.optimizer = build_adamw(groups, config.optim)
-        self.captured = CapturedPass(recipe, self.precise) if can_capture(recipe, config, world) else None
+        self.captured: CapturedPass | None = None
+        if world.device.type == "cuda" and config.graph is not False:
+            why = reason_against_capture(recipe, config, world)
+            if why is None:
+                self.captured = CapturedPass(recipe, self.precise, must=config.graph is True)
+            else:
+                warnings.warn(f"passes are launched kernel by kernel, not as a CUDA graph: {why}", stacklevel=2)
 
     def __call__(self, passes: Sequence[AnyBatch], step: int) -> dict[str, Tensor]:
         """Train on one global batch. Returns metrics that are still on the device."""
@@ -93,10 +100,17 @@ def _gradients_stay_here(recipe: Recipe, *, unless: bool) -> AbstractContextMana
     return nullcontext()
 
 
-def can_capture(recipe: Recipe, config: TrainConfig, world: World) -> bool:
-    """One GPU, and inputs of one shape."""
-    alone = world.device.type == "cuda" and world.size == 1
-    return config.graph and alone and recipe.static and not (config.compile or config.activation_checkpointing)
+def reason_against_capture(recipe: Recipe, config: TrainConfig, world: World) -> str | None:
+    """Why the passes of a run cannot be one CUDA graph; None where they can."""
+    if not recipe.static:
+        return f"the shapes of a batch change from step to step in {config.method.title}"
+    if world.size > 1:
+        return "several processes exchange gradients during a pass"
+    if config.compile:
+        return "compile=true"
+    if config.activation_checkpointing:
+        return "activation_checkpointing=true"
+    return None
 
 
 @dataclass(frozen=True)
@@ -124,22 +138,30 @@ class Capture:
 class CapturedPass:
     """Runs a recipe's passes and leaves gradients on the parameters; from the fourth step on it replays a capture.
 
-    Random numbers follow the seed set before the call, as they do in a plain pass.
+    Random numbers follow the seed set before the call, as they do in a plain pass. A pass that cannot be captured runs
+    as a plain one from then on, unless it `must` be.
     """
 
-    def __init__(self, recipe: Recipe, precise: Precise) -> None:
-        self.recipe, self.precise = recipe, precise
+    def __init__(self, recipe: Recipe, precise: Precise, *, must: bool = True) -> None:
+        self.recipe, self.precise, self.must = recipe, precise, must
         self.steps = 0
+        self.failed = False
         self.capture: Capture | None = None
         self.sums: list[Tensor] = []  # of gradients over the passes of a step
 
     def __call__(self, inputs: tuple[Tensor, ...], *, index: int = 0, num_passes: int = 1) -> dict[str, Tensor]:
         """Pass `index` of a step's; the step's gradient is the mean over its passes."""
         self.steps += index == 0
-        if self.steps <= WARM_UP:
-            return run_pass(self.recipe, inputs, self.precise, weight=1 / num_passes)
+        if self.steps > WARM_UP and self.capture is None and not self.failed:
+            try:
+                self.capture = capture_pass(self.recipe, inputs, self.precise)
+            except WorkError as error:
+                if self.must:
+                    raise
+                self.failed = True
+                warnings.warn(f"{error}; passes are launched kernel by kernel", stacklevel=2)
         if self.capture is None:
-            self.capture = capture_pass(self.recipe, inputs, self.precise)
+            return run_pass(self.recipe, inputs, self.precise, weight=1 / num_passes)
         self.capture.replay(inputs)
         gradients = self._mean(self.capture.gradients, index, num_passes)
         for parameter, gradient in zip(self.capture.parameters, gradients, strict=True):
@@ -171,6 +193,11 @@ def capture_pass(recipe: Recipe, inputs: tuple[Tensor, ...], precise: Precise) -
         raise WorkError(f"this network cannot be captured as a CUDA graph ({error}); set graph=false") from error
     parameters = [part for part in recipe.network.parameters() if part.grad is not None]
     return Capture(graph, inputs, parameters, gradients(parameters), tuple(metrics), values)
+
+
+def peak_memory_gib(device: torch.device) -> float:
+    """The most memory of a GPU that was taken. What a graph holds counts as reserved, not as allocated."""
+    return torch.cuda.max_memory_reserved(device) / 2**30
 
 
 def run_pass(recipe: Recipe, inputs: object, precise: Precise, *, weight: float = 1.0) -> dict[str, Tensor]:

@@ -13,9 +13,11 @@ from mixlab.mixers import (
     MIXERS,
     AttentionConfig,
     LinearAttentionConfig,
+    Mamba1Config,
     Mamba2Config,
     MixerConfig,
     Mixing,
+    SelectiveMixing,
     SoftmaxMixing,
     SSDMixing,
 )
@@ -135,9 +137,26 @@ def mask_rank(evidence: Evidence) -> Verdict:
     text = (
         f"rank {min(ranks)} to {max(ranks)} in random scans{beyond}. With one scalar decay a step the mask is an outer "
         "product exp(S_i) exp(-S_j) off the diagonal: rank exactly 1, so a Mamba-2 block is bounded by N, as linear "
-        "attention's is by D_QK"
+        f"attention's is by D_QK. {_mask_of_many_decays()}"
     )
     return Verdict(_holds(largest > 1), text, float(largest), n=len(ranks), scale=_scale())
+
+
+@cache
+def _mask_of_many_decays() -> str:
+    """The other half of claim 5: Mamba-1 has a decay for every state."""
+    mixing = _mixing(Mamba1Config(expand=1, state=_STATE))
+    assert isinstance(mixing, SelectiveMixing)
+    few, chunk = slice(0, 8), slice(_CHUNK, 2 * _CHUNK)
+    masks = torch.stack([mixing.mask(state, few) for state in range(_STATE)])  # (N, 1, h, L, L)
+    single, summed, whole = (
+        {numerical_rank(block) for block in blocks[..., chunk, :_CHUNK].reshape(-1, _CHUNK, _CHUNK)}
+        for blocks in (masks, masks.sum(0), mixing.matrix(few))
+    )
+    return (
+        f"Mamba-1 has a decay for every state: each of its masks has rank {max(single)}, their sum {min(summed)} to "
+        f"{max(summed)} with N = {_STATE}, and a block at most {max(whole)}: the bound is N all the same"
+    )
 
 
 def _holds(held: bool) -> Status:

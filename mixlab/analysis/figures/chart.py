@@ -20,9 +20,10 @@ FAMILY_NAMES = {
     "attention": "softmax attention",
     "linear_attention": "linear attention",
     "mamba2": "Mamba-2 scan",
+    "mamba1": "Mamba-1 scan",
     "gated_conv": "gated convolution",
 }
-_FAMILY_HUES = {"attention": 0, "mamba2": 1, "linear_attention": 2, "gated_conv": 4}
+_FAMILY_HUES = {"attention": 0, "mamba2": 1, "linear_attention": 2, "gated_conv": 4, "mamba1": 3}
 _OTHER_HUES = (3, 5, 6, 0, 1, 2, 4)
 _DASHES = ((), (6, 3), (2, 3), (8, 3, 2, 3), (4, 2), (1, 2), (10, 4))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")

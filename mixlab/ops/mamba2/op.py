@@ -1,14 +1,20 @@
 """A Mamba-2 mixer behind its input projection: fused kernels for CUDA tensors, plain torch for the rest."""
 
 import os
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from mixlab.ops.mamba2 import reference
 from mixlab.ops.operator import Operator
 from mixlab.ops.ssd.tiling import kernels_take
 
+MAX_RECORDED = (
+    3 * 2**20
+)  # numbers of an input whose steps autograd may keep: 240 MiB a layer; below, running twice costs more time
 CONV_WIDTH = 4  # of the convolution kernels
 MAX_INNER = 8192  # E: a row must fit into the registers of one program of the norm
 # Whether the scan's output is kept for the backward pass instead of made again: faster, for memory. ssd/README.md
@@ -31,8 +37,17 @@ def mamba2(
     """From the input projection (B, L, 2E + 2N + heads) to the mixer's output (B, L, D)."""
     parameters = (conv_weight, conv_bias, dt_bias, A_log, skip, norm_weight, out_weight)
     if not runs_kernels(projected, conv_weight, norm_weight, head_dim=head_dim):
-        return reference.mamba2(projected, *parameters, head_dim=head_dim, eps=eps)
+        plain = partial(reference.mamba2, head_dim=head_dim, eps=eps)
+        if _keeps_too_much(projected):
+            return checkpoint(plain, projected, *parameters, use_reentrant=False, preserve_rng_state=False)
+        return plain(projected, *parameters)
     return _mixer(projected, *parameters, head_dim, eps, KEEP_SCAN)
+
+
+def _keeps_too_much(projected: Tensor) -> bool:
+    """Whether autograd would keep so much of plain torch (20 times its input) that running it twice is better."""
+    recorded = torch.is_grad_enabled() and not torch.compiler.is_compiling() and type(projected) is Tensor
+    return recorded and projected.numel() > MAX_RECORDED
 
 
 def runs_kernels(projected: Tensor, conv_weight: Tensor, norm_weight: Tensor, *, head_dim: int) -> bool:

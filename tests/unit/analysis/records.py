@@ -3,6 +3,7 @@
 from dataclasses import fields
 from typing import Any
 
+from mixlab.analysis.claims import CLAIMS, Evidence, Verdict
 from mixlab.run import METRICS, Measurement, Subject
 
 RANKED = ("attention", "mamba2", "linear_attention")
@@ -13,6 +14,7 @@ MODELS = {
     "gated_conv": "gatedconv_tiny",
 }
 FACTS = {item.name for item in fields(Subject)}
+ORDERED = {"attention": 0.9, "mamba2": 0.8, "linear_attention": 0.7}  # as the first paper ranks them
 SPREAD = (-0.001, 0.0, 0.001)  # of three seeds about a value
 
 
@@ -29,3 +31,15 @@ def measured(metric: str, family: str, value: float, **other: Any) -> Measuremen
 def seeds(metric: str, family: str, value: float, **other: Any) -> list[Measurement]:
     """The same network trained three times, with values about this one."""
     return [measured(metric, family, value + gap, seed=seed, **other) for seed, gap in enumerate(SPREAD)]
+
+
+Given = Measurement | list[Measurement]
+
+
+def verdict(number: int | str, *measurements: Given) -> Verdict:
+    claim = next(claim for claim in CLAIMS if claim.number == number)
+    return claim.check(Evidence(m for each in measurements for m in (each if isinstance(each, list) else [each])))
+
+
+def status(number: int | str, *measurements: Given) -> str:
+    return verdict(number, *measurements).status

@@ -73,10 +73,14 @@ def test_matrices_are_in_image_order_and_lower_triangular_along_their_scan(kinds
     mixing, _ = mixer.prepare(torch.randn(1, 15, 4, dtype=torch.float64), (3, 5))
     matrix = mixing.matrix()
     torch.testing.assert_close(mixing.apply(), matrix @ mixing.values)
+    torch.testing.assert_close(mixing.rows([7, 0, 14]), matrix[:, :, [7, 0, 14]])
+    assert mixing.num_padding == matrix.shape[-1] - 15
     for head in range(mixing.num_heads):
         assert mixing.scan_of(head) == kinds[head // 4]
         walk = grid_order(mixing.scan_of(head), (3, 5), CPU)
         along = matrix[0, head][walk][:, walk]
+        seen = matrix[0, head, :15, :15] != 0
+        assert mixing.sides(head) == (bool(seen.tril(-1).any()), bool(seen.triu(1).any()))
         assert along.triu(1).abs().max() == 0 and along.diagonal(-1).abs().min() > 0
 
 

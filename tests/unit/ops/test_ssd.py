@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mixlab.ops.ssd import chunked
 from mixlab.ops.ssd.chunked import chunk_length, ssd_chunked
 from mixlab.ops.ssd.reference import ssd_matrix, ssd_recurrence
 
@@ -106,6 +107,15 @@ def test_no_matrix_over_all_tokens_is_ever_built() -> None:
     ssd_chunked(*inputs)
     grown_mib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     assert grown_mib < 0.25 * length * length * 4 / 2**20  # one L x L float32 matrix is 1 GiB
+
+
+@pytest.mark.parametrize("block", [1, 2 * 16 * 16, 6 * 2 * 16 * 16, 10**9])
+def test_blocks_of_any_size_give_what_is_differentiated(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunked, "BLOCK", block)
+    inputs = scan_inputs(100, batch=3)
+    recorded = ssd_chunked(*(t.requires_grad_() for t in inputs), num_reverse=2, chunk=16)
+    with torch.no_grad():
+        assert relative_error(ssd_chunked(*inputs, num_reverse=2, chunk=16), recorded) < 1e-12
 
 
 def test_chunks_pad_as_little_as_they_can() -> None:

@@ -121,7 +121,7 @@ def test_a_finished_part_is_left_alone(studied: Path) -> None:
 
 def test_the_published_form_is_small_names_no_place_and_makes_the_same_report(studied: Path, published: Path) -> None:
     out, page = published, (published / "report.html").read_text(encoding="utf-8")
-    assert {file.name for file in out.iterdir()} == {"report.html", "README.md", "runs.tar.xz"}
+    assert {file.name for file in out.iterdir()} == {"report.html", "README.md", "runs.tar.xz", "manifest.json"}
     with unpacked(out) as runs:
         files = [*out.glob("*.*m*"), *(file for file in runs.rglob("*") if file.is_file())]
         kinds = {file.suffix for file in files}

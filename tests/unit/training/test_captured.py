@@ -1,5 +1,6 @@
 """What a captured pass does when something goes wrong, with a graph that only counts: no GPU is needed for that."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -10,7 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from mixlab.errors import WorkError
-from mixlab.training.update import WARM_UP, CapturedPass
+from mixlab.recipes import RECIPES
+from mixlab.training.distributed import World
+from mixlab.training.settings import override
+from mixlab.training.update import WARM_UP, CapturedPass, reason_against_capture
 
 
 class CountingGraph:
@@ -55,6 +59,29 @@ def test_a_failed_capture_is_never_replayed(captured: CapturedPass, monkeypatch:
     assert all(parameter.grad is None for parameter in captured.recipe.network.parameters())
 
 
+def test_a_run_that_only_may_be_captured_goes_on_without(
+    captured: CapturedPass, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def fail(graph: CountingGraph, **options: Any) -> Iterator[None]:
+        yield
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(torch.cuda, "graph", fail)
+    captured.must = False
+    network, inputs = captured.recipe.network, (torch.randn(4, 3),)
+    with pytest.warns(UserWarning, match="not permitted.*launched kernel by kernel"):
+        captured(inputs)
+    network.zero_grad()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # one line, once
+        found = captured(inputs, num_passes=2)
+    expected = network(inputs[0]).square().mean()
+    (gradient,) = torch.autograd.grad(expected, [network.weight])
+    torch.testing.assert_close(network.weight.grad, gradient / 2)
+    assert found["loss"] == expected
+
+
 @pytest.mark.parametrize("other", [torch.randn(1, 3), torch.zeros(4, 3, dtype=torch.int64)], ids=["shape", "dtype"])
 def test_a_batch_that_does_not_fit_the_capture_is_refused(captured: CapturedPass, other: Tensor) -> None:
     captured((torch.randn(4, 3),))
@@ -62,3 +89,16 @@ def test_a_batch_that_does_not_fit_the_capture_is_refused(captured: CapturedPass
     with pytest.raises(WorkError, match=r"captured for \(4, 3\) torch.float32 was given"):
         captured((other,))
     assert captured.capture.graph.replays == 1
+
+
+def test_what_stands_against_a_capture_is_named() -> None:
+    def reason(name: str, *settings: str, ranks: int = 1) -> str | None:
+        config = override(RECIPES[name](), settings)
+        recipe = SimpleNamespace(static=not name.startswith("detect"))
+        return reason_against_capture(recipe, config, World(torch.device("cuda"), size=ranks))  # type: ignore[arg-type]
+
+    assert reason("dino_vit_tiny64") is None
+    assert "several processes" in reason("dino_vit_tiny64", ranks=2)
+    assert "compile=true" in reason("dino_vit_tiny64", "compile=true")
+    assert "activation_checkpointing" in reason("dino_vit_tiny64", "activation_checkpointing=true")
+    assert "shapes of a batch change" in reason("detect_vit_tiny64")
