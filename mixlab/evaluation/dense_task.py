@@ -31,6 +31,7 @@ STARTS_FROM = "starts_from"  # in config.json: what is known of the backbone tha
 R = TypeVar("R")
 # Settings that a protocol names by fields of its own, or that say which network it is.
 _NAMED = ("seed", "model.", "steps", "precision", "method.frozen", "method.head")
+_ONCE_DEFAULT = {"data.size": 256, "graph": False}  # before None was; in dense tasks they make no difference to a score
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +241,7 @@ def settings_digest(config: TrainConfig, changes: Sequence[dict[str, Any]] = ())
     for name, before in config.method.earlier.items():  # the digest of a run stays when there are new settings
         if flat[f"method.{name}"] == before:
             del flat[f"method.{name}"]
-    flat["data.size"] = flat["data.size"] or 256  # which makes no difference here, and was once the default
+    flat |= {name: before for name, before in _ONCE_DEFAULT.items() if flat[name] is None}
     kept = {key: value for key, value in flat.items() if not key.startswith((*MAY_CHANGE, *_NAMED))}
     kept |= {"changes": list(changes)} if changes else {}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
