@@ -114,7 +114,9 @@ def _read_safetensors(path: Path, *, tensors: bool) -> tuple[dict[str, Tensor], 
 
 
 def _read_torch(path: Path) -> object:
-    if zipfile.is_zipfile(path):
+    with path.open("rb") as file:
+        is_archive = file.read(4) == b"PK\x03\x04"  # as torch decides it
+    if is_archive:
         _check_archive(path)
     elif _is_plain_pickle(path):
         raise WeightsError(
