@@ -125,6 +125,15 @@ def test_safetensors_offsets_beyond_the_file_are_refused(model, state, tmp_path)
     refused(model, tmp_path / "w.safetensors", "not whole safetensors")
 
 
+def test_an_older_checkpoint_that_ends_like_an_archive_of_many_disks_is_refused_by_name(model, tmp_path):
+    many_disks = b"PK\x06\x07" + struct.pack("<LQL", 7, 0, 9)  # zip64's locator: of nine disks, the seventh
+    end = b"PK\x05\x06" + struct.pack("<4H2LH", 0, 0, 0, 0, 0, 0, 0)
+    (tmp_path / "w.pth").write_bytes(b"\x80\x02" + b"?" * 40 + many_disks + end)
+    with pytest.raises(zipfile.BadZipFile):
+        zipfile.is_zipfile(tmp_path / "w.pth")
+    refused(model, tmp_path / "w.pth", "not a whole torch checkpoint")
+
+
 def test_a_compressed_archive_is_refused_before_it_unfolds(model, tmp_path):
     with zipfile.ZipFile(tmp_path / "bomb.pth", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", pickle.dumps({}, protocol=2))
