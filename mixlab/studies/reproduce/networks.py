@@ -131,7 +131,7 @@ def training_of(setting: ItemSetting, network: Network) -> tuple[str, ...]:
 
 def _tiny(network: Network) -> tuple[str, ...]:
     steps = TINY_STEPS if network.training == "supervised" else (*TINY_STEPS, "method.frozen_prototype_epochs=0")
-    if network.family == "mambaout":
+    if network.family in ("mambaout", "vmamba", "localvmamba", "efficientvmamba"):  # stages have widths of their own
         return (*steps, *network.tiny)
     return (f"model.dim={TINY_DIMS[network.size]}", "model.depth=4", *steps, *network.tiny)
 
