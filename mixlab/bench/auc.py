@@ -17,7 +17,7 @@ from torchmetrics.functional.classification import binary_auroc
 
 from mixlab.analysis.binary_auc import binary_auc
 from mixlab.analysis.foreground import split_mask
-from mixlab.bench.timing import Row
+from mixlab.bench.timing import Row, measured
 from mixlab.console import console
 
 IGNORE = 255
@@ -101,6 +101,6 @@ def measure_auc(*, num_images: int = NUM_IMAGES) -> list[Row]:
                     f"{system} differs from mixlab by {difference:.2g}; speed is compared at 1e-6 at most"
                 )
             row = {"input": label, "system": system, "num_images": num_images, "seconds": min(times)}
-            rows.append(row | {"times_ours": min(times) / seconds_ours, "difference": difference})
+            rows.append(measured(row | {"times_ours": min(times) / seconds_ours, "difference": difference}))
     torch.set_num_threads(threads)
     return rows

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import mixlab
-from mixlab.bench.timing import Row, call_seconds, graph_ms, training_pass, wall_ms
+from mixlab.bench.timing import Row, call_seconds, graph_ms, measured, training_pass, wall_ms
 
 GROWTH_SIZES = ((512, 512), (512, 1024), (1024, 1024))  # 1,024, 2,048 and 4,096 patches of 16 px
 
@@ -42,12 +42,14 @@ def run_gpu() -> list[Row]:
             eager = wall_ms(step, repeats=10)
             gib = torch.cuda.max_memory_allocated() / 2**30
             row = {"model": name, "px": side, "batch": batch, "images_per_s": batch / eager * 1e3, "peak_GiB": gib}
-            rows.append({**row, "images_per_s_graph": batch / graph_ms(step) * 1e3})
+            rows.append(measured({**row, "images_per_s_graph": batch / graph_ms(step) * 1e3}))
             del model, step
             torch.cuda.empty_cache()
     vit = {(row["px"], row["model"]): row for row in rows}
     for row in rows:
-        row["memory_over_vit"] = row["peak_GiB"] / vit[row["px"], "vit_base"]["peak_GiB"]
+        for name, key in (("speed_over_vit", "images_per_s"), ("speed_over_vit_graph", "images_per_s_graph"),
+                          ("memory_over_vit", "peak_GiB")):  # fmt: skip
+            row[name] = row[key] / vit[row["px"], "vit_base"][key]
     return rows
 
 
@@ -64,7 +66,7 @@ def forward_table(*, batch: int, repeats: int, width: str) -> list[Row]:
     for name, model in models.items():
         seconds = best_time(model.eval(), images, repeats)
         flops = count_flops(model, images[:1]) * batch
-        rows.append({"model": name, "images_per_s": batch / seconds, "gflops_per_s": flops / seconds / 1e9})
+        rows.append(measured({"model": name, "images_per_s": batch / seconds, "gflops_per_s": flops / seconds / 1e9}))
     reached = rows[0]["gflops_per_s"]
     return [{**row, "share": row["gflops_per_s"] / reached} for row in rows]
 
@@ -80,7 +82,7 @@ def growth_rows(name: str, *, repeats: int) -> list[Row]:
         before = rows[-1] if rows else None
         row["time_growth"] = row["ms"] / before["ms"] if before else None
         row["memory_growth"] = row["memory_mib"] / before["memory_mib"] if before else None
-        rows.append(row)
+        rows.append(measured(row))
     return rows
 
 

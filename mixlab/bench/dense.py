@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from mixlab.analysis.figures import Chart, cost_by_pixels, line_styles
-from mixlab.bench.timing import Row, call_seconds, peak_gib, training_pass
+from mixlab.bench.timing import Row, call_seconds, measured, peak_gib, training_pass
 from mixlab.data.dense_batches import CropBatch, ObjectBatch
 from mixlab.evaluation.detection.recipe import detect, detect_64
 from mixlab.evaluation.segmentation.recipe import segment, segment_64
@@ -116,7 +116,7 @@ class Bench:
                     gc.collect()
                     if self.device.type == "cuda":
                         torch.cuda.empty_cache()
-                    rows.append({"model": name, **one(model, batch)})
+                    rows.append(measured({"model": name, **one(model, batch)}))
                 break
             except torch.OutOfMemoryError:
                 out_of.append(f"{name} out of memory at batch {batch}")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mixlab.backbones.zoo import create_model
 from mixlab.bench.images import FILE_HEIGHT, FILE_WIDTH
-from mixlab.bench.timing import Row, call_seconds, peak_gib
+from mixlab.bench.timing import PEER_SECONDS, Row, call_seconds, measured, peak_gib, time_limit
 from mixlab.data.packed import PackedBatch, pack_images
 from mixlab.recipes import RECIPES
 from mixlab.training.config import TrainConfig
@@ -60,7 +60,11 @@ def measure_dino(*, steps: int = 20, tiny: bool = False, peer: Path | None = Non
     if peer is None:
         return rows
     size = "tiny" if tiny else "base"
-    run_peer = partial(_peer, peer, configs["vit_base"], size, device, steps)
+
+    def run_peer() -> Row:
+        with time_limit(2 * PEER_SECONDS):  # two networks, their compilation included
+            return _peer(peer, configs["vit_base"], size, device, steps)
+
     rows.append(_guarded("facebookresearch/dino", f"vit_{size}", False, run_peer))
     return rows
 
@@ -150,6 +154,6 @@ def _guarded(system: str, model: str, crops: bool, run: Callable[[], Row]) -> Ro
     row: Row = {"system": system, "model": model, "views": "made in step" if crops else "ready"}
     empty = {"images_per_s": None, "ms_per_step": None, "peak_GiB": None, "note": ""}
     try:
-        return {**row, **empty, **run()}
+        return measured({**row, **empty, **run()})
     except (RuntimeError, ImportError, OSError, AttributeError, TypeError, ValueError) as error:
         return {**row, **empty, "note": f"not measured: {error}"[:160]}

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import mixlab
-from mixlab.bench.timing import Row, call_seconds, peak_gib
+from mixlab.bench.timing import Row, call_seconds, measured, peak_gib
 from mixlab.data.loader import Batch
 from mixlab.evaluation.features import STRATEGIES, FeaturePlan, FeatureTable, HeadInput, head_inputs
 from mixlab.evaluation.machine import run_precision
@@ -91,7 +91,7 @@ def measure_augmented(
             seconds = min(call_seconds(train, calls=steps, warm_up=3, device=device))
             alone = min(call_seconds(make_features, calls=steps, warm_up=3, device=device))
         row = {"what": name, "heads": len(grid.heads), "ms_per_step": seconds * 1e3, "ms_features": alone * 1e3}
-        rows.append({**row, "images_per_s": batch / seconds, "times_one_head": 1.0})
+        rows.append(measured({**row, "images_per_s": batch / seconds, "times_one_head": 1.0}))
     rows[1]["times_one_head"] = rows[1]["ms_per_step"] / rows[0]["ms_per_step"]
     return rows
 

@@ -3,13 +3,24 @@ Fully visible linear attention with its softmaxes: the fused kernels beside plai
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.bench.timing import Row, call_seconds, copy_bandwidth, kernel_ms, matrix_rate, wall_ms
+from mixlab.bench.timing import (
+    PEER_SECONDS,
+    Row,
+    call_seconds,
+    copy_bandwidth,
+    kernel_ms,
+    matrix_rate,
+    measured,
+    time_limit,
+    wall_ms,
+)
 from mixlab.console import console
 from mixlab.ops.linear_attention import op, reference
 from mixlab.ops.ssd.chunked import chunk_length, ssd_chunked
@@ -45,7 +56,7 @@ def scan_on_cpu(lengths: tuple[int, ...] = (38, 198, 1024, 4096), *, repeats: in
                 scan = partial(ssd_chunked, *inputs, num_reverse=HEADS, chunk=chunk)
                 ms = min(call_seconds(scan, repeats=repeats)) * 1e3
             taken = chunk == chunk_length(length)
-            rows.append({"tokens": length, "chunk": chunk, "ms": ms, "taken": "yes" if taken else ""})
+            rows.append(measured({"tokens": length, "chunk": chunk, "ms": ms, "taken": "yes" if taken else ""}))
     return rows
 
 
@@ -75,8 +86,10 @@ def _scan_case(batch: int, length: int, bandwidth: float, rate: float) -> list[R
     rows = []
     for name, (call, over) in systems.items():
         try:
-            rows.append({"batch": batch, "tokens": length, "system": name, **_times(call, over)})
-        except (RuntimeError, TypeError, AttributeError, AssertionError) as error:
+            with nullcontext() if name == "mixlab" else time_limit(PEER_SECONDS):
+                times = _times(call, over)
+            rows.append(measured({"batch": batch, "tokens": length, "system": name, **times}))
+        except (RuntimeError, TypeError, AttributeError, AssertionError, TimeoutError) as error:
             if name == "mixlab":
                 raise
             console.print(f"{name} is left out: it failed with {error!r}"[:200])
@@ -174,7 +187,9 @@ def _attention_case(batch: int, length: int, bandwidth: float) -> list[Row]:
         "plain torch": (lambda: reference.softmax_linear_attention(qkv, head_dim=WIDTH), (qkv,)),
         "SDPA (softmax attention)": _sdpa(batch, length),
     }
-    rows = [{"batch": batch, "tokens": length, "system": name, **_times(*each)} for name, each in systems.items()]
+    rows = [
+        measured({"batch": batch, "tokens": length, "system": name, **_times(*each)}) for name, each in systems.items()
+    ]
     floor_ms = 4 * qkv.numel() // 3 * 2 / bandwidth * 1e3  # q, k and v read, the output written
     for row in rows:
         row["x_fwd"], row["x_fwd_bwd"] = (rows[1][key] / row[key] for key in ("fwd_ms", "fwd_bwd_ms"))

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import mixlab
-from mixlab.bench.timing import Row, graph_ms, kernel_ms, training_pass, wall_ms
+from mixlab.bench.timing import Row, graph_ms, kernel_ms, measured, training_pass, wall_ms
 from mixlab.ops.selective_scan.op import selective_scan
 from mixlab.ops.selective_scan.reference import selective_scan_recurrence
 
@@ -41,7 +41,7 @@ def scans(*, quick: bool = False) -> list[Row]:
             systems["token by token, plain torch"] = lambda leaves=leaves, n=num_reverse: selective_scan_recurrence(  # type: ignore[misc]
                 *leaves, num_reverse=n
             )
-        mine = [{"case": name, "system": system, **_times(call, leaves)} for system, call in systems.items()]
+        mine = [measured({"case": name, "system": system, **_times(call, leaves)}) for system, call in systems.items()]
         for row in mine:
             row["x_fwd_bwd"] = row["fwd_bwd_ms"] / mine[0]["fwd_bwd_ms"]
         rows += mine
@@ -62,10 +62,8 @@ def models(*, batch: int = 128) -> list[Row]:
             gib = torch.cuda.max_memory_allocated() / 2**30
             first = first or speed
             captured = batch / graph_ms(step) * 1e3
-            rows.append(
-                {"model": name, "images_per_s": speed, "share": speed / first, "images_per_s_graph": captured,
-                 "peak_GiB": gib}
-            )  # fmt: skip
+            row = {"model": name, "images_per_s": speed, "share": speed / first, "images_per_s_graph": captured}
+            rows.append(measured({**row, "peak_GiB": gib}))
             del step
     return rows
 

@@ -1,15 +1,48 @@
 """Timing: whole calls on any device; on a GPU also kernels, CUDA graphs, and the peak bandwidth and FLOP/s."""
 
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+from mixlab.console import console
+
 Row = dict[str, Any]
 CPU = torch.device("cpu")
+PEER_SECONDS = 60.0  # that a peer may take for one row, its compilation and tuning included
+
+
+def measured(row: Row) -> Row:
+    """Show a row as soon as it is there; the tables come at the end."""
+    parts = (f"{key.replace('_', ' ')} {value:.4g}" if isinstance(value, float) else f"{key.replace('_', ' ')} {value}"
+             for key, value in row.items() if value not in (None, ""))  # fmt: skip
+    console.print("measured: " + ", ".join(parts), soft_wrap=True)
+    return row
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError out of what takes longer, where signals can reach it: in the main thread, not on Windows."""
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"it took longer than {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def call_seconds(

@@ -9,11 +9,13 @@ import tyro
 
 from mixlab.commands.options import Json
 from mixlab.commands.output import console, emit, table
-from mixlab.errors import WorkError
+from mixlab.errors import InputError, WorkError
 from mixlab.ops.backend import backend_name
 from mixlab.run import provenance
 
-What = Literal["ssd", "selective", "attention", "backbone", "crops", "dino", "feed", "probe", "knn", "dense", "auc"]
+What = Literal[
+    "all", "ssd", "selective", "attention", "backbone", "crops", "dino", "feed", "probe", "knn", "dense", "auc"
+]
 Tables = dict[str, list[dict[str, Any]]]  # title: rows
 MODULES = {"ssd": "operations", "attention": "operations", "crops": "images", "feed": "images", "probe": "frozen",
            "knn": "frozen"}  # fmt: skip
@@ -26,31 +28,64 @@ def bench(
     quick: bool = False,
     peer: Path | None = None,
     figure: Path | None = None,
+    readme: Path | None = None,
     json: Json = None,
 ) -> dict[str, Any]:
-    """Measure speed beside peers; read the ratios.
+    """Measure speed beside peers; read the ratios. Rows are shown as they are measured, tables at the end.
 
     Args:
-        what: ssd (the scan alone), selective (Mamba-1's scan and its models), attention (linear attention alone),
-            backbone (whole passes, growth with tokens), crops (DINO's ten crops against torchvision), dino (whole DINO
-            steps), feed (the share of a DINO run spent waiting for JPEG files), probe (a grid of linear
-            probes against one), knn (a bank of ImageNet's size), dense (speed and memory against input size), auc
-            (Binary-AUC against loops of others).
+        what: all (what the table of speed in README.md needs), ssd (the scan alone), selective (Mamba-1's scan and its
+            models), attention (linear attention alone), backbone (whole passes, growth with tokens), crops (DINO's ten
+            crops against torchvision), dino (whole DINO steps), feed (the share of a DINO run spent waiting for JPEG
+            files), probe (a grid of linear probes against one), knn (a bank of ImageNet's size), dense (speed and
+            memory against input size), auc (Binary-AUC against loops of others).
         quick: fewer repeats and smaller sizes.
         peer: for dino, a clone of facebookresearch/dino, to be measured in the same run.
+        readme: for all, write the table of speed into this file, between its two marks.
         figure: for dense, draw speed and memory against input size into this file (.svg or .png).
     """
     console.print(f"Operations run on {backend_name()}, {torch.get_num_threads()} threads.")
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    if what == "all":
+        return emit({"benchmark": what, **_run_all(quick, peer, readme), "provenance": provenance(device=device)}, json)
     tables = run_benchmark(what, quick=quick, peer=peer)
-    for title, rows in tables.items():
-        table(title, [key.replace("_", " ") for key in rows[0]], [list(row.values()) for row in rows])
+    _show(tables)
     if what == "dense" and figure is not None:
         from mixlab.analysis.figures import save_charts
         from mixlab.bench.dense import scaling_charts
 
         save_charts(scaling_charts(next(iter(tables.values()))), figure)
     return emit({"benchmark": what, "tables": tables, "provenance": provenance(device=device)}, json)
+
+
+def _show(tables: Tables) -> None:
+    for title, rows in tables.items():
+        table(title, [key.replace("_", " ") for key in rows[0]], [list(row.values()) for row in rows])
+
+
+def _run_all(quick: bool, peer: Path | None, readme: Path | None) -> dict[str, Any]:
+    """Each benchmark in turn; one that fails is left out and named."""
+    from mixlab.bench.summary import PARTS, speed_table, write_speed_table
+
+    if quick and readme is not None:
+        raise InputError("--quick measures miniatures, which do not belong into --readme; leave one of the two out")
+    results: dict[str, Tables] = {}
+    for part in PARTS:
+        try:
+            results[part] = run_benchmark(part, quick=quick, peer=peer)  # type: ignore[arg-type]
+        except (RuntimeError, WorkError, OSError) as error:
+            console.print(f"{part} is left out: {error}", soft_wrap=True)
+            continue
+        _show(results[part])
+    if quick:
+        return {"tables": results}
+    text = speed_table(results)
+    if readme is None:
+        console.print(text, soft_wrap=True)
+    else:
+        write_speed_table(text, readme)
+        console.print(f"table of speed written to {readme}")
+    return {"tables": results, "markdown": text}
 
 
 def run_benchmark(what: What, *, quick: bool, peer: Path | None = None) -> Tables:
@@ -110,3 +145,5 @@ def run_benchmark(what: What, *, quick: bool, peer: Path | None = None) -> Table
         case "auc":
             rows = module.measure_auc(num_images=200) if quick else module.measure_auc()
             return {"Binary-AUC, one call against loops over the images": rows}
+        case "all":
+            raise ValueError("all is several benchmarks")

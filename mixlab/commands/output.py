@@ -24,15 +24,43 @@ DEFAULT_RUN = Path("runs/look")
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print a table; numbers are aligned right."""
+    """Print a table; numbers are aligned right and never cut.
+
+    One that is wider than the console is printed in parts, each with the columns that say which row it is.
+    """
     rows = [list(row) for row in rows]
-    view = Table(title=title, title_justify="left", header_style="bold")
-    for index, column in enumerate(columns):
-        numeric = all(isinstance(row[index], int | float) or row[index] in ("", "-", None) for row in rows)
-        view.add_column(column, justify="right" if numeric else "left")
-    for row in rows:
-        view.add_row(*(_cell(value) for value in row))
-    console.print(view)
+    numeric = [all(isinstance(row[i], int | float) or row[i] in ("", "-", None) for row in rows) for i in _all(columns)]
+    cells = [[_cell(value) for value in row] for row in rows]
+    widths = [max(map(len, [*columns[i].split(), *(row[i] for row in cells)]), default=0) for i in _all(columns)]
+    named = next((i for i in _all(columns) if any(isinstance(row[i], float) for row in rows)), len(columns))
+    tight = sum(max(width, len(column)) + 3 for width, column in zip(widths, columns, strict=True)) >= console.width
+    for number, part in enumerate(_parts(widths, named, console.width)):
+        view = Table(title=None if number else title, title_justify="left", header_style="bold")
+        for i in part:
+            width = widths[i] if numeric[i] and tight else None
+            view.add_column(columns[i], justify="right" if numeric[i] else "left", overflow="fold", width=width)
+        for row in cells:
+            view.add_row(*(row[i] for i in part))
+        console.print(view)
+
+
+def _all(columns: Sequence[str]) -> range:
+    return range(len(columns))
+
+
+def _parts(widths: Sequence[int], named: int, width: int) -> list[list[int]]:
+    """Columns by number, in parts that fit: the first `named` in each of them, then as many others as there is room."""
+
+    def needed(part: Sequence[int]) -> int:
+        return sum(widths[i] + 3 for i in part) + 1  # a space on either side, and the lines
+
+    names = list(range(named))
+    parts = [names]
+    for i in range(named, len(widths)):
+        if needed([*parts[-1], i]) > width and len(parts[-1]) > named > 0:
+            parts.append(names)
+        parts[-1] = [*parts[-1], i]
+    return parts
 
 
 @contextmanager

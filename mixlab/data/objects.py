@@ -23,6 +23,7 @@ from .coco import (
     need_coco_files,
     polygon_points,
 )
+from .decode import printable
 from .shapes import Shapes, parse_shapes
 from .source import SPLITS, Source, Subset, check_split, few, part_of
 
@@ -104,7 +105,7 @@ class _CocoAnnotatedImage(AnnotatedImage):
 
     def __init__(self, about: CocoImage, source: CocoObjects) -> None:
         self._about, self._source = about, source
-        self.number, self.name, self.size = about.number, about.file_name, (about.height, about.width)
+        self.number, self.name, self.size = about.number, printable(about.file_name), (about.height, about.width)
 
     @property
     def has_objects(self) -> bool:

@@ -37,8 +37,8 @@ def start_workers(loader: Iterable[T]) -> Iterator[T]:
         signal.signal(signal.SIGCHLD, before)
     try:
         yield from batches
-    except RuntimeError as error:
-        if not str(error).startswith("DataLoader worker (pid"):
+    except (RuntimeError, ConnectionError, EOFError) as error:  # the latter while a batch was handed over
+        if isinstance(error, RuntimeError) and not str(error).startswith("DataLoader worker (pid"):
             raise
         raise LostWorkerError(
             f"a process that reads data was killed, perhaps for want of memory ({error}); use fewer of them "

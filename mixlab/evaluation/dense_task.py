@@ -31,6 +31,8 @@ STARTS_FROM = "starts_from"  # in config.json: what is known of the backbone tha
 R = TypeVar("R")
 # Settings that a protocol names by fields of its own, or that say which network it is.
 _NAMED = ("seed", "model.", "steps", "precision", "method.frozen", "method.head")
+# These make no difference to a score here, but were in the digests of older runs, with these values.
+_ONCE_COUNTED = {"data.size": 256, "graph": False}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,8 +242,8 @@ def settings_digest(config: TrainConfig, changes: Sequence[dict[str, Any]] = ())
     for name, before in config.method.earlier.items():  # the digest of a run stays when there are new settings
         if flat[f"method.{name}"] == before:
             del flat[f"method.{name}"]
-    flat["data.size"] = flat["data.size"] or 256  # which makes no difference here, and was once the default
     kept = {key: value for key, value in flat.items() if not key.startswith((*MAY_CHANGE, *_NAMED))}
+    kept |= {name: flat[name] or before for name, before in _ONCE_COUNTED.items()}
     kept |= {"changes": list(changes)} if changes else {}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
 

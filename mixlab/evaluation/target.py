@@ -222,6 +222,10 @@ def restore_stopped(run: RunDirectory, config: dict[str, Any]) -> tuple[Recipe, 
     from mixlab.evaluation.methods import METHODS, train_config  # all of them, dense tasks too: slow to import
 
     found = Checkpoints(run.path / "checkpoints", keep=1).newest(_warn)
+    if found is None and not config:
+        raise FileNotFoundError(
+            f"{run.path} holds no network, neither weights.safetensors nor checkpoints; name a run that trained one"
+        )
     if found is None or _method_of(config) not in METHODS:
         raise FileNotFoundError(
             f"{run.path} has no exported weights (weights.safetensors); run the same command again to finish it"

@@ -185,7 +185,7 @@ _CONFIG: dict[str, Rule] = {"settings?.method?.kind?": TEXT, "data?": TEXT, "rec
 
 def check_form(content: dict[str, Any], kind: str, file: str) -> None:
     """Refuse a result that the page cannot show."""
-    _check(content, {**_ORIGIN, **FORMS.get(kind, {})}, file, f"which the report of a {kind!r} result shows; {AGAIN}")
+    _check(content, {**_ORIGIN, **FORMS.get(kind, {})}, file, f"which the report shows; {AGAIN}")
 
 
 def check_config(content: dict[str, Any], file: str) -> None:

@@ -5,11 +5,11 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from lzma import LZMAError
 from pathlib import Path, PurePosixPath
 
-from mixlab.errors import InputError
+from mixlab.errors import InputError, WorkError
 from mixlab.run.directory import RunDirectory, write_atomically
+from mixlab.run.disk import naming_file
 
 SUFFIX = ".tar.xz"
 PUBLISHED_RUNS = f"runs{SUFFIX}"  # of a published study: this file beside its report.html and README.md
@@ -68,8 +68,11 @@ def _unpack(archive: Path, folder: Path) -> None:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 source = tar.extractfile(entry)
                 assert source is not None  # of a regular file there is one
-                target.write_bytes(source.read())
-    except (tarfile.TarError, LZMAError, EOFError) as error:
+                with naming_file(target, entry.size):
+                    target.write_bytes(source.read())
+    except (InputError, WorkError):
+        raise
+    except Exception as error:  # damaged archives make tarfile and lzma fail in many ways
         raise InputError(
             f"{archive} is not an archive of runs ({error}); give a run directory or a {SUFFIX} file"
         ) from error

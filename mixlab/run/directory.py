@@ -229,6 +229,8 @@ def write_json(path: Path, content: dict[str, Any], *, one_line: bool = False) -
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is not a regular file")  # reading a pipe would wait forever
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # truncated, not text, or lists in lists without end

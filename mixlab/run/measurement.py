@@ -91,6 +91,8 @@ class Measurement:
             raise InputError(f"n of {self.metric} is {_short(self.n)}; it must be a whole number from 1 on")
         if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):
             raise InputError(f"seed of {self.metric} is {_short(self.seed)}; it must be a whole number, or null")
+        if self.by_image is not None and (self.by_image.ndim != 1 or np.isnan(self.by_image).all()):
+            raise InputError(f"the scores of images of {self.metric} are not a list of numbers")
         if self.by_image is not None and not abs(np.nanmean(self.by_image) - self.value) < 1e-3:
             mean = np.nanmean(self.by_image)
             raise InputError(f"{self.metric} is {self.value}, but the scores of its images have the mean {mean:.6g}")
@@ -145,7 +147,9 @@ def scores_to_text(scores: NDArray[np.float64]) -> str:
     return " ".join(f"{score:.4f}" for score in scores)
 
 
-def scores_from_text(text: str) -> NDArray[np.float64]:
+def scores_from_text(text: object) -> NDArray[np.float64]:
+    if not isinstance(text, str):
+        raise InputError(f"scores of images are {_short(text)}; they are one text of zeros and ones, or of numbers")
     numbers = text.split() if " " in text or "." in text else list(text)
     try:
         return np.array(numbers, dtype=np.float64)
@@ -208,7 +212,10 @@ def measurements_of_older(record: dict[str, Any], result: dict[str, Any]) -> lis
     common: dict[str, Any] = {"n": record["n"], "subject": subject, "protocol": protocol, "seed": seed}
     ends = {} if None in (record.get("low"), record.get("high")) else {"low": record["low"], "high": record["high"]}
     raw = _object(result.get("raw_auc_by_image")).get(str(record.get("label"))) if metric == "binary_auc" else None
-    scores = None if raw is None else np.array(raw, dtype=np.float64)  # None as NaN
+    try:
+        scores = None if raw is None else np.array(raw, dtype=np.float64)  # None as NaN
+    except (ValueError, TypeError) as error:
+        raise InputError(f"raw_auc_by_image is {_short(raw)}; it is a list of numbers for each label") from error
     by_image = None if scores is None else np.maximum(scores, 1 - scores)
     found = [Measurement(metric=metric, value=record["value"], by_image=by_image, **ends, **common)]
     for key, name in _BESIDE.items():

@@ -34,8 +34,8 @@ from mixlab.training.views import (
 
 @dataclass(frozen=True, kw_only=True)
 class DinoConfig(ViewsConfig):
-    """The defaults are the values of Dino-Mamba §5.1. What it leaves open, and the augmentations, are those of
-    facebookresearch/dino, on whose code Dino-Mamba's is built; comments name what the released code does otherwise.
+    """The defaults are the values of Dino-Mamba §5.1. What the paper leaves open is as in its released code and in
+    facebookresearch/dino; where the two differ, or differ from the paper, a comment says so.
     """
 
     kind: ClassVar[str] = "dino"

@@ -13,6 +13,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from copy import deepcopy
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ import torch
 
 ALL = os.environ.get("MIXLAB_FAULTS") == "all"
 SEED = int(os.environ.get("MIXLAB_FAULT_SEED", "0"))
-HANG_S = 30  # of one attempt: a hundred times what it takes on a busy machine
+HANG_S = 120  # of one attempt: a hundred times what it takes on a busy machine
 Attempt = Callable[[random.Random], str]  # returns its outcome in a word
 
 
@@ -125,10 +126,10 @@ def mutated_json(value: Any, chance: random.Random) -> Any:
     for _ in range(chance.choice((1, 1, 1, 2, 5))):
         holder, key = _somewhere(content, chance)
         if holder is None:
-            return chance.choice(STRANGE)
+            return deepcopy(chance.choice(STRANGE))
         match chance.randrange(6):
             case 0 | 1 | 2:
-                holder[key] = chance.choice(STRANGE)
+                holder[key] = deepcopy(chance.choice(STRANGE))
             case 3:
                 del holder[key]
             case 4 if isinstance(holder, list):

@@ -50,7 +50,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory):
 @pytest.mark.parametrize(
     ("workers", "ranks", "number"),
     [
-        (2, 1, signal.SIGTERM),
+        pytest.param(2, 1, signal.SIGTERM, marks=only_all),
         pytest.param(0, 1, signal.SIGTERM, marks=only_all),
         (2, 2, signal.SIGTERM),
         pytest.param(0, 2, signal.SIGTERM, marks=only_all),

@@ -60,8 +60,9 @@ def results(run: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("name", ["knn", *(pytest.param(name, marks=only_all) for name in CALLS if name != "knn")])
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=only_all)])
+@only_all
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_a_command_that_is_signalled_ends_cleanly_and_then_finds_the_same(
     name: str, ranks: int, model: str, tmp_path: Path
 ) -> None:

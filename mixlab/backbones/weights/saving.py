@@ -87,6 +87,8 @@ def _in_16_bits(key: str, tensor: Tensor) -> Tensor:
 def _check_plan(architecture: Architecture, stored: StoredWeights) -> None:
     """Compare shapes before memory is taken: a file cannot make us build more than it holds."""
     config = architecture.get("config", {})
+    if not isinstance(config, dict):
+        raise InputError(f"its config is {str(config)[:40]!r}, not an object with fields")
     depth = sizes_of(stored.entries)["depth"]
     planned_depth = _total(config["depths"]) if "depths" in config else config.get("depth")
     if config and planned_depth != depth:

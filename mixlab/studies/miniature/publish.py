@@ -11,9 +11,11 @@ from mixlab.console import console
 from mixlab.data.source import few
 from mixlab.errors import InputError
 from mixlab.report import write_report
+from mixlab.report.forms import check_form
 from mixlab.run import RunDirectory, write_archive
 from mixlab.run.archive import PUBLISHED_RUNS
 from mixlab.run.aside import folder_aside
+from mixlab.run.directory import AGAIN
 from mixlab.studies.miniature.manifest import Manifest
 from mixlab.studies.miniature.parts import finished_runs
 from mixlab.studies.steps import rename_folder
@@ -33,6 +35,9 @@ def publish_study(run: Path, out: Path) -> Path:
     config = directory.read_config()
     if "study" not in config:
         raise InputError(f"{run} is not a study (see its config.json); give the --run of `mixlab study`")
+    for name in ("study", "data", "masks"):
+        if not isinstance(config.get(name), str):
+            raise InputError(f"{run / 'config.json'} has {name} {config.get(name)!r}, not text; correct it")
     places = finished_runs(run)
     if run not in places:
         raise InputError(f"{run} has no results yet; finish a part of the study first")
@@ -83,6 +88,7 @@ def _copy(source: RunDirectory, target: RunDirectory, names: list[tuple[str, str
     for row in rows[:: max(1, len(rows) // MOST_ROWS)]:
         target.append_metrics(_cleaned(row, names))
     for name, result in source.results().items():
+        check_form(result, str(result.get("kind", name)), str(source.file_of(name)))
         cleaned = _cleaned(result, names)
         arrays: Arrays = {}
         if result.get("kind") == "maps":
@@ -90,7 +96,11 @@ def _copy(source: RunDirectory, target: RunDirectory, names: list[tuple[str, str
                 target.write_result(name, cleaned | {"images": result["images"]}, source.arrays(name), one_line=True)
             continue
         if (source.path / "results" / f"{name}.npz").is_file():
-            arrays, more = _published_arrays(result, source.arrays(name))
+            try:
+                arrays, more = _published_arrays(result, source.arrays(name))
+            except (ValueError, IndexError, TypeError) as error:  # of another shape than its result says
+                file = source.file_of(name).with_suffix(".npz")
+                raise InputError(f"{file} does not fit {name}.json ({error}); {AGAIN}") from error
             cleaned |= more
         target.write_result(name, cleaned, arrays, one_line=True)
 
@@ -105,7 +115,7 @@ def _published_arrays(result: dict[str, Any], stored: Arrays) -> tuple[Arrays, d
         return {}, {"raw_auc_by_image": scores}
     if result.get("kind") == "rank":
         kept: Arrays = {}
-        for name in ("off_diagonal_spectrum", "grid_profile"):
+        for name in (name for name in ("off_diagonal_spectrum", "grid_profile") if name in stored):
             rows = stored[name].reshape(-1, stored[name].shape[-1])
             live = rows[rows.max(-1) > 0] if name == "off_diagonal_spectrum" else rows
             if len(live):

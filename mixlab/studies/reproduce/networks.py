@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from mixlab.backbones.zoo import ZOO
+from mixlab.backbones.zoo import ZOO, known_fields
 from mixlab.recipes import RECIPES, find_recipe
 from mixlab.studies.reproduce.hours import NUM_TRAIN, HoursEstimate, estimate_hours
 from mixlab.studies.steps import Step
@@ -44,6 +44,14 @@ class Network:
         return "vit" if self.model.startswith("timm/vit") else self.model.partition("_")[0]
 
     @property
+    def small(self) -> str:
+        """The small recipes that stand in for its own: of its family, or of one that is built alike."""
+        if f"supervised_{self.family}_tiny64" in RECIPES:
+            return f"{self.family}_tiny64"
+        fields = set() if self.model.startswith("timm/") else known_fields(self.model) or set()
+        return "mambaout_femto64" if self.family == "mambaout" or "dims" in fields else "vit_tiny64" if fields else ""
+
+    @property
     def size(self) -> str:
         """The first word of its name that is a size."""
         return next((word for word in self.model.split("_") if word in TINY_DIMS), "base")
@@ -77,9 +85,8 @@ class ItemSetting:
 
     def recipe(self, network: Network) -> str | None:
         """The recipe that trains it; None where there is none."""
-        family = "mambaout_femto64" if network.family == "mambaout" else f"{network.family}_tiny64"
         method = "dino" if network.training == "dinov2" else network.training
-        name = f"{method}_{family}" if self.is_tiny else f"{network.training}_{network.model}"
+        name = f"{method}_{network.small}" if self.is_tiny else f"{network.training}_{network.model}"
         return name if name in RECIPES else None
 
     def trains(self, network: Network) -> bool:
@@ -133,7 +140,10 @@ def _tiny(network: Network) -> tuple[str, ...]:
     steps = TINY_STEPS if network.training == "supervised" else (*TINY_STEPS, "method.frozen_prototype_epochs=0")
     if network.family in ("mambaout", "vmamba", "localvmamba", "efficientvmamba"):  # stages have widths of their own
         return (*steps, *network.tiny)
-    return (f"model.dim={TINY_DIMS[network.size]}", "model.depth=4", *steps, *network.tiny)
+    name = () if network.small == f"{network.family}_tiny64" else (f"model.name={network.model}",)
+    if network.small == "mambaout_femto64":
+        return (*name, "model.dims=[16,24,32,48]", "model.depths=[1,1,1,1]", *steps, *network.tiny)
+    return (*name, f"model.dim={TINY_DIMS[network.size]}", "model.depth=4", *steps, *network.tiny)
 
 
 def _sets(settings: tuple[str, ...]) -> tuple[str, ...]:

@@ -100,3 +100,20 @@ def test_steps_are_told_by_their_titles_whatever_these_hold(tmp_path: Path, capf
     run_steps([step], tmp_path, Pool(), workers=1, command="test")  # type: ignore[arg-type]
     printed = said(capfd)
     assert "[/runs]: ranks of [x]: why [not]?" in printed and "done [/runs]: ranks of [x], 0" in printed
+
+
+def test_a_wide_table_is_printed_in_parts_that_fit_with_no_number_cut(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(output, "console", Console(stderr=True, width=80))
+    columns = ["batch", "tokens", "system", *(f"milliseconds of kind{n}" for n in range(8))]
+    rows = [[64, 198, name, *(1000.25 + n for n in range(8))] for name in ("mixlab", "mamba_ssm twice, chunk 128")]
+    output.table("Times", columns, rows)
+    lines = capfd.readouterr().err.splitlines()
+    assert max(map(len, lines)) <= 80
+    printed = "\n".join(lines)
+    assert "…" not in printed and printed.count("Times") == 1
+    assert printed.count("mamba_ssm twice, chunk 128") > 1  # each part names its rows
+    assert [printed.count(f"{1000 + n:,}") for n in range(8)] == [2] * 8
+    output.table("Narrow", ["a", "b"], [["x", 1.0]])
+    assert capfd.readouterr().err.count("┃") == 3

@@ -1,11 +1,14 @@
 """The benchmarks run in small, and refuse to time what is wrong."""
 
 import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
 
-from mixlab.bench import auc, dino, frozen, images
+from mixlab.bench import auc, dino, frozen, images, summary, timing
+from mixlab.errors import InputError
 from mixlab.evaluation.features import FeatureTable
 
 CPU = torch.device("cpu")
@@ -58,3 +61,41 @@ def test_the_dino_benchmark_measures_both_networks_in_small(monkeypatch: pytest.
     rows = dino.measure_dino(tiny=True, steps=1)
     assert {row["model"] for row in rows} == {"dinovim_base", "vit_base"}
     assert not [row["note"] for row in rows if not row["images_per_s"]]
+
+
+def test_a_peer_that_takes_too_long_is_stopped() -> None:
+    with pytest.raises(TimeoutError, match=r"longer than 0\.05 s"), timing.time_limit(0.05):
+        time.sleep(5)
+    with timing.time_limit(0.05):
+        pass
+    time.sleep(0.1)  # no signal comes later
+
+
+def test_the_table_of_speed_is_written_between_its_marks_from_what_was_measured(tmp_path: Path) -> None:
+    step = {"model": "dinovim_base", "system": "mixlab", "peak_GiB": 17.25}
+    results = {
+        "ssd": {"scan": [{"batch": 64, "tokens": 198, "system": "mixlab", "fwd_bwd_ms": 0.4321}]},
+        "dino": {
+            "step": [
+                {**step, "views": "made in step", "images_per_s": 321.4},
+                {**step, "views": "made in step", "images_per_s": 448.2},
+                {**step, "views": "ready", "images_per_s": 500.0},
+            ]
+        },
+    }
+    page = tmp_path / "README.md"
+    page.write_text(f"before\n{summary.BEGIN}\nold\n{summary.END}\nafter\n")
+    summary.write_speed_table(summary.speed_table(results), page)
+    lines = page.read_text().splitlines()
+    assert lines[0] == "before" and lines[-1] == "after" and "old" not in lines
+    assert "| two-way scan, 64 x 198 tokens, forward + backward | 0.432 ms |  |" in lines
+    assert sum("448 images/s, 17.2 GiB | 81 images/s" in line for line in lines) == 1
+    assert len([line for line in lines if line.startswith("|")]) == 4
+    page.write_text("nothing")
+    with pytest.raises(InputError, match="no place for the table"):
+        summary.write_speed_table("", page)
+
+
+def test_readme_has_a_place_for_the_table_of_speed() -> None:
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    assert readme.count(summary.BEGIN) == readme.count(summary.END) == 1

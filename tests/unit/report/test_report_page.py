@@ -1,6 +1,7 @@
 """The page of a run: whole, self-contained, safe, and every number beside its record."""
 
 import json
+import os
 import re
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -168,6 +169,48 @@ def test_a_result_without_a_field_is_named_with_that_field(
     run = RunDirectory.create(tmp_path / "run")
     run.write_result(name, content)
     with pytest.raises(InputError, match=re.escape(f"run/results/{name}.json has no field {field}, ")):
+        report(run.path)
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "value", "said"),
+    [
+        ("auc_model", ("rows", 0, "auc", "mean"), "high", "has rows[0].auc.mean 'high', not a finite number"),
+        ("auc_model", ("rows", 0, "label"), 7, "has rows[0].label 7, not text"),
+        ("auc_model", ("comparisons",), {}, "has comparisons {}, not a list"),
+        ("rank_vit", ("overall", "bound_holds"), "yes", "has overall.bound_holds 'yes', not true or false"),
+        ("rank_vit", ("chunk",), 0, "has chunk 0, not a number above 0"),
+        ("matrices", ("models", 1, "heads", 0), -1, "has models[1].heads[0] -1, not a whole number from 0 on"),
+        ("claims", ("claims", 0, "measured"), None, "has claims[0].measured None, not text"),
+        ("maps", ("provenance",), "me", "has provenance 'me', not an object"),
+    ],
+)
+def test_a_field_of_another_type_is_named_with_its_file_and_value(
+    name: str, path: tuple[Any, ...], value: Any, said: str, tmp_path: Path
+) -> None:
+    run = make_example(tmp_path / "run")
+    content = run.results()[name]
+    part: Any = content
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = value
+    run.write_result(name, content, run.arrays(name) if (run.path / "results" / f"{name}.npz").is_file() else None)
+    with pytest.raises(InputError, match=re.escape(f"run/results/{name}.json {said}")):
+        report(run.path)
+
+
+def test_a_strange_config_is_named_and_is_not_to_be_removed(tmp_path: Path) -> None:
+    run = make_example(tmp_path / "run")
+    RunDirectory(run.path / "vit").write_config({"settings": {"method": {"kind": 7}}})
+    with pytest.raises(InputError, match=r"run/vit/config.json has settings.method.kind 7, not text.*; correct it$"):
+        report(run.path)
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_among_the_results_is_not_waited_for(tmp_path: Path) -> None:
+    run = make_example(tmp_path / "run")
+    os.mkfifo(run.path / "results" / "pipe.json")
+    with pytest.raises(InputError, match=r"pipe.json is not a regular file"):
         report(run.path)
 
 

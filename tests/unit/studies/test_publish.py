@@ -195,6 +195,29 @@ def test_the_kernel_of_the_machine_is_not_published_its_processor_is(tmp_path: P
     assert b"system" not in files["vit-s0/config.json"]
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("config", {"study": "miniature", "masks": "shapes"}, "config.json has data None, not text"),
+        ("config", {"study": 3, "data": "x", "masks": "y"}, "config.json has study 3, not text"),
+        (
+            "results/auc_model",
+            {"kind": "auc", "study": "model", "rows": 7, "comparisons": []},
+            "auc_model.json has rows",
+        ),
+        ("results/maps", {"kind": "maps"}, "maps.json has no field data"),
+    ],
+)
+def test_a_study_with_strange_json_is_refused_by_file_and_field(
+    name: str, content: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    run = make_study(tmp_path)
+    (run / f"{name}.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=said):
+        publish_study(run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_study_without_results_is_not_published(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run")
     run.write_config({"study": "miniature", "data": "x", "masks": "y"})

@@ -148,6 +148,16 @@ def test_a_model_of_one_size_says_how_to_free_it() -> None:
         pyramid(torch.randn(1, 3, 64, 64))
 
 
+def test_a_bug_in_a_backbone_is_not_taken_for_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise AssertionError("a bug")
+
+    pyramid = make("vit-16")
+    monkeypatch.setattr(pyramid.backbone, "features", broken)
+    with pytest.raises(AssertionError, match="a bug"):
+        pyramid(torch.randn(1, 3, 64, 64))
+
+
 def test_a_backbone_without_one_of_the_strides_is_refused() -> None:
     backbone = create_model("timm/resnet18", output_stride=16)
     with pytest.raises(ValueError, match=r"none at \[32\]"):
