@@ -34,6 +34,7 @@ PAGES = {
     "dense_tasks": "Detection and segmentation as published",
     "choices": "What the papers leave open",
     "reliability": "What is never lost",
+    "mambas": "The visual Mambas",
     "add_a_mixer": "Add a mixer",
     "mathematics": "The mathematics",
     "gallery": "Gallery",

@@ -7,7 +7,8 @@ dino_FAMILY_mini, supervised_FAMILY_mini, segment_FAMILY_mini
                        Families share all but the depth (without an MLP a layer is half as large) and the learning rate,
                        which the study tunes; the length is given in steps, so it does not depend on the data set
 dino_FAMILY_tiny64     DINO on 64 px images such as `shapes`: minutes on two cores
-supervised_NAME        classification on ImageNet: MambaOut Table 5; for vit_*, vit_causal_* and linearvit_* DeiT's
+supervised_NAME        classification on ImageNet: MambaOut Table 5, visual Mambas with their own drop path; for vit_*,
+                       vit_causal_* and linearvit_* DeiT's
 supervised_FAMILY_tiny64, supervised_mambaout_femto64
 segment_NAME           UperNet on ADE20K, both papers
 segment_FAMILY_tiny64, segment_mambaout_femto64
@@ -24,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mixlab.backbones.visual_mambas import VISUAL_MAMBAS
 from mixlab.backbones.zoo import list_models
 from mixlab.errors import InputError
 from mixlab.evaluation.dense_recipe import MAMBAOUT_DROP_PATH
@@ -48,6 +50,12 @@ from mixlab.training.views import ViewsConfig
 
 RECIPE_FAMILIES = ("vit", "linearvit", "dinovim", "dinomambareg", "gatedconv")
 DEIT_FAMILIES = ("vit", "linearvit")
+# As released; 0.1 for LocalMamba's, and for those of which no rate is known.
+MAMBA_DROP_PATH = {
+    "vim_tiny": 0.0, "vim_small": 0.05, "plainmamba_l1": 0.2, "plainmamba_l2": 0.2, "plainmamba_l3": 0.4,
+    "vmamba_tiny": 0.2, "vmamba_small": 0.3, "vmamba_base": 0.6, "vmamba_base_s1l20": 0.5,
+}  # fmt: skip
+MAMBA_FAMILIES = ("vim", "mambareg", "plainmamba", "localvim", "vmamba", "localvmamba", "efficientvmamba")
 BIG_TRANSFORMERS = ("vit_base", "linearvit_base")
 MINI_IMAGE = 64  # px of a view: 8 x 8 patches
 MINI_DEPTHS = {"vit": 6, "linearvit": 6, "dinovim": 12, "dinomambareg": 12, "gatedconv": 12}  # 1.2 to 1.5 M parameters
@@ -187,8 +195,19 @@ def supervised_64(family: str) -> TrainConfig:
     )
 
 
+def mamba_drop_path(name: str) -> float:
+    """That of its own name, or of the first name that it begins with."""
+    return next((rate for key, rate in MAMBA_DROP_PATH.items() if name == key or name.startswith(f"{key}_s")), 0.1)
+
+
 def model_64(family: str) -> ModelConfig:
     """A backbone for images of about 64 px."""
+    if family in ("vmamba", "localvmamba", "efficientvmamba"):
+        name = "vmamba_tiny_s1l8" if family == "vmamba" else f"{family}_tiny"
+        return ModelConfig(name=name, fields={"depths": [1, 1, 2, 1], "dims": [24, 48, 96, 144], "image": 64})
+    if family in MAMBA_FAMILIES:
+        name = "plainmamba_l1" if family == "plainmamba" else f"{family}_tiny"
+        return ModelConfig(name=name, fields={"patch": 8, "image": 64, "depth": 4, "dim": 64})
     if family == "mambaout":
         return ModelConfig(name="mambaout_femto", fields={"depths": [1, 1, 2, 1], "dims": [24, 48, 96, 144]})
     head_dim = 16 if family in ("vit", "linearvit") else 32  # a scan's matrices cost by the head
@@ -321,6 +340,16 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
         for family in ("dinovim", "dinomambareg", "gatedconv")
         for name in list_models(f"{family}_*")
     },
+    **{f"dino_{name}": partial(dino, name) for name in VISUAL_MAMBAS},
+    **{f"lejepa_{name}": partial(lejepa, name) for name in VISUAL_MAMBAS},
+    **{f"supervised_{name}": partial(supervised, name, drop_path=mamba_drop_path(name)) for name in VISUAL_MAMBAS},
+    **{
+        f"{task}_{family}_tiny64": partial(make, family)
+        for task, make in (("dino", dino_64), ("lejepa", lejepa_64), ("supervised", supervised_64))
+        for family in MAMBA_FAMILIES
+    },
+    **{f"segment_{family}_tiny64": partial(segment_64, model_64(family)) for family in MAMBA_FAMILIES},
+    **{f"detect_{family}_tiny64": partial(detect_64, model_64(family)) for family in MAMBA_FAMILIES},
     **{f"supervised_{name}": partial(deit, name) for family in DEIT_FAMILIES for name in list_models(f"{family}_*")},
     **{f"supervised_{family}_tiny64": partial(supervised_64, family) for family in RECIPE_FAMILIES},
     "supervised_mambaout_femto64": partial(supervised_64, "mambaout"),

@@ -52,6 +52,7 @@ class IsotropicConfig:
     stem_convs: int = 0  # convolutions behind the first of a stem that halves the image; without, patches are cut
     local_layers: tuple[int, ...] = ()  # layers that end in a depthwise convolution
     rotary: bool = False  # turn the stream by its positions before every layer
+    crop_share: float = 0.875  # of each side, that the centre crop of an evaluation keeps
 
     def __post_init__(self) -> None:
         for field in ("dim", "depth", "patch", "image", "channels"):
@@ -106,7 +107,7 @@ class Isotropic(Backbone):
         super().__init__()
         self.config, self.name = config, name
         self.num_layers, self.channels = config.depth, config.channels
-        self.image, self.layout = config.image, config.layout
+        self.image, self.layout, self.crop_share = config.image, config.layout, config.crop_share
         self.family, self.is_causal = config.mixer.family or config.mixer.kind, config.mixer.is_causal
         self.embed = TokenEmbedding(
             dim=config.dim,

@@ -41,7 +41,8 @@ def _vim(dim: int, layout: TokenLayout = _CLASS_TOKEN, *, depth: int = 24) -> Is
 
 
 def _mambareg(dim: int, *, depth: int = 24, registers: int = 12, neck: int) -> IsotropicConfig:
-    return replace(_vim(dim, TokenLayout(place="spread", num_registers=registers), depth=depth), neck=neck)
+    config = _vim(dim, TokenLayout(place="spread", num_registers=registers), depth=depth)
+    return replace(config, neck=neck, crop_share=1.0)  # as released: evaluated without a margin
 
 
 def _localvim(dim: int, scans: Scans, *, class_token: bool = False) -> IsotropicConfig:

@@ -152,7 +152,8 @@ def has_class_token(backbone: Backbone) -> bool:
 
 def published_source(backbone: Backbone) -> FeatureSource:
     """Which features the published probes of such a backbone read: Dino-Mamba's the branch, all others the stream."""
-    return "branch" if backbone.layout.place in ("middle", "spread") else "stream"
+    from_dino_mamba = backbone.family == "mamba2" and backbone.layout.place in ("middle", "spread")
+    return "branch" if from_dino_mamba else "stream"
 
 
 def head_inputs(backbone: Backbone, blocks: Sequence[int], strategies: Sequence[str]) -> tuple[HeadInput, ...]:

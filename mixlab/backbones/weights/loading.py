@@ -19,7 +19,7 @@ from mixlab.backbones.tokens import PositionTable, resize_positions
 from mixlab.backbones.weights.formats import MIXLAB, Format, recognise, sizes_of, to_our_names
 from mixlab.backbones.weights.reading import StoredWeights, WeightsError, listing, read_weights
 from mixlab.errors import InputError
-from mixlab.run.codec import differences
+from mixlab.run.codec import differences, to_json
 
 METADATA_KEY = "mixlab"  # of a file of ours: its architecture
 
@@ -263,8 +263,16 @@ def architecture_in(metadata: Mapping[str, str], path: Path) -> Architecture | N
 
 def _different_fields(theirs: Architecture, ours: Architecture) -> list[str]:
     """Fields that two architectures set differently; names do not count."""
-    found, expected = (each.get("config") or each.get("fields") or {} for each in (theirs, ours))
+    found, expected = (_with_defaults(each.get("config") or {}) or each.get("fields") or {} for each in (theirs, ours))
     return [f"{key} is {one!r}, expected {other!r}" for key, (one, other) in differences(found, expected).items()]
+
+
+def _with_defaults(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A config with every field that we know: a file may be older than some of them."""
+    try:
+        return to_json(staged_from_json(config) if "dims" in config else config_from_json(config)) if config else {}
+    except InputError:
+        return config
 
 
 def _tuples(value: Any) -> Any:

@@ -50,7 +50,7 @@ def softplus_steps(raw: Tensor, bias: Tensor) -> Tensor:
 
 def runs_kernels(q: Tensor, v: Tensor) -> bool:
     """The one dispatch: whether this scan runs on the kernels."""
-    fits = q.shape[3] <= MAX_STATES and 0 < v[0].numel() < 2**31 if len(v) else False
+    fits = q.shape[3] <= MAX_STATES and v.shape[0] > 0 and 0 < v.shape[1:].numel() < 2**31
     return fits and v.dtype in (torch.bfloat16, torch.float32) and kernels_run(v)
 
 
