@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mixlab.backbones.weights.mamba_formats import branches, channel_gate, class_row_first, staged_names
+from mixlab.backbones.weights.mamba_formats import (
+    branches,
+    channel_gate,
+    class_row_first,
+    mamba2d_names,
+    staged_names,
+)
 
 
 @dataclass(frozen=True)
@@ -182,6 +188,13 @@ FORMATS = (
         heads=("head.", "ema_"),  # the copies that its training keeps as buffers
     ),
     Format(
+        "Mamba-2D",
+        frozenset({"ln2.weight", "layers.0.mixer.A_log"}),
+        mixer="mamba1",
+        stem="positions",
+        heads=("head.",),
+    ),
+    Format(
         "EfficientVMamba",
         frozenset({"patch_embed.0.weight", "layers.0.blocks.0.conv_branch.0.weight"}),
         mixer="skip_scan",
@@ -262,6 +275,8 @@ def to_our_names(entries: dict[str, Tensor], known: Format) -> tuple[dict[str, T
     heads = [key for key in entries if key.startswith(known.heads)]
     if known.stem is not None:
         rest = {key: entry for key, entry in entries.items() if key not in heads}
+        if known.stem == "positions":
+            return mamba2d_names(rest), heads
         return staged_names(rest, stem=known.stem, mixer=known.mixer or ""), heads
     ours: dict[str, Tensor] = {}
     stacks: dict[str, dict[int, Tensor]] = {}
@@ -317,7 +332,8 @@ def sizes_of(entries: dict[str, Tensor]) -> dict[str, int | tuple[int, ...]]:
 
 
 def _stage_widths(entries: dict[str, Tensor], num_stages: int) -> tuple[int, ...]:
-    names = ["stem.norm.weight", *(f"stages.{number}.down" for number in range(1, num_stages))]
+    first = "stem.norm.weight" if "stem.norm.weight" in entries else "stem.project.weight"
+    names = [first, *(f"stages.{number}.down" for number in range(1, num_stages))]
     found = [
         next((entries[key] for key in (name, f"{name}.conv.weight", f"{name}.project.weight") if key in entries), None)
         for name in names

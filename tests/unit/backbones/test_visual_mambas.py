@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from released_mamba2d import mamba2d_features, mamba2d_state
 from released_mambas import isotropic_features, isotropic_state
 from released_stages import plain_features, plain_state, staged_features, staged_state
 from torch import Tensor
@@ -77,6 +78,19 @@ def test_localvim_pads_its_windows_before_the_convolution(form: str, name: str, 
 def test_plainmamba(name: str, convs: int, local: bool, tmp_path: Path) -> None:
     state = plain_state(dim=16, depth=2, side=4, stem_convs=convs, local=local)
     check(name, state, tmp_path, "mmcls", plain_features, [(64, 64), (48, 80)], **SMALL)
+
+
+def test_mamba2d_scans_in_one_order_a_layer_and_merges_its_patches_once(tmp_path: Path) -> None:
+    state = mamba2d_state(dim=16, depth=5, side=8, merge_after=2)
+    model = check("mamba2d_small", state, tmp_path, "mmcls", mamba2d_features, [(64, 64), (72, 48), (60, 52)],
+                  dims=(16, 16), depths=(3, 2), image=64)  # fmt: skip
+    with torch.no_grad():
+        found = [(mixing.scans, mixing.grid) for _, mixing in model.mixings(images_of(64, 64))]
+    kinds = ("h", "h_flip", "v", "v_flip", "h")
+    assert found == [((kind,), (8, 8) if layer < 3 else (4, 4)) for layer, kind in enumerate(kinds)]
+    smaller = mixlab.create_model("mamba2d_small", dims=(16, 16), depths=(3, 2), image=32)
+    report = mixlab.load_weights(smaller, tmp_path / "released.pth")
+    assert report.resized == ("stem.positions.table: 8 x 8 to 4 x 4",)
 
 
 @pytest.mark.parametrize("expand", [1, 2])
@@ -163,6 +177,7 @@ SIZES: dict[str, tuple[int, float | None]] = {
     "mambareg_tiny": (9_264_232, None), "mambareg_small": (27_801_064, None),
     "mambareg_base": (99_301_096, None), "mambareg_large": (341_222_376, None),
     "plainmamba_l1": (7_551_656, 3.0), "plainmamba_l2": (26_145_832, 8.1), "plainmamba_l3": (50_956_456, 14.4),
+    "mamba2d_small": (24_505_192, None), "mamba2d_base": (94_425_832, None),
     "localvim_tiny": (7_994_152, None), "localvim_tiny_midclstok": (7_994_536, None),
     "localvim_small": (27_783_784, None),
     "vmamba_tiny": (22_893_448, 5.6), "vmamba_small": (44_417_416, 11.2), "vmamba_base": (76_254_056, 18.0),
