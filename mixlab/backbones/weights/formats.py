@@ -41,9 +41,23 @@ class Format:
     @property
     def described(self) -> str:
         """What the weights were trained with, in words."""
-        if self.stem is not None:
-            return f"{self.mixer} in stages behind a stem of kind {self.stem}"
-        return f"{self.mixer} and extra tokens at the {self.place}"
+        return describe(self.mixer, self.place, self.stem)
+
+
+def describe(mixer: str | None, place: str | None, stem: str | None) -> str:
+    """What a model of ours is made of, as far as formats differ in it."""
+    if stem is not None:
+        return f"{mixer} in stages behind a stem of kind {stem}"
+    return f"{mixer} and {_TOKENS_AT[place or 'none']}"
+
+
+_TOKENS_AT = {
+    "none": "no extra tokens",
+    "front": "a class token in front",
+    "middle": "a class token in the middle",
+    "back": "a class token at the end",
+    "spread": "registers spread among the patches",
+}
 
 
 def _both_directions(forward: str, backward: str, ours: str) -> dict[str, str | tuple[str, int]]:
@@ -231,7 +245,7 @@ FORMATS = (
     ),
     Format(
         "Dino-Mamba's DinoMamba-Reg",
-        frozenset({"norm_f.weight", "pos_embed_cls"}),
+        frozenset({"norm_f.weight", "pos_embed_cls", "layers.0.mixer.dt_bias"}),
         mixer="mamba2",
         place="spread",
         names={**_PATCHES, **_TOKENS, "pos_embed_cls": "embed.token_positions", "norm_f.weight": "final_norm.weight"},
@@ -240,7 +254,7 @@ FORMATS = (
     ),
     Format(
         "Dino-Mamba's DinoVim",
-        frozenset({"norm_f.weight"}),
+        frozenset({"norm_f.weight", "layers.0.mixer.dt_bias"}),
         mixer="mamba2",
         place="middle",
         names={**_PATCHES, **_TOKENS, "norm_f.weight": "final_norm.weight"},

@@ -16,7 +16,7 @@ from mixlab.backbones.isotropic import Isotropic, config_from_json
 from mixlab.backbones.positions import PositionTable, resize_positions
 from mixlab.backbones.staged import Staged, staged_from_json
 from mixlab.backbones.timm_backbone import WEIGHT_SOURCES, TimmBackbone
-from mixlab.backbones.weights.formats import MIXLAB, Format, recognise, sizes_of, to_our_names
+from mixlab.backbones.weights.formats import MIXLAB, Format, describe, recognise, sizes_of, to_our_names
 from mixlab.backbones.weights.reading import StoredWeights, WeightsError, listing, read_weights
 from mixlab.errors import InputError
 from mixlab.run.codec import differences, to_json
@@ -116,11 +116,11 @@ def _check_kind(model: Backbone, stored: StoredWeights, known: Format) -> None:
     if isinstance(model, Isotropic):
         config = model.config
         fits = (known.mixer, known.place, known.stem) == (config.mixer.kind, config.layout.place, None)
-        ours = f"{config.mixer.kind} and {config.layout.place}"
+        ours = describe(config.mixer.kind, config.layout.place, None)
     else:
         assert isinstance(model, Staged)
         fits = (known.mixer, known.stem) == (model.config.mixer.kind, model.config.stem)
-        ours = f"{model.config.mixer.kind} in stages behind a stem of kind {model.config.stem}"
+        ours = describe(model.config.mixer.kind, None, model.config.stem)
     if not fits:
         raise WeightsError(
             f"{stored.path} holds {known.title} weights, trained with {known.described}; {model.name} has {ours}. "

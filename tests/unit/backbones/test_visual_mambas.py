@@ -149,9 +149,16 @@ def test_files_that_do_not_belong_are_answered_with_what_they_hold(tmp_path: Pat
     vim, staged = isotropic_state("vim", dim=16, depth=2, side=4), staged_state("vmamba", [*DIMS], [*DEPTHS], expand=1)
     torch.save({"model": vim}, tmp_path / "vim.pth")
     torch.save({"model": staged}, tmp_path / "vmamba.pth")
+    torch.save({"model": mamba2d_state(dim=16, depth=3, side=4, merge_after=1)}, tmp_path / "mamba2d.pth")
     cases = {
+        ("vim_tiny", "mamba2d.pth"): "Mamba-2D weights, trained with mamba1 in stages behind a stem of kind positions",
+        ("mamba2d_small", "mamba2d.pth"): r"depths=\(2, 1\), dims=\(16, 16\)",
+        ("localvim_tiny", "vim.pth"): "localvim_tiny has mamba1 and no extra tokens",
         ("vim_tiny", "vmamba.pth"): "VMamba, current form weights, trained with cross_scan in stages",
-        ("vmamba_tiny_s1l8", "vim.pth"): "holds Vim weights, trained with mamba1 and extra tokens at the middle",
+        (
+            "vmamba_tiny_s1l8",
+            "vim.pth",
+        ): "holds Vim weights, trained with mamba1 and a class token in the middle; vmamba",
         ("dinovim_tiny", "vim.pth"): "holds Vim weights, trained with mamba1",
         ("vmamba_tiny", "vmamba.pth"): "vmamba_tiny has cross_scan in stages behind a stem of kind patch",
         ("vmamba_tiny_s1l8", "vmamba.pth"): r"depths=\(1, 1, 2, 1\), dims=\(16, 32, 64, 128\)\)",
@@ -164,6 +171,10 @@ def test_files_that_do_not_belong_are_answered_with_what_they_hold(tmp_path: Pat
     torch.save({"model": half}, tmp_path / "half.pth")
     with pytest.raises(WeightsError, match=r"of another shape \(layers.1.mixer.selection.x_proj is \(1, 33, 32\)"):
         mixlab.create_model("vim_tiny", **SMALL, weights=tmp_path / "half.pth")
+    one_way = {key: value for key, value in vim.items() if "_b" not in key}
+    torch.save({"model": one_way}, tmp_path / "one_way.pth")
+    with pytest.raises(WeightsError, match="which no known format has"):  # it was taken for a DinoVim
+        mixlab.create_model("vim_tiny", **SMALL, weights=tmp_path / "one_way.pth")
     other = {key.replace("conv1d_b", "conv1d_c"): value for key, value in vim.items()}
     torch.save({"model": other}, tmp_path / "variant.pth")
     with pytest.raises(WeightsError, match="layers.0.mixer.conv1d_c.weight"):
