@@ -3,6 +3,7 @@
 Imports of others are late: an overview needs none, and Ctrl-C may come before they are done.
 """
 
+import io
 import os
 import signal
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from mixlab.errors import InputError, MissingExtraError, WorkError, naming_extras
+from mixlab.errors import InputError, MissingExtraError, WorkError, did_you_mean, naming_extras
 from mixlab.signals import STOP_SIGNALS, raising, say_stopped
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -51,6 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if arguments is not None:
         return run_command(list(arguments))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # labels may have letters that the terminal's encoding lacks
+            stream.reconfigure(errors="backslashreplace")
     leave_on_signals()  # imports: nothing was begun, and some libraries turn an exception into another there
     code: int | None = 1
     try:
@@ -76,7 +80,8 @@ def run_command(arguments: list[str], *, even_ignored: bool = False) -> int:
 
     name, *rest = arguments
     if name not in COMMANDS:
-        console.print(Text.assemble((f"unknown command {name!r}", "red"), f"; mixlab knows {', '.join(COMMANDS)}"))
+        hint = did_you_mean(name, COMMANDS, otherwise=f"mixlab knows {', '.join(COMMANDS)}")
+        console.print(Text.assemble((f"unknown command {name!r}", "red"), f"; {hint}"))
         return 2
     warnings.formatwarning = plain_warning
     import tyro

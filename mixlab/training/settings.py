@@ -9,12 +9,11 @@ import json
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from mixlab.backbones.zoo import check_fields, known_fields
-from mixlab.errors import InputError
+from mixlab.errors import InputError, did_you_mean
 from mixlab.run import RunDirectory
 from mixlab.run.codec import check, differences, from_json, to_json
 from mixlab.training.config import MethodConfig, ModelConfig, TrainConfig
@@ -99,8 +98,9 @@ def _rebuilt(node: Any, changes: Mapping[str, Any]) -> Any:
 
 def _nearest(name: str, known: list[str]) -> str:
     by_last_word = [other for other in known if other.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1]]
-    near = by_last_word or get_close_matches(name, known, n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(near)}?" if near else f"settings are {', '.join(known)}"
+    if by_last_word:
+        return f"did you mean {' or '.join(by_last_word)}?"
+    return did_you_mean(name, known, otherwise=f"settings are {', '.join(known)}")
 
 
 def _parse(hint: Any, text: str, where: str) -> Any:

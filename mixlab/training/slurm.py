@@ -1,17 +1,20 @@
 """`--launcher slurm`: the same training as a SLURM job on many nodes, requeued when it is preempted or out of time."""
 
+from __future__ import annotations
+
 import importlib
 import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mixlab.errors import InputError
-from mixlab.training.config import TrainConfig
-from mixlab.training.loop import Trainer, train
-from mixlab.training.stopping import Stopped
+
+if TYPE_CHECKING:
+    from mixlab.training.config import TrainConfig
+    from mixlab.training.loop import Trainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +46,9 @@ class TrainingJob:
     then: Callable[[Trainer], None] | None  # travels by its name: a function of a module
 
     def __call__(self) -> None:
+        from mixlab.training.loop import train
+        from mixlab.training.stopping import Stopped
+
         _submitit().helpers.TorchDistributedEnvironment().export(set_cuda_visible_devices=False)
         requeue = requeue_signal()
         given: dict[str, Any] = {

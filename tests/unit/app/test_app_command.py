@@ -92,7 +92,7 @@ def test_a_taken_port_is_named_with_a_way_out() -> None:
 
 def test_the_command_says_where_the_page_is_serves_it_and_ends_with_ctrl_c(tmp_path: Path) -> None:
     told = tmp_path / "page.json"
-    code = f"from mixlab.commands.app import app; app(port=0, data={DATA!r}, json={str(told)!r})"
+    code = f"from mixlab.commands.app import Answer, app; app(Answer(json={str(told)!r}), port=0, data={DATA!r})"
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
     try:
         for _ in range(600):
