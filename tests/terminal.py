@@ -39,7 +39,7 @@ def terminal(columns: int = 80, **environment: str) -> Iterator[Screen]:
     try:
         with (
             patch.dict(os.environ, {"COLUMNS": str(columns), "NO_COLOR": "1"} | environment),
-            open(slave, "w", encoding="utf-8") as stream,
+            os.fdopen(slave, "w", encoding="utf-8") as stream,
             redirect_stdout(stream),
         ):
             yield screen

@@ -93,7 +93,7 @@ def test_a_taken_port_is_named_with_a_way_out() -> None:
 def test_the_command_says_where_the_page_is_serves_it_and_ends_with_ctrl_c(tmp_path: Path) -> None:
     told = tmp_path / "page.json"
     code = f"from mixlab.commands.app import Answer, app; app(Answer(json={str(told)!r}), port=0, data={DATA!r})"
-    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         for _ in range(600):
             if told.is_file():
@@ -105,12 +105,12 @@ def test_the_command_says_where_the_page_is_serves_it_and_ends_with_ctrl_c(tmp_p
         assert b"mixlab" in request(address, "GET", "/").body
         assert len(request(address, "GET", "/api/about").body["models"]) == 5
         process.send_signal(signal.SIGINT)
-        _, printed = process.communicate(timeout=20)
+        printed, notes = process.communicate(timeout=20)
     finally:
         process.kill()
     assert process.returncode == 0
     assert url in printed
-    assert "Traceback" not in printed
+    assert "Traceback" not in notes
 
 
 def test_samples_of_a_plain_folder_come_without_masks(tmp_path: Path) -> None:
