@@ -112,6 +112,12 @@ def left_in(group: int) -> list[int]:
     return found
 
 
+def children_of(parent: int) -> list[int]:
+    """Processes that a process has started."""
+    text = Path(f"/proc/{parent}/task/{parent}/children").read_text()
+    return [int(number) for number in text.split()]
+
+
 def program(*arguments: str, torchrun: int = 0) -> list[str]:
     """The command line of a new interpreter, under torchrun where it has ranks."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(torchrun), "--no-python", "--"]
