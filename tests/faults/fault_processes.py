@@ -35,16 +35,17 @@ def moments(name: str) -> random.Random:
 
 
 def _child(arguments: list[str], log: str, group: int, environment: dict[str, str]) -> None:
-    """A rank of the command, as the program that a person starts."""
-    os.setpgid(0, group)
+    """A rank of the command, as the program that a person starts. Once it is in its group, it may be signalled."""
+    from mixlab.cli import leave_on_signals, main
+
     with Path(log).open("a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     os.environ.update(environment)
+    leave_on_signals()  # what `main` begins with
+    os.setpgid(0, group)
     torch.set_num_threads(1)
     sys.argv = ["mixlab", *arguments]
-    from mixlab.cli import main
-
     sys.exit(main())
 
 
