@@ -119,6 +119,13 @@ def children_of(parent: int) -> list[int]:
     return [int(number) for number in text.split()]
 
 
+def family_of(parent: int) -> list[int]:
+    """A process and all that it has started, and these."""
+    with suppress(OSError):
+        return [parent, *(each for child in children_of(parent) for each in family_of(child))]
+    return []
+
+
 def program(*arguments: str, torchrun: int = 0) -> list[str]:
     """The command line of a new interpreter, under torchrun where it has ranks."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(torchrun), "--no-python", "--"]

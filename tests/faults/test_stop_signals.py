@@ -4,62 +4,18 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import pytest
-import torch
 from fault_processes import STOPS, Group, last_logged, left_in, moments, only_all, steps_of, wait_for
-from safetensors.torch import load_file
+from small_runs import STEPS_PER_EPOCH, assert_same_end, pretraining, reached
 
 from mixlab.signals import STOP_SIGNALS
 
-pytestmark = pytest.mark.timeout(3600 if STOPS > 1 else 300)
-STEPS = 32 * STOPS
-STEPS_PER_EPOCH = 8
 MOST_LOST = 1  # steps, of a run that saves at every step
-SETTINGS = [f"steps={STEPS}", "batch=8", "precision=fp32", "data.size=32", "model.dim=32", "model.depth=2",
-            "model.image=32", "model.drop_path=0.1", "method.num_prototypes=64", "method.hidden=32",
-            "method.bottleneck=16", "method.num_local=2", "method.global_size=32", "method.local_size=16",
-            "optim.warmup_epochs=0", "log.every_steps=1", "log.tensorboard=false", "checkpoint.every_steps=100000",
-            f"knn.every_epochs={STEPS // 32}", "knn.bank=48", "knn.queries=48"]  # fmt: skip
-
-
-def pretraining(run: Path, *extra: str) -> list[str]:
-    settings = [part for setting in (*SETTINGS, *extra) for part in ("--set", setting)]
-    return ["pretrain", "dino_vit_tiny64", "--data", "shapes:size=32,n=64", "--device", "cpu", "--run", str(run),
-            *settings]  # fmt: skip
-
-
-def reached(run: Path, before: int, is_moment: Callable[[int], bool] = lambda step: True) -> bool:
-    """Whether a step beyond `before` is logged, of the wanted kind."""
-    return (step := last_logged(run)) > before and is_moment(step)
-
-
-def assert_same_end(run: Path, whole: Path) -> None:
-    for file in (f"checkpoints/step-{STEPS:08d}.safetensors", "weights.safetensors"):
-        ours, theirs = load_file(run / file), load_file(whole / file)
-        assert ours.keys() == theirs.keys()
-        assert not [name for name in ours if not torch.equal(ours[name], theirs[name])]
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory):
-    """Runs that nobody stopped, by their number of ranks."""
-    made: dict[int, Path] = {}
-
-    def get(ranks: int) -> Path:
-        if ranks not in made:
-            made[ranks] = tmp_path_factory.mktemp("whole") / "run"
-            group = Group(pretraining(made[ranks], "data.workers=0"), made[ranks].with_name("log.txt"), ranks=ranks)
-            assert group.codes() == [0] * ranks, group.said
-        return made[ranks]
-
-    return get
-
-
+pytestmark = pytest.mark.timeout(3600 if STOPS > 1 else 300)
 BUSY = {"training": [], "saving": ["checkpoint.every_steps=1"], "scoring": ["knn.every_epochs=1"]}
 
 

@@ -3,6 +3,7 @@ traceback, and the same command again ends with the results of one that nobody s
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -26,7 +27,7 @@ from fault_processes import (
     steps_of,
     wait_for,
 )
-from test_stop_signals import assert_same_end, pretraining
+from small_runs import assert_same_end, pretraining
 
 from mixlab.backbones.weights import save_weights
 from mixlab.backbones.zoo import create_model
@@ -86,23 +87,27 @@ def test_a_command_that_is_signalled_ends_cleanly_and_then_finds_the_same(
     group = Group([*CALLS[name](whole, model), "--device", "cpu"], log, ranks=ranks)
     start = time.monotonic()
     assert group.codes() == [0] * ranks, group.said
-    took, stopped = time.monotonic() - start, 0
-    for attempt in range(STOPS):
-        number = (signal.SIGTERM, signal.SIGINT)[attempt % 2]
+    took, stopped, finished = time.monotonic() - start, 0, 0
+    while stopped < STOPS or not finished:
+        number = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)[stopped % 3]
         group = Group([*CALLS[name](run, model), "--device", "cpu"], log, ranks=ranks)
-        time.sleep(chance.random() * took * 0.8)
-        group.signal(number)
+        if stopped < STOPS:
+            time.sleep(chance.random() * took * 0.8)
+            group.signal(number)
         codes = group.codes()
         assert set(codes) <= {128 + number, 0}, group.said  # of two ranks, the second has less to do at the end
         assert "Traceback" not in group.said
-        stopped += codes[0] != 0
         assert group.said.count("stopped by") == (codes[0] != 0), group.said
-    group = Group([*CALLS[name](run, model), "--device", "cpu"], log, ranks=ranks)
-    assert group.codes() == [0] * ranks, group.said
-    assert results(run) == results(whole)
-    for file in whole.glob("*.safetensors"):
-        assert file.read_bytes() == run.joinpath(file.name).read_bytes()  # two equal runs, to the byte
-    print(f"{name}, {ranks} ranks: {stopped} of {STOPS} stopped before the end")
+        if codes[0]:
+            stopped += 1
+            continue
+        finished += 1  # from what earlier ones left, or before the signal came: then all begins again
+        assert results(run) == results(whole)
+        for file in whole.glob("*.safetensors"):
+            assert file.read_bytes() == run.joinpath(file.name).read_bytes()  # two equal runs, to the byte
+        shutil.rmtree(run.parent)
+        run.mkdir(parents=True)
+    print(f"{name}, {ranks} ranks: {stopped} stops, {finished} finished with equal results")
 
 
 def wait_until_begun(process: subprocess.Popen[bytes]) -> None:
