@@ -28,7 +28,7 @@ class SlurmConfig:
     """Resources to request from SLURM."""
 
     nodes: int = 1  # how many machines.
-    gpus_per_node: int = 8  # GPUs of each, with one process each.
+    gpus_per_node: int = 8  # GPUs of each, with one process each; with --device cpu, processes without a GPU.
     cpus_per_gpu: int = 12  # cores of each process.
     hours: int = 24  # the longest time; the job is sent again when it is up.
     requeues: int = 100  # how often at most, for want of time; preemption does not count.
@@ -80,7 +80,7 @@ class Task:
             except Stopped as stopped:
                 print(stopped, flush=True)
                 if stopped.number not in (requeue, signal.SIGTERM) or is_over():
-                    raise
+                    sys.exit(stopped.exit_code)
         send_again = signal.getsignal(requeue)
         for number in (requeue, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)  # once is enough
@@ -115,7 +115,7 @@ def submit(job: TrainingJob, config: SlurmConfig) -> str:
         name="mixlab",
         nodes=config.nodes,
         tasks_per_node=config.gpus_per_node,
-        gpus_per_node=config.gpus_per_node,
+        gpus_per_node=config.gpus_per_node if job.device != "cpu" else None,
         cpus_per_task=config.cpus_per_gpu,
         timeout_min=config.hours * 60,
         slurm_signal_delay_s=WARNING_S,
