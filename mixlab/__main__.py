@@ -1,9 +1,9 @@
 """The program `mixlab`, also as `python -m mixlab`."""
 
-import _signal  # what `signal` wraps: from the first line on, Ctrl-C ends the program without a traceback
+import signal
 
-if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
-    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C prints no traceback, from our first line on
 
 import sys
 
