@@ -20,6 +20,7 @@ REPEAT_S = 1.0  # a second Ctrl-C within this time is the first one, sent to the
 PATIENCE_S = 10.0  # and other signals within this time: whoever waits for a process sends them over and over
 STUCK_S = 3.0
 WATCH_S = 0.5
+REMIND_S = 0.05
 
 
 class StopSignal(KeyboardInterrupt):
@@ -36,22 +37,36 @@ class RaisingHandler:
     def __init__(self) -> None:
         self.number: int | None = None
         self._since = 0.0
+        self._is_lost = False
+        self._lock = threading.RLock()  # no reminder comes once it has raised
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         patience = REPEAT_S if number == signal.SIGINT else PATIENCE_S
-        if self.number is not None and now - self._since < patience:
+        if self.number is not None and now - self._since < patience and not self._is_lost:
             return
-        self.number, self._since = number, now
+        while frame is not None:
+            if frame.f_code is RaisingHandler.look_after.__code__:
+                return  # it would be lost again; it comes again
+            frame = frame.f_back
+        with self._lock:
+            self.number, self._since, self._is_lost = number, now, False
         raise StopSignal(number)
 
     def look_after(self, lost: "sys.UnraisableHookArgs") -> None:
-        """As `sys.unraisablehook`: Python drops exceptions in finalizers; then the signal is sent once more."""
-        if not isinstance(lost.exc_value, StopSignal) or self.number is None:
+        """As `sys.unraisablehook`: Python drops exceptions in finalizers; then the signal is sent again."""
+        if isinstance(lost.exc_value, StopSignal) and self.number is not None:
+            self._is_lost = True
+            threading.Thread(target=self._remind, args=(self.number,), daemon=True).start()
+        else:
             sys.__unraisablehook__(lost)
-            return
-        self._since = -PATIENCE_S
-        threading.Timer(0.05, os.kill, (os.getpid(), self.number)).start()
+
+    def _remind(self, number: int) -> None:
+        while self._is_lost:
+            time.sleep(REMIND_S)
+            with self._lock:
+                if self._is_lost:
+                    os.kill(os.getpid(), number)
 
 
 @contextmanager
