@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any, get_args, get_type_hints
 
 import mixlab
-from mixlab.cli import COMMANDS
+from mixlab.cli import COMMANDS, find_command
 
 # Module: its title, and the names to explain; without names all of its own, or its __all__.
 MODULES = {
@@ -52,6 +52,9 @@ MODULES = {
     "mixlab.analysis.auc": ("Maps scored against masks", "score_maps"),
     "mixlab.analysis.rank": ("Ranks of mixing matrices", "measure_ranks RankResult"),
     "mixlab.analysis.blocks": ("Blocks of matrices", "rank_measures numerical_rank rank_bound Span"),
+    "mixlab.analysis.exhibit": ("Results that name their own pictures", ""),
+    "mixlab.analysis.registry": ("Analyses of one's own", "register_analysis Analysis"),
+    "mixlab.analysis.norms": ("High-norm tokens", "measure_norms norms_by_layer LayerNorms"),
     "mixlab.analysis.pca": ("Principal components", ""),
     "mixlab.analysis.claims": ("The ledger", ""),
     "mixlab.statistics": ("Statistics", ""),
@@ -77,7 +80,7 @@ def _public_names() -> str:
 
 
 def _command(name: str) -> str:
-    function = getattr(import_module(COMMANDS[name][0]), name)
+    function = find_command(name)
     about, explained = _split(inspect.getdoc(function) or COMMANDS[name][1])
     hints = get_type_hints(function, include_extras=True)
     rows: list[tuple[str, str]] = []
