@@ -17,18 +17,19 @@ from mixlab.cli import COMMANDS, find_command
 
 # Module: its title, and the names to explain; without names all of its own, or its __all__.
 MODULES = {
-    "mixlab.backbones.zoo": ("Models by name", "create_model list_models"),
+    "mixlab.backbones.zoo": ("Models by name", "create_model list_models register_backbone register_family"),
     "mixlab.backbones.backbone": ("The contract of backbones", "Backbone LayerShape"),
     "mixlab.backbones.tokens": ("Tokens and features", "TokenLayout Features"),
     "mixlab.backbones.preprocess": ("Images for a model", "preprocess"),
     "mixlab.backbones.weights": ("Weights", ""),
     "mixlab.mixers.mixer": ("The contract of mixers", "Mixing TokenMixer MixerConfig"),
+    "mixlab.mixers": ("Mixers by name", "register_mixer"),
     "mixlab.data": (
         "Data sources and crops",
         "Source Subset split evenly_spaced at_most parse_source parse_masks parse_label_maps parse_objects"
         " labelled_splits Shapes DrawnScene ImageFolder TarShards Loader CropKind dino_crops MultiCrop normalise",
     ),
-    "mixlab.recipes": ("Recipes", "find_recipe"),
+    "mixlab.recipes": ("Recipes", "find_recipe register_recipe"),
     "mixlab.training.config": (
         "Training configurations",
         "TrainConfig ModelConfig DataConfig OptimConfig CheckpointConfig LogConfig KnnConfig MethodConfig",
@@ -36,6 +37,7 @@ MODULES = {
     "mixlab.training.loop": ("The training loop", "train"),
     "mixlab.training.recipe": ("The contract of training methods", "Recipe BatchPart"),
     "mixlab.training.dino_parts": ("DINO's parts", ""),
+    "mixlab.evaluation.methods": ("Methods by name", "register_method"),
     "mixlab.evaluation.target": ("Networks to measure", "Target load_target load_targets as_target"),
     "mixlab.evaluation.knn": ("kNN accuracy", ""),
     "mixlab.evaluation.probe": ("Linear probes", ""),

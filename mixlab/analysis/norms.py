@@ -76,7 +76,8 @@ def measure_norms(
     if not 1 < factor < 1e6:
         raise InputError(f"factor is {factor:g}; high is above the median: try {FACTOR:g}")
     found: dict[str, list[LayerNorms]] = {}
-    rows, measurements = [], []
+    rows: list[tuple[str | float | None, ...]] = []
+    measurements: list[Measurement] = []
     for target in targets:
         own = found[target.label] = norms_by_layer(target.backbone, images, factor)
         twin_seed = seed if target.seed is None else target.seed

@@ -15,6 +15,7 @@ from mixlab.backbones.backbone import Backbone
 from mixlab.data.decode import Fit
 from mixlab.errors import InputError
 from mixlab.evaluation.target import Target
+from mixlab.plugins import Registry
 from mixlab.run.protocols import Metric, add_metrics
 
 GIVEN = ("seed", "progress")  # options that every command has: handed to an analysis that takes them
@@ -70,7 +71,7 @@ class Analysis:
         return found
 
 
-ANALYSES: dict[str, Analysis] = {}  # those that are imported; `cli.COMMANDS` lists all of ours
+ANALYSES: Registry[Analysis] = Registry("analysis", {})  # those that are imported; `cli.COMMANDS` lists all of ours
 
 
 def register_analysis(
@@ -91,11 +92,11 @@ def register_analysis(
 
     def register(function: Callable[..., Exhibit]) -> Callable[..., Exhibit]:
         made = Analysis(name or function.__name__, function, data, num_images, fit, dict(metrics or {}))
-        known = ANALYSES.get(made.name)
-        if known is not None and known.function.__module__ != function.__module__:
-            raise InputError(f"there is an analysis {made.name!r} already, of {known.function.__module__}; rename one")
+        if function.__module__.startswith("mixlab."):
+            ANALYSES.data[made.name] = made  # ours
+        else:
+            ANALYSES[made.name] = made
         add_metrics(made.metrics)
-        ANALYSES[made.name] = made
 
         @wraps(function)
         def call(*given: Any, **options: Any) -> Exhibit:

@@ -12,6 +12,7 @@ from mixlab.commands.options import Flat, SeveralTargets
 from mixlab.commands.output import console, drawing, emit, print_left_out, progress_bar, table
 from mixlab.data.decode import SUFFIXES, Fit
 from mixlab.errors import InputError, check_counts
+from mixlab.plugins import needed_plugins
 from mixlab.run import provenance
 
 
@@ -61,6 +62,8 @@ def run_analysis(analysis: Analysis, on: ViewedTargets, options: dict[str, Any])
         **found.to_json(),
         "provenance": provenance(seed=on.seed, device=str(next(loaded[0].backbone.parameters()).device)),
     }
+    if needed := needed_plugins([("analysis", analysis.name)]):
+        content["plugins"] = needed
     name = directory.name_for(analysis.name, content)
     with drawing():
         folder = directory.figure_path(name).parent

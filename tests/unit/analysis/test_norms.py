@@ -1,6 +1,7 @@
 """High-norm tokens: a network that has some, put there by hand, is found out; and a result brings its own pictures."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from mixlab.cli import find_command, main
 from mixlab.errors import InputError
 from mixlab.evaluation.target import Target
 from mixlab.report import write_report
-from mixlab.run import RunDirectory
+from mixlab.run import METRICS, RunDirectory
 
 SIDE, PATCH, LOUD = 64, 8, 40.0
 
@@ -41,8 +42,7 @@ class Loud(mixlab.Backbone):
                 tokens[:, :, 0] *= LOUD
             yield layer, self.layout.split(tokens.flatten(1, 2).clone(), (side, side))
 
-    forward = mixings = architecture = fresh = layer_shapes = with_classifier = None
-    name_in_classifier = set_grad_checkpointing = None
+    forward = layer_shapes = None
 
 
 def test_loud_patches_are_found_with_their_share_and_their_place() -> None:
@@ -124,8 +124,48 @@ def test_an_exhibit_of_another_form_is_named(change: dict[str, Any], said: str, 
         write_report([odd.path], tmp_path / "page.html")
 
 
+PLUGIN = """
+from mixlab import Exhibit, Measurement, register_analysis
+from mixlab.run.protocols import AnalysisProtocol, Metric
+from mixlab.statistics import bootstrap_mean
+
+@register_analysis(num_images=2, metrics={"brightness": Metric("mean pixel", AnalysisProtocol)})
+def brightness(targets, images, *, scale: float = 1.0):
+    "How bright the images are."
+    mean = bootstrap_mean(images.together().images.double().mean((1, 2, 3)) / 255 * scale)
+    how = AnalysisProtocol(**images.choices, settings=f"scale {scale}")
+    found = [Measurement.of("brightness", mean, subject=t.subject, protocol=how, seed=t.seed) for t in targets]
+    return Exhibit(title="Brightness", columns=("model", "mean"), rows=[(t.label, mean.value) for t in targets],
+                   measurements=found)
+"""
+
+
+def test_an_analysis_of_a_file_is_a_command_and_its_run_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, run = tmp_path / "bright_plugin.py", tmp_path / "run"
+    file.write_text(PLUGIN)
+    monkeypatch.setenv("MIXLAB_IMPORT", "")
+    options = ["shipped/vit", "--image", "32", "--run", str(run), "--scale", "0.5", "--device", "cpu"]
+    try:
+        assert main(["--import", str(file), "brightness", *options]) == 0
+        capsys.readouterr()
+        main(["--help"])
+        assert "how bright the images are" in capsys.readouterr().out
+        (measured,) = RunDirectory(run).measurements()
+        assert measured["settings"] == "scale 0.5" and 0 < measured.value < 0.5
+        assert json.loads((run / "results" / "brightness.json").read_text())["plugins"][0]["module"] == "bright_plugin"
+    finally:
+        ANALYSES.pop("brightness", None)
+        METRICS.pop("brightness", None)
+        sys.modules.pop("bright_plugin", None)
+    with pytest.warns(UserWarning, match="needs the plugin bright_plugin .*left out"):
+        page = write_report([run], tmp_path / "page.html").read_text()
+    assert "<h2>Brightness</h2>" in page, "the result shows itself, with or without the plugin"
+
+
 def test_what_cannot_be_an_analysis_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mixlab.analysis.registry.ANALYSES", dict(ANALYSES))
+    monkeypatch.setattr(ANALYSES, "data", dict(ANALYSES.data))
     with pytest.raises(InputError, match=r"must take \(targets, images, \*, options"):
         register_analysis("short")(lambda targets: Exhibit(title="x"))
     with pytest.raises(InputError, match="must take"):
