@@ -121,6 +121,11 @@ def _print(answer: WideAnswer, content: dict[str, Any]) -> None:
     ]
     about = f"{content['data']}, n = {max((row['auc']['n'] for row in rows), default=0)}, ±: 95 %"
     answer.table(f"Binary-AUC by {content['study']} on {about}", COLUMNS, lines, more=sorted(hidden, key=COLUMNS.index))
+    if unscored := dict.fromkeys(row["label"] for row in content["rows"] if not row["auc"]["n"]):
+        console.print(
+            f"no map of {', '.join(unscored)} could be scored: at {content['image']} px no map has both foreground and "
+            "background cells; use a larger --image or other --data"
+        )
     for comparison in content["comparisons"]:
         answer.line(f"{comparison['better']} over {comparison['worse']}: {_signed(comparison['difference'])}")
     for label, correlation in content["correlations"].items():

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 def pretrain(on: Flat[TrainingRun], answer: Flat[Answer] = Answer()) -> dict[str, Any]:
-    """Pretrain a backbone without labels: DINO or LeJEPA. The same --run again resumes; torchrun works as is.
+    """Pretrain a backbone without labels: DINO, LeJEPA, or a method of your own. The same --run again resumes; torchrun
+    works as is.
 
     SIGTERM and Ctrl-C save and stop, with exit code 143 or 130.
     """

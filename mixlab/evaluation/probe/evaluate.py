@@ -30,8 +30,8 @@ from mixlab.evaluation.settings import ProbeSettings
 from mixlab.evaluation.target import Target, as_target, network_digest, weights_checksum
 from mixlab.run.codec import differences
 from mixlab.run.directory import RunLock, read_json, write_json
+from mixlab.signals import StopRequests
 from mixlab.training.distributed import World, from_all, from_first
-from mixlab.training.stopping import StopRequests
 
 STORED: Literal["float16"] = "float16"  # features of plain images
 MODES: dict[str, tuple[ProbeMode, ...]] = {
