@@ -76,11 +76,11 @@ class MapScorer:
     def score_together(self, target: Target, names: Sequence[str]) -> None:
         """Score several maps of features after the last layer in one pass, so that each is known by its own name."""
         together = "+".join(names)
-        for label, scores in (
-            (target.label, self.scores(target, together)),
-            (_twin_label(target), None if target.training == UNTRAINED else self.twin_scores(target, together)),
-        ):
-            for place, name in enumerate(names) if scores is not None else ():
+        found = {target.label: self.scores(target, together)}
+        if target.training != UNTRAINED and (twin := self.twin_scores(target, together)):
+            found[_twin_label(target)] = twin
+        for label, scores in found.items():
+            for place, name in enumerate(names):
                 self._known[(label, name, "1")] = scores.part(name, place)
 
     def twin_seed(self, target: Target) -> int:

@@ -197,8 +197,8 @@ class TimmBackbone(Backbone):
 
 def _create(name: str, fields: dict[str, Any]) -> Any:
     if not timm.is_model(name.split(".")[0]):
-        theirs = (f"timm/{model}" for model in timm.list_models() if not _is_ours(model))
-        hint = did_you_mean(f"timm/{name}", theirs, otherwise="timm.list_models() names all")
+        theirs = (model for model in timm.list_models() if not _is_ours(model))
+        hint = did_you_mean(name, theirs, otherwise="timm.list_models() names all", prefix="timm/")
         raise InputError(f"timm {timm.__version__} has no model {name!r}; {hint}")
     if _is_ours(name.split(".")[0]):
         raise InputError(f"timm knows {name} from mixlab alone; write {name}, without timm/")

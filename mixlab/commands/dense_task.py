@@ -35,6 +35,9 @@ def train_or_evaluate(
     check_counts(num_val=on.num_val)
     scoring = {"num_val": on.num_val, "device": on.device, "bar": progress_bar, **(inference or {})}
     if on.evaluate_only:
+        given = {"set": on.set, "recipe": on.recipe, "frozen": on.frozen, "weights": on.weights, "head": settings}
+        for name in (name for name, value in given.items() if value):
+            raise InputError(f"--{name} has no effect with --evaluate-only, which takes the run as it is; leave it out")
         return evaluate(on.target, data, training=on.training, **scoring), on.run or Path(on.target)
     if on.run is None:
         raise InputError("a run needs a directory; give --run DIR")

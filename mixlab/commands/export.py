@@ -55,6 +55,8 @@ def export(
     check_out(out, force=force)
     if half and chosen == "onnx":
         raise InputError("--half is for safetensors; an ONNX file keeps 32 bits")
+    if image is not None and chosen == "safetensors":
+        raise InputError("--image is for ONNX; a safetensors file takes any size")
     size = None if image is None else parse_size(image)
     answer.check()
     model = load_target(target, weights=weights, seed=seed, device="cpu").backbone

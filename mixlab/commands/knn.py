@@ -3,11 +3,12 @@
 from contextlib import ExitStack
 from typing import Any
 
+from mixlab.choices import OUTPUT
 from mixlab.commands.answer import Answer
 from mixlab.commands.options import Flat, LabelledTarget
 from mixlab.commands.output import evaluation_machine, name_unreadable, percent, percent_interval
 from mixlab.console import console
-from mixlab.errors import check_counts
+from mixlab.errors import InputError, check_counts
 from mixlab.evaluation.settings import KnnSettings
 from mixlab.run import provenance
 from mixlab.run.directory import RunLock, file_name
@@ -24,6 +25,10 @@ def knn(
     from mixlab.evaluation.knn import evaluate_knn
 
     check_counts(image=settings.image, batch=batch, num_train=settings.num_train, num_val=settings.num_val)
+    if settings.strategy == OUTPUT and settings.blocks != 1:
+        raise InputError(
+            f"--blocks {settings.blocks} has no effect on the backbone's output; add --strategy, such as cls"
+        )
     answer.check()
     splits, directory = on.splits(), on.open_run()
     features = directory.path / "features"

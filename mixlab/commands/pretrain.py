@@ -31,12 +31,14 @@ def start_training(
     from mixlab.recipes import recipe_for
     from mixlab.training.loop import train
     from mixlab.training.settings import override
-    from mixlab.training.slurm import TrainingJob, submit
+    from mixlab.training.slurm import SlurmConfig, TrainingJob, submit
 
     answer.check()
     config = override(recipe_for(on.run, on.recipe), on.set)
     if config.method.command != command:
         raise InputError(f"{on.recipe} is a {config.method.kind} recipe; run it with `mixlab {config.method.command}`")
+    if on.launcher == "here" and on.slurm != SlurmConfig():
+        raise InputError("--slurm options have no effect without --launcher slurm; add it, or leave them out")
     if on.launcher == "slurm":
         job = TrainingJob(
             config=config, data=on.data, run=on.run.resolve(), device=on.device, name=on.recipe, then=then

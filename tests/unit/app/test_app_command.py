@@ -73,7 +73,7 @@ def test_timm_models_come_with_weights_and_show_what_they_have(tmp_path: Path) -
     ("targets", "weights", "words"),
     [
         (["vit_tinny"], [], "vit_tiny"),
-        (["vit_tiny"], ["vit_tiny"], "NAME=FILE"),
+        (["vit_tiny", "dinovim_tiny"], ["x.pth"], "NAME=FILE, such as vit_tiny=x.pth"),
         (["vit_tiny"], ["dinovim_tiny=x.pth"], "not among the targets"),
         (["mambaout_femto", "mambaout_femto"], [], "share a label"),
     ],
