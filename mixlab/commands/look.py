@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import tyro
 
 from mixlab.commands.app import app
-from mixlab.commands.options import Device
+from mixlab.commands.options import Device, Json
 from mixlab.errors import InputError
 
 
@@ -17,6 +17,7 @@ def look(
     port: int = 8765,
     device: Device = "auto",
     open: bool = True,
+    json: Json = None,
 ) -> dict[str, Any]:
     """Open the page with your photographs: what does each patch attend to, in attention, Mamba and convolution?
 
@@ -29,4 +30,4 @@ def look(
     """
     if not images:
         raise InputError("name at least one image file or folder: mixlab look photo.jpg")
-    return app(models, data=images, image=image, port=port, device=device, open=open)
+    return app(models, data=images, image=image, port=port, device=device, open=open, json=json)
