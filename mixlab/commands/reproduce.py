@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 def reproduce(
-    answer: Flat[Answer] = Answer(),
     items: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ITEM ...")] = (),
+    answer: Flat[Answer] = Answer(),
     *,
     root: Path | None = None,
     run: Path | None = None,
