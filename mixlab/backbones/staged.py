@@ -68,9 +68,9 @@ class StagedConfig:
                 raise InputError(f"{name} must be at least 1, got {value}")
         if not 0 <= self.drop_path < 1:
             raise InputError(f"drop_path is a probability below 1, got {self.drop_path}")
-        for name, value, known in (("stem", self.stem, STEMS), ("down", self.down, DOWNS)):
-            if value not in known:
-                raise InputError(f"unknown {name} {value!r}; choose one of {', '.join(known)}")
+        for name, chosen, known in (("stem", self.stem, STEMS), ("down", self.down, DOWNS)):
+            if chosen not in known:
+                raise InputError(f"unknown {name} {chosen!r}; choose one of {', '.join(known)}")
         if self.stem == "overlap" and self.stem_stride != OVERLAP_STRIDE:
             raise InputError(f"stem_stride {self.stem_stride}: a stem of kind overlap has {OVERLAP_STRIDE}; use patch")
         if self.scans and not hasattr(self.mixer, "scans"):
@@ -147,7 +147,7 @@ class Staged(Backbone):
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
-        return [block for stage in self.stages for block in stage.blocks]
+        return [block for stage in self.stages for block in stage.blocks]  # type: ignore[union-attr]
 
     def forward(self, images: Tensor) -> Tensor:
         return self.summary(self.tokens(images)[0])
@@ -165,7 +165,7 @@ class Staged(Backbone):
         return self.summary_norm(self.final_norm(pooled) if self.config.pool_first else pooled)
 
     def features(
-        self, images: Tensor, layers: Layers = 1, source: FeatureSource = "stream"
+        self, images: Tensor, layers: Layers = 1, source: FeatureSource = "stream", *, norm: bool = True
     ) -> Iterator[tuple[int, Features]]:
         check_source(source)
         wanted = chosen_layers(layers, self.num_layers)
@@ -179,7 +179,7 @@ class Staged(Backbone):
             else:  # as a whole: checkpointed, compiled and sharded blocks are whole modules
                 x = chosen = block(x, grid)
             if index in wanted:
-                yield index, self._split(chosen, grid, last=stage is self.stages[-1])
+                yield index, self._split(chosen, grid, norm=norm and stage is self.stages[-1])
 
     def mixings(self, images: Tensor, layers: Layers = None) -> Iterator[tuple[int, Mixing]]:
         wanted = chosen_layers(layers, self.num_layers)
@@ -252,8 +252,8 @@ class Staged(Backbone):
         pairs = [(stage, block) for stage in self.stages for block in stage.blocks]  # type: ignore[union-attr]
         return pairs[:num_blocks]  # type: ignore[return-value]
 
-    def _split(self, tokens: Tensor, grid: Grid, *, last: bool) -> Features:
-        if not last:
+    def _split(self, tokens: Tensor, grid: Grid, *, norm: bool) -> Features:
+        if not norm:
             return self.layout.split(tokens, grid)
         normed = self.final_norm(tokens)
         summary = self.summary(tokens if self.config.pool_first else normed)

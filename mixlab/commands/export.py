@@ -1,17 +1,16 @@
 """`mixlab export`: a backbone as safetensors or ONNX."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
-from mixlab.backbones.onnx_file import export_onnx
-from mixlab.backbones.weights import save_weights
 from mixlab.commands.advise import parse_size
-from mixlab.commands.options import Json
-from mixlab.commands.output import check_json, console, emit
+from mixlab.commands.answer import Answer
+from mixlab.commands.options import Flat
 from mixlab.errors import InputError
-from mixlab.evaluation.target import load_target
 from mixlab.run import RunDirectory
 
 FileFormat = Literal["safetensors", "onnx"]
@@ -21,6 +20,7 @@ FILES_OF_RUNS = tuple(f"{part}.safetensors" for part in _PARTS_OF_RUNS)
 
 def export(
     target: Annotated[str, tyro.conf.Positional],
+    answer: Flat[Answer] = Answer(),
     *,
     out: Path,
     format: FileFormat | None = None,
@@ -29,7 +29,6 @@ def export(
     half: bool = False,
     force: bool = False,
     seed: int = 0,
-    json: Json = None,
 ) -> dict[str, Any]:
     """Write a backbone to one file.
 
@@ -45,23 +44,30 @@ def export(
         force: replace --out if it exists; the files of a run are never replaced.
         seed: seed of an untrained target.
     """
+    from mixlab.backbones.weights import save_weights
+    from mixlab.evaluation.target import load_target
+
     chosen = file_format(out, format)
     check_out(out, force=force)
     if half and chosen == "onnx":
         raise InputError("--half is for safetensors; an ONNX file keeps 32 bits")
+    if image is not None and chosen == "safetensors":
+        raise InputError("--image is for ONNX; a safetensors file takes any size")
     size = None if image is None else parse_size(image)
-    check_json(json)
+    answer.check()
     model = load_target(target, weights=weights, seed=seed, device="cpu").backbone
     takes = ""
     if chosen == "safetensors":
         save_weights(model, out, half=half)
     else:
+        from mixlab.backbones.onnx_file import export_onnx
+
         height, width = size or (None, None)
         multiple = export_onnx(model, out, height=height, width=width)
         sides = f"{height or model.image} x {width or model.image} px"
         takes = f"; it takes {f'sides of multiples of {multiple} px' if multiple else sides}"
-    console.print(f"{model.name} written to {out} ({out.stat().st_size / 2**20:.1f} MiB){takes}")
-    return emit({"model": model.name, "format": chosen, "file": str(out), "bytes": out.stat().st_size}, json)
+    answer.line(f"{model.name} written to {out} ({out.stat().st_size / 2**20:.1f} MiB){takes}")
+    return answer.emit({"model": model.name, "format": chosen, "file": str(out), "bytes": out.stat().st_size})
 
 
 def file_format(out: Path, asked: FileFormat | None) -> FileFormat:

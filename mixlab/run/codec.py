@@ -10,10 +10,10 @@ import types
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
-from difflib import get_close_matches
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from mixlab.errors import InputError
+from mixlab.errors import InputError, did_you_mean
+from mixlab.plugins import Registry
 
 T = TypeVar("T")
 Kinds = Mapping[type[Any], Mapping[str, type[Any]]]  # for each base class: its subclasses by `kind`
@@ -34,13 +34,13 @@ def from_json(cls: type[T], values: object, *, kinds: Kinds | None = None, where
     if cls in kinds:
         kind = values.pop("kind", None)
         if kind not in kinds[cls]:
-            raise InputError(f"{where}.kind is {kind!r}; choose one of {', '.join(kinds[cls])}")
+            load = ", or load the plugin that adds it (mixlab --import)" if isinstance(kinds[cls], Registry) else ""
+            raise InputError(f"{where}.kind is {kind!r}; choose one of {', '.join(kinds[cls])}{load}")
         made = kinds[cls][kind]
     hints, known = get_type_hints(made), {field.name: field for field in fields(made)}  # type: ignore[arg-type]
     for name in values:
         if name not in known:
-            near = get_close_matches(str(name), known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"fields are {', '.join(known)}"
+            hint = did_you_mean(str(name), known, otherwise=f"fields are {', '.join(known)}")
             raise InputError(f"{where} has no field {name!r}; {hint}")
     required = [name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING]
     if missing := [name for name in required if name not in values]:

@@ -17,6 +17,7 @@ import mixlab
 from mixlab.analysis.claims import Evidence
 from mixlab.analysis.comparisons import over_seeds
 from mixlab.cli import main
+from mixlab.commands.answer import WideAnswer
 from mixlab.commands.claims import claims
 from mixlab.report import write_report
 from mixlab.run import METRICS, Measurement, RunDirectory, Subject
@@ -75,8 +76,8 @@ def runs(tmp_path: Path) -> list[Path]:
 def test_the_ledger_the_command_line_and_the_page_have_one_interval_for_a_comparison(
     runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    claims(runs, run=tmp_path / "study", json=str(tmp_path / "claims.json"))
-    printed = re.sub(r"\s+", " ", capsys.readouterr().err)
+    claims(runs, WideAnswer(json=str(tmp_path / "claims.json")), run=tmp_path / "study")
+    printed = re.sub(r"\s+", " ", capsys.readouterr().out)
     result = json.loads((tmp_path / "claims.json").read_text())
     pages = [write_report([tmp_path / "study"], tmp_path / f"page.{kind}").read_text() for kind in ("html", "md")]
 
@@ -133,14 +134,14 @@ def test_what_auc_prints_of_a_network_and_its_twin_is_what_the_ledger_and_the_pa
     """Bootstrap intervals are not symmetric about their value."""
     model = mixlab.create_model("vit_tiny", dim=64, depth=2, patch=8, image=32)
     mixlab.save_weights(model, tmp_path / "vit.safetensors")
-    assert main(["auc", str(tmp_path / "vit.safetensors"), "--data", "shapes:n=6", "--run", str(tmp_path / "run")]) == 0
+    assert main(["auc", str(tmp_path / "vit.safetensors"), "--data", "shapes:n=9", "--run", str(tmp_path / "run")]) == 0
     (row,) = json.loads((tmp_path / "run" / "results" / "auc_model.json").read_text())["rows"]
     gap = row["above_untrained"]
     assert gap["low"] + gap["high"] != pytest.approx(2 * gap["mean"], abs=1e-6), "or this tests nothing"
     text = "{mean:+.3f} [{low:+.3f}, {high:+.3f}]".format(**gap)
     capsys.readouterr()
     claims([tmp_path / "run"])
-    printed = re.sub(r"\s+", " ", capsys.readouterr().err)
+    printed = re.sub(r"\s+", " ", capsys.readouterr().out)
     assert all(text in place for place in (printed, write_report([tmp_path / "run"], tmp_path / "page.md").read_text()))
 
 
