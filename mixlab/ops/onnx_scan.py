@@ -4,6 +4,8 @@ The recurrence of the references, step by step: each decay is a factor from 0 to
 when something is exported: it needs onnxscript.
 """
 
+# mypy: disallow-untyped-defs=False
+
 from collections.abc import Callable
 from typing import Any
 

@@ -80,7 +80,7 @@ def draw_walk(axis: Axes, kind: str, grid: Grid) -> None:
     progress = np.linspace(0, 1, len(segments))
     colours = mpl.colormaps[COLOURS](0.95 * progress)
     cells = np.stack(np.meshgrid(range(grid[1]), range(grid[0])), axis=-1).reshape(-1, 2)
-    axis.scatter(*cells.T, s=3, color="0.8", linewidths=0)
+    axis.scatter(cells[:, 0], cells[:, 1], s=3, color="0.8", linewidths=0)
     axis.add_collection(LineCollection(list(segments[jumps]), colors=colours[jumps], linewidths=0.7, linestyles=":"))
     steps = LineCollection(list(segments[~jumps]), colors=colours[~jumps], linewidths=2.2, capstyle="round")
     axis.add_collection(steps)
