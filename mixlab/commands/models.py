@@ -39,6 +39,13 @@ def _row(name: str, image: int) -> dict[str, Any]:
         "with_classifier_M": round(count_with_classifier(model) / 1e6, 2),
         "GMACs": round(count_macs(model, image) / 1e9, 2),
         "dim": model.dim,
-        "mixer": "see timm" if model.family == "other" else model.family,
+        "mixer": _mixer_of(name, model.family),
         "source": ZOO[name].source if name in ZOO else "timm",
     }
+
+
+def _mixer_of(name: str, family: str) -> str:
+    """Of what is no mixer of ours, where to look."""
+    entry = ZOO.get(name)
+    by_timm = entry is None or isinstance(entry.config, str)
+    return "see timm" if family == "other" and by_timm else family
