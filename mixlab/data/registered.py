@@ -31,13 +31,14 @@ def register_source(name: str) -> Callable[[F], F]:
 
 
 def open_registered(data: str, split: str) -> Source[Any] | None:
-    """The samples of a split of `NAME:REST`; None where no such name is registered, or it has no such split."""
+    """The samples of a split of `NAME:REST`, or of the only split it has; None where no such name is registered."""
     name, _, rest = data.partition(":")
     if name not in SOURCES:
         return None
     found = SOURCES[name](rest, split)
-    if found is None and split == "train":
-        raise InputError(f"{data} has no training split: the function registered for {name!r} returned None")
-    if found is not None and not isinstance(found, Source):
-        raise InputError(f"the function registered for {name!r} returned a {type(found).__name__}; return a Source")
+    if found is None and split == "val":
+        return open_registered(data, "train")
+    if not isinstance(found, Source):
+        raise InputError(f"the function registered for {name!r} gives a {type(found).__name__}; return a Source")
+    found.is_own_split = split == "val"
     return found

@@ -39,6 +39,7 @@ class Source(ABC, Generic[T]):
     """
 
     classes: tuple[str, ...] = ()  # empty: nothing here has a class
+    is_own_split: bool = False  # a validation set that is no part of the training set
     class_ids: tuple[int, ...] = ()  # the classes' numbers in a COCO file, which have gaps
     unpaired: tuple[str, ...] = ()  # files that are left out because their partner is missing
 
