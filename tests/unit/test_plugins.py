@@ -54,7 +54,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_registries: None
 def test_what_is_registered_late_is_known_everywhere(plugin: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "dino_otherkin_tiny64" not in RECIPES  # recipes and timm are imported before the plugin
     assert main(["--import", str(plugin), "models", "otherkin_t*"]) == 0
-    assert "otherkin_tiny" in capsys.readouterr().err
+    assert "otherkin_tiny" in capsys.readouterr().out
     small = {"dim": 64, "depth": 1, "image": 32}
     assert timm.create_model("otherkin_tiny", num_classes=3, **small)(torch.zeros(1, 3, 32, 32)).shape == (1, 3)
     assert mixlab.create_model("otherkin_tiny", **small).family == "other_attention"
