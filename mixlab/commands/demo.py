@@ -15,7 +15,7 @@ from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import RunLock
 from mixlab.studies.demo import FULL, MODELS, QUICK, DemoEffort, DemoModel, plan
 from mixlab.studies.steps import check_config_is_there, run_steps, wait_for_workers, worker_pool
-from mixlab.training.distributed import num_cores
+from mixlab.training.cores import num_cores
 
 
 def demo(*, run: Path | None = None, quick: bool = False, seed: int = 0, json: Json = None) -> dict[str, Any]:

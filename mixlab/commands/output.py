@@ -18,7 +18,7 @@ from mixlab.evaluation.machine import Machine, no_bar
 from mixlab.evaluation.target import split_target
 from mixlab.run import RunDirectory
 from mixlab.run.directory import write_json
-from mixlab.training.distributed import join_world, num_workers
+from mixlab.training.distributed import describe_workers, join_world, num_workers
 
 DEFAULT_RUN = Path("runs/look")
 
@@ -126,6 +126,8 @@ def evaluation_machine(
             if world.is_first:
                 warn(text)
 
+        if world.is_first and workers is None:
+            console.print(describe_workers(workers, world))
         yield Machine(
             world, num_workers(workers, world), batch, features, progress_bar if world.is_first else no_bar, say
         )

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .decode import SUFFIXES, Reduction, decode, decode_reduced, fit_image, printable, to_tensor
+from .decode import SUFFIXES, Reduction, decode, decode_pixels, decode_reduced, fit_image, printable, to_tensor
 from .folder_index import list_images
 from .shapes import parse_shapes
 from .shards import TarShards
@@ -48,15 +48,14 @@ class ImageFolder(ImageSource):
         return len(self.paths)
 
     def load(self, index: int) -> Tensor:
-        return to_tensor(decode(self.root / self.paths[self.check(index)]))
+        return to_tensor(decode_pixels(self.root / self.paths[self.check(index)]))
 
     def load_fitted(self, index: int, size: int, fit: str) -> tuple[Tensor, tuple[int, int]]:
         image = decode(self.root / self.paths[self.check(index)], draft=size)
         return to_tensor(fit_image(image, size=size, fit=fit)), (image.height, image.width)
 
     def load_reduced(self, index: int, reduction: Reduction) -> tuple[NDArray[np.uint8], tuple[int, int]]:
-        image, own = decode_reduced(self.root / self.paths[self.check(index)], reduction)
-        return np.asarray(image), own
+        return decode_reduced(self.root / self.paths[self.check(index)], reduction)
 
     def label(self, index: int) -> int:
         return self._labels[self.check(index)]

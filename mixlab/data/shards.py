@@ -24,7 +24,17 @@ from torch import Tensor
 
 from mixlab.errors import InputError
 
-from .decode import SUFFIXES, Reduction, UnreadableImage, decode, decode_reduced, fit_image, printable, to_tensor
+from .decode import (
+    SUFFIXES,
+    Reduction,
+    UnreadableImage,
+    decode,
+    decode_pixels,
+    decode_reduced,
+    fit_image,
+    printable,
+    to_tensor,
+)
 from .folder_index import index_file, write_index
 from .source import ImageSource, few
 
@@ -67,15 +77,14 @@ class TarShards(ImageSource):
         return len(self.keys)
 
     def load(self, index: int) -> Tensor:
-        return to_tensor(decode(self._read(index), name=self.name(index)))
+        return to_tensor(decode_pixels(self._read(index), name=self.name(index)))
 
     def load_fitted(self, index: int, size: int, fit: str) -> tuple[Tensor, tuple[int, int]]:
         image = decode(self._read(index), name=self.name(index), draft=size)
         return to_tensor(fit_image(image, size=size, fit=fit)), (image.height, image.width)
 
     def load_reduced(self, index: int, reduction: Reduction) -> tuple[NDArray[np.uint8], tuple[int, int]]:
-        image, own = decode_reduced(self._read(index), reduction, name=self.name(index))
-        return np.asarray(image), own
+        return decode_reduced(self._read(index), reduction, name=self.name(index))
 
     def label(self, index: int) -> int:
         return int(self._where[self.check(index), 2])

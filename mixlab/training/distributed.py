@@ -1,4 +1,4 @@
-"""One process or many: devices, cores and collectives. Reads the environment variables of `torchrun`."""
+"""One process or many: devices and collectives. Reads the environment variables of `torchrun`."""
 
 import os
 import re
@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from mixlab.backbones.backbone import Backbone
 from mixlab.errors import InputError
 from mixlab.training.config import Sharding
+from mixlab.training.cores import num_cores, own_cores
 from mixlab.training.recipe import Recipe
 
 T = TypeVar("T")
@@ -29,7 +30,7 @@ class World:
     device: torch.device
     rank: int = 0
     size: int = 1
-    ranks_here: int = 1  # on this machine
+    cores: float | None = None  # this process's share, where it is not alone; see `training.cores`
 
     @property
     def is_first(self) -> bool:
@@ -56,14 +57,22 @@ def make_current(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-def num_cores() -> int:
-    """Those that this process may use; all of them where the system does not say (macOS)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def num_workers(asked: int | None, world: World) -> int:
-    """Data loading processes per rank: as given, or the cores divided by the ranks of this machine."""
-    return asked if asked is not None else max(0, num_cores() // world.ranks_here - 1)
+    """Data loading processes per rank: as given, or this rank's share of the cores but one."""
+    return asked if asked is not None else max(0, int((world.cores or num_cores()) + 1e-6) - 1)
+
+
+def describe_workers(asked: int | None, world: World) -> str:
+    """How many processes read data, and why so many."""
+    number = num_workers(asked, world)
+    what = (
+        f"{number} process{'es' * (number != 1)} read{'s' * (number == 1)} data"
+        if number
+        else "no extra process reads data"
+    )
+    per_rank = " for each rank" if world.size > 1 else ""
+    why = "as asked" if asked is not None else f"of {world.cores or num_cores():.4g} cores"
+    return f"{what}{per_rank} ({why})"
 
 
 @contextmanager
@@ -83,7 +92,8 @@ def join_world(device: str | None = None) -> Iterator[World]:
     # gloo beside nccl: what ranks agree on lives on the host and never waits for a GPU
     dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
     try:
-        yield World(chosen, rank, size, int(os.environ.get("LOCAL_WORLD_SIZE", size)))
+        own = own_cores()
+        yield World(chosen, rank, size, own.share(from_all(own)))
     finally:
         dist.destroy_process_group()
 

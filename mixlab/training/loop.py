@@ -23,7 +23,16 @@ from mixlab.signals import raising
 from mixlab.training.batches import steps
 from mixlab.training.checkpoint import Checkpoint, Checkpoints, TrainingState, export_weights
 from mixlab.training.config import TrainConfig
-from mixlab.training.distributed import World, any_rank, from_all, from_first, join_world, spread, whole
+from mixlab.training.distributed import (
+    World,
+    any_rank,
+    describe_workers,
+    from_all,
+    from_first,
+    join_world,
+    spread,
+    whole,
+)
 from mixlab.training.log import Journal, MetricBuffer, NonFiniteLoss, TrainingProgress, forget_after
 from mixlab.training.recipe import compile_recipe, seed_all
 from mixlab.training.record import RunRecord
@@ -220,6 +229,8 @@ class Trainer:
         for warning in self.warnings:
             self.progress.say(warning, style="yellow")
         self.progress.say(self._greeting())
+        if not self.config.data.resident:
+            self.progress.say(describe_workers(self.config.data.workers, self.world))
 
     def report(self) -> None:
         """Copy the metrics from the device and log them."""

@@ -1,5 +1,6 @@
 """The order of images: seeded, shared out without overlap, resumable to the sample, the same for any workers."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mixlab.data import Batch, ImageFolder, Loader, SampleOrder, Shapes, TooManyUnreadableError
+from mixlab.data import Batch, ImageFolder, Loader, SampleOrder, Shapes, TooManyUnreadableError, workers
+from mixlab.data.packed import PackedReader
+from mixlab.errors import WorkError
 
 
 def numbers(loader: Loader) -> list[list[int]]:
@@ -173,3 +176,26 @@ def test_too_many_unreadable_images_stop_the_run(photos, num_workers):
 def test_wrong_settings_are_refused_with_a_way_out(wrong, message):
     with pytest.raises(ValueError, match=message):
         Loader(Shapes(size=8, num_images=10), size=8, **wrong)
+
+
+def test_processes_whose_batches_do_not_fit_into_shared_memory_are_not_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = Shapes(size=32, num_images=40)
+    loader = Loader(source, batch_size=8, size=32, num_workers=2)
+    kept = (2 * 2 + 1) * 8 * 3 * 32**2
+    monkeypatch.setattr(workers.shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(0, 0, kept - 1))
+    with pytest.raises(WorkError, match=r"2 processes .* but /dev/shm has 0 MB free; use at most 1 of them"):
+        next(iter(loader))
+    monkeypatch.setattr(workers.shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(0, 0, 2 * kept - 1))
+    assert len(next(iter(loader)).indexes) == 8
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(WorkError, match="2 processes that read data on each of 2 ranks"):
+        next(iter(Loader(source, batch_size=8, size=32, num_workers=2)))
+
+
+def test_the_size_of_a_batch_is_estimated_from_some_of_its_samples(photos) -> None:
+    reader = PackedReader(photos, lambda height, width: 1, None)
+    batch = reader.collate([reader.read(index, 0) for index in range(len(photos)) if index not in (3, 4)])
+    each = sum(part.nbytes for part in (*batch.images, *batch[1:])) / len(batch.indexes)
+    assert reader.sample_bytes() == pytest.approx(each, rel=0.05)
