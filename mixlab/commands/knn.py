@@ -18,6 +18,7 @@ from mixlab.errors import check_counts
 from mixlab.evaluation.knn import KnnSettings, evaluate_knn
 from mixlab.run import provenance
 from mixlab.run.directory import RunLock, file_name
+from mixlab.training.distributed import once_per_machine
 
 
 def knn(on: Flat[LabelledTarget], settings: Flat[KnnSettings], *, batch: int = 256) -> dict[str, Any]:
@@ -28,7 +29,7 @@ def knn(on: Flat[LabelledTarget], settings: Flat[KnnSettings], *, batch: int = 2
     """
     check_counts(image=settings.image, batch=batch, num_train=settings.num_train, num_val=settings.num_val)
     check_json(on.json)
-    splits, directory = on.splits(), on.open_run()
+    directory = on.open_run()
     features = directory.path / "features"
     features.mkdir(exist_ok=True)
     with (
@@ -37,6 +38,7 @@ def knn(on: Flat[LabelledTarget], settings: Flat[KnnSettings], *, batch: int = 2
     ):
         if machine.world.is_first:
             stack.enter_context(RunLock(features))
+        splits = once_per_machine(machine.world, on.splits)
         for note in splits.notes():
             machine.say(note)
         loaded = on.load(machine.world.device, settings.seed)

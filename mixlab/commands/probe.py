@@ -19,6 +19,7 @@ from mixlab.errors import InputError, check_counts
 from mixlab.evaluation.probe import ProbeSettings, evaluate_linear_probe
 from mixlab.evaluation.probe.result import VARIED
 from mixlab.run import provenance
+from mixlab.training.distributed import once_per_machine
 
 TAKEN = ("results", "features", "checkpoints", "figures", "tensorboard")  # folders of a run
 
@@ -38,11 +39,12 @@ def probe(
     counts = {part: getattr(settings, part) for part in ("image", "batch", "num_train", "num_val")}
     check_counts(**counts)
     check_json(on.json)
-    splits, directory = on.splits(), on.open_run()
+    directory = on.open_run()
     with (
         stoppable(),
         evaluation_machine(on.device, workers=on.workers, features=directory.path / "features") as machine,
     ):
+        splits = once_per_machine(machine.world, on.splits)
         for note in splits.notes():
             machine.say(note)
         loaded = on.load(machine.world.device, settings.seed)

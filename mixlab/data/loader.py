@@ -6,7 +6,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -124,6 +124,7 @@ class BatchLoader(Generic[B]):
             "num_images": self.order.num_images,
             "seed": self.order.seed,
             "skipped": dict(self.skipped.reasons),
+            **({"large": self.order.large} if self.order.is_large else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -134,6 +135,9 @@ class BatchLoader(Generic[B]):
                     f"the saved position is in data with {key} {state[key]}, here it is {ours}; "
                     "resume with the same source and seed, or start a new run"
                 )
+        large = int(state.get("large", self.order.num_images + 1))  # runs of before had a permutation at any size
+        if large != self.order.large and (large <= self.order.num_images) != self.order.is_large:
+            self.order = self._position.order = replace(self.order, large=large)
         self._position.epoch, self._position.samples = int(state["epoch"]), int(state["samples"])
         if self._position.samples >= len(self) * self.order.global_batch:  # saved after an epoch's last batch
             self._start_next_epoch()

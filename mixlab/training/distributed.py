@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from mixlab.backbones.backbone import Backbone
+from mixlab.data.index_file import trusting_indexes
 from mixlab.errors import InputError
 from mixlab.training.config import Sharding
 from mixlab.training.cores import num_cores, own_cores
@@ -30,6 +31,7 @@ class World:
     device: torch.device
     rank: int = 0
     size: int = 1
+    is_first_here: bool = True  # the first of this machine's
     cores: float | None = None  # this process's share, where it is not alone; see `training.cores`
 
     @property
@@ -93,7 +95,9 @@ def join_world(device: str | None = None) -> Iterator[World]:
     dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
     try:
         own = own_cores()
-        yield World(chosen, rank, size, own.share(from_all(own)))
+        everyone = from_all(own)
+        is_first_here = own.machine not in [other.machine for other in everyone[:rank]]
+        yield World(chosen, rank, size, is_first_here, own.share(everyone))
     finally:
         dist.destroy_process_group()
 
@@ -149,6 +153,39 @@ def from_first(value: T) -> T:
     box = [value]
     dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
     return box[0]
+
+
+def once_per_machine(world: World, look: Callable[[], T]) -> T:
+    """What `look` finds in files. One rank of each machine compares stored indexes with the files and brings them up to
+    date; the others take them as they are. Where the first rank fails, all do, with its error or their own.
+    """
+    if world.size == 1:
+        return look()
+    if world.is_first_here:
+        try:
+            found = look()
+        finally:
+            from_all(None)
+        return found
+    from_all(None)
+    with trusting_indexes():
+        return look()
+
+
+def only_first(look: Callable[[], T]) -> T:
+    """What the first rank finds, on every rank; an error of its own on all of them."""
+    if not dist.is_initialized():
+        return look()
+    found: tuple[T | None, Exception | None] = (None, None)
+    if dist.get_rank() == 0:
+        try:
+            found = (look(), None)
+        except Exception as error:
+            found = (None, error)
+    value, error = from_first(found)
+    if error is not None:
+        raise error
+    return value  # type: ignore[return-value]
 
 
 def from_all(value: T) -> list[T]:

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from mixlab.data.index_file import is_trusted
 from mixlab.training import cores
 from mixlab.training.cores import Cores, cgroup_quota, num_cores, own_cores
-from mixlab.training.distributed import World, describe_workers, join_world, num_workers
+from mixlab.training.distributed import World, describe_workers, join_world, num_workers, once_per_machine, only_first
 
 
 def rank(numbers: range, *, machine: str = "a", quota: float | None = None, group: str = "") -> Cores:
@@ -84,12 +85,15 @@ def bound(number: int, port: int, found: SimpleQueue) -> None:
     os.sched_setaffinity(0, {mine[number % len(mine)]})  # as SLURM does
     names = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": 2}
     os.environ |= {name: str(value) for name, value in names.items()}
+    looked: list[bool] = []
     with join_world("cpu") as world:
-        found.put((number, world.cores))
+        once_per_machine(world, lambda: looked.append(is_trusted()))
+        first = only_first(lambda: number)
+        found.put((number, world.cores, looked, first))
 
 
 @pytest.mark.skipif(own_cores().count < 2 or own_cores().quota is not None, reason="needs two cores of its own")
-def test_real_ranks_that_are_bound_to_cores_of_their_own_do_not_divide_them() -> None:
+def test_real_ranks_do_not_divide_cores_of_their_own_and_one_of_them_compares_the_index() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -100,4 +104,4 @@ def test_real_ranks_that_are_bound_to_cores_of_their_own_do_not_divide_them() ->
         process.start()
     for process in processes:
         process.join(60)
-    assert sorted(found.get() for _ in processes) == [(0, 1.0), (1, 1.0)]
+    assert sorted(found.get() for _ in processes) == [(0, 1.0, [False], 0), (1, 1.0, [True], 0)]

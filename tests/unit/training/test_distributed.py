@@ -72,7 +72,7 @@ def test_the_gpu_of_a_process_becomes_the_current_one(
     for name, value in {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value) if ranks else monkeypatch.delenv(name, raising=False)
     with join_world(text) as world:
-        assert replace(world, cores=None) == (
+        assert replace(world, cores=None, is_first_here=True) == (
             World(torch.device(chosen), 3, 4) if ranks else World(torch.device(chosen))
         )
     assert current == [torch.device(chosen)]
