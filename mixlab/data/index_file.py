@@ -68,9 +68,10 @@ def index_file(kind: str, indexed: Path, cache: str | Path | None) -> Path:
 def write_index(file: Path, index: StoredIndex) -> None:
     """Write an index if possible."""
     aside = file.with_name(f"{file.name}.{os.getpid()}")
-    places, end = {}, 0
+    places: dict[str, tuple[str, int, int]] = {}  # kind, number and first byte of each
+    end = 0
     for name, array in index.arrays.items():
-        places[name] = [array.dtype.str[1:], len(array), end]
+        places[name] = (array.dtype.str[1:], len(array), end)
         end += -(-array.nbytes // _ALIGN) * _ALIGN
     header = json.dumps({"about": index.about, "arrays": places, "bytes": end}, ensure_ascii=True).encode()
     start = _start_of(len(header))
@@ -80,7 +81,7 @@ def write_index(file: Path, index: StoredIndex) -> None:
             out.write(_MAGIC + len(header).to_bytes(8, "little") + zlib.crc32(header).to_bytes(8, "little") + header)
             for (_, _, place), array in zip(places.values(), index.arrays.values(), strict=True):
                 out.write(b"\0" * (start + place - out.tell()))
-                out.write(memoryview(np.ascontiguousarray(array)).cast("B") if len(array) else b"")
+                np.ascontiguousarray(array).tofile(out)
             out.write(b"\0" * (start + end - out.tell()))
         aside.replace(file)
         file.with_suffix(".json").unlink(missing_ok=True)  # of older versions

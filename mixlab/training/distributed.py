@@ -176,16 +176,17 @@ def only_first(look: Callable[[], T]) -> T:
     """What the first rank finds, on every rank; an error of its own on all of them."""
     if not dist.is_initialized():
         return look()
-    found: tuple[T | None, Exception | None] = (None, None)
+    found: list[T] = []
+    failure: Exception | None = None
     if dist.get_rank() == 0:
         try:
-            found = (look(), None)
+            found = [look()]
         except Exception as error:
-            found = (None, error)
-    value, error = from_first(found)
-    if error is not None:
-        raise error
-    return value  # type: ignore[return-value]
+            failure = error
+    found, failure = from_first((found, failure))
+    if failure is not None:
+        raise failure
+    return found[0]
 
 
 def from_all(value: T) -> list[T]:
