@@ -14,7 +14,7 @@ from mixlab.ops.backend import backend_name
 from mixlab.run import provenance
 
 What = Literal[
-    "all", "ssd", "selective", "attention", "backbone", "crops", "dino", "feed", "probe", "knn", "dense", "auc"
+    "all", "ssd", "selective", "attention", "backbone", "crops", "dino", "feed", "probe", "knn", "dense", "auc", "scale"
 ]
 Tables = dict[str, list[dict[str, Any]]]  # title: rows
 MODULES = {"ssd": "operations", "attention": "operations", "crops": "images", "feed": "images", "probe": "frozen",
@@ -29,6 +29,10 @@ def bench(
     peer: Path | None = None,
     figure: Path | None = None,
     readme: Path | None = None,
+    files: int = 100_000,
+    entries: int = 20_000_000,
+    shards: int = 200,
+    megabytes: int = 1000,
     json: Json = None,
 ) -> dict[str, Any]:
     """Measure speed beside peers; read the ratios. Rows are shown as they are measured, tables at the end.
@@ -38,17 +42,33 @@ def bench(
             models), attention (linear attention alone), backbone (whole passes, growth with tokens), crops (DINO's ten
             crops against torchvision), dino (whole DINO steps), feed (the share of a DINO run spent waiting for JPEG
             files), probe (a grid of linear probes against one), knn (a bank of ImageNet's size), dense (speed and
-            memory against input size), auc (Binary-AUC against loops of others).
+            memory against input size), auc (Binary-AUC against loops of others), scale (what grows with data and
+            model: opening, memory of a process, saving, resuming; beside torchvision's ImageFolder and torch.save).
         quick: fewer repeats and smaller sizes.
         peer: for dino, a clone of facebookresearch/dino, to be measured in the same run.
         readme: for all, write the table of speed into this file, between its two marks.
+        files: for scale, files in a folder to open.
+        entries: for scale, entries of a synthetic list of paths; 100 million take 2.3 GB of disk.
+        shards: for scale, tar shards of 1,000 samples to index.
+        megabytes: for scale, the state to save.
         figure: for dense, draw speed and memory against input size into this file (.svg or .png).
     """
     console.print(f"Operations run on {backend_name()}, {torch.get_num_threads()} threads.")
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     if what == "all":
         return emit({"benchmark": what, **_run_all(quick, peer, readme), "provenance": provenance(device=device)}, json)
-    tables = run_benchmark(what, quick=quick, peer=peer)
+    if what == "scale":
+        from mixlab.bench.scale import run_scale
+
+        smaller = 20 if quick else 1
+        tables = run_scale(
+            num_files=max(2000, files // smaller),
+            num_entries=entries // smaller,
+            num_shards=max(8, shards // smaller),
+            megabytes=max(8, megabytes // smaller),
+        )
+    else:
+        tables = run_benchmark(what, quick=quick, peer=peer)
     _show(tables)
     if what == "dense" and figure is not None:
         from mixlab.analysis.figures import save_charts

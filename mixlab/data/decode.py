@@ -105,7 +105,7 @@ def decode_reduced(
 
 
 def _jpeg_pixels(content: bytes, image: Image.Image) -> NDArray[np.uint8] | None:
-    """A JPEG's pixels, (H, W, 3), from torchvision, 1.3 to 2 times as fast as Pillow; None where that should decide.
+    """A JPEG's pixels, (H, W, 3), from torchvision, 1.1 to 1.3 times as fast as Pillow; None where that should decide.
 
     The same bits: both use libjpeg-turbo with the same settings. Whatever torchvision refuses is left to Pillow; what
     Pillow refuses, torchvision refused too in 20,000 attempts (`test_decode.py`).

@@ -25,13 +25,8 @@ from mixlab.console import console
 from mixlab.errors import InputError, WorkError
 from mixlab.run import RunDirectory
 from mixlab.run.directory import RunLock, read_json, write_json
-<<<<<<< HEAD
-from mixlab.signals import STOP_SIGNALS, StopSignal, held
-from mixlab.training.cores import num_cores
-=======
 from mixlab.signals import HELD_SIGNALS, STOP_SIGNALS, StopSignal, held
-from mixlab.training.distributed import num_cores
->>>>>>> main
+from mixlab.training.cores import num_cores
 
 LOG, MARK = "logs/{}.txt", "steps/{}.json"  # of a step, in the folder of the whole
 POLL_S = 0.3

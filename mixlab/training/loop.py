@@ -216,12 +216,8 @@ class Trainer:
     def stop_if_asked(self, stop: StopRequests) -> None:
         """`Stopped` on every rank, where any was asked to stop, once the checkpoint is on the disk."""
         if any_rank(stop.asked()):
-<<<<<<< HEAD
             self.writer.wait()
-            raise Stopped(stop.agreed(), self.step)
-=======
             raise Stopped(agreed(stop), self.step)
->>>>>>> main
 
     def start_or_resume(self) -> None:
         """Agree on the settings with what is in the directory, and put back the newest good checkpoint."""
