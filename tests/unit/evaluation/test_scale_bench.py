@@ -7,10 +7,10 @@ from mixlab.bench import scale
 
 def test_files_open_from_their_index_faster_and_smaller_than_by_torchvision(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(scale, "READS", 20_000)
-    first, again, theirs = scale.measure_opening(6_000, tmp_path)
+    first, again, theirs = scale.measure_opening(10_000, tmp_path)
     assert again["seconds"] < theirs["seconds"] and first["seconds"] < 4 * theirs["seconds"]
     assert again["private_bytes_each"] < 20 < theirs["private_bytes_each"] / 5
-    assert again["reader_grows_mb"] < max(1.5, theirs["reader_grows_mb"] / 2)
+    assert again["reader_grows_mb"] < 2  # a few pages
 
 
 def test_a_long_list_takes_little_memory_of_its_own_and_its_order_little(tmp_path: Path) -> None:
