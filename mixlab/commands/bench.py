@@ -57,18 +57,8 @@ def bench(
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     if what == "all":
         return emit({"benchmark": what, **_run_all(quick, peer, readme), "provenance": provenance(device=device)}, json)
-    if what == "scale":
-        from mixlab.bench.scale import run_scale
-
-        smaller = 20 if quick else 1
-        tables = run_scale(
-            num_files=max(2000, files // smaller),
-            num_entries=entries // smaller,
-            num_shards=max(8, shards // smaller),
-            megabytes=max(8, megabytes // smaller),
-        )
-    else:
-        tables = run_benchmark(what, quick=quick, peer=peer)
+    sizes = {"num_files": files, "num_entries": entries, "num_shards": shards, "megabytes": megabytes}
+    tables = run_benchmark(what, quick=quick, peer=peer, sizes=sizes)
     _show(tables)
     if what == "dense" and figure is not None:
         from mixlab.analysis.figures import save_charts
@@ -108,7 +98,7 @@ def _run_all(quick: bool, peer: Path | None, readme: Path | None) -> dict[str, A
     return {"tables": results, "markdown": text}
 
 
-def run_benchmark(what: What, *, quick: bool, peer: Path | None = None) -> Tables:
+def run_benchmark(what: What, *, quick: bool, peer: Path | None = None, sizes: dict[str, int] | None = None) -> Tables:
     """The tables of one benchmark, by title."""
     on_gpu = torch.cuda.is_available()
     if not on_gpu and (what in ("attention", "selective") or (what in NEED_GPU and not quick)):
@@ -116,6 +106,11 @@ def run_benchmark(what: What, *, quick: bool, peer: Path | None = None) -> Table
     module: Any = import_module(f"mixlab.bench.{MODULES.get(what, what)}")
     few: dict[str, Any]
     match what:
+        case "scale":
+            scale: Tables = module.run_scale(
+                **{name: size // (20 if quick else 1) for name, size in (sizes or {}).items()}
+            )
+            return scale
         case "ssd" if on_gpu:
             title = "The two-way scan, bf16: GPU kernel time and wall time; x: times faster than mamba_ssm"
             return {title: module.scan_on_gpu(quick=quick)}
