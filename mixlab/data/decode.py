@@ -7,6 +7,7 @@ import os
 import stat
 import zlib
 from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +17,6 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from mixlab.errors import InputError
-
-try:  # deprecated in torchvision 0.29: once it is gone, Pillow decodes everything
-    from torchvision.io import ImageReadMode, decode_jpeg
-except ImportError:
-    decode_jpeg = None
 
 # PIL's EPS reader runs an outside program; only formats that are pure data are opened.
 Image.init()
@@ -102,16 +98,26 @@ def decode_reduced(
         raise UnreadableImage(label, _reason(error)) from error
 
 
+@cache
+def _torchvision_decoder() -> Callable[[Tensor], Tensor] | None:
+    try:  # deprecated in torchvision 0.29: once it is gone, Pillow decodes everything
+        from torchvision.io import ImageReadMode, decode_jpeg  # takes a moment
+    except ImportError:
+        return None
+    return partial(decode_jpeg, mode=ImageReadMode.RGB)
+
+
 def _jpeg_pixels(content: bytes, image: Image.Image) -> NDArray[np.uint8] | None:
     """A JPEG's pixels, (H, W, 3), from torchvision, 1.1 to 1.3 times as fast as Pillow; None where that should decide.
 
     The same bits: both use libjpeg-turbo with the same settings. Whatever torchvision refuses is left to Pillow; what
     Pillow refuses, torchvision refused too in 20,000 attempts (`test_decode.py`).
     """
+    decode_jpeg = _torchvision_decoder()
     if decode_jpeg is None or image.format != "JPEG" or image.mode not in ("RGB", "L"):
         return None
     try:
-        found = decode_jpeg(torch.frombuffer(bytearray(content), dtype=torch.uint8), mode=ImageReadMode.RGB)
+        found = decode_jpeg(torch.frombuffer(bytearray(content), dtype=torch.uint8))
     except RuntimeError:
         return None
     pixels: NDArray[np.uint8] = found.permute(1, 2, 0).numpy()
