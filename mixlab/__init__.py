@@ -13,9 +13,13 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.analysis.auc import score_maps as score_maps
     from mixlab.analysis.binary_auc import binary_auc as binary_auc
     from mixlab.analysis.binary_auc_metric import BinaryAUC as BinaryAUC
+    from mixlab.analysis.exhibit import Exhibit as Exhibit
+    from mixlab.analysis.exhibit import Picture as Picture
     from mixlab.analysis.maps import activation_map as activation_map
     from mixlab.analysis.maps import activation_maps as activation_maps
+    from mixlab.analysis.norms import measure_norms as measure_norms
     from mixlab.analysis.rank import measure_ranks as measure_ranks
+    from mixlab.analysis.registry import register_analysis as register_analysis
     from mixlab.analysis.viewed_images import ViewedImages as ViewedImages
     from mixlab.backbones.backbone import Backbone as Backbone
     from mixlab.backbones.preprocess import preprocess as preprocess
@@ -28,6 +32,8 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.backbones.weights import save_weights as save_weights
     from mixlab.backbones.zoo import create_model as create_model
     from mixlab.backbones.zoo import list_models as list_models
+    from mixlab.backbones.zoo import register_backbone as register_backbone
+    from mixlab.backbones.zoo import register_family as register_family
     from mixlab.data.crops import MultiCrop as MultiCrop
     from mixlab.data.crops import dino_crops as dino_crops
     from mixlab.errors import InputError as InputError
@@ -38,6 +44,7 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.evaluation.detection.task import plan_detection as plan_detection
     from mixlab.evaluation.knn import KnnSettings as KnnSettings
     from mixlab.evaluation.knn import evaluate_knn as evaluate_knn
+    from mixlab.evaluation.methods import register_method as register_method
     from mixlab.evaluation.probe.evaluate import ProbeSettings as ProbeSettings
     from mixlab.evaluation.probe.evaluate import evaluate_linear_probe as evaluate_linear_probe
     from mixlab.evaluation.robustness import evaluate_robustness as evaluate_robustness
@@ -47,6 +54,8 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.evaluation.shifts import evaluate_shifts as evaluate_shifts
     from mixlab.evaluation.target import Target as Target
     from mixlab.evaluation.target import load_target as load_target
+    from mixlab.mixers import register_mixer as register_mixer
+    from mixlab.recipes import register_recipe as register_recipe
     from mixlab.run.measurement import Measurement as Measurement
     from mixlab.training.dino_parts import DinoCentre as DinoCentre
     from mixlab.training.dino_parts import DinoHead as DinoHead
@@ -59,24 +68,30 @@ _NAMES = {
     "analysis.auc": ["score_maps"],
     "analysis.binary_auc": ["binary_auc"],
     "analysis.binary_auc_metric": ["BinaryAUC"],
+    "analysis.exhibit": ["Exhibit", "Picture"],
     "analysis.maps": ["activation_map", "activation_maps"],
+    "analysis.norms": ["measure_norms"],
     "analysis.rank": ["measure_ranks"],
+    "analysis.registry": ["register_analysis"],
     "analysis.viewed_images": ["ViewedImages"],
     "backbones.backbone": ["Backbone"],
     "backbones.preprocess": ["preprocess"],
     "backbones.tokens": ["Features", "TokenLayout"],
     "backbones.weights": ["LoadReport", "WeightsError", "load_weights", "model_from_file", "save_weights"],
-    "backbones.zoo": ["create_model", "list_models"],
+    "backbones.zoo": ["create_model", "list_models", "register_backbone", "register_family"],
     "data.crops": ["MultiCrop", "dino_crops"],
     "errors": ["InputError", "WorkError"],
     "evaluation.classifier": ["load_classifier"],
     "evaluation.detection.task": ["evaluate_detection", "fit_detection", "plan_detection"],
     "evaluation.knn": ["KnnSettings", "evaluate_knn"],
+    "evaluation.methods": ["register_method"],
     "evaluation.probe.evaluate": ["ProbeSettings", "evaluate_linear_probe"],
     "evaluation.robustness": ["evaluate_robustness"],
     "evaluation.segmentation.task": ["evaluate_segmentation", "fit_segmentation", "plan_segmentation"],
     "evaluation.shifts": ["evaluate_shifts"],
     "evaluation.target": ["Target", "load_target"],
+    "mixers": ["register_mixer"],
+    "recipes": ["register_recipe"],
     "run.measurement": ["Measurement"],
     "training.dino_parts": ["DinoCentre", "DinoHead", "dino_loss", "koleo_loss", "teacher_targets"],
 }
@@ -124,3 +139,4 @@ if "timm" in sys.modules:
     import_module("mixlab.backbones")
 else:
     sys.meta_path.insert(0, _RegisterWithTimm())
+import_module("mixlab.plugins").load_at_start()

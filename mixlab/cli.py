@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 from mixlab.errors import InputError, MissingExtraError, WorkError, naming_extras
+from mixlab.plugins import load_for_all
 from mixlab.signals import STOP_SIGNALS, raising, say_stopped
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -26,7 +27,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "models": ("mixlab.commands.models", "backbones with parameters, GMACs and mixer"),
     "advise": ("mixlab.commands.advise", "is this a long-sequence task? which mixer?"),
-    "pretrain": ("mixlab.commands.pretrain", "DINO on any images; the same run again resumes"),
+    "pretrain": (
+        "mixlab.commands.pretrain",
+        "DINO, LeJEPA or your own method on any images; the same run again resumes",
+    ),
     "train": ("mixlab.commands.train", "supervised training; the same run again resumes"),
     "probe": ("mixlab.commands.probe", "linear probes on frozen features, the whole ablation at once"),
     "knn": ("mixlab.commands.knn", "nearest neighbours in feature space"),
@@ -36,6 +40,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rank": ("mixlab.commands.rank", "ranks of the blocks of mixing matrices"),
     "maps": ("mixlab.commands.maps", "activation maps and principal components as pictures"),
     "auc": ("mixlab.commands.auc", "Binary-AUC of activation maps, with its baselines"),
+    "matrices": ("mixlab.analysis.matrices", "mixing matrices on a photograph, as a picture: which tokens read which"),
+    "norms": ("mixlab.analysis.norms", "high-norm tokens by layer: their share and place, the untrained twin beside"),
     "claims": ("mixlab.commands.claims", "what the papers claim, what was measured, the verdict"),
     "report": ("mixlab.commands.report", "runs as one self-contained page"),
     "app": ("mixlab.commands.app", "a local page to look inside models, live"),
@@ -67,16 +73,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run_command(arguments: list[str], *, even_ignored: bool = False) -> int:
     """What `main` does, for a command within a program; `even_ignored` as in `signals.raising`."""
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(overview())
-        return 0
     from rich.text import Text
 
     from mixlab.console import console
 
+    try:
+        arguments = import_plugins(arguments)
+    except InputError as error:
+        if os.environ.get("MIXLAB_DEBUG") == "1":
+            raise
+        console.print(Text.assemble(("error:", "red"), f" {error}"), soft_wrap=True)
+        return 1
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0
     name, *rest = arguments
-    if name not in COMMANDS:
-        console.print(Text.assemble((f"unknown command {name!r}", "red"), f"; mixlab knows {', '.join(COMMANDS)}"))
+    known = {**COMMANDS, **registered_analyses()}
+    if name not in known:
+        console.print(Text.assemble((f"unknown command {name!r}", "red"), f"; mixlab knows {', '.join(known)}"))
         return 2
     warnings.formatwarning = plain_warning
     import tyro
@@ -84,7 +98,7 @@ def run_command(arguments: list[str], *, even_ignored: bool = False) -> int:
     number: int | None = None
     try:
         with naming_extras():
-            function: Callable[..., Any] = getattr(import_module(COMMANDS[name][0]), name)
+            function = find_command(name)
             with raising(even_ignored=even_ignored) as handler:
                 try:
                     tyro.cli(function, prog=f"mixlab {name}", args=rest)
@@ -103,6 +117,43 @@ def run_command(arguments: list[str], *, even_ignored: bool = False) -> int:
         console.print(Text.assemble(("error:", "red"), f" {error}"))
         return 1
     return 0
+
+
+def registered_analyses() -> dict[str, Any]:
+    """Those that were registered before this command began: without any, what they are is not even imported."""
+    registry = sys.modules.get("mixlab.analysis.registry")
+    return {} if registry is None else dict(registry.ANALYSES)
+
+
+def find_command(name: str) -> Callable[..., Any]:
+    """The function of a command; of an analysis, the command that follows from it."""
+    module = import_module(COMMANDS[name][0]) if name in COMMANDS else None
+    analysis = registered_analyses().get(name)
+    if analysis is None:
+        return getattr(module, name)
+    if module is not None and analysis.function.__module__ != module.__name__:
+        raise InputError(
+            f"{analysis.function.__module__} registers an analysis {name!r}, which is a command already; rename it"
+        )
+    from mixlab.commands.analysis import command_of
+
+    return command_of(analysis)
+
+
+def import_plugins(arguments: list[str]) -> list[str]:
+    """Load each `--import MODULE` before the command, in this process and in those that it starts; the other arguments.
+
+    Code is imported because a user names it here, never because a file does.
+    """
+    while arguments and arguments[0].partition("=")[0] == "--import":
+        _, equals, name = arguments[0].partition("=")
+        rest = arguments[1:] if equals else arguments[2:]
+        name = name if equals else (arguments[1] if len(arguments) > 1 else "")
+        if not name:
+            raise InputError("--import needs the name of a module, or a file: mixlab --import my_mixer.py COMMAND ...")
+        load_for_all(name)
+        arguments = rest
+    return arguments
 
 
 def leave_on_signals(code: int | None = None) -> None:
@@ -139,9 +190,15 @@ def plain_warning(
 
 
 def overview() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {line}" for name, (_, line) in COMMANDS.items()]
-    return "mixlab: a laboratory for vision token mixers\n\n" + "\n".join(lines) + "\n\nmixlab COMMAND --help"
+    known = {name: line for name, (_, line) in COMMANDS.items()}
+    known |= {name: analysis.about for name, analysis in registered_analyses().items() if name not in known}
+    width = max(map(len, known))
+    lines = [f"  {name:<{width}}  {line}" for name, line in known.items()]
+    return (
+        "mixlab: a laboratory for vision token mixers\n\n"
+        + "\n".join(lines)
+        + "\n\nmixlab COMMAND --help\nmixlab --import MODULE_OR_FILE COMMAND ...: with a plugin"
+    )
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Any, Literal, NamedTuple, Self, cast, get_args
 
 import torch
 from huggingface_hub import ModelHubMixin, hf_hub_download
@@ -17,7 +17,8 @@ from mixlab.mixers import Mixing
 
 FeatureSource = Literal["stream", "branch"]
 Layers = int | Sequence[int] | None
-Architecture = dict[str, Any]  # {"name", "config"} or, for a model of timm's, {"name", "timm_name", "fields"}
+# {"name", "config"}; of timm's models {"name", "timm_name", "fields"}; of registered ones {"registered", "fields"}
+Architecture = dict[str, Any]
 
 WEIGHTS_FILE = "model.safetensors"
 DROP_PATHS = {"drop_path", "drop_path1", "drop_path2"}  # what blocks call their stochastic depth, ours and timm's
@@ -64,6 +65,7 @@ class Backbone(  # type: ignore[call-arg]
     family: str  # the kind of its mixer, as in `mixlab.mixers.MIXERS`; "other" for what none of them describes
     is_causal: bool = False  # whether, in every layer, tokens see only those before them
     has_unused_parameters: bool = False  # whether some may get no gradient: DDP must look for them
+    registered: tuple[str, dict[str, Any]] | None = None  # the name and the fields with which `create_model` built it
     crop_share: float = 0.875  # of each side, that the centre crop of an evaluation keeps: 224 of 256 (DINO, DeiT)
     pixel_mean: tuple[float, ...] = (0.485, 0.456, 0.406)  # ImageNet's, in [0, 1]
     pixel_std: tuple[float, ...] = (0.229, 0.224, 0.225)
@@ -74,43 +76,53 @@ class Backbone(  # type: ignore[call-arg]
 
     @abstractmethod
     def features(
-        self, images: Tensor, layers: Layers = 1, source: FeatureSource = "stream"
+        self, images: Tensor, layers: Layers = 1, source: FeatureSource = "stream", *, norm: bool = True
     ) -> Iterator[tuple[int, Features]]:
         """Yield (layer, features) for the last `layers` (a number), for those listed, or for all (None).
 
-        `stream`: the residual stream after the layer; `branch`: the mixer's output alone. Both after the final norm.
+        `stream`: the residual stream after the layer; `branch`: the mixer's output alone. Both after the final norm, or
+        with `norm=False` as the layer leaves them: norms of tokens are to be read there.
         """
-
-    @abstractmethod
-    def mixings(self, images: Tensor, layers: Layers = None) -> Iterator[tuple[int, Mixing]]:
-        """Yield (layer, mixing), one layer in memory at a time."""
-
-    @abstractmethod
-    def architecture(self) -> Architecture:
-        """Name and config as JSON, from which `mixlab.backbones.weights.build_architecture` builds it again."""
-
-    @abstractmethod
-    def fresh(self) -> Self:
-        """The same architecture with newly initialised weights, drawn from torch's random state."""
 
     @abstractmethod
     def layer_shapes(self) -> list[LayerShape]:
         """The width and the stride of the map after each layer."""
 
-    @abstractmethod
+    def mixings(self, images: Tensor, layers: Layers = None) -> Iterator[tuple[int, Mixing]]:
+        """Yield (layer, mixing), one layer in memory at a time."""
+        raise InputError(f"{self.name} has no mixings to look at; choose a model of mixlab's, or maps of its features")
+
+    def architecture(self) -> Architecture:
+        """Name and config as JSON, from which `mixlab.backbones.weights.build_architecture` builds it again."""
+        if self.registered is None:
+            raise InputError(
+                f"nothing says how to build this {type(self).__name__} again; register what builds it with "
+                "mixlab.register_backbone(NAME), and make it with mixlab.create_model(NAME)"
+            )
+        name, fields = self.registered
+        return {"registered": name, "fields": fields}
+
+    def fresh(self) -> Self:
+        """The same architecture with newly initialised weights, drawn from torch's random state."""
+        from mixlab.backbones.weights import build_architecture  # which imports every backbone
+
+        return cast("Self", build_architecture(self.architecture()))
+
     def with_classifier(self, num_classes: int) -> nn.Module:
         """A network from images to logits (B, K): these weights and a newly initialised classifier.
 
         It may hold copies of the weights; `load_from_classifier` brings them back once they are trained.
         """
+        return LinearClassifier(self, num_classes)
 
-    @abstractmethod
     def name_in_classifier(self, name: str) -> str:
         """The name, in a network of `with_classifier`, of what is called `name` here."""
+        return f"backbone.{name}"
 
-    @abstractmethod
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute the activations inside each layer in the backward pass instead of keeping them."""
+        if enable:
+            raise InputError(f"{self.name} cannot recompute activations; leave out activation_checkpointing")
 
     def set_drop_path(self, rate: float) -> None:
         """Stochastic depth for training: `rate` in the last block, rising linearly from 0 in the first."""
@@ -211,6 +223,18 @@ class Backbone(  # type: ignore[call-arg]
         if not isinstance(model, cls):
             raise WeightsError(f"{path} holds a {type(model).__name__}, not a {cls.__name__}; call it on Backbone")
         return model
+
+
+class LinearClassifier(nn.Module):
+    """Logits (B, K) of a backbone's summary."""
+
+    def __init__(self, backbone: Backbone, num_classes: int) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = nn.Linear(backbone.dim, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.backbone(images))
 
 
 def chosen_layers(layers: Layers, depth: int) -> list[int]:

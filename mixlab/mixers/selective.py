@@ -9,12 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import wrap
 
-from mixlab.mixers.mixer import ALL, Grid, Mixing
+from mixlab.mixers.mixer import ALL, Grid, Mixing, overlap
 from mixlab.mixers.scan_orders import ScanOrders
 from mixlab.ops.selective_scan.op import selective_scan, softplus_steps
 from mixlab.ops.selective_scan.reference import selective_scan_matrix, steps_between
 
 wrap("selective_scan")
+wrap("project_steps")  # one step to torch.fx, which knows no devices while it traces
 
 
 @dataclass
@@ -107,6 +108,12 @@ class SelectiveMixing(Mixing):
         rising, falling = bool((steps > 0).all()), bool((steps < 0).all())
         return not (falling or (rising and reverse)), not rising or reverse
 
+    def rank_bound(self, rows: range, columns: range) -> int:
+        """N off the diagonal, where every scan walks straight on: else a triangle crosses the block."""
+        size, first_of_scans = super().rank_bound(rows, columns), range(0, self.num_heads, self.v.shape[3])
+        straight = not any(all(self.sides(head)) for head in first_of_scans)
+        return min(size, self.q.shape[-1]) if straight and not overlap(rows, columns) else size
+
     def scan_of(self, head: int) -> str:
         """The kind of scan that a head belongs to."""
         return self.scans[head // self.v.shape[3]]
@@ -146,6 +153,8 @@ class Selection(nn.Module):
     """What makes a scan selective: from the values of S scans to their steps, keys and queries, each with weights of
     its own; with their decays and skips."""
 
+    stacked = ("dt_bias", "A_log", "skip")
+
     def __init__(self, num_scans: int, width: int, state: int, rank: int) -> None:
         super().__init__()
         self.state, self.rank = state, rank
@@ -167,12 +176,19 @@ class Selection(nn.Module):
 
     def forward(self, v: Tensor, orders: ScanOrders, scans: tuple[str, ...], grid: Grid) -> SelectiveMixing:
         """Values (B, T, S, E) in the order of each scan -> their mixing."""
-        rank = -(-self.rank // 8) * 8 if v.is_cuda else self.rank  # GPUs multiply rows of eight numbers faster
-        inward, outward = _padded(self.x_proj, self.rank, rank), F.pad(self.dt_weight, (0, rank - self.rank))
-        projected = torch.einsum("btse,sre->btsr", v, inward.to(v.dtype))
-        low, k, q, _ = projected.split([rank, self.state, self.state, inward.shape[1] - rank - 2 * self.state], dim=-1)
-        dt = torch.einsum("btsr,ser->btse", low, outward.to(low.dtype))
+        dt, k, q = project_steps(v, self.x_proj, self.dt_weight)
         return SelectiveMixing(q, k, v, dt, -self.A_log.exp(), self.skip, orders, scans, grid, self.dt_bias)
+
+
+def project_steps(v: Tensor, x_proj: Tensor, dt_weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Values (B, T, S, E) -> steps (B, T, S, E) before their bias, k and q (B, T, S, N)."""
+    rank = dt_weight.shape[-1]
+    state = (x_proj.shape[1] - rank) // 2
+    padded = -(-rank // 8) * 8 if v.is_cuda else rank  # GPUs multiply rows of eight numbers faster
+    inward, outward = _padded(x_proj, rank, padded), F.pad(dt_weight, (0, padded - rank))
+    projected = torch.einsum("btse,sre->btsr", v, inward.to(v.dtype))
+    low, k, q, _ = projected.split([padded, state, state, inward.shape[1] - padded - 2 * state], dim=-1)
+    return torch.einsum("btsr,ser->btse", low, outward.to(low.dtype)), k, q
 
 
 def _padded(x_proj: Tensor, rank: int, padded_rank: int) -> Tensor:

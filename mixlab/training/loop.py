@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from mixlab.backbones.backbone import Backbone
+from mixlab.backbones.weights import check_can_be_rebuilt
 from mixlab.data.loader import AnyBatch
 from mixlab.data.workers import LostWorkerError
 from mixlab.errors import InputError, WorkError
@@ -288,7 +289,7 @@ class Trainer:
         backbone = given if given is not None else config.model.build()
         if config.activation_checkpointing:
             backbone.set_grad_checkpointing()
-        self.architecture = backbone.architecture()
+        self.architecture = check_can_be_rebuilt(backbone)  # now, and not when a week of training is to be exported
         self.recipe = config.method.build(
             backbone,
             num_classes=len(self.source.classes),
