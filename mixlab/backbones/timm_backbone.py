@@ -70,7 +70,7 @@ class TimmBackbone(Backbone):
         self.channels = self.fields.get("in_chans", 3)
         size = self.fields.get("img_size") or config["input_size"]
         self.image = size if isinstance(size, int) else size[-1]
-        self.family = mixer_family(self.model)
+        self.family = _family(self.model)
 
     def architecture(self) -> Architecture:
         fields = {key: _as_json(key, value) for key, value in self.fields.items() if key not in WEIGHT_SOURCES}
@@ -235,8 +235,7 @@ def _as_json(key: str, value: Any) -> Any:
         raise InputError(f"field {key} is {value!r}, which JSON cannot hold; choose it by name") from error
 
 
-def mixer_family(model: nn.Module) -> str:
-    """The kind of mixer of a network of timm."""
+def _family(model: nn.Module) -> str:
     if isinstance(model, VisionTransformer | VisionTransformerRelPos | NaFlexVit | Eva | Beit):
         return "attention"
     return "gated_conv" if isinstance(model, MambaOut) else "other"

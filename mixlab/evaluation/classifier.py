@@ -17,10 +17,10 @@ from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone, FeatureSource
-from mixlab.backbones.timm_backbone import mixer_family
 from mixlab.backbones.weights.formats import recognise
 from mixlab.backbones.weights.reading import StoredWeights, WeightsError, read_weights
 from mixlab.backbones.weights.saving import save_tensors
+from mixlab.backbones.zoo import create_model
 from mixlab.data.imagenet_labels import imagenet_classes
 from mixlab.errors import InputError
 from mixlab.evaluation.features import OUTPUT, FeaturePlan, HeadInput, has_class_token, published_source
@@ -256,7 +256,7 @@ def timm_classifier(
     subject = Subject(
         label=label or f"timm/{name}",
         model=f"timm/{name}",
-        family=mixer_family(model),
+        family=_family_of(name),
         training=training or "supervised",
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         weights=weights_checksum(model)[:16],
@@ -264,6 +264,12 @@ def timm_classifier(
         native_crop_share=config.get("crop_pct") or 1.0,
     )
     return NamedClassifier(model.eval(), tuple(ImageNetInfo(subset).label_names()), view, subject, kind=RELEASED_WITH)
+
+
+def _family_of(name: str) -> str:
+    """The kind of mixer of a network of timm."""
+    with torch.device("meta"):
+        return create_model(f"timm/{name}").family
 
 
 def own_probe(run: Path) -> Path | None:
