@@ -12,7 +12,7 @@ from .decode import SUFFIXES, Reduction, decode, decode_reduced, fit_image, prin
 from .folder_index import list_images
 from .shapes import parse_shapes
 from .shards import TarShards
-from .source import ImageSource, check_split
+from .source import ImageSource, check_split, nearest_place
 
 SPLIT_FOLDERS = {"train": ("train", "training"), "val": ("val", "validation", "valid", "test")}
 IMAGE_FOLDERS = ("images", "image", "imgs", "JPEGImages")
@@ -88,7 +88,7 @@ def parse_source(name: str, *, split: str = "train", cache: str | Path | None = 
     if not folder.is_dir():
         raise FileNotFoundError(
             f"{name!r} is not a data source: not 'shapes', 'wds:PATTERN', an existing folder or an image file; "
-            "check the path"
+            f"{nearest_place(name)}"
         )
     return ImageFolder(folder, split=split, cache=cache)
 
