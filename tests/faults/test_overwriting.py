@@ -40,15 +40,20 @@ def test_an_export_does_not_replace_a_file_unless_it_is_told_to(run: Path, tmp_p
     assert len(out.read_bytes()) < len(whole)
 
 
-@pytest.mark.parametrize("name", ["weights", "classifier", "segmenter", "detector"])
+@pytest.mark.parametrize(
+    "name",
+    ["weights.safetensors", "classifier.safetensors", "segmenter.safetensors", "detector.safetensors", "config.json",
+     "checkpoints/step-00000004.safetensors", "results/probe.safetensors"],
+)  # fmt: skip
 def test_an_export_never_replaces_the_files_of_a_run(run: Path, tmp_path: Path, name: str, capsys) -> None:
-    own = run / f"{name}.safetensors"
-    if name != "weights":
+    own = run / name
+    own.parent.mkdir(exist_ok=True)
+    if not own.exists():
         own.write_bytes(b"hours of work")
     before = own.read_bytes()
     (tmp_path / "link.safetensors").symlink_to(own)
-    for out in (own, run / ".." / "run" / own.name, tmp_path / "link.safetensors"):
-        assert export(run, out, "--half", "--force") == 1
+    for out in (own, run / ".." / "run" / name, tmp_path / "link.safetensors"):
+        assert export(run, out, "--half", "--force", "--format", "safetensors") == 1
         assert "which needs it as it is; name another file" in " ".join(capsys.readouterr().err.split())
         assert own.read_bytes() == before
     assert export(run, run / "half.safetensors", "--half") == 0  # beside them there is room
