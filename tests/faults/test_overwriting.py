@@ -92,6 +92,24 @@ def test_what_another_process_is_writing_at_the_moment_is_not_tidied(tmp_path: P
     assert [entry.name for entry in tmp_path.iterdir()] == ["model.bin"]
 
 
+@pytest.mark.timeout(60)
+def test_many_processes_write_one_file_at_a_time_and_none_takes_the_partial_file_of_another(tmp_path: Path) -> None:
+    out, children = tmp_path / "about.json", []
+    for number in range(4):
+        if (child := os.fork()) == 0:
+            code = 1
+            try:
+                for _ in range(150):
+                    with written_aside(out) as aside:
+                        aside.write_text(str(number))
+                code = 0
+            finally:
+                os._exit(code)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+    assert out.read_text() in set("0123") and [entry.name for entry in tmp_path.iterdir()] == ["about.json"]
+
+
 def test_a_failure_leaves_the_file_as_it_was_and_nothing_beside_it(tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     out.write_text("before")
