@@ -40,6 +40,7 @@ class Source(ABC, Generic[T]):
     """
 
     classes: tuple[str, ...] = ()  # empty: nothing here has a class
+    is_own_split: bool = False  # a validation set that is no part of the training set
     class_ids: tuple[int, ...] = ()  # the classes' numbers in a COCO file, which have gaps
     unpaired: tuple[str, ...] = ()  # files that are left out because their partner is missing
 
@@ -102,28 +103,34 @@ ImageSource: TypeAlias = Source[Tensor]
 class Subset(Source[T]):
     """Some samples of another source, in a given order."""
 
-    def __init__(self, source: Source[T], indexes: Sequence[int]) -> None:
+    def __init__(self, source: Source[T], indexes: Sequence[int] | NDArray[np.int64]) -> None:
         self.source = source
-        self.indexes = [source.check(int(index)) for index in indexes]
+        self.indexes: NDArray[np.int64] = np.asarray(indexes, dtype=np.int64)  # not a list: a process copies those
+        if len(self.indexes):
+            source.check(int(self.indexes.min()))
+            source.check(int(self.indexes.max()))
         self.classes, self.class_ids, self.unpaired = source.classes, source.class_ids, source.unpaired
 
     def __len__(self) -> int:
         return len(self.indexes)
 
     def load(self, index: int) -> T:
-        return self.source.load(self.indexes[index])
+        return self.source.load(int(self.indexes[index]))
 
     def name(self, index: int) -> str:
-        return self.source.name(self.indexes[index])
+        return self.source.name(int(self.indexes[index]))
 
     def label(self, index: int) -> int:
-        return self.source.label(self.indexes[index])
+        return self.source.label(int(self.indexes[index]))
+
+    def labels(self) -> Tensor:
+        return self.source.labels()[torch.from_numpy(self.indexes)]
 
     def load_fitted(self, index: int, size: int, fit: str) -> tuple[Tensor, tuple[int, int]]:
-        return self.source.load_fitted(self.indexes[index], size, fit)
+        return self.source.load_fitted(int(self.indexes[index]), size, fit)
 
     def load_reduced(self, index: int, reduction: Reduction) -> tuple[NDArray[np.uint8], tuple[int, int]]:
-        return self.source.load_reduced(self.indexes[index], reduction)
+        return self.source.load_reduced(int(self.indexes[index]), reduction)
 
 
 def split(source: Source[T]) -> tuple[Subset[T], Subset[T]]:
@@ -179,7 +186,10 @@ class TooManyUnreadableError(InputError):
 
 
 class SkippedImages:
-    """Counts and names what was skipped; raises `TooManyUnreadableError` above `limit`, a share of the source."""
+    """Counts and names what was skipped; raises `TooManyUnreadableError` above `limit`, a share of the source.
+
+    A single one never does, however small the source is, unless the limit is zero.
+    """
 
     def __init__(self, total: int, limit: float = 0.01) -> None:
         if not 0.0 <= limit <= 1.0:
@@ -196,7 +206,7 @@ class SkippedImages:
         if error.path in self.reasons or isinstance(error, RemovedImage):
             return False
         self.reasons[error.path] = error.reason
-        if len(self.reasons) > self.limit * self.total:
+        if len(self.reasons) > max(self.limit * self.total, 1 if self.limit else 0):
             raise TooManyUnreadableError(
                 f"{len(self.reasons)} of {self.total} images cannot be read, more than the limit of {self.limit:.2%}. "
                 f"{self.summary()}. Repair or remove them, or raise the limit"
