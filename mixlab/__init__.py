@@ -5,7 +5,6 @@ Every public name is here, and is imported on first use.
 
 import sys
 from importlib import import_module, util
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
 
@@ -36,21 +35,22 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.backbones.zoo import register_family as register_family
     from mixlab.data.crops import MultiCrop as MultiCrop
     from mixlab.data.crops import dino_crops as dino_crops
+    from mixlab.data.registered import register_source as register_source
     from mixlab.errors import InputError as InputError
     from mixlab.errors import WorkError as WorkError
     from mixlab.evaluation.classifier import load_classifier as load_classifier
     from mixlab.evaluation.detection.task import evaluate_detection as evaluate_detection
     from mixlab.evaluation.detection.task import fit_detection as fit_detection
     from mixlab.evaluation.detection.task import plan_detection as plan_detection
-    from mixlab.evaluation.knn import KnnSettings as KnnSettings
     from mixlab.evaluation.knn import evaluate_knn as evaluate_knn
     from mixlab.evaluation.methods import register_method as register_method
-    from mixlab.evaluation.probe.evaluate import ProbeSettings as ProbeSettings
     from mixlab.evaluation.probe.evaluate import evaluate_linear_probe as evaluate_linear_probe
     from mixlab.evaluation.robustness import evaluate_robustness as evaluate_robustness
     from mixlab.evaluation.segmentation.task import evaluate_segmentation as evaluate_segmentation
     from mixlab.evaluation.segmentation.task import fit_segmentation as fit_segmentation
     from mixlab.evaluation.segmentation.task import plan_segmentation as plan_segmentation
+    from mixlab.evaluation.settings import KnnSettings as KnnSettings
+    from mixlab.evaluation.settings import ProbeSettings as ProbeSettings
     from mixlab.evaluation.shifts import evaluate_shifts as evaluate_shifts
     from mixlab.evaluation.target import Target as Target
     from mixlab.evaluation.target import load_target as load_target
@@ -80,14 +80,16 @@ _NAMES = {
     "backbones.weights": ["LoadReport", "WeightsError", "load_weights", "model_from_file", "save_weights"],
     "backbones.zoo": ["create_model", "list_models", "register_backbone", "register_family"],
     "data.crops": ["MultiCrop", "dino_crops"],
+    "data.registered": ["register_source"],
     "errors": ["InputError", "WorkError"],
     "evaluation.classifier": ["load_classifier"],
     "evaluation.detection.task": ["evaluate_detection", "fit_detection", "plan_detection"],
-    "evaluation.knn": ["KnnSettings", "evaluate_knn"],
+    "evaluation.knn": ["evaluate_knn"],
     "evaluation.methods": ["register_method"],
-    "evaluation.probe.evaluate": ["ProbeSettings", "evaluate_linear_probe"],
+    "evaluation.probe.evaluate": ["evaluate_linear_probe"],
     "evaluation.robustness": ["evaluate_robustness"],
     "evaluation.segmentation.task": ["evaluate_segmentation", "fit_segmentation", "plan_segmentation"],
+    "evaluation.settings": ["KnnSettings", "ProbeSettings"],
     "evaluation.shifts": ["evaluate_shifts"],
     "evaluation.target": ["Target", "load_target"],
     "mixers": ["register_mixer"],
@@ -111,7 +113,7 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-class _RegisterWithTimm(MetaPathFinder):
+class _RegisterWithTimm:
     """Registers our backbones with timm once timm is imported, so that `import mixlab` need not import it."""
 
     asking = False  # the other finders, for timm

@@ -3,6 +3,7 @@
 Imports of others are late: an overview needs none, and Ctrl-C may come before they are done.
 """
 
+import io
 import os
 import signal
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from mixlab.errors import InputError, MissingExtraError, WorkError, naming_extras
+from mixlab.errors import InputError, MissingExtraError, WorkError, did_you_mean, naming_extras
 from mixlab.plugins import load_for_all
 from mixlab.signals import STOP_SIGNALS, raising, say_stopped
 
@@ -27,7 +28,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "models": ("mixlab.commands.models", "backbones with parameters, GMACs and mixer"),
     "advise": ("mixlab.commands.advise", "is this a long-sequence task? which mixer?"),
-    "pretrain": ("mixlab.commands.pretrain", "DINO on any images; the same run again resumes"),
+    "pretrain": (
+        "mixlab.commands.pretrain",
+        "DINO, LeJEPA or your own method on any images; the same run again resumes",
+    ),
     "train": ("mixlab.commands.train", "supervised training; the same run again resumes"),
     "probe": ("mixlab.commands.probe", "linear probes on frozen features, the whole ablation at once"),
     "knn": ("mixlab.commands.knn", "nearest neighbours in feature space"),
@@ -41,6 +45,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "norms": ("mixlab.analysis.norms", "high-norm tokens by layer: their share and place, the untrained twin beside"),
     "claims": ("mixlab.commands.claims", "what the papers claim, what was measured, the verdict"),
     "report": ("mixlab.commands.report", "runs as one self-contained page"),
+    "look": ("mixlab.commands.look", "your photographs on the page: what does each patch attend to?"),
     "app": ("mixlab.commands.app", "a local page to look inside models, live"),
     "bench": ("mixlab.commands.bench", "speed, side by side with peers"),
     "export": ("mixlab.commands.export", "a backbone as safetensors or ONNX"),
@@ -54,6 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if arguments is not None:
         return run_command(list(arguments))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # labels may have letters that the terminal's encoding lacks
+            stream.reconfigure(errors="backslashreplace")
     leave_on_signals()  # imports: nothing was begun, and some libraries turn an exception into another there
     code: int | None = 1
     try:
@@ -87,7 +95,8 @@ def run_command(arguments: list[str], *, even_ignored: bool = False) -> int:
     name, *rest = arguments
     known = {**COMMANDS, **registered_analyses()}
     if name not in known:
-        console.print(Text.assemble((f"unknown command {name!r}", "red"), f"; mixlab knows {', '.join(known)}"))
+        hint = did_you_mean(name, known, otherwise=f"mixlab knows {', '.join(known)}")
+        console.print(Text.assemble((f"unknown command {name!r}", "red"), f"; {hint}"))
         return 2
     warnings.formatwarning = plain_warning
     import tyro

@@ -20,14 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from mixlab.backbones.visual_mambas import VISUAL_MAMBAS
 from mixlab.backbones.zoo import SIZES, ZOO, ZooEntry, fields_of_small, known_fields, list_models
-from mixlab.errors import InputError
+from mixlab.errors import InputError, did_you_mean
 from mixlab.evaluation.dense_recipe import MAMBAOUT_DROP_PATH
 from mixlab.evaluation.detection.recipe import detect, detect_64
 from mixlab.evaluation.methods import train_config
@@ -120,19 +119,20 @@ def lejepa(name: str) -> TrainConfig:
 
 def lejepa_64(family: str) -> TrainConfig:
     """LeJEPA with the pixels, model and length of `dino_64`."""
-    return _lejepa_like(dino_64(family), lr=2e-3, num_directions=256, hidden=256, embedding=32)
+    config = with_method(dino_64(family), LeJepaConfig, num_directions=256, hidden=256, embedding=32)
+    return replace(config, optim=replace(config.optim, lr=2e-3, weight_decay=0.05, weight_decay_end=0.05))
 
 
 def lejepa_mini(family: str) -> TrainConfig:
     """LeJEPA with the pixels, model and length of `dino_mini`."""
-    return _lejepa_like(dino_mini(family), lr=1e-3, hidden=512)
+    config = with_method(dino_mini(family), LeJepaConfig, hidden=512)
+    return replace(config, optim=replace(config.optim, lr=1e-3, weight_decay=0.05, weight_decay_end=0.05))
 
 
-def _lejepa_like(config: TrainConfig, *, lr: float, **settings: Any) -> TrainConfig:
-    """LeJEPA instead of DINO, on the same views."""
+def with_method(config: TrainConfig, method: type[ViewsConfig], **settings: Any) -> TrainConfig:
+    """The same training by another method, on the same views; `settings` are the method's own."""
     views = {field.name: getattr(config.method, field.name) for field in fields(ViewsConfig)}
-    optim = replace(config.optim, lr=lr, weight_decay=0.05, weight_decay_end=0.05)
-    return replace(config, method=LeJepaConfig(**views, **settings), optim=optim)
+    return replace(config, method=method(**views, **settings))
 
 
 def supervised(name: str, *, drop_path: float) -> TrainConfig:
@@ -451,8 +451,7 @@ def find_recipe(name: str) -> TrainConfig:
         check_plugins(stored.get("plugins"), name)
         return train_config(stored["settings"])
     if name not in RECIPES:
-        near = get_close_matches(name, RECIPES, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"recipes are {', '.join(RECIPES)}"
+        hint = did_you_mean(name, RECIPES, otherwise=f"recipes are {', '.join(RECIPES)}")
         raise InputError(f"unknown recipe {name!r}; {hint}")
     config = RECIPES[name]()
     if not isinstance(config, TrainConfig):

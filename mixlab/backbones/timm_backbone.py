@@ -28,7 +28,7 @@ from mixlab.backbones.backbone import (
     chosen_layers,
 )
 from mixlab.backbones.tokens import Features, TokenLayout, check_images
-from mixlab.errors import InputError
+from mixlab.errors import InputError, did_you_mean
 from mixlab.mixers import ConvMixing, Mixing, SoftmaxMixing
 
 # timm's arguments that say where weights come from; an architecture may not send us to fetch others.
@@ -197,9 +197,9 @@ class TimmBackbone(Backbone):
 
 def _create(name: str, fields: dict[str, Any]) -> Any:
     if not timm.is_model(name.split(".")[0]):
-        near = [model for model in timm.list_models(f"*{name.split('_')[0]}*") if not _is_ours(model)][:3]
-        hint = f"; names like it: {', '.join(near)}" if near else ""
-        raise InputError(f"timm {timm.__version__} has no model {name!r}{hint}")
+        theirs = (model for model in timm.list_models() if not _is_ours(model))
+        hint = did_you_mean(name, theirs, otherwise="timm.list_models() names all", prefix="timm/")
+        raise InputError(f"timm {timm.__version__} has no model {name!r}; {hint}")
     if _is_ours(name.split(".")[0]):
         raise InputError(f"timm knows {name} from mixlab alone; write {name}, without timm/")
     options = {"num_classes": 0, **fields}

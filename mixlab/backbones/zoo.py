@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from difflib import get_close_matches
 from fnmatch import fnmatch
 from importlib.resources import as_file, files
 from inspect import Parameter, signature
@@ -18,7 +17,7 @@ from mixlab.backbones.timm_backbone import TimmBackbone
 from mixlab.backbones.tokens import TokenLayout
 from mixlab.backbones.visual_mambas import VISUAL_MAMBAS
 from mixlab.backbones.weights import load_weights, model_from_file
-from mixlab.errors import InputError
+from mixlab.errors import InputError, did_you_mean
 from mixlab.mixers import AttentionConfig, GatedConvConfig, LinearAttentionConfig, Mamba2Config, MixerConfig
 from mixlab.plugins import Registry
 from mixlab.run.codec import to_json
@@ -102,8 +101,7 @@ def register_backbone(
             f"{name} is registered with a {type(config).__name__}; give an IsotropicConfig, a StagedConfig, or a "
             "function or class that builds a Backbone"
         )
-    if name.startswith(("timm/", "shipped/")):
-        raise InputError(f"{name}: names with a slash are taken; choose one without")
+    _check_name(name)
     ZOO[name] = ZooEntry(source, config)
     return config
 
@@ -117,7 +115,17 @@ def register_family(
 ) -> None:
     """Register NAME_tiny, NAME_small and NAME_base: `build` makes the config of each width."""
     for model, entry in _family(name, source, widths, build).items():
+        _check_name(model)
         ZOO[model] = entry
+
+
+def _check_name(name: str) -> None:
+    if "/" in name:
+        raise InputError(f"{name!r} has a slash, as names of timm/ and shipped/ have; choose a name without")
+    if timm.is_model(name) and not timm.model_entrypoint(name).__module__.startswith("mixlab."):
+        raise InputError(
+            f"timm has a model {name!r}, which timm.create_model would no longer give; choose another name"
+        )
 
 
 def list_models(pattern: str = "*") -> list[str]:
@@ -136,7 +144,8 @@ def create_model(
         if weights is not None or fields:
             raise InputError(f"{name} comes with its weights and its shape; leave out weights and fields")
         if name not in SHIPPED:
-            raise InputError(f"no network {name!r} comes with mixlab; choose {', '.join(SHIPPED)}")
+            hint = did_you_mean(name, SHIPPED, otherwise=f"choose {', '.join(SHIPPED)}")
+            raise InputError(f"no network {name!r} comes with mixlab; {hint}")
         with as_file(files("mixlab") / f"{name}.safetensors") as path:
             return model_from_file(path)
     if name.startswith("timm/"):
@@ -239,8 +248,7 @@ def _parameters(entry: ZooEntry) -> set[str] | None:
 
 def _owner(key: str, owners: dict[str, str | None]) -> str | None:
     if key not in owners:
-        near = get_close_matches(key, owners, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"fields are {', '.join(sorted(owners))}"
+        hint = did_you_mean(key, owners, otherwise=f"fields are {', '.join(sorted(owners))}")
         raise InputError(f"unknown field {key!r}; {hint}")
     return owners[key]
 
@@ -254,9 +262,7 @@ def _owners(config: IsotropicConfig | StagedConfig) -> dict[str, str | None]:
 
 
 def _nearest(name: str) -> str:
-    theirs = (f"timm/{model}" for model in timm.list_models() if model not in ZOO)  # timm lists ours beside its own
-    near = get_close_matches(name, [*ZOO, *theirs], n=3, cutoff=0.5)
     if timm.is_model(name):
-        near.insert(0, f"timm/{name}")
-    listing = f"did you mean {', '.join(near)}? " if near else ""
-    return f"{listing}`mixlab models` lists all"
+        return f"did you mean timm/{name}? `mixlab models` lists all"
+    theirs = (f"timm/{model}" for model in timm.list_models() if model not in ZOO)  # timm lists ours beside its own
+    return f"{did_you_mean(name, [*ZOO, *SHIPPED, *theirs])} `mixlab models` lists all".lstrip()

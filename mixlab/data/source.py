@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -15,12 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mixlab.errors import InputError
+from mixlab.errors import InputError, did_you_mean
 
 from .decode import Reduction, UnreadableImage, fit_image, to_pil, to_tensor
 
 SPLITS = ("train", "val")
 HELD_OUT = 5  # without a split of its own, every fifth sample of a class is for validation
+BUILT_IN = ("shapes", "photo")  # sources that need no files of the user's
 
 
 class HasImage(Protocol):
@@ -39,6 +40,7 @@ class Source(ABC, Generic[T]):
     """
 
     classes: tuple[str, ...] = ()  # empty: nothing here has a class
+    is_own_split: bool = False  # a validation set that is no part of the training set
     class_ids: tuple[int, ...] = ()  # the classes' numbers in a COCO file, which have gaps
     unpaired: tuple[str, ...] = ()  # files that are left out because their partner is missing
 
@@ -101,28 +103,34 @@ ImageSource: TypeAlias = Source[Tensor]
 class Subset(Source[T]):
     """Some samples of another source, in a given order."""
 
-    def __init__(self, source: Source[T], indexes: Sequence[int]) -> None:
+    def __init__(self, source: Source[T], indexes: Sequence[int] | NDArray[np.int64]) -> None:
         self.source = source
-        self.indexes = [source.check(int(index)) for index in indexes]
+        self.indexes: NDArray[np.int64] = np.asarray(indexes, dtype=np.int64)  # not a list: a process copies those
+        if len(self.indexes):
+            source.check(int(self.indexes.min()))
+            source.check(int(self.indexes.max()))
         self.classes, self.class_ids, self.unpaired = source.classes, source.class_ids, source.unpaired
 
     def __len__(self) -> int:
         return len(self.indexes)
 
     def load(self, index: int) -> T:
-        return self.source.load(self.indexes[index])
+        return self.source.load(int(self.indexes[index]))
 
     def name(self, index: int) -> str:
-        return self.source.name(self.indexes[index])
+        return self.source.name(int(self.indexes[index]))
 
     def label(self, index: int) -> int:
-        return self.source.label(self.indexes[index])
+        return self.source.label(int(self.indexes[index]))
+
+    def labels(self) -> Tensor:
+        return self.source.labels()[torch.from_numpy(self.indexes)]
 
     def load_fitted(self, index: int, size: int, fit: str) -> tuple[Tensor, tuple[int, int]]:
-        return self.source.load_fitted(self.indexes[index], size, fit)
+        return self.source.load_fitted(int(self.indexes[index]), size, fit)
 
     def load_reduced(self, index: int, reduction: Reduction) -> tuple[NDArray[np.uint8], tuple[int, int]]:
-        return self.source.load_reduced(self.indexes[index], reduction)
+        return self.source.load_reduced(int(self.indexes[index]), reduction)
 
 
 def split(source: Source[T]) -> tuple[Subset[T], Subset[T]]:
@@ -233,8 +241,7 @@ def parse_options(name: str, options: str, *, known: tuple[str, ...]) -> dict[st
     for part in filter(None, options.split(",")):
         key, _, value = (piece.strip() for piece in part.partition("="))
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known) or 'none'}"
+            hint = did_you_mean(key, known, otherwise=f"it has {', '.join(known) or 'none'}")
             raise InputError(f"{name!r}: there is no option {key!r}; {hint}")
         if not value:
             raise InputError(f"{name!r}: option {key!r} needs a value, as in {key}=...")
@@ -248,3 +255,16 @@ def to_number(name: str, options: dict[str, str], key: str, default: int) -> int
     if not value.isdecimal():
         raise InputError(f"{name!r}: {key}={value} is not a whole number; give for example {key}={default}")
     return int(value)
+
+
+def nearest_place(name: str) -> str:
+    """What was probably meant by data that do not exist: a name of ours, or a neighbour of what is missing."""
+    place = Path(name).expanduser()
+    while not place.parent.is_dir():
+        place = place.parent
+    try:
+        neighbours = [entry.name for entry in islice(place.parent.iterdir(), 10_000)]
+    except OSError:
+        neighbours = []
+    built_in = BUILT_IN if place.name == name else ()
+    return did_you_mean(place.name, [*built_in, *neighbours], otherwise="check the path")

@@ -13,6 +13,7 @@ by the trapezoidal rule on 17 points from -5 to 5. The integrand is even, so tha
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -53,6 +54,11 @@ class LeJepaConfig(ViewsConfig):
 
     kind: ClassVar[str] = "lejepa"
     title: ClassVar[str] = "LeJEPA pretraining"
+    label: ClassVar[str] = "LeJEPA"
+    curves: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "prediction": ("distance of views from their mean", "prediction loss"),
+        "sigreg": ("distance from a Gaussian", "SIGReg"),
+    }
     weight: float = 0.05  # λ: the paper's
     num_directions: int = 1024
     hidden: int = 2048
@@ -80,9 +86,6 @@ class LeJepaRecipe(ViewsRecipe):
         )  # fmt: skip
         super().__init__(config, ViewsNetwork(backbone, head))
 
-    def modules(self) -> dict[str, nn.Module]:
-        return {"network": self.network}
-
     def prepare(self, batch: PackedBatch, part: BatchPart) -> tuple[Tensor, ...]:
         """Directions for this step, the same on every part, then the views of each size."""
         shape = (self.config.embedding, self.config.num_directions)
@@ -102,12 +105,6 @@ class LeJepaRecipe(ViewsRecipe):
         loss = (1 - self.config.weight) * prediction + self.config.weight * gaussian
         metrics = {"prediction": prediction.detach(), "sigreg": gaussian.detach()}
         return loss, {**metrics, "feature_spread": feature_spread(features[:NUM_GLOBAL])}
-
-    def no_weight_decay(self) -> set[str]:
-        return {f"backbone.{name}" for name in self.network.backbone.no_weight_decay()}
-
-    def exported(self) -> Backbone:
-        return self.network.backbone
 
 
 def prediction_loss(embeddings: Tensor, num_global: int) -> Tensor:

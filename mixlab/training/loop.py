@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,24 @@ from mixlab.errors import InputError, WorkError
 from mixlab.run import RunDirectory
 from mixlab.run.codec import to_json
 from mixlab.run.directory import RunLock
-from mixlab.signals import raising
+from mixlab.signals import StopRequests, WaitingStopped, raising
 from mixlab.training.batches import steps
 from mixlab.training.checkpoint import Checkpoint, Checkpoints, TrainingState, export_weights
+from mixlab.training.checkpoint_writer import CheckpointWriter
 from mixlab.training.config import TrainConfig
-from mixlab.training.distributed import World, any_rank, from_all, from_first, join_world, spread, whole
+from mixlab.training.distributed import (
+    World,
+    any_rank,
+    describe_workers,
+    from_all,
+    from_first,
+    join_world,
+    spread,
+)
 from mixlab.training.log import Journal, MetricBuffer, NonFiniteLoss, TrainingProgress, forget_after
 from mixlab.training.recipe import compile_recipe, seed_all
 from mixlab.training.record import RunRecord
-from mixlab.training.stopping import ScoringStopped, Stopped, StopRequests, WaitingStopped
+from mixlab.training.stopping import ScoringStopped, Stopped, agreed
 from mixlab.training.update import Update, peak_memory_gib
 
 
@@ -64,13 +73,14 @@ def train(
     then: Callable[[Trainer], None] | None = None,
     backbone: Backbone | None = None,
     notes: Mapping[str, Any] | None = None,
-    also_stop_on: Iterable[int] = (),
+    stop: StopRequests | None = None,
 ) -> Outcome:
     """Train to the end, resuming where an earlier call with the same directory stopped.
 
     `backbone` is what training starts from where `config.model` alone cannot build it; `notes` go into config.json.
     `then` is called at the end on every rank, for example to evaluate what was trained; a later call calls it again.
-    Raises `Stopped` after SIGTERM, SIGINT, SIGHUP or a signal in `also_stop_on`, with everything saved.
+    Raises `Stopped` after SIGTERM, SIGINT or SIGHUP, with everything saved. `stop` may listen already, to more signals:
+    what came before is obeyed as soon as there is something to save.
     """
     with join_world(device) as world, ExitStack() as stack:
         folder = RunDirectory(run)
@@ -78,12 +88,12 @@ def train(
         if world.is_first:  # to others the directory may not even be visible
             RunDirectory.create(run)
             stack.enter_context(RunLock(folder.path))
-        with StopRequests(also_stop_on) as stop:
+        with StopRequests() if stop is None else nullcontext(stop) as requests:
             trainer = Trainer(config, data=data, folder=folder, world=world, name=name, backbone=backbone, notes=notes)
-            outcome = trainer.train(stop)
+            outcome = trainer.train(requests)
         if then is not None:  # all is saved, so a signal from here on ends the process at once
-            trainer.stop_if_asked(stop)
-            with raising(even_ignored=True) as handler:
+            trainer.stop_if_asked(requests)
+            with raising(also=requests.also, even_ignored=True) as handler:
                 try:
                     then(trainer)
                 except BaseException:
@@ -120,11 +130,13 @@ class Trainer:
         self.scores = config.method.scores(data, self.source, config, world=world, precise=self.update.precise)
         self.watch = config.method.watch()
         self.checkpoints = Checkpoints(folder.path / "checkpoints", keep=config.checkpoint.keep)
+        self.writer = CheckpointWriter(self.checkpoints, world=world, sharded=config.sharding == "fsdp")
         self.journal = Journal(None, config.log, settings={}, step=0)
         self.buffer = MetricBuffer()
         self.metrics: dict[str, float] = {}
         self.step = 0
         self.saved_step: int | None = None
+        self.saved_at = time.monotonic()
         self.was_scored = False  # at the step from which it resumes; known to the first rank
 
     def train(self, stop: StopRequests) -> Outcome:
@@ -135,6 +147,9 @@ class Trainer:
             with self.progress:
                 self.run_steps(stop)
             self.finish(time.monotonic() - start)
+        except Exception:
+            self.writer.settle()
+            raise
         finally:
             self.journal.close()
         return Outcome(self.step, from_step, self.metrics, time.monotonic() - start)
@@ -148,7 +163,8 @@ class Trainer:
         while self.step < self.total_steps:
             position = self.loader.state_dict()
             passes = self.next_passes(batches, stop)
-            if any_rank(stop.asked()):
+            self.writer.check()
+            if any_rank(stop.asked() or self.time_is_up):
                 if self.saved_step != self.step:
                     self.save(position)
                 self.stop_if_asked(stop)
@@ -163,6 +179,12 @@ class Trainer:
                 self.save(self.loader.state_dict())
             if self.scores_are_due:
                 self.score(stop)
+
+    @property
+    def time_is_up(self) -> bool:
+        """Whether the last checkpoint is older than it may be; the first rank's clock counts."""
+        minutes = self.config.checkpoint.every_minutes
+        return self.world.is_first and minutes is not None and time.monotonic() - self.saved_at >= 60 * minutes
 
     @property
     def epoch(self) -> int:
@@ -186,14 +208,16 @@ class Trainer:
         except LostWorkerError:
             if self.world.size == 1 and self.saved_step != self.step:  # ranks would have to agree
                 self.save(self.loader.state_dict())
+            self.writer.wait()
             raise
         finally:
             self.clock.waited += time.monotonic() - before
 
     def stop_if_asked(self, stop: StopRequests) -> None:
-        """`Stopped` on every rank, where any was asked to stop."""
+        """`Stopped` on every rank, where any was asked to stop, once the checkpoint is on the disk."""
         if any_rank(stop.asked()):
-            raise Stopped(stop.agreed(), self.step)
+            self.writer.wait()
+            raise Stopped(agreed(stop), self.step)
 
     def start_or_resume(self) -> None:
         """Agree on the settings with what is in the directory, and put back the newest good checkpoint."""
@@ -221,6 +245,8 @@ class Trainer:
         for warning in self.warnings:
             self.progress.say(warning, style="yellow")
         self.progress.say(self._greeting())
+        if not self.config.data.resident:
+            self.progress.say(describe_workers(self.config.data.workers, self.world))
 
     def report(self) -> None:
         """Copy the metrics from the device and log them."""
@@ -260,20 +286,15 @@ class Trainer:
         self.clock = Clock(self.step)  # scoring is not training time
 
     def save(self, position: dict[str, Any]) -> None:
-        """Write a checkpoint of this step; `report` refuses first where the loss is NaN or infinite."""
+        """Begin to write a checkpoint of this step; `report` refuses first where the loss is NaN or infinite."""
         self.report()
-        skipped = merged(position["skipped"])
-        tensors = self.state.tensors()
-        if self.world.is_first:
-            state = {"loader": {**position, "skipped": skipped}, "config": self.record.content}
-            self.checkpoints.save(self.step, tensors, state)
-        else:
-            for tensor in tensors.values():
-                whole(tensor)  # each rank gives its shard
-        self.saved_step = self.step
+        state = {"loader": {**position, "skipped": merged(position["skipped"])}, "config": self.record.content}
+        self.writer.start(self.step, self.state.tensors(), state)
+        self.saved_step, self.saved_at = self.step, time.monotonic()
         self.clock = Clock(self.step)
 
     def finish(self, seconds: float) -> None:
+        self.writer.wait()
         metadata = {"recipe": self.name, "step": str(self.step)}
         export_weights(self.recipe, self.folder.path, is_first=self.world.is_first, metadata=metadata)
         skipped = merged(self.loader.skipped.reasons)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.data.crops import CropKind, MultiCrop
+from mixlab.data.loader import Batch
 from mixlab.data.packed import PackedBatch, PackedLoader
 from mixlab.data.sample_order import SampleOrder
 from mixlab.data.source import ImageSource
@@ -26,13 +27,14 @@ from mixlab.evaluation.features import FeaturePlan, FeatureTable
 from mixlab.evaluation.machine import Say
 from mixlab.evaluation.probe.heads import LR_BATCH, HeadGrid, collect_heads, spread_heads
 from mixlab.run import RunDirectory
+from mixlab.signals import StopRequests
 from mixlab.training.checkpoint import Checkpoints
 from mixlab.training.distributed import World, any_rank, from_all, from_first, gather_rows
 from mixlab.training.log import forget_after
 from mixlab.training.optim import cosine
 from mixlab.training.precision import Precise, matrix_products
 from mixlab.training.recipe import BatchPart, to_pixels_of
-from mixlab.training.stopping import Stopped, StopRequests
+from mixlab.training.stopping import Stopped, agreed
 
 SCORE_ROWS = 2048  # images whose logits are in memory at once
 SAVE_EVERY_S = 300.0
@@ -49,7 +51,7 @@ class ProbeCrops:
         self.size, self.seed = size, seed
         self.crops = MultiCrop([CropKind(size=size, scale=PROBE_SCALE, bilinear=0.0 if squashed else 1.0)])
 
-    def __call__(self, batch: PackedBatch, backbone: Backbone, *, step: int, world: World) -> Tensor:
+    def __call__(self, batch: Batch | PackedBatch, backbone: Backbone, *, step: int, world: World) -> Tensor:
         """This rank's part of a global batch -> what the backbone takes, (B, 3, size, size)."""
         part = BatchPart(step=step, epoch=0, index=world.rank, num_parts=world.size, seed=self.seed)
         drawn = self.crops.draw(batch.sizes, part.generator(), rank=world.rank, world_size=world.size)
@@ -211,7 +213,7 @@ class ProbeTrainer:
                 if any_rank(stop.asked()):
                     if not saved:
                         self._save()
-                    raise Stopped(stop.agreed(), self.step)
+                    raise Stopped(agreed(stop), self.step)
 
     def score(self) -> tuple[Tensor, Tensor]:
         """Which images each head of the grid gets right, bool (heads, n), and which heads are finite, (heads,)."""
