@@ -41,11 +41,11 @@ def _learnt(table: Table) -> Iterator[Sentence]:
     yes, no = ([row.label for row in known if row.learnt is learnt] for learnt in (True, False))
     twin = "its untrained twin" if len(known) == 1 else "their untrained twins"
     if not no:
-        who = f"All {len(known)} networks have" if len(known) > 1 else f"{yes[0]} has"
+        who = f"All {len(known)} networks with untrained twins have" if len(known) > 1 else f"{yes[0]} has"
         start = f"{who} learnt: kNN or a linear probe reads significantly more from them than from {twin}"
         start = start.replace("them than", "it than") if len(known) == 1 else start
     elif not yes:
-        who = f"None of {len(known)} networks has" if len(known) > 1 else f"{no[0]} has not"
+        who = f"None of the {len(known)} networks with untrained twins has" if len(known) > 1 else f"{no[0]} has not"
         start = f"{who} learnt anything that kNN or a linear probe can tell from {twin}: what follows is about "
         start += "architectures, not about training"
     else:

@@ -7,6 +7,7 @@ import numpy as np
 from mixlab.analysis.figures import FAMILY_NAMES, LineStyle, line_styles
 from mixlab.report.findings import Findings, Record
 from mixlab.report.pictures import colour_picture, map_picture, matrix_picture, photograph
+from mixlab.report.sections import place_of
 from mixlab.run import base_label
 from mixlab.run.directory import file_name
 
@@ -28,6 +29,8 @@ def _look(record: Record, findings: Findings, styles: dict[str, LineStyle]) -> d
     content, arrays = record.content, record.arrays()
     subjects = {base_label(subject["label"]): subject for subject in reversed(content["subjects"])}  # one of its seeds
     chosen = _of_all_families([*reversed(subjects.values())])
+    chosen.sort(key=lambda subject: place_of(subject["label"], styles)[0])
+    models = [_model(subject, record, findings, styles) for subject in chosen]
     return {
         "record": record,
         "data": content["data"],
@@ -36,7 +39,9 @@ def _look(record: Record, findings: Findings, styles: dict[str, LineStyle]) -> d
         "size": arrays["images"].shape[-1],
         "name": str(content["images"][0]) if content["images"] else "",
         "image": photograph(arrays["images"][0]),
-        "models": [_model(subject, record, findings, styles) for subject in chosen],
+        "models": models,
+        "has_components": any(model["components"] for model in models),
+        "has_matrices": any(model["matrix"] for model in models),
         "left_out": len(subjects) - len(chosen),
     }
 

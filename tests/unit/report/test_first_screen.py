@@ -34,11 +34,15 @@ def with_twins(**values: float) -> list[Measurement]:
 
 def test_it_says_who_learnt_and_who_is_highest() -> None:
     (one,) = said(*with_twins(a=0.6, b=0.7))
-    assert one.startswith("All 2 networks have learnt") and "kNN on shapes: b is highest with 70.0 %, a lowest" in one
+    assert (
+        one.startswith("All 2 networks with untrained twins have learnt")
+        and "kNN on shapes: b is highest with 70.0 %, a lowest" in one
+    )
     (one,) = said(*with_twins(a=0.6, b=0.21))
     assert one.startswith("a has learnt (kNN or a linear probe") and "; b has not. kNN on shapes" in one
     (one,) = said(*with_twins(a=0.21, b=0.21))
-    assert one.startswith("None of 2 networks has learnt anything") and "about architectures, not about training" in one
+    assert one.startswith("None of the 2 networks with untrained twins has learnt anything")
+    assert "about architectures, not about training" in one
     (one,) = said(*with_twins(a=0.6))
     assert one.startswith(
         "a has learnt: kNN or a linear probe reads significantly more from it than from its untrained"
