@@ -39,6 +39,7 @@ MODULES = {
     "mixlab.training.dino_parts": ("DINO's parts", ""),
     "mixlab.evaluation.methods": ("Methods by name", "register_method"),
     "mixlab.evaluation.target": ("Networks to measure", "Target load_target load_targets as_target"),
+    "mixlab.evaluation.settings": ("Settings of evaluations", "KnnSettings ProbeSettings"),
     "mixlab.evaluation.knn": ("kNN accuracy", ""),
     "mixlab.evaluation.probe": ("Linear probes", ""),
     "mixlab.evaluation.classifier": ("Classifiers", "load_classifier NamedClassifier"),

@@ -67,7 +67,7 @@ def _best(table: Table, titles: Sequence[str]) -> Iterator[Sentence]:
         if not ordered:
             continue
         (low, lowest), (high, highest) = ordered[0], ordered[-1]
-        name = column.title if column.title == "kNN" else f"{column.title[0].upper()}{column.title[1:]}"
+        name = f"{column.title[0].upper()}{column.title[1:]}" if column.title[1].islower() else column.title  # not kNN
         parts = [Part(f"{name} on {column.data}: ")]
         if len(ordered) == 1:
             yield [*parts, Part(_shown(highest, column), highest.record), Part(f" for {high.label}.")]
@@ -133,9 +133,12 @@ def _training(findings: Findings) -> Iterator[Sentence]:
 
 
 def _exhibits(findings: Findings) -> Iterator[Sentence]:
+    """The first row of each, by the names of its columns."""
     for record in findings.records:
-        if about := record.content.get("exhibit"):
-            yield [Part(f"{about['title']}: ", None), Part(about["about"] or record.name, record)]
+        about = record.content.get("exhibit") or {"rows": []}
+        for row in about["rows"][:1]:
+            cells = [f"{name} {cell}" for name, cell in zip(about["columns"][1:], row[1:], strict=False)][:3]
+            yield [Part(f"{about['title']}, {row[0] if row else ''}: "), Part(", ".join(cells), record), Part(".")]
 
 
 def _rows(table: Table, column: Column) -> list[tuple[Row, Cell]]:

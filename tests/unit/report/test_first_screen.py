@@ -123,3 +123,11 @@ def test_without_a_title_the_page_is_called_by_its_mixers(tmp_path: Path) -> Non
     alone = RunDirectory.create(tmp_path / "alone")
     alone.write_result("note", {"kind": "note"})
     assert "<h1>alone</h1>" in write_report([alone.path], tmp_path / "alone.html").read_text()
+
+
+def test_a_result_that_shows_itself_has_a_sentence_of_its_first_row(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run")
+    shown = {"title": "Norms", "about": "x", "columns": ["model", "layer", "share"], "figures": []}
+    run.write_result("norms", {"kind": "norms", "exhibit": shown | {"rows": [["vit", 3, 0.5], ["vim", 1, 0.1]]}})
+    text = re.sub(r"<[^>]*>|\s+", " ", write_report([run.path], tmp_path / "page.html").read_text())
+    assert "Norms, vit: layer 3, share 0.5" in re.sub(r"\s+", " ", text)
