@@ -29,7 +29,8 @@ MODULES = {
         "Source Subset split evenly_spaced at_most parse_source parse_masks parse_label_maps parse_objects"
         " labelled_splits Shapes DrawnScene ImageFolder TarShards Loader CropKind dino_crops MultiCrop normalise",
     ),
-    "mixlab.recipes": ("Recipes", "find_recipe register_recipe"),
+    "mixlab.data.registered": ("Sources by a name", "register_source"),
+    "mixlab.recipes": ("Recipes", "find_recipe register_recipe with_method"),
     "mixlab.training.config": (
         "Training configurations",
         "TrainConfig ModelConfig DataConfig OptimConfig CheckpointConfig LogConfig KnnConfig MethodConfig",
