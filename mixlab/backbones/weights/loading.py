@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Architecture, Backbone
 from mixlab.backbones.isotropic import Isotropic, config_from_json
+from mixlab.backbones.positions import PositionTable, resize_positions
 from mixlab.backbones.staged import Staged, staged_from_json
 from mixlab.backbones.timm_backbone import WEIGHT_SOURCES, TimmBackbone
-from mixlab.backbones.tokens import PositionTable, resize_positions
-from mixlab.backbones.weights.formats import MIXLAB, Format, recognise, sizes_of, to_our_names
+from mixlab.backbones.weights.formats import MIXLAB, Format, describe, recognise, sizes_of, to_our_names
 from mixlab.backbones.weights.reading import StoredWeights, WeightsError, listing, read_weights
 from mixlab.errors import InputError
 from mixlab.plugins import Used
@@ -102,14 +102,16 @@ def _for_ours(model: Backbone, stored: StoredWeights) -> Candidate:
         raise WeightsError(
             f"{stored.path} holds {listing(stored.entries)}, which no known format has; {model.name} takes files of "
             "mixlab.save_weights, and checkpoints of Dino-Mamba, DINO's and timm's ViT, Vim, Mamba-Reg, PlainMamba, "
-            "LocalMamba, VMamba and EfficientVMamba as released"
+            "Mamba-2D, LocalMamba, VMamba and EfficientVMamba as released"
         )
     entries, heads = to_our_names(stored.entries, known)
     candidate = Candidate(entries, known.title, heads, [], sizes_of(entries))
     if not known.is_ours:
         _check_kind(model, stored, known)
+    for name, part in model.named_modules():
+        if isinstance(part, PositionTable):
+            _resize_positions(candidate, part, f"{name}.table", stored.path)
     if isinstance(model, Isotropic):
-        _resize_positions(candidate, model.embed.positions, stored.path)
         _drop_rotary(candidate, model)
     for name, parameter in model.state_dict().items():
         if not parameter.numel():
@@ -122,11 +124,11 @@ def _check_kind(model: Backbone, stored: StoredWeights, known: Format) -> None:
     if isinstance(model, Isotropic):
         config = model.config
         fits = (known.mixer, known.place, known.stem) == (config.mixer.kind, config.layout.place, None)
-        ours = f"{config.mixer.kind} and {config.layout.place}"
+        ours = describe(config.mixer.kind, config.layout.place, None)
     else:
         assert isinstance(model, Staged)
         fits = (known.mixer, known.stem) == (model.config.mixer.kind, model.config.stem)
-        ours = f"{model.config.mixer.kind} in stages behind a stem of kind {model.config.stem}"
+        ours = describe(model.config.mixer.kind, None, model.config.stem)
     if not fits:
         raise WeightsError(
             f"{stored.path} holds {known.title} weights, trained with {known.described}; {model.name} has {ours}. "
@@ -143,9 +145,8 @@ def _drop_rotary(candidate: Candidate, model: Isotropic) -> None:
             candidate.ignored.append(name)
 
 
-def _resize_positions(candidate: Candidate, positions: PositionTable, path: Path) -> None:
+def _resize_positions(candidate: Candidate, positions: PositionTable, name: str, path: Path) -> None:
     """Bring a table (1, E + n², D) to the side of the model's; `E` entries of extra tokens stay as they are."""
-    name = "embed.positions.table"
     table, wanted = candidate.entries.get(name), positions.table.shape
     if table is None or table.ndim != 3 or table.shape[1] == wanted[1] or table.shape[::2] != wanted[::2]:
         return
@@ -167,7 +168,10 @@ def _for_timm(model: TimmBackbone, stored: StoredWeights) -> Candidate:
     """timm knows what its own models were called before: its filters rename and resize."""
     is_ours = all(key.startswith("model.") for key in stored.entries)
     given = {key.removeprefix("model."): entry for key, entry in stored.entries.items()} if is_ours else stored.entries
+    expected, roots = model.model.state_dict(), _classifier_roots(model.model)
     convert = getattr(sys.modules[type(model.model).__module__], "checkpoint_filter_fn", None)
+    if is_ours and {key: entry.shape for key, entry in given.items()} == {k: e.shape for k, e in expected.items()}:
+        convert = None  # Swin's would take names without a classifier for those of old files
     try:
         entries = convert(dict(given), model.model) if convert else dict(given)
     except Exception as error:  # each filter fails in its own way on what it does not know
@@ -175,7 +179,6 @@ def _for_timm(model: TimmBackbone, stored: StoredWeights) -> Candidate:
             f"{stored.path} holds {listing(given)}, which timm cannot convert to {model.timm_name} ({error}); choose "
             "the model that these weights belong to"
         ) from error
-    expected, roots = model.model.state_dict(), _classifier_roots(model.model)
     ignored = [key for key in entries if key not in expected and key.split(".")[0] in roots]
     untouched = {id(entry) for entry in given.values()}  # renamed at most
     resized = [
