@@ -30,6 +30,12 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.backbones.zoo import list_models as list_models
     from mixlab.data.crops import MultiCrop as MultiCrop
     from mixlab.data.crops import dino_crops as dino_crops
+    from mixlab.data.dataset_source import DatasetSource as DatasetSource
+    from mixlab.data.decode import UnreadableImage as UnreadableImage
+    from mixlab.data.labelled import labelled_splits as labelled_splits
+    from mixlab.data.masks import MaskedImage as MaskedImage
+    from mixlab.data.packed import pack_images as pack_images
+    from mixlab.data.source import Source as Source
     from mixlab.errors import InputError as InputError
     from mixlab.errors import WorkError as WorkError
     from mixlab.evaluation.classifier import load_classifier as load_classifier
@@ -47,12 +53,17 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.evaluation.shifts import evaluate_shifts as evaluate_shifts
     from mixlab.evaluation.target import Target as Target
     from mixlab.evaluation.target import load_target as load_target
+    from mixlab.recipes import find_recipe as find_recipe
     from mixlab.run.measurement import Measurement as Measurement
     from mixlab.training.dino_parts import DinoCentre as DinoCentre
     from mixlab.training.dino_parts import DinoHead as DinoHead
     from mixlab.training.dino_parts import dino_loss as dino_loss
     from mixlab.training.dino_parts import koleo_loss as koleo_loss
     from mixlab.training.dino_parts import teacher_targets as teacher_targets
+    from mixlab.training.knn import LabelledFeatures as LabelledFeatures
+    from mixlab.training.knn import knn_accuracy as knn_accuracy
+    from mixlab.training.loop import train as train
+    from mixlab.training.optim import move_towards_ as move_towards_
 
 __version__ = "0.1.0"
 _NAMES = {
@@ -68,6 +79,12 @@ _NAMES = {
     "backbones.weights": ["LoadReport", "WeightsError", "load_weights", "model_from_file", "save_weights"],
     "backbones.zoo": ["create_model", "list_models"],
     "data.crops": ["MultiCrop", "dino_crops"],
+    "data.dataset_source": ["DatasetSource"],
+    "data.decode": ["UnreadableImage"],
+    "data.labelled": ["labelled_splits"],
+    "data.masks": ["MaskedImage"],
+    "data.packed": ["pack_images"],
+    "data.source": ["Source"],
     "errors": ["InputError", "WorkError"],
     "evaluation.classifier": ["load_classifier"],
     "evaluation.detection.task": ["evaluate_detection", "fit_detection", "plan_detection"],
@@ -78,7 +95,11 @@ _NAMES = {
     "evaluation.shifts": ["evaluate_shifts"],
     "evaluation.target": ["Target", "load_target"],
     "run.measurement": ["Measurement"],
+    "recipes": ["find_recipe"],
     "training.dino_parts": ["DinoCentre", "DinoHead", "dino_loss", "koleo_loss", "teacher_targets"],
+    "training.knn": ["LabelledFeatures", "knn_accuracy"],
+    "training.loop": ["train"],
+    "training.optim": ["move_towards_"],
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = sorted(_MODULES)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from mixlab.backbones.backbone import Backbone
+from mixlab.data.given import AnyData, Data, as_data
 from mixlab.data.loader import AnyBatch
 from mixlab.data.workers import LostWorkerError
 from mixlab.errors import InputError, WorkError
@@ -56,7 +57,7 @@ class Clock:
 def train(
     config: TrainConfig,
     *,
-    data: str,
+    data: AnyData,
     run: str | Path,
     device: str | None = None,
     name: str = "",
@@ -67,6 +68,7 @@ def train(
 ) -> Outcome:
     """Train to the end, resuming where an earlier call with the same directory stopped.
 
+    `data` is a name as the commands take it, a `Source`, a data set, or a mapping of "train" and "val" (`as_data`).
     `backbone` is what training starts from where `config.model` alone cannot build it; `notes` go into config.json.
     `then` is called at the end on every rank, for example to evaluate what was trained; a later call calls it again.
     Raises `Stopped` after SIGTERM, SIGINT, SIGHUP or a signal in `also_stop_on`, with everything saved.
@@ -78,7 +80,8 @@ def train(
             RunDirectory.create(run)
             stack.enter_context(RunLock(folder.path))
         with StopRequests(also_stop_on) as stop:
-            trainer = Trainer(config, data=data, folder=folder, world=world, name=name, backbone=backbone, notes=notes)
+            given = as_data(data)
+            trainer = Trainer(config, data=given, folder=folder, world=world, name=name, backbone=backbone, notes=notes)
             outcome = trainer.train(stop)
         if then is not None:  # all is saved, so a signal from here on ends the process at once
             trainer.stop_if_asked(stop)
@@ -97,7 +100,7 @@ class Trainer:
         self,
         config: TrainConfig,
         *,
-        data: str,
+        data: Data,
         folder: RunDirectory,
         world: World,
         name: str,

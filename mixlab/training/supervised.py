@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.data.crops import IMAGENET_MEAN, IMAGENET_STD, CropKind, MultiCrop
+from mixlab.data.given import Data
 from mixlab.data.packed import PackedBatch, PackedLoader
 from mixlab.data.source import ImageSource
 from mixlab.errors import InputError
@@ -97,7 +98,7 @@ class SupervisedConfig(MethodConfig):
         return build_loader(source, config, self.crops(), world=world, repeats=self.repeats)
 
     def scores(
-        self, data: str, source: ImageSource, config: TrainConfig, *, world: World, precise: Precise
+        self, data: Data, source: ImageSource, config: TrainConfig, *, world: World, precise: Precise
     ) -> ClassifierScores:
         return ClassifierScores(data, source, config, world=world, precise=precise)
 

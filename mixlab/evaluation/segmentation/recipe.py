@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from mixlab.backbones.backbone import Backbone
 from mixlab.data.crops import normalise
 from mixlab.data.dense_batches import MEAN_COLOUR, CropBatch, CropReader, CropRule
+from mixlab.data.given import Data
 from mixlab.data.loader import BatchLoader
 from mixlab.data.mask_formats import parse_label_maps
 from mixlab.data.masks import IGNORE, MaskSource
@@ -62,7 +63,7 @@ class SegmentConfig(DenseConfig):
     def image(self) -> int:
         return self.crop
 
-    def open(self, data: str) -> MaskSource:
+    def open(self, data: Data) -> MaskSource:
         return parse_label_maps(data)
 
     def loader(self, source: MaskSource, config: TrainConfig, *, world: World) -> BatchLoader[CropBatch]:
@@ -79,7 +80,7 @@ class SegmentConfig(DenseConfig):
         return SegmentRecipe(self, backbone, num_classes=num_classes)
 
     def scores(
-        self, data: str, source: MaskSource, config: TrainConfig, *, world: World, precise: Precise
+        self, data: Data, source: MaskSource, config: TrainConfig, *, world: World, precise: Precise
     ) -> DenseScores:
         def measure(network: nn.Module, stopped: Callable[[], bool]) -> Iterator[Score]:
             assert isinstance(network, UperNet)
