@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.analysis.binary_auc_metric import BinaryAUC as BinaryAUC
     from mixlab.analysis.maps import activation_map as activation_map
     from mixlab.analysis.maps import activation_maps as activation_maps
+    from mixlab.analysis.pca import pca_maps as pca_maps
     from mixlab.analysis.rank import measure_ranks as measure_ranks
     from mixlab.analysis.viewed_images import ViewedImages as ViewedImages
     from mixlab.backbones.backbone import Backbone as Backbone
@@ -26,6 +27,7 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.backbones.weights import load_weights as load_weights
     from mixlab.backbones.weights import model_from_file as model_from_file
     from mixlab.backbones.weights import save_weights as save_weights
+    from mixlab.backbones.wrapped import wrap as wrap
     from mixlab.backbones.zoo import create_model as create_model
     from mixlab.backbones.zoo import list_models as list_models
     from mixlab.data.crops import MultiCrop as MultiCrop
@@ -44,8 +46,10 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.evaluation.detection.task import plan_detection as plan_detection
     from mixlab.evaluation.knn import KnnSettings as KnnSettings
     from mixlab.evaluation.knn import evaluate_knn as evaluate_knn
+    from mixlab.evaluation.labelled_features import labelled_features as labelled_features
     from mixlab.evaluation.probe.evaluate import ProbeSettings as ProbeSettings
     from mixlab.evaluation.probe.evaluate import evaluate_linear_probe as evaluate_linear_probe
+    from mixlab.evaluation.probe.in_memory import linear_probe as linear_probe
     from mixlab.evaluation.robustness import evaluate_robustness as evaluate_robustness
     from mixlab.evaluation.segmentation.task import evaluate_segmentation as evaluate_segmentation
     from mixlab.evaluation.segmentation.task import fit_segmentation as fit_segmentation
@@ -71,12 +75,14 @@ _NAMES = {
     "analysis.binary_auc": ["binary_auc"],
     "analysis.binary_auc_metric": ["BinaryAUC"],
     "analysis.maps": ["activation_map", "activation_maps"],
+    "analysis.pca": ["pca_maps"],
     "analysis.rank": ["measure_ranks"],
     "analysis.viewed_images": ["ViewedImages"],
     "backbones.backbone": ["Backbone"],
     "backbones.preprocess": ["preprocess"],
     "backbones.tokens": ["Features", "TokenLayout"],
     "backbones.weights": ["LoadReport", "WeightsError", "load_weights", "model_from_file", "save_weights"],
+    "backbones.wrapped": ["wrap"],
     "backbones.zoo": ["create_model", "list_models"],
     "data.crops": ["MultiCrop", "dino_crops"],
     "data.dataset_source": ["DatasetSource"],
@@ -89,7 +95,9 @@ _NAMES = {
     "evaluation.classifier": ["load_classifier"],
     "evaluation.detection.task": ["evaluate_detection", "fit_detection", "plan_detection"],
     "evaluation.knn": ["KnnSettings", "evaluate_knn"],
+    "evaluation.labelled_features": ["labelled_features"],
     "evaluation.probe.evaluate": ["ProbeSettings", "evaluate_linear_probe"],
+    "evaluation.probe.in_memory": ["linear_probe"],
     "evaluation.robustness": ["evaluate_robustness"],
     "evaluation.segmentation.task": ["evaluate_segmentation", "fit_segmentation", "plan_segmentation"],
     "evaluation.shifts": ["evaluate_shifts"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -58,7 +58,7 @@ class GivenData:
 
 T = TypeVar("T")
 Data: TypeAlias = str | GivenData
-AnyData: TypeAlias = "str | Path | Source[Any] | Dataset[Any] | Mapping[str, Any] | GivenData"
+AnyData: TypeAlias = str | Path | Source[Any] | Dataset[Any] | Sequence[Any] | Mapping[str, Any] | GivenData
 
 
 def as_data(data: AnyData | Any) -> Data:
