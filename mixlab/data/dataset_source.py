@@ -215,7 +215,7 @@ def _known_classes(dataset: Any, key: str | None) -> tuple[str, ...]:
 
 def _plain_label(value: Any, index: int, kind: str) -> int | str:
     """A number, a name, or -1 for none."""
-    if isinstance(value, Tensor | np.ndarray | np.generic) and np.size(value) == 1:
+    if isinstance(value, Tensor | np.ndarray | np.generic) and np.prod(value.shape) == 1:
         value = value.item()
     if value is None:
         return -1
