@@ -30,6 +30,8 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.backbones.wrapped import wrap as wrap
     from mixlab.backbones.zoo import create_model as create_model
     from mixlab.backbones.zoo import list_models as list_models
+    from mixlab.backbones.zoo import register_backbone as register_backbone
+    from mixlab.backbones.zoo import register_family as register_family
     from mixlab.data.crops import MultiCrop as MultiCrop
     from mixlab.data.crops import dino_crops as dino_crops
     from mixlab.data.dataset_source import DatasetSource as DatasetSource
@@ -47,6 +49,7 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.evaluation.knn import KnnSettings as KnnSettings
     from mixlab.evaluation.knn import evaluate_knn as evaluate_knn
     from mixlab.evaluation.labelled_features import labelled_features as labelled_features
+    from mixlab.evaluation.methods import register_method as register_method
     from mixlab.evaluation.probe.evaluate import ProbeSettings as ProbeSettings
     from mixlab.evaluation.probe.evaluate import evaluate_linear_probe as evaluate_linear_probe
     from mixlab.evaluation.probe.in_memory import linear_probe as linear_probe
@@ -57,7 +60,9 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.evaluation.shifts import evaluate_shifts as evaluate_shifts
     from mixlab.evaluation.target import Target as Target
     from mixlab.evaluation.target import load_target as load_target
+    from mixlab.mixers import register_mixer as register_mixer
     from mixlab.recipes import find_recipe as find_recipe
+    from mixlab.recipes import register_recipe as register_recipe
     from mixlab.run.measurement import Measurement as Measurement
     from mixlab.training.dino_parts import DinoCentre as DinoCentre
     from mixlab.training.dino_parts import DinoHead as DinoHead
@@ -83,7 +88,7 @@ _NAMES = {
     "backbones.tokens": ["Features", "TokenLayout"],
     "backbones.weights": ["LoadReport", "WeightsError", "load_weights", "model_from_file", "save_weights"],
     "backbones.wrapped": ["wrap"],
-    "backbones.zoo": ["create_model", "list_models"],
+    "backbones.zoo": ["create_model", "list_models", "register_backbone", "register_family"],
     "data.crops": ["MultiCrop", "dino_crops"],
     "data.dataset_source": ["DatasetSource"],
     "data.decode": ["UnreadableImage"],
@@ -96,14 +101,16 @@ _NAMES = {
     "evaluation.detection.task": ["evaluate_detection", "fit_detection", "plan_detection"],
     "evaluation.knn": ["KnnSettings", "evaluate_knn"],
     "evaluation.labelled_features": ["labelled_features"],
+    "evaluation.methods": ["register_method"],
     "evaluation.probe.evaluate": ["ProbeSettings", "evaluate_linear_probe"],
     "evaluation.probe.in_memory": ["linear_probe"],
     "evaluation.robustness": ["evaluate_robustness"],
     "evaluation.segmentation.task": ["evaluate_segmentation", "fit_segmentation", "plan_segmentation"],
     "evaluation.shifts": ["evaluate_shifts"],
     "evaluation.target": ["Target", "load_target"],
+    "mixers": ["register_mixer"],
+    "recipes": ["find_recipe", "register_recipe"],
     "run.measurement": ["Measurement"],
-    "recipes": ["find_recipe"],
     "training.dino_parts": ["DinoCentre", "DinoHead", "dino_loss", "koleo_loss", "teacher_targets"],
     "training.knn": ["LabelledFeatures", "knn_accuracy"],
     "training.loop": ["train"],
@@ -153,3 +160,4 @@ if "timm" in sys.modules:
     import_module("mixlab.backbones")
 else:
     sys.meta_path.insert(0, _RegisterWithTimm())
+import_module("mixlab.plugins").load_at_start()

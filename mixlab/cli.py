@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 from mixlab.errors import InputError, MissingExtraError, WorkError, naming_extras
+from mixlab.plugins import load_for_all
 from mixlab.signals import STOP_SIGNALS, raising, say_stopped
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -67,13 +68,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run_command(arguments: list[str], *, even_ignored: bool = False) -> int:
     """What `main` does, for a command within a program; `even_ignored` as in `signals.raising`."""
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(overview())
-        return 0
     from rich.text import Text
 
     from mixlab.console import console
 
+    try:
+        arguments = import_plugins(arguments)
+    except InputError as error:
+        if os.environ.get("MIXLAB_DEBUG") == "1":
+            raise
+        console.print(Text.assemble(("error:", "red"), f" {error}"), soft_wrap=True)
+        return 1
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0
     name, *rest = arguments
     if name not in COMMANDS:
         console.print(Text.assemble((f"unknown command {name!r}", "red"), f"; mixlab knows {', '.join(COMMANDS)}"))
@@ -103,6 +111,22 @@ def run_command(arguments: list[str], *, even_ignored: bool = False) -> int:
         console.print(Text.assemble(("error:", "red"), f" {error}"))
         return 1
     return 0
+
+
+def import_plugins(arguments: list[str]) -> list[str]:
+    """Load each `--import MODULE` before the command, in this process and in those that it starts; the other arguments.
+
+    Code is imported because a user names it here, never because a file does.
+    """
+    while arguments and arguments[0].partition("=")[0] == "--import":
+        _, equals, name = arguments[0].partition("=")
+        rest = arguments[1:] if equals else arguments[2:]
+        name = name if equals else (arguments[1] if len(arguments) > 1 else "")
+        if not name:
+            raise InputError("--import needs the name of a module, or a file: mixlab --import my_mixer.py COMMAND ...")
+        load_for_all(name)
+        arguments = rest
+    return arguments
 
 
 def leave_on_signals(code: int | None = None) -> None:
@@ -141,7 +165,11 @@ def plain_warning(
 def overview() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {line}" for name, (_, line) in COMMANDS.items()]
-    return "mixlab: a laboratory for vision token mixers\n\n" + "\n".join(lines) + "\n\nmixlab COMMAND --help"
+    return (
+        "mixlab: a laboratory for vision token mixers\n\n"
+        + "\n".join(lines)
+        + "\n\nmixlab COMMAND --help\nmixlab --import MODULE_OR_FILE COMMAND ...: with a plugin"
+    )
 
 
 if __name__ == "__main__":

@@ -23,15 +23,16 @@ from dataclasses import fields, replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mixlab.backbones.visual_mambas import VISUAL_MAMBAS
-from mixlab.backbones.zoo import list_models
+from mixlab.backbones.zoo import SIZES, ZOO, ZooEntry, fields_of_small, known_fields, list_models
 from mixlab.errors import InputError
 from mixlab.evaluation.dense_recipe import MAMBAOUT_DROP_PATH
 from mixlab.evaluation.detection.recipe import detect, detect_64
 from mixlab.evaluation.methods import train_config
 from mixlab.evaluation.segmentation.recipe import SegmentConfig, segment, segment_64
+from mixlab.plugins import Registry, check_plugins
 from mixlab.run.directory import RunDirectory, read_json
 from mixlab.training.config import (
     CheckpointConfig,
@@ -68,7 +69,7 @@ def dino(name: str) -> TrainConfig:
     """
     return TrainConfig(
         method=DinoConfig(teacher_drop_path=name.startswith(("dinovim", "dinomambareg"))),
-        model=ModelConfig(name=name, fields={"drop_path": 0.1}),
+        model=with_drop_path(name, 0.1),
         optim=OptimConfig(
             lr=5e-4,
             min_lr=1e-6,
@@ -170,7 +171,7 @@ def deit(name: str) -> TrainConfig:
     )
     return TrainConfig(
         method=method,
-        model=ModelConfig(name=name, fields={"drop_path": 0.1}),
+        model=with_drop_path(name, 0.1),
         optim=OptimConfig(
             lr=5e-4,
             lr_batch=512,
@@ -195,6 +196,12 @@ def supervised_64(family: str) -> TrainConfig:
     )
 
 
+def with_drop_path(name: str, rate: float) -> ModelConfig:
+    """A backbone with stochastic depth, where it has that."""
+    known = known_fields(name)
+    return ModelConfig(name=name, fields={"drop_path": rate} if known is None or "drop_path" in known else {})
+
+
 def mamba_drop_path(name: str) -> float:
     """That of its own name, or of the first name that it begins with."""
     return next((rate for key, rate in MAMBA_DROP_PATH.items() if name == key or name.startswith(f"{key}_s")), 0.1)
@@ -215,17 +222,24 @@ def model_64(family: str) -> ModelConfig:
 
 
 def small_model(family: str, **fields: Any) -> ModelConfig:
-    """A family's tiny backbone with other sizes; fields that its mixer does not have are left out."""
-    missing = {"vit": {"state"}, "linearvit": {"state"}, "gatedconv": {"state", "head_dim"}}.get(family, set())
-    positions = {"position_image": fields["image"]} if family == "dinomambareg" else {}
-    kept = {key: value for key, value in fields.items() if key not in missing}
-    return ModelConfig(name=f"{family}_tiny", fields={**kept, **positions})
+    """A family's smallest backbone with other sizes; fields that it does not have are left out."""
+    name = smallest(family)
+    return ModelConfig(name=name, fields=fields_of_small(name, fields))
+
+
+def smallest(family: str) -> str:
+    """The backbone from which a family's small ones are made."""
+    return next(name for name in (f"{family}_tiny", family, *list_models(f"{family}_*")) if name in ZOO)
+
+
+def family_of(name: str) -> str:
+    """The name of a backbone without its size."""
+    return next((name.removesuffix(f"_{size}") for size in SIZES if name.endswith(f"_{size}")), name)
 
 
 def model_mini(family: str) -> ModelConfig:
-    return small_model(
-        family, patch=8, image=MINI_IMAGE, depth=MINI_DEPTHS[family], dim=128, head_dim=32, state=32, drop_path=0.05
-    )
+    depth = MINI_DEPTHS.get(family, 6)
+    return small_model(family, patch=8, image=MINI_IMAGE, depth=depth, dim=128, head_dim=32, state=32, drop_path=0.05)
 
 
 def dino_mini(family: str) -> TrainConfig:
@@ -322,7 +336,7 @@ def _on_one_gpu() -> dict[str, Any]:
     }
 
 
-RECIPES: dict[str, Callable[[], TrainConfig]] = {
+OWN: dict[str, Callable[[], TrainConfig]] = {
     **{f"dino_{name}": partial(dino, name) for family in RECIPE_FAMILIES for name in list_models(f"{family}_*")},
     **{f"lejepa_{name}": partial(lejepa, name) for family in RECIPE_FAMILIES for name in list_models(f"{family}_*")},
     **{f"lejepa_{family}_mini": partial(lejepa_mini, family) for family in RECIPE_FAMILIES},
@@ -362,10 +376,66 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
 }
 
 
+RECIPES: Registry[Callable[[], TrainConfig]] = Registry("recipe", OWN)
+R = TypeVar("R", bound=Callable[[], TrainConfig])
+
+
+def register_recipe(recipe: R | str) -> Any:
+    """Make a full configuration known by its name: a decorator of a function that returns a `TrainConfig`.
+
+    The recipe is called as the function is, or `@register_recipe("another_name")`.
+    """
+    if isinstance(recipe, str):
+
+        def register(function: R) -> R:
+            RECIPES[str(recipe)] = function
+            return function
+
+        return register
+    if not callable(recipe):
+        raise InputError(f"a recipe is a function that returns a TrainConfig; got a {type(recipe).__name__}")
+    RECIPES[recipe.__name__] = recipe
+    return recipe
+
+
+def _derive_recipes(name: str, entry: ZooEntry) -> None:
+    """What every registered backbone gets: the recipes of ImageNet and COCO, and small ones of its family."""
+    origin = ZOO.origin(name)
+    if origin is None:
+        return  # ours are above, with what was published of each
+    model, family = ModelConfig(name=name), family_of(name)
+    found: dict[str, Callable[[], TrainConfig]] = {
+        f"dino_{name}": partial(dino, name),
+        f"lejepa_{name}": partial(lejepa, name),
+        f"supervised_{name}": partial(deit, name),
+        f"segment_{name}": partial(segment, model),
+        f"detect_{name}": partial(detect, model),
+    }
+    if name == smallest(family):
+        found |= {
+            f"dino_{family}_mini": partial(dino_mini, family),
+            f"lejepa_{family}_mini": partial(lejepa_mini, family),
+            f"supervised_{family}_mini": partial(supervised_mini, family),
+            f"segment_{family}_mini": partial(segment_mini, family),
+            f"dino_{family}_tiny64": partial(dino_64, family),
+            f"lejepa_{family}_tiny64": partial(lejepa_64, family),
+            f"supervised_{family}_tiny64": partial(supervised_64, family),
+            f"segment_{family}_tiny64": partial(segment_64, model_64(family)),
+            f"detect_{family}_tiny64": partial(detect_64, model_64(family)),
+        }
+    for recipe, make in found.items():
+        RECIPES.derive(recipe, make, origin)
+
+
+ZOO.follow(_derive_recipes)
+
+
 def recipe_for(run: Path, name: str) -> TrainConfig:
     """The config of a recipe for a run; one that is older than some of its settings resumes as it recorded."""
-    config, file = find_recipe(name), run / "config.json"
+    file = run / "config.json"
     stored = read_json(file) if file.is_file() else {}
+    check_plugins(stored.get("plugins"), run)
+    config = find_recipe(name)
     settings = stored.get("settings")
     if stored.get("recipe") == name and isinstance(settings, dict) and has_begun(RunDirectory(run)):
         return train_config(settings) if is_older(settings, type(config.method)) else config
@@ -378,9 +448,13 @@ def find_recipe(name: str) -> TrainConfig:
         stored = read_json(Path(name))
         if "settings" not in stored:
             raise InputError(f"{name} is not the config.json of a training run; give one, or a recipe's name")
+        check_plugins(stored.get("plugins"), name)
         return train_config(stored["settings"])
     if name not in RECIPES:
         near = get_close_matches(name, RECIPES, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else f"recipes are {', '.join(RECIPES)}"
         raise InputError(f"unknown recipe {name!r}; {hint}")
-    return RECIPES[name]()
+    config = RECIPES[name]()
+    if not isinstance(config, TrainConfig):
+        raise InputError(f"the recipe {name} gives a {type(config).__name__}; its function must return a TrainConfig")
+    return config

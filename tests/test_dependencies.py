@@ -108,7 +108,7 @@ def test_the_core_works_without_extras_and_says_which_one_is_missing(tmp_path: P
     )
     assert done.returncode == 0, done.stderr
     told = " ".join(done.stderr.split())
-    for module, extra in (("matplotlib", "report"), ("uvicorn", "app"), ("onnx", "onnx")):
+    for module, extra in (("matplotlib", "report"), ("fastapi", "app"), ("onnx", "onnx")):
         assert re.search(rf"error: this needs {module}\w*; run pip install 'mixlab\[{extra}\]'", told)
 
 

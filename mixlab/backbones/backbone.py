@@ -1,10 +1,13 @@
 """The contract of a backbone: everything that training, evaluation, analysis and users ask of a model."""
 
+from __future__ import annotations
+
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Any, Literal, NamedTuple, Self, cast, get_args
 
 import torch
 from huggingface_hub import ModelHubMixin, hf_hub_download
@@ -17,7 +20,8 @@ from mixlab.mixers import Mixing
 
 FeatureSource = Literal["stream", "branch"]
 Layers = int | Sequence[int] | None
-Architecture = dict[str, Any]  # {"name", "config"} or, for a model of timm's, {"name", "timm_name", "fields"}
+# {"name", "config"}; of timm's models {"name", "timm_name", "fields"}; of registered ones {"registered", "fields"}
+Architecture = dict[str, Any]
 
 WEIGHTS_FILE = "model.safetensors"
 DROP_PATHS = {"drop_path", "drop_path1", "drop_path2"}  # what blocks call their stochastic depth, ours and timm's
@@ -64,9 +68,23 @@ class Backbone(  # type: ignore[call-arg]
     family: str  # the kind of its mixer, as in `mixlab.mixers.MIXERS`; "other" for what none of them describes
     is_causal: bool = False  # whether, in every layer, tokens see only those before them
     has_unused_parameters: bool = False  # whether some may get no gradient: DDP must look for them
+    registered: tuple[str, dict[str, Any]] | None = None  # the name and the fields with which `create_model` built it
     crop_share: float = 0.875  # of each side, that the centre crop of an evaluation keeps: 224 of 256 (DINO, DeiT)
     pixel_mean: tuple[float, ...] = (0.485, 0.456, 0.406)  # ImageNet's, in [0, 1]
     pixel_std: tuple[float, ...] = (0.229, 0.224, 0.225)
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        """What a class leaves out is named as soon as one is made, not deep in a training run."""
+        super().__init_subclass__(**given)
+        build = cls.__init__
+
+        @wraps(build)
+        def build_and_check(self: Backbone, *arguments: Any, **options: Any) -> None:
+            build(self, *arguments, **options)
+            if type(self) is cls:
+                _check_complete(self)
+
+        cls.__init__ = build_and_check  # type: ignore[method-assign]
 
     @abstractmethod
     def forward(self, images: Tensor) -> Tensor:
@@ -82,35 +100,44 @@ class Backbone(  # type: ignore[call-arg]
         """
 
     @abstractmethod
-    def mixings(self, images: Tensor, layers: Layers = None) -> Iterator[tuple[int, Mixing]]:
-        """Yield (layer, mixing), one layer in memory at a time."""
-
-    @abstractmethod
-    def architecture(self) -> Architecture:
-        """Name and config as JSON, from which `mixlab.backbones.weights.build_architecture` builds it again."""
-
-    @abstractmethod
-    def fresh(self) -> Self:
-        """The same architecture with newly initialised weights, drawn from torch's random state."""
-
-    @abstractmethod
     def layer_shapes(self) -> list[LayerShape]:
         """The width and the stride of the map after each layer."""
 
-    @abstractmethod
+    def mixings(self, images: Tensor, layers: Layers = None) -> Iterator[tuple[int, Mixing]]:
+        """Yield (layer, mixing), one layer in memory at a time."""
+        raise InputError(f"{self.name} has no mixings to look at; choose a model of mixlab's, or maps of its features")
+
+    def architecture(self) -> Architecture:
+        """Name and config as JSON, from which `mixlab.backbones.weights.build_architecture` builds it again."""
+        if self.registered is None:
+            raise InputError(
+                f"nothing says how to build this {type(self).__name__} again; register what builds it with "
+                "mixlab.register_backbone(NAME), and make it with mixlab.create_model(NAME)"
+            )
+        name, fields = self.registered
+        return {"registered": name, "fields": fields}
+
+    def fresh(self) -> Self:
+        """The same architecture with newly initialised weights, drawn from torch's random state."""
+        from mixlab.backbones.weights import build_architecture  # which imports every backbone
+
+        return cast("Self", build_architecture(self.architecture()))
+
     def with_classifier(self, num_classes: int) -> nn.Module:
         """A network from images to logits (B, K): these weights and a newly initialised classifier.
 
         It may hold copies of the weights; `load_from_classifier` brings them back once they are trained.
         """
+        return LinearClassifier(self, num_classes)
 
-    @abstractmethod
     def name_in_classifier(self, name: str) -> str:
         """The name, in a network of `with_classifier`, of what is called `name` here."""
+        return f"backbone.{name}"
 
-    @abstractmethod
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute the activations inside each layer in the backward pass instead of keeping them."""
+        if enable:
+            raise InputError(f"{self.name} cannot recompute activations; leave out activation_checkpointing")
 
     def set_drop_path(self, rate: float) -> None:
         """Stochastic depth for training: `rate` in the last block, rising linearly from 0 in the first."""
@@ -211,6 +238,31 @@ class Backbone(  # type: ignore[call-arg]
         if not isinstance(model, cls):
             raise WeightsError(f"{path} holds a {type(model).__name__}, not a {cls.__name__}; call it on Backbone")
         return model
+
+
+class LinearClassifier(nn.Module):
+    """Logits (B, K) of a backbone's summary."""
+
+    def __init__(self, backbone: Backbone, num_classes: int) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = nn.Linear(backbone.dim, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.backbone(images))
+
+
+def _check_complete(model: Backbone) -> None:
+    """Refuse a backbone that lacks what training, evaluation and analysis ask of it."""
+    fields = {"name": str, "dim": int, "num_layers": int, "channels": int, "image": int, "layout": TokenLayout,
+              "family": str}  # fmt: skip
+    wrong = [
+        f"{name} ({'missing' if value is None else f'a {type(value).__name__}'}, not a {kind.__name__})"
+        for name, kind in fields.items()
+        if not isinstance(value := getattr(model, name, None), kind)
+    ]
+    if wrong:
+        raise InputError(f"{type(model).__name__} is not a complete backbone: set {', '.join(wrong)} in its __init__")
 
 
 def chosen_layers(layers: Layers, depth: int) -> list[int]:

@@ -1,6 +1,6 @@
 """Our backbones under timm's names and words: `timm.create_model("dinovim_tiny")`, features_only included."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,13 +13,12 @@ from mixlab.backbones.classifier import IsotropicClassifier, square_side, timm_c
 from mixlab.backbones.isotropic import Isotropic, IsotropicConfig
 from mixlab.backbones.staged import StagedConfig
 from mixlab.backbones.staged_classifier import StagedClassifier
-from mixlab.backbones.zoo import ZOO, build, replace_fields
+from mixlab.backbones.zoo import ZOO, ZooEntry, build, build_registered, replace_fields
 from mixlab.errors import InputError
 
 __all__: list[str] = []  # timm's registry appends the names it takes
 TIMM_FIELDS = {"img_size": "image", "in_chans": "channels", "patch_size": "patch", "drop_path_rate": "drop_path"}
-CONFIGS = {name: entry.config for name, entry in ZOO.items() if not isinstance(entry.config, str)}
-default_cfgs = generate_default_cfgs({name: timm_config(name, config) for name, config in CONFIGS.items()})
+default_cfgs: dict[str, Any] = {}  # where timm's registry looks for what it shows of a model
 
 
 class FeatureDict(FeatureGetterNet):
@@ -45,7 +44,43 @@ class FeatureGraph(nn.Module):
 FEATURE_CLASSES = {"getter": FeatureGetterNet, "list": FeatureGetterNet, "dict": FeatureDict, "fx": FeatureGraph}
 
 
-def _register(name: str, own: IsotropicConfig | StagedConfig) -> None:
+def _register(name: str, entry: ZooEntry) -> None:
+    """An entry of the zoo under its name; what timm defines itself has its name already."""
+    if isinstance(entry.config, IsotropicConfig | StagedConfig):
+        default_cfgs.update(generate_default_cfgs({name: timm_config(name, entry.config)}))
+        register_model(_named(name, _entrypoint(name, entry.config)))
+    elif not isinstance(entry.config, str):
+        register_model(_named(name, _built(name)))
+
+
+def _named(name: str, entrypoint: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    entrypoint.__name__, entrypoint.__module__ = name, __name__
+    return entrypoint
+
+
+def _built(name: str) -> Callable[..., nn.Module]:
+    """Of a backbone that a registered function builds: with a classifier, or bare for num_classes=0."""
+
+    def entrypoint(
+        pretrained: bool = False,
+        *,
+        features_only: bool = False,
+        pretrained_cfg: Any = None,
+        pretrained_cfg_overlay: Any = None,
+        cache_dir: Any = None,
+        num_classes: int = 1000,
+        **fields: Any,
+    ) -> nn.Module:
+        if pretrained or features_only:
+            asked = "published weights" if pretrained else "features_only"
+            raise InputError(f"timm cannot give {name} with {asked}; use mixlab.create_model and its features()")
+        backbone = build_registered(name, fields)
+        return backbone.with_classifier(num_classes) if num_classes else backbone
+
+    return entrypoint
+
+
+def _entrypoint(name: str, own: IsotropicConfig | StagedConfig) -> Callable[..., nn.Module]:
     def entrypoint(
         pretrained: bool = False,
         *,
@@ -97,9 +132,7 @@ def _register(name: str, own: IsotropicConfig | StagedConfig) -> None:
             **({"out_indices": defaults if out_indices is None else out_indices} if features_only else {}),
         )
 
-    entrypoint.__name__ = name
-    entrypoint.__module__ = __name__
-    register_model(entrypoint)
+    return entrypoint
 
 
 def _feature_class(chosen: Any) -> Any:
@@ -113,5 +146,4 @@ def _feature_class(chosen: Any) -> Any:
     return FEATURE_CLASSES[chosen]
 
 
-for _name, _config in CONFIGS.items():
-    _register(_name, _config)
+ZOO.follow(_register)

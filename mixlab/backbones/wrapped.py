@@ -59,7 +59,7 @@ class WrappedBackbone(Backbone):
     ) -> None:
         super().__init__()
         _check_arguments(module, axes, image, channels, mean, std)
-        self.module = module
+        self.network = module
         self.name = name or type(module).__name__
         self.maps = maps if callable(maps) else (maps,) if isinstance(maps, str) else tuple(maps)
         self.image, self.channels, self.crop_share = image, channels, crop_share
@@ -83,39 +83,22 @@ class WrappedBackbone(Backbone):
         for index in chosen_layers(layers, self.num_layers):
             yield index, self.forms[index].read(outputs[index], (height, width), self._where(index))
 
-    # TEMPORARY
-    def mixings(self, images, layers=None):
-        raise InputError(f"{self.name} has no mixings")
-
-    def with_classifier(self, num_classes):
-        class C(nn.Module):
-            def __init__(s, b):
-                super().__init__()
-                s.backbone = b
-                s.head = nn.Linear(b.dim, num_classes)
-
-            def forward(s, x):
-                return s.head(s.backbone(x))
-
-        return C(self)
-
-    def name_in_classifier(self, name):
-        return f"backbone.{name}"
-
-    # END
-
     def layer_shapes(self) -> list[LayerShape]:
         return [LayerShape(form.width, form.stride) for form in self.forms]
 
     def architecture(self) -> Architecture:
-        """What it was wrapped from; only a registered function can build it again."""
-        kind = type(self.module)
+        """How a registered function builds it; without one, what it was wrapped from, which nothing can build again."""
+        if self.registered is not None:
+            return super().architecture()
+        kind = type(self.network)
         places = _function_name(self.maps) if callable(self.maps) else list(self.maps)
         about = {"class": f"{kind.__module__}.{kind.__qualname__}", "maps": places, "image": self.image}
         return {"name": self.name, "wrapped": about}
 
     def fresh(self) -> WrappedBackbone:
-        """Every module draws its weights anew, as torch's do in `reset_parameters`."""
+        """As a registered function builds it; without one, every part draws its weights anew by `reset_parameters`."""
+        if self.registered is not None:
+            return super().fresh()
         twin = copy.deepcopy(self)
         drawn: set[int] = set()
         for part in twin.modules():
@@ -132,12 +115,12 @@ class WrappedBackbone(Backbone):
         return twin
 
     def no_weight_decay(self) -> set[str]:
-        own = getattr(self.module, "no_weight_decay", None)
-        named = {f"module.{name}" for name in own()} if callable(own) else set()
+        own = getattr(self.network, "no_weight_decay", None)
+        named = {f"network.{name}" for name in own()} if callable(own) else set()
         return super().no_weight_decay() | named & {name for name, _ in self.named_parameters()}
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        own = getattr(self.module, "set_grad_checkpointing", None)
+        own = getattr(self.network, "set_grad_checkpointing", None)
         if callable(own):
             own(enable)
         else:
@@ -147,12 +130,12 @@ class WrappedBackbone(Backbone):
         """What each layer gives, one forward pass."""
         try:
             if callable(self.maps):
-                found = self.maps(self.module, images)
+                found = self.maps(self.network, images)
                 outputs = list(found) if isinstance(found, tuple | list) else [found]
             else:
                 names = [parse_place(text)[0] for text in self.maps]
-                with outputs_of(self.module, names) as seen:
-                    seen[""] = self.module(images)
+                with outputs_of(self.network, names) as seen:
+                    seen[""] = self.network(images)
                 if missing := [name for name in names if name not in seen]:
                     raise InputError(f"{self.name} does not run its {missing[0]!r}; name a submodule that it runs")
                 outputs = [take_entry(seen[name], text) for name, text in zip(names, self.maps, strict=True)]
@@ -180,17 +163,17 @@ class WrappedBackbone(Backbone):
     def _try_out(self, axes: Axes | None, num_prefix: int | None) -> list[MapForm]:
         """The forms of all maps, from a blank image."""
         if not callable(self.maps):
-            check_places(self.module, self.maps)
-        parameter = next(self.module.parameters())
+            check_places(self.network, self.maps)
+        parameter = next(self.network.parameters())
         blank = parameter.new_zeros(1, self.channels, self.image, self.image)
-        was_training = self.module.training
-        self.module.eval()  # no statistics of a blank image
+        was_training = self.network.training
+        self.network.eval()  # no statistics of a blank image
         try:
             outputs = self._outputs(blank)
         finally:
-            self.module.train(was_training)
+            self.network.train(was_training)
         return [
-            find_form(tuple(output.shape), self.image, axes, num_prefix, where=self._where(index), module=self.module)
+            find_form(tuple(output.shape), self.image, axes, num_prefix, where=self._where(index), module=self.network)
             for index, output in enumerate(outputs)
         ]
 

@@ -1,10 +1,11 @@
-"""The table of backbones, and how to get one by name."""
+"""The table of backbones, how to get one by name, and how to add one."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatch
 from importlib.resources import as_file, files
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,14 +15,18 @@ from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.isotropic import Isotropic, IsotropicConfig, config_from_json
 from mixlab.backbones.staged import Staged, StagedConfig, staged_from_json
 from mixlab.backbones.timm_backbone import TimmBackbone
+from mixlab.backbones.timm_features import build_timm
 from mixlab.backbones.tokens import TokenLayout
 from mixlab.backbones.visual_mambas import VISUAL_MAMBAS
 from mixlab.backbones.weights import load_weights, model_from_file
 from mixlab.errors import InputError
 from mixlab.mixers import AttentionConfig, GatedConvConfig, LinearAttentionConfig, Mamba2Config, MixerConfig
+from mixlab.plugins import Registry
 from mixlab.run.codec import to_json
 
-C = TypeVar("C", IsotropicConfig, StagedConfig)
+C = TypeVar("C", bound=IsotropicConfig | StagedConfig)
+Builder = Callable[..., Backbone]
+B = TypeVar("B", bound=Builder)
 SIZES = ("tiny", "small", "base")
 TRANSFORMER_WIDTHS = (192, 384, 768)  # ViT; 12 layers, MLP ratio 4
 MAMBA_WIDTHS = (256, 512, 768)  # Dino-Mamba §5.1; 24 layers, no MLP
@@ -35,10 +40,12 @@ class ZooEntry:
     """One line of the table: who defined the architecture, and how to configure it."""
 
     source: str
-    config: IsotropicConfig | StagedConfig | str  # a timm name stands for timm's own definition
+    # A timm name stands for timm's own definition, a function or class for a backbone that it builds from its fields.
+    config: IsotropicConfig | StagedConfig | str | Builder
 
 
-def _transformer(dim: int, mixer: MixerConfig) -> IsotropicConfig:
+def transformer(dim: int, mixer: MixerConfig) -> IsotropicConfig:
+    """A ViT with this mixer: 12 layers, an MLP in each, a class token."""
     layout = TokenLayout(place="back" if mixer.is_causal else "front")
     return IsotropicConfig(dim=dim, depth=12, mixer=mixer, layout=layout, norm="layer", mlp_ratio=4.0)
 
@@ -53,14 +60,12 @@ def _family(
     return {f"{name}_{size}": ZooEntry(source, build(dim)) for size, dim in zip(SIZES, widths, strict=False)}
 
 
-ZOO: dict[str, ZooEntry] = {
-    **_family("vit", "ViT", TRANSFORMER_WIDTHS, lambda d: _transformer(d, AttentionConfig())),
+OWN: dict[str, ZooEntry] = {
+    **_family("vit", "ViT", TRANSFORMER_WIDTHS, lambda d: transformer(d, AttentionConfig())),
     # MambaOut, Figure 3 (b), in its two sizes. The paper does not say how it reads them out: our choice is a class
     # token that comes last, which leaves all else as in a ViT.
-    **_family(
-        "vit_causal", "MambaOut", TRANSFORMER_WIDTHS[:2], lambda d: _transformer(d, AttentionConfig(causal=True))
-    ),
-    **_family("linearvit", "Dino-Mamba", TRANSFORMER_WIDTHS, lambda d: _transformer(d, LinearAttentionConfig())),
+    **_family("vit_causal", "MambaOut", TRANSFORMER_WIDTHS[:2], lambda d: transformer(d, AttentionConfig(causal=True))),
+    **_family("linearvit", "Dino-Mamba", TRANSFORMER_WIDTHS, lambda d: transformer(d, LinearAttentionConfig())),
     **_family("dinovim", "Dino-Mamba", MAMBA_WIDTHS, lambda d: _mamba(d, Mamba2Config(), TokenLayout(place="middle"))),
     **_family(
         "dinomambareg",
@@ -75,6 +80,45 @@ ZOO: dict[str, ZooEntry] = {
         for size in ("femto", "kobe", "tiny", "small", "base")
     },
 }
+ZOO: Registry[ZooEntry] = Registry("backbone", OWN)
+
+
+def register_backbone(
+    name: str, config: IsotropicConfig | StagedConfig | Builder | None = None, *, source: str = "plugin"
+) -> Any:
+    """Make a backbone known by its name, to commands, recipes and timm: a call with a config, or a decorator.
+
+    What is decorated is a class of `Backbone`, or a function that returns one, from fields that JSON can hold:
+    `create_model(name, **fields)` calls it. `source` is what `mixlab models` shows.
+    """
+    if config is None:
+
+        def register(builder: B) -> B:
+            register_backbone(name, builder, source=source)
+            return builder
+
+        return register
+    if not isinstance(config, IsotropicConfig | StagedConfig) and not callable(config):
+        raise InputError(
+            f"{name} is registered with a {type(config).__name__}; give an IsotropicConfig, a StagedConfig, or a "
+            "function or class that builds a Backbone"
+        )
+    if name.startswith(("timm/", "shipped/")):
+        raise InputError(f"{name}: names with a slash are taken; choose one without")
+    ZOO[name] = ZooEntry(source, config)
+    return config
+
+
+def register_family(
+    name: str,
+    build: Callable[[int], IsotropicConfig],
+    *,
+    widths: tuple[int, ...] = TRANSFORMER_WIDTHS,
+    source: str = "plugin",
+) -> None:
+    """Register NAME_tiny, NAME_small and NAME_base: `build` makes the config of each width."""
+    for model, entry in _family(name, source, widths, build).items():
+        ZOO[model] = entry
 
 
 def list_models(pattern: str = "*") -> list[str]:
@@ -97,15 +141,17 @@ def create_model(
         with as_file(files("mixlab") / f"{name}.safetensors") as path:
             return model_from_file(path)
     if name.startswith("timm/"):
-        model: Backbone = TimmBackbone(name.removeprefix("timm/"), fields)
+        model: Backbone = build_timm(name.removeprefix("timm/"), fields)
     else:
         entry = ZOO.get(name)
         if entry is None:
             raise InputError(f"unknown model {name!r}; {_nearest(name)}")
         if isinstance(entry.config, str):
             model = TimmBackbone(entry.config, fields, name=name)
-        else:
+        elif isinstance(entry.config, IsotropicConfig | StagedConfig):
             model = build(replace_fields(entry.config, fields), name)
+        else:
+            model = build_registered(name, fields)
     if weights is not None:
         load_weights(model, weights, checkpoint_key=checkpoint_key)
     return model
@@ -116,16 +162,50 @@ def build(config: IsotropicConfig | StagedConfig, name: str) -> Isotropic | Stag
     return Staged(config, name=name) if isinstance(config, StagedConfig) else Isotropic(config, name=name)
 
 
+def build_registered(name: str, fields: Mapping[str, Any]) -> Backbone:
+    """A backbone that a registered function or class builds; it remembers how, so that it can be built again."""
+    entry = ZOO.get(name)
+    if entry is None or isinstance(entry.config, str | IsotropicConfig | StagedConfig):
+        raise InputError(f"no function or class is registered that builds {name!r}; load the plugin that has it")
+    check_fields(name, fields)
+    model = entry.config(**fields)
+    if not isinstance(model, Backbone):
+        raise InputError(
+            f"{name} is registered with {entry.config.__name__}, which gives a {type(model).__name__}; return a "
+            "mixlab.Backbone, such as mixlab.wrap(module, ...)"
+        )
+    model.name, model.registered = name, (name, dict(fields))
+    return model
+
+
 def known_fields(name: str) -> set[str] | None:
-    """The fields that `create_model(name, ...)` can replace; None where timm decides, and for unknown names."""
-    config = _own_config(name)
-    return None if config is None else set(_owners(config))
+    """The fields that `create_model(name, ...)` can replace; None where others decide, and for unknown names."""
+    entry = ZOO.get(name)
+    if entry is None or isinstance(entry.config, str):
+        return None
+    return (
+        set(_owners(entry.config)) if isinstance(entry.config, IsotropicConfig | StagedConfig) else _parameters(entry)
+    )
+
+
+def fields_of_small(name: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields that make a small backbone of this one: those of `wanted` that it has, and what must fit them."""
+    config, known = _own_config(name), known_fields(name) or set()
+    if isinstance(config, StagedConfig):
+        sizes = {"dims": [24 * 2**stage for stage in range(len(config.dims))], "depths": [1] * len(config.depths)}
+        return {key: value for key, value in {**wanted, **sizes}.items() if key in known}
+    kept = {key: value for key, value in wanted.items() if key in known}
+    has_positions = isinstance(config, IsotropicConfig) and config.position_image is not None
+    return {**kept, "position_image": wanted["image"]} if has_positions else kept
 
 
 def check_fields(name: str, changes: Mapping[str, Any]) -> None:
     """Refuse fields that the backbone lacks, or values of the wrong type, before anything is built."""
     config = _own_config(name)
     if config is None:
+        known = known_fields(name)
+        for key in changes if known is not None else ():
+            _owner(key, dict.fromkeys(known or ()))
         return
     owners, plan = _owners(config), to_json(config)
     for key, value in changes.items():
@@ -149,7 +229,13 @@ def replace_fields(config: C, changes: dict[str, Any]) -> C:
 
 def _own_config(name: str) -> IsotropicConfig | StagedConfig | None:
     entry = ZOO.get(name)
-    return None if entry is None or isinstance(entry.config, str) else entry.config
+    return entry.config if entry is not None and isinstance(entry.config, IsotropicConfig | StagedConfig) else None
+
+
+def _parameters(entry: ZooEntry) -> set[str] | None:
+    """What the function or class of an entry takes; None where it takes anything."""
+    given = signature(entry.config).parameters.values()  # type: ignore[arg-type]
+    return None if any(p.kind is Parameter.VAR_KEYWORD for p in given) else {p.name for p in given}
 
 
 def _owner(key: str, owners: dict[str, str | None]) -> str | None:

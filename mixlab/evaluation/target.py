@@ -22,6 +22,7 @@ from mixlab.backbones.weights.reading import read_epoch
 from mixlab.backbones.zoo import SHIPPED, SHIPPED_TRAINING, create_model
 from mixlab.errors import InputError
 from mixlab.evaluation.paper import pretrained_as_published, pretraining_epochs
+from mixlab.plugins import check_plugins
 from mixlab.run import UNTRAINED, RunDirectory, Subject, codec
 from mixlab.training.checkpoint import Checkpoints
 from mixlab.training.distributed import choose_device, make_current
@@ -172,7 +173,11 @@ def label_of(text: str) -> str:
 
 def network_digest(backbone: Backbone) -> str:
     """The same for the same architecture with the same weights."""
-    architecture = json.dumps(backbone.architecture(), sort_keys=True)
+    try:
+        plan: dict[str, Any] = backbone.architecture()
+    except InputError:  # nothing can build it again, which does not keep anyone from measuring it
+        plan = {"class": f"{type(backbone).__module__}.{type(backbone).__qualname__}"}
+    architecture = json.dumps(plan, sort_keys=True)
     return hashlib.sha256(f"{architecture} {weights_checksum(backbone)}".encode()).hexdigest()[:16]
 
 
@@ -226,9 +231,15 @@ def restore_stopped(run: RunDirectory, config: dict[str, Any]) -> tuple[Recipe, 
         raise FileNotFoundError(
             f"{run.path} holds no network, neither weights.safetensors nor checkpoints; name a run that trained one"
         )
-    if found is None or _method_of(config) not in METHODS:
+    if found is None:
         raise FileNotFoundError(
             f"{run.path} has no exported weights (weights.safetensors); run the same command again to finish it"
+        )
+    check_plugins(config.get("plugins"), run.path)
+    if (method := _method_of(config)) not in METHODS:
+        raise InputError(
+            f"{run.path} is not finished, and its method {method!r} is not known here; load the plugin that registers "
+            "it: mixlab --import MODULE ..."
         )
     file, given = run.path / "config.json", {}
     for name, kind in _FIELDS_TO_REBUILD.items():

@@ -1,5 +1,7 @@
 """Token mixers: one file each, its mixing, then its module."""
 
+from typing import TypeVar
+
 from mixlab.mixers.attention import Attention, AttentionConfig, SoftmaxMixing
 from mixlab.mixers.cross_scan import CrossScan, CrossScanConfig, SkipScan, SkipScanConfig
 from mixlab.mixers.gated_conv import ConvMixing, GatedConv, GatedConvConfig
@@ -10,21 +12,34 @@ from mixlab.mixers.mamba2 import Mamba2, Mamba2Config, SSDMixing
 from mixlab.mixers.mixer import ALL, Grid, MixerConfig, Mixing, TokenMixer
 from mixlab.mixers.plain_mamba import PlainMamba, PlainMambaConfig
 from mixlab.mixers.selective import SelectiveMixing
+from mixlab.plugins import Registry, check_class
 
-MIXERS: dict[str, type[MixerConfig]] = {
-    config.kind: config
-    for config in (
-        AttentionConfig,
-        LinearAttentionConfig,
-        Mamba2Config,
-        GatedConvConfig,
-        Mamba1Config,
-        CrossScanConfig,
-        SkipScanConfig,
-        PlainMambaConfig,
-        InvertedResidualConfig,
-    )
-}
+MIXERS: Registry[type[MixerConfig]] = Registry(
+    "mixer",
+    {
+        config.kind: config
+        for config in (
+            AttentionConfig,
+            LinearAttentionConfig,
+            Mamba2Config,
+            GatedConvConfig,
+            Mamba1Config,
+            CrossScanConfig,
+            SkipScanConfig,
+            PlainMambaConfig,
+            InvertedResidualConfig,
+        )
+    },
+)
+C = TypeVar("C", bound=type[MixerConfig])
+
+
+def register_mixer(config: C) -> C:
+    """Make a mixer known by the `kind` of its config: a decorator of the config's class."""
+    check_class("mixer", config, MixerConfig)
+    MIXERS[config.kind] = config
+    return config
+
 
 __all__ = [
     "ALL",
@@ -56,4 +71,5 @@ __all__ = [
     "SkipScanConfig",
     "SoftmaxMixing",
     "TokenMixer",
+    "register_mixer",
 ]

@@ -15,6 +15,7 @@ from mixlab.ops.selective_scan.op import selective_scan, softplus_steps
 from mixlab.ops.selective_scan.reference import selective_scan_matrix, steps_between
 
 wrap("selective_scan")
+wrap("project_steps")  # one step to torch.fx, which knows no devices while it traces
 
 
 @dataclass
@@ -167,12 +168,19 @@ class Selection(nn.Module):
 
     def forward(self, v: Tensor, orders: ScanOrders, scans: tuple[str, ...], grid: Grid) -> SelectiveMixing:
         """Values (B, T, S, E) in the order of each scan -> their mixing."""
-        rank = -(-self.rank // 8) * 8 if v.is_cuda else self.rank  # GPUs multiply rows of eight numbers faster
-        inward, outward = _padded(self.x_proj, self.rank, rank), F.pad(self.dt_weight, (0, rank - self.rank))
-        projected = torch.einsum("btse,sre->btsr", v, inward.to(v.dtype))
-        low, k, q, _ = projected.split([rank, self.state, self.state, inward.shape[1] - rank - 2 * self.state], dim=-1)
-        dt = torch.einsum("btsr,ser->btse", low, outward.to(low.dtype))
+        dt, k, q = project_steps(v, self.x_proj, self.dt_weight)
         return SelectiveMixing(q, k, v, dt, -self.A_log.exp(), self.skip, orders, scans, grid, self.dt_bias)
+
+
+def project_steps(v: Tensor, x_proj: Tensor, dt_weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Values (B, T, S, E) -> steps (B, T, S, E) before their bias, k and q (B, T, S, N)."""
+    rank = dt_weight.shape[-1]
+    state = (x_proj.shape[1] - rank) // 2
+    padded = -(-rank // 8) * 8 if v.is_cuda else rank  # GPUs multiply rows of eight numbers faster
+    inward, outward = _padded(x_proj, rank, padded), F.pad(dt_weight, (0, padded - rank))
+    projected = torch.einsum("btse,sre->btsr", v, inward.to(v.dtype))
+    low, k, q, _ = projected.split([padded, state, state, inward.shape[1] - padded - 2 * state], dim=-1)
+    return torch.einsum("btsr,ser->btse", low, outward.to(low.dtype)), k, q
 
 
 def _padded(x_proj: Tensor, rank: int, padded_rank: int) -> Tensor:

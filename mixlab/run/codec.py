@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from mixlab.errors import InputError
+from mixlab.plugins import Registry
 
 T = TypeVar("T")
 Kinds = Mapping[type[Any], Mapping[str, type[Any]]]  # for each base class: its subclasses by `kind`
@@ -34,7 +35,8 @@ def from_json(cls: type[T], values: object, *, kinds: Kinds | None = None, where
     if cls in kinds:
         kind = values.pop("kind", None)
         if kind not in kinds[cls]:
-            raise InputError(f"{where}.kind is {kind!r}; choose one of {', '.join(kinds[cls])}")
+            load = ", or load the plugin that adds it (mixlab --import)" if isinstance(kinds[cls], Registry) else ""
+            raise InputError(f"{where}.kind is {kind!r}; choose one of {', '.join(kinds[cls])}{load}")
         made = kinds[cls][kind]
     hints, known = get_type_hints(made), {field.name: field for field in fields(made)}  # type: ignore[arg-type]
     for name in values:

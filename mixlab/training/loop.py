@@ -6,13 +6,14 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from mixlab.backbones.backbone import Backbone
+from mixlab.backbones.weights import check_can_be_rebuilt
 from mixlab.data.given import AnyData, Data, as_data
 from mixlab.data.loader import AnyBatch
 from mixlab.data.workers import LostWorkerError
@@ -23,7 +24,7 @@ from mixlab.run.directory import RunLock
 from mixlab.signals import raising
 from mixlab.training.batches import steps
 from mixlab.training.checkpoint import Checkpoint, Checkpoints, TrainingState, export_weights
-from mixlab.training.config import TrainConfig
+from mixlab.training.config import ModelConfig, TrainConfig
 from mixlab.training.distributed import World, any_rank, from_all, from_first, join_world, spread, whole
 from mixlab.training.log import Journal, MetricBuffer, NonFiniteLoss, TrainingProgress, forget_after
 from mixlab.training.recipe import compile_recipe, seed_all
@@ -81,6 +82,8 @@ def train(
             stack.enter_context(RunLock(folder.path))
         with StopRequests(also_stop_on) as stop:
             given = as_data(data)
+            if backbone is not None and backbone.name != config.model.name:
+                config = replace(config, model=ModelConfig(name=backbone.name))
             trainer = Trainer(config, data=given, folder=folder, world=world, name=name, backbone=backbone, notes=notes)
             outcome = trainer.train(stop)
         if then is not None:  # all is saved, so a signal from here on ends the process at once
@@ -291,7 +294,7 @@ class Trainer:
         backbone = given if given is not None else config.model.build()
         if config.activation_checkpointing:
             backbone.set_grad_checkpointing()
-        self.architecture = backbone.architecture()
+        self.architecture = check_can_be_rebuilt(backbone)  # now, and not when a week of training is to be exported
         self.recipe = config.method.build(
             backbone,
             num_classes=len(self.source.classes),

@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
+from mixlab.backbones.weights import parts_of
 from mixlab.data.given import Data, GivenData
 from mixlab.data.listed import ListedSource
 from mixlab.data.source import Source
 from mixlab.errors import InputError
+from mixlab.plugins import needed_plugins
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.codec import to_json
 from mixlab.training.checkpoint import Checkpoints
@@ -26,6 +28,10 @@ class RunRecord:
         self.data, self._given = str(data), data
         self.content: dict[str, Any] = {}  # as written at this start
         self._stored: dict[str, Any] = {}  # as found
+
+    @property
+    def _source_name(self) -> str:
+        return self.data.partition(":")[0]
 
     @property
     def changes(self) -> list[dict[str, Any]]:
@@ -74,11 +80,21 @@ class RunRecord:
             "classes": list(source.classes),
             "settings": settings,
             **about,
+            **({"plugins": plugins} if (plugins := self._plugins(about)) else {}),
             **({"changes": changes} if changes else {}),
             **({"failed": failed} if still_failed else {}),
             "sessions": [*(sessions if isinstance(sessions, list) else []), session],
         }
         self.folder.write_config(self.content)
+
+    def _plugins(self, about: dict[str, Any]) -> list[dict[str, Any]]:
+        """Those that registered what the run is made of."""
+        used = [
+            ("recipe", str(about.get("recipe"))),
+            ("method", self.config.method.kind),
+            ("source", self._source_name),
+        ]
+        return needed_plugins([*used, ("backbone", self.config.model.name), *parts_of(about.get("architecture", {}))])
 
     def note_failure(self, step: int) -> None:
         """The loss was not finite: until it is beyond the step, the run may resume with other `settings.CURES`."""

@@ -133,7 +133,7 @@ def test_what_auc_prints_of_a_network_and_its_twin_is_what_the_ledger_and_the_pa
     """Bootstrap intervals are not symmetric about their value."""
     model = mixlab.create_model("vit_tiny", dim=64, depth=2, patch=8, image=32)
     mixlab.save_weights(model, tmp_path / "vit.safetensors")
-    assert main(["auc", str(tmp_path / "vit.safetensors"), "--data", "shapes:n=6", "--run", str(tmp_path / "run")]) == 0
+    assert main(["auc", str(tmp_path / "vit.safetensors"), "--data", "shapes:n=9", "--run", str(tmp_path / "run")]) == 0
     (row,) = json.loads((tmp_path / "run" / "results" / "auc_model.json").read_text())["rows"]
     gap = row["above_untrained"]
     assert gap["low"] + gap["high"] != pytest.approx(2 * gap["mean"], abs=1e-6), "or this tests nothing"

@@ -15,13 +15,17 @@ from mixlab.backbones.backbone import Architecture, Backbone
 from mixlab.backbones.isotropic import Isotropic, config_from_json
 from mixlab.backbones.staged import Staged, staged_from_json
 from mixlab.backbones.timm_backbone import WEIGHT_SOURCES, TimmBackbone
+from mixlab.backbones.timm_features import build_timm
 from mixlab.backbones.tokens import PositionTable, resize_positions
 from mixlab.backbones.weights.formats import MIXLAB, Format, recognise, sizes_of, to_our_names
 from mixlab.backbones.weights.reading import StoredWeights, WeightsError, listing, read_weights
+from mixlab.backbones.wrapped import WrappedBackbone
 from mixlab.errors import InputError
+from mixlab.plugins import Used
 from mixlab.run.codec import differences, to_json
 
 METADATA_KEY = "mixlab"  # of a file of ours: its architecture
+PLUGINS_KEY = "mixlab_plugins"  # likewise: the plugins without which it cannot be built
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,17 @@ def load_weights(model: Backbone, path: str | Path, *, checkpoint_key: str = "te
 def load_stored(model: Backbone, stored: StoredWeights) -> LoadReport:
     """Load what was already read."""
     architecture = architecture_in(stored.metadata, stored.path)
-    candidate = _for_timm(model, stored) if isinstance(model, TimmBackbone) else _for_ours(model, stored)
+    match model:
+        case TimmBackbone():
+            candidate = _for_timm(model, stored)
+        case Isotropic() | Staged():
+            candidate = _for_ours(model, stored)
+        case WrappedBackbone():
+            is_ours = architecture is not None
+            entries = {key if is_ours else f"network.{key}": entry for key, entry in stored.entries.items()}
+            candidate = Candidate(entries, MIXLAB.title if is_ours else "the wrapped module's own", [], [], {})
+        case _:
+            candidate = Candidate(dict(stored.entries), MIXLAB.title, [], [], {})
     unlike = _different_fields(architecture, model.architecture()) if architecture else []
     _check_fit(model, stored, candidate, unlike)
     entries = {key: candidate.entries[key].to(own.dtype) for key, own in model.state_dict().items()}
@@ -241,11 +255,30 @@ def build_architecture(architecture: Mapping[str, Any]) -> Backbone:
         case {"name": str(name), "timm_name": str(timm_name), "fields": dict(fields), **rest} if not rest:
             if sent := [key for key in WEIGHT_SOURCES if key in fields]:
                 raise InputError(f"field {sent[0]} names a source of weights, which an architecture may not contain")
-            return TimmBackbone(timm_name, {key: _tuples(value) for key, value in fields.items()}, name=name)
+            return build_timm(timm_name, {key: _tuples(value) for key, value in fields.items()}, name=name)
+        case {"registered": str(name), "fields": dict(fields), **rest} if not rest:
+            from mixlab.backbones.zoo import build_registered  # which loads weights
+
+            return build_registered(name, fields)
+        case {"name": str(name), "wrapped": {"class": str(wrapped)}}:
+            raise InputError(
+                f"{name} was wrapped from a {wrapped}, and nothing says how to build that again; register a function "
+                "that builds and wraps it with mixlab.register_backbone(NAME), and use mixlab.create_model(NAME)"
+            )
         case other:
             raise InputError(
-                f"an architecture has name and config, or name, timm_name and fields; got {', '.join(map(str, other))}"
+                "an architecture has name and config, or name, timm_name and fields, or registered and fields; got "
+                f"{', '.join(map(str, other))}"
             )
+
+
+def parts_of(architecture: Mapping[str, Any]) -> list[Used]:
+    """What an architecture is made of, by tables and names: its own where it is registered, and its mixers'."""
+    config = architecture.get("config") or {}
+    mixers = [config.get(part) for part in ("mixer", "late_mixer")]
+    kinds = [("mixer", str(mixer["kind"])) for mixer in mixers if isinstance(mixer, Mapping) and "kind" in mixer]
+    registered = architecture.get("registered")
+    return [*kinds, *([("backbone", str(registered))] if registered is not None else [])]
 
 
 def architecture_in(metadata: Mapping[str, str], path: Path) -> Architecture | None:
@@ -256,7 +289,8 @@ def architecture_in(metadata: Mapping[str, str], path: Path) -> Architecture | N
         architecture = json.loads(metadata[METADATA_KEY])
     except ValueError as error:
         raise WeightsError(f"{path} has an architecture that is not JSON ({error}); save the weights again") from error
-    if not isinstance(architecture, dict) or not isinstance(architecture.get("name"), str):
+    name = architecture.get("name", architecture.get("registered")) if isinstance(architecture, dict) else None
+    if not isinstance(name, str):
         raise WeightsError(f"{path} has an architecture without a name; save the weights again")
     return architecture
 

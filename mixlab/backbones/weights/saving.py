@@ -9,10 +9,18 @@ from torch import Tensor
 
 from mixlab.backbones.backbone import Architecture, Backbone
 from mixlab.backbones.weights.formats import sizes_of
-from mixlab.backbones.weights.loading import METADATA_KEY, architecture_in, build_architecture, load_stored
-from mixlab.backbones.weights.reading import StoredWeights, WeightsError, read_metadata, read_weights
+from mixlab.backbones.weights.loading import (
+    METADATA_KEY,
+    PLUGINS_KEY,
+    architecture_in,
+    build_architecture,
+    load_stored,
+    parts_of,
+)
+from mixlab.backbones.weights.reading import StoredWeights, WeightsError, listing, read_metadata, read_weights
 from mixlab.backbones.weights.writing import num_bytes_of, write_safetensors
 from mixlab.errors import InputError
+from mixlab.plugins import check_plugins, needed_plugins
 from mixlab.run.aside import written_aside
 from mixlab.run.disk import naming_file
 
@@ -27,7 +35,10 @@ def save_weights(
     path = Path(path)
     if path.is_dir():
         raise WeightsError(f"{path} is a folder; give a file, such as {path / 'model.safetensors'}")
-    metadata = {"format": "pt", METADATA_KEY: json.dumps(model.architecture())}
+    architecture = check_can_be_rebuilt(model)
+    metadata = {"format": "pt", METADATA_KEY: json.dumps(architecture)}
+    if plugins := needed_plugins(parts_of(architecture)):
+        metadata[PLUGINS_KEY] = json.dumps(plugins)
     for key, value in (extra_metadata or {}).items():
         if key in metadata or not isinstance(value, str):
             raise WeightsError(f"metadata {key}={value!r} is not allowed: text only, and not {' or '.join(metadata)}")
@@ -39,6 +50,25 @@ def save_weights(
     if half:
         tensors = {key: _in_16_bits(key, value) for key, value in tensors.items()}
     save_tensors(tensors, path, metadata=metadata)
+
+
+def check_can_be_rebuilt(model: Backbone) -> Architecture:
+    """The architecture of a backbone, where it gives the same tensors again; else an error that says why not."""
+    try:
+        architecture = model.architecture()
+        with torch.device("meta"):
+            again = build_architecture(json.loads(json.dumps(architecture))).state_dict()
+    except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
+        raise WeightsError(f"{model.name} could not be loaded again: {error}") from error
+    found = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    expected = {name: tuple(value.shape) for name, value in again.items()}
+    if unlike := sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name)):
+        raise WeightsError(
+            f"{model.name} could not be loaded again: it was changed after it was built, its architecture does not "
+            f"give {listing(unlike)} as they are; change its fields instead (mixlab.create_model), or register what "
+            "builds it (mixlab.register_backbone)"
+        )
+    return architecture
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path, *, metadata: dict[str, str]) -> None:
@@ -64,6 +94,7 @@ def model_from_file(path: str | Path) -> Backbone:
     exported = Path(path) / "weights.safetensors"
     path = exported if exported.is_file() else path
     architecture = read_architecture(path)
+    check_plugins(_plugins_in(path), path)
     stored = read_weights(path)
     try:
         _check_plan(architecture, stored)
@@ -72,6 +103,14 @@ def model_from_file(path: str | Path) -> Backbone:
         raise WeightsError(f"{path} describes a model that cannot be built: {error}") from error
     load_stored(model, stored)
     return model
+
+
+def _plugins_in(path: str | Path) -> object:
+    """The plugins that a file says it needs."""
+    try:
+        return json.loads(read_metadata(path).get(PLUGINS_KEY, "[]"))
+    except ValueError:
+        return []  # what is missing is then named without its plugin
 
 
 def _in_16_bits(key: str, tensor: Tensor) -> Tensor:

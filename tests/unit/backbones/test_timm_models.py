@@ -12,8 +12,9 @@ from torch import nn
 import mixlab
 from mixlab.backbones.classifier import POOLS
 from mixlab.backbones.isotropic import IsotropicConfig
-from mixlab.backbones.timm_registry import CONFIGS
+from mixlab.backbones.zoo import ZOO
 
+CONFIGS = {name: entry.config for name, entry in ZOO.items() if not isinstance(entry.config, str)}
 TINY = [name for name, config in CONFIGS.items() if name.endswith("tiny") and isinstance(config, IsotropicConfig)]
 SMALL = {"dim": 64, "depth": 4, "patch_size": 8, "img_size": 32}
 IMAGES = torch.randn(2, 3, 32, 48, generator=torch.Generator().manual_seed(0))

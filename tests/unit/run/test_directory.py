@@ -108,7 +108,8 @@ def test_a_copy_without_git_names_the_commit_it_is_told(tmp_path: Path) -> None:
     package = Path(mixlab.__file__).parent
     shutil.copytree(package / "run", tmp_path / "mixlab" / "run", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "mixlab" / "__init__.py").touch()
-    shutil.copy(package / "errors.py", tmp_path / "mixlab")
+    for file in ("errors.py", "plugins.py"):
+        shutil.copy(package / file, tmp_path / "mixlab")
     asked = "from mixlab.run.provenance import provenance; print(provenance()['commit'])"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "MIXLAB_COMMIT": "abc1234"}
     told = subprocess.run([sys.executable, "-c", asked], cwd=tmp_path, env=environment, capture_output=True, text=True)

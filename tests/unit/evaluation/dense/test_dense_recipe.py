@@ -157,7 +157,7 @@ def test_a_model_starts_from_a_file_or_from_a_finished_run(tmp_path: Path) -> No
 
 def test_a_directory_without_weights_is_no_start(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(FileNotFoundError, match=r"no exported weights \(weights.safetensors\)"):
+    with pytest.raises(FileNotFoundError, match="holds no network, neither weights.safetensors nor checkpoints"):
         starting_point(str(tmp_path))
     with pytest.raises(ValueError, match="has weights of its own"):
         starting_point(str(tmp_path), weights="file.pth")
