@@ -118,14 +118,23 @@ def _described(output: Any) -> str:
 
 
 def find_form(
-    shape: tuple[int, ...], image: int, axes: Axes | None, num_prefix: int | None, *, where: str, module: nn.Module
+    shape: tuple[int, ...],
+    image: int,
+    axes: Axes | None,
+    num_prefix: int | None,
+    *,
+    where: str,
+    module: nn.Module,
+    larger: Callable[[], tuple[int, ...]],
 ) -> MapForm:
-    """Width, stride and axes of a map of a square blank image."""
+    """Width, stride and axes of a map of a square blank image; `larger` gives its shape for one of twice the side."""
     if len(shape) == 4 and axes != "NLC":
         first, middle, last = shape[1:]
-        if axes is None and first == middle == last:
-            raise InputError(f"{where} gives {shape}, where axes cannot be told apart; say axes='NCHW' or 'NHWC'")
         chosen = axes or ("NCHW" if middle == last else "NHWC" if first == middle else None)
+        if axes is None and first == middle == last:
+            chosen = _axes_that_grow(shape, larger)
+            if chosen is None:
+                raise InputError(f"{where} gives {shape}, where axes cannot be told apart; say axes='NCHW' or 'NHWC'")
         if chosen is not None:
             width, side = (first, middle) if chosen == "NCHW" else (last, first)
             return MapForm(chosen, width, max(image // side, 1), 0)
@@ -141,6 +150,15 @@ def find_form(
     raise InputError(
         f"{where} gives {shape}, which is no map (B, C, h, w), (B, h, w, C) or (B, L, C){_suggested(module, image)}"
     )
+
+
+def _axes_that_grow(shape: tuple[int, ...], larger: Callable[[], tuple[int, ...]]) -> Axes | None:
+    """Places grow with the image, channels do not; None where no larger image is taken."""
+    try:
+        grown = larger()
+    except InputError:
+        return None
+    return "NCHW" if grown[1] == shape[1] else "NHWC" if grown[3] == shape[3] else None
 
 
 def _suggested(module: nn.Module, image: int) -> str:

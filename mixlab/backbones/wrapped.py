@@ -164,18 +164,28 @@ class WrappedBackbone(Backbone):
         """The forms of all maps, from a blank image."""
         if not callable(self.maps):
             check_places(self.network, self.maps)
-        parameter = next(self.network.parameters())
-        blank = parameter.new_zeros(1, self.channels, self.image, self.image)
-        was_training = self.network.training
+        parameter, was_training = next(self.network.parameters()), self.network.training
+
+        def shapes(image: int) -> list[tuple[int, ...]]:
+            outputs = self._outputs(parameter.new_zeros(1, self.channels, image, image))
+            return [tuple(output.shape) for output in outputs]
+
         self.network.eval()  # no statistics of a blank image
         try:
-            outputs = self._outputs(blank)
+            return [
+                find_form(
+                    shape,
+                    self.image,
+                    axes,
+                    num_prefix,
+                    where=self._where(index),
+                    module=self.network,
+                    larger=lambda index=index: shapes(2 * self.image)[index],  # type: ignore[misc]
+                )
+                for index, shape in enumerate(shapes(self.image))
+            ]
         finally:
             self.network.train(was_training)
-        return [
-            find_form(tuple(output.shape), self.image, axes, num_prefix, where=self._where(index), module=self.network)
-            for index, output in enumerate(outputs)
-        ]
 
 
 def wrap(

@@ -195,7 +195,8 @@ def _for_timm(model: TimmBackbone, stored: StoredWeights) -> Candidate:
 
 
 def _classifier_roots(model: nn.Module) -> set[str]:
-    names = model.pretrained_cfg.get("classifier") or ()  # type: ignore[union-attr, operator]
+    config: Any = getattr(model, "pretrained_cfg", None) or {}
+    names = config.get("classifier") or ()
     return {name.split(".")[0] for name in ([names] if isinstance(names, str) else names)}
 
 
