@@ -36,6 +36,7 @@ PAGES = {
     "reliability": "What is never lost",
     "mambas": "The visual Mambas",
     "add_a_mixer": "Add a mixer",
+    "add_an_analysis": "Add an analysis",
     "mathematics": "The mathematics",
     "gallery": "Gallery",
     "reference": "Reference",

@@ -13,22 +13,23 @@ from itertools import pairwise
 from typing import Any, get_args, get_type_hints
 
 import mixlab
-from mixlab.cli import COMMANDS
+from mixlab.cli import COMMANDS, find_command
 
 # Module: its title, and the names to explain; without names all of its own, or its __all__.
 MODULES = {
-    "mixlab.backbones.zoo": ("Models by name", "create_model list_models"),
+    "mixlab.backbones.zoo": ("Models by name", "create_model list_models register_backbone register_family"),
     "mixlab.backbones.backbone": ("The contract of backbones", "Backbone LayerShape"),
     "mixlab.backbones.tokens": ("Tokens and features", "TokenLayout Features"),
     "mixlab.backbones.preprocess": ("Images for a model", "preprocess"),
     "mixlab.backbones.weights": ("Weights", ""),
     "mixlab.mixers.mixer": ("The contract of mixers", "Mixing TokenMixer MixerConfig"),
+    "mixlab.mixers": ("Mixers by name", "register_mixer"),
     "mixlab.data": (
         "Data sources and crops",
         "Source Subset split evenly_spaced at_most parse_source parse_masks parse_label_maps parse_objects"
         " labelled_splits Shapes DrawnScene ImageFolder TarShards Loader CropKind dino_crops MultiCrop normalise",
     ),
-    "mixlab.recipes": ("Recipes", "find_recipe"),
+    "mixlab.recipes": ("Recipes", "find_recipe register_recipe"),
     "mixlab.training.config": (
         "Training configurations",
         "TrainConfig ModelConfig DataConfig OptimConfig CheckpointConfig LogConfig KnnConfig MethodConfig",
@@ -36,6 +37,7 @@ MODULES = {
     "mixlab.training.loop": ("The training loop", "train"),
     "mixlab.training.recipe": ("The contract of training methods", "Recipe BatchPart"),
     "mixlab.training.dino_parts": ("DINO's parts", ""),
+    "mixlab.evaluation.methods": ("Methods by name", "register_method"),
     "mixlab.evaluation.target": ("Networks to measure", "Target load_target load_targets as_target"),
     "mixlab.evaluation.knn": ("kNN accuracy", ""),
     "mixlab.evaluation.probe": ("Linear probes", ""),
@@ -52,6 +54,9 @@ MODULES = {
     "mixlab.analysis.auc": ("Maps scored against masks", "score_maps"),
     "mixlab.analysis.rank": ("Ranks of mixing matrices", "measure_ranks RankResult"),
     "mixlab.analysis.blocks": ("Blocks of matrices", "rank_measures numerical_rank rank_bound Span"),
+    "mixlab.analysis.exhibit": ("Results that name their own pictures", ""),
+    "mixlab.analysis.registry": ("Analyses of one's own", "register_analysis Analysis"),
+    "mixlab.analysis.norms": ("High-norm tokens", "measure_norms norms_by_layer LayerNorms"),
     "mixlab.analysis.pca": ("Principal components", ""),
     "mixlab.analysis.claims": ("The ledger", ""),
     "mixlab.statistics": ("Statistics", ""),
@@ -77,7 +82,7 @@ def _public_names() -> str:
 
 
 def _command(name: str) -> str:
-    function = getattr(import_module(COMMANDS[name][0]), name)
+    function = find_command(name)
     about, explained = _split(inspect.getdoc(function) or COMMANDS[name][1])
     hints = get_type_hints(function, include_extras=True)
     rows: list[tuple[str, str]] = []

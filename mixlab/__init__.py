@@ -13,10 +13,14 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.analysis.auc import score_maps as score_maps
     from mixlab.analysis.binary_auc import binary_auc as binary_auc
     from mixlab.analysis.binary_auc_metric import BinaryAUC as BinaryAUC
+    from mixlab.analysis.exhibit import Exhibit as Exhibit
+    from mixlab.analysis.exhibit import Picture as Picture
     from mixlab.analysis.maps import activation_map as activation_map
     from mixlab.analysis.maps import activation_maps as activation_maps
+    from mixlab.analysis.norms import measure_norms as measure_norms
     from mixlab.analysis.pca import pca_maps as pca_maps
     from mixlab.analysis.rank import measure_ranks as measure_ranks
+    from mixlab.analysis.registry import register_analysis as register_analysis
     from mixlab.analysis.viewed_images import ViewedImages as ViewedImages
     from mixlab.backbones.backbone import Backbone as Backbone
     from mixlab.backbones.preprocess import preprocess as preprocess
@@ -79,9 +83,12 @@ _NAMES = {
     "analysis.auc": ["score_maps"],
     "analysis.binary_auc": ["binary_auc"],
     "analysis.binary_auc_metric": ["BinaryAUC"],
+    "analysis.exhibit": ["Exhibit", "Picture"],
     "analysis.maps": ["activation_map", "activation_maps"],
+    "analysis.norms": ["measure_norms"],
     "analysis.pca": ["pca_maps"],
     "analysis.rank": ["measure_ranks"],
+    "analysis.registry": ["register_analysis"],
     "analysis.viewed_images": ["ViewedImages"],
     "backbones.backbone": ["Backbone"],
     "backbones.preprocess": ["preprocess"],

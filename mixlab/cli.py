@@ -37,6 +37,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rank": ("mixlab.commands.rank", "ranks of the blocks of mixing matrices"),
     "maps": ("mixlab.commands.maps", "activation maps and principal components as pictures"),
     "auc": ("mixlab.commands.auc", "Binary-AUC of activation maps, with its baselines"),
+    "matrices": ("mixlab.analysis.matrices", "mixing matrices on a photograph, as a picture: which tokens read which"),
+    "norms": ("mixlab.analysis.norms", "high-norm tokens by layer: their share and place, the untrained twin beside"),
     "claims": ("mixlab.commands.claims", "what the papers claim, what was measured, the verdict"),
     "report": ("mixlab.commands.report", "runs as one self-contained page"),
     "app": ("mixlab.commands.app", "a local page to look inside models, live"),
@@ -83,8 +85,9 @@ def run_command(arguments: list[str], *, even_ignored: bool = False) -> int:
         print(overview())
         return 0
     name, *rest = arguments
-    if name not in COMMANDS:
-        console.print(Text.assemble((f"unknown command {name!r}", "red"), f"; mixlab knows {', '.join(COMMANDS)}"))
+    known = {**COMMANDS, **registered_analyses()}
+    if name not in known:
+        console.print(Text.assemble((f"unknown command {name!r}", "red"), f"; mixlab knows {', '.join(known)}"))
         return 2
     warnings.formatwarning = plain_warning
     import tyro
@@ -92,7 +95,7 @@ def run_command(arguments: list[str], *, even_ignored: bool = False) -> int:
     number: int | None = None
     try:
         with naming_extras():
-            function: Callable[..., Any] = getattr(import_module(COMMANDS[name][0]), name)
+            function = find_command(name)
             with raising(even_ignored=even_ignored) as handler:
                 try:
                     tyro.cli(function, prog=f"mixlab {name}", args=rest)
@@ -111,6 +114,27 @@ def run_command(arguments: list[str], *, even_ignored: bool = False) -> int:
         console.print(Text.assemble(("error:", "red"), f" {error}"))
         return 1
     return 0
+
+
+def registered_analyses() -> dict[str, Any]:
+    """Those that were registered before this command began: without any, what they are is not even imported."""
+    registry = sys.modules.get("mixlab.analysis.registry")
+    return {} if registry is None else dict(registry.ANALYSES)
+
+
+def find_command(name: str) -> Callable[..., Any]:
+    """The function of a command; of an analysis, the command that follows from it."""
+    module = import_module(COMMANDS[name][0]) if name in COMMANDS else None
+    analysis = registered_analyses().get(name)
+    if analysis is None:
+        return getattr(module, name)
+    if module is not None and analysis.function.__module__ != module.__name__:
+        raise InputError(
+            f"{analysis.function.__module__} registers an analysis {name!r}, which is a command already; rename it"
+        )
+    from mixlab.commands.analysis import command_of
+
+    return command_of(analysis)
 
 
 def import_plugins(arguments: list[str]) -> list[str]:
@@ -163,8 +187,10 @@ def plain_warning(
 
 
 def overview() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {line}" for name, (_, line) in COMMANDS.items()]
+    known = {name: line for name, (_, line) in COMMANDS.items()}
+    known |= {name: analysis.about for name, analysis in registered_analyses().items() if name not in known}
+    width = max(map(len, known))
+    lines = [f"  {name:<{width}}  {line}" for name, line in known.items()]
     return (
         "mixlab: a laboratory for vision token mixers\n\n"
         + "\n".join(lines)

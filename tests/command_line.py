@@ -6,17 +6,16 @@ import io
 from collections.abc import Callable
 from dataclasses import is_dataclass
 from functools import partial, wraps
-from importlib import import_module
 from typing import Any
 
 import tyro
 
-from mixlab.cli import COMMANDS, main
+from mixlab.cli import find_command, main
 
 
 def command(name: str) -> Callable[..., dict[str, Any]]:
     """A command as a function of its arguments, which its own parser reads: `num_val=3` is `--num-val 3`."""
-    return partial(_run, getattr(import_module(COMMANDS[name][0]), name))
+    return partial(_run, find_command(name))
 
 
 def _run(function: Callable[..., dict[str, Any]], *positional: Any, **options: Any) -> dict[str, Any]:
@@ -34,13 +33,14 @@ def _run(function: Callable[..., dict[str, Any]], *positional: Any, **options: A
 
 def parse_command(name: str, arguments: list[str]) -> dict[str, Any]:
     """What a command would be called with, option by option; it is not called."""
-    function = getattr(import_module(COMMANDS[name][0]), name)
+    function = find_command(name)
 
     @wraps(function)
     def note(*args: Any, **kwargs: Any) -> dict[str, Any]:
         return dict(inspect.signature(function).bind(*args, **kwargs).arguments)
 
     found: dict[str, Any] = tyro.cli(note, args=arguments)
+    found |= found.pop("options", {})  # those of an analysis
     groups = {name: vars(value) if is_dataclass(value) else {name: value} for name, value in found.items()}
     return {option: value for group in groups.values() for option, value in group.items()}
 

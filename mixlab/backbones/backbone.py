@@ -84,7 +84,7 @@ class Backbone(  # type: ignore[call-arg]
             if type(self) is cls:
                 _check_complete(self)
 
-        cls.__init__ = build_and_check  # type: ignore[method-assign]
+        cls.__init__ = build_and_check  # type: ignore[assignment]
 
     @abstractmethod
     def forward(self, images: Tensor) -> Tensor:
@@ -92,11 +92,12 @@ class Backbone(  # type: ignore[call-arg]
 
     @abstractmethod
     def features(
-        self, images: Tensor, layers: Layers = 1, source: FeatureSource = "stream"
+        self, images: Tensor, layers: Layers = 1, source: FeatureSource = "stream", *, norm: bool = True
     ) -> Iterator[tuple[int, Features]]:
         """Yield (layer, features) for the last `layers` (a number), for those listed, or for all (None).
 
-        `stream`: the residual stream after the layer; `branch`: the mixer's output alone. Both after the final norm.
+        `stream`: the residual stream after the layer; `branch`: the mixer's output alone. Both after the final norm, or
+        with `norm=False` as the layer leaves them: norms of tokens are to be read there.
         """
 
     @abstractmethod

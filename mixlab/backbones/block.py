@@ -44,7 +44,7 @@ class AddNorm(nn.Module):
 
 
 class Add(nn.Module):
-    """In place of an `AddNorm` that was pruned: the sum, not normalised."""
+    """In place of an `AddNorm` that was pruned, or whose norm is not wanted: the sum as it is."""
 
     def forward(self, branch: Tensor, stream: Tensor) -> tuple[Tensor, Tensor]:
         return branch + stream, branch + stream

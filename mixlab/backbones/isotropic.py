@@ -164,22 +164,23 @@ class Isotropic(Backbone):
         return self.final_norm(branch, stream)[1], grid
 
     def features(
-        self, images: Tensor, layers: Layers = 1, source: FeatureSource = "stream"
+        self, images: Tensor, layers: Layers = 1, source: FeatureSource = "stream", *, norm: bool = True
     ) -> Iterator[tuple[int, Features]]:
         check_source(source)
         wanted = chosen_layers(layers, self.num_layers)
+        last, split = (self.final_norm, self.split) if norm else (Add(), self.layout.split)
         branch, stream, grid = self.start(images)
         for index, layer in self._first(wanted[-1] + 1):
             branch, stream = self.turned(branch, stream, grid)
             if source == "branch":
                 mixed, stream = layer.mix(branch, stream, grid)
                 branch, stream = layer.feed(mixed, stream, grid)
-                chosen = self.final_norm.normalise(mixed) if index in wanted else None
+                chosen = last.normalise(mixed) if index in wanted else None
             else:  # as a whole: checkpointed, compiled and sharded layers are whole modules
                 branch, stream = layer(branch, stream, grid)
-                chosen = self.final_norm(branch, stream)[1] if index in wanted else None
+                chosen = last(branch, stream)[1] if index in wanted else None
             if chosen is not None:
-                yield index, self.split(chosen, grid)
+                yield index, split(chosen, grid)
 
     def mixings(self, images: Tensor, layers: Layers = None) -> Iterator[tuple[int, Mixing]]:
         wanted = chosen_layers(layers, self.num_layers)

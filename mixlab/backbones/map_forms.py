@@ -130,7 +130,7 @@ def find_form(
     """Width, stride and axes of a map of a square blank image; `larger` gives its shape for one of twice the side."""
     if len(shape) == 4 and axes != "NLC":
         first, middle, last = shape[1:]
-        chosen = axes or ("NCHW" if middle == last else "NHWC" if first == middle else None)
+        chosen: Axes | None = axes or ("NCHW" if middle == last else "NHWC" if first == middle else None)
         if axes is None and first == middle == last:
             chosen = _axes_that_grow(shape, larger)
             if chosen is None:

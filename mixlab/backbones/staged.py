@@ -124,7 +124,7 @@ class Staged(Backbone):
         return self.final_norm(pooled) if self.config.pool_first else pooled
 
     def features(
-        self, images: Tensor, layers: Layers = 1, source: FeatureSource = "stream"
+        self, images: Tensor, layers: Layers = 1, source: FeatureSource = "stream", *, norm: bool = True
     ) -> Iterator[tuple[int, Features]]:
         check_source(source)
         wanted = chosen_layers(layers, self.num_layers)
@@ -138,7 +138,7 @@ class Staged(Backbone):
             else:  # as a whole: checkpointed, compiled and sharded blocks are whole modules
                 x = chosen = block(x, grid)
             if index in wanted:
-                yield index, self._split(chosen, grid, last=stage is self.stages[-1])
+                yield index, self._split(chosen, grid, norm=norm and stage is self.stages[-1])
 
     def mixings(self, images: Tensor, layers: Layers = None) -> Iterator[tuple[int, Mixing]]:
         wanted = chosen_layers(layers, self.num_layers)
@@ -206,8 +206,8 @@ class Staged(Backbone):
         pairs = [(stage, block) for stage in self.stages for block in stage.blocks]  # type: ignore[union-attr]
         return pairs[:num_blocks]  # type: ignore[return-value]
 
-    def _split(self, tokens: Tensor, grid: Grid, *, last: bool) -> Features:
-        if not last:
+    def _split(self, tokens: Tensor, grid: Grid, *, norm: bool) -> Features:
+        if not norm:
             return self.layout.split(tokens, grid)
         found = self.layout.split(self.final_norm(tokens), grid)
         return replace(found, summary=self.final_norm(tokens.mean(1))) if self.config.pool_first else found

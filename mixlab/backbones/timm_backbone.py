@@ -112,15 +112,15 @@ class TimmBackbone(Backbone):
         return last.summary
 
     def features(
-        self, images: Tensor, layers: Layers = 1, source: FeatureSource = "stream"
+        self, images: Tensor, layers: Layers = 1, source: FeatureSource = "stream", *, norm: bool = True
     ) -> Iterator[tuple[int, Features]]:
         check_source(source)
         wanted = chosen_layers(layers, self.num_layers)
         self._check(images)
         if source == "branch":
-            yield from self._branch_features(images, wanted)
+            yield from self._branch_features(images, wanted, norm=norm)
             return
-        for index, maps in zip(wanted, self._intermediates(images, wanted), strict=True):
+        for index, maps in zip(wanted, self._intermediates(images, wanted, norm=norm), strict=True):
             maps, *prefix = maps if isinstance(maps, tuple) else (maps,)
             tokens = torch.cat([*prefix, maps.flatten(2).mT], dim=1)
             yield index, self.layout.split(tokens, (maps.shape[2], maps.shape[3]))
@@ -142,12 +142,12 @@ class TimmBackbone(Backbone):
         else:
             yield from self._recorded_mixings(images, wanted)
 
-    def _intermediates(self, images: Tensor, wanted: list[int]) -> list[Any]:
-        """After the final norm, unless the model has none that fits every layer."""
+    def _intermediates(self, images: Tensor, wanted: list[int], *, norm: bool) -> list[Any]:
+        """With `norm` after the final norm, unless the model has none that fits every layer."""
         options: dict[str, Any] = {"return_prefix_tokens": True} if self.layout.place != "none" else {}
         options |= {"indices": wanted, "output_fmt": "NCHW", "intermediates_only": True}
         try:
-            return self.model.forward_intermediates(images, norm=True, **options)
+            return self.model.forward_intermediates(images, norm=norm, **options)
         except AssertionError:
             return self.model.forward_intermediates(images, norm=False, **options)
 
@@ -168,7 +168,7 @@ class TimmBackbone(Backbone):
                 yield index, _conv_mixing(stage.blocks[-1], maps)
             maps = stage.blocks[-1](maps)
 
-    def _branch_features(self, images: Tensor, wanted: list[int]) -> Iterator[tuple[int, Features]]:
+    def _branch_features(self, images: Tensor, wanted: list[int], *, norm: bool) -> Iterator[tuple[int, Features]]:
         if not isinstance(self.model, VisionTransformer) or any(type(b) not in BRANCHES for b in self.model.blocks):
             raise InputError(
                 f"{self.name} has no branch features: they exist for mixlab's backbones, and for timm's vision "
@@ -177,7 +177,8 @@ class TimmBackbone(Backbone):
         grid, tokens = self.model.patch_embed.dynamic_feat_size(tuple(images.shape[2:])), self._vit_tokens(images)
         for index, block in enumerate(self.model.blocks[: wanted[-1] + 1]):
             if index in wanted:
-                yield index, self.layout.split(self.model.norm(BRANCHES[type(block)](block, tokens)), grid)
+                branch = BRANCHES[type(block)](block, tokens)
+                yield index, self.layout.split(self.model.norm(branch) if norm else branch, grid)
             tokens = block(tokens)
 
     def _vit_tokens(self, images: Tensor) -> Tensor:

@@ -72,8 +72,9 @@ class WrappedBackbone(Backbone):
         return last.summary
 
     def features(
-        self, images: Tensor, layers: Layers = 1, source: FeatureSource = "stream"
+        self, images: Tensor, layers: Layers = 1, source: FeatureSource = "stream", *, norm: bool = True
     ) -> Iterator[tuple[int, Features]]:
+        """As its submodules give them, whatever `norm` says: which of them are normalised is the module's choice."""
         check_source(source)
         if source == "branch":
             raise InputError(f"{self.name} was wrapped and has no branch features; use the stream")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -49,14 +49,13 @@ class GivenData:
         """The samples of a split; where there is no validation set, those of the only one."""
         return self.val if split == "val" and self.val is not None else self.train
 
-    def part_with(self, split: str, kind: type[T], what: str) -> Source[T]:
+    def part_with(self, split: str, kind: type[Any], what: str) -> Source[Any]:
         """The same of samples of one kind; without a validation set every fifth is held out."""
         source = self.part(split) if self.val is not None else part_of(self.train, split, name=self.name)
         check_kind(source, kind, name=self.name, what=what)
         return source
 
 
-T = TypeVar("T")
 Data: TypeAlias = str | GivenData
 AnyData: TypeAlias = str | Path | Source[Any] | Dataset[Any] | Sequence[Any] | Mapping[str, Any] | GivenData
 

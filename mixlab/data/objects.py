@@ -195,10 +195,12 @@ def parse_objects(name: Data, *, split: str = "train", keep_empty: bool = True) 
     validation, every fifth image is held out. `keep_empty=False` leaves images without objects out.
     """
     check_split(split)
-    if not isinstance(name, GivenData) and (shapes := parse_shapes(name, split=split)):
+    if isinstance(name, GivenData):
+        source: ObjectSource = name.part_with(split, AnnotatedImage, "detection")
+    elif shapes := parse_shapes(name, split=split):
         return ShapeObjects(shapes)
-    given = isinstance(name, GivenData)
-    source = name.part_with(split, AnnotatedImage, "detection") if given else _open_coco(name, split)
+    else:
+        source = _open_coco(name, split)
     if keep_empty:
         return source
     full = [index for index in range(len(source)) if source.load(index).has_objects]

@@ -175,9 +175,7 @@ def plan_dense(
         config = replace(recipe, model=start.model)
     else:
         start = starting_point(target, weights=weights)
-        config = (
-            _with_model(recipe, start) if recipe else (small if draws_shapes(str(given)) else published)(start.model)
-        )
+        config = _with_model(recipe, start) if recipe else (small if draws_shapes(given) else published)(start.model)
     if not isinstance(config.method, method):
         raise InputError(f"{name or 'this'} is a {config.method.kind} recipe, not one for `mixlab {method.kind}`")
     config = override(config, [*settings, *(["method.frozen=true"] if frozen else [])])
@@ -192,8 +190,8 @@ def plan_dense(
     return DensePlan(config=config, data=given, start=start, training=training, name=name, settings=tuple(settings))
 
 
-def draws_shapes(data: str) -> bool:
-    return data.partition(":")[0] == "shapes"
+def draws_shapes(data: Data) -> bool:
+    return str(data).partition(":")[0] == "shapes"
 
 
 def starting_point(target: str | Target | Backbone, *, weights: str | None = None) -> StartingPoint:

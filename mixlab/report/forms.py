@@ -32,6 +32,7 @@ FLAG: Rule = ("true or false", lambda value: isinstance(value, bool))
 ITEMS: Rule = ("a list", lambda value: isinstance(value, list))
 OBJECT: Rule = ("an object", lambda value: isinstance(value, dict))
 PLAIN: Rule = ("text or a number", lambda value: isinstance(value, str) or _is_number(value))
+CELL: Rule = ("text, a number or null", lambda value: value is None or isinstance(value, str) or _is_number(value))
 
 
 def _interval(place: str) -> dict[str, Rule]:
@@ -54,6 +55,14 @@ _ORIGIN: dict[str, Rule] = {
     "provenance?.versions?": OBJECT,
     "num_classes?": COUNT,
     "num_images?": COUNT,
+    "exhibit?": OBJECT,
+    "exhibit?.title": TEXT,
+    "exhibit?.about": TEXT,
+    "exhibit?.columns.*": TEXT,
+    "exhibit?.rows.*": ITEMS,
+    "exhibit?.rows.*.*": CELL,
+    "exhibit?.figures.*.file": TEXT,
+    "exhibit?.figures.*.caption": TEXT,
 }
 FORMS: dict[str, dict[str, Rule]] = {
     "auc": {
@@ -120,6 +129,7 @@ FORMS: dict[str, dict[str, Rule]] = {
         "models.*.heads.*": COUNT,
         "models.*.num_heads": COUNT,
         "models.*.num_tokens": COUNT,
+        "models.*.decades?": NUMBER,
         "models.*.run_and_look_differ_by": NUMBER,
     },
     "claims": {

@@ -17,6 +17,7 @@ from markupsafe import Markup
 from mixlab.analysis.claims import Status
 from mixlab.analysis.figures import OTHER, legend_key
 from mixlab.errors import InputError
+from mixlab.report.exhibits import exhibit_part
 from mixlab.report.findings import Findings, Record, read_findings
 from mixlab.report.models import Cell, model_table, style_rows
 from mixlab.report.pictures import matrix_pictures, picture_rows
@@ -116,6 +117,7 @@ def page_parts(findings: Findings, *, pictures: bool = True) -> dict[str, Any]:
         "matrices": sorted(matrices, key=lambda look: place_of(look["model"]["label"], styles)),
         "auc": auc_part(findings, styles),
         "rank": rank_part(findings, styles),
+        "exhibits": exhibit_part(findings) if pictures else [],
         "claims": [ledger_part(record) for record in findings.of("claims")],
         "training": training_part(findings, styles),
         "study": study_part(findings),

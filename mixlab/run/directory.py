@@ -13,6 +13,7 @@ import json
 import os
 import re
 import socket
+import warnings
 from collections.abc import Iterable, Iterator
 from itertools import chain, count
 from pathlib import Path
@@ -22,9 +23,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mixlab.errors import InputError, WorkError
+from mixlab.plugins import missing_plugins
 from mixlab.run.aside import written_aside
 from mixlab.run.disk import naming_file
 from mixlab.run.measurement import Measurement, measurements_of_older, once
+from mixlab.run.protocols import METRICS
 
 AGAIN = "remove it, and run the command that wrote it again"
 NOT_RUNS = ("checkpoints", "results", "figures", "features", "tensorboard", "logs", "steps", "tuning", "data", "labels")
@@ -196,11 +199,17 @@ def _runs_below(place: Path, depth: int) -> Iterator[RunDirectory]:
 
 
 def measurements_of(result: dict[str, Any], origin: str | Path) -> list[Measurement]:
-    """The measurements of a result, none where it has none; the origin is named where one is wrong."""
+    """The measurements of a result, none where it has none; the origin is named where one is wrong.
+
+    What a plugin measured cannot be read without the plugin: a warning names it.
+    """
     records = result.get("measurements", [])
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
         raise InputError(f"{origin}: measurements must be a list of records, got {str(records)[:40]}; {AGAIN}")
     found: list[Measurement] = []
+    if missing := missing_plugins(result.get("plugins")):
+        warnings.warn(f"{origin} {missing}; its measurements are left out", stacklevel=2)
+        records = [record for record in records if str(record.get("metric")) in METRICS]
     for record in records:
         try:
             found += [Measurement.from_json(record)] if "protocol" in record else measurements_of_older(record, result)

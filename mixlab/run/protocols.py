@@ -5,9 +5,11 @@ evaluator is a new field here; then numbers with and without it have different i
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple, get_args
 
+from mixlab.errors import InputError
 from mixlab.run import codec
 
 ONE_HEAD = "one"  # `heads` of a probe with one learning rate and weight decay: a cell of an ablation
@@ -118,6 +120,26 @@ class MapProtocol(ViewProtocol):
     layer: int | None = None
     index: int | None = None  # of a head or a register
     twin_seed: int | None = None  # of the untrained twin that it is compared with
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnalysisProtocol(ViewProtocol):
+    """What analyses of layers have in common; those with further choices that matter add fields, or name them all in
+    `settings`."""
+
+    kind = "analysis"
+    spread: bool | None = None  # as in MapProtocol
+    layer: int | None = None
+    twin_seed: int | None = None  # as in MapProtocol
+    settings: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormProtocol(AnalysisProtocol):
+    """Norms of tokens in the residual stream, before any norm layer."""
+
+    kind = "norms"
+    factor: float | None = None  # a patch above so many times the median norm of its image is a high-norm one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,6 +256,11 @@ METRICS = {
     "middle_token_over_front": Metric("binary_auc of the middle class token minus its copy in front", MapProtocol, -1),
     "register_auc_follows_probe": Metric("rank correlation of registers' AUC with their probes", MapProtocol, -1),
     "auc_follows_probe": Metric("rank correlation of models' Binary-AUC with their probes", MapProtocol, -1),
+    "high_norm_share": Metric("share of the patches whose norm is high", NormProtocol),
+    "untrained_high_norm_share": Metric("the same of the untrained twin", NormProtocol),
+    "high_norm_above_untrained": Metric("the share minus that of the untrained twin, same images", NormProtocol, -1),
+    "high_norm_at_border": Metric("share of the high-norm patches that are outermost", NormProtocol),
+    "largest_norm": Metric("largest norm of a patch over the median of its image", NormProtocol, 0, _ANY),
     "diagonal_rank": Metric("mean rank of diagonal blocks", RankProtocol, 0, _ANY),
     "off_diagonal_rank": Metric("mean rank of off-diagonal blocks that are not zero", RankProtocol, 0, _ANY),
     "smallest_diagonal_rank": Metric("the lowest of them", RankProtocol, 0, _ANY),
@@ -250,5 +277,19 @@ METRICS = {
     "training_peak_gib": Metric("peak memory of forward and backward", SpeedProtocol, 0, _ANY),
     "images_per_s": Metric("speed of the forward pass", SpeedProtocol, 0, _ANY),
 }
-PROTOCOLS = {metric.protocol.kind: metric.protocol for metric in METRICS.values()}
-CHOICES = frozenset(item.name for cls in PROTOCOLS.values() for item in fields(cls))
+PROTOCOLS: dict[str, type[EvaluationProtocol]] = {}  # by kind
+CHOICES: set[str] = set()  # fields of any of them
+
+
+def add_metrics(metrics: Mapping[str, Metric]) -> None:
+    """Make metrics known, and their protocols. One name is one metric, and one kind is one protocol."""
+    for name, metric in metrics.items():
+        if METRICS.setdefault(name, metric) != metric:
+            raise InputError(f"there is a metric {name!r} already: {METRICS[name].about}; choose another name")
+        if PROTOCOLS.setdefault(metric.protocol.kind, metric.protocol) is not metric.protocol:
+            known = PROTOCOLS[metric.protocol.kind].__name__
+            raise InputError(f"{metric.protocol.__name__} has the kind of {known}, {metric.protocol.kind!r}; change it")
+        CHOICES.update(item.name for item in fields(metric.protocol))
+
+
+add_metrics(METRICS)

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from mixlab.analysis.cost import measure_cost
+from mixlab.analysis.matrices import matrices_of
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.backbones.zoo import SHIPPED
-from mixlab.evaluation.target import Target, load_target, load_targets
+from mixlab.evaluation.target import load_target, load_targets
 from mixlab.recipes import find_recipe
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import file_name
@@ -67,8 +67,6 @@ QUICK = DemoEffort(
     num_ranked=1, num_pictures=3,
 )  # fmt: skip
 PHOTO_IMAGE = 192
-DECADES = 4  # matrices are drawn on a logarithmic scale of so many powers of ten
-NUM_HEADS = 3
 RANK_IMAGE, RANK_CHUNK = 128, 64  # 256 patches: blocks of 64 are then larger than the state of 16
 PROBE = ("--mode", "cached", "--blocks", "1", "4", "--lrs", "0.01", "0.1", "--weight-decays", "0", "--batch", "128")
 HERE = ("--workers", "0", "--device", "cpu")
@@ -219,40 +217,16 @@ def write_matrices(run: str, side: str, *targets: str) -> dict[str, Any]:
     found: list[dict[str, Any]] = []
     arrays: dict[str, NDArray[np.uint8]] = {}
     for subject in load_targets(targets, device="cpu"):
-        about, levels = _matrices_of(subject, seen.images)
+        about, levels = matrices_of(subject, seen.images)
         found.append(about)
         arrays[file_name(subject.label)] = levels
     result = {
         "kind": "matrices",
         "image": image,
         "images": seen.names,
-        "decades": DECADES,
+        "decades": max(about["decades"] for about in found),
         "models": found,
         "provenance": provenance(),
     }
     RunDirectory.create(run).write_result("matrices", result, arrays)
     return result
-
-
-@torch.no_grad()
-def _matrices_of(subject: Target, pixels: torch.Tensor) -> tuple[dict[str, Any], NDArray[np.uint8]]:
-    backbone = subject.backbone
-    [(layer, mixing)] = backbone.mixings(backbone.preprocess(pixels), layers=[-1])
-    ran = mixing.apply()
-    heads = np.unique(np.linspace(0, mixing.num_heads - 1, NUM_HEADS).round().astype(int))
-    error, levels = 0.0, []
-    for head in heads.tolist():
-        matrix = mixing.matrix(slice(head, head + 1))[0, 0]  # (L, L)
-        looked = matrix @ mixing.values[0, head]
-        error = max(error, ((ran[0, head] - looked).norm() / looked.norm()).item())
-        strength = matrix.abs().double()
-        shown = (strength / strength.max()).clamp(min=10.0**-DECADES).log10() / DECADES + 1
-        levels.append((255 * shown).round().byte().numpy())
-    about = subject.describe() | {
-        "layer": layer,
-        "heads": heads.tolist(),
-        "num_heads": mixing.num_heads,
-        "num_tokens": levels[0].shape[0],
-        "run_and_look_differ_by": error,
-    }
-    return about, np.stack(levels)

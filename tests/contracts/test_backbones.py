@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import mixlab
+from mixlab.backbones.block import AddNorm
 from mixlab.backbones.isotropic import Isotropic, IsotropicConfig
 from mixlab.backbones.staged import StagedConfig
 from mixlab.backbones.visual_mambas import VISUAL_MAMBAS
@@ -274,6 +275,23 @@ def test_the_stream_after_each_layer_adds_up(name: str) -> None:
         cut = small(name, depth=depth)
         cut.load_state_dict({k: v for k, v in model.state_dict().items() if k in cut.state_dict()})
         torch.testing.assert_close(cut(images), whole[depth - 1].summary)
+
+
+@pytest.mark.parametrize("name", [*OURS, *TIMM])
+@torch.no_grad()
+def test_the_raw_stream_is_what_the_final_norm_is_given(name: str) -> None:
+    model = any_small(name)
+    images = some_images(model)
+    normed, raw = (dict(model.features(images, layers=1, norm=norm)) for norm in (True, False))
+    [(last, found)] = raw.items()
+    assert found.patches.shape == normed[last].patches.shape
+    norm = getattr(model, "final_norm", None) or getattr(getattr(model, "model", None), "norm", None)
+    if isinstance(norm, AddNorm):
+        torch.testing.assert_close(norm.normalise(found.patches.flatten(1, 2)), normed[last].patches.flatten(1, 2))
+    elif isinstance(norm, torch.nn.LayerNorm) and norm.weight.shape[0] == found.patches.shape[-1]:
+        torch.testing.assert_close(norm(found.patches), normed[last].patches)
+    else:
+        assert torch.equal(found.patches, normed[last].patches), "without a final norm both are the same"
 
 
 def test_branch_features_leave_the_residual_stream_out() -> None:

@@ -15,16 +15,25 @@ with naming_extras():
         line_styles,
         save_charts,
         save_figure,
+        untrained_style,
     )
-    from mixlab.analysis.figures.curves import cost_by_pixels, cost_by_tokens, training_curves
+    from mixlab.analysis.figures.curves import cost_by_pixels, cost_by_tokens, layer_curves, training_curves
     from mixlab.analysis.figures.pictures import (
         detection_pictures,
+        layer_pictures,
         map_pictures,
         part_pictures,
         pca_pictures,
         prediction_pictures,
     )
-    from mixlab.analysis.figures.ranks import block_ranks, distances, matrix_with_ranks, rank_by_layer, spectra
+    from mixlab.analysis.figures.ranks import (
+        block_ranks,
+        distances,
+        matrix_with_ranks,
+        mixing_pictures,
+        rank_by_layer,
+        spectra,
+    )
     from mixlab.analysis.figures.scores import roc, study_charts
 
 __all__ = [
@@ -38,10 +47,13 @@ __all__ = [
     "cost_by_tokens",
     "detection_pictures",
     "distances",
+    "layer_curves",
+    "layer_pictures",
     "legend_key",
     "line_styles",
     "map_pictures",
     "matrix_with_ranks",
+    "mixing_pictures",
     "part_pictures",
     "pca_pictures",
     "prediction_pictures",
@@ -52,4 +64,5 @@ __all__ = [
     "spectra",
     "study_charts",
     "training_curves",
+    "untrained_style",
 ]

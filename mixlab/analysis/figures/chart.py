@@ -81,6 +81,11 @@ def line_styles(families: Mapping[str, str]) -> dict[str, LineStyle]:
     return {label: LineStyle(number) for label, number in numbers.items()}
 
 
+def untrained_style(style: LineStyle) -> LineStyle:
+    """Of an untrained twin: the hue of its network, with other dashes."""
+    return LineStyle(style.number + len(PALETTE))
+
+
 INK = "#fefefe"  # on pictures: white whatever the theme
 UNIT = 72  # of a page's chart, an inch
 _MOST_COLUMNS = 3  # of panels in a file

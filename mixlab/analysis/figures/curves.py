@@ -25,6 +25,18 @@ def training_curves(lines: Mapping[str, Points], ylabel: str, title: str, styles
     return Chart(title, ends, draw)
 
 
+def layer_curves(lines: Mapping[str, Sequence[float]], ylabel: str, title: str, styles: Styles) -> Chart:
+    """One value of every network by layer."""
+
+    def draw(ax: Axes) -> None:
+        for label, values in lines.items():
+            plot_line(ax, range(len(values)), values, styles.get(label, OTHER), label)
+        ax.set(xlabel="layer", ylabel=ylabel)
+        ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+
+    return Chart(title, "; ".join(f"{label} at most {max(values):.3g}" for label, values in lines.items()), draw)
+
+
 def cost_by_tokens(lines: Mapping[str, Points], ylabel: str, title: str, styles: Styles) -> Chart:
     """Images per second or memory of each model against tokens, both in powers of ten."""
 

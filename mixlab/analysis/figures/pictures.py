@@ -41,6 +41,32 @@ def part_pictures(image: Tensor, maps: Mapping[str, Tensor], part: str) -> Figur
     return _grid_of_pictures(columns, list(maps))
 
 
+def layer_pictures(
+    image: NDArray[np.uint8], maps: Mapping[str, Mapping[str, NDArray[np.float64]]], *, marked: float, label: str
+) -> Figure:
+    """A row for each network: the image (3, H, W), and a map (h, w) for each of its layers, all on one scale from 0,
+    whose meaning is `label`. Patches above `marked` have a ring.
+    """
+    columns, cell = max(len(row) for row in maps.values()), 1.35
+    highest = max(marked, *(float(values.max()) for row in maps.values() for values in row.values()))
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(cell * (columns + 1) + 1.6, cell * len(maps) + 0.5), layout="constrained")
+        axes = figure.subplots(len(maps), columns + 1, squeeze=False)
+        for ax in axes.flat:
+            ax.set_axis_off()
+        for row, (name, found) in zip(axes, maps.items(), strict=True):
+            row[0].imshow(image.transpose(1, 2, 0), interpolation="nearest")
+            place = {"transform": row[0].transAxes, "va": "center", "ha": "right"}
+            row[0].text(-0.08, 0.5, name.replace(", ", ",\n"), fontsize=9, **place)
+            for ax, (title, values) in zip(row[1:], found.items(), strict=False):
+                shown = ax.imshow(values, vmin=0, vmax=highest, interpolation="nearest", cmap="magma")
+                down, across = (values > marked).nonzero()
+                ax.scatter(across, down, s=14, facecolors="none", edgecolors="cyan", linewidths=0.9)
+                ax.set_title(title, loc="center", fontsize=8)
+        figure.colorbar(shown, ax=axes[:, -1].tolist(), label=label, shrink=min(1.0, 2 / len(maps)))
+    return figure
+
+
 def pca_pictures(images: Tensor, components: Mapping[str, PCAMaps]) -> Figure:
     """Images, and for each model the first component, then components 2 to 4 as colours on its foreground."""
     columns: dict[str, list[NDArray[np.generic]]] = {"image": [_pixels(image) for image in images]}

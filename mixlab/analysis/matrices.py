@@ -1,0 +1,128 @@
+"""The mixing matrices of networks on one image, as pictures: which tokens read which."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mixlab.analysis.exhibit import Exhibit, Picture
+from mixlab.analysis.registry import register_analysis
+from mixlab.analysis.viewed_images import ViewedImages
+from mixlab.errors import InputError
+from mixlab.evaluation.target import Target
+from mixlab.run.directory import file_name
+
+NUM_HEADS = 3
+MOST_DECADES, LEAST_DECADES = 4.0, 0.5  # powers of ten from black to white
+ABOUT = (
+    "The mixing matrix of one image: a row per token that reads, a column per token that is read, in the order of the "
+    "sequence. Bright is strong, on a logarithmic scale from the weak entries of each matrix to its strongest."
+)
+
+
+@register_analysis("matrices", data="photo", num_images=1)
+@torch.no_grad()
+def draw_matrices(
+    targets: Sequence[Target],
+    images: ViewedImages,
+    *,
+    layer: int = -1,
+    heads: tuple[int, ...] = (),
+    progress: Callable[[], None] | None = None,
+) -> Exhibit:
+    """The mixing matrices of one or more backbones on one image, as a picture: which tokens read which.
+
+    Args:
+        layer: the mixing of which layer; negative numbers count from the end.
+        heads: which heads; default: three, evenly spaced. A convolution has one for each channel.
+    """
+    seen = images.together()
+    pixels, arrays, models = seen.images[:1], {"image": seen.images[0].numpy()}, []
+    for target in targets:
+        about, arrays[file_name(target.label)] = matrices_of(target, pixels, layer=layer, heads=heads)
+        models.append(about)
+        if progress is not None:
+            progress()
+    shown = {model["label"]: (model, arrays[file_name(model["label"])]) for model in models}
+
+    def draw() -> Any:
+        from mixlab.analysis.figures import mixing_pictures
+
+        return mixing_pictures(arrays["image"], shown)
+
+    return Exhibit(
+        title="Mixing matrices",
+        about=ABOUT,
+        columns=("model", "layer", "heads", "of", "tokens", "apply() differs by"),
+        rows=[
+            (
+                model["label"],
+                model["layer"],
+                " ".join(map(str, model["heads"])),
+                model["num_heads"],
+                model["num_tokens"],
+                f"{model['run_and_look_differ_by']:.0e}",
+            )
+            for model in models
+        ],
+        pictures=[Picture("matrices", f"{seen.names[0]} through each model. {ABOUT}", draw)],
+        arrays=arrays,
+        content={
+            "image": images.view.size,
+            "images": seen.names[:1],
+            "decades": max(m["decades"] for m in models),
+            "models": models,
+        },
+    )
+
+
+@torch.no_grad()
+def matrices_of(
+    target: Target, pixels: Tensor, *, layer: int = -1, heads: Sequence[int] = ()
+) -> tuple[dict[str, Any], NDArray[np.uint8]]:
+    """Some heads' matrices of one image, uint8 (1, 3, H, W), as grey levels (h, L, L); what they are, and how far
+    running the mixing differs from looking at it."""
+    backbone = target.backbone
+    [(number, mixing)] = backbone.mixings(backbone.preprocess(pixels), layers=[layer])
+    if unknown := [head for head in heads if not 0 <= head < mixing.num_heads]:
+        raise InputError(
+            f"{target.label} has no head {unknown[0]} in layer {number}; choose 0 to {mixing.num_heads - 1}"
+        )
+    chosen = heads or np.unique(np.linspace(0, mixing.num_heads - 1, NUM_HEADS).round().astype(int)).tolist()
+    ran = mixing.apply()
+    error, strengths = 0.0, []
+    for head in chosen:
+        matrix = mixing.matrix(slice(head, head + 1))[0, 0]  # (L, L)
+        looked = matrix @ mixing.values[0, head]
+        error = max(error, ((ran[0, head] - looked).norm() / looked.norm().clamp(min=1e-30)).item())
+        strengths.append(matrix.abs().double().cpu())
+    levels, decades = zip(*map(grey_levels, strengths), strict=True)
+    about = target.describe() | {
+        "layer": number,
+        "heads": [*chosen],
+        "num_heads": mixing.num_heads,
+        "num_tokens": levels[0].shape[0],
+        "decades": max(decades),
+        "run_and_look_differ_by": error,
+    }
+    return about, np.stack(levels)
+
+
+def grey_levels(strength: Tensor) -> tuple[NDArray[np.uint8], float]:
+    """A matrix (L, L) of sizes from black to white, and how many powers of ten that is.
+
+    The scale ends at the strongest entry and begins where the weakest fiftieth of the entries that count ends: softmax
+    that reads everywhere almost alike shows its differences, and a scan its decay. Nearly equal entries stay equal: the
+    scale is never shorter than LEAST_DECADES, nor longer than MOST_DECADES.
+    """
+    top = float(strength.max())
+    if not 0 < top < np.inf:
+        return np.zeros(strength.shape, dtype=np.uint8), LEAST_DECADES
+    depth = -(strength / top).clamp(min=10.0 ** -(2 * MOST_DECADES)).log10()  # 0 is the strongest
+    counting = depth[depth < MOST_DECADES].sort().values
+    weak = float(counting[min(len(counting) - 1, int(0.98 * len(counting)))])
+    decades = min(max(weak, LEAST_DECADES), MOST_DECADES)
+    return (255 * (1 - depth / decades).clamp(min=0)).round().byte().numpy(), decades

@@ -1,0 +1,108 @@
+"""Analyses by name. `register_analysis` makes a function an analysis: a command with options, a result in the run
+directory, a section of the report. docs/add_an_analysis.md has a complete example.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
+
+from mixlab.analysis.exhibit import Exhibit
+from mixlab.analysis.maps import distinct_targets
+from mixlab.analysis.viewed_images import ViewedImages
+from mixlab.backbones.backbone import Backbone
+from mixlab.data.decode import Fit
+from mixlab.data.given import AnyData
+from mixlab.errors import InputError
+from mixlab.evaluation.target import Target
+from mixlab.plugins import Registry
+from mixlab.run.protocols import Metric, add_metrics
+
+GIVEN = ("seed", "progress")  # options that every command has: handed to an analysis that takes them
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """A function of targets and images, and of options of its own after them."""
+
+    name: str
+    function: Callable[..., Exhibit]
+    data: str = "shapes"  # unless told otherwise, as the next two
+    num_images: int | None = 16  # evenly spaced; None: all
+    fit: Fit = "crop"
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier():
+            raise InputError(f"an analysis cannot be called {self.name!r}: use letters, digits and _")
+        rest = [*self.parameters.values()][2:]
+        if len(self.parameters) < 2 or any(part.kind is not part.KEYWORD_ONLY for part in rest):
+            raise InputError(
+                f"analysis {self.name} must take (targets, images, *, options with defaults), got "
+                f"{self.name}{inspect.signature(self.function)}"
+            )
+
+    @property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        return inspect.signature(self.function, eval_str=True).parameters
+
+    @property
+    def options(self) -> list[inspect.Parameter]:
+        """Its own: what follows targets and images."""
+        return [part for part in [*self.parameters.values()][2:] if part.name not in GIVEN]
+
+    @property
+    def about(self) -> str:
+        """One line, from the docstring."""
+        line = (inspect.getdoc(self.function) or self.name).split("\n\n")[0].replace("\n", " ")
+        return line[:1].lower() + line[1:].rstrip(".")
+
+    def run(
+        self, targets: Target | Backbone | Sequence[Target | Backbone], images: ViewedImages | AnyData, **options: Any
+    ) -> Exhibit:
+        """What it finds. `images` by a name, as `--data` takes it, are seen at the size of the first network."""
+        several = distinct_targets([targets] if isinstance(targets, Target | Backbone) else targets)
+        if not isinstance(images, ViewedImages):
+            size = several[0].backbone.image
+            images = ViewedImages(images, size=size, fit=self.fit, num_images=self.num_images)
+        found = self.function(several, images, **options)
+        if not isinstance(found, Exhibit):
+            raise InputError(f"analysis {self.name} returned a {type(found).__name__}; return an Exhibit")
+        return found
+
+
+ANALYSES: Registry[Analysis] = Registry("analysis", {})  # those that are imported; `cli.COMMANDS` lists all of ours
+
+
+def register_analysis(
+    name: str | None = None,
+    *,
+    data: str = "shapes",
+    num_images: int | None = 16,
+    fit: Fit = "crop",
+    metrics: Mapping[str, Metric] | None = None,
+) -> Callable[[Callable[..., Exhibit]], Callable[..., Exhibit]]:
+    """Make a function an analysis, called as the function unless `name` says otherwise: `mixlab NAME TARGET ...`.
+
+    The function takes (targets, images, *, options with defaults); `seed` and `progress` among them are given by the
+    command. In Python it may then be called with one backbone, and with images by a name. `data`, `num_images`
+    and `fit` say which images are seen without the options of that name. `metrics`: those of its measurements that are
+    not among `mixlab.run.METRICS`.
+    """
+
+    def register(function: Callable[..., Exhibit]) -> Callable[..., Exhibit]:
+        made = Analysis(name or function.__name__, function, data, num_images, fit, dict(metrics or {}))
+        if function.__module__.startswith("mixlab."):
+            ANALYSES.data[made.name] = made  # ours
+        else:
+            ANALYSES[made.name] = made
+        add_metrics(made.metrics)
+
+        @wraps(function)
+        def call(*given: Any, **options: Any) -> Exhibit:
+            return made.run(*given, **options)
+
+        return call
+
+    return register

@@ -1,0 +1,100 @@
+"""Any registered analysis as a command: the options that all of them share, then its own."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mixlab.analysis.registry import Analysis
+from mixlab.analysis.viewed_images import ViewedImages
+from mixlab.commands.options import Flat, SeveralTargets
+from mixlab.commands.output import console, drawing, emit, print_left_out, progress_bar, table
+from mixlab.data.decode import SUFFIXES, Fit
+from mixlab.errors import InputError, check_counts
+from mixlab.plugins import needed_plugins
+from mixlab.run import provenance
+
+
+@dataclass(frozen=True)
+class ViewedTargets(SeveralTargets):
+    """Networks on some images of a set. A photograph among the targets is the image."""
+
+    data: str | None = None  # type: ignore[assignment]
+    """shapes, photo (one that comes with mixlab), a photograph, a folder, wds:PATTERN, or images with masks, as for
+    `maps`; default: the analysis' own. A photograph may also stand among the targets."""
+    num_images: int | None = None  # number of images, evenly spaced; default: the analysis' own number.
+    fit: Fit | None = None
+    """crop (centre crop, as in kNN and probes) or squash (the whole image, aspect ratio not kept); default: the
+    analysis' own."""
+
+
+def command_of(analysis: Analysis) -> Callable[..., dict[str, Any]]:
+    """`mixlab NAME TARGET ...`, with the options of its function, explained by its docstring."""
+
+    def command(on: ViewedTargets, **options: Any) -> dict[str, Any]:
+        return run_analysis(analysis, on, options)
+
+    group = inspect.Parameter("on", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Flat[ViewedTargets])
+    parameters = [group, *analysis.options]
+    command.__signature__ = inspect.Signature(parameters, return_annotation=dict[str, Any])  # type: ignore[attr-defined]
+    command.__annotations__ = {part.name: part.annotation for part in parameters}
+    command.__doc__, command.__name__ = inspect.getdoc(analysis.function), analysis.name
+    return command
+
+
+def run_analysis(analysis: Analysis, on: ViewedTargets, options: dict[str, Any]) -> dict[str, Any]:
+    """Analyse, write the result and its pictures, print its table."""
+    check_counts(num_images=on.num_images)
+    on, data = _with_photograph(on, analysis.data)
+    loaded = on.load()
+    size, number = on.image or loaded[0].backbone.image, on.num_images or analysis.num_images
+    images = ViewedImages(data, size=size, fit=on.fit or analysis.fit, num_images=number)
+    directory = on.open_run()
+    with progress_bar(analysis.name, len(loaded)) as step:
+        given = {"seed": on.seed, "progress": step}
+        wanted = {name: value for name, value in given.items() if name in analysis.parameters}
+        found = analysis.run(loaded, images, **options, **wanted)
+    content = {
+        "kind": analysis.name,
+        "subjects": [target.describe() for target in loaded],
+        "protocol": images.choices | {name: _plain(value) for name, value in options.items()},
+        **found.to_json(),
+        "provenance": provenance(seed=on.seed, device=str(next(loaded[0].backbone.parameters()).device)),
+    }
+    if needed := needed_plugins([("analysis", analysis.name)]):
+        content["plugins"] = needed
+    name = directory.name_for(analysis.name, content)
+    with drawing():
+        folder = directory.figure_path(name).parent
+        content["exhibit"]["figures"] = found.save_pictures(folder, name)
+    directory.write_result(name, content, dict(found.arrays))
+    table(
+        f"{found.title}: {images.num_wanted} image{'s' if images.num_wanted != 1 else ''} of {data}",
+        found.columns,
+        found.rows,
+    )
+    print_left_out(images)
+    for figure in content["exhibit"]["figures"]:
+        console.print(f"picture: {folder / figure['file']}", soft_wrap=True)
+    console.print(f"results in {directory.path}", soft_wrap=True)
+    return emit(content, on.json)
+
+
+def _with_photograph(on: ViewedTargets, usual: str) -> tuple[ViewedTargets, str]:
+    """The targets alone, and the data: a photograph among them, else --data, else what is usual."""
+    places = [text for text in on.targets if Path(text).suffix.lower() in SUFFIXES]
+    if len(places) + (on.data is not None) > 1:
+        raise InputError(
+            f"{', '.join([*places, *filter(None, [on.data])])}: give one source of images; --data takes a folder"
+        )
+    if not places:
+        return on, on.data or usual
+    return replace(on, targets=tuple(text for text in on.targets if text not in places)), places[0]
+
+
+def _plain(value: Any) -> Any:
+    """An option as JSON has it."""
+    if isinstance(value, tuple | list):
+        return [_plain(part) for part in value]
+    return value if isinstance(value, str | int | float | bool) or value is None else str(value)

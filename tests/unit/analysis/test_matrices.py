@@ -1,0 +1,63 @@
+"""Matrices as pictures: what is strong is bright, whatever the scale, and the command draws them for any mixer."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import mixlab
+from mixlab.analysis.matrices import LEAST_DECADES, MOST_DECADES, grey_levels, matrices_of
+from mixlab.cli import main
+from mixlab.errors import InputError
+from mixlab.evaluation.target import Target
+from mixlab.report import write_report
+
+SMALL = {"dim": 32, "depth": 2, "patch": 8, "image": 32}
+
+
+def test_the_scale_follows_the_matrix_and_does_not_make_differences_up() -> None:
+    flat = torch.full((9, 9), 0.11) + 1e-4 * torch.rand(9, 9)
+    levels, decades = grey_levels(flat)
+    assert decades == LEAST_DECADES and levels.min() > 250, "nearly equal entries look equal"
+    spread = torch.logspace(0, -1.5, 100).reshape(10, 10)
+    levels, decades = grey_levels(spread)
+    assert decades == pytest.approx(1.5, abs=0.1) and levels[0, 0] == 255 and levels[-1, -1] < 5
+    assert (np.diff(levels.ravel().astype(int)) <= 0).all(), "stronger is never darker"
+    scan = torch.tril(torch.logspace(0, -12, 100).reshape(10, 10))
+    levels, decades = grey_levels(scan)
+    assert decades <= MOST_DECADES and not levels[np.triu_indices(10, 1)].any(), "what is not read is black"
+    for strange in (torch.zeros(3, 3), torch.full((3, 3), float("inf"))):
+        assert not grey_levels(strange)[0].any()
+
+
+@pytest.mark.parametrize("name", ["vit_tiny", "dinovim_tiny", "gatedconv_tiny", "linearvit_tiny"])
+def test_running_and_looking_agree_for_every_mixer(name: str) -> None:
+    heads = {} if name == "gatedconv_tiny" else {"head_dim": 16}
+    target = Target(label=name, backbone=mixlab.create_model(name, **SMALL, **heads).eval())
+    pixels = torch.randint(256, (1, 3, 32, 32), dtype=torch.uint8)
+    about, levels = matrices_of(target, pixels, layer=0)
+    assert about["run_and_look_differ_by"] < 1e-5 and about["layer"] == 0
+    assert levels.shape == (len(about["heads"]), about["num_tokens"], about["num_tokens"])
+    with pytest.raises(InputError, match=f"{name} has no head 999 in layer 1; choose 0 to "):
+        matrices_of(target, pixels, heads=(999,))
+
+
+def test_a_photograph_among_the_targets_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photo, run = tmp_path / "my photo.jpg", tmp_path / "run"
+    Image.fromarray(np.random.default_rng(0).integers(256, size=(40, 60, 3), dtype=np.uint8)).save(photo)
+    options = ["--image", "32", "--run", str(run), "--device", "cpu"]
+    assert main(["matrices", "shipped/vit", str(photo), "shipped/gatedconv", *options, "--layer", "0"]) == 0
+    content = json.loads((run / "results" / "matrices.json").read_text())
+    assert content["images"] == ["my photo.jpg"] and [m["layer"] for m in content["models"]] == [0, 0]
+    (figure,) = content["exhibit"]["figures"]
+    with Image.open(run / "figures" / figure["file"]) as drawn:
+        colours = len(drawn.convert("RGB").getcolors(maxcolors=10**6) or [])
+    assert colours > 500, "the picture is blank"
+    page = write_report([run], tmp_path / "page.html").read_text()
+    assert 'aria-label="Mixing matrix of shipped/vit, head 0' in page
+    capsys.readouterr()
+    assert main(["matrices", "shipped/vit", str(photo), "--data", "shapes", *options]) == 1
+    assert "give one source of images; --data takes a folder" in " ".join(capsys.readouterr().err.split())
