@@ -5,7 +5,6 @@ Every public name is here, and is imported on first use.
 
 import sys
 from importlib import import_module, util
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
 
@@ -139,7 +138,7 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-class _RegisterWithTimm(MetaPathFinder):
+class _RegisterWithTimm:
     """Registers our backbones with timm once timm is imported, so that `import mixlab` need not import it."""
 
     asking = False  # the other finders, for timm

@@ -27,7 +27,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "models": ("mixlab.commands.models", "backbones with parameters, GMACs and mixer"),
     "advise": ("mixlab.commands.advise", "is this a long-sequence task? which mixer?"),
-    "pretrain": ("mixlab.commands.pretrain", "DINO on any images; the same run again resumes"),
+    "pretrain": (
+        "mixlab.commands.pretrain",
+        "DINO, LeJEPA or your own method on any images; the same run again resumes",
+    ),
     "train": ("mixlab.commands.train", "supervised training; the same run again resumes"),
     "probe": ("mixlab.commands.probe", "linear probes on frozen features, the whole ablation at once"),
     "knn": ("mixlab.commands.knn", "nearest neighbours in feature space"),

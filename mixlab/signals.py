@@ -9,16 +9,18 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Self
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+HELD_SIGNALS = (*STOP_SIGNALS, signal.SIGUSR1, signal.SIGUSR2)  # schedulers announce the end by these
 REPEAT_S = 1.0  # a second Ctrl-C within this time is the first one, sent to the process and to its group
 PATIENCE_S = 10.0  # and other signals within this time: whoever waits for a process sends them over and over
 STUCK_S = 3.0
 WATCH_S = 0.5
+REMIND_S = 0.05
 
 
 class StopSignal(KeyboardInterrupt):
@@ -35,27 +37,41 @@ class RaisingHandler:
     def __init__(self) -> None:
         self.number: int | None = None
         self._since = 0.0
+        self._is_lost = False
+        self._lock = threading.RLock()  # no reminder comes once it has raised
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         patience = REPEAT_S if number == signal.SIGINT else PATIENCE_S
-        if self.number is not None and now - self._since < patience:
+        if self.number is not None and now - self._since < patience and not self._is_lost:
             return
-        self.number, self._since = number, now
+        while frame is not None:
+            if frame.f_code is RaisingHandler.look_after.__code__:
+                return  # it would be lost again; it comes again
+            frame = frame.f_back
+        with self._lock:
+            self.number, self._since, self._is_lost = number, now, False
         raise StopSignal(number)
 
     def look_after(self, lost: "sys.UnraisableHookArgs") -> None:
-        """As `sys.unraisablehook`: Python drops exceptions in finalizers; then the signal is sent once more."""
-        if not isinstance(lost.exc_value, StopSignal) or self.number is None:
+        """As `sys.unraisablehook`: Python drops exceptions in finalizers; then the signal is sent again."""
+        if isinstance(lost.exc_value, StopSignal) and self.number is not None:
+            self._is_lost = True
+            threading.Thread(target=self._remind, args=(self.number,), daemon=True).start()
+        else:
             sys.__unraisablehook__(lost)
-            return
-        self._since = -PATIENCE_S
-        threading.Timer(0.05, os.kill, (os.getpid(), self.number)).start()
+
+    def _remind(self, number: int) -> None:
+        while self._is_lost:
+            time.sleep(REMIND_S)
+            with self._lock:
+                if self._is_lost:
+                    os.kill(os.getpid(), number)
 
 
 @contextmanager
-def raising(*, even_ignored: bool = False) -> Iterator[RaisingHandler]:
-    """Within, stop signals raise `StopSignal` in the main thread; other threads get none.
+def raising(*, also: Iterable[int] = (), even_ignored: bool = False) -> Iterator[RaisingHandler]:
+    """Within, stop signals, and those in `also`, raise `StopSignal` in the main thread; other threads get none.
 
     `even_ignored`: Ctrl-C also where a shell started us in the background, with SIGINT ignored.
     """
@@ -65,8 +81,8 @@ def raising(*, even_ignored: bool = False) -> Iterator[RaisingHandler]:
     if threading.current_thread() is not threading.main_thread():
         yield handler
         return
-    before = {}
-    for number in STOP_SIGNALS:
+    before: dict[int, Any] = {}
+    for number in (*STOP_SIGNALS, *also):
         if signal.getsignal(number) is not signal.SIG_IGN or (even_ignored and number == signal.SIGINT):
             before[number] = signal.signal(number, handler)
     hook, sys.unraisablehook = sys.unraisablehook, handler.look_after
@@ -116,6 +132,62 @@ def say_stopped(number: int) -> None:
         os.write(2, f"stopped by {signal.Signals(number).name}; run the same command again\n".encode())
 
 
+class WaitingStopped(Exception):  # noqa: N818  not an error
+    """A signal came in the course of a wait."""
+
+
+class StopRequests:
+    """Listens while entered. The first signal is noted in `number`; a second Ctrl-C, later, interrupts at once.
+
+    `also` are signals by which this job's scheduler says more than "stop": they are noted before all others. Under
+    torchrun, which passes on what a terminal has sent already, a second Ctrl-C is the first one.
+    """
+
+    def __init__(self, also: Iterable[int] = ()) -> None:
+        self.number: int | None = None
+        self.also = tuple(also)
+        self._before: dict[int, Any] = {}
+        self._since = 0.0
+        self._waits = False
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():  # others get no signals
+            for number in (*STOP_SIGNALS, *self.also):
+                if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                    self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
+
+    def asked(self) -> bool:
+        """Whether this process was asked to stop."""
+        return self.number is not None
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around a wait that may never end: a signal, or one that came before, ends it with `WaitingStopped`."""
+        self._waits = True
+        try:
+            if self.asked():
+                raise WaitingStopped
+            yield
+        finally:
+            self._waits = False
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.number is None or number in self.also:
+            self.number, self._since = number, now
+        elif number == signal.SIGINT and "RANK" not in os.environ and now - self._since >= REPEAT_S:
+            raise StopSignal(number, "steps since the last checkpoint are lost; run the same command again to resume")
+        if self._waits:
+            self._waits = False
+            raise WaitingStopped
+
+
 @contextmanager
 def held() -> Iterator[None]:
     """Stop signals wait until the end; processes that are started within start with them blocked.
@@ -124,10 +196,10 @@ def held() -> Iterator[None]:
     """
     waiting: list[int] = []
     handlers: dict[int, Any] = {}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)
     try:
         if threading.current_thread() is threading.main_thread():
-            for number in STOP_SIGNALS:
+            for number in HELD_SIGNALS:
                 if callable(handler := signal.getsignal(number)):
                     handlers[number] = handler
                     signal.signal(number, lambda number, frame: waiting.append(number))
@@ -146,7 +218,7 @@ def obey_parent_alone(worker: int = 0) -> None:
     It ends when its parent ends it, or is gone. Started within `held`, it never dies of a signal meant for its group.
     """
     parent = os.getppid()
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)
     hook = sys.excepthook
 
     def quiet_hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
@@ -158,7 +230,7 @@ def obey_parent_alone(worker: int = 0) -> None:
     def watch() -> None:
         while os.getppid() == parent:
             if hasattr(signal, "sigtimedwait"):
-                found = signal.sigtimedwait(STOP_SIGNALS, WATCH_S)
+                found = signal.sigtimedwait(HELD_SIGNALS, WATCH_S)
                 if found is not None and found.si_pid == parent:
                     break
             else:  # macOS

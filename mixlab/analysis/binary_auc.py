@@ -4,6 +4,7 @@ RNN as Linear Transformer, section 4.1 (equations 18 to 21), as a batched rank s
 the centre of the image, and a score that does not depend on distance from the centre.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -63,7 +64,20 @@ def binary_auc(
         twice_won, pairs = _count_ordered_pairs(_rank_values(values, positive, negative, levels=levels))
         scores.append(twice_won.double() / (2 * pairs))  # 0 / 0: NaN
     auc = torch.cat(scores)
+    if resize == "mask" and auc.isnan().all():
+        _warn_of_coarse_grid(maps, masks, ignore)
     return torch.maximum(auc, 1 - auc) if normalize else auc
+
+
+def _warn_of_coarse_grid(maps: Tensor, masks: Tensor, ignore: int | float | None) -> None:
+    """Say so where no map can be scored although the masks have an object: the maps have too few cells."""
+    foreground, background = split_mask(masks, (masks.shape[1], masks.shape[2]), ignore=ignore)
+    if (foreground.flatten(1).any(1) & background.flatten(1).any(1)).any():
+        warnings.warn(
+            f"maps of {maps.shape[1]} x {maps.shape[2]} cells are too small to score: on that grid every mask is "
+            'foreground or background alone; use larger images, an earlier layer, or resize="map"',
+            stacklevel=3,
+        )
 
 
 def roc_curves(

@@ -1,4 +1,5 @@
-"""The C x C grid over a mixing matrix: its blocks, five definitions of their rank, and what theory says of it.
+"""The C x C grid over a mixing matrix: its blocks, and five definitions of their rank. `Mixing.rank_bound` is what
+theory says of it.
 
 Why every off-diagonal block of a Mamba-2 scan has rank at most N, and its mask exactly 1. The decay is one scalar a
 step, exp(l_t) with l_t = dt_t A < 0, so the mask between a later token i and an earlier token j is
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mixlab.errors import InputError
-from mixlab.mixers import ConvMixing, LinearMixing, Mixing, SelectiveMixing, SoftmaxMixing, SSDMixing
+from mixlab.mixers import LinearMixing, Mixing, SSDMixing
 
 MEASURES = ("numerical", "practical", "effective", "stable", "energy")
 
@@ -30,6 +31,10 @@ class Span(NamedTuple):
     @property
     def slice(self) -> slice:
         return slice(self.start, self.stop)
+
+    @property
+    def tokens(self) -> range:
+        return range(self.start, self.stop)
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -56,55 +61,11 @@ def in_float64(mixing: Mixing, device: torch.device | str = "cpu") -> Mixing:
     return replace(mixing, **{name: tensor.detach().to(device, torch.float64) for name, tensor in tensors.items()})
 
 
-def visible_sides(mixing: Mixing, head: int) -> tuple[bool, bool]:
-    """Whether a head sees earlier tokens (blocks below the diagonal) and later ones (above)."""
-    match mixing:
-        case SSDMixing():
-            reverse = head >= mixing.num_heads - mixing.num_reverse
-            return not reverse, reverse
-        case SelectiveMixing():
-            return mixing.sides(head)
-        case SoftmaxMixing() | LinearMixing():
-            return True, not mixing.causal
-        case ConvMixing():
-            taps = mixing.kernel[head].flatten()  # an odd number, the centre on the reading token
-            return bool(taps[: len(taps) // 2].any()), bool(taps[len(taps) // 2 + 1 :].any())
-        case _:
-            return True, True
-
-
 def off_diagonal_pairs(num_spans: int, sides: tuple[bool, bool]) -> list[tuple[int, int]]:
     """(row, column) of the blocks off the diagonal on the visible sides; below the diagonal first."""
     below = [(row, column) for row in range(num_spans) for column in range(row)] if sides[0] else []
     above = [(row, column) for row in range(num_spans) for column in range(row + 1, num_spans)] if sides[1] else []
     return below + above
-
-
-def rank_bound(mixing: Mixing, rows: Span, columns: Span) -> int:
-    """What theory says of the rank of one block.
-
-    Every block: at most its shorter side. Off the diagonal: N for a scan, D_QK for linear attention, and for a
-    convolution the number of rows within its reach. On the diagonal a triangle keeps full rank, so there the thin
-    factors bound only a fully visible linear attention. Softmax has no bound but the size.
-    """
-    size = min(len(rows), len(columns))
-    on_diagonal = rows == columns
-    match mixing:
-        case SSDMixing():
-            return size if on_diagonal else min(size, mixing.q.shape[-1])
-        case SelectiveMixing():
-            first_of_scans = range(0, mixing.num_heads, mixing.v.shape[3])
-            straight = not any(all(mixing.sides(head)) for head in first_of_scans)  # else a triangle crosses the block
-            return min(size, mixing.q.shape[-1]) if straight and not on_diagonal else size
-        case LinearMixing():
-            return size if on_diagonal and mixing.causal else min(size, mixing.q.shape[-1])
-        case ConvMixing():
-            height, width = (side // 2 for side in mixing.kernel.shape[-2:])
-            reach = height * mixing.grid[1] + width  # the farthest tap, in tokens along the flattened grid
-            gap = max(rows.start - columns.stop, columns.start - rows.stop)
-            return size if on_diagonal else min(size, max(reach - gap, 0))
-        case _:
-            return size
 
 
 def rank_measures(

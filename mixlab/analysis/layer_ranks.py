@@ -26,10 +26,8 @@ from mixlab.analysis.blocks import (
     in_float64,
     off_diagonal_pairs,
     rank_after_deflation,
-    rank_bound,
     rank_measures,
     thin_blocks,
-    visible_sides,
 )
 from mixlab.analysis.distance import DistanceProfile, distance_profile
 from mixlab.backbones.backbone import Backbone, Layers
@@ -225,7 +223,7 @@ def _block_rows(
 ) -> tuple[list[list[float]], dict[str, Tensor]]:
     """The blocks and the mean spectra of one head."""
     diagonal = [(index, index) for index in range(len(spans))]
-    off_diagonal = off_diagonal_pairs(len(spans), visible_sides(mixing, head))
+    off_diagonal = off_diagonal_pairs(len(spans), mixing.sides(head))
     thin = thin_blocks(mixing, head, spans) if settings.method == "factors" else None
     singular_values = _plain_singular_values(matrix, diagonal, spans)
     if thin is None:
@@ -241,7 +239,7 @@ def _block_rows(
     spectra: dict[str, list[Tensor]] = {"diagonal": [], "off_diagonal": []}
     for (row, column), shape, singular, measured in zip(pairs, shapes, singular_values, figures, strict=True):
         on_diagonal, ragged = row == column, min(shape) < len(spans[0])
-        bound = rank_bound(mixing, spans[row], spans[column])
+        bound = mixing.rank_bound(spans[row].tokens, spans[column].tokens)
         extra = scan.get((row, column), [-1.0] * len(_OF_SCANS))
         left = [float(energy_left(singular, rank)) for rank in ranks]
         rows.append([head, on_diagonal, row, column, *shape, ragged, bound, *measured, *extra, *left])

@@ -9,20 +9,18 @@ from torch import Tensor, nn
 from torch.fx import wrap
 from torch.utils.checkpoint import checkpoint
 
-from mixlab.mixers import Grid, MixerConfig, Mixing
+from mixlab.mixers import Grid, MixerConfig, Mixing, TokenMixer
 from mixlab.ops.add_norm.op import add_norm
 
 wrap("add_norm")
 NormKind = Literal["rms", "layer"]
 
 
-# What a mixer stacks over its directions or scans: vectors, though they have more dimensions.
-STACKED = ("A_log", "skip", "dt_bias", "conv_bias", "norm_weight")
-
-
 def undecayed(module: nn.Module) -> set[str]:
-    """Names of the parameters that weight decay spares: vectors, and vectors that a mixer stacks."""
-    return {name for name, value in module.named_parameters() if value.ndim < 2 or name.endswith(STACKED)}
+    """Names of the parameters that weight decay spares: vectors, and what each mixer says of its own."""
+    vectors = {name for name, value in module.named_parameters() if value.ndim < 2}
+    mixers = ((prefix, part) for prefix, part in module.named_modules() if isinstance(part, TokenMixer))
+    return vectors | {f"{prefix}.{name}" for prefix, mixer in mixers for name in mixer.no_weight_decay()}
 
 
 class AddNorm(nn.Module):

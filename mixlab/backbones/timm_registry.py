@@ -107,7 +107,7 @@ def _entrypoint(name: str, own: IsotropicConfig | StagedConfig) -> Callable[...,
         def classifier(num_classes: int, global_pool: str, in_chans: int) -> IsotropicClassifier:
             backbone = build(config, name)
             make = IsotropicClassifier if isinstance(backbone, Isotropic) else StagedClassifier
-            return make(backbone, num_classes, global_pool=global_pool, drop_rate=drop_rate)  # type: ignore[arg-type]
+            return make(backbone, num_classes, global_pool=global_pool, drop_rate=drop_rate)
 
         staged = isinstance(config, StagedConfig)
         quarters = sorted({max(config.depth * quarter // 4 - 1, 0) for quarter in (1, 2, 3, 4)})

@@ -257,7 +257,6 @@ def _owners(config: IsotropicConfig | StagedConfig) -> dict[str, str | None]:
 def _nearest(name: str) -> str:
     theirs = (f"timm/{model}" for model in timm.list_models() if model not in ZOO)  # timm lists ours beside its own
     near = get_close_matches(name, [*ZOO, *theirs], n=3, cutoff=0.5)
-    if timm.is_model(name):
-        near.insert(0, f"timm/{name}")
+    near = list(dict.fromkeys([f"timm/{name}"] * timm.is_model(name) + near))  # each once
     listing = f"did you mean {', '.join(near)}? " if near else ""
     return f"{listing}`mixlab models` lists all"

@@ -101,6 +101,11 @@ def _print(content: dict[str, Any]) -> None:
         for row in content["rows"]
     ]
     table(f"Binary-AUC by {content['study']}", columns, rows)
+    if unscored := dict.fromkeys(row["label"] for row in content["rows"] if not row["auc"]["n"]):
+        console.print(
+            f"no map of {', '.join(unscored)} could be scored: at {content['image']} px no map has both foreground and "
+            "background cells; use a larger --image or other --data"
+        )
     for comparison in content["comparisons"]:
         console.print(f"{comparison['better']} over {comparison['worse']}: {_signed(comparison['difference'])}")
     for label, correlation in content["correlations"].items():

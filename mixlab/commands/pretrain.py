@@ -14,7 +14,8 @@ from mixlab.training.slurm import TrainingJob, submit
 
 
 def pretrain(on: Flat[TrainingRun]) -> dict[str, Any]:
-    """Pretrain a backbone without labels: DINO or LeJEPA. The same --run again resumes; torchrun works as is.
+    """Pretrain a backbone without labels: DINO, LeJEPA, or a method of your own. The same --run again resumes; torchrun
+    works as is.
 
     SIGTERM and Ctrl-C save and stop, with exit code 143 or 130.
     """

@@ -43,6 +43,9 @@ class SoftmaxMixing(Mixing):
     def apply(self) -> Tensor:
         return F.scaled_dot_product_attention(self.q, self.k, self.values, self.bias, is_causal=self.causal)
 
+    def sides(self, head: int) -> tuple[bool, bool]:
+        return True, not self.causal
+
 
 class QKVMixer(TokenMixer):
     """Queries, keys and values from one projection with biases, as in ViT; subclasses say how they are mixed."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.fx import wrap
 
 from mixlab.errors import InputError
-from mixlab.mixers.mixer import ALL, Grid, MixerConfig, Mixing, TokenMixer
+from mixlab.mixers.mixer import ALL, Grid, MixerConfig, Mixing, TokenMixer, overlap
 
 
 @dataclass
@@ -45,6 +45,18 @@ class ConvMixing(Mixing):
         mixed = F.conv2d(images, self.kernel.unsqueeze(1), padding="same", groups=self.kernel.shape[0])
         return mixed.flatten(2).unsqueeze(-1)
 
+    def sides(self, head: int) -> tuple[bool, bool]:
+        taps = self.kernel[head].flatten()  # an odd number, the centre on the reading token
+        return bool(taps[: len(taps) // 2].any()), bool(taps[len(taps) // 2 + 1 :].any())
+
+    def rank_bound(self, rows: range, columns: range) -> int:
+        """Off the diagonal, the number of rows within the reach of the window."""
+        size = super().rank_bound(rows, columns)
+        height, width = (side // 2 for side in self.kernel.shape[-2:])
+        reach = height * self.grid[1] + width  # the farthest tap, in tokens along the flattened grid
+        gap = max(rows.start - columns.stop, columns.start - rows.stop)
+        return size if overlap(rows, columns) else min(size, max(reach - gap, 0))
+
 
 @dataclass(frozen=True, kw_only=True)
 class GatedConvConfig(MixerConfig):
@@ -72,6 +84,8 @@ class GatedConvConfig(MixerConfig):
 
 class GatedConv(TokenMixer):
     """Project to [gate, x], convolve x, SiLU, multiply by silu(gate), project back: a Mamba block with the scan out."""
+
+    stacked = ("conv_bias",)
 
     def __init__(self, config: GatedConvConfig, dim: int, depth: int) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ from torch.fx import wrap
 
 from mixlab.errors import InputError
 from mixlab.mixers.attention import QKVMixer
-from mixlab.mixers.mixer import ALL, Grid, MixerConfig, Mixing
+from mixlab.mixers.mixer import ALL, Grid, MixerConfig, Mixing, overlap
 from mixlab.ops.linear_attention.op import linear_attention, linear_attention_matrix, softmax_linear_attention
 
 wrap("linear_attention")
@@ -49,6 +49,14 @@ class LinearMixing(Mixing):
 
     def apply(self) -> Tensor:
         return linear_attention(self.q, self.k, self.values, causal=self.causal)
+
+    def sides(self, head: int) -> tuple[bool, bool]:
+        return True, not self.causal
+
+    def rank_bound(self, rows: range, columns: range) -> int:
+        """The width N of the factors, but for a triangle on the diagonal."""
+        size = super().rank_bound(rows, columns)
+        return size if self.causal and overlap(rows, columns) else min(size, self.q.shape[-1])
 
 
 def _positive_features(q: Tensor, k: Tensor, feature_map: FeatureMap) -> tuple[Tensor, Tensor]:

@@ -54,6 +54,8 @@ class Mamba1Config(MixerConfig):
 class Mamba1(TokenMixer):
     """One input projection for all scans; each has its own convolution, selection, decay and skip."""
 
+    stacked = ("conv_bias",)
+
     def __init__(self, config: Mamba1Config, dim: int, depth: int) -> None:
         super().__init__()
         inner, num_scans = config.expand * dim, len(config.scans)

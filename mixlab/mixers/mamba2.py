@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.fx import wrap
 
 from mixlab.errors import InputError
-from mixlab.mixers.mixer import ALL, Grid, MixerConfig, Mixing, TokenMixer, num_heads_of
+from mixlab.mixers.mixer import ALL, Grid, MixerConfig, Mixing, TokenMixer, num_heads_of, overlap
 from mixlab.ops.gated_norm.reference import gated_norm
 from mixlab.ops.mamba2.op import mamba2
 from mixlab.ops.mamba2.reference import scan_inputs, split_projected
@@ -59,6 +59,15 @@ class SSDMixing(Mixing):
         y = ssd(self.q, self.k, self.v, self.dt, self.A, self.skip, num_reverse=self.num_reverse)
         return y.transpose(1, 2)
 
+    def sides(self, head: int) -> tuple[bool, bool]:
+        reverse = head >= self.num_heads - self.num_reverse
+        return not reverse, reverse
+
+    def rank_bound(self, rows: range, columns: range) -> int:
+        """N off the diagonal, where a block is a product of factors N wide (`analysis/blocks.py` shows why)."""
+        size = super().rank_bound(rows, columns)
+        return size if overlap(rows, columns) else min(size, self.q.shape[-1])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mamba2Config(MixerConfig):
@@ -89,6 +98,7 @@ class Mamba2(TokenMixer):
     """One input projection for all directions; each direction has its own convolution, decay, skip and norm."""
 
     norm_eps = 1e-5
+    stacked = ("conv_bias", "dt_bias", "A_log", "skip", "norm_weight")
 
     def __init__(self, config: Mamba2Config, dim: int, depth: int) -> None:
         super().__init__()

@@ -32,6 +32,15 @@ class Mixing(ABC):
         wanted = list(tokens)
         return torch.cat([self.matrix(slice(h, h + 1))[:, :, wanted] for h in range(self.num_heads)], dim=1)
 
+    def sides(self, head: int) -> tuple[bool, bool]:
+        """Whether a head sees earlier tokens (the matrix below its diagonal) and later ones (above)."""
+        return True, True
+
+    def rank_bound(self, rows: range, columns: range) -> int:
+        """What theory says of the rank of one block of any head's matrix: at most its shorter side, and less where the
+        mixing is made of thin factors. `mixlab rank` checks every block that it measures against it."""
+        return min(len(rows), len(columns))
+
     @property
     def num_heads(self) -> int:
         return self.values.shape[1]
@@ -45,6 +54,9 @@ class Mixing(ABC):
 class TokenMixer(nn.Module, ABC):
     """A module around one mixing: everything before and after it is token-wise."""
 
+    # Parameters that hold one vector per direction or scan, and decay no more than vectors do; parts may have them too.
+    stacked: ClassVar[tuple[str, ...]] = ()
+
     @abstractmethod
     def prepare(self, x: Tensor, grid: Grid) -> tuple[Mixing, Tensor | None]:
         """Project tokens (B, L, D) and split them into heads; the second part bypasses the mixing (gates)."""
@@ -53,9 +65,20 @@ class TokenMixer(nn.Module, ABC):
     def merge(self, mixed: Tensor, bypass: Tensor | None) -> Tensor:
         """Mixed values (B, H, L, P) back to tokens (B, L, D)."""
 
+    def no_weight_decay(self) -> set[str]:
+        """Names of its parameters that weight decay spares: vectors, and those that are `stacked`."""
+        vectors = {name for name, value in self.named_parameters() if value.ndim < 2}
+        parts = self.named_modules()
+        return vectors | {f"{prefix}.{name}".lstrip(".") for prefix, part in parts for name in stacked_in(part)}
+
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         mixing, bypass = self.prepare(x, grid)
         return self.merge(mixing.apply(), bypass)
+
+
+def stacked_in(part: nn.Module) -> tuple[str, ...]:
+    """What a mixer, or a part of one, says of its own parameters."""
+    return tuple(getattr(type(part), "stacked", ()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +101,11 @@ class MixerConfig(ABC):
     @abstractmethod
     def mixing_macs(self, num_tokens: int, dim: int) -> int:
         """Multiply-accumulates of the mixing itself (not its projections) for one image, as run."""
+
+
+def overlap(rows: range, columns: range) -> bool:
+    """Whether a block touches the diagonal, where a triangle keeps full rank."""
+    return rows.start < columns.stop and columns.start < rows.stop
 
 
 def split_heads(x: Tensor, head_dim: int) -> Tensor:

@@ -37,6 +37,8 @@ class PlainMamba(TokenMixer):
     """As released, two things are odd. Values are put in the order of a scan; steps, keys and queries are not: place t
     takes those of patch t in raster order. And the bias of the steps enters twice."""
 
+    stacked = ("A_log",)
+
     def __init__(self, config: PlainMambaConfig, dim: int) -> None:
         super().__init__()
         inner = config.expand * dim

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import wrap
 
-from mixlab.mixers.mixer import ALL, Grid, Mixing
+from mixlab.mixers.mixer import ALL, Grid, Mixing, overlap
 from mixlab.mixers.scan_orders import ScanOrders
 from mixlab.ops.selective_scan.op import selective_scan, softplus_steps
 from mixlab.ops.selective_scan.reference import selective_scan_matrix, steps_between
@@ -108,6 +108,12 @@ class SelectiveMixing(Mixing):
         rising, falling = bool((steps > 0).all()), bool((steps < 0).all())
         return not (falling or (rising and reverse)), not rising or reverse
 
+    def rank_bound(self, rows: range, columns: range) -> int:
+        """N off the diagonal, where every scan walks straight on: else a triangle crosses the block."""
+        size, first_of_scans = super().rank_bound(rows, columns), range(0, self.num_heads, self.v.shape[3])
+        straight = not any(all(self.sides(head)) for head in first_of_scans)
+        return min(size, self.q.shape[-1]) if straight and not overlap(rows, columns) else size
+
     def scan_of(self, head: int) -> str:
         """The kind of scan that a head belongs to."""
         return self.scans[head // self.v.shape[3]]
@@ -146,6 +152,8 @@ class SelectiveMixing(Mixing):
 class Selection(nn.Module):
     """What makes a scan selective: from the values of S scans to their steps, keys and queries, each with weights of
     its own; with their decays and skips."""
+
+    stacked = ("dt_bias", "A_log", "skip")
 
     def __init__(self, num_scans: int, width: int, state: int, rank: int) -> None:
         super().__init__()

@@ -10,6 +10,7 @@ from mixlab.analysis import figures
 from mixlab.analysis.blocks import MEASURES
 from mixlab.analysis.comparisons import grouped
 from mixlab.analysis.figures import Chart, LineStyle
+from mixlab.evaluation.methods import METHODS
 from mixlab.report.findings import Curve, Findings, Record
 from mixlab.report.pictures import file_picture
 from mixlab.run import base_label
@@ -18,14 +19,6 @@ from mixlab.statistics import mean_interval
 Styles = Mapping[str, LineStyle]
 Row = dict[str, Any]
 STUDY_ORDER = {"model": 0, "size": 1, "training": 2, "registers": 3, "map": 4, "layer": 5, "register": 6, "head": 7}
-METHODS = {
-    "dino": "DINO",
-    "lejepa": "LeJEPA",
-    "supervised": "Supervised",
-    "segment": "Segmentation",
-    "detect": "Detection",
-    "": "Training",
-}
 ON_SAME_IMAGES = ("data", "image", "fit", "num_images", "settings")  # results that differ in one are drawn apart
 
 
@@ -139,7 +132,7 @@ def _rank_row(record: Record) -> dict[str, Any]:
 
 
 def training_part(findings: Findings, styles: Styles) -> dict[str, Any] | None:
-    """Curves by the method of training: loss, kNN while training, entropy of DINO's teacher."""
+    """Curves by the method of training: its loss, kNN while training, and what its class says is worth a chart."""
     curves = sorted(merge_curves(findings.curves), key=lambda curve: place_of(curve.label, styles))
     if not curves:
         return None
@@ -151,11 +144,21 @@ def training_part(findings: Findings, styles: Styles) -> dict[str, Any] | None:
         if lines:
             shown[title] = figures.training_curves(lines, ylabel, title, styles)
 
-    for method in sorted({curve.method for curve in curves}, key=lambda name: [*METHODS, name].index(name)):
-        add(f"{METHODS.get(method, method)}: loss", "loss", "loss", method)
+    methods = sorted({curve.method for curve in curves}, key=lambda name: [*METHODS, "", name].index(name))
+    for method in methods:
+        add(f"{method_label(method)}: loss", "loss", "loss", method)
     add("kNN while training", "knn_accuracy", "kNN accuracy")
-    add("DINO: entropy of the teacher", "teacher_entropy", "nats", "dino")
+    for method in methods:
+        for name, (title, unit) in METHODS[method].curves.items() if method in METHODS else ():
+            add(f"{method_label(method)}: {title}", name, unit, method)
     return {"charts": shown, "curves": curves}
+
+
+def method_label(kind: str) -> str:
+    """A method's name in titles; of one that no plugin brought along, its kind."""
+    if kind not in METHODS:
+        return kind or "Training"
+    return METHODS[kind].label or METHODS[kind].title
 
 
 def scaling_part(record: Record, styles: Styles) -> dict[str, Any]:

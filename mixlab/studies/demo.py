@@ -33,7 +33,7 @@ class DemoModel:
 
     @property
     def command(self) -> Literal["pretrain", "train"]:
-        return "train" if find_recipe(self.recipe).method.kind == "supervised" else "pretrain"
+        return "train" if find_recipe(self.recipe).method.command == "train" else "pretrain"
 
 
 # The slowest first, so that two cores finish at about the same time.

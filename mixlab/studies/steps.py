@@ -25,7 +25,7 @@ from mixlab.console import console
 from mixlab.errors import InputError, WorkError
 from mixlab.run import RunDirectory
 from mixlab.run.directory import RunLock, read_json, write_json
-from mixlab.signals import STOP_SIGNALS, StopSignal, held
+from mixlab.signals import HELD_SIGNALS, STOP_SIGNALS, StopSignal, held
 from mixlab.training.distributed import num_cores
 
 LOG, MARK = "logs/{}.txt", "steps/{}.json"  # of a step, in the folder of the whole
@@ -253,7 +253,7 @@ def _prepare(parent: int) -> None:
     """In each worker: stop, and save, when the command itself is gone."""
     os.environ["COLUMNS"] = "140"
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the command, which ends its workers by SIGTERM
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # `held` until now
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_SIGNALS)  # `held` until now
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -64,12 +64,18 @@ class Watch(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class MethodConfig(ABC):
-    """A training method. By default its samples are images, the live score is kNN, and nothing is watched."""
+    """A training method. By default its samples are images, the live score is kNN, and nothing is watched.
+
+    `mixlab pretrain` runs it, on images without labels; with `command = "train"`, `mixlab train`, which expects the
+    network of its recipe to be a classifier: images to logits (B, K).
+    """
 
     kind: ClassVar[str]  # its name in files, and in the table `mixlab.evaluation.methods.METHODS`
     title: ClassVar[str]  # its name in messages
+    label: ClassVar[str] = ""  # its name in the titles of charts; without one, `title`
     command: ClassVar[str] = "pretrain"  # which `mixlab` command runs its recipes
     shown: ClassVar[tuple[str, ...]] = ("knn_accuracy",)  # the scores that a progress bar shows
+    curves: ClassVar[Mapping[str, tuple[str, str]]] = {}  # metrics that a report draws beside the loss: title and unit
     earlier: ClassVar[Mapping[str, Any]] = {}  # settings that are newer than some runs: what those did
     unused: ClassVar[tuple[str, ...]] = ()  # settings of a run, by their dotted names, that make no difference here
 

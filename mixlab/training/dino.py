@@ -40,6 +40,8 @@ class DinoConfig(ViewsConfig):
 
     kind: ClassVar[str] = "dino"
     title: ClassVar[str] = "DINO pretraining"
+    label: ClassVar[str] = "DINO"
+    curves: ClassVar[Mapping[str, tuple[str, str]]] = {"teacher_entropy": ("entropy of the teacher", "nats")}
     earlier: ClassVar[Mapping[str, Any]] = {"norm_last_layer": True, "decay_tokens": False, "teacher_drop_path": False}
     num_prototypes: int = 65_536
     hidden: int = 2048

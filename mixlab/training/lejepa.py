@@ -13,6 +13,7 @@ by the trapezoidal rule on 17 points from -5 to 5. The integrand is even, so tha
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -53,6 +54,11 @@ class LeJepaConfig(ViewsConfig):
 
     kind: ClassVar[str] = "lejepa"
     title: ClassVar[str] = "LeJEPA pretraining"
+    label: ClassVar[str] = "LeJEPA"
+    curves: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "prediction": ("distance of views from their mean", "prediction loss"),
+        "sigreg": ("distance from a Gaussian", "SIGReg"),
+    }
     weight: float = 0.05  # λ: the paper's
     num_directions: int = 1024
     hidden: int = 2048

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from mixlab.errors import InputError, WorkError
 from mixlab.run import RunDirectory
 from mixlab.run.codec import to_json
 from mixlab.run.directory import RunLock
-from mixlab.signals import raising
+from mixlab.signals import StopRequests, WaitingStopped, raising
 from mixlab.training.batches import steps
 from mixlab.training.checkpoint import Checkpoint, Checkpoints, TrainingState, export_weights
 from mixlab.training.config import ModelConfig, TrainConfig
@@ -29,7 +29,7 @@ from mixlab.training.distributed import World, any_rank, from_all, from_first, j
 from mixlab.training.log import Journal, MetricBuffer, NonFiniteLoss, TrainingProgress, forget_after
 from mixlab.training.recipe import compile_recipe, seed_all
 from mixlab.training.record import RunRecord
-from mixlab.training.stopping import ScoringStopped, Stopped, StopRequests, WaitingStopped
+from mixlab.training.stopping import ScoringStopped, Stopped, agreed
 from mixlab.training.update import Update, peak_memory_gib
 
 
@@ -65,14 +65,15 @@ def train(
     then: Callable[[Trainer], None] | None = None,
     backbone: Backbone | None = None,
     notes: Mapping[str, Any] | None = None,
-    also_stop_on: Iterable[int] = (),
+    stop: StopRequests | None = None,
 ) -> Outcome:
     """Train to the end, resuming where an earlier call with the same directory stopped.
 
     `data` is a name as the commands take it, a `Source`, a data set, or a mapping of "train" and "val" (`as_data`).
     `backbone` is what training starts from where `config.model` alone cannot build it; `notes` go into config.json.
     `then` is called at the end on every rank, for example to evaluate what was trained; a later call calls it again.
-    Raises `Stopped` after SIGTERM, SIGINT, SIGHUP or a signal in `also_stop_on`, with everything saved.
+    Raises `Stopped` after SIGTERM, SIGINT or SIGHUP, with everything saved. `stop` may listen already, to more signals:
+    what came before is obeyed as soon as there is something to save.
     """
     with join_world(device) as world, ExitStack() as stack:
         folder = RunDirectory(run)
@@ -80,15 +81,15 @@ def train(
         if world.is_first:  # to others the directory may not even be visible
             RunDirectory.create(run)
             stack.enter_context(RunLock(folder.path))
-        with StopRequests(also_stop_on) as stop:
+        with StopRequests() if stop is None else nullcontext(stop) as requests:
             given = as_data(data)
             if backbone is not None and backbone.name != config.model.name:
                 config = replace(config, model=ModelConfig(name=backbone.name))
             trainer = Trainer(config, data=given, folder=folder, world=world, name=name, backbone=backbone, notes=notes)
-            outcome = trainer.train(stop)
+            outcome = trainer.train(requests)
         if then is not None:  # all is saved, so a signal from here on ends the process at once
-            trainer.stop_if_asked(stop)
-            with raising(even_ignored=True) as handler:
+            trainer.stop_if_asked(requests)
+            with raising(also=requests.also, even_ignored=True) as handler:
                 try:
                     then(trainer)
                 except BaseException:
@@ -198,7 +199,7 @@ class Trainer:
     def stop_if_asked(self, stop: StopRequests) -> None:
         """`Stopped` on every rank, where any was asked to stop."""
         if any_rank(stop.asked()):
-            raise Stopped(stop.agreed(), self.step)
+            raise Stopped(agreed(stop), self.step)
 
     def start_or_resume(self) -> None:
         """Agree on the settings with what is in the directory, and put back the newest good checkpoint."""

@@ -1,17 +1,26 @@
 """`--launcher slurm`: the same training as a SLURM job on many nodes, requeued when it is preempted or out of time."""
 
+from __future__ import annotations
+
 import importlib
 import os
+import pickle
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 from mixlab.errors import InputError
-from mixlab.training.config import TrainConfig
-from mixlab.training.loop import Trainer, train
-from mixlab.training.stopping import Stopped
+from mixlab.signals import StopRequests
+
+if TYPE_CHECKING:
+    from mixlab.training.config import TrainConfig
+    from mixlab.training.loop import Trainer
+
+WARNING_S = 120  # seconds before time is up: a step, and a checkpoint on a busy file system
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,21 +28,17 @@ class SlurmConfig:
     """Resources to request from SLURM."""
 
     nodes: int = 1  # how many machines.
-    gpus_per_node: int = 8  # GPUs of each, with one process each.
+    gpus_per_node: int = 8  # GPUs of each, with one process each; with --device cpu, processes without a GPU.
     cpus_per_gpu: int = 12  # cores of each process.
     hours: int = 24  # the longest time; the job is sent again when it is up.
+    requeues: int = 100  # how often at most, for want of time; preemption does not count.
     partition: str | None = None  # the cluster's own without it.
     account: str | None = None  # your own without it.
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingJob:
-    """What a task runs.
-
-    Before time is up, and when the job is preempted, SLURM sends the signal that submitit asked for. Training saves and
-    stops; then submitit's own handler calls `checkpoint` and sends what it returns again. SIGTERM, as of `scancel`,
-    saves too, and the job is over.
-    """
+    """What the processes of a job do together."""
 
     config: TrainConfig
     data: str
@@ -42,25 +47,58 @@ class TrainingJob:
     name: str
     then: Callable[[Trainer], None] | None  # travels by its name: a function of a module
 
+    def __call__(self, stop: StopRequests) -> None:
+        from mixlab.training.loop import train
+
+        given: dict[str, Any] = {"device": self.device, "name": self.name, "then": self.then, "stop": stop}
+        train(self.config, data=self.data, run=self.run, **given)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One process of a job. What it does travels folded up: importing takes seconds, in which no signal may be lost.
+
+    Before time is up, and when the job is preempted, SLURM sends the signal that submitit asked for, SIGTERM, or both.
+    Training saves and stops; then submitit's own handler calls `checkpoint` and sends what it returns again.
+    """
+
+    folded: bytes
+
+    @classmethod
+    def of(cls, job: TrainingJob) -> Self:
+        return cls(pickle.dumps(job))
+
     def __call__(self) -> None:
-        _submitit().helpers.TorchDistributedEnvironment().export(set_cuda_visible_devices=False)
         requeue = requeue_signal()
-        given: dict[str, Any] = {
-            "device": self.device,
-            "name": self.name,
-            "then": self.then,
-            "also_stop_on": (requeue,),
-        }
-        try:
-            train(self.config, data=self.data, run=self.run, **given)
-        except Stopped as stopped:
-            print(stopped, flush=True)
-            if stopped.number != requeue:
-                raise
-            signal.raise_signal(requeue)
+        with StopRequests((requeue,)) as stop:
+            _submitit().helpers.TorchDistributedEnvironment().export(set_cuda_visible_devices=False)
+            from mixlab.training.stopping import Stopped
+
+            try:
+                pickle.loads(self.folded)(stop)
+                return
+            except Stopped as stopped:
+                print(stopped, flush=True)
+                if stopped.number not in (requeue, signal.SIGTERM) or is_over():
+                    sys.exit(stopped.exit_code)
+        send_again = signal.getsignal(requeue)
+        for number in (requeue, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # once is enough
+        assert callable(send_again)
+        send_again(requeue, None)  # the first process leaves here
+        sys.exit(0)  # the others without a result, and without a failure, which would end the first
 
     def checkpoint(self) -> Any:
         return _submitit().helpers.DelayedSubmission(self)
+
+
+def is_over() -> bool:
+    """Whether SLURM has ended this job. `scancel` sends SIGTERM as preemption does, but then the job is not running."""
+    job = os.environ.get("SLURM_JOB_ID")
+    if job is None:
+        return False
+    said = subprocess.run(["scontrol", "show", "job", "--oneliner", job], capture_output=True, text=True, check=True)
+    return "JobState=RUNNING" not in said.stdout
 
 
 def requeue_signal() -> int:
@@ -71,18 +109,20 @@ def requeue_signal() -> int:
 
 def submit(job: TrainingJob, config: SlurmConfig) -> str:
     """Send the job and return its number. Its output goes to RUN/slurm."""
-    executor = _submitit().AutoExecutor(folder=job.run / "slurm")
+    executor = _submitit().AutoExecutor(folder=job.run / "slurm", slurm_max_num_timeout=config.requeues)
     asked = {"slurm_partition": config.partition, "slurm_account": config.account}
     executor.update_parameters(
         name="mixlab",
         nodes=config.nodes,
         tasks_per_node=config.gpus_per_node,
-        gpus_per_node=config.gpus_per_node,
+        gpus_per_node=config.gpus_per_node if job.device != "cpu" else None,
         cpus_per_task=config.cpus_per_gpu,
         timeout_min=config.hours * 60,
+        slurm_signal_delay_s=WARNING_S,
+        slurm_additional_parameters={"requeue": True},  # also where the cluster's default is not to
         **{key: value for key, value in asked.items() if value is not None},
     )
-    return str(executor.submit(job).job_id)
+    return str(executor.submit(Task.of(job)).job_id)
 
 
 def _submitit() -> Any:

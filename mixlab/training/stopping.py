@@ -1,15 +1,10 @@
 """When a signal asks to stop, the loop finishes its step or interrupts scoring, writes a checkpoint and stops."""
 
-import os
 import signal
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from types import FrameType
-from typing import Any, Self, TypeVar
+from typing import TypeVar
 
-from mixlab.signals import REPEAT_S, STOP_SIGNALS, StopSignal
+from mixlab.signals import StopRequests
 from mixlab.training.distributed import any_rank, from_all
 
 T = TypeVar("T")
@@ -27,65 +22,10 @@ class ScoringStopped(Exception):  # noqa: N818  not an error
     """The run was stopped during scoring, so there are no scores."""
 
 
-class WaitingStopped(Exception):  # noqa: N818  not an error
-    """The run was stopped while it waited for data."""
-
-
-class StopRequests:
-    """Listens while entered. The first signal is noted in `number`; a second Ctrl-C, later, interrupts at once.
-
-    `also` are signals by which this job's scheduler says more than "stop": they are noted before all others. Under
-    torchrun, which passes on what a terminal has sent already, a second Ctrl-C is the first one.
-    """
-
-    def __init__(self, also: Iterable[int] = ()) -> None:
-        self.number: int | None = None
-        self.also = tuple(also)
-        self._before: dict[int, Any] = {}
-        self._since = 0.0
-        self._waits = False
-
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # others get no signals
-            for number in (*STOP_SIGNALS, *self.also):
-                if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-                    self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before.clear()
-
-    def asked(self) -> bool:
-        """Whether this process was asked to stop."""
-        return self.number is not None
-
-    def agreed(self) -> int:
-        """The signal that stops all ranks; 0 where none came to any."""
-        numbers = from_all(self.number or 0)
-        return next((number for number in numbers if number in self.also), max(numbers))
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Around a wait that may never end: a signal, or one that came before, ends it with `WaitingStopped`."""
-        self._waits = True
-        try:
-            if self.asked():
-                raise WaitingStopped
-            yield
-        finally:
-            self._waits = False
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if self.number is None or number in self.also:
-            self.number, self._since = number, now
-        elif number == signal.SIGINT and "RANK" not in os.environ and now - self._since >= REPEAT_S:
-            raise StopSignal(number, "steps since the last checkpoint are lost; run the same command again to resume")
-        if self._waits:
-            self._waits = False
-            raise WaitingStopped
+def agreed(stop: StopRequests) -> int:
+    """The signal that stops all ranks; 0 where none came to any."""
+    numbers = from_all(stop.number or 0)
+    return next((number for number in numbers if number in stop.also), max(numbers))
 
 
 def never() -> bool:

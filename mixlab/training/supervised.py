@@ -40,6 +40,7 @@ class SupervisedConfig(MethodConfig):
 
     kind: ClassVar[str] = "supervised"
     title: ClassVar[str] = "supervised training"
+    label: ClassVar[str] = "Supervised"
     command: ClassVar[str] = "train"
     shown: ClassVar[tuple[str, ...]] = ("knn_accuracy", "accuracy")
     earlier: ClassVar[Mapping[str, Any]] = {

@@ -45,6 +45,8 @@ def test_every_kind_of_mixer_and_every_shape_of_stages_is_among_them() -> None:
     ]
     assert shapes[0] == shapes[1]
     kinds = {config.mixer.kind for config in (ZOO[name].config for name in OURS)} | {"inverted_residual"}
+    missing = set(MIXERS) - kinds
+    assert not missing, f"add a backbone with the mixer {', '.join(missing)} to ZOO, named NAME_tiny"
     assert kinds == set(MIXERS)
 
 

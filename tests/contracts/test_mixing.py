@@ -61,7 +61,10 @@ def prepared(config: MixerConfig, length: int, dtype: torch.dtype, seed: int = 0
 
 
 def test_every_registered_mixer_is_enrolled() -> None:
-    assert {config.kind for config in CONFIGS.values()} == set(MIXERS)
+    enrolled = {config.kind for config in CONFIGS.values()}
+    lines = [f'    "{kind}": {config.__name__}(),' for kind, config in MIXERS.items() if kind not in enrolled]
+    assert not lines, "add to CONFIGS in this file, with small sizes:\n" + "\n".join(lines)
+    assert enrolled == set(MIXERS)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -108,6 +111,30 @@ def test_a_slice_of_heads_is_a_slice_of_the_matrix(name: str) -> None:
     whole = mixing.matrix()
     for heads in (slice(0, 1), slice(1, None), slice(None, None, 2)):
         torch.testing.assert_close(mixing.matrix(heads), whole[:, heads])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_no_head_sees_a_side_that_it_denies_and_no_block_exceeds_its_bound(name: str) -> None:
+    mixer, x, grid = prepared(CONFIGS[name], 36, torch.float64)
+    mixing, _ = mixer.prepare(x, grid)
+    matrix, chunks = mixing.matrix()[0].detach(), [range(start, start + 12) for start in (0, 12, 24)]
+    for head in range(0, mixing.num_heads, max(mixing.num_heads // 8, 1)):
+        below, above = mixing.sides(head)
+        assert below or not matrix[head].tril(-1).any()
+        assert above or not matrix[head].triu(1).any()
+        for rows, columns in product(chunks, chunks):
+            block = matrix[head, rows.start : rows.stop, columns.start : columns.stop]
+            singular = torch.linalg.svdvals(block)
+            assert (singular > 1e-12 * matrix[head].norm()).sum() <= mixing.rank_bound(rows, columns)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_weight_decay_spares_the_vectors_of_a_mixer_and_no_matrix_of_its_layers(name: str) -> None:
+    mixer, _, _ = prepared(CONFIGS[name], 1, torch.float32)
+    spared, parameters = mixer.no_weight_decay(), dict(mixer.named_parameters())
+    assert {key for key, value in parameters.items() if value.ndim < 2} <= spared <= parameters.keys()
+    layers = [f"{key}.weight" for key, part in mixer.named_modules() if isinstance(part, torch.nn.Linear)]
+    assert not spared & set(layers)
 
 
 @settings(max_examples=25, deadline=None)

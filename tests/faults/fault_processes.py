@@ -35,16 +35,17 @@ def moments(name: str) -> random.Random:
 
 
 def _child(arguments: list[str], log: str, group: int, environment: dict[str, str]) -> None:
-    """A rank of the command, as the program that a person starts."""
-    os.setpgid(0, group)
+    """A rank of the command, as the program that a person starts. Once it is in its group, it may be signalled."""
+    from mixlab.cli import leave_on_signals, main
+
     with Path(log).open("a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     os.environ.update(environment)
+    leave_on_signals()  # what `main` begins with
+    os.setpgid(0, group)
     torch.set_num_threads(1)
     sys.argv = ["mixlab", *arguments]
-    from mixlab.cli import main
-
     sys.exit(main())
 
 
@@ -110,6 +111,19 @@ def left_in(group: int) -> list[int]:
                 if state != "Z" and int(number) == group:
                     found.append(int(entry.name))
     return found
+
+
+def children_of(parent: int) -> list[int]:
+    """Processes that a process has started."""
+    text = Path(f"/proc/{parent}/task/{parent}/children").read_text()
+    return [int(number) for number in text.split()]
+
+
+def family_of(parent: int) -> list[int]:
+    """A process and all that it has started, and these."""
+    with suppress(OSError):
+        return [parent, *(each for child in children_of(parent) for each in family_of(child))]
+    return []
 
 
 def program(*arguments: str, torchrun: int = 0) -> list[str]:

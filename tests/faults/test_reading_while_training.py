@@ -5,7 +5,7 @@ import warnings
 from pathlib import Path
 
 from fault_processes import Group, last_logged, only_all, wait_for
-from test_stop_signals import pretraining
+from small_runs import pretraining
 
 from mixlab.evaluation.target import load_target
 from mixlab.run import RunDirectory

@@ -7,7 +7,7 @@ from functools import cache, wraps
 import torch
 from torch import Tensor, nn
 
-from mixlab.analysis.blocks import chunk_spans, in_float64, numerical_rank, off_diagonal_pairs, visible_sides
+from mixlab.analysis.blocks import chunk_spans, in_float64, numerical_rank, off_diagonal_pairs
 from mixlab.analysis.claims.evidence import Evidence, Status, Verdict
 from mixlab.mixers import (
     MIXERS,
@@ -213,7 +213,7 @@ def _off_diagonal_ranks(mixing: Mixing, matrix: Tensor | None = None) -> list[in
     return [
         numerical_rank(matrix[0, head, spans[row].slice, spans[column].slice])
         for head in range(mixing.num_heads)
-        for row, column in off_diagonal_pairs(len(spans), visible_sides(mixing, head))
+        for row, column in off_diagonal_pairs(len(spans), mixing.sides(head))
     ]
 
 

@@ -36,6 +36,7 @@ class DetectionConfig(DetectorConfig, DenseConfig):
 
     kind: ClassVar[str] = "detect"
     title: ClassVar[str] = "detection"
+    label: ClassVar[str] = "Detection"
     command: ClassVar[str] = "detect"
     shown: ClassVar[tuple[str, ...]] = ("boxes_AP", "masks_AP")
     earlier: ClassVar[Mapping[str, Any]] = {**DenseConfig.earlier, "rules": "torchvision"}

@@ -43,8 +43,8 @@ from mixlab.evaluation.target import Target, as_target, network_digest, weights_
 from mixlab.run.codec import differences
 from mixlab.run.directory import RunLock, read_json, write_json
 from mixlab.run.protocols import ProbeProtocol
+from mixlab.signals import StopRequests
 from mixlab.training.distributed import World, from_all, from_first
-from mixlab.training.stopping import StopRequests
 
 LRS = (2.5e-4, 5e-4, 1e-3, 2e-3)  # Dino-Mamba, Table 5, as the next
 WEIGHT_DECAYS = (0.0, 1e-3, 5e-3, 1e-2)

@@ -26,13 +26,14 @@ from mixlab.evaluation.features import FeaturePlan, FeatureTable
 from mixlab.evaluation.machine import Say
 from mixlab.evaluation.probe.heads import LR_BATCH, HeadGrid, collect_heads, spread_heads
 from mixlab.run import RunDirectory
+from mixlab.signals import StopRequests
 from mixlab.training.checkpoint import Checkpoints
 from mixlab.training.distributed import World, any_rank, from_all, from_first, gather_rows
 from mixlab.training.log import forget_after
 from mixlab.training.optim import cosine
 from mixlab.training.precision import Precise, matrix_products
 from mixlab.training.recipe import BatchPart, to_pixels_of
-from mixlab.training.stopping import Stopped, StopRequests
+from mixlab.training.stopping import Stopped, agreed
 
 SCORE_ROWS = 2048  # images whose logits are in memory at once
 SAVE_EVERY_S = 300.0
@@ -211,7 +212,7 @@ class ProbeTrainer:
                 if any_rank(stop.asked()):
                     if not saved:
                         self._save()
-                    raise Stopped(stop.agreed(), self.step)
+                    raise Stopped(agreed(stop), self.step)
 
     def score(self) -> tuple[Tensor, Tensor]:
         """Which images each head of the grid gets right, bool (heads, n), and which heads are finite, (heads,)."""

@@ -38,6 +38,7 @@ class SegmentConfig(DenseConfig):
 
     kind: ClassVar[str] = "segment"
     title: ClassVar[str] = "segmentation"
+    label: ClassVar[str] = "Segmentation"
     command: ClassVar[str] = "segment"
     shown: ClassVar[tuple[str, ...]] = ("miou",)
     crop: int = 512

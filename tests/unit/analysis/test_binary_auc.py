@@ -250,3 +250,11 @@ def test_the_gpu_gives_the_scores_of_the_cpu(resize, thresholds):
     tolerance = 0 if resize == "mask" else 1e-4  # bilinear rounding may break ties
     on_gpu = binary_auc(maps.cuda(), masks.cuda(), **options)
     torch.testing.assert_close(on_gpu.cpu(), binary_auc(maps, masks, **options), atol=tolerance, rtol=0)
+
+
+def test_maps_too_small_to_score_say_so() -> None:
+    masks = torch.zeros(2, 16, 16)
+    masks[:, :4, :4] = 1
+    with pytest.warns(UserWarning, match="maps of 1 x 1 cells are too small to score.*use larger images"):
+        assert binary_auc(torch.rand(2, 1, 1), masks).isnan().all()
+    assert binary_auc(torch.rand(2, 1, 1), torch.zeros(2, 16, 16)).isnan().all()  # no object: nothing to warn of

@@ -14,7 +14,6 @@ from mixlab.analysis.blocks import (
     in_float64,
     numerical_rank,
     rank_after_deflation,
-    rank_bound,
     rank_measures,
     thin_blocks,
 )
@@ -124,14 +123,14 @@ def test_no_block_exceeds_the_bound_of_theory(
             for columns in spans:
                 singular = np.linalg.svd(matrix[0, head, rows.slice, columns.slice].numpy(), compute_uv=False)
                 rank = (singular > 1e-12 * singular[0]).sum()  # above what rounding leaves in a small block
-                assert rank <= rank_bound(mixing, rows, columns)
+                assert rank <= mixing.rank_bound(rows.tokens, columns.tokens)
 
 
 def test_the_bounds_of_scan_and_linear_attention_are_reached() -> None:
     for name, bound in (("scan", 4), ("linear", 8)):
         mixing = mixing_of(CONFIGS[name], (6, 6))
         spans = chunk_spans(36, 12)
-        assert rank_bound(mixing, spans[1], spans[0]) == bound
+        assert mixing.rank_bound(spans[1].tokens, spans[0].tokens) == bound
         assert numpy_rank(mixing.matrix()[0, 0, 12:24, :12]) == bound
 
 

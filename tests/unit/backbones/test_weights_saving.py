@@ -4,8 +4,10 @@ import json
 import os
 import stat
 import struct
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from mixlab.backbones.weights import (
     read_architecture,
     save_weights,
 )
+from mixlab.mixers import AttentionConfig
 
 SMALL = {
     "dinovim_tiny": {"dim": 64, "depth": 2, "image": 64},
@@ -284,3 +287,26 @@ def test_the_same_weights_give_the_same_bytes(tmp_path: Path) -> None:
     for file in files:
         save_weights(model, file, extra_metadata=metadata)
     assert len({file.read_bytes() for file in files}) == 1
+
+
+def test_what_could_not_be_loaded_again_is_not_saved(tmp_path: Path) -> None:
+    """Refused with the reason, before a file is touched."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Unknown(AttentionConfig):
+        kind: ClassVar[str] = "unknown"
+
+    place = tmp_path / "weights.safetensors"
+    small = create_model("vit_tiny", dim=64, depth=1, patch=8, image=16)
+    with pytest.raises(WeightsError, match=r"could not be loaded again: config.mixer.kind is 'unknown'.*plugin"):
+        save_weights(Isotropic(replace(small.config, mixer=Unknown())), place)
+    small.layers[0].mlp.up = torch.nn.Linear(64, 32)
+    with pytest.raises(WeightsError, match=r"changed after it was built.*layers.0.mlp.up.bias.*register_backbone"):
+        save_weights(small, place)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_hint_names_each_model_once() -> None:
+    with pytest.raises(ValueError, match="unknown model 'resnet18'") as error:
+        create_model("resnet18")
+    assert str(error.value).count("timm/resnet18,") == 1

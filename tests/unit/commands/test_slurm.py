@@ -1,13 +1,13 @@
 """`--launcher slurm`, with submitit's own executor for one machine in the place of a cluster."""
 
 import os
-import signal
+import pickle
+import subprocess
 import sys
 import time
-from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import submitit
@@ -15,13 +15,11 @@ import torch
 from safetensors.torch import load_file
 
 from mixlab.cli import main
+from mixlab.errors import InputError
 from mixlab.evaluation.accuracy import write_accuracy
-from mixlab.recipes import RECIPES
 from mixlab.run.directory import read_json
-from mixlab.training.settings import override
-from mixlab.training.slurm import SlurmConfig, TrainingJob
-from mixlab.training.stopping import Stopped
-from mixlab.training.update import Update
+from mixlab.signals import StopRequests
+from mixlab.training.slurm import SlurmConfig, Task, TrainingJob, is_over
 from tests.drawn_folders import draw_folders
 
 QUICK = ("--set", "epochs=1", "--set", "batch=16", "--set", "knn.every_epochs=0")
@@ -60,12 +58,6 @@ def test_a_job_trains_and_then_scores_as_the_command_does_here(tmp_path: Path) -
     assert not [name for name in theirs if not torch.equal(ours[name], theirs[name])]
 
 
-def test_a_job_takes_the_device_at_its_word(tmp_path: Path) -> None:
-    photos, _ = draw_folders(tmp_path)
-    with pytest.raises(submitit.core.utils.FailedJobError, match="device 'cuda:99', but torch sees"):
-        send(photos, tmp_path / "sent", "cuda:99").result()
-
-
 def test_a_job_sent_again_still_knows_its_device_and_what_follows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,38 +69,59 @@ def test_a_job_sent_again_still_knows_its_device_and_what_follows(
 
     monkeypatch.setattr("mixlab.commands.pretrain.submit", note)
     train(tmp_path, tmp_path / "run", "--device", "cpu", "--launcher", "slurm")
-    sent[0].checkpoint().dump(tmp_path / "again.pkl")
+    Task.of(sent[0]).checkpoint().dump(tmp_path / "again.pkl")
     again: Any = submitit.helpers.DelayedSubmission.load(tmp_path / "again.pkl").function
-    assert again == sent[0] and again.device == "cpu" and again.then is write_accuracy
+    job = pickle.loads(again.folded)
+    assert job == sent[0] and job.device == "cpu" and job.then is write_accuracy
+    with pytest.raises(InputError, match="device 'cuda:99', but torch sees"):
+        replace(job, device="cuda:99")(StopRequests())  # taken at its word
 
 
-@pytest.mark.parametrize(("number", "sent_again"), [(signal.SIGUSR2, True), (signal.SIGTERM, False)])
-def test_a_job_that_slurm_preempts_saves_first_and_is_then_sent_again(
-    number: int, sent_again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def asked_of_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, *options: str) -> str:
+    """The job script that sbatch is given; sbatch is one of ours, which takes it and gives a number."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, line in (("srun", "exit 1"), ("sbatch", f"cp $1 {tmp_path}/script; echo Submitted batch job 7")):
+        (programs / name).write_text(f"#!/bin/sh\n{line}\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setattr(submitit.AutoExecutor, "which", staticmethod(lambda: "slurm"))
+    train(tmp_path, tmp_path / "run", "--device", device, "--launcher", "slurm", *options)
+    return (tmp_path / "script").read_text()
+
+
+def test_slurm_is_asked_to_warn_early_and_to_requeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = asked_of_slurm(tmp_path, monkeypatch, "auto", "--slurm.requeues", "7", "--slurm.hours", "3")
+    for line in ("signal=USR2@120", "requeue", "gpus-per-node=8", "ntasks-per-node=8", "time=180"):
+        assert f"#SBATCH --{line}\n" in script
+    (stored,) = (tmp_path / "run" / "slurm").glob("*_submitted.pkl")
+    assert submitit.helpers.DelayedSubmission.load(stored)._timeout_countdown == 7
+
+
+def test_a_job_on_cpus_asks_for_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = asked_of_slurm(tmp_path, monkeypatch, "cpu", "--slurm.gpus-per-node", "2")
+    assert "#SBATCH --ntasks-per-node=2\n" in script and "gpus-per-node" not in script
+
+
+@pytest.mark.parametrize(("state", "over"), [("RUNNING", False), ("COMPLETING", True), ("CANCELLED", True)])
+def test_a_job_that_was_cancelled_is_over_and_one_that_is_preempted_is_not(
+    state: str, over: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SIGUSR2 is what submitit asks SLURM for; SIGTERM alone is `scancel`."""
-    monkeypatch.setattr(submitit.helpers, "TorchDistributedEnvironment", Mock())
-    recipe = override(RECIPES["supervised_vit_tiny64"](), ["model.dim=16", "model.depth=1", "batch=8", "epochs=9"])
-    job = TrainingJob(config=recipe, data="shapes:n=8", run=tmp_path, device="cpu", name="", then=None)
-    saved_when_sent: list[list[str]] = []
+    """What SLURM 22.05 says of a job in the grace time of a preemption, and after `scancel`."""
+    assert not is_over()  # on no cluster at all
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\necho JobId=$4 JobName=mixlab JobState={state} Reason=None\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert is_over() == over
 
-    def requeue(*_: object) -> None:  # submitit's handler, which interrupts whatever runs
-        saved_when_sent.append([file.name for file in (tmp_path / "checkpoints").glob("*.json")])
 
-    def interrupt(self: Update, *given: Any) -> dict[str, torch.Tensor]:
-        os.kill(os.getpid(), signal.SIGTERM)  # preemption sends both
-        os.kill(os.getpid(), number)
-        return step(self, *given)
-
-    step = Update.__call__
-    monkeypatch.setattr(Update, "__call__", interrupt)
-    before = signal.signal(signal.SIGUSR2, requeue)
-    try:
-        with nullcontext() if sent_again else pytest.raises(Stopped, match="SIGTERM after step 1, which is saved"):
-            job()
-    finally:
-        signal.signal(signal.SIGUSR2, before)
-    assert saved_when_sent == ([["step-00000001.json"]] if sent_again else [])
+def test_a_task_can_be_loaded_without_torch_so_that_it_soon_listens(tmp_path: Path) -> None:
+    """Until it is loaded, a signal would end it, and the job would not be sent again."""
+    submitit.helpers.DelayedSubmission(Task(b"")).dump(tmp_path / "task.pkl")
+    code = f"import pickle, sys; pickle.load(open({str(tmp_path / 'task.pkl')!r}, 'rb')); print('torch' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said.strip() == "False"
 
 
 def test_without_submitit_the_error_names_what_to_install(

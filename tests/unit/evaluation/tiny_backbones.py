@@ -11,8 +11,8 @@ from mixlab.data.labelled import LabelledSplits, labelled_splits
 from mixlab.evaluation.machine import Machine, no_bar
 from mixlab.evaluation.probe import ProbeSettings, evaluate_linear_probe
 from mixlab.evaluation.probe.result import GridScores
+from mixlab.signals import StopRequests
 from mixlab.training.distributed import World
-from mixlab.training.stopping import StopRequests
 
 DATA = "shapes:n=44,size=16"
 ALONE = World(torch.device("cpu"))

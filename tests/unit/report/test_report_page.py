@@ -137,6 +137,19 @@ def test_a_run_that_only_trained_shows_its_curves(tmp_path: Path) -> None:
     assert any("DINO: loss" in str(svg.get("aria-label")) for svg in page.of("svg"))
 
 
+@pytest.mark.parametrize(
+    ("kind", "titles"),
+    [("lejepa", ["LeJEPA: loss", "LeJEPA: distance from a Gaussian"]), ("of_a_plugin", ["of_a_plugin: loss"])],
+)
+def test_curves_have_the_titles_of_their_own_method(tmp_path: Path, kind: str, titles: list[str]) -> None:
+    run = RunDirectory.create(tmp_path / "run")
+    run.write_config({"settings": {"method": {"kind": kind}}})
+    for step in range(5):
+        run.append_metrics({"step": step, "loss": 3.0 - step, "sigreg": 1.0})
+    drawn = " ".join(str(svg.get("aria-label")) for svg in report(run.path).of("svg"))
+    assert all(title in drawn for title in titles) and "DINO" not in drawn
+
+
 def test_drawn_figures_stand_in_where_arrays_are_missing(tmp_path: Path) -> None:
     run = make_example(tmp_path / "run")
     content = run.results()["maps"] | {"figures": ["maps.png", "../../secret.png", "no.png"]}

@@ -10,6 +10,7 @@ import torch
 from scipy import integrate
 from torch import Tensor
 
+import mixlab
 from mixlab.recipes import RECIPES
 from mixlab.training.lejepa import LeJepaConfig, prediction_loss, sigreg
 from mixlab.training.loop import train
@@ -69,6 +70,33 @@ def test_views_predict_the_mean_of_the_global_views() -> None:
         for b in range(3)
     )
     assert prediction_loss(embeddings, 2).item() == pytest.approx(expected / (5 * 3 * 4))
+
+
+def test_the_loss_of_a_step_and_its_gradient_are_those_of_the_written_out_formula() -> None:
+    """In float64; the gradient against central differences of the formula, by a bias that moves every embedding."""
+    torch.manual_seed(0)
+    backbone = mixlab.create_model("vit_tiny", dim=16, depth=1, patch=8, image=16, head_dim=8)
+    config = LeJepaConfig(num_directions=3, hidden=8, embedding=2, global_size=16, local_size=8, num_local=2)
+    recipe = config.build(backbone, num_classes=0, total_steps=1, steps_per_epoch=1)
+    recipe.network.double()
+    views = [torch.randn(2, 4, 3, 16, 16).double(), torch.randn(2, 4, 3, 8, 8).double()]
+    directions = torch.nn.functional.normalize(torch.randn(2, 3).double(), dim=0)
+    bias = recipe.network.head[-1].bias
+    scale = torch.tensor([1.0, -2.0], dtype=torch.float64)
+
+    def written_out(shift: float) -> float:
+        z = recipe.network(views)[0].detach() + shift * scale  # (V, B, K)
+        centre = (z[0] + z[1]) / 2
+        distances = [(z[v, b] - centre[b]).square().mean().item() for v in range(4) for b in range(4)]
+        seen = z @ directions
+        gaussian = [epps_pulley(seen[v, :, m]) for v in range(4) for m in range(3)]
+        return 0.95 * sum(distances) / 16 + 0.05 * sum(gaussian) / 12
+
+    loss, _ = recipe.loss((directions, *views))
+    assert loss.item() == pytest.approx(written_out(0.0), rel=1e-12)
+    loss.backward()
+    slope = (written_out(1e-5) - written_out(-1e-5)) / 2e-5
+    assert (bias.grad * scale).sum().item() == pytest.approx(slope, rel=1e-6)
 
 
 def test_a_run_learns_logs_and_says_what_it_was(tmp_path: Path) -> None:

@@ -1,0 +1,123 @@
+"""The promise: a job that is preempted, in whatever way and at whatever moment, saves, is sent again and ends the same.
+
+Real jobs of two tasks, by submitit's executor for one machine, which starts a job up to six times.
+"""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import submitit
+from fault_processes import ALL, SLOW, STOPS, children_of, family_of, last_logged, moments, steps_of, wait_for
+from small_runs import assert_same_end, pretraining, reached
+
+from mixlab.cli import main
+from mixlab.run.directory import read_json
+
+pytestmark = pytest.mark.timeout(3600 if ALL else 300)
+MOST_STARTS = 6  # of a job, by submitit
+SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
+STARTING_S = 3.0
+
+
+@dataclass
+class Job:
+    """A job that runs, by the process that controls it."""
+
+    number: int
+    run: Path
+
+    @property
+    def tasks(self) -> list[int]:
+        with suppress(OSError):
+            return children_of(self.number)
+        return []
+
+    @property
+    def said(self) -> str:
+        """What the first task has printed."""
+        text = "".join(file.read_text() for file in self.run.glob(f"slurm/{self.number}_0_log.*"))
+        return " ".join(text.split())
+
+    def listens(self) -> bool:
+        """Whether both tasks have begun."""
+        with suppress(OSError, StopIteration):
+            return len(self.tasks) == 2 and all(catches(task, signal.SIGUSR2) for task in self.tasks)
+        return False
+
+    def preempt(self, number: int) -> None:
+        """As SLURM does it: every process gets the signal, those that read data too."""
+        for process in family_of(self.number)[1:]:
+            with suppress(ProcessLookupError):
+                os.kill(process, number)
+
+    def result(self) -> list[None]:
+        found = submitit.LocalJob[None](self.run / "slurm", str(self.number), tasks=[0, 1])
+        wait_for(lambda: all(found.paths.folder.joinpath(f"{self.number}_{k}_result.pkl").exists() for k in (0, 1)))
+        return found.results()
+
+
+def catches(process: int, number: int) -> bool:
+    text = Path(f"/proc/{process}/status").read_text()
+    return bool(int(text.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
+
+
+@pytest.fixture
+def submitted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], Job]]:
+    """Jobs as the command submits them; never to the cluster that these tests may themselves run on."""
+    monkeypatch.setattr(submitit.AutoExecutor, "which", staticmethod(lambda: "local"))
+    jobs: list[Job] = []
+
+    def submit(run: Path) -> Job:
+        said = run.with_name("said.json")
+        launcher = ["--launcher", "slurm", "--slurm.gpus-per-node", "2", "--json", str(said)]
+        assert main([*pretraining(run, "data.workers=2"), *launcher]) == 0
+        jobs.append(Job(int(read_json(said)["job"]), run))
+        return jobs[-1]
+
+    yield submit
+    for job in jobs:
+        for process in family_of(job.number)[::-1]:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+
+def preempt_once(job: Job, number: int, chance: random.Random) -> None:
+    """Either while the job starts, or while it trains."""
+    wait_for(job.listens)
+    before, stops, tasks = last_logged(job.run), job.said.count("stopped by"), job.tasks
+    if chance.random() < 0.3:
+        time.sleep(chance.random() * STARTING_S)
+    else:
+        wait_for(lambda: reached(job.run, before))
+        time.sleep(chance.random() * 0.5)
+    job.preempt(number)
+    wait_for(lambda: job.tasks and not set(job.tasks) & set(tasks), SLOW)  # both are gone, and there are new ones
+    assert job.said.count("stopped by") == stops + 1, job.said
+    assert f"stopped by {signal.Signals(number).name} after step {last_logged(job.run)}, which is saved" in job.said
+    assert steps_of(job.run)[-1] == last_logged(job.run)  # no step is lost
+    assert not list(job.run.glob(f"slurm/{job.number}_*_result.pkl")), "it is not over"
+
+
+@pytest.mark.parametrize("numbers", [[each] * (STOPS // 2) for each in SIGNALS] if ALL else [SIGNALS], ids=str)
+def test_a_job_that_is_preempted_saves_is_sent_again_and_ends_the_same(
+    numbers: list[int], submitted: Callable[[Path], Job], whole: Callable[[int], Path], tmp_path: Path
+) -> None:
+    chance, run, reference = moments(f"preempt {numbers}"), tmp_path / "run", whole(2)
+    job = submitted(run)
+    for count, number in enumerate(numbers, 1):
+        preempt_once(job, number, chance)
+        if count % (MOST_STARTS - 1) == 0 and count < len(numbers):
+            wait_for(job.listens)
+            job.preempt(signal.SIGINT)  # cancelled, and submitted once more
+            wait_for(lambda job=job: not job.tasks)
+            job = submitted(run)
+    assert job.result() == [None, None], job.said
+    assert_same_end(run, reference)
+    print(f"{numbers}: {len(numbers)} of {len(numbers)} saved and sent again, none lost a step")

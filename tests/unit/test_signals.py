@@ -1,0 +1,94 @@
+"""Signals that ask to stop, in this very process."""
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from mixlab.signals import STOP_SIGNALS, StopSignal, held, obey_parent_alone, raising
+
+
+def ask(number: int = signal.SIGTERM) -> None:
+    os.kill(os.getpid(), number)
+
+
+class AsksWhenItGoes:
+    def __del__(self) -> None:
+        ask()
+        time.sleep(0.01)  # the handler runs here at the latest
+
+
+def wait_for_it() -> None:
+    for _ in range(1000):
+        time.sleep(0.01)
+
+
+def test_a_signal_raises_once_and_its_repetitions_disturb_nobody() -> None:
+    with raising() as handler, pytest.raises(StopSignal, match="stopped by SIGTERM") as stopped:
+        try:
+            ask()
+            wait_for_it()
+        finally:
+            ask()
+            ask(signal.SIGHUP)
+            time.sleep(0.01)
+    assert stopped.value.exit_code == 143 and handler.number == signal.SIGTERM
+
+
+def test_a_signal_in_a_finalizer_where_python_drops_it_comes_again(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    start = threading.Thread.start
+
+    def start_slowly(thread: threading.Thread) -> Any:
+        start(thread)
+        ask()  # while Python is still told of the lost one
+        time.sleep(0.2)
+
+    with raising(), pytest.raises(StopSignal):
+        monkeypatch.setattr(threading.Thread, "start", start_slowly)
+        AsksWhenItGoes()
+        wait_for_it()
+    assert capfd.readouterr().err == ""
+
+
+def test_other_lost_exceptions_are_told_as_ever(capfd: pytest.CaptureFixture[str]) -> None:
+    class Fails:
+        def __del__(self) -> None:
+            raise ValueError("somebody else's")
+
+    with raising():
+        Fails()
+    assert "somebody else's" in capfd.readouterr().err
+
+
+def test_signals_that_are_held_come_at_the_end() -> None:
+    with raising(), pytest.raises(StopSignal):
+        with held():
+            ask()
+            time.sleep(0.01)
+            reached = True
+        wait_for_it()
+    assert reached
+
+
+@pytest.mark.parametrize("number", [*STOP_SIGNALS, signal.SIGUSR1, signal.SIGUSR2])
+def test_a_process_that_reads_data_leaves_signals_of_others_to_its_parent(number: int) -> None:
+    ready, done = os.pipe()
+    if (child := os.fork()) == 0:
+        obey_parent_alone()
+        os.write(done, b".")
+        time.sleep(30)
+        os._exit(1)
+    os.read(ready, 1)
+    if (other := os.fork()) == 0:  # `obey_parent_alone` asks who sent it
+        os.kill(child, number)
+        os._exit(0)
+    os.waitpid(other, 0)
+    time.sleep(0.05)
+    assert os.waitpid(child, os.WNOHANG) == (0, 0), "it ended"
+    os.kill(child, signal.SIGTERM)
+    assert os.waitpid(child, 0)[1] == 0
