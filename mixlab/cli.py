@@ -44,6 +44,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "norms": ("mixlab.analysis.norms", "high-norm tokens by layer: their share and place, the untrained twin beside"),
     "claims": ("mixlab.commands.claims", "what the papers claim, what was measured, the verdict"),
     "report": ("mixlab.commands.report", "runs as one self-contained page"),
+    "look": ("mixlab.commands.look", "your photographs on the page: what does each patch attend to?"),
     "app": ("mixlab.commands.app", "a local page to look inside models, live"),
     "bench": ("mixlab.commands.bench", "speed, side by side with peers"),
     "export": ("mixlab.commands.export", "a backbone as safetensors or ONNX"),

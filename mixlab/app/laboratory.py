@@ -18,6 +18,7 @@ from mixlab.app.questions import (
     PcaQuestion,
     Question,
     RowQuestion,
+    RowsQuestion,
     ScoreQuestion,
 )
 from mixlab.app.traces import Sight, Traces
@@ -29,9 +30,9 @@ from mixlab.run import RunDirectory
 from mixlab.training.distributed import choose_device
 
 DATA = ("photo", "shapes:size=256,n=7")
-# Shown where no target is given, at one size: what comes with the package, and an untrained one of the other kinds.
-SMALL_IMAGE = 128
-STACK = {"dim": 128, "patch": 8, "head_dim": 32, "image": SMALL_IMAGE}
+SHOWN = 192  # pixels a side: with patches of 8, a map of 24 x 24
+# Shown where no target is given: what comes with the package, and an untrained one of the other kinds.
+STACK = {"dim": 128, "patch": 8, "head_dim": 32, "image": SHOWN}
 UNTRAINED_MODELS: dict[str, dict[str, Any]] = {
     "linearvit_tiny": {**STACK, "depth": 6},
     "dinovim_tiny": {**STACK, "depth": 12, "state": 32},
@@ -66,14 +67,14 @@ class Laboratory:
         *,
         cache_bytes: int,
         facts: Mapping[str, tuple[str, ...]] | None = None,
-        image: int | None = None,
+        sizes: Mapping[str, int] | None = None,
     ) -> None:
-        """`image`: the side at which all models see pictures, in pixels; without it, what each was made for."""
-        said = facts or {}
+        """`sizes`: the side in pixels at which a model sees pictures, where it is not what it was made for."""
+        said, sizes = facts or {}, sizes or {}
         self._subjects = {subject.label: subject for subject in subjects}
         self._traces = Traces(cache_bytes)
         self.models: Sequence[ModelCard] = [
-            card_of(subject, said.get(subject.label, ()), image) for subject in subjects
+            card_of(subject, said.get(subject.label, ()), sizes.get(subject.label)) for subject in subjects
         ]
         self.maps: Sequence[MapCard] = [
             MapCard(name, kind.about.partition(", (B")[0], PARTS.get(name, ""), NEEDS.get(name, "nothing"))
@@ -97,6 +98,8 @@ class Laboratory:
                 return look.matrix(question.head)
             case RowQuestion():
                 return look.row(question)
+            case RowsQuestion():
+                return look.rows(question.head)
             case ScoreQuestion():
                 return look.score(question)
             case _:
@@ -169,9 +172,14 @@ def build_laboratory(
         subjects = _small_targets(device, seed)
     places = {label_of(text): Path(split_target(text)[0]) for text in targets}
     facts = {label: run_facts(RunDirectory(place)) for label, place in places.items() if place.is_dir()}
-    image = image if image or targets else SMALL_IMAGE
+    sizes = {subject.label: image or shown_size(subject.backbone.image) for subject in subjects}
     samples = read_samples(data, num_samples)
-    return Laboratory(subjects, samples, cache_bytes=cache_mb * 2**20, facts=facts, image=image)
+    return Laboratory(subjects, samples, cache_bytes=cache_mb * 2**20, facts=facts, sizes=sizes)
+
+
+def shown_size(image: int) -> int:
+    """Networks made for small images are shown more patches: the largest multiple of their size up to `SHOWN`."""
+    return image * max(1, SHOWN // image)
 
 
 def _small_targets(device: str | None, seed: int) -> list[Target]:

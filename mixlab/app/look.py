@@ -22,6 +22,8 @@ from mixlab.mixers import Mixing, SelectiveMixing, SSDMixing
 MATRIX_SIDE = 256  # cells a side of a drawn matrix
 DECADES = 4  # its darkest shade is at most so many powers of ten below its brightest
 ROC_POINTS = 200
+MAX_ROWS = 1024  # patches of a view that is exported: so many rows are 1 MB
+SIMILARITY = "cosine of features, where positive"
 
 
 class Look:
@@ -47,31 +49,27 @@ class Look:
 
     def matrix(self, head: int | None) -> dict[str, Any]:
         """|matrix| in logarithmic shades; with more tokens than cells, a cell shows its largest."""
-        mixing, grid = self._mixing(self._layer), self._features(self._layer).grid
-        number = _number(mixing, head)
-        strength = self._matrix(number).abs()
-        pooled = F.adaptive_max_pool2d(strength[None], min(MATRIX_SIDE, len(strength)))[0]
+        grid = self._features(self._layer).grid
+        weights, name = self._weights(head)
+        pooled = F.adaptive_max_pool2d(weights.abs()[None], min(MATRIX_SIDE, len(weights)))[0]
         low, high = float(pooled.min()), float(pooled.max())
         low = max(low, high * 10.0**-DECADES)
         return {
             "shades": _log_shades(pooled, low, high).numpy(),
             "low": low,
             "high": high,
-            "num_tokens": len(strength),
-            "num_heads": mixing.num_heads,
-            "head": number,
-            "head_name": head_name(mixing, number),
+            "num_tokens": len(weights),
+            "head_name": name,
             "grid": list(grid),
             "patch_tokens": self._patch_tokens(grid),
         }
 
     def row(self, question: RowQuestion) -> dict[str, Any]:
-        mixing, grid = self._mixing(self._layer), self._features(self._layer).grid
-        number = _number(mixing, question.head)
+        grid = self._features(self._layer).grid
+        matrix, name = self._weights(question.head)
         down, right = (min(int(p * n), n - 1) for p, n in zip((question.y, question.x), grid, strict=True))
         patches = self._patch_tokens(grid)
         token = patches[down * grid[1] + right]
-        matrix = self._matrix(number)
         weights = matrix[token] if question.sense == "row" else matrix[:, token]
         on_patches = weights[patches]
         total = float(weights.abs().sum()) or 1.0
@@ -81,8 +79,27 @@ class Look:
             "token": token,
             "share_of_self": float(weights[token].abs()) / total,
             "share_of_extra": 1 - float(on_patches.abs().sum()) / total,  # class tokens and registers
-            "head_name": head_name(mixing, number),
+            "head_name": name,
         }
+
+    def rows(self, head: int | None) -> dict[str, Any]:
+        """The rows of all patches over all patches, each in shades of its own without itself: to be taken along."""
+        grid = self._features(self._layer).grid
+        num_patches = grid[0] * grid[1]
+        if num_patches > MAX_ROWS:
+            raise InputError(
+                f"{self._card.id} has {num_patches} patches; a view with up to {MAX_ROWS} can be exported: "
+                "start the page with a smaller --image, or choose a later layer"
+            )
+        matrix, name = self._weights(head)
+        patches = self._patch_tokens(grid)
+        weights = matrix.abs()
+        own = weights.diagonal()[patches] / weights[patches].sum(1).clamp(min=1e-30)
+        among = weights[patches][:, patches].fill_diagonal_(float("nan"))
+        low, high = among.nan_to_num(torch.inf).amin(1, keepdim=True), among.nan_to_num(0).amax(1, keepdim=True)
+        shares = ((among - low) / (high - low).clamp(min=1e-30)).nan_to_num(1.0).clamp(0, 1)
+        shades = (255 * shares).round().to(torch.uint8).numpy()
+        return {"shades": shades, "own": own.numpy(), "grid": list(grid), "head_name": name}
 
     def score(self, question: MaskedQuestion) -> dict[str, Any]:
         stack = self._map(self._chosen(question.map), self._layer)
@@ -130,13 +147,21 @@ class Look:
         return self._traces.features(self._sight, self._progress)[layer]
 
     def _mixing(self, layer: int) -> Mixing:
-        if not self._card.has_matrix:
-            raise InputError(f"{self._card.id} has no mixing matrix to show")
         return self._traces.mixings(self._sight, self._progress)[layer]
 
-    def _matrix(self, head: int | None) -> Tensor:
-        matrix = self._traces.matrix(self._sight, layer=self._layer, head=head, progress=self._progress)
-        return self._finite(matrix, "the matrix")
+    def _weights(self, head: int | None) -> tuple[Tensor, str]:
+        """The mixing matrix (L, L) of a head or the mean of all, and its name.
+
+        A model without one shows how alike the features of its patches are instead.
+        """
+        if not self._card.has_matrix:
+            patches = self._finite(self._features(self._layer).patches[0].flatten(0, 1), "a feature")
+            unit = F.normalize(patches, dim=-1)
+            return (unit @ unit.mT).clamp(min=0), SIMILARITY
+        mixing = self._mixing(self._layer)
+        number = _number(mixing, head)
+        matrix = self._traces.matrix(self._sight, layer=self._layer, head=number, progress=self._progress)
+        return self._finite(matrix, "the matrix"), head_name(mixing, number)
 
     def _finite(self, values: Tensor, what: str) -> Tensor:
         if not values.isfinite().all():
@@ -144,6 +169,8 @@ class Look:
         return values
 
     def _patch_tokens(self, grid: tuple[int, int]) -> list[int]:
+        if not self._card.has_matrix:
+            return list(range(grid[0] * grid[1]))
         return self._sight.subject.backbone.layout.patch_columns(grid[0] * grid[1])
 
 

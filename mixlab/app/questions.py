@@ -113,7 +113,7 @@ class PcaQuestion(LookQuestion):
 
 
 class MatrixQuestion(LookQuestion):
-    """|mixing matrix| of a head, or the mean over heads."""
+    """|mixing matrix| of a head, or the mean over heads; of a model without one, how alike its features are."""
 
     kind: Literal["matrix"]
     head: int | None = Field(default=None, ge=0, le=100_000)
@@ -127,6 +127,13 @@ class RowQuestion(LookQuestion):
     x: float = Field(ge=0, le=1)
     y: float = Field(ge=0, le=1)
     sense: Literal["row", "column"] = "row"
+
+
+class RowsQuestion(LookQuestion):
+    """The rows of all patches in shades, for a view that works without the server."""
+
+    kind: Literal["rows"]
+    head: int | None = Field(default=None, ge=0, le=100_000)
 
 
 class MaskedQuestion(LookQuestion):
@@ -148,5 +155,5 @@ class SweepQuestion(MaskedQuestion):
     kind: Literal["sweep"]
 
 
-Question = MapQuestion | PcaQuestion | MatrixQuestion | RowQuestion | ScoreQuestion | SweepQuestion
+Question = MapQuestion | PcaQuestion | MatrixQuestion | RowQuestion | RowsQuestion | ScoreQuestion | SweepQuestion
 AnyQuestion = Annotated[Question, Field(discriminator="kind")]

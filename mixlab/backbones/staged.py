@@ -57,9 +57,9 @@ class StagedConfig:
                 raise InputError(f"{name} must be at least 1, got {value}")
         if not 0 <= self.drop_path < 1:
             raise InputError(f"drop_path is a probability below 1, got {self.drop_path}")
-        for name, value, known in (("stem", self.stem, STEMS), ("down", self.down, DOWNS)):
-            if value not in known:
-                raise InputError(f"unknown {name} {value!r}; choose one of {', '.join(known)}")
+        for name, chosen, known in (("stem", self.stem, STEMS), ("down", self.down, DOWNS)):
+            if chosen not in known:
+                raise InputError(f"unknown {name} {chosen!r}; choose one of {', '.join(known)}")
         if self.scans and not hasattr(self.mixer, "scans"):
             raise InputError(f"a {self.mixer.kind} mixer has no scans; leave scans empty")
 
@@ -106,7 +106,7 @@ class Staged(Backbone):
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
-        return [block for stage in self.stages for block in stage.blocks]
+        return [block for stage in self.stages for block in stage.blocks]  # type: ignore[union-attr]
 
     def forward(self, images: Tensor) -> Tensor:
         return self.summary(self.tokens(images)[0])

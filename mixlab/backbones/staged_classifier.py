@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class StagedClassifier(IsotropicClassifier):
     """Images (B, C, H, W) -> logits (B, K). Intermediates are the four maps as each stage leaves them."""
 
-    backbone: Staged  # type: ignore[assignment]
+    backbone: Staged
 
     @property
     def feature_info(self) -> list[dict[str, Any]]:

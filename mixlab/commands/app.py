@@ -39,7 +39,7 @@ def app(
         weights: weight files for names among the targets, as NAME=FILE.
         data: samples: shapes, folders of images, image files, data sets with masks, or photo.
         num_samples: number of samples of each.
-        image: image size in pixels; default: the size that each model was made for.
+        image: image size in pixels; default: the size that each model was made for, or a multiple of it up to 192.
         host: the address to serve on; 127.0.0.1 is reached from this machine only.
         port: the port to serve on; 0 takes a free one.
         cache_mb: memory for features and matrices.

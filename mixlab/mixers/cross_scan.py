@@ -39,7 +39,7 @@ class CrossScanConfig(MixerConfig):
         if not self.gate and any(kind.startswith(("w", "skip")) for kind in self.scans):
             raise InputError(f"scans {', '.join(self.scans)} pad the grid, which needs gate=True")
 
-    def build(self, dim: int, depth: int) -> "CrossScan":
+    def build(self, dim: int, depth: int) -> TokenMixer:
         return CrossScan(self, dim)
 
     def mixing_macs(self, num_tokens: int, dim: int) -> int:
@@ -94,7 +94,7 @@ class SkipScanConfig(CrossScanConfig):
     gate: bool = True
     scans: tuple[str, ...] = SKIPPING
 
-    def build(self, dim: int, depth: int) -> "SkipScan":
+    def build(self, dim: int, depth: int) -> TokenMixer:
         return SkipScan(self, dim)
 
 

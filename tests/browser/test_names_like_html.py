@@ -57,7 +57,7 @@ def test_a_run_and_an_image_called_like_html_do_nothing_on_the_page(open_page: "
         page = open_page(at=address)
         settle(page)
         expect(page.locator(".card h3")).to_have_text(NASTY)
-        expect(page.locator(".card header p")).to_contain_text(CLOSING)
+        expect(page.locator(".answer header p")).to_contain_text(CLOSING)
         assert f"{NASTY}.png" in page.evaluate(SHOWN)
         page.set_input_files("#file", images / f"{NASTY}.png")
         expect(page.locator("#status")).to_contain_text(NASTY)

@@ -24,7 +24,8 @@ TWO = "#model=vit_tiny&model=dinomambareg_tiny"
 def canvas(page: Page, model: str, figure: int, place: int = 0) -> str:
     """A selector: figures are 0 map, 1 patch, 2 principal components, 3 matrix."""
     number = page.locator(".card h3").all_inner_texts().index(model)
-    return f".card:nth-child({number + 1}) figure:nth-child({figure + 1}) .frame canvas >> nth={place}"
+    part, index = ((".card", 1), (".answer", 1), (".card", 2), (".answer", 2))[figure]
+    return f"{part}:nth-child({number + 1}) figure:nth-child({index}) .frame canvas >> nth={place}"
 
 
 def label(page: Page, model: str, figure: int) -> str:
@@ -102,8 +103,8 @@ def test_sliders_go_over_layers_heads_and_registers(open_page: OpenPage) -> None
     page = open_page("#model=vit_tiny&model=dinovim_tiny&model=dinomambareg_tiny&map=register_cosine")
     expect(page.locator("#layer-text")).to_have_text("5 of 5")
     slide(page, "#layer", 3)
-    expect(page.locator(".card header p").first).to_contain_text("layer 2 of 3")  # half the depth
-    expect(page.locator(".card header p").nth(1)).to_contain_text("layer 3 of 5")
+    expect(page.locator(".answer header p").first).to_contain_text("layer 2 of 3")  # half the depth
+    expect(page.locator(".answer header p").nth(1)).to_contain_text("layer 3 of 5")
     slide(page, "#head", 2)
     page.wait_for_function("() => document.body.textContent.includes('head 2 of 2, 65 tokens')")
     slide(page, "#part", 3)
@@ -134,7 +135,7 @@ def test_row_or_column_scale_overlay_and_fit_change_the_pictures(open_page: Open
         if control != "#fit":  # samples are square: nothing to see there
             settle(page)
             assert (pixels(page, canvas(page, "vit_tiny", 1)) != before).any(), control
-    assert "What attends to the patch" in label(page, "vit_tiny", 1)
+    assert "What attends to it" in label(page, "vit_tiny", 1)
     before = pixels(page, canvas(page, "vit_tiny", 0))
     page.uncheck("#overlay")
     settle(page)
@@ -142,10 +143,13 @@ def test_row_or_column_scale_overlay_and_fit_change_the_pictures(open_page: Open
     expect(page).to_have_url(re.compile("fit=squash.*overlay=0"))
 
 
-def test_two_to_four_models_can_be_chosen(open_page: OpenPage) -> None:
+def test_one_to_four_models_can_be_chosen(open_page: OpenPage) -> None:
     page = open_page(TWO)
     boxes = page.locator("#models input")
-    expect(boxes.nth(0)).to_be_disabled()  # one of two
+    boxes.nth(2).uncheck()
+    expect(page.locator(".answer h3")).to_have_text(["vit_tiny"])
+    expect(boxes.nth(0)).to_be_disabled()  # the last one
+    boxes.nth(2).check()
     boxes.nth(1).check()
     boxes.nth(3).check()
     expect(page.locator(".card")).to_have_count(4)
@@ -292,7 +296,7 @@ def test_a_link_is_the_view_mask_and_all(open_page: OpenPage) -> None:
     assert link == page.url
     settle(page)
     other = open_page(link[link.index("#") :])
-    for selector in ("#score-table", "#patch-text", "#layer-text", "#head-text", "#cards"):
+    for selector in ("#score-table", "#patch-text", "#layer-text", "#head-text", "#answers", "#cards"):
         expect(other.locator(selector)).to_have_text(page.locator(selector).inner_text(), use_inner_text=True)
     np.testing.assert_array_equal(pixels(other, "#stage"), pixels(page, "#stage"))
 
@@ -333,13 +337,13 @@ def test_both_themes_are_readable_and_remembered(open_page: OpenPage) -> None:
     assert page.evaluate(ground) == "rgb(255, 255, 255)"
 
 
-@pytest.mark.parametrize("width", [360, 768, 1280])
+@pytest.mark.parametrize("width", [390, 768, 1300])
 def test_nothing_is_cut_off_at_any_width(open_page: OpenPage, width: int) -> None:
     page = open_page(
         "#model=vit_tiny&model=dinovim_tiny&model=dinomambareg_tiny&model=gatedconv_tiny&mask=sample", width=width
     )
     assert page.evaluate("() => document.documentElement.scrollWidth") <= width
-    for box in page.locator("canvas, .card h3, button").evaluate_all(
+    for box in page.locator("canvas, .card h3, .answer h3, button").evaluate_all(
         "(nodes) => nodes.map((n) => n.getBoundingClientRect()).filter((b) => b.width).map((b) => [b.left, b.right])"
     ):
         assert box[0] >= -0.5
@@ -367,8 +371,8 @@ def test_two_visitors_at_once_see_their_own_views(open_page: OpenPage) -> None:
         slide(second, "#layer", 2)
         slide(first, "#layer", 1)
         slide(second, "#layer", 5)
-    expect(first.locator(".card header p").nth(1)).to_contain_text("layer 1 of 5")
-    expect(second.locator(".card header p").nth(1)).to_contain_text("layer 5 of 5")
+    expect(first.locator(".answer header p").nth(1)).to_contain_text("layer 1 of 5")
+    expect(second.locator(".answer header p").nth(1)).to_contain_text("layer 5 of 5")
     alone = open_page("#model=vit_tiny&model=dinovim_tiny&image=sample-4&layer=5")
     for figure in range(4):
         selector = canvas(second, "dinovim_tiny", figure)

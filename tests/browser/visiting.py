@@ -16,7 +16,7 @@ def settle(page: Page) -> None:
     page.wait_for_function(
         """() => {
           if (document.getElementById("cards").getAttribute("aria-busy") !== "false") return false;
-          const figures = [...document.querySelectorAll("#cards figure")];
+          const figures = [...document.querySelectorAll("#answers figure, #cards figure")];
           return figures.length > 0 && figures.every((figure) => !figure.classList.contains("busy")
             && (figure.classList.contains("empty") || figure.querySelector("figcaption").textContent));
         }"""

@@ -1,37 +1,49 @@
-// One model: its map, the weights of the chosen patch, its principal components and its mixing matrix.
+// One model. Beside the image: what the chosen patch attends to, and the mixing matrix. Below: its map and its principal
+// components.
 
 import { FAMILIES, magma, viridis } from "./colours.js";
 import { drawColours, drawHeat, drawShades, markCell, markLine, short } from "./drawing.js";
 import { make, Panel } from "./panel.js";
-import { CancelledError, Channel, OfflineError, toArray } from "./server.js";
+import { ask, CancelledError, Channel, OfflineError, toArray } from "./server.js";
 import { layerOf } from "./state.js";
 
-const MATRIX_NAMES = { attention: "Attention matrix", linear_attention: "Attention matrix", mamba2: "Scan matrix", gated_conv: "Convolution matrix" };
-const KINDS = ["map", "row", "pca", "matrix"];
+const MATRIX_NAMES = { attention: "Attention matrix", linear_attention: "Attention matrix", mamba2: "Scan matrix", mamba1: "Scan matrix", gated_conv: "Convolution matrix" };
+const KINDS = ["row", "matrix", "map", "pca"];
 
 export class Card {
-  // `host`: pick(x, y) chooses a patch, timed(ms) hears how long an answer took, changed() that a grid is known,
+  // `host`: pick(x, y) chooses a patch, preview(x, y) shows one while the pointer is there, timed(ms) hears how long an answer took, changed() that a grid is known,
   // lostPicture() that the server has forgotten the picture.
   constructor(model, series, maps, host) {
     Object.assign(this, { model, series, maps, host, answers: {}, asked: {}, grid: null });
     this.channels = Object.fromEntries([...KINDS, "score", "sweep"].map((kind) => [kind, new Channel()]));
     const name = model.id;
+    const matrix = model.has_matrix ? (MATRIX_NAMES[model.family] ?? "Mixing matrix") : "Similarity of features";
     this.panels = {
-      map: new Panel("Activation map", { name, colours: viridis }),
       row: new Panel("Chosen patch", { name, colours: viridis }),
+      matrix: new Panel(matrix, { name, colours: magma }),
+      map: new Panel("Activation map", { name, colours: viridis }),
       pca: new Panel("Principal components", { name, pair: true }),
-      matrix: new Panel(MATRIX_NAMES[model.family] ?? "Mixing matrix", { name, colours: magma }),
     };
-    this.about = make("p");
-    const heading = make("h3", { textContent: name, id: `card-${host.number}` });
-    this.element = make("article", { className: "card" }, make("header", {}, heading, this.about));
-    this.element.setAttribute("aria-labelledby", heading.id);
-    this.element.style.setProperty("--series", series.colour);
-    this.element.append(make("div", { className: "pictures" }, ...KINDS.map((kind) => this.panels[kind].figure)));
+    this.about = make("p", { className: "about" });
+    this.answer = this.#part("answer", `answer-${host.number}`, ["row", "matrix"], this.about);
+    this.element = this.#part("card", `card-${host.number}`, ["map", "pca"]);
     for (const kind of ["map", "row", "pca"]) {
       for (const canvas of this.panels[kind].canvases) canvas.addEventListener("click", (event) => this.#pickPoint(event));
     }
-    this.panels.matrix.canvases[0].addEventListener("click", (event) => this.#pickToken(event));
+    const canvas = this.panels.matrix.canvases[0];
+    canvas.addEventListener("click", (event) => this.#useToken(event, host.pick));
+    canvas.addEventListener("pointermove", (event) => event.pointerType === "mouse" && this.#useToken(event, host.preview));
+    canvas.addEventListener("pointerleave", () => host.preview(null));
+  }
+
+  // A heading and some of the pictures.
+  #part(className, id, kinds, ...more) {
+    const heading = make("h3", { textContent: this.model.id, id });
+    const pictures = make("div", { className: "pictures" }, ...kinds.map((kind) => this.panels[kind].figure));
+    const part = make("article", { className }, make("header", {}, heading, ...more), pictures);
+    part.setAttribute("aria-labelledby", id);
+    part.style.setProperty("--series", this.series.colour);
+    return part;
   }
 
   // Ask for whatever this view lacks, and draw what is there.
@@ -44,9 +56,8 @@ export class Card {
     const head = view.head === 0 ? null : view.head - 1;
     this.#ask("map", { map: view.map }, this.#lacksMap(view.map));
     this.#ask("pca", {});
-    const lacksMatrix = this.model.has_matrix ? "" : "This model has no mixing matrix to show.";
-    this.#ask("matrix", { head }, lacksMatrix);
-    this.#ask("row", { head, x: view.x, y: view.y, sense: view.sense }, lacksMatrix);
+    this.#ask("matrix", { head });
+    this.#ask("row", { head, x: view.x, y: view.y, sense: view.sense });
     this.draw();
   }
 
@@ -58,6 +69,17 @@ export class Card {
 
   close() {
     Object.values(this.channels).forEach((channel) => channel.cancel());
+  }
+
+  // Whether the row of the patch that is shown has arrived.
+  get isCurrent() {
+    return this.panels.row.isReady && String(this.answers.row?.cell) === String(this.#cell(this.answers.row.values.shape));
+  }
+
+  // All rows in shades, for a view to take along.
+  async rows() {
+    const head = this.view.head === 0 ? null : this.view.head - 1;
+    return decoded((await ask({ ...this.#base("rows"), head })).answer);
   }
 
   // Binary-AUC of the map shown; `done(null)` where this model lacks the map.
@@ -122,9 +144,10 @@ export class Card {
     }
     drawHeat(panel.canvases[0], { shape, values: shown }, { colours: viridis, low, high, image: overlay });
     markCell(panel.canvases[0], row, column, shape);
-    panel.title.textContent = this.view.sense === "row" ? "What the patch attends to" : "What attends to the patch";
+    panel.title.textContent = !this.model.has_matrix ? "Patches like it"
+      : this.view.sense === "row" ? "What it attends to" : "What attends to it";
     const extra = answer.share_of_extra > 0.0005 ? `, extra tokens ${percent(answer.share_of_extra)}` : "";
-    const caption = `${answer.head_name}; itself ${percent(answer.share_of_self)}${extra}`;
+    const caption = this.model.has_matrix ? `${answer.head_name}; itself ${percent(answer.share_of_self)}${extra}` : answer.head_name;
     const ends = (this.view.scale === "log" ? [Math.exp(low), Math.exp(high)] : [low, high]).map(short);
     panel.show({ caption, low: ends[0], high: ends[1], labels: [`${panel.title.textContent}, ${this.model.id}: ${caption}`] });
   }
@@ -146,7 +169,7 @@ export class Card {
     const [row, column] = this.#cell(answer.grid);
     const token = answer.patch_tokens[row * answer.grid[1] + column];
     markLine(panel.canvases[0], (token + 0.5) / answer.num_tokens, this.view.sense);
-    const caption = `${answer.head_name}, ${answer.num_tokens} tokens; rows attend to columns`;
+    const caption = `${answer.head_name}, ${answer.num_tokens} tokens`;
     panel.show({
       caption, low: short(answer.low), high: short(answer.high),
       labels: [`${panel.title.textContent} of ${this.model.id}: ${caption}, token ${token + 1} marked`],
@@ -218,14 +241,15 @@ export class Card {
     this.host.pick((event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height);
   }
 
-  #pickToken(event) {
+  // The patch whose row (or column) of the matrix is under the pointer.
+  #useToken(event, use) {
     const answer = this.answers.matrix;
     if (!answer) return;
     const box = event.currentTarget.getBoundingClientRect();
     const share = this.view.sense === "row" ? (event.clientY - box.top) / box.height : (event.clientX - box.left) / box.width;
     const patch = answer.patch_tokens.indexOf(Math.floor(share * answer.num_tokens));
     const [height, width] = answer.grid;
-    if (patch >= 0) this.host.pick(((patch % width) + 0.5) / width, (Math.floor(patch / width) + 0.5) / height);
+    if (patch >= 0) use(((patch % width) + 0.5) / width, (Math.floor(patch / width) + 0.5) / height);
   }
 }
 

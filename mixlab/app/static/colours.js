@@ -26,6 +26,7 @@ export const FAMILIES = {
   attention: "softmax attention",
   linear_attention: "linear attention",
   mamba2: "Mamba-2 scan",
+  mamba1: "Mamba-1 scan",
   gated_conv: "gated convolution",
   other: "other mixer",
 };

@@ -58,9 +58,9 @@ export function syncControls(about, view, models) {
   document.querySelectorAll("#samples input").forEach((input) => (input.checked = input.value === view.image));
   document.querySelectorAll("#models input").forEach((input) => {
     input.checked = view.models.includes(input.value);
-    input.disabled = input.checked ? models.length <= Math.min(2, about.models.length) : models.length >= MAX_MODELS;
+    input.disabled = input.checked ? models.length === 1 : models.length >= MAX_MODELS;
   });
-  element("model-count").textContent = `${models.length} chosen, 2 to 4`;
+  element("model-count").textContent = `${models.length} chosen, 1 to ${MAX_MODELS}`;
   const map = about.maps.find((card) => card.id === view.map);
   element("map-about").textContent = map?.about ?? OWN_MAP;
   element("mask-sample").disabled = !about.samples.find((sample) => sample.id === view.image)?.has_mask;
@@ -88,7 +88,7 @@ export function setTheme(theme) {
   document.documentElement.dataset.theme = isDark ? "dark" : "light";
 }
 
-// On a phone only the first group starts open: the image should be near.
+// On a phone the choices come after the answers, and only the first group starts open.
 export function foldControls() {
   if (!matchMedia("(max-width: 860px)").matches) return;
   [...document.querySelectorAll(".controls details")].slice(1).forEach((group) => (group.open = false));

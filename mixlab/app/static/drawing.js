@@ -108,13 +108,15 @@ export function drawLegend(canvas, colours) {
 }
 
 export function saveCanvas(canvas, name) {
-  canvas.toBlob((blob) => {
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(blob);
-    link.download = name;
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
-  });
+  canvas.toBlob((blob) => saveBlob(blob, name));
+}
+
+export function saveBlob(blob, name) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
 // Short figures: three digits, and powers of ten where they say more.

@@ -3,19 +3,22 @@
 import { Card } from "./card.js";
 import { seriesOf } from "./colours.js";
 import { acceptDrops, buildControls, buildTools, foldControls, listen, MAX_MODELS, setTheme, syncControls } from "./controls.js";
+import { exportPage } from "./export.js";
 import { saveFigure } from "./figure.js";
 import { Mask } from "./mask.js";
 import { element, tell, tellPatch, tellSoon, tellTime, warn } from "./messages.js";
+import { Player } from "./player.js";
 import { Scores } from "./scores.js";
 import { awaited, call, OfflineError, onConnection } from "./server.js";
 import { Stage } from "./stage.js";
 import { readAddress, writeAddress } from "./state.js";
+import { Tour } from "./tour.js";
 
 const MAX_MASK_TEXT = 6000; // characters of an address
 
 let about; // what the server offers
 let view; // what is looked at
-let mask, stage, scores;
+let mask, stage, scores, player, tour;
 let cards = [];
 let numCards = 0;
 let upload = null; // {id, bytes}: kept, so that a restarted server can have it again
@@ -46,6 +49,9 @@ async function start() {
   listen("mask-clear", clearMask, "click");
   listen("share", share, "click");
   listen("download", () => saveFigure(element("stage"), cards), "click");
+  listen("export", saveAsPage, "click");
+  player = new Player({ next: nextPatch, isReady: () => cards.every((card) => card.isCurrent) });
+  tour = new Tour();
   addEventListener("hashchange", followAddress);
   foldControls();
   await followAddress();
@@ -65,8 +71,7 @@ async function followAddress() {
 function checkView() {
   const known = about.models.map((model) => model.id);
   const models = [...new Set(view.models)].filter((id) => known.includes(id)).slice(0, MAX_MODELS);
-  const wanted = Math.min(models.length ? Math.max(2, models.length) : 3, known.length);
-  view.models = [...models, ...known.filter((id) => !models.includes(id))].slice(0, wanted);
+  view.models = models.length ? models : known.slice(0, 3);
   if (view.map !== "default" && !about.maps.some((map) => map.id === view.map)) view.map = "default";
   if (!view.image) view.image = about.samples[0].id;
   if (view.layer < 1) view.layer = deepestOf(chosenModels());
@@ -100,11 +105,41 @@ function change(changes) {
 }
 
 function pick(x, y) {
+  pinned = null;
+  player.stop();
+  moveTo(x, y);
+  const [row, column] = stage.cell();
+  tellSoon(`Patch in row ${row + 1}, column ${column + 1}.`);
+  tour.did("pick");
+}
+
+// Show a patch while the pointer is over its row of a matrix; without one, return to the patch that was chosen.
+let pinned = null;
+function preview(x, y) {
+  if (x === null) {
+    if (pinned) moveTo(...pinned);
+    pinned = null;
+    return;
+  }
+  player.stop();
+  pinned ??= [view.x, view.y];
+  moveTo(x, y);
+  tour.did("row");
+}
+
+function nextPatch() {
+  const [height, width] = stage.grid;
+  const [row, column] = stage.cell();
+  const next = (row * width + column + 1) % (height * width);
+  moveTo(((next % width) + 0.5) / width, (Math.floor(next / width) + 0.5) / height);
+  tour.did("row");
+}
+
+// To the middle of the patch under a point.
+function moveTo(x, y) {
   const [height, width] = stage.grid;
   const centre = (share, count) => (Math.min(Math.floor(share * count), count - 1) + 0.5) / count;
   change({ x: centre(x, width), y: centre(y, height) });
-  const [row, column] = stage.cell();
-  tellSoon(`Patch in row ${row + 1}, column ${column + 1}.`);
 }
 
 function finestGrid() {
@@ -118,14 +153,17 @@ function syncCards(models) {
   if (wanted.join() === cards.map((card) => card.key).join()) return;
   const kept = new Map(cards.map((card) => [card.key, card]));
   cards = models.map((model, index) => {
-    const host = { number: numCards++, pick, timed: tellTime, changed: refresh, lostPicture };
+    const host = { number: numCards++, pick, preview, timed: tellTime, changed: refresh, lostPicture };
     const card = kept.get(wanted[index]) ?? new Card(model, series[index], about.maps, host);
     kept.delete(wanted[index]);
     return Object.assign(card, { key: wanted[index] });
   });
   kept.forEach((card) => card.close());
-  element("cards").style.setProperty("--columns", cards.length);
-  element("cards").replaceChildren(...cards.map((card) => card.element));
+  for (const [place, part] of [["answers", "answer"], ["cards", "element"]]) {
+    element(place).style.setProperty("--columns", cards.length);
+    element(place).dataset.count = cards.length;
+    element(place).replaceChildren(...cards.map((card) => card[part]));
+  }
 }
 
 // Browsers allow few changes of the address a second; while something is dragged, the last one counts.
@@ -147,6 +185,18 @@ async function share() {
     tell(upload?.id === view.image ? "Link copied. Your image is in it while this server runs." : "Link copied.");
   } catch {
     tell("The link is in the address bar.");
+  }
+}
+
+async function saveAsPage() {
+  tell("Collecting the rows of every patch…");
+  try {
+    await exportPage(stage.image, cards, stage.cell(), stage.grid);
+    tell("Saved as mixlab.html: it needs neither this server nor a network.");
+    tour.did("export");
+  } catch (error) {
+    tell("");
+    refused(error, `${error.message}.`);
   }
 }
 

@@ -14,6 +14,7 @@ export class Scores {
   #maps = ""; // which maps are scored
   #subject = ""; // against which mask, too
   #cards = [];
+  #wasEmpty = true;
 
   constructor(mask) {
     this.mask = mask;
@@ -31,6 +32,8 @@ export class Scores {
   ask(cards, view) {
     this.#cards = cards;
     const isEmpty = this.mask.isEmpty;
+    if (this.#wasEmpty !== isEmpty) element("scores").open = !isEmpty; // it opens with a mask; after that it is the visitor's
+    this.#wasEmpty = isEmpty;
     element("sweep").disabled = isEmpty;
     const runs = isEmpty ? null : this.mask.toRuns();
     const parts = cards.map((card) => card.part());

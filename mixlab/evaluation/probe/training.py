@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.data.crops import CropKind, MultiCrop
+from mixlab.data.loader import Batch
 from mixlab.data.packed import PackedBatch, PackedLoader
 from mixlab.data.sample_order import SampleOrder
 from mixlab.data.source import ImageSource
@@ -50,7 +51,7 @@ class ProbeCrops:
         self.size, self.seed = size, seed
         self.crops = MultiCrop([CropKind(size=size, scale=PROBE_SCALE, bilinear=0.0 if squashed else 1.0)])
 
-    def __call__(self, batch: PackedBatch, backbone: Backbone, *, step: int, world: World) -> Tensor:
+    def __call__(self, batch: Batch | PackedBatch, backbone: Backbone, *, step: int, world: World) -> Tensor:
         """This rank's part of a global batch -> what the backbone takes, (B, 3, size, size)."""
         part = BatchPart(step=step, epoch=0, index=world.rank, num_parts=world.size, seed=self.seed)
         drawn = self.crops.draw(batch.sizes, part.generator(), rank=world.rank, world_size=world.size)

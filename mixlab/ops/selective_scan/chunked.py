@@ -33,7 +33,7 @@ def selective_scan_chunked(
     # The batch must not decide in a graph that is exported for any batch; there, few steps count.
     chunk = chunk or chunk_length(v.shape[1], None if torch.compiler.is_compiling() else v.shape[0] * A.numel())
     dtype = torch.promote_types(v.dtype, torch.float32)
-    inputs = tuple(t.to(dtype) for t in (q, k, v, dt, A, skip))
+    inputs = (q.to(dtype), k.to(dtype), v.to(dtype), dt.to(dtype), A.to(dtype), skip.to(dtype))
     if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
         # Steps are taken again in the backward pass: their states are N times as much as everything else.
         y = checkpoint(_scan, *inputs, num_reverse, chunk, use_reentrant=False)

@@ -197,7 +197,8 @@ def scan_forward(
 ) -> Tensor:
     """y (B, L, S, E) in the dtype of v. With a bias (S, E), steps are softplus(dt + bias)."""
     y = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-    _walk(*_dense(q, k, v, dt), A.mT.contiguous(), skip, bias, num_reverse, y=y)
+    q, k, v, dt = _dense(q, k, v, dt)
+    _walk(q, k, v, dt, A.mT.contiguous(), skip, bias, num_reverse, y=y)
     return y
 
 
@@ -219,7 +220,7 @@ def scan_backward(
     at_once = max(1, NOTED_BYTES // (4 * num_scans * num_groups * state * width))
     for first in range(0, batch, at_once):
         some = slice(first, first + at_once)
-        images = [t[some] for t in (q, k, v, dt)]
+        images = (q[some], k[some], v[some], dt[some])
         num_images = len(images[0])
         noted = torch.empty(num_images, num_scans, num_groups, state, width, device=v.device)
         parts = torch.empty(2, num_parts, *images[0].shape, device=v.device)

@@ -12,9 +12,10 @@ from sklearn.metrics import roc_auc_score
 from mixlab.analysis.maps import MAPS
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.app.laboratory import Laboratory
-from mixlab.app.pictures import square_mask, square_picture
-from mixlab.app.questions import encode_runs
+from mixlab.app.pictures import read_samples, square_mask, square_picture
+from mixlab.app.questions import MatrixQuestion, RowQuestion, RowsQuestion, encode_runs
 from mixlab.backbones.backbone import Backbone
+from mixlab.backbones.zoo import create_model
 from mixlab.evaluation.target import Target
 from mixlab.mixers import Mixing
 from tests.unit.app.live_page import MODELS, ask, tiny_subjects
@@ -117,6 +118,35 @@ def test_the_shades_of_a_matrix_are_its_weights_over_four_powers_of_ten(
     shown = found["low"] * (found["high"] / found["low"]) ** (array(found["shades"]) / 255)
     step = np.log(found["high"] / found["low"]) / 255
     assert np.abs(np.log(shown / expected.clip(min=found["low"]))).max() <= 0.51 * step + 1e-3
+
+
+def test_the_rows_of_an_exported_view_are_those_of_single_patches(address: str) -> None:
+    rows = answer(address, "rows", "dinovim_tiny", 2, {"head": None})
+    row = answer(address, "row", "dinovim_tiny", 2, {"head": None, "x": 0.3, "y": 0.8})
+    values, own = np.abs(array(row["values"])).flatten(), 6 * 8 + 2
+    assert rows["grid"] == [8, 8]
+    assert array(rows["own"])[own] == pytest.approx(row["share_of_self"], rel=1e-5)
+    others = np.delete(values, own)
+    expected = 255 * (others - others.min()) / (others.max() - others.min())
+    assert np.abs(np.delete(array(rows["shades"])[own].astype(float), own) - expected).max() <= 0.51
+
+
+def test_a_model_without_a_mixing_matrix_shows_how_alike_its_features_are() -> None:
+    backbone = create_model("timm/resnet10t").eval()
+    laboratory = Laboratory(
+        [Target(label="resnet", backbone=backbone)], read_samples(["shapes:size=128,n=1"], 1), cache_bytes=2**24
+    )
+    asked = {"picture": "sample-1", "model": "resnet", "layer": 3}
+    picture = laboratory.samples[0]
+    row = laboratory.answer(RowQuestion(kind="row", x=0.3, y=0.8, **asked), picture, lambda *_: None)
+    matrix = laboratory.answer(MatrixQuestion(kind="matrix", **asked), picture, lambda *_: None)
+    rows = laboratory.answer(RowsQuestion(kind="rows", **asked), picture, lambda *_: None)
+    height, width = row["values"].shape
+    down, right = row["cell"]
+    assert row["values"][down, right] == pytest.approx(1, abs=1e-5)
+    assert 0 <= row["values"].min() < row["values"].max() <= 1 + 1e-5
+    assert matrix["num_tokens"] == height * width == len(rows["shades"])
+    assert row["head_name"].startswith("cosine of features")
 
 
 def test_a_head_beyond_the_last_is_the_last(address: str) -> None:

@@ -38,7 +38,7 @@ def test_without_targets_every_kind_of_mixer_is_offered_trained_where_weights_co
         "shipped/vit": "dino", "shipped/mambareg": "dino", "shipped/gatedconv": "dino",
         "linearvit_tiny": "untrained", "dinovim_tiny": "untrained",
     }  # fmt: skip
-    assert {card.image for card in laboratory.models} == {128}
+    assert {card.image for card in laboratory.models} == {192}
     assert [(sample.id, sample.label, sample.mask is None) for sample in laboratory.samples[:2]] == [
         ("sample-1", "grace_hopper.jpg", True), ("sample-2", laboratory.samples[1].label, False),
     ]  # fmt: skip
@@ -47,7 +47,7 @@ def test_without_targets_every_kind_of_mixer_is_offered_trained_where_weights_co
 def test_all_models_see_pictures_at_the_size_that_is_asked_for() -> None:
     cards = build_laboratory(["shipped/vit", "shipped/vit=again"], data=DATA, image=96).models
     assert [(card.id, card.image) for card in cards] == [("shipped/vit", 96), ("again", 96)]
-    assert build_laboratory(["shipped/vit"], data=DATA).models[0].image == 64
+    assert build_laboratory(["shipped/vit"], data=DATA).models[0].image == 192  # three times what it was made for
 
 
 def test_a_run_is_named_by_its_folder_with_its_training_and_its_figures(tmp_path: Path) -> None:

@@ -1,0 +1,33 @@
+"""`mixlab look`: the page with one's own photographs."""
+
+from typing import Annotated, Any
+
+import tyro
+
+from mixlab.commands.app import app
+from mixlab.commands.options import Device, Json
+from mixlab.errors import InputError
+
+
+def look(
+    images: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE [IMAGE ...]")],
+    *,
+    models: tuple[str, ...] = (),
+    image: int | None = None,
+    port: int = 8765,
+    device: Device = "auto",
+    open: bool = True,
+    json: Json = None,
+) -> dict[str, Any]:
+    """Open the page with your photographs: what does each patch attend to, in attention, Mamba and convolution?
+
+    Args:
+        images: image files, or folders of images.
+        models: runs, exported files, names of the zoo, shipped/NAME, or timm/NAME; default: as `mixlab app`.
+        image: image size in pixels; default: the size that each model was made for, or a multiple of it up to 192.
+        port: the port to serve on; 0 takes a free one.
+        open: open the page in a browser; `--no-open` only prints its address.
+    """
+    if not images:
+        raise InputError("name at least one image file or folder: mixlab look photo.jpg")
+    return app(models, data=images, image=image, port=port, device=device, open=open, json=json)
