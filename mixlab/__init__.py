@@ -49,17 +49,17 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.evaluation.detection.task import evaluate_detection as evaluate_detection
     from mixlab.evaluation.detection.task import fit_detection as fit_detection
     from mixlab.evaluation.detection.task import plan_detection as plan_detection
-    from mixlab.evaluation.knn import KnnSettings as KnnSettings
     from mixlab.evaluation.knn import evaluate_knn as evaluate_knn
     from mixlab.evaluation.labelled_features import labelled_features as labelled_features
     from mixlab.evaluation.methods import register_method as register_method
-    from mixlab.evaluation.probe.evaluate import ProbeSettings as ProbeSettings
     from mixlab.evaluation.probe.evaluate import evaluate_linear_probe as evaluate_linear_probe
     from mixlab.evaluation.probe.in_memory import linear_probe as linear_probe
     from mixlab.evaluation.robustness import evaluate_robustness as evaluate_robustness
     from mixlab.evaluation.segmentation.task import evaluate_segmentation as evaluate_segmentation
     from mixlab.evaluation.segmentation.task import fit_segmentation as fit_segmentation
     from mixlab.evaluation.segmentation.task import plan_segmentation as plan_segmentation
+    from mixlab.evaluation.settings import KnnSettings as KnnSettings
+    from mixlab.evaluation.settings import ProbeSettings as ProbeSettings
     from mixlab.evaluation.shifts import evaluate_shifts as evaluate_shifts
     from mixlab.evaluation.target import Target as Target
     from mixlab.evaluation.target import load_target as load_target
@@ -105,13 +105,14 @@ _NAMES = {
     "errors": ["InputError", "WorkError"],
     "evaluation.classifier": ["load_classifier"],
     "evaluation.detection.task": ["evaluate_detection", "fit_detection", "plan_detection"],
-    "evaluation.knn": ["KnnSettings", "evaluate_knn"],
+    "evaluation.knn": ["evaluate_knn"],
     "evaluation.labelled_features": ["labelled_features"],
     "evaluation.methods": ["register_method"],
-    "evaluation.probe.evaluate": ["ProbeSettings", "evaluate_linear_probe"],
+    "evaluation.probe.evaluate": ["evaluate_linear_probe"],
     "evaluation.probe.in_memory": ["linear_probe"],
     "evaluation.robustness": ["evaluate_robustness"],
     "evaluation.segmentation.task": ["evaluate_segmentation", "fit_segmentation", "plan_segmentation"],
+    "evaluation.settings": ["KnnSettings", "ProbeSettings"],
     "evaluation.shifts": ["evaluate_shifts"],
     "evaluation.target": ["Target", "load_target"],
     "mixers": ["register_mixer"],

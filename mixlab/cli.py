@@ -3,6 +3,7 @@
 Imports of others are late: an overview needs none, and Ctrl-C may come before they are done.
 """
 
+import io
 import os
 import signal
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from mixlab.errors import InputError, MissingExtraError, WorkError, naming_extras
+from mixlab.errors import InputError, MissingExtraError, WorkError, did_you_mean, naming_extras
 from mixlab.plugins import load_for_all
 from mixlab.signals import STOP_SIGNALS, raising, say_stopped
 
@@ -58,6 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if arguments is not None:
         return run_command(list(arguments))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # labels may have letters that the terminal's encoding lacks
+            stream.reconfigure(errors="backslashreplace")
     leave_on_signals()  # imports: nothing was begun, and some libraries turn an exception into another there
     code: int | None = 1
     try:
@@ -91,7 +95,8 @@ def run_command(arguments: list[str], *, even_ignored: bool = False) -> int:
     name, *rest = arguments
     known = {**COMMANDS, **registered_analyses()}
     if name not in known:
-        console.print(Text.assemble((f"unknown command {name!r}", "red"), f"; mixlab knows {', '.join(known)}"))
+        hint = did_you_mean(name, known, otherwise=f"mixlab knows {', '.join(known)}")
+        console.print(Text.assemble((f"unknown command {name!r}", "red"), f"; {hint}"))
         return 2
     warnings.formatwarning = plain_warning
     import tyro

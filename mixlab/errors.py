@@ -1,7 +1,8 @@
 """What the command line prints as one sentence. Every other exception is a bug of ours and keeps its traceback."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from difflib import SequenceMatcher, get_close_matches
 
 EXTRA_OF = {  # modules that only some commands need: pip install 'mixlab[EXTRA]'
     "faster_coco_eval": "detect",
@@ -51,3 +52,14 @@ def check_counts(**counts: int | None) -> None:
     for name, number in counts.items():
         if number is not None and number < 1:
             raise InputError(f"--{name.replace('_', '-')} is {number}; give at least 1")
+
+
+def did_you_mean(word: str, known: Iterable[str], *, otherwise: str = "", prefix: str = "") -> str:
+    """A question that names what was probably meant, behind a prefix; `otherwise` where nothing is near."""
+    names = list(known)
+    near = get_close_matches(word, names, n=3, cutoff=0.5)
+    likeness = [SequenceMatcher(None, word, name).ratio() for name in near]
+    near = [name for name, ratio in zip(near, likeness, strict=True) if ratio > likeness[0] - 0.1]
+    if not near and len(word) > 2:  # a part of a name
+        near = [name for name in names if word.lower() in name.lower()][:3]
+    return f"did you mean {' or '.join(prefix + name for name in near)}?" if near else otherwise

@@ -20,14 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from mixlab.backbones.visual_mambas import VISUAL_MAMBAS
 from mixlab.backbones.zoo import SIZES, ZOO, ZooEntry, fields_of_small, known_fields, list_models
-from mixlab.errors import InputError
+from mixlab.errors import InputError, did_you_mean
 from mixlab.evaluation.dense_recipe import MAMBAOUT_DROP_PATH
 from mixlab.evaluation.detection.recipe import detect, detect_64
 from mixlab.evaluation.methods import train_config
@@ -451,8 +450,7 @@ def find_recipe(name: str) -> TrainConfig:
         check_plugins(stored.get("plugins"), name)
         return train_config(stored["settings"])
     if name not in RECIPES:
-        near = get_close_matches(name, RECIPES, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"recipes are {', '.join(RECIPES)}"
+        hint = did_you_mean(name, RECIPES, otherwise=f"recipes are {', '.join(RECIPES)}")
         raise InputError(f"unknown recipe {name!r}; {hint}")
     config = RECIPES[name]()
     if not isinstance(config, TrainConfig):

@@ -22,7 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "app": _CORE | _FREE_PARTS | {"training", "evaluation", "analysis", "report"},
     "studies": _CORE | _FREE_PARTS | {"training", "evaluation", "analysis", "report", "recipes"},
 }
-FREE = {"console", "errors", "plugins", "signals"}  # for all to import; they import nothing else of ours
+FREE = {"choices", "console", "errors", "plugins", "signals"}  # for all to import; they import nothing else of ours
 # These may import all; the parts above may not import them.
 ANYTHING = {"__init__", "__main__", "bench", "cli", "commands", "recipes"}
 FILES = sorted(PACKAGE.rglob("*.py"))

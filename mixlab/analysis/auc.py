@@ -25,20 +25,20 @@ from mixlab.analysis.map_scores import (
     either_sign,
     to_measurements,
 )
-from mixlab.analysis.maps import MAPS, MapOfFeatures, distinct_targets, single_maps
+from mixlab.analysis.maps import MAPS, MapOfFeatures, default_map, distinct_targets, single_maps
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.backbones.backbone import Backbone, Layers
-from mixlab.data.decode import Fit
+from mixlab.choices import SCORED_FIT
 from mixlab.data.given import AnyData
-from mixlab.errors import InputError
+from mixlab.errors import InputError, did_you_mean
 from mixlab.evaluation.target import Target
 from mixlab.run import UNTRAINED, Subject
 from mixlab.run.directory import file_name
 from mixlab.run.protocols import MapProtocol
 from mixlab.statistics import Estimate, bootstrap_difference, bootstrap_mean, correlate
 
+BESIDE = ("norm", "mixing_mean")  # maps that show another thing than similarity to the summary
 TOKEN_MAPS = {"cosine": "in the middle", "front_cosine": "in front"}
-SCORED_FIT: Fit = "squash"  # of `mixlab auc`: all of an image and of its mask, as in every published score
 
 
 def score_maps(
@@ -68,13 +68,18 @@ def score_maps(
 def run_study(name: str, targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None) -> AucResult:
     """One of STUDIES; several with one scorer share its passes over the images."""
     if name not in STUDIES:
-        raise InputError(f"there is no study {name!r}; choose one of {', '.join(STUDIES)}")
+        hint = did_you_mean(name, STUDIES, otherwise=f"choose one of {', '.join(STUDIES)}")
+        raise InputError(f"there is no study {name!r}; {hint}")
     return STUDIES[name](distinct_targets(targets), scorer, map_name)
 
 
 def by_model(targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None) -> AucResult:
-    """Figure 4f: networks compared pairwise and, where known, with their probe accuracy."""
-    result = _scored("model", targets, scorer, map_name)
+    """Figure 4f: networks compared pairwise and, where known, with their probe accuracy.
+
+    Without a map, each network is also scored by the others that it has of BESIDE: the paper's need not suit it.
+    """
+    beside = () if map_name else tuple(_beside(targets, scorer))
+    result = replace(_scored("model", targets, scorer, map_name), beside=beside)
     pairs = [_compare(scorer, map_name, a, b) for a, b in combinations(targets, 2)]
     roc = {target.label: _mean_roc(scorer.scores(target, map_name)) for target in targets}
     result = replace(result, comparisons=tuple(pairs), roc={label: rates for label, rates in roc.items() if rates})
@@ -240,6 +245,17 @@ STUDIES: dict[str, Callable[..., AucResult]] = {
     "layer": by_layer,
     "map": by_map,
 }
+
+
+def _beside(targets: Sequence[Target], scorer: MapScorer) -> Iterator[ScoreRow]:
+    """The rows of other maps than the default; those of features cost no further pass over the images."""
+    first = next(iter(scorer.images)).images[:1]
+    for target in targets:
+        names = single_maps(target.backbone, target.backbone.preprocess(first), BESIDE)
+        of_features = [name for name in names if isinstance(MAPS[name], MapOfFeatures)]
+        scorer.score_together(target, [default_map(target.backbone), *of_features])
+        for name in names:
+            yield from _scored("model", [target], scorer, name).rows
 
 
 def _result(study: str, targets: Sequence[Target], scorer: MapScorer, map_name: str | None) -> AucResult:

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.weights import build_architecture
-from mixlab.backbones.zoo import create_model
+from mixlab.backbones.zoo import SHIPPED, create_model
 from mixlab.errors import InputError
 from mixlab.evaluation.target import Target
 from mixlab.mixers import AttentionConfig, GatedConvConfig, LinearAttentionConfig, Mamba2Config
@@ -111,8 +111,10 @@ TIMED_BATCH, TIMED_SECONDS = 16, 0.6
 
 def on_meta(name: str, **fields: Any) -> Backbone:
     """The backbone without storage: shapes only."""
+    shipped = create_model(name, **fields).architecture() if name in SHIPPED else None  # its shape is in its file
     with torch.device("meta"):
-        return create_model(name, **fields).eval().requires_grad_(False)
+        model = create_model(name, **fields) if shipped is None else build_architecture(shipped)
+        return model.eval().requires_grad_(False)
 
 
 def count_macs(model: Backbone, height: int, width: int | None = None) -> int:

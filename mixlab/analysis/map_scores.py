@@ -1,7 +1,7 @@
 """Activation maps scored against masks, image by image: raw AUC, the centre-matched score and the centre prior."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from mixlab.backbones.backbone import Backbone, Layers
 from mixlab.data.masks import IGNORE
 from mixlab.errors import InputError
 from mixlab.evaluation.target import Target
-from mixlab.run import Measurement, Subject
+from mixlab.run import UNTRAINED, Measurement, Subject
 from mixlab.run.protocols import MapProtocol
 from mixlab.statistics import Correlation, Estimate
 
@@ -42,6 +42,13 @@ class MapScores:
         """K: heads or registers, or 1."""
         return self.raw.shape[2]
 
+    def part(self, map_name: str, place: int) -> "MapScores":
+        """One of several maps that were scored together."""
+        own = slice(place, place + 1)
+        return MapScores(
+            map_name, self.layers, self.raw[..., own], self.matched[..., own], self.prior, self.roc[:, own]
+        )
+
 
 class MapScorer:
     """Scores networks on one set of images; results are cached by network, map and layers.
@@ -57,14 +64,24 @@ class MapScorer:
         self._known: dict[Any, MapScores] = {}
 
     def scores(self, target: Target, map_name: str | None = None, layers: Layers = 1) -> MapScores:
-        return self._of(target.label, lambda: target.backbone, map_name, layers)
+        return self._of(target.label, lambda: target.backbone, map_name or default_map(target.backbone), layers)
 
     def twin_scores(self, target: Target, map_name: str | None = None, layers: Layers = 1) -> MapScores | None:
         """The same of its untrained twin; None where twins are not wanted."""
         if not self.twins:
             return None
-        seed = self.twin_seed(target)
-        return self._of(f"{target.label}, untrained", lambda: target.backbone.twin(seed), map_name, layers)
+        seed, map_name = self.twin_seed(target), map_name or default_map(target.backbone)
+        return self._of(_twin_label(target), lambda: target.backbone.twin(seed), map_name, layers)
+
+    def score_together(self, target: Target, names: Sequence[str]) -> None:
+        """Score several maps of features after the last layer in one pass, so that each is known by its own name."""
+        together = "+".join(names)
+        found = {target.label: self.scores(target, together)}
+        if target.training != UNTRAINED and (twin := self.twin_scores(target, together)):
+            found[_twin_label(target)] = twin
+        for label, scores in found.items():
+            for place, name in enumerate(names):
+                self._known[(label, name, "1")] = scores.part(name, place)
 
     def twin_seed(self, target: Target) -> int:
         return self.seed if target.seed is None else target.seed
@@ -72,14 +89,13 @@ class MapScorer:
     def protocol(self, map_name: str, layer: int | None, index: int | None, twin_seed: int | None) -> MapProtocol:
         return MapProtocol(**self.images.choices, map=map_name, layer=layer, index=index, twin_seed=twin_seed)
 
-    def _of(self, label: str, backbone: Callable[[], Backbone], map_name: str | None, layers: Layers) -> MapScores:
+    def _of(self, label: str, backbone: Callable[[], Backbone], map_name: str, layers: Layers) -> MapScores:
         key = (label, map_name, str(layers))
         if key not in self._known:
             self._known[key] = self._measure(label, backbone(), map_name, layers)
         return self._known[key]
 
-    def _measure(self, label: str, backbone: Backbone, map_name: str | None, layers: Layers) -> MapScores:
-        map_name = map_name or default_map(backbone)
+    def _measure(self, label: str, backbone: Backbone, map_name: str, layers: Layers) -> MapScores:
         kind = find_map(map_name)
         parts: list[tuple[Tensor, ...]] = []
         indices: list[int] = []
@@ -103,6 +119,10 @@ class MapScorer:
             parts.append((*(torch.stack(scores, dim=1) for scores in zip(*by_layer.values(), strict=True)), roc))
             self._progress(label, len(batch.names))
         return MapScores(map_name, indices, *(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def _twin_label(target: Target) -> str:
+    return f"{target.label}, untrained"
 
 
 def either_sign(raw: Tensor) -> Tensor:
@@ -177,11 +197,12 @@ class AucResult:
     roc: dict[str, list[float]] = field(default_factory=dict)  # by label: true positive rates, means over images
     skipped: dict[str, str] = field(default_factory=dict)  # images that could not be read, and why
     unpaired: tuple[str, ...] = ()  # images without a mask, and masks without an image
+    beside: tuple[ScoreRow, ...] = ()  # of the same networks by other maps than the one that is compared
 
     @property
     def measurements(self) -> list[Measurement]:
         """All scores: which map it is says the protocol, and verdicts are about the default map alone."""
-        return [found for row in self.rows for found in row.measurements] + list(self.findings)
+        return [found for row in (*self.rows, *self.beside) for found in row.measurements] + list(self.findings)
 
     def to_json(self) -> dict[str, Any]:
         result = {
@@ -192,6 +213,7 @@ class AucResult:
             "protocol": self.protocol.to_json(),
             "subjects": list(self.subjects),
             "rows": [row.to_json() for row in self.rows],
+            "beside": [row.to_json() for row in self.beside],
             "comparisons": [comparison.to_json() for comparison in self.comparisons],
             "correlations": {label: found.to_json() for label, found in self.correlations.items()},
             "measurements": [measurement.to_json() for measurement in self.measurements],

@@ -23,14 +23,13 @@ from mixlab.analysis.pca import PCAMaps, pca_maps
 from mixlab.analysis.viewed_images import ImageBatch, ViewedImages
 from mixlab.backbones.backbone import Backbone, Layers
 from mixlab.backbones.tokens import Features, TokenLayout
+from mixlab.choices import NUM_DRAWN
 from mixlab.data.given import AnyData
-from mixlab.errors import InputError
+from mixlab.errors import InputError, did_you_mean
 from mixlab.evaluation.target import Target, as_target
 from mixlab.mixers import Grid, Mixing, SelectiveMixing, SSDMixing
 from mixlab.run.directory import file_name
 from mixlab.run.protocols import MapProtocol
-
-NUM_DRAWN = 6  # images, by default
 
 
 @dataclass(frozen=True)
@@ -176,10 +175,12 @@ def default_map(backbone: Backbone) -> str:
 
 
 @torch.no_grad()
-def single_maps(backbone: Backbone, images: Tensor) -> list[str]:
+def single_maps(backbone: Backbone, images: Tensor, among: Sequence[str] = ()) -> list[str]:
     """The kinds of map with one picture per image that this backbone has, found by trying them on a few images."""
     found: list[str] = []
     for name, kind in MAPS.items():
+        if among and name not in among:
+            continue
         if name == "cosine" and default_map(backbone) == "pooled_cosine":
             continue  # its summary is the mean patch
         with contextlib.suppress(ValueError):  # no token whose row could be read, no matrix, no registers
@@ -198,7 +199,8 @@ def find_map(name: str) -> MapOfFeatures | MapOfMixing:
     names = name.split("+")
     for part in names:
         if part not in MAPS:
-            raise InputError(f"there is no map {part!r}; choose one of {', '.join(MAPS)}")
+            hint = did_you_mean(part, MAPS, otherwise=f"choose one of {', '.join(MAPS)}")
+            raise InputError(f"there is no map {part!r}; {hint}")
     kinds = [MAPS[part] for part in names]
     if len(kinds) == 1:
         return kinds[0]

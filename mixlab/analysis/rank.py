@@ -17,6 +17,7 @@ from mixlab.analysis.layer_ranks import BLOCK_COLUMNS, LEFT, LayerRanks, RankSet
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.backbones.backbone import Backbone, Layers, chosen_layers
 from mixlab.backbones.tokens import TokenLayout
+from mixlab.choices import NUM_RANKED
 from mixlab.data.given import AnyData
 from mixlab.errors import InputError
 from mixlab.evaluation.target import Target, as_target
@@ -31,7 +32,6 @@ _SHARED = (  # choices of ranks that approximations share
     "data", "val_data", "split", "num_images", "image", "crop_share", "fit", "precision", "layers", "heads",
     "max_heads", "skip",
 )  # fmt: skip
-NUM_RANKED = 4  # images, by default
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from mixlab.analysis.exhibit import Exhibit
 from mixlab.analysis.maps import distinct_targets
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.backbones.backbone import Backbone
-from mixlab.data.decode import Fit
+from mixlab.choices import Fit
 from mixlab.data.given import AnyData
 from mixlab.errors import InputError
 from mixlab.evaluation.target import Target

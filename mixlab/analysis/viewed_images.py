@@ -7,7 +7,8 @@ from typing import Any, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from mixlab.data.decode import Fit, UnreadableImage, fit_image, to_pil, to_tensor
+from mixlab.choices import Fit
+from mixlab.data.decode import UnreadableImage, fit_image, to_pil, to_tensor
 from mixlab.data.given import AnyData, as_data
 from mixlab.data.mask_formats import parse_images_or_masks, parse_masks
 from mixlab.data.masks import MaskedImage

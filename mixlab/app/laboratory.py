@@ -23,13 +23,13 @@ from mixlab.app.questions import (
 )
 from mixlab.app.traces import Sight, Traces
 from mixlab.backbones.zoo import SHIPPED, create_model
+from mixlab.choices import PAGE_DATA
 from mixlab.errors import InputError, check_counts
 from mixlab.evaluation.target import Target, label_of, load_targets, split_target
 from mixlab.mixers import Mixing, SelectiveMixing, SSDMixing
 from mixlab.run import RunDirectory
 from mixlab.training.distributed import choose_device
 
-DATA = ("photo", "shapes:size=256,n=7")
 SHOWN = 192  # pixels a side: with patches of 8, a map of 24 x 24
 # Shown where no target is given: what comes with the package, and an untrained one of the other kinds.
 STACK = {"dim": 128, "patch": 8, "head_dim": 32, "image": SHOWN}
@@ -156,7 +156,7 @@ def build_laboratory(
     targets: Sequence[str],
     *,
     weights: Sequence[str] = (),
-    data: Sequence[str] = DATA,
+    data: Sequence[str] = PAGE_DATA,
     num_samples: int = 8,
     image: int | None = None,
     device: str | None = "auto",
@@ -165,9 +165,8 @@ def build_laboratory(
 ) -> Laboratory:
     """The models and samples of a page."""
     check_counts(num_samples=num_samples, cache_mb=cache_mb, image=image)
-    files = dict(_name_and_file(text) for text in weights)
-    if targets or files:
-        subjects = load_targets(targets, weights=files, seed=seed, device=device)
+    if targets or weights:
+        subjects = load_targets(targets, weights=weights, seed=seed, device=device)
     else:
         subjects = _small_targets(device, seed)
     places = {label_of(text): Path(split_target(text)[0]) for text in targets}
@@ -191,13 +190,6 @@ def _small_targets(device: str | None, seed: int) -> list[Target]:
             for name, settings in UNTRAINED_MODELS.items()
         ]
     return [*load_targets(SHIPPED, device=device), *untrained]
-
-
-def _name_and_file(text: str) -> tuple[str, str]:
-    name, equals, file = text.partition("=")
-    if not (name and equals and file):
-        raise InputError(f"--weights {text!r} must be NAME=FILE, such as dinovim_tiny=checkpoint.pth")
-    return name, file
 
 
 SHOWN_METRICS = {"knn_top1": "kNN", "probe_top1": "linear probe"}

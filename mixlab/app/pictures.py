@@ -16,7 +16,8 @@ from torch import Tensor
 
 from mixlab.analysis.viewed_images import view_of
 from mixlab.app.byte_cache import ByteCache
-from mixlab.data.decode import FORMATS, Fit, UnreadableImage, decode, fit_box, fit_image, open_image, to_pil, to_tensor
+from mixlab.choices import Fit
+from mixlab.data.decode import FORMATS, UnreadableImage, decode, fit_box, fit_image, open_image, to_pil, to_tensor
 from mixlab.data.mask_formats import parse_images_or_masks
 from mixlab.data.masks import plain_mask
 from mixlab.data.source import Source, read_first

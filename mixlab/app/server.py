@@ -32,7 +32,7 @@ from mixlab.app.pictures import (
     to_png,
 )
 from mixlab.app.questions import SIDE, AnyQuestion, encode_runs, to_json
-from mixlab.data.decode import Fit
+from mixlab.choices import Fit
 
 STATIC = Path(__file__).parent / "static"
 MEDIA_TYPES = {

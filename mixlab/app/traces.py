@@ -11,7 +11,7 @@ from mixlab.app.byte_cache import ByteCache
 from mixlab.app.jobs import Progress
 from mixlab.app.pictures import Picture, square_picture
 from mixlab.backbones.tokens import Features
-from mixlab.data.decode import Fit
+from mixlab.choices import Fit
 from mixlab.errors import InputError
 from mixlab.evaluation.target import Target
 from mixlab.mixers import ConvMixing, Mixing

@@ -28,7 +28,7 @@ from mixlab.backbones.backbone import (
     chosen_layers,
 )
 from mixlab.backbones.tokens import Features, TokenLayout, check_images
-from mixlab.errors import InputError
+from mixlab.errors import InputError, did_you_mean
 from mixlab.mixers import ConvMixing, Mixing, SoftmaxMixing
 
 # timm's arguments that say where weights come from; an architecture may not send us to fetch others.
@@ -226,9 +226,9 @@ def known_pixels(model: Any, timm_name: str, fields: dict[str, Any]) -> Pixels:
 def create_timm(name: str, fields: dict[str, Any]) -> Any:
     """timm's own model, without a classifier unless the fields ask for one."""
     if not timm.is_model(name.split(".")[0]):
-        near = [model for model in timm.list_models(f"*{name.split('_')[0]}*") if not _is_ours(model)][:3]
-        hint = f"; names like it: {', '.join(near)}" if near else ""
-        raise InputError(f"timm {timm.__version__} has no model {name!r}{hint}")
+        theirs = (model for model in timm.list_models() if not _is_ours(model))
+        hint = did_you_mean(name, theirs, otherwise="timm.list_models() names all", prefix="timm/")
+        raise InputError(f"timm {timm.__version__} has no model {name!r}; {hint}")
     if _is_ours(name.split(".")[0]):
         raise InputError(f"timm knows {name} from mixlab alone; write {name}, without timm/")
     ours = {"num_classes": 0, "dynamic_img_size": True}  # only ViTs take the latter; others take any size or say so

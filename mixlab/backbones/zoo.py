@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from difflib import get_close_matches
 from fnmatch import fnmatch
 from importlib.resources import as_file, files
 from inspect import Parameter, signature
@@ -19,7 +18,7 @@ from mixlab.backbones.timm_features import build_timm
 from mixlab.backbones.tokens import TokenLayout
 from mixlab.backbones.visual_mambas import VISUAL_MAMBAS
 from mixlab.backbones.weights import load_weights, model_from_file
-from mixlab.errors import InputError
+from mixlab.errors import InputError, did_you_mean
 from mixlab.mixers import AttentionConfig, GatedConvConfig, LinearAttentionConfig, Mamba2Config, MixerConfig
 from mixlab.plugins import Registry
 from mixlab.run.codec import to_json
@@ -137,7 +136,8 @@ def create_model(
         if weights is not None or fields:
             raise InputError(f"{name} comes with its weights and its shape; leave out weights and fields")
         if name not in SHIPPED:
-            raise InputError(f"no network {name!r} comes with mixlab; choose {', '.join(SHIPPED)}")
+            hint = did_you_mean(name, SHIPPED, otherwise=f"choose {', '.join(SHIPPED)}")
+            raise InputError(f"no network {name!r} comes with mixlab; {hint}")
         with as_file(files("mixlab") / f"{name}.safetensors") as path:
             return model_from_file(path)
     if name.startswith("timm/"):
@@ -240,8 +240,7 @@ def _parameters(entry: ZooEntry) -> set[str] | None:
 
 def _owner(key: str, owners: dict[str, str | None]) -> str | None:
     if key not in owners:
-        near = get_close_matches(key, owners, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"fields are {', '.join(sorted(owners))}"
+        hint = did_you_mean(key, owners, otherwise=f"fields are {', '.join(sorted(owners))}")
         raise InputError(f"unknown field {key!r}; {hint}")
     return owners[key]
 
@@ -255,8 +254,7 @@ def _owners(config: IsotropicConfig | StagedConfig) -> dict[str, str | None]:
 
 
 def _nearest(name: str) -> str:
+    if timm.is_model(name):
+        return f"did you mean timm/{name}? `mixlab models` lists all"
     theirs = (f"timm/{model}" for model in timm.list_models() if model not in ZOO)  # timm lists ours beside its own
-    near = get_close_matches(name, [*ZOO, *theirs], n=3, cutoff=0.5)
-    near = list(dict.fromkeys([f"timm/{name}"] * timm.is_model(name) + near))  # each once
-    listing = f"did you mean {', '.join(near)}? " if near else ""
-    return f"{listing}`mixlab models` lists all"
+    return f"{did_you_mean(name, [*ZOO, *SHIPPED, *theirs])} `mixlab models` lists all".lstrip()

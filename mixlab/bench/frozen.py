@@ -9,14 +9,15 @@ import torch.nn.functional as F
 
 import mixlab
 from mixlab.bench.timing import Row, call_seconds, measured, peak_gib
+from mixlab.choices import KS
 from mixlab.data.loader import Batch
 from mixlab.evaluation.features import STRATEGIES, FeaturePlan, FeatureTable, HeadInput, head_inputs
 from mixlab.evaluation.machine import run_precision
-from mixlab.evaluation.probe.evaluate import LRS, WEIGHT_DECAYS
 from mixlab.evaluation.probe.heads import HeadGrid, new_head
 from mixlab.evaluation.probe.training import CachedStream, ProbeCrops
+from mixlab.evaluation.settings import LRS, WEIGHT_DECAYS
 from mixlab.training.distributed import World, choose_device
-from mixlab.training.knn import KS, knn_correct, nearest
+from mixlab.training.knn import knn_correct, nearest
 from mixlab.training.precision import matrix_products
 
 BLOCKS = (1, 2, 3, 4)

@@ -3,14 +3,13 @@
 import re
 from typing import Any
 
-from mixlab.analysis.cost import give_advice
-from mixlab.commands.options import Json
-from mixlab.commands.output import console, emit, table
+from mixlab.commands.answer import Answer
+from mixlab.commands.options import Flat
 from mixlab.errors import InputError
 
 
 def advise(
-    *, image: str, patch: int = 16, width: int = 768, autoregressive: bool = False, json: Json = None
+    answer: Flat[Answer] = Answer(), *, image: str, patch: int = 16, width: int = 768, autoregressive: bool = False
 ) -> dict[str, Any]:
     """Is this a long-sequence task? What would each mixer cost?
 
@@ -20,14 +19,17 @@ def advise(
         width: the width D of the tokens.
         autoregressive: the task generates tokens one after the other (classification does not).
     """
+    from mixlab.analysis.cost import give_advice
+
+    answer.check()
     height, across = parse_size(image)
     advice = give_advice(height=height, width=across, patch=patch, dim=width, autoregressive=autoregressive)
     rows = [
         (c.mixer, c.mixing_flops / 1e9, c.layer_flops / 1e9, c.growth, c.mixing_bytes / 2**20) for c in advice.costs
     ]
-    columns = ("mixer", "mixing GFLOPs", "layer GFLOPs", "growth", "matrix or state, MiB")
-    table(f"One layer of width {width}, one image of {image}, patch {patch}", columns, rows)
-    console.print(advice.answer)
+    columns = ("mixer", "mixing GFLOPs", "layer GFLOPs", "growth", "state MiB")
+    answer.table(f"One layer of width {width}, one image of {image}, patch {patch}", columns, rows)
+    answer.line(advice.answer)
     result = {
         "num_tokens": advice.num_tokens,
         "threshold": advice.threshold,
@@ -36,7 +38,7 @@ def advise(
         "costs": [vars(cost) for cost in advice.costs],
         "answer": advice.answer,
     }
-    return emit(result, json)
+    return answer.emit(result)
 
 
 def parse_size(text: str) -> tuple[int, int]:

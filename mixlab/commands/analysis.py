@@ -8,9 +8,12 @@ from typing import Any
 
 from mixlab.analysis.registry import Analysis
 from mixlab.analysis.viewed_images import ViewedImages
+from mixlab.choices import Fit
+from mixlab.commands.answer import Answer
 from mixlab.commands.options import Flat, SeveralTargets
-from mixlab.commands.output import console, drawing, emit, print_left_out, progress_bar, table
-from mixlab.data.decode import SUFFIXES, Fit
+from mixlab.commands.output import drawing, print_left_out, progress_bar
+from mixlab.console import console
+from mixlab.data.decode import SUFFIXES
 from mixlab.errors import InputError, check_counts
 from mixlab.plugins import needed_plugins
 from mixlab.run import provenance
@@ -32,19 +35,23 @@ class ViewedTargets(SeveralTargets):
 def command_of(analysis: Analysis) -> Callable[..., dict[str, Any]]:
     """`mixlab NAME TARGET ...`, with the options of its function, explained by its docstring."""
 
-    def command(on: ViewedTargets, **options: Any) -> dict[str, Any]:
-        return run_analysis(analysis, on, options)
+    def command(on: ViewedTargets, answer: Answer, **options: Any) -> dict[str, Any]:
+        return run_analysis(analysis, on, answer, options)
 
-    group = inspect.Parameter("on", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Flat[ViewedTargets])
-    parameters = [group, *analysis.options]
+    groups = {"on": Flat[ViewedTargets], "answer": Flat[Answer]}
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=kind)
+        for name, kind in groups.items()
+    ] + list(analysis.options)
     command.__signature__ = inspect.Signature(parameters, return_annotation=dict[str, Any])  # type: ignore[attr-defined]
     command.__annotations__ = {part.name: part.annotation for part in parameters}
     command.__doc__, command.__name__ = inspect.getdoc(analysis.function), analysis.name
     return command
 
 
-def run_analysis(analysis: Analysis, on: ViewedTargets, options: dict[str, Any]) -> dict[str, Any]:
+def run_analysis(analysis: Analysis, on: ViewedTargets, answer: Answer, options: dict[str, Any]) -> dict[str, Any]:
     """Analyse, write the result and its pictures, print its table."""
+    answer.check()
     check_counts(num_images=on.num_images)
     on, data = _with_photograph(on, analysis.data)
     loaded = on.load()
@@ -69,7 +76,7 @@ def run_analysis(analysis: Analysis, on: ViewedTargets, options: dict[str, Any])
         folder = directory.figure_path(name).parent
         content["exhibit"]["figures"] = found.save_pictures(folder, name)
     directory.write_result(name, content, dict(found.arrays))
-    table(
+    answer.table(
         f"{found.title}: {images.num_wanted} image{'s' if images.num_wanted != 1 else ''} of {data}",
         found.columns,
         found.rows,
@@ -78,7 +85,7 @@ def run_analysis(analysis: Analysis, on: ViewedTargets, options: dict[str, Any])
     for figure in content["exhibit"]["figures"]:
         console.print(f"picture: {folder / figure['file']}", soft_wrap=True)
     console.print(f"results in {directory.path}", soft_wrap=True)
-    return emit(content, on.json)
+    return answer.emit(content)
 
 
 def _with_photograph(on: ViewedTargets, usual: str) -> tuple[ViewedTargets, str]:

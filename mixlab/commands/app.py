@@ -8,19 +8,19 @@ from typing import Annotated, Any
 
 import tyro
 
-from mixlab.app import create_app
-from mixlab.app.connections import server_of
-from mixlab.app.laboratory import DATA, build_laboratory
-from mixlab.commands.options import Device, Json
-from mixlab.commands.output import console, emit, warn
+from mixlab.choices import PAGE_DATA
+from mixlab.commands.answer import Answer
+from mixlab.commands.options import Device, Flat
+from mixlab.commands.output import warn
 from mixlab.errors import InputError
 
 
 def app(
     targets: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[TARGET ...]")] = (),
+    answer: Flat[Answer] = Answer(),
     *,
     weights: tuple[str, ...] = (),
-    data: tuple[str, ...] = DATA,
+    data: tuple[str, ...] = PAGE_DATA,
     num_samples: int = 8,
     image: int | None = None,
     host: str = "127.0.0.1",
@@ -29,7 +29,6 @@ def app(
     cache_mb: int = 512,
     open: bool = False,
     seed: int = 0,
-    json: Json = None,
 ) -> dict[str, Any]:
     """Serve a page on this machine: maps, principal components and mixing matrices of models, side by side.
 
@@ -46,6 +45,11 @@ def app(
         open: open the page in a browser.
         seed: seed of the weights of untrained models.
     """
+    from mixlab.app import create_app
+    from mixlab.app.connections import server_of
+    from mixlab.app.laboratory import build_laboratory
+
+    answer.check()
     laboratory = build_laboratory(
         targets,
         weights=weights,
@@ -61,10 +65,10 @@ def app(
     url = f"http://{name}:{listener.getsockname()[1]}/"
     names = [] if _is_loopback(host) else [host, socket.gethostname()]
     server = server_of(create_app(laboratory, hosts=names))
-    console.print(f"{len(laboratory.models)} models. The page: {url}   (stop with Ctrl-C)")
+    answer.line(f"{len(laboratory.models)} models. The page: {url}   (stop with Ctrl-C)")
     if not _is_loopback(host):
         warn(f"Anyone who reaches {host} can use this page.")
-    result = emit({"url": url, "models": [card.id for card in laboratory.models]}, json)
+    result = answer.emit({"url": url, "models": [card.id for card in laboratory.models]})
     if open:
         webbrowser.open(url)
     with suppress(KeyboardInterrupt):  # Ctrl-C is how it ends

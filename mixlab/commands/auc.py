@@ -2,18 +2,18 @@
 
 from typing import Any
 
-from mixlab.analysis.auc import SCORED_FIT, STUDIES, run_study
-from mixlab.analysis.map_scores import MapScorer
-from mixlab.analysis.viewed_images import ViewedImages
+from mixlab.choices import SCORED_FIT, Fit
+from mixlab.commands.answer import WideAnswer
 from mixlab.commands.options import Flat, SeveralTargets
-from mixlab.commands.output import console, drawing, emit, print_left_out, progress_bar, table
-from mixlab.data.decode import Fit
+from mixlab.commands.output import drawing, print_left_out, progress_bar, with_margin
+from mixlab.console import console
 from mixlab.errors import InputError, check_counts
 from mixlab.run import UNTRAINED, RunDirectory, provenance
 
 
 def auc(
     on: Flat[SeveralTargets],
+    answer: Flat[WideAnswer] = WideAnswer(),
     *,
     study: tuple[str, ...] = ("model",),
     map: str | None = None,
@@ -27,13 +27,19 @@ def auc(
     Args:
         study: one or more of model, size, training, head, registers, register, token (class token in the middle and in
             front), layer, map (every kind).
-        map: which map (see `mixlab maps --help`); default: the study's own.
+        map: which map (see `mixlab maps --help`); default: the study's own. By model that is cosine or pooled_cosine,
+            with norm and mixing_mean beside it where a network has them.
         num_images: number of images, evenly spaced; default: all.
         batch: images per forward pass.
         fit: squash (the whole image and mask, aspect ratio not kept, as in our published scores) or crop (centre crop,
             as in kNN and probes).
         twins: also score each trained model's untrained twin on the same images.
     """
+    from mixlab.analysis.auc import STUDIES, run_study
+    from mixlab.analysis.map_scores import MapScorer
+    from mixlab.analysis.viewed_images import ViewedImages
+
+    answer.check()
     unknown = [name for name in study if name not in STUDIES]
     if unknown or not study:
         raise InputError(f"study {', '.join(unknown) or 'nothing'!r} does not exist; choose from {', '.join(STUDIES)}")
@@ -45,7 +51,8 @@ def auc(
     contents: dict[str, dict[str, Any]] = {}
     where = str(next(loaded[0].backbone.parameters()).device)
     num_models = sum(1 + (twins and target.training != UNTRAINED) for target in loaded)
-    with progress_bar("scoring", images.num_wanted * num_models * len(study)) as step:
+    passes = len(study) + (map is None and "model" in study)  # one more for maps of a matrix
+    with progress_bar("scoring", images.num_wanted * num_models * passes) as step:
         scorer = MapScorer(
             images, twins=twins, seed=on.seed, progress=lambda label, count: step(count, f"scoring {label}")
         )
@@ -55,10 +62,11 @@ def auc(
             stored = directory.write(f"auc_{name}", contents[name], result.arrays)
             with drawing():
                 _draw(directory, stored, contents[name])
-            _print(contents[name])
+    for name in study:
+        _print(answer, contents[name])
     print_left_out(images)
     console.print(f"results and figures in {directory.path}")
-    return emit({"kind": "auc", "results": contents}, on.json)
+    return answer.emit({"kind": "auc", "results": contents})
 
 
 def _draw(directory: RunDirectory, stored: str, content: dict[str, Any]) -> None:
@@ -76,41 +84,57 @@ def _draw(directory: RunDirectory, stored: str, content: dict[str, Any]) -> None
         figures.save_charts([figures.roc(content["roc"], styles)], directory.figure_path(f"{name}.svg"))
 
 
-def _print(content: dict[str, Any]) -> None:
-    columns = (
-        "model", "map", "layer", "part", "AUC", "95 %", "raw", "centre prior", "above it", "untrained", "above it",
-        "centre-matched", "n", "undefined",
-    )  # fmt: skip
-    rows = [
+COLUMNS = (
+    "model", "map", "layer", "part", "AUC", "centre", "untrained", "difference", "95 %", "raw", "above centre",
+    "above untrained", "centre-matched", "n", "undefined",
+)  # fmt: skip
+
+
+def _print(answer: WideAnswer, content: dict[str, Any]) -> None:
+    order = [subject["label"] for subject in content["subjects"]]
+    rows = sorted([*content["rows"], *content["beside"]], key=lambda row: order.index(row["label"]))
+    hidden = {"layer", "part", *COLUMNS[8:]}
+    hidden -= {
+        name
+        for name, field in (("layer", "layer"), ("part", "index"))
+        if len({row[field] for row in rows}) > len({(row["label"], row["map"]) for row in rows})
+    }
+    lines = [
         (
             row["label"],
             row["map"],
             row["layer"],
             row["index"],
-            row["auc"]["mean"],
+            with_margin(row["auc"]),
+            _mean(row["centre_prior"]),
+            _mean(row.get("untrained")),
+            with_margin(row["above_untrained"], "+.3f") if "above_untrained" in row else None,
             _interval(row["auc"]),
             row["raw_auc"]["mean"],
-            row["centre_prior"]["mean"],
             _signed(row["above_centre_prior"]),
-            row["untrained"]["mean"] if "untrained" in row else None,
             _signed(row["above_untrained"]) if "above_untrained" in row else None,
             row["centre_matched_auc"]["mean"],
             row["auc"]["n"],
             row["auc"]["undefined"],
         )
-        for row in content["rows"]
+        for row in rows
     ]
-    table(f"Binary-AUC by {content['study']}", columns, rows)
+    about = f"{content['data']}, n = {max((row['auc']['n'] for row in rows), default=0)}, ±: 95 %"
+    answer.table(f"Binary-AUC by {content['study']} on {about}", COLUMNS, lines, more=sorted(hidden, key=COLUMNS.index))
     if unscored := dict.fromkeys(row["label"] for row in content["rows"] if not row["auc"]["n"]):
         console.print(
             f"no map of {', '.join(unscored)} could be scored: at {content['image']} px no map has both foreground and "
             "background cells; use a larger --image or other --data"
         )
     for comparison in content["comparisons"]:
-        console.print(f"{comparison['better']} over {comparison['worse']}: {_signed(comparison['difference'])}")
+        answer.line(f"{comparison['better']} over {comparison['worse']}: {_signed(comparison['difference'])}")
     for label, correlation in content["correlations"].items():
         figure = correlation | {"mean": correlation["spearman"]}
-        console.print(f"rank correlation, {label}: {_signed(figure)}, n = {correlation['n']}")
+        answer.line(f"rank correlation, {label}: {_signed(figure)}, n = {correlation['n']}")
+
+
+def _mean(figure: dict[str, Any] | None) -> str | None:
+    return None if figure is None or figure["mean"] is None else f"{figure['mean']:.3f}"
 
 
 def _interval(figure: dict[str, Any]) -> str:

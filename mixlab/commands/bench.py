@@ -4,13 +4,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
 import tyro
 
-from mixlab.commands.options import Json
-from mixlab.commands.output import console, emit, table
+from mixlab.commands.answer import Answer
+from mixlab.commands.options import Flat
+from mixlab.console import console
 from mixlab.errors import InputError, WorkError
-from mixlab.ops.backend import backend_name
 from mixlab.run import provenance
 
 What = Literal[
@@ -24,12 +23,12 @@ NEED_GPU = ("dino", "feed", "probe", "dense")  # unless quick
 
 def bench(
     what: Annotated[What, tyro.conf.Positional],
+    answer: Flat[Answer] = Answer(),
     *,
     quick: bool = False,
     peer: Path | None = None,
     figure: Path | None = None,
     readme: Path | None = None,
-    json: Json = None,
 ) -> dict[str, Any]:
     """Measure speed beside peers; read the ratios. Rows are shown as they are measured, tables at the end.
 
@@ -44,26 +43,37 @@ def bench(
         readme: for all, write the table of speed into this file, between its two marks.
         figure: for dense, draw speed and memory against input size into this file (.svg or .png).
     """
+    import torch
+
+    from mixlab.ops.backend import backend_name
+
+    answer.check()
+    for name, given, goes_with in (("peer", peer, "dino"), ("figure", figure, "dense"), ("readme", readme, "all")):
+        if given is not None and what not in (goes_with, "all" if name == "peer" else goes_with):
+            raise InputError(f"--{name} has no effect on `mixlab bench {what}`; it goes with {goes_with}")
     console.print(f"Operations run on {backend_name()}, {torch.get_num_threads()} threads.")
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     if what == "all":
-        return emit({"benchmark": what, **_run_all(quick, peer, readme), "provenance": provenance(device=device)}, json)
+        found = _run_all(answer, quick, peer, readme)
+        return answer.emit({"benchmark": what, **found, "provenance": provenance(device=device)})
     tables = run_benchmark(what, quick=quick, peer=peer)
-    _show(tables)
+    _show(tables, answer)
     if what == "dense" and figure is not None:
         from mixlab.analysis.figures import save_charts
         from mixlab.bench.dense import scaling_charts
 
         save_charts(scaling_charts(next(iter(tables.values()))), figure)
-    return emit({"benchmark": what, "tables": tables, "provenance": provenance(device=device)}, json)
+    return answer.emit({"benchmark": what, "tables": tables, "provenance": provenance(device=device)})
 
 
-def _show(tables: Tables) -> None:
-    for title, rows in tables.items():
-        table(title, [key.replace("_", " ") for key in rows[0]], [list(row.values()) for row in rows])
+def _show(tables: Tables, answer: Answer) -> None:
+    for number, (title, rows) in enumerate(tables.items()):
+        if number:
+            answer.line("")
+        answer.table(title, [key.replace("_", " ") for key in rows[0]], [list(row.values()) for row in rows])
 
 
-def _run_all(quick: bool, peer: Path | None, readme: Path | None) -> dict[str, Any]:
+def _run_all(answer: Answer, quick: bool, peer: Path | None, readme: Path | None) -> dict[str, Any]:
     """Each benchmark in turn; one that fails is left out and named."""
     from mixlab.bench.summary import PARTS, speed_table, write_speed_table
 
@@ -76,12 +86,12 @@ def _run_all(quick: bool, peer: Path | None, readme: Path | None) -> dict[str, A
         except (RuntimeError, WorkError, OSError) as error:
             console.print(f"{part} is left out: {error}", soft_wrap=True)
             continue
-        _show(results[part])
+        _show(results[part], answer)
     if quick:
         return {"tables": results}
     text = speed_table(results)
     if readme is None:
-        console.print(text, soft_wrap=True)
+        answer.line(text)
     else:
         write_speed_table(text, readme)
         console.print(f"table of speed written to {readme}")
@@ -90,6 +100,8 @@ def _run_all(quick: bool, peer: Path | None, readme: Path | None) -> dict[str, A
 
 def run_benchmark(what: What, *, quick: bool, peer: Path | None = None) -> Tables:
     """The tables of one benchmark, by title."""
+    import torch
+
     on_gpu = torch.cuda.is_available()
     if not on_gpu and (what in ("attention", "selective") or (what in NEED_GPU and not quick)):
         raise WorkError(f"`mixlab bench {what}` needs a GPU; --quick runs a miniature on the CPU where there is one")

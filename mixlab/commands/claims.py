@@ -1,33 +1,28 @@
 """`mixlab claims`: the ledger of both papers' claims against what was measured."""
 
+from __future__ import annotations
+
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
-from rich.markup import escape
-from rich.table import Table
 
-from mixlab.analysis.claims import CLAIMS, Entry, Evidence, Status, draw_up
-from mixlab.analysis.comparisons import Gain, training_gains
-from mixlab.commands.options import Json
-from mixlab.commands.output import console, emit, progress_bar, table
+from mixlab.commands.answer import WideAnswer
+from mixlab.commands.options import Flat
+from mixlab.commands.output import progress_bar
 from mixlab.run import RunDirectory, provenance
 
-COLOURS = {
-    Status.SUPPORTED: "green",
-    Status.IN_PART: "green",
-    Status.CONTRADICTED: "red",
-    Status.NOT_RESOLVED: "yellow",
-    Status.NOT_MEASURED: "dim",
-}
+if TYPE_CHECKING:
+    from mixlab.analysis.claims import Entry
+    from mixlab.analysis.comparisons import Gain
 
 
 def claims(
     runs: Annotated[list[Path], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...")],
+    answer: Flat[WideAnswer] = WideAnswer(),
     *,
     run: Path | None = None,
-    json: Json = None,
 ) -> dict[str, Any]:
     """Compare each claim of the papers with computations and with the results of runs.
 
@@ -40,6 +35,10 @@ def claims(
             only the claims that mathematics or counting decides.
         run: also store the ledger in this run directory, as results/claims.json.
     """
+    from mixlab.analysis.claims import CLAIMS, Evidence, draw_up
+    from mixlab.analysis.comparisons import training_gains
+
+    answer.check()
     evidence = Evidence.from_runs(runs)
     entries: list[Entry] = []
     with progress_bar("claims", len(CLAIMS)) as step:
@@ -47,8 +46,8 @@ def claims(
             entries.append(entry)
             step()
     gains = training_gains(evidence.measurements)
-    _print(entries, len(evidence.measurements), evidence.num_runs)
-    _print_gains(gains)
+    _print(answer, entries, len(evidence.measurements), evidence.num_runs)
+    _print_gains(answer, gains)
     result = {
         "kind": "claims",
         "runs": [str(path) for path in runs],
@@ -59,27 +58,23 @@ def claims(
     }
     if run is not None:
         RunDirectory.create(run).write_result("claims", result)
-    return emit(result, json)
+    return answer.emit(result)
 
 
-def _print(entries: list[Entry], num_measurements: int, num_runs: int) -> None:
+def _print(answer: WideAnswer, entries: list[Entry], num_measurements: int, num_runs: int) -> None:
     title = f"Claims of the papers against {num_measurements} measurements of {num_runs} runs"
-    view = Table(title=title, title_justify="left", header_style="bold", show_lines=True)
-    for column in ("#", "claim", "verdict", "measured here"):
-        view.add_column(column)
+    columns = ("claim", "verdict", "statement", "measured here", "paper", "place", "kind", "scale", "note")
+    rows = []
     for entry in entries:
         claim, verdict = entry.claim, entry.verdict
-        scale = f"\n[dim]{escape(verdict.scale)}[/dim]" if verdict.scale else ""
-        place = f"[dim]{claim.paper}, {claim.place}; {claim.kind}[/dim]"
-        note = f"\n[dim]{escape(claim.note)}[/dim]" if claim.note else ""
-        status = f"[{COLOURS[verdict.status]}]{verdict.status}[/]"
-        view.add_row(str(claim.number), f"{claim.statement}\n{place}{note}", status, escape(verdict.measured) + scale)
-    console.print(view, markup=True)
-    counts = Counter(entry.verdict.status for entry in entries)
-    console.print(", ".join(f"{counts[status]} {status}" for status in COLOURS if counts[status]))
+        about = (claim.paper, claim.place, claim.kind, verdict.scale, claim.note)
+        rows.append((claim.number, str(verdict.status), claim.statement, verdict.measured, *map(str, about)))
+    answer.table(title, columns, rows, more=columns[4:])
+    counts = Counter(str(entry.verdict.status) for entry in entries)
+    answer.line(", ".join(f"{number} {status}" for status, number in counts.most_common()))
 
 
-def _print_gains(gains: list[Gain]) -> None:
+def _print_gains(answer: WideAnswer, gains: list[Gain]) -> None:
     rows = []
     for gain in gains:
         gap = gain.difference
@@ -88,4 +83,5 @@ def _print_gains(gains: list[Gain]) -> None:
             [gain.network.name or gain.network.model, gain.metric, f"{gap.value:+.3f}{interval}", gap.significance]
         )
     if rows:
-        table("Trained minus untrained, 95 %", ("network", "metric", "difference", ""), rows)
+        answer.line("")
+        answer.table("Trained minus untrained, 95 %", ("network", "metric", "difference", "significance"), rows)

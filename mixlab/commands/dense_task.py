@@ -1,21 +1,21 @@
 """What the commands that train share: how a run ends; and, for dense tasks, which recipe is taken."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mixlab.commands.options import DenseTarget
-from mixlab.commands.output import check_json, progress_bar, warn
+from mixlab.commands.output import progress_bar, warn
 from mixlab.console import console
-from mixlab.data.source import TooManyUnreadableError
 from mixlab.errors import InputError, WorkError, check_counts
-from mixlab.evaluation.dense_task import DensePlan, draws_shapes
-from mixlab.recipes import RECIPES, find_recipe
-from mixlab.training.config import TrainConfig
-from mixlab.training.distributed import choose_device
-from mixlab.training.stopping import Stopped
+
+if TYPE_CHECKING:
+    from mixlab.evaluation.dense_task import DensePlan
+    from mixlab.training.config import TrainConfig
 
 R = TypeVar("R")
 
@@ -33,9 +33,11 @@ def train_or_evaluate(
 ) -> tuple[R, Path]:
     """What the command asks for, and the run that it belongs to. `published` names the data of the papers' recipe."""
     check_counts(num_val=on.num_val)
-    check_json(on.json)
     scoring = {"num_val": on.num_val, "device": on.device, "bar": progress_bar, **(inference or {})}
     if on.evaluate_only:
+        given = {"set": on.set, "recipe": on.recipe, "frozen": on.frozen, "weights": on.weights, "head": settings}
+        for name in (name for name, value in given.items() if value):
+            raise InputError(f"--{name} has no effect with --evaluate-only, which takes the run as it is; leave it out")
         return evaluate(on.target, data, training=on.training, **scoring), on.run or Path(on.target)
     if on.run is None:
         raise InputError("a run needs a directory; give --run DIR")
@@ -59,6 +61,8 @@ def train_or_evaluate(
 
 def target_and_recipe(target: str, recipe: str | None) -> tuple[str | None, TrainConfig | None]:
     """What is named on the command line. TARGET may be a recipe itself, for its own backbone."""
+    from mixlab.recipes import RECIPES, find_recipe
+
     if target not in RECIPES or Path(target).is_dir():
         return target, None if recipe is None else find_recipe(recipe)
     if recipe is not None:
@@ -68,6 +72,9 @@ def target_and_recipe(target: str, recipe: str | None) -> tuple[str | None, Trai
 
 def say_recipe(plan: DensePlan, *, device: str | None, published: str) -> None:
     """Say which recipe is the default here and, on a CPU, name a smaller one than the papers'."""
+    from mixlab.evaluation.dense_task import draws_shapes
+    from mixlab.training.distributed import choose_device
+
     if not is_first():
         return
     config = plan.config
@@ -84,6 +91,8 @@ def say_recipe(plan: DensePlan, *, device: str | None, published: str) -> None:
 
 def small_recipe(config: TrainConfig) -> str:
     """A small recipe for the same task that leaves the architecture of pretrained backbones as it is."""
+    from mixlab.recipes import RECIPES, find_recipe
+
     kind, model = config.method.kind, config.model
     names = (f"{kind}_{family}_tiny64" for family in (model.name.partition("_")[0], "vit", "gatedconv"))
     fits = (
@@ -100,6 +109,9 @@ def is_first() -> bool:
 @contextmanager
 def stoppable() -> Iterator[None]:
     """Around training: a signal ends the command with its own exit code, and one line."""
+    from mixlab.data.source import TooManyUnreadableError
+    from mixlab.training.stopping import Stopped
+
     try:
         yield
     except Stopped as stopped:

@@ -3,19 +3,19 @@
 import json
 from typing import Any
 
+from mixlab.choices import HeadKind
+from mixlab.commands.answer import Answer
 from mixlab.commands.dense_task import is_first, train_or_evaluate
 from mixlab.commands.options import DenseTarget, Flat
-from mixlab.commands.output import drawing, emit, percent, percent_interval, table
+from mixlab.commands.output import drawing, percent, percent_interval
 from mixlab.console import console
-from mixlab.evaluation.detection.average_precision import NAMES
-from mixlab.evaluation.detection.regions import HeadKind
-from mixlab.evaluation.detection.task import evaluate_detection, fit_detection, plan_detection
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import write_atomically
-from mixlab.training.distributed import choose_device
 
 
-def detect(on: Flat[DenseTarget], *, data: str, head: HeadKind | None = None) -> dict[str, Any]:
+def detect(
+    on: Flat[DenseTarget], answer: Flat[Answer] = Answer(), *, data: str, head: HeadKind | None = None
+) -> dict[str, Any]:
     """Train a detector on a backbone and score it. The same --run again resumes where it stopped; torchrun works as is.
 
     SIGTERM and Ctrl-C save and stop, with exit code 143 or 130.
@@ -24,6 +24,11 @@ def detect(on: Flat[DenseTarget], *, data: str, head: HeadKind | None = None) ->
         data: shapes, a COCO folder (instances*.json beside its images, or in annotations/), or an instances file.
         head: mask (Mask R-CNN) or cascade (Cascade Mask R-CNN); default: the recipe's.
     """
+    from mixlab.evaluation.detection.average_precision import NAMES
+    from mixlab.evaluation.detection.task import evaluate_detection, fit_detection, plan_detection
+    from mixlab.training.distributed import choose_device
+
+    answer.check()
     result, run = train_or_evaluate(
         on,
         data,
@@ -56,6 +61,7 @@ def detect(on: Flat[DenseTarget], *, data: str, head: HeadKind | None = None) ->
         )
     title = "Cascade Mask R-CNN" if content["head"] == "cascade" else "Mask R-CNN"
     about = f"n = {content['n']} images, {content['num_objects']} objects"
-    table(f"{title} with {content['model']} on {content['data']}, {about}", ("%", "AP", "95 %", *NAMES[1:]), rows)
+    columns = ("%", "AP", "95 %", *NAMES[1:])
+    answer.table(f"{title} with {content['model']} on {content['data']}, {about}", columns, rows)
     console.print(f"results in {folder.path}, COCO's results file in {answers}")
-    return emit(content, on.json)
+    return answer.emit(content)

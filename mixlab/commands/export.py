@@ -1,20 +1,21 @@
 """`mixlab export`: a backbone as safetensors or ONNX."""
 
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from __future__ import annotations
 
-import torch
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
 import tyro
 
-from mixlab.backbones.backbone import Backbone
-from mixlab.backbones.weights import save_weights
 from mixlab.commands.advise import parse_size
-from mixlab.commands.options import Json
-from mixlab.commands.output import check_json, console, emit
+from mixlab.commands.answer import Answer
+from mixlab.commands.options import Flat
 from mixlab.errors import InputError, naming_extras
-from mixlab.evaluation.target import load_target
 from mixlab.run import RunDirectory
 from mixlab.run.aside import written_aside
+
+if TYPE_CHECKING:
+    from mixlab.backbones.backbone import Backbone
 
 FileFormat = Literal["safetensors", "onnx"]
 _PARTS_OF_RUNS = ("weights", "classifier", "segmenter", "detector", "best_head")
@@ -23,6 +24,7 @@ FILES_OF_RUNS = tuple(f"{part}.safetensors" for part in _PARTS_OF_RUNS)
 
 def export(
     target: Annotated[str, tyro.conf.Positional],
+    answer: Flat[Answer] = Answer(),
     *,
     out: Path,
     format: FileFormat | None = None,
@@ -31,7 +33,6 @@ def export(
     half: bool = False,
     force: bool = False,
     seed: int = 0,
-    json: Json = None,
 ) -> dict[str, Any]:
     """Write a backbone to one file.
 
@@ -47,20 +48,25 @@ def export(
         force: replace --out if it exists; the files of a run are never replaced.
         seed: seed of an untrained target.
     """
+    from mixlab.backbones.weights import save_weights
+    from mixlab.evaluation.target import load_target
+
     chosen = file_format(out, format)
     check_out(out, force=force)
     if half and chosen == "onnx":
         raise InputError("--half is for safetensors; an ONNX file keeps 32 bits")
+    if image is not None and chosen == "safetensors":
+        raise InputError("--image is for ONNX; a safetensors file takes any size")
     size = None if image is None else parse_size(image)
-    check_json(json)
+    answer.check()
     model = load_target(target, weights=weights, seed=seed, device="cpu").backbone
     if chosen == "safetensors":
         save_weights(model, out, half=half)
     else:
         height, width = size or (model.image,) * 2
         export_onnx(model, out, height=height, width=width)
-    console.print(f"{model.name} written to {out} ({out.stat().st_size / 2**20:.1f} MiB)")
-    return emit({"model": model.name, "format": chosen, "file": str(out), "bytes": out.stat().st_size}, json)
+    answer.line(f"{model.name} written to {out} ({out.stat().st_size / 2**20:.1f} MiB)")
+    return answer.emit({"model": model.name, "format": chosen, "file": str(out), "bytes": out.stat().st_size})
 
 
 def file_format(out: Path, asked: FileFormat | None) -> FileFormat:
@@ -89,6 +95,8 @@ def check_out(out: Path, *, force: bool) -> None:
 
 def export_onnx(model: Backbone, path: Path, *, height: int, width: int) -> None:
     """images (B, C, height, width) -> summary (B, D), with a free batch size."""
+    import torch
+
     with naming_extras():
         import onnxscript  # noqa: F401
     images = torch.zeros(2, model.channels, height, width)

@@ -3,31 +3,33 @@
 from contextlib import ExitStack
 from typing import Any
 
+from mixlab.choices import OUTPUT
+from mixlab.commands.answer import Answer
 from mixlab.commands.options import Flat, LabelledTarget
-from mixlab.commands.output import (
-    check_json,
-    console,
-    emit,
-    evaluation_machine,
-    name_unreadable,
-    percent,
-    percent_interval,
-    table,
-)
-from mixlab.errors import check_counts
-from mixlab.evaluation.knn import KnnSettings, evaluate_knn
+from mixlab.commands.output import evaluation_machine, name_unreadable, percent, percent_interval
+from mixlab.console import console
+from mixlab.errors import InputError, check_counts
+from mixlab.evaluation.settings import KnnSettings
 from mixlab.run import provenance
 from mixlab.run.directory import RunLock, file_name
 
 
-def knn(on: Flat[LabelledTarget], settings: Flat[KnnSettings], *, batch: int = 256) -> dict[str, Any]:
+def knn(
+    on: Flat[LabelledTarget], settings: Flat[KnnSettings], answer: Flat[Answer] = Answer(), *, batch: int = 256
+) -> dict[str, Any]:
     """kNN accuracy: classify images by a weighted vote of their nearest neighbours, as DINO does. Works under torchrun.
 
     Args:
         batch: images per forward pass.
     """
+    from mixlab.evaluation.knn import evaluate_knn
+
     check_counts(image=settings.image, batch=batch, num_train=settings.num_train, num_val=settings.num_val)
-    check_json(on.json)
+    if settings.strategy == OUTPUT and settings.blocks != 1:
+        raise InputError(
+            f"--blocks {settings.blocks} has no effect on the backbone's output; add --strategy, such as cls"
+        )
+    answer.check()
     splits, directory = on.splits(), on.open_run()
     features = directory.path / "features"
     features.mkdir(exist_ok=True)
@@ -46,11 +48,11 @@ def knn(on: Flat[LabelledTarget], settings: Flat[KnnSettings], *, batch: int = 2
     about = provenance(seed=settings.seed, device=str(machine.world.device))
     result = found.to_json() | {"seed": settings.seed, "provenance": about}
     directory.write(f"knn_{file_name(loaded.label)}", result)
-    table(
+    answer.table(
         f"Nearest neighbours of {loaded.label} on {on.data}, among {found.num_neighbours:,} images",
         ("k", "top-1 %", "95 %", "n"),
         [(row["k"], percent(row["top1"]), percent_interval(row), row["n"]) for row in result["scores"]],
     )
     name_unreadable(found.unreadable)
     console.print(f"results in {directory.path}")
-    return emit(result, on.json)
+    return answer.emit(result)

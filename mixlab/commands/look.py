@@ -4,20 +4,21 @@ from typing import Annotated, Any
 
 import tyro
 
+from mixlab.commands.answer import Answer
 from mixlab.commands.app import app
-from mixlab.commands.options import Device, Json
+from mixlab.commands.options import Device, Flat
 from mixlab.errors import InputError
 
 
 def look(
     images: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE [IMAGE ...]")],
+    answer: Flat[Answer] = Answer(),
     *,
     models: tuple[str, ...] = (),
     image: int | None = None,
     port: int = 8765,
     device: Device = "auto",
     open: bool = True,
-    json: Json = None,
 ) -> dict[str, Any]:
     """Open the page with your photographs: what does each patch attend to, in attention, Mamba and convolution?
 
@@ -30,4 +31,4 @@ def look(
     """
     if not images:
         raise InputError("name at least one image file or folder: mixlab look photo.jpg")
-    return app(models, data=images, image=image, port=port, device=device, open=open, json=json)
+    return app(models, answer, data=images, image=image, port=port, device=device, open=open)

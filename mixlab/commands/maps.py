@@ -1,21 +1,26 @@
 """`mixlab maps`: activation maps and principal components of several backbones on the same images."""
 
-from typing import Any, Literal
+from __future__ import annotations
 
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any, Literal
 
-from mixlab.analysis.figures import map_pictures, part_pictures, pca_pictures, save_figure
-from mixlab.analysis.maps import NUM_DRAWN, MapsResult, activation_maps, find_map
-from mixlab.analysis.viewed_images import ViewedImages
+from mixlab.choices import NUM_DRAWN, Fit
+from mixlab.commands.answer import Answer
 from mixlab.commands.options import Flat, SeveralTargets
-from mixlab.commands.output import console, emit, print_left_out, progress_bar, table
-from mixlab.data.decode import Fit
+from mixlab.commands.output import print_left_out, progress_bar
+from mixlab.console import console
 from mixlab.errors import check_counts
 from mixlab.run import provenance
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from mixlab.analysis.maps import MapsResult
 
 
 def maps(
     on: Flat[SeveralTargets],
+    answer: Flat[Answer] = Answer(),
     *,
     map: str | None = None,
     layer: int = -1,
@@ -36,6 +41,11 @@ def maps(
         pca_fit: fit principal components to each image, or to all images together.
         pca_threshold: the first component above this, in standard deviations, is foreground, for all models alike.
     """
+    from mixlab.analysis.figures import save_figure
+    from mixlab.analysis.maps import activation_maps, find_map
+    from mixlab.analysis.viewed_images import ViewedImages
+
+    answer.check()
     if map is not None:
         find_map(map)
     check_counts(num_images=num_images)
@@ -58,14 +68,17 @@ def maps(
         (label, result.names[label], "x".join(str(side) for side in found.shape[1:]))
         for label, found in result.maps.items()
     ]
-    table(f"Maps of {len(result.seen.names)} images after layer {layer}", ("model", "map", "size"), rows)
+    answer.table(f"Maps of {len(result.seen.names)} images after layer {layer}", ("model", "map", "size"), rows)
     print_left_out(images)
-    console.print(f"pictures: {', '.join(str(path) for path in paths)}")
-    return emit(content, on.json)
+    for path in paths:
+        console.print(f"picture: {path}", soft_wrap=True)
+    return answer.emit(content)
 
 
 def _pictures(result: MapsResult, name: str) -> dict[str, Figure]:
     """By file name. Pictures of maps_2.json are called maps_2.png and so on, so that none is overwritten."""
+    from mixlab.analysis.figures import map_pictures, part_pictures, pca_pictures
+
     seen, number = result.seen, name.removeprefix("maps")
     kinds = (result.protocol.map or "").split("+")
     if len(kinds) > 1:  # several kinds of map are several pictures

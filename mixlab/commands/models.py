@@ -1,37 +1,44 @@
 """`mixlab models`: the backbones with their parameters, multiply-accumulates and mixers."""
 
+from fnmatch import fnmatch
 from typing import Annotated, Any
 
 import tyro
 
-from mixlab.analysis.cost import count_macs, count_parameters, count_with_classifier, on_meta
-from mixlab.backbones.zoo import ZOO, list_models
-from mixlab.commands.options import Json
-from mixlab.commands.output import emit, table
-from mixlab.errors import InputError
-from mixlab.ops.backend import backend_name
+from mixlab.commands.answer import WideAnswer
+from mixlab.commands.options import Flat
+from mixlab.errors import InputError, did_you_mean
 
 
 def models(
-    pattern: Annotated[str, tyro.conf.Positional] = "*", *, image: int = 224, json: Json = None
+    pattern: Annotated[str, tyro.conf.Positional] = "*", answer: Flat[WideAnswer] = WideAnswer(), *, image: int = 224
 ) -> dict[str, Any]:
-    """List the backbones: parameters, multiply-accumulates, mixer and source.
+    """List the backbones, and the trained networks that come with mixlab: parameters, multiply-accumulates, mixer.
 
     Args:
-        pattern: a shell pattern such as "dinovim_*"; "timm/NAME" shows one of timm's models.
+        pattern: a shell pattern such as "dinovim_*" or "shipped/*"; "timm/NAME" shows one of timm's models.
         image: image size in pixels for the multiply-accumulates.
     """
-    names = [pattern] if pattern.startswith("timm/") else list_models(pattern)
+    from mixlab.backbones.zoo import SHIPPED, list_models
+    from mixlab.ops.backend import backend_name
+
+    answer.check()
+    known = [*SHIPPED, *list_models()]
+    names = [pattern] if pattern.startswith("timm/") else [name for name in known if fnmatch(name, pattern)]
     if not names:
-        raise InputError(f"no model matches {pattern!r}; `mixlab models` without a pattern lists all")
+        hint = did_you_mean(pattern, known, otherwise="`mixlab models` without a pattern lists all")
+        raise InputError(f"no model matches {pattern!r}; {hint}")
     rows = [_row(name, image) for name in names]
-    columns = list(rows[0])
+    columns = [column.replace("_", " ") for column in rows[0]]
     title = f"Backbones at {image} px; the scan runs on {backend_name()}"
-    table(title, [column.replace("_", " ") for column in columns], [list(row.values()) for row in rows])
-    return emit({"image": image, "backend": backend_name(), "models": rows}, json)
+    answer.table(title, columns, [list(row.values()) for row in rows], more=("with classifier M", "dim"))
+    return answer.emit({"image": image, "backend": backend_name(), "models": rows})
 
 
 def _row(name: str, image: int) -> dict[str, Any]:
+    from mixlab.analysis.cost import count_macs, count_parameters, count_with_classifier, on_meta
+    from mixlab.backbones.zoo import SHIPPED, ZOO
+
     model = on_meta(name)
     return {
         "name": name,
@@ -40,5 +47,5 @@ def _row(name: str, image: int) -> dict[str, Any]:
         "GMACs": round(count_macs(model, image) / 1e9, 2),
         "dim": model.dim,
         "mixer": "see timm" if model.family == "other" else model.family,
-        "source": ZOO[name].source if name in ZOO else "timm",
+        "source": "trained with DINO" if name in SHIPPED else ZOO[name].source if name in ZOO else "timm",
     }

@@ -1,24 +1,28 @@
 """Options that commands share, each declared and explained once: tyro makes options of the fields, and help of what is
-written beside or below them."""
+written beside or below them. Imports of whatever needs torch are late, so that `--help` need not wait for it."""
+
+from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
-import torch
 import tyro
 
-from mixlab.commands.output import check_json, open_run
-from mixlab.data.labelled import LabelledSplits, labelled_splits
+from mixlab.commands.output import open_run
 from mixlab.errors import check_counts
-from mixlab.evaluation.target import Target, load_target, load_targets
 from mixlab.run import RunDirectory
 from mixlab.training.slurm import SlurmConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from mixlab.data.labelled import LabelledSplits
+    from mixlab.evaluation.target import Target
 
 T = TypeVar("T")
 Flat = Annotated[T, tyro.conf.arg(name="")]  # a dataclass whose fields are options without a prefix
 Settings = Annotated[tuple[str, ...], tyro.conf.UseAppendAction]
-Json = Annotated[str | None, tyro.conf.arg(help='also write the result as JSON to this file; "-": to stdout.')]
 Device = Annotated[str | None, tyro.conf.arg(help="auto (a GPU where there is one), cpu, cuda or cuda:N.")]
 
 
@@ -34,12 +38,13 @@ class OneTarget:
     training: str | None = None  # how the target was trained (dino, supervised, ...), if its run does not record it.
     device: Device = "auto"
     run: Path | None = None  # directory for results; default: the target if it is a run, else runs/look.
-    json: Json = None
 
     def open_run(self) -> RunDirectory:
         return open_run(self.run, [self.target])
 
     def load(self, device: torch.device, seed: int) -> Target:
+        from mixlab.evaluation.target import load_target
+
         return load_target(self.target, weights=self.weights, training=self.training, device=device, seed=seed)
 
 
@@ -54,6 +59,8 @@ class LabelledTarget(OneTarget):
     workers: int | None = None  # data loading processes per rank; default: all cores, divided by the ranks.
 
     def splits(self) -> LabelledSplits:
+        from mixlab.data.labelled import labelled_splits
+
         return labelled_splits(self.data, val_data=self.val_data)
 
 
@@ -70,18 +77,19 @@ class SeveralTargets:
     FORMAT:PLACE (masks, imagenet-s, voc, pets, coco, ade)."""
     image: int | None = None
     """image size in pixels; default: the size that the first backbone was made for (`rank`: each its own)."""
-    weights: str | None = None  # a weight file for a single name.
+    weights: tuple[str, ...] = ()
+    """weight files for names among the targets, as NAME=FILE; FILE alone where there is one target."""
     training: tuple[str, ...] = ()
     """LABEL=KIND, how a target was trained (dino, supervised, dinov2, ...), if its run does not record it."""
     device: Device = "auto"
     seed: int = 0  # seed of untrained targets, and of the untrained twins of targets without a recorded seed.
     run: Path | None = None
     """directory for results and figures; default: the target if it is a single run, else runs/look."""
-    json: Json = None
 
     def load(self) -> list[Target]:
+        from mixlab.evaluation.target import load_targets
+
         check_counts(image=self.image)
-        check_json(self.json)
         return load_targets(
             self.targets, weights=self.weights, training=self.training, device=self.device, seed=self.seed
         )
@@ -122,4 +130,3 @@ class TrainingRun:
     launcher: Literal["here", "slurm"] = "here"  # slurm submits the run as a job (needs the extra mixlab[slurm]).
     slurm: SlurmConfig = SlurmConfig()  # noqa: RUF009  frozen
     """resources to request from SLURM."""
-    json: Json = None

@@ -3,28 +3,25 @@
 import re
 from typing import Any
 
+from mixlab.commands.answer import WideAnswer
 from mixlab.commands.dense_task import stoppable
 from mixlab.commands.options import Flat, LabelledTarget
-from mixlab.commands.output import (
-    check_json,
-    console,
-    emit,
-    evaluation_machine,
-    name_unreadable,
-    percent,
-    percent_interval,
-    table,
-)
+from mixlab.commands.output import evaluation_machine, name_unreadable, percent, percent_interval
+from mixlab.console import console
 from mixlab.errors import InputError, check_counts
-from mixlab.evaluation.probe import ProbeSettings, evaluate_linear_probe
-from mixlab.evaluation.probe.result import VARIED
+from mixlab.evaluation.settings import ProbeSettings
 from mixlab.run import provenance
 
 TAKEN = ("results", "features", "checkpoints", "figures", "tensorboard")  # folders of a run
 
 
 def probe(
-    on: Flat[LabelledTarget], settings: Flat[ProbeSettings], *, resident: bool = False, name: str = "probe"
+    on: Flat[LabelledTarget],
+    settings: Flat[ProbeSettings],
+    answer: Flat[WideAnswer] = WideAnswer(),
+    *,
+    resident: bool = False,
+    name: str = "probe",
 ) -> dict[str, Any]:
     """Train linear probes on frozen features; the same command again resumes where it stopped. torchrun works as is.
 
@@ -33,11 +30,13 @@ def probe(
         name: name of this probe in the run: results/NAME.json and the working folder NAME; NAME_2 and so on if a probe
             with other settings already has that name.
     """
+    from mixlab.evaluation.probe import evaluate_linear_probe
+
     if name in TAKEN or not re.fullmatch(r"\w[\w.-]*", name):
         raise InputError(f"--name {name!r} cannot name a folder of the run; use letters and digits, and not {TAKEN[0]}")
     counts = {part: getattr(settings, part) for part in ("image", "batch", "num_train", "num_val")}
     check_counts(**counts)
-    check_json(on.json)
+    answer.check()
     splits, directory = on.splits(), on.open_run()
     with (
         stoppable(),
@@ -53,14 +52,16 @@ def probe(
             return {}
     result = found.to_json() | {"provenance": provenance(seed=settings.seed, device=str(machine.world.device))}
     directory.write(name, result, found.arrays)
-    _print(result)
+    _print(answer, result)
     assert found.folder is not None
     best = found.folder / next(iter(found.scores))
     console.print(f"results in {directory.path}, the best head in {best}")
-    return emit(result, on.json)
+    return answer.emit(result)
 
 
-def _print(result: dict[str, Any]) -> None:
+def _print(answer: WideAnswer, result: dict[str, Any]) -> None:
+    from mixlab.evaluation.probe.result import VARIED
+
     columns = ("mode", "blocks", "strategy", "lr", "wd", "top-1 %", "95 %", "other half %", "n", "paper %")
     rows = []
     for kind, found in result["modes"].items():
@@ -71,13 +72,15 @@ def _print(result: dict[str, Any]) -> None:
              percent(best["paper"]))
         )  # fmt: skip
     heads = len(next(iter(result["modes"].values()))["heads"])
-    table(f"Linear probe of {result['subject']['label']} on {result['data']}: the best of {heads}", columns, rows)
+    title = f"Linear probe of {result['subject']['label']} on {result['data']}: the best of {heads}"
+    answer.table(title, columns, rows, more=("other half %", "paper %"))
     for kind, found in result["modes"].items():
         for name, title in VARIED.items():
             rows_of_table = found["tables"][name]
             if len(rows_of_table) > 1:
                 fixed = ", ".join(f"{other} {rows_of_table[0][other]}" for other in VARIED if other != name)
-                table(
+                answer.line("")
+                answer.table(
                     f"{title} ({kind}; {fixed})",
                     (title, "top-1 %", "95 %", "paper %"),
                     [
@@ -89,4 +92,4 @@ def _print(result: dict[str, Any]) -> None:
     if result["difference"]:
         for name, gap in result["difference"].items():
             figures = f"{100 * gap['difference']:+.2f} [{100 * gap['low']:+.2f}, {100 * gap['high']:+.2f}] points"
-            console.print(f"cached minus augmented, {name.replace('_', ' ')}: {figures}")
+            answer.line(f"cached minus augmented, {name.replace('_', ' ')}: {figures}")

@@ -1,24 +1,28 @@
 """`mixlab rank`: the rank of mixing matrices, block by block, with the bound of theory beside it."""
 
-import hashlib
-from typing import Any, Literal
+from __future__ import annotations
 
-from mixlab.analysis.layer_ranks import RankSettings
-from mixlab.analysis.rank import NUM_RANKED, RankResult, measure_ranks
-from mixlab.analysis.viewed_images import ViewedImages
-from mixlab.backbones.backbone import chosen_layers
+import hashlib
+from typing import TYPE_CHECKING, Any, Literal
+
+from mixlab.choices import NUM_RANKED, Fit
+from mixlab.commands.answer import WideAnswer
 from mixlab.commands.options import Flat, SeveralTargets
-from mixlab.commands.output import console, drawing, emit, print_left_out, progress_bar, table
-from mixlab.data.decode import Fit
+from mixlab.commands.output import drawing, print_left_out, progress_bar
+from mixlab.console import console
 from mixlab.errors import check_counts
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import file_name
+
+if TYPE_CHECKING:
+    from mixlab.analysis.rank import RankResult
 
 _LONGEST_NAME = 100  # characters that the labels of networks may take in the name of a figure
 
 
 def rank(
     on: Flat[SeveralTargets],
+    answer: Flat[WideAnswer] = WideAnswer(),
     *,
     num_images: int = NUM_RANKED,
     fit: Fit = "crop",
@@ -46,6 +50,12 @@ def rank(
         rank: N of the best approximation of rank N, whose remainder is measured; default: the width of queries and keys
             (the state of a scan), which is the rank that linear attention and Mamba can have.
     """
+    from mixlab.analysis.layer_ranks import RankSettings
+    from mixlab.analysis.rank import measure_ranks
+    from mixlab.analysis.viewed_images import ViewedImages
+    from mixlab.backbones.backbone import chosen_layers
+
+    answer.check()
     check_counts(num_images=num_images, rank=rank)
     loaded = on.load()
     settings = RankSettings(chunk=chunk, tolerance=tolerance, method=method, skip=skip, whole=whole, rank=rank)
@@ -61,15 +71,15 @@ def rank(
         content = result.to_json() | {"provenance": provenance(seed=on.seed, device=where)}
         found[directory.write(f"rank_{file_name(target.label)}", content, result.arrays)] = result
         contents[target.label] = content
-    _print(contents)
+    _print(answer, contents)
     print_left_out(images)
     console.print(f"results in {directory.path}")
     with drawing():
         _draw(directory, found, contents)
-    return emit({"kind": "rank", "results": contents}, on.json)
+    return answer.emit({"kind": "rank", "results": contents})
 
 
-def _print(results: dict[str, dict[str, Any]]) -> None:
+def _print(answer: WideAnswer, results: dict[str, dict[str, Any]]) -> None:
     columns = ("model", "blocks", "C", "num", "bound", "numerical", "practical", "effective", "stable", "99 % energy")
     rows = []
     for label, result in results.items():
@@ -78,7 +88,8 @@ def _print(results: dict[str, dict[str, Any]]) -> None:
             means = [part[name]["mean"] for name in ("numerical", "practical", "effective", "stable", "energy")]
             bound = part["bound"]["max"]
             rows.append((label, kind.replace("_", "-"), result["chunk"], part["num_blocks"], bound, *means))
-    table("Mean rank of full blocks, by five definitions", columns, rows)
+    hidden = ("C", "num", "practical", "stable", "99 % energy")
+    answer.table("Mean rank of full blocks, by five definitions", columns, rows, more=hidden)
     for label, result in results.items():
         overall = result["overall"]
         held = "no block exceeds its bound" if overall["bound_holds"] else "a block EXCEEDS its bound"
@@ -100,7 +111,7 @@ def _print(results: dict[str, dict[str, Any]]) -> None:
             f"{distance['distance_to_others']:.1f} patches off (uniform: {result['uniform_distance_to_others']:.1f}), "
             f"{distance['far_share']:.0%} of all farther than half the side"
         )
-        console.print(text)
+        answer.line(text)
 
 
 def _draw(directory: RunDirectory, found: dict[str, RankResult], contents: dict[str, dict[str, Any]]) -> None:

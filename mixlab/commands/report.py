@@ -5,21 +5,20 @@ from typing import Annotated, Any
 
 import tyro
 
-from mixlab.commands.options import Json
-from mixlab.commands.output import console, emit
+from mixlab.commands.answer import Answer
+from mixlab.commands.options import Flat
+from mixlab.console import console
 from mixlab.errors import InputError
-from mixlab.report import check_page, write_report
 from mixlab.run import UNTRAINED, find_runs
-from mixlab.studies.demo import write_costs
 
 
 def report(
     runs: Annotated[list[Path], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...")],
+    answer: Flat[Answer] = Answer(),
     *,
     out: Path = Path("report.html"),
     measure: bool = True,
     force: bool = False,
-    json: Json = None,
 ) -> dict[str, Any]:
     """Write one self-contained page about runs: figures, tables, the ledger, and every result file behind them.
 
@@ -29,6 +28,9 @@ def report(
         measure: count parameters and measure the speed of runs that have no results/cost.json yet.
         force: replace --out even if it is not a page of ours, or was changed by hand.
     """
+    from mixlab.report import check_page, write_report
+
+    answer.check()
     if not runs:
         raise InputError("no run given; name the directory of a run, such as demo")
     if out.suffix not in (".html", ".md"):
@@ -39,12 +41,14 @@ def report(
         measure_costs(runs)
     page = write_report(runs, out, force=force)
     size = page.stat().st_size
-    console.print(f"{page}, {size / 1e6:.1f} MB{': open it in any browser' if out.suffix == '.html' else ''}")
-    return emit({"page": str(page), "bytes": size, "runs": [str(run) for run in runs]}, json)
+    answer.line(f"{page}, {size / 1e6:.1f} MB{': open it in any browser' if out.suffix == '.html' else ''}")
+    return answer.emit({"page": str(page), "bytes": size, "runs": [str(run) for run in runs]})
 
 
 def measure_costs(places: list[Path]) -> None:
     """Size and speed of the exported backbones that have no results/cost.json yet."""
+    from mixlab.studies.demo import write_costs
+
     for run in find_runs(place for place in places if place.is_dir()):
         is_whole = (run.path / "weights.safetensors").is_file() and (run.path / "config.json").is_file()
         if is_whole and run.path.name != UNTRAINED and not run.file_of("cost").is_file():

@@ -1,40 +1,31 @@
 """`mixlab reproduce`: every table and figure of both papers, with its data, commands, cost and published figures."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
-from rich.text import Text
 
-from mixlab.commands.options import Device, Json
-from mixlab.commands.output import check_json, console, emit, table, warn
+from mixlab.choices import Scale
+from mixlab.commands.answer import Answer
+from mixlab.commands.options import Device, Flat
+from mixlab.commands.output import warn
+from mixlab.console import console, put
 from mixlab.errors import InputError
-from mixlab.report import write_report
-from mixlab.report.reproduced import beside
 from mixlab.run import RunDirectory
 from mixlab.run.directory import RunLock
-from mixlab.studies.reproduce.document import describe
-from mixlab.studies.reproduce.folders import DATA_SETS
-from mixlab.studies.reproduce.items import Item
-from mixlab.studies.reproduce.listing import ITEMS, ON_PAPER, find_items, hours_of, missing_networks, show_hours
-from mixlab.studies.reproduce.networks import Scale
-from mixlab.studies.reproduce.run import (
-    ItemPlan,
-    check_agreement,
-    check_plan,
-    command_lines,
-    plan_item,
-    run_plan,
-    stored_scale,
-    write_comparison,
-)
-from mixlab.studies.steps import wait_for_workers, worker_pool
+
+if TYPE_CHECKING:
+    from mixlab.studies.reproduce.items import Item
+    from mixlab.studies.reproduce.run import ItemPlan
 
 
 def reproduce(
     items: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ITEM ...")] = (),
+    answer: Flat[Answer] = Answer(),
     *,
     root: Path | None = None,
     run: Path | None = None,
@@ -42,7 +33,6 @@ def reproduce(
     only: tuple[str, ...] = (),
     scale: Scale = "full",
     device: Device = "auto",
-    json: Json = None,
 ) -> dict[str, Any]:
     """List every table and figure of both papers; check the data of one, print its commands, or run them.
 
@@ -58,11 +48,15 @@ def reproduce(
         only: networks by name, such as dinovim_base: these rows alone.
         scale: full, as published; tiny: a stand-in of two steps for every training, to check that all runs.
     """
-    check_json(json)
+    from mixlab.studies.reproduce.document import describe
+    from mixlab.studies.reproduce.listing import find_items
+    from mixlab.studies.reproduce.run import plan_item, stored_scale
+
+    answer.check()
     if not items:
-        if root is not None or run is not None:
-            raise InputError("--root and --run go with an item; `mixlab reproduce` lists them")
-        return emit(_list(), json)
+        if root is not None or run is not None or weights or only:
+            raise InputError("options go with an item; `mixlab reproduce` lists them")
+        return answer.emit(_list(answer))
     files = dict(_name_and_file(text) for text in weights)
     chosen = find_items(items)
     if run is not None and root is None:
@@ -74,12 +68,16 @@ def reproduce(
     ]
     if run is None:
         for plan in plans:
-            _show(plan, root)
-        return emit({"kind": "reproduce", "items": [describe(plan) for plan in plans]}, json)
-    return emit(_run(plans, run, root, scale), json)
+            _show(answer, plan, root)
+        return answer.emit({"kind": "reproduce", "items": [describe(plan) for plan in plans]})
+    return answer.emit(_run(answer, plans, run, root, scale))
 
 
-def _run(plans: Sequence[ItemPlan], run: Path, root: Path | None, scale: Scale) -> dict[str, Any]:
+def _run(answer: Answer, plans: Sequence[ItemPlan], run: Path, root: Path | None, scale: Scale) -> dict[str, Any]:
+    from mixlab.report import write_report
+    from mixlab.studies.reproduce.run import check_agreement, run_plan, write_comparison
+    from mixlab.studies.steps import wait_for_workers, worker_pool
+
     if root is None:
         RunDirectory.open(run)
     if root is not None:
@@ -97,14 +95,16 @@ def _run(plans: Sequence[ItemPlan], run: Path, root: Path | None, scale: Scale) 
                         warn(note)
                     run_plan(plan, pool, workers=1)
                 results[plan.item.name] = write_comparison(plan)
-                _print(results[plan.item.name])
+                _print(answer, results[plan.item.name])
         page = write_report([run], run / "report.html")
-    console.print(f"the report: open {page}", soft_wrap=True)
+    answer.line(f"the report: open {page}")
     return {"kind": "reproduce", "items": results, "report": str(page)}
 
 
 def _runnable(plans: Sequence[ItemPlan]) -> list[ItemPlan]:
     """Those whose data and networks are there; of several, the others are named and left out."""
+    from mixlab.studies.reproduce.run import check_plan
+
     kept = []
     for plan in plans:
         try:
@@ -120,24 +120,29 @@ def _runnable(plans: Sequence[ItemPlan]) -> list[ItemPlan]:
     return kept
 
 
-def _list() -> dict[str, Any]:
-    listed = []
-    for name in dict.fromkeys(item.paper for item in ITEMS.values()):
-        console.rule(f"{name}: GPU-hours on one H200, estimated")
-        for item in (item for item in ITEMS.values() if item.paper == name):
-            console.print(Text.assemble((f"{item.name:<20}", "bold"), f" {item.title}"), soft_wrap=True)
-            console.print(Text(f"{'':<20} {_summary(item)}", style="dim"), soft_wrap=True)
-            listed.append(describe(plan_item(item, root=None, run=ON_PAPER.run)))
+def _list(answer: Answer) -> dict[str, Any]:
+    from mixlab.studies.reproduce.document import describe
+    from mixlab.studies.reproduce.listing import ITEMS, ON_PAPER
+    from mixlab.studies.reproduce.run import plan_item
+
+    for number, paper in enumerate(dict.fromkeys(item.paper for item in ITEMS.values())):
+        if number:
+            answer.line("")
+        rows = [(item.name, item.title, _summary(item)) for item in ITEMS.values() if item.paper == paper]
+        answer.table(f"{paper}: GPU-hours on one H200, estimated", ("item", "what it shows", "what it needs"), rows)
     console.print(
-        "\nItems in one --run train a network once. `mixlab reproduce ITEM` prints its commands and published figures, "
-        "--root DATA checks the folders, --run RUN runs it.",
-        soft_wrap=True,
+        "Items in one --run train a network once. `mixlab reproduce ITEM` prints its commands and published figures, "
+        "--root DATA checks the folders, --run RUN runs it."
     )
+    listed = [describe(plan_item(item, root=None, run=ON_PAPER.run)) for item in ITEMS.values()]
     return {"kind": "reproduce", "items": listed}
 
 
 def _summary(item: Item) -> str:
     """Data, GPU-hours and what is missing, in one line."""
+    from mixlab.studies.reproduce.folders import DATA_SETS
+    from mixlab.studies.reproduce.listing import ON_PAPER, hours_of, missing_networks, show_hours
+
     if item.is_drawing:
         return "a drawing: nothing to measure"
     data = ", ".join(DATA_SETS[name].title for name in item.needs(ON_PAPER))
@@ -149,9 +154,13 @@ def _summary(item: Item) -> str:
     return f"{data}; GPU-hours: {show_hours(training)} of training, {show_hours(then)} after it{have}"
 
 
-def _show(plan: ItemPlan, root: Path | None) -> None:
+def _show(answer: Answer, plan: ItemPlan, root: Path | None) -> None:
+    from mixlab.studies.reproduce.folders import DATA_SETS
+    from mixlab.studies.reproduce.listing import hours_of, show_hours
+    from mixlab.studies.reproduce.run import command_lines
+
     item = plan.item
-    console.rule(f"{item.name}: {item.paper}, {item.place}")
+    console.print(f"{item.name}: {item.paper}, {item.place}", style="bold", soft_wrap=True)
     console.print(item.title)
     if item.note:
         console.print(item.note, soft_wrap=True)
@@ -173,35 +182,38 @@ def _show(plan: ItemPlan, root: Path | None) -> None:
     elif needed:
         console.print(f"the data is there: {', '.join(DATA_SETS[name].title for name in needed)}", style="green")
     for line in command_lines(plan):
-        console.print(line, soft_wrap=True, highlight=False)
+        put(line, to_stderr=answer.json == "-")
     figures = [(cell.row, cell.column, cell.said if cell.paper is None else cell.paper) for cell in item.cells]
     if figures:
-        table(f"Published in {item.place}", ("row", "figure", "paper"), figures)
+        answer.table(f"Published in {item.place}", ("row", "figure", "paper"), figures)
     if item.settings:
-        _print_settings(item)
+        _print_settings(answer, item)
 
 
-def _print(result: dict[str, Any]) -> None:
+def _print(answer: Answer, result: dict[str, Any]) -> None:
+    from mixlab.report.reproduced import beside
+    from mixlab.studies.reproduce.listing import ITEMS
+
     known = [row for row in result["rows"] if row["ours"] is not None]
     rows = [(row["row"], row["column"], *beside(row).values(), row["n"]) for row in known]
     title = f"{result['item']}: {result['title']} ({result['paper']}, {result['place']})"
     if rows:
-        table(title, ("row", "figure", "ours", "paper", "difference", "n"), rows)
+        answer.table(title, ("row", "figure", "ours", "paper", "difference", "n"), rows)
         if result["scale"] == "tiny":
             warn("tiny scale: two steps of small stand-ins; these figures say nothing about the paper's")
     lacking = sum(row["ours"] is None for row in result["rows"])
     if lacking:
-        console.print(f"{result['item']}: {lacking} of {len(result['rows'])} figures are not measured yet")
+        answer.line(f"{result['item']}: {lacking} of {len(result['rows'])} figures are not measured yet")
     if result["settings"]:
-        _print_settings(ITEMS[result["item"]])
+        _print_settings(answer, ITEMS[result["item"]])
 
 
-def _print_settings(item: Item) -> None:
+def _print_settings(answer: Answer, item: Item) -> None:
     assert item.settings is not None
     rows = [
         (name, str(ours), str(paper), "same" if ours == paper else "DIFFERENT") for name, ours, paper in item.settings()
     ]
-    table(f"{item.name}: {item.title}", ("setting", "ours", "paper", ""), rows)
+    answer.table(f"{item.name}: {item.title}", ("setting", "ours", "paper", "agrees"), rows)
 
 
 def _name_and_file(text: str) -> tuple[str, str]:

@@ -1,28 +1,30 @@
 """`mixlab robust`: a classifier on ImageNet's shifted sets, as in the paper's Table 4, or on changed images."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from mixlab.choices import PrecisionChoice
+from mixlab.commands.answer import Answer
 from mixlab.commands.options import Flat, OneTarget
-from mixlab.commands.output import check_json, console, emit, evaluation_machine, percent, percent_interval, table, warn
-from mixlab.data.images import parse_source
-from mixlab.data.source import few
+from mixlab.commands.output import evaluation_machine, percent, percent_interval, warn
+from mixlab.console import console
 from mixlab.errors import InputError, check_counts
-from mixlab.evaluation.classifier import load_classifier
-from mixlab.evaluation.machine import PrecisionChoice
-from mixlab.evaluation.robustness import RobustnessResult, evaluate_robustness, join_parts
-from mixlab.evaluation.shifted_sets import SETS, find_sets
-from mixlab.evaluation.shifts import evaluate_shifts
 from mixlab.run import provenance
 from mixlab.run.directory import file_name
+
+if TYPE_CHECKING:
+    from mixlab.evaluation.robustness import RobustnessResult
 
 
 def robust(
     on: Flat[OneTarget],
+    answer: Flat[Answer] = Answer(),
     *,
     data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FOLDER|NAME=FOLDER ...")] = (),
     shifts: str | None = None,
@@ -53,10 +55,16 @@ def robust(
         precision: bf16 or fp32; auto: bf16 on a GPU.
         workers: data loading processes per rank; default: all cores, divided by the ranks.
     """
+    from mixlab.data.images import parse_source
+    from mixlab.data.source import few
+    from mixlab.evaluation.classifier import load_classifier
+    from mixlab.evaluation.robustness import evaluate_robustness, join_parts
+    from mixlab.evaluation.shifts import evaluate_shifts
+
     if not data and shifts is None:
         raise InputError("no images given; give --data for ImageNet's sets, or --shifts for images to corrupt")
     check_counts(limit=limit, image=image, batch=batch)
-    check_json(on.json)
+    answer.check()
     part, num_parts = parse_shard(shard)
     if shifts is not None and num_parts > 1:
         raise InputError(f"--shard {shard} is for the sets of --data; score --shifts in one go")
@@ -92,25 +100,27 @@ def robust(
         result = on_sets.to_json() | origin
         if on_sets.num_parts > 1:
             console.print(f"part {part} of {num_parts} is in {directory.path}; the table is printed with the last part")
-            return emit(result, on.json)
+            return answer.emit(result)
         directory.write(f"robust_{label}", result)
-        _print(on_sets)
+        _print(answer, on_sets)
     if on_changed is not None:
         own = on_changed.to_json() | origin
         directory.write(f"shifts_{label}", own)
         result = result | own | {"measurements": result.get("measurements", []) + own["measurements"]}
         rows = [(name, percent(row["top1"]), percent_interval(row), row["n"]) for name, row in own["shifts"].items()]
-        table(f"{classifier.label} on {shifts}, changed", ("images", "top-1 %", "95 %", "n"), rows)
+        answer.table(f"{classifier.label} on {shifts}, changed", ("images", "top-1 %", "95 %", "n"), rows)
         if unreadable := on_changed.scores.unreadable:
             number = len(on_changed.scores.numbers) + len(unreadable)
             note = f"{len(unreadable)} of the {number} images cannot be read: {few(unreadable)}"
             warn(note)
     console.print(f"results in {directory.path}")
-    return emit(result, on.json)
+    return answer.emit(result)
 
 
 def parse_sets(data: Sequence[str]) -> dict[str, Path]:
     """NAME=FOLDER as given, and whatever a plain folder holds; in the order of the table."""
+    from mixlab.evaluation.shifted_sets import SETS, find_sets
+
     found: dict[str, Path] = {}
     for text in data:
         name, equals, folder = text.partition("=")
@@ -132,16 +142,17 @@ def parse_shard(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _print(found: RobustnessResult) -> None:
+def _print(answer: Answer, found: RobustnessResult) -> None:
+    from mixlab.evaluation.shifted_sets import SETS
+
     sets = found.to_json()["sets"]
-    rows: list[list[Any]] = [
-        [found.classifier.label, *(percent(row["top1"]) for row in sets.values())],
-        ["95 %", *(percent_interval(row) for row in sets.values())],
-        ["n", *(row["n"] for row in sets.values())],
-    ]
+    columns = ["set", "top-1 %", "95 %", "n"]
+    rows = [[SETS[name].title, percent(row["top1"]), percent_interval(row), row["n"]] for name, row in sets.items()]
     if any(row["paper"] is not None for row in sets.values()):
-        rows.append(["paper", *(percent(row["paper"]) for row in sets.values())])
-    table("ImageNet's shifted sets", ["top-1 %", *(SETS[name].title for name in sets)], rows)
+        columns.append("paper %")
+        for line, row in zip(rows, sets.values(), strict=True):
+            line.append(percent(row["paper"]))
+    answer.table(f"{found.classifier.label} on ImageNet's shifted sets", columns, rows)
     for score in found.scores.values():
         for note in score.notes():
             warn(note)

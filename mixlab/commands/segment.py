@@ -2,17 +2,18 @@
 
 from typing import Any
 
+from mixlab.choices import InferenceMode
+from mixlab.commands.answer import Answer
 from mixlab.commands.dense_task import is_first, train_or_evaluate
 from mixlab.commands.options import DenseTarget, Flat
-from mixlab.commands.output import drawing, emit, percent, table
+from mixlab.commands.output import drawing, percent
 from mixlab.console import console
-from mixlab.evaluation.segmentation.task import evaluate_segmentation, fit_segmentation, plan_segmentation
-from mixlab.evaluation.segmentation.upernet import Mode
 from mixlab.run import RunDirectory, provenance
-from mixlab.training.distributed import choose_device
 
 
-def segment(on: Flat[DenseTarget], *, data: str, inference: Mode = "single") -> dict[str, Any]:
+def segment(
+    on: Flat[DenseTarget], answer: Flat[Answer] = Answer(), *, data: str, inference: InferenceMode = "single"
+) -> dict[str, Any]:
     """Train UperNet on a backbone and score it. The same --run again resumes where it stopped; torchrun works as is.
 
     SIGTERM and Ctrl-C save and stop, with exit code 143 or 130.
@@ -21,6 +22,10 @@ def segment(on: Flat[DenseTarget], *, data: str, inference: Mode = "single") -> 
         data: shapes, or a folder: ADE20K's, PASCAL VOC's, or images/ beside annotations/ or labels/.
         inference: single, multi (six scales and their mirror images) or slide (windows of the training size).
     """
+    from mixlab.evaluation.segmentation.task import evaluate_segmentation, fit_segmentation, plan_segmentation
+    from mixlab.training.distributed import choose_device
+
+    answer.check()
     result, run = train_or_evaluate(
         on,
         data,
@@ -46,11 +51,11 @@ def segment(on: Flat[DenseTarget], *, data: str, inference: Mode = "single") -> 
         (entry["name"], percent(entry["iou"]), percent(entry["accuracy"]), entry["pixels"])
         for entry in sorted(content["classes"], key=lambda entry: -entry["pixels"])[:20]
     ]
-    table(f"Segmentation of {content['data']} by {content['model']}, n = {result.n}",
-          ("class", "IoU %", "accuracy %", "pixels"), rows)  # fmt: skip
+    title = f"Segmentation of {content['data']} by {content['model']}, n = {result.n}"
+    answer.table(title, ("class", "IoU %", "accuracy %", "pixels"), rows)
     overall = ", ".join(f"{metric} {percent(content[metric.lower()])}" for metric in ("mIoU", "mAcc", "aAcc"))
     ends = [str(percent(end)) for end in result.scores.miou_interval or ()]
     interval = f"; mIoU 95 %: {' to '.join(ends)}" if ends else ""
-    console.print(f"{overall} (%, {mode}{interval})")
+    answer.line(f"{overall} (%, {mode}{interval})")
     console.print(f"results in {folder.path}")
-    return emit(content, on.json)
+    return answer.emit(content)

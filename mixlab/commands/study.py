@@ -1,25 +1,21 @@
 """`mixlab study`: the papers' comparisons on your own photographs, in parts that can be run one by one."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
-from mixlab.commands.options import Device, Json
-from mixlab.commands.output import console, emit
+from mixlab.commands.answer import Answer
+from mixlab.commands.options import Device, Flat
 from mixlab.errors import InputError
-from mixlab.studies.miniature.parts import PARTS
-from mixlab.studies.miniature.plan import FULL, QUICK
-from mixlab.studies.miniature.publish import publish_study
-from mixlab.studies.miniature.run import run_miniature
 
-STUDIES: dict[str, Callable[..., dict[str, Any]]] = {"miniature": run_miniature}
+STUDIES = ("miniature",)
 
 
 def study(
     name: Annotated[str, tyro.conf.Positional],
+    answer: Flat[Answer] = Answer(),
     *,
     run: Path,
     data: Path | None = None,
@@ -30,7 +26,6 @@ def study(
     quick: bool = False,
     device: Device = "auto",
     publish: Path | None = None,
-    json: Json = None,
 ) -> dict[str, Any]:
     """Run a whole study, or parts of it. Finished steps are not repeated; a killed study resumes.
 
@@ -54,6 +49,12 @@ def study(
     """
     if name not in STUDIES:
         raise InputError(f"there is no study {name!r}; choose {', '.join(STUDIES)}")
+    from mixlab.studies.miniature.parts import PARTS
+    from mixlab.studies.miniature.plan import FULL, QUICK
+    from mixlab.studies.miniature.publish import publish_study
+    from mixlab.studies.miniature.run import run_miniature
+
+    answer.check()
     unknown = [one for one in part if one not in PARTS]
     if unknown:
         raise InputError(f"{name} has no part {', '.join(unknown)}; choose from {', '.join(PARTS)}")
@@ -61,7 +62,7 @@ def study(
         raise InputError(f"--seeds {seeds} and --at-once {at_once} must be at least 1")
     start, summary = time.monotonic(), {"run": str(run)}
     if data is not None and masks is not None:
-        summary |= STUDIES[name](
+        summary |= run_miniature(
             data=data,
             masks=masks,
             run=run,
@@ -75,5 +76,5 @@ def study(
         raise InputError("a study needs images and masks: give --data FOLDER and --masks FOLDER (or --publish alone)")
     if publish is not None:
         summary["published"] = str(publish_study(run, publish))
-    console.print(f"all in {(time.monotonic() - start) / 60:.1f} minutes")
-    return emit(summary, json)
+    answer.line(f"all in {(time.monotonic() - start) / 60:.1f} minutes")
+    return answer.emit(summary)

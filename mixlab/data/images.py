@@ -15,7 +15,7 @@ from .folder_index import list_images
 from .given import PREFIX, Data, GivenData
 from .shapes import parse_shapes
 from .shards import TarShards
-from .source import ImageSource, check_split
+from .source import ImageSource, check_split, nearest_place
 
 SPLIT_FOLDERS = {"train": ("train", "training"), "val": ("val", "validation", "valid", "test")}
 IMAGE_FOLDERS = ("images", "image", "imgs", "JPEGImages")
@@ -95,7 +95,7 @@ def parse_source(name: Data, *, split: str = "train", cache: str | Path | None =
     if not folder.is_dir():
         raise FileNotFoundError(
             f"{name!r} is not a data source: not 'shapes', 'wds:PATTERN', an existing folder or an image file; "
-            "check the path"
+            f"{nearest_place(name)}"
         )
     return ImageFolder(folder, split=split, cache=cache)
 

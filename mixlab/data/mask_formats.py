@@ -33,7 +33,7 @@ from .masks import (
     voc_mask,
 )
 from .shapes import parse_shapes
-from .source import SPLITS, ImageSource, Subset, check_split, parse_options, part_of
+from .source import SPLITS, ImageSource, Subset, check_split, nearest_place, parse_options, part_of
 
 
 def parse_images_or_masks(name: Data, *, split: str = "val") -> ImageSource | MaskSource:
@@ -59,7 +59,7 @@ def parse_masks(name: Data, *, split: str = "val") -> MaskSource:
     if not path.exists():
         raise FileNotFoundError(
             f"{name!r} is not a source of masks: {place!r} does not exist. Give 'shapes', a folder, a COCO JSON file, "
-            f"or a format and a folder ({', '.join(f'{known}:DIR' for known in _FORMATS)})"
+            f"or a format and a folder ({', '.join(f'{known}:DIR' for known in _FORMATS)}); {nearest_place(place)}"
         )
     found = head or _recognise(path)
     if found is None:
@@ -218,7 +218,9 @@ def parse_label_maps(name: Data, *, split: str = "train") -> MaskSource:
         return ShapesMasks(shapes, kind="semantic")
     root = Path(name).expanduser()
     if not root.is_dir():
-        raise FileNotFoundError(f"{name!r} is not a source of label maps: neither 'shapes' nor an existing folder")
+        raise FileNotFoundError(
+            f"{name!r} is not a source of label maps: neither 'shapes' nor an existing folder; {nearest_place(name)}"
+        )
     images, masks = child(root, "images", "JPEGImages"), child(root, *LABEL_FOLDERS)
     if images is None or masks is None:
         raise InputError(

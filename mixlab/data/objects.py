@@ -26,7 +26,7 @@ from .coco import (
 from .decode import printable
 from .given import Data, GivenData
 from .shapes import Shapes, parse_shapes
-from .source import SPLITS, Source, Subset, check_split, few, part_of
+from .source import SPLITS, Source, Subset, check_split, few, nearest_place, part_of
 
 
 class Objects(NamedTuple):
@@ -244,7 +244,10 @@ def scale_boxes(boxes: Tensor, *, old: tuple[int, int], new: tuple[int, int]) ->
 def _open_coco(name: str, split: str) -> ObjectSource:
     place = Path(name).expanduser()
     if not place.exists():
-        raise FileNotFoundError(f"{name!r} is not a source of objects: neither 'shapes' nor an existing folder or file")
+        raise FileNotFoundError(
+            f"{name!r} is not a source of objects: neither 'shapes' nor an existing folder or file; "
+            f"{nearest_place(name)}"
+        )
     files = need_coco_files(place)
     named = {file: [which for which in SPLITS if which in file.stem] for file in files}
     own = {which: [file for file in files if named[file] == [which]] for which in SPLITS}

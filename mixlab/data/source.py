@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -15,12 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mixlab.errors import InputError
+from mixlab.errors import InputError, did_you_mean
 
 from .decode import Reduction, UnreadableImage, fit_image, to_pil, to_tensor
 
 SPLITS = ("train", "val")
 HELD_OUT = 5  # without a split of its own, every fifth sample of a class is for validation
+BUILT_IN = ("shapes", "photo")  # sources that need no files of the user's
 
 
 class HasImage(Protocol):
@@ -235,8 +236,7 @@ def parse_options(name: str, options: str, *, known: tuple[str, ...]) -> dict[st
     for part in filter(None, options.split(",")):
         key, _, value = (piece.strip() for piece in part.partition("="))
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known) or 'none'}"
+            hint = did_you_mean(key, known, otherwise=f"it has {', '.join(known) or 'none'}")
             raise InputError(f"{name!r}: there is no option {key!r}; {hint}")
         if not value:
             raise InputError(f"{name!r}: option {key!r} needs a value, as in {key}=...")
@@ -250,3 +250,16 @@ def to_number(name: str, options: dict[str, str], key: str, default: int) -> int
     if not value.isdecimal():
         raise InputError(f"{name!r}: {key}={value} is not a whole number; give for example {key}={default}")
     return int(value)
+
+
+def nearest_place(name: str) -> str:
+    """What was probably meant by data that do not exist: a name of ours, or a neighbour of what is missing."""
+    place = Path(name).expanduser()
+    while not place.parent.is_dir():
+        place = place.parent
+    try:
+        neighbours = [entry.name for entry in islice(place.parent.iterdir(), 10_000)]
+    except OSError:
+        neighbours = []
+    built_in = BUILT_IN if place.name == name else ()
+    return did_you_mean(place.name, [*built_in, *neighbours], otherwise="check the path")

@@ -19,9 +19,10 @@ from mixlab.backbones.backbone import Backbone, FeatureSource
 from mixlab.backbones.weights.formats import recognise
 from mixlab.backbones.weights.reading import StoredWeights, WeightsError, read_weights
 from mixlab.backbones.weights.saving import save_tensors
+from mixlab.choices import OUTPUT
 from mixlab.data.imagenet_labels import imagenet_classes
 from mixlab.errors import InputError
-from mixlab.evaluation.features import OUTPUT, FeaturePlan, HeadInput, has_class_token, published_source
+from mixlab.evaluation.features import FeaturePlan, HeadInput, has_class_token, published_source
 from mixlab.evaluation.machine import CentreView
 from mixlab.evaluation.paper import EPOCHS
 from mixlab.evaluation.target import Target, load_target, split_target, weights_checksum

@@ -7,8 +7,8 @@ layers of a pool are then neighbours, and what a head reads is one slice of the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,64 +17,13 @@ from torch import Tensor
 
 from mixlab.backbones.backbone import Backbone, FeatureSource, check_source
 from mixlab.backbones.tokens import Features
-from mixlab.data.labelled import LabelledSplits, label_subset
-from mixlab.data.source import at_most
+from mixlab.choices import OUTPUT
 from mixlab.errors import InputError
-from mixlab.evaluation.machine import CentreView, PrecisionChoice, precision_in_use
 
 STRATEGIES = ("cls", "mean", "max", "cls+mean", "cls+max")  # Dino-Mamba, Table 6; cls is the summary token or tokens
-OUTPUT = "output"  # what the backbone itself returns
 REGISTERS = "registers"  # each register by itself
 LIGHT_WIDTH = 1536  # Dino-Mamba, Table 1: 1.5 M parameters with 1,000 classes
 _SHARE_OF_MEMORY = 0.4  # of a GPU's free memory that features may take
-
-
-@dataclass(frozen=True, kw_only=True)
-class FrozenSettings:
-    """What kNN and probes of frozen features have in common. These are options of their commands, with this help."""
-
-    source: Literal["auto", "branch", "stream"] = "auto"
-    """branch (the mixers' output, as in Dino-Mamba) or stream; auto: as in the papers."""
-    label_share: float = 1.0  # use only this fraction of each class, such as 0.01 or 0.1, drawn by --seed.
-    num_train: int | None = None  # maximum number of training images, evenly spaced.
-    num_val: int | None = None  # maximum number of validation images, evenly spaced.
-    image: int | None = None  # image size in pixels; default: the size that the backbone was made for.
-    crop_share: float | None = None
-    """fraction of each side that the centre crop keeps: 0.875 is 224 of 256; default: the model's own."""
-    precision: PrecisionChoice = "auto"
-    """precision of the backbone: bf16 or fp32; auto: bf16 on a GPU. fp32 also turns off TF32 in the heads of probes."""
-    seed: int = 0
-    """seed of the draw of --label-share, the heads, order and crops of a probe, and an untrained target."""
-
-    def read_source(self, backbone: Backbone) -> FeatureSource:
-        return published_source(backbone) if self.source == "auto" else self.source
-
-    def view(self, backbone: Backbone) -> CentreView:
-        """The centre crop of this backbone."""
-        share = backbone.crop_share if self.crop_share is None else self.crop_share
-        return CentreView(self.image or backbone.image, share)
-
-    def cut(self, splits: LabelledSplits) -> LabelledSplits:
-        """As many images of each split as these settings ask for."""
-        train = label_subset(at_most(splits.train, self.num_train), self.label_share, seed=self.seed)
-        return replace(splits, train=train, val=at_most(splits.val, self.num_val))
-
-    def protocol(self, backbone: Backbone, splits: LabelledSplits, device: torch.device) -> dict[str, Any]:
-        """The fields of a protocol that both have."""
-        view = self.view(backbone)
-        return {
-            "data": splits.data,
-            "val_data": splits.val_data,
-            "num_images": self.num_val,
-            "image": view.size,
-            "crop_share": view.crop_share,
-            "fit": view.fit,
-            "precision": precision_in_use(self.precision, device),
-            "source": self.read_source(backbone),
-            "label_share": self.label_share,
-            "label_seed": self.seed if self.label_share < 1 else None,
-            "num_train": self.num_train,
-        }
 
 
 class HeadInput(NamedTuple):

@@ -10,17 +10,19 @@ import torch
 from torch import Tensor
 
 from mixlab.backbones.backbone import Backbone
+from mixlab.choices import OUTPUT
 from mixlab.data.given import AnyData
 from mixlab.data.labelled import LabelledSplits, labelled_splits
 from mixlab.evaluation.accuracy import Accuracy
 from mixlab.evaluation.feature_cache import Extraction, extract_features
-from mixlab.evaluation.features import OUTPUT, FeaturePlan, FrozenSettings, head_inputs
+from mixlab.evaluation.features import FeaturePlan, head_inputs
 from mixlab.evaluation.machine import Machine, precision_in_use
+from mixlab.evaluation.settings import KnnSettings
 from mixlab.evaluation.target import Target, as_target
 from mixlab.run import Measurement, Subject
 from mixlab.run.protocols import KnnProtocol
 from mixlab.training.distributed import from_all
-from mixlab.training.knn import KS, TEMPERATURE, fitting_ks, knn_correct
+from mixlab.training.knn import fitting_ks, knn_correct
 
 
 @dataclass(frozen=True)
@@ -68,17 +70,6 @@ class KnnResult:
             "absent_classes": list(self.absent_classes),
             "measurements": [found.to_json() for found in self.measurements],
         }
-
-
-@dataclass(frozen=True, kw_only=True)
-class KnnSettings(FrozenSettings):
-    """All that decides the outcome, beside the network and the data. Options of `mixlab knn`."""
-
-    k: tuple[int, ...] = KS  # number of neighbours, one or more values.
-    temperature: float = TEMPERATURE  # temperature of the votes; a neighbour has the weight exp(cosine / temperature).
-    blocks: int = 1  # number of last blocks whose features are used, unless the strategy is output.
-    strategy: str = OUTPUT
-    """output (what the backbone returns), cls, mean, max, cls+mean or cls+max."""
 
 
 def evaluate_knn(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from mixlab.backbones.backbone import Backbone
+from mixlab.choices import OUTPUT
 from mixlab.data.given import AnyData, as_data
 from mixlab.data.images import parse_source
 from mixlab.evaluation.feature_cache import Extraction, extract_features
-from mixlab.evaluation.features import OUTPUT, FeaturePlan, head_inputs
+from mixlab.evaluation.features import FeaturePlan, head_inputs
 from mixlab.evaluation.machine import CentreView, Machine, precision_in_use
 from mixlab.training.knn import LabelledFeatures
 

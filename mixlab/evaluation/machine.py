@@ -11,13 +11,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from mixlab.choices import PrecisionChoice
 from mixlab.data.loader import Loader
 from mixlab.data.source import ImageSource
 from mixlab.errors import InputError
 from mixlab.training.distributed import World
 from mixlab.training.precision import Precise, autocast
 
-PrecisionChoice = Literal["auto", "bf16", "fp32"]
 PrecisionInUse = Literal["bf16", "fp32"]
 Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]  # description and total -> a step function
 Say = Callable[[str], None]

@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mixlab.choices import PrecisionChoice
 from mixlab.data.source import Subset, evenly_spaced
 from mixlab.evaluation.classifier import NamedClassifier
-from mixlab.evaluation.machine import Machine, PrecisionChoice, PrecisionInUse, precision_in_use, run_precision
+from mixlab.evaluation.machine import Machine, PrecisionInUse, precision_in_use, run_precision
 from mixlab.evaluation.paper import robustness_figure
 from mixlab.evaluation.shifted_sets import SETS, SetImages, SetScore, find_sets
 from mixlab.run import Measurement

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mixlab.choices import PrecisionChoice
 from mixlab.data.given import AnyData, as_data
 from mixlab.data.images import parse_source
 from mixlab.data.source import ImageSource, Subset, at_most
@@ -18,7 +19,7 @@ from mixlab.data.transforms import to_grey
 from mixlab.errors import InputError
 from mixlab.evaluation.accuracy import Accuracy
 from mixlab.evaluation.classifier import NamedClassifier
-from mixlab.evaluation.machine import Machine, PrecisionChoice, precision_in_use, run_precision
+from mixlab.evaluation.machine import Machine, precision_in_use, run_precision
 from mixlab.evaluation.robustness import robustness_protocol
 from mixlab.run import Measurement
 from mixlab.run.protocols import RobustnessProtocol

@@ -7,7 +7,7 @@ TARGET is a run (finished or stopped), a file that `mixlab export` wrote, a name
 import hashlib
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -129,29 +129,27 @@ def load_target(
 def load_targets(
     texts: Sequence[str],
     *,
-    weights: str | Mapping[str, str] | None = None,
+    weights: Sequence[str] = (),
     training: Sequence[str] = (),
     seed: int = 0,
     device: str | torch.device | None = "auto",
 ) -> list[Target]:
-    """Load several with distinct labels. `weights`: a file for a single name, or files by name; `training`:
-    LABEL=KIND for each whose run does not record it."""
+    """Load several with distinct labels. `weights`: NAME=FILE for each name or label, or FILE for a single one;
+    `training`: LABEL=KIND for each whose run does not record it."""
     if not texts:
         raise InputError("no target given; name a run, a model of the zoo (`mixlab models`), shipped/NAME or timm/NAME")
-    if isinstance(weights, str) and len(texts) > 1:
-        raise InputError(f"--weights {weights} goes with one target, got {len(texts)}; load them one by one")
     names = {text: split_target(text)[0] for text in texts}
-    files = dict.fromkeys(names.values(), weights) if isinstance(weights, str) else dict(weights or {})
-    if unknown := sorted(set(files) - set(names.values())):
-        raise InputError(f"--weights names {', '.join(unknown)}, which are not among the targets; add them as targets")
     labels = [label_of(text) for text in texts]
+    files = dict(_name_and_file(text, names.values(), labels) for text in weights)
     if len(set(labels)) < len(labels):
         raise InputError(f"two targets share a label among {', '.join(labels)}; write TARGET=LABEL to name them")
     kinds = dict(_label_and_kind(text) for text in training)
     if unknown := sorted(set(kinds) - set(labels)):
         raise InputError(f"--training names {', '.join(unknown)}, the labels are {', '.join(labels)}")
     return [
-        load_target(text, weights=files.get(names[text]), training=kinds.get(label), seed=seed, device=device)
+        load_target(
+            text, weights=files.get(label, files.get(names[text])), training=kinds.get(label), seed=seed, device=device
+        )
         for text, label in zip(texts, labels, strict=True)
     ]
 
@@ -284,6 +282,20 @@ def _method_of(config: dict[str, Any]) -> str | None:
     for name in ("settings", "method", "kind"):
         part = part.get(name) if isinstance(part, dict) else None
     return part if isinstance(part, str) else None
+
+
+def _name_and_file(text: str, names: Collection[str], labels: Collection[str]) -> tuple[str, str]:
+    """NAME=FILE, with the name or the label of a target; FILE alone where there is one target."""
+    name, equals, file = text.partition("=")
+    if name in {*names, *labels} and file:
+        return name, file
+    if len(labels) == 1 and (not equals or Path(text).exists()):
+        return next(iter(labels)), text
+    if not equals:
+        first = next(iter(names))
+        raise InputError(f"--weights {text} must say for which target: NAME=FILE, such as {first}={text}")
+    listed = ", ".join(dict.fromkeys([*names, *labels]))
+    raise InputError(f"--weights {text} names {name}, which is not among the targets; name one of {listed}")
 
 
 def _label_and_kind(text: str) -> tuple[str, str]:

@@ -10,10 +10,9 @@ import types
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
-from difflib import get_close_matches
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from mixlab.errors import InputError
+from mixlab.errors import InputError, did_you_mean
 from mixlab.plugins import Registry
 
 T = TypeVar("T")
@@ -41,8 +40,7 @@ def from_json(cls: type[T], values: object, *, kinds: Kinds | None = None, where
     hints, known = get_type_hints(made), {field.name: field for field in fields(made)}  # type: ignore[arg-type]
     for name in values:
         if name not in known:
-            near = get_close_matches(str(name), known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"fields are {', '.join(known)}"
+            hint = did_you_mean(str(name), known, otherwise=f"fields are {', '.join(known)}")
             raise InputError(f"{where} has no field {name!r}; {hint}")
     required = [name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING]
     if missing := [name for name in required if name not in values]:

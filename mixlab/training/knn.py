@@ -15,11 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mixlab.choices import KS, TEMPERATURE
 from mixlab.errors import InputError
 from mixlab.training.precision import matrix_products
 
-KS = (10, 20, 100, 200)  # DINO
-TEMPERATURE = 0.07  # DINO
 _GRID_BITS = {torch.float32: 22, torch.float64: 30}  # of a cosine; float32 products are good to about 2^-22
 _LOW = (1 << 32) - 1  # a key is (cosine on the grid) * 2^32 + (2^32 - 1 - image number)
 

@@ -7,14 +7,13 @@ What is unknown is an error. One parser for all settings, and not the flags that
 
 import json
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from mixlab.backbones.zoo import check_fields, known_fields
-from mixlab.errors import InputError
+from mixlab.errors import InputError, did_you_mean
 from mixlab.run import RunDirectory
 from mixlab.run.codec import check, differences, from_json, to_json
 from mixlab.training.config import MethodConfig, ModelConfig, TrainConfig
@@ -46,7 +45,33 @@ def override(config: TrainConfig, settings: Iterable[str]) -> TrainConfig:
         _add(changes, config, path.split("."), text, config, path)
     changed: TrainConfig = _rebuilt(config, changes)
     check_fields(changed.model.name, changed.model.fields)  # before anything is built
+    check_effects(changed, pairs)
     return changed
+
+
+# Settings that another one overrules: which, by which, when, and what holds instead.
+OVERRULED: tuple[tuple[tuple[str, ...], str, Callable[[TrainConfig], bool], str], ...] = (
+    (("epochs",), "steps", lambda c: c.steps is not None, "this recipe counts steps"),
+    (("optim.warmup_epochs",), "optim.warmup_steps", lambda c: c.optim.warmup_steps is not None,
+     "this recipe warms up for a number of steps"),
+    (("optim.drop_epochs",), "optim.decay", lambda c: c.optim.decay != "drops", "this recipe has no drops"),
+    (("knn.bank", "knn.queries", "knn.k", "knn.temperature"), "knn.every_epochs", lambda c: c.knn.every_epochs == 0,
+     "this recipe has no live kNN"),
+)  # fmt: skip
+
+
+def check_effects(config: TrainConfig, given: Collection[str]) -> None:
+    """Refuse settings that would change nothing. Where what overrules one was given beside it, that was meant."""
+    for names, by, holds, why in OVERRULED:
+        for name in names:
+            if name in given and by not in given and holds(config):
+                value = to_json(config)
+                for part in by.split("."):
+                    value = value[part]
+                raise InputError(f"{name} has no effect: {why} ({by}={value}); set {by}, or {by}=none beside it")
+    for name in given:
+        if name.startswith(config.method.unused or ("\0",)):
+            raise InputError(f"{name} has no effect on {config.method.title}; leave it out")
 
 
 def setting_names(config: Any, prefix: str = "") -> list[str]:
@@ -99,8 +124,9 @@ def _rebuilt(node: Any, changes: Mapping[str, Any]) -> Any:
 
 def _nearest(name: str, known: list[str]) -> str:
     by_last_word = [other for other in known if other.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1]]
-    near = by_last_word or get_close_matches(name, known, n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(near)}?" if near else f"settings are {', '.join(known)}"
+    if by_last_word:
+        return f"did you mean {' or '.join(by_last_word)}?"
+    return did_you_mean(name, known, otherwise=f"settings are {', '.join(known)}")
 
 
 def _parse(hint: Any, text: str, where: str) -> Any:

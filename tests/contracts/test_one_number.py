@@ -17,6 +17,7 @@ import mixlab
 from mixlab.analysis.claims import Evidence
 from mixlab.analysis.comparisons import over_seeds
 from mixlab.cli import main
+from mixlab.commands.answer import WideAnswer
 from mixlab.commands.claims import claims
 from mixlab.report import write_report
 from mixlab.run import METRICS, Measurement, RunDirectory, Subject
@@ -75,8 +76,8 @@ def runs(tmp_path: Path) -> list[Path]:
 def test_the_ledger_the_command_line_and_the_page_have_one_interval_for_a_comparison(
     runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    claims(runs, run=tmp_path / "study", json=str(tmp_path / "claims.json"))
-    printed = re.sub(r"\s+", " ", capsys.readouterr().err)
+    claims(runs, WideAnswer(json=str(tmp_path / "claims.json")), run=tmp_path / "study")
+    printed = re.sub(r"\s+", " ", capsys.readouterr().out)
     result = json.loads((tmp_path / "claims.json").read_text())
     pages = [write_report([tmp_path / "study"], tmp_path / f"page.{kind}").read_text() for kind in ("html", "md")]
 
@@ -140,7 +141,7 @@ def test_what_auc_prints_of_a_network_and_its_twin_is_what_the_ledger_and_the_pa
     text = "{mean:+.3f} [{low:+.3f}, {high:+.3f}]".format(**gap)
     capsys.readouterr()
     claims([tmp_path / "run"])
-    printed = re.sub(r"\s+", " ", capsys.readouterr().err)
+    printed = re.sub(r"\s+", " ", capsys.readouterr().out)
     assert all(text in place for place in (printed, write_report([tmp_path / "run"], tmp_path / "page.md").read_text()))
 
 

@@ -13,9 +13,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from torchvision.models.detection._utils import BoxCoder
 from torchvision.ops import clip_boxes_to_image, roi_align
 
+from mixlab.choices import HeadKind
 from mixlab.data.objects import Objects
 from mixlab.evaluation.detection.proposals import match
-from mixlab.evaluation.detection.rules import RULES, HeadKind, Rules, RuleSet, Stage
+from mixlab.evaluation.detection.rules import RULES, Rules, RuleSet, Stage
 from mixlab.ops.precision import at_least_float32
 
 REGION = 7  # cells along the side of a region for the box head, Fast R-CNN

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-HeadKind = Literal["mask", "cascade"]
+from mixlab.choices import HeadKind
+
 RuleSet = Literal["mmdetection", "torchvision"]
 Units = tuple[float, float, float, float]  # of x, y, width and height, in which boxes are corrected
 

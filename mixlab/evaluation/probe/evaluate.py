@@ -9,25 +9,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from mixlab.backbones.backbone import Backbone
 from mixlab.data.given import AnyData
 from mixlab.data.labelled import LabelledSplits, labelled_splits
 from mixlab.errors import InputError
 from mixlab.evaluation.classifier import ProbeHead, save_head
 from mixlab.evaluation.feature_cache import Extraction, extract_features
-from mixlab.evaluation.features import (
-    FeaturePlan,
-    FeatureTable,
-    FrozenSettings,
-    head_inputs,
-    heavy_blocks,
-    is_light_as_dinos,
-    light_blocks,
-    possible_strategies,
-    published_source,
-)
+from mixlab.evaluation.features import FeaturePlan, FeatureTable, head_inputs, published_source
 from mixlab.evaluation.machine import CentreView, Machine, Say, precision_in_use, run_precision
 from mixlab.evaluation.probe.heads import HeadGrid, collect_heads
 from mixlab.evaluation.probe.result import GridScores, ProbeMode, ProbeResult
@@ -39,78 +27,19 @@ from mixlab.evaluation.probe.training import (
     ProbeCrops,
     ProbeTrainer,
 )
+from mixlab.evaluation.settings import ProbeSettings
 from mixlab.evaluation.target import Target, as_target, network_digest, weights_checksum
 from mixlab.run.codec import differences
 from mixlab.run.directory import RunLock, read_json, write_json
-from mixlab.run.protocols import ProbeProtocol
 from mixlab.signals import StopRequests
 from mixlab.training.distributed import World, from_all, from_first
 
-LRS = (2.5e-4, 5e-4, 1e-3, 2e-3)  # Dino-Mamba, Table 5, as the next
-WEIGHT_DECAYS = (0.0, 1e-3, 5e-3, 1e-2)
 STORED: Literal["float16"] = "float16"  # features of plain images
-Heads = Literal["grid", "light", "heavy"]
 MODES: dict[str, tuple[ProbeMode, ...]] = {
     "augmented": ("augmented",),
     "cached": ("cached",),
     "both": ("augmented", "cached"),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProbeSettings(FrozenSettings):
-    """All that decides the outcome of a probe, beside the network and the data. Options of `mixlab probe`."""
-
-    mode: Literal["augmented", "cached", "both"] = "augmented"
-    """augmented (random crops, as the paper), cached (features of plain images, much faster), or both, with the
-    difference between them."""
-    heads: Heads = "grid"
-    """grid (the paper's ablation: 1 to 4 blocks, five strategies, four lr, four wd), light (1,536 features; of a ViT-B
-    class token and mean of the last block, as DINO) or heavy (4 blocks, 8 for tiny and base), both with four lr and
-    wd."""
-    blocks: tuple[int, ...] = ()  # numbers of last blocks that heads read, instead of those of --heads.
-    strategies: tuple[str, ...] = ()
-    """cls, mean, max, cls+mean, cls+max, output (what the backbone returns), registers (one each)."""
-    lrs: tuple[float, ...] = LRS  # learning rates for a batch of 256.
-    weight_decays: tuple[float, ...] = WEIGHT_DECAYS  # weight decays.
-    epochs: int = 100  # passes over the images.
-    batch: int = 1024  # images per step over all processes.
-    load_size: int | None = None
-    """size in pixels to which images are squashed before random crops are cut; default: images as they are."""
-
-    def for_backbone(self, backbone: Backbone) -> ProbeSettings:
-        """With blocks, strategies, source and image as they apply to this backbone."""
-        strategies = possible_strategies(backbone)
-        if self.heads == "grid":
-            blocks = tuple(number for number in (1, 2, 3, 4) if number <= backbone.num_layers)
-        elif self.heads == "light" and is_light_as_dinos(backbone) and not self.strategies:
-            blocks, strategies = (1,), ("cls+mean",)
-        else:
-            blocks, strategies = ((light_blocks if self.heads == "light" else heavy_blocks)(backbone),), strategies[:1]
-        return replace(
-            self,
-            blocks=self.blocks or blocks,
-            strategies=self.strategies or strategies,
-            source=self.read_source(backbone),
-            image=self.image or backbone.image,
-            crop_share=self.view(backbone).crop_share,
-        )
-
-    def probe_protocol(self, backbone: Backbone, splits: LabelledSplits, device: torch.device) -> ProbeProtocol:
-        """What its measurements say of it; mode, blocks and strategy are each head's own."""
-        asked = [
-            f"{name} {' '.join(map(str, part))}" for name in ("blocks", "strategies") if (part := getattr(self, name))
-        ]
-        return ProbeProtocol(
-            **self.protocol(backbone, splits, device),
-            heads=", ".join(asked if len(asked) == 2 else [self.heads, *asked]),
-            epochs=self.epochs,
-            batch=self.batch,
-            lrs=self.lrs,
-            weight_decays=self.weight_decays,
-            load_size=self.load_size or 0,
-            head_seed=self.seed,
-        )
 
 
 def stored_settings(settings: ProbeSettings, backbone: Backbone, splits: LabelledSplits) -> dict[str, Any]:

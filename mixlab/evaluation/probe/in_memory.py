@@ -11,9 +11,9 @@ from torch import Tensor
 
 from mixlab.errors import InputError
 from mixlab.evaluation.features import FeatureTable
-from mixlab.evaluation.probe.evaluate import LRS, WEIGHT_DECAYS
 from mixlab.evaluation.probe.heads import LR_BATCH, Head, HeadGroup
 from mixlab.evaluation.probe.training import CachedStream
+from mixlab.evaluation.settings import LRS, WEIGHT_DECAYS
 from mixlab.training.knn import LabelledFeatures
 from mixlab.training.optim import cosine
 

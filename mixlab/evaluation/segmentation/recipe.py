@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone
+from mixlab.choices import InferenceMode
 from mixlab.data.crops import normalise
 from mixlab.data.dense_batches import MEAN_COLOUR, CropBatch, CropReader, CropRule
 from mixlab.data.given import Data
@@ -23,7 +24,7 @@ from mixlab.errors import InputError
 from mixlab.evaluation.dense_recipe import DenseConfig, DenseRecipe, DenseScores, published_drop_path
 from mixlab.evaluation.pyramid import Pyramid
 from mixlab.evaluation.segmentation.evaluate import score_label_maps
-from mixlab.evaluation.segmentation.upernet import Inference, Mode, Norm, Predictor, UperNet, resize
+from mixlab.evaluation.segmentation.upernet import Inference, Norm, Predictor, UperNet, resize
 from mixlab.training.batches import build_batches
 from mixlab.training.config import CheckpointConfig, DataConfig, LogConfig, ModelConfig, OptimConfig, TrainConfig
 from mixlab.training.distributed import World, num_workers
@@ -93,7 +94,7 @@ class SegmentConfig(DenseConfig):
 
         return DenseScores(self.score_every_epochs, measure)
 
-    def inference(self, mode: Mode) -> Inference:
+    def inference(self, mode: InferenceMode) -> Inference:
         """How a trained network is run on images."""
         return Inference.of(mode, short_side=self.short_side, long_side=self.long_side, crop=self.crop)
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from mixlab.choices import InferenceMode
 from mixlab.data.decode import UnreadableImage
 from mixlab.data.given import AnyData, Data, as_data
 from mixlab.data.mask_formats import parse_label_maps
@@ -20,7 +21,7 @@ from mixlab.evaluation.dense_task import DensePlan, DenseRun, plan_dense, traine
 from mixlab.evaluation.machine import Bar, no_bar
 from mixlab.evaluation.segmentation.evaluate import SegmentationScores, score_label_maps
 from mixlab.evaluation.segmentation.recipe import SegmentConfig, SegmentRecipe, segment, segment_64
-from mixlab.evaluation.segmentation.upernet import Mode, Predictor
+from mixlab.evaluation.segmentation.upernet import Predictor
 from mixlab.run import Measurement, Subject
 from mixlab.run.protocols import SegmentationProtocol
 from mixlab.training.distributed import num_workers
@@ -85,7 +86,7 @@ def fit_segmentation(
     plan: DensePlan,
     run: str | Path,
     *,
-    inference: Mode = "single",
+    inference: InferenceMode = "single",
     num_val: int | None = None,
     device: str | None = "auto",
     bar: Bar = no_bar,
@@ -102,7 +103,7 @@ def evaluate_segmentation(
     run: str | Path,
     data: AnyData,
     *,
-    inference: Mode = "single",
+    inference: InferenceMode = "single",
     num_val: int | None = None,
     training: str | None = None,
     device: str | None = "auto",
@@ -116,7 +117,7 @@ def evaluate_segmentation(
         return _score(trained, data=as_data(data), mode=inference, num_val=num_val, bar=bar)
 
 
-def _score(trained: DenseRun, *, data: Data, mode: Mode, num_val: int | None, bar: Bar) -> SegmentationResult:
+def _score(trained: DenseRun, *, data: Data, mode: InferenceMode, num_val: int | None, bar: Bar) -> SegmentationResult:
     recipe, config, world = trained.recipe, trained.config, trained.world
     method = config.method
     assert isinstance(recipe, SegmentRecipe) and isinstance(method, SegmentConfig)

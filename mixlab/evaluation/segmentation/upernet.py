@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone
+from mixlab.choices import InferenceMode
 from mixlab.data.dense_batches import fitted_size
 from mixlab.errors import InputError
 from mixlab.evaluation.dense_recipe import DenseNetwork
@@ -110,7 +111,6 @@ def _classifier(width: int, num_classes: int, dropout: float) -> nn.Sequential:
     return nn.Sequential(nn.Dropout2d(dropout), predict)
 
 
-Mode = Literal["single", "multi", "slide"]
 SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)  # the usual multi-scale test
 
 
@@ -126,7 +126,7 @@ class Inference:
     stride: int | None = None  # of the window; None: two thirds of it
 
     @classmethod
-    def of(cls, mode: Mode, *, short_side: int, long_side: int, crop: int) -> Inference:
+    def of(cls, mode: InferenceMode, *, short_side: int, long_side: int, crop: int) -> Inference:
         """By name: one pass, six scales with their mirror images, or windows of the training's size."""
         if mode == "multi":
             return cls(short_side=short_side, long_side=long_side, scales=SCALES, flip=True)

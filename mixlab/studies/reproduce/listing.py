@@ -1,11 +1,10 @@
 """All items, found by name; and one described without any data at hand."""
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from fnmatch import fnmatch
 from pathlib import Path
 
-from mixlab.errors import InputError
+from mixlab.errors import InputError, did_you_mean
 from mixlab.studies.reproduce import dino_mamba, mambaout
 from mixlab.studies.reproduce.folders import DATA_SETS
 from mixlab.studies.reproduce.items import Item
@@ -20,9 +19,7 @@ def find_items(names: Sequence[str]) -> list[Item]:
     """Items by name or shell pattern, in the order of the papers."""
     for name in names:
         if not any(fnmatch(item, name) for item in ITEMS):
-            near = get_close_matches(name, ITEMS, n=3, cutoff=0.4)
-            hint = f"did you mean {', '.join(near)}? " if near else ""
-            raise InputError(f"there is no item {name!r}; {hint}`mixlab reproduce` lists all")
+            raise InputError(f"there is no item {name!r}; {did_you_mean(name, ITEMS)} `mixlab reproduce` lists all")
     return [item for item in ITEMS.values() if any(fnmatch(item.name, name) for name in names)]
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Literal
 
 from mixlab.backbones.zoo import ZOO, known_fields
+from mixlab.choices import Scale
 from mixlab.recipes import RECIPES, find_recipe
 from mixlab.studies.reproduce.hours import NUM_TRAIN, HoursEstimate, estimate_hours
 from mixlab.studies.steps import Step
 from mixlab.training.settings import override
 
 Training = Literal["dino", "supervised", "dinov2"]
-Scale = Literal["full", "tiny"]
 TINY_DIMS = {"tiny": 32, "small": 48, "base": 64, "large": 80, "giant": 96}
 # Steps enough to run every line of code, and none to learn anything.
 TINY_STEPS = ("steps=2", "batch=4", "optim.warmup_steps=0", "knn.every_epochs=0", "checkpoint.every_steps=100")

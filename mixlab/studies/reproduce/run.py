@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from mixlab.backbones.zoo import ZOO
+from mixlab.choices import Scale
 from mixlab.errors import InputError
 from mixlab.run import RunDirectory, provenance
 from mixlab.studies.reproduce.folders import DATA_SETS, Found, check_root
 from mixlab.studies.reproduce.items import Item, difference
 from mixlab.studies.reproduce.listing import ITEMS
 from mixlab.studies.reproduce.measures import Planned
-from mixlab.studies.reproduce.networks import ItemSetting, Scale
+from mixlab.studies.reproduce.networks import ItemSetting
 from mixlab.studies.steps import Step, run_steps
 
 COMMAND = "reproduce"

@@ -152,7 +152,7 @@ def test_a_study_without_its_pairs_says_what_it_needs() -> None:
     scorer = MapScorer(shapes(4), twins=False)
     with pytest.raises(ValueError, match="the study by training needs one architecture trained in two ways"):
         run_study("training", [target("a")], scorer)
-    with pytest.raises(ValueError, match="there is no study 'sizes'; choose one of model, size"):
+    with pytest.raises(ValueError, match="there is no study 'sizes'; did you mean size"):
         run_study("sizes", [target("a")], scorer)
     with pytest.raises(ValueError, match="labels of their own"):
         run_study("model", [target("a"), target("a")], scorer)

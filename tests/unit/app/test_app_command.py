@@ -73,7 +73,7 @@ def test_timm_models_come_with_weights_and_show_what_they_have(tmp_path: Path) -
     ("targets", "weights", "words"),
     [
         (["vit_tinny"], [], "vit_tiny"),
-        (["vit_tiny"], ["vit_tiny"], "NAME=FILE"),
+        (["vit_tiny", "dinovim_tiny"], ["x.pth"], "NAME=FILE, such as vit_tiny=x.pth"),
         (["vit_tiny"], ["dinovim_tiny=x.pth"], "not among the targets"),
         (["mambaout_femto", "mambaout_femto"], [], "share a label"),
     ],
@@ -92,8 +92,8 @@ def test_a_taken_port_is_named_with_a_way_out() -> None:
 
 def test_the_command_says_where_the_page_is_serves_it_and_ends_with_ctrl_c(tmp_path: Path) -> None:
     told = tmp_path / "page.json"
-    code = f"from mixlab.commands.app import app; app(port=0, data={DATA!r}, json={str(told)!r})"
-    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    code = f"from mixlab.commands.app import Answer, app; app((), Answer(json={str(told)!r}), port=0, data={DATA!r})"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         for _ in range(600):
             if told.is_file():
@@ -105,12 +105,12 @@ def test_the_command_says_where_the_page_is_serves_it_and_ends_with_ctrl_c(tmp_p
         assert b"mixlab" in request(address, "GET", "/").body
         assert len(request(address, "GET", "/api/about").body["models"]) == 5
         process.send_signal(signal.SIGINT)
-        _, printed = process.communicate(timeout=20)
+        printed, notes = process.communicate(timeout=20)
     finally:
         process.kill()
     assert process.returncode == 0
     assert url in printed
-    assert "Traceback" not in printed
+    assert "Traceback" not in notes
 
 
 def test_samples_of_a_plain_folder_come_without_masks(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_fields_left_out_take_their_defaults():
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"dept": 3}, "config has no field 'dept'; did you mean 'depth'"),
+        ({"dept": 3}, "config has no field 'dept'; did you mean depth"),
         ({"mixer": {"kind": "attention", "heads": 3}}, "config.mixer has no field 'heads'"),
         ({"mixer": {"head_dim": 64}}, "config.mixer.kind is None; choose one of attention"),
         ({"mixer": "attention"}, "config.mixer must be an object with fields, got 'attention'"),

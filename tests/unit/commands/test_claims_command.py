@@ -31,7 +31,7 @@ def test_the_ledger_reads_what_the_other_commands_wrote(tmp_path: Path, capsys: 
     assert ledger[7]["n"] is not None
     assert "shapes" in ledger[7]["scale"]
     assert ledger[14]["status"] == "not measured"
-    assert "contradicted" in capsys.readouterr().err
+    assert "contradicted" in capsys.readouterr().out
 
 
 def test_no_run_leaves_the_theorems(tmp_path: Path) -> None:

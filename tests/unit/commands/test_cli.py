@@ -1,6 +1,8 @@
 """The command line as a person or a script meets it."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,8 +49,17 @@ def test_json_on_stdout_is_nothing_but_json(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["modls"], 2, "unknown command"),
+        (["modls"], 2, "unknown command 'modls'; did you mean models?"),
+        (["xyzzy"], 2, "unknown command 'xyzzy'; mixlab knows demo, study"),
         (["models", "nothing*"], 1, "no model matches"),
+        (["models", "shipped/vti"], 1, "did you mean shipped/vit?"),
+        (["rank", "shipped/vti"], 1, "did you mean shipped/vit?"),
+        (["rank", "timm/efficientnet_b00"], 1, "did you mean timm/efficientnet_b0"),
+        (["rank", "efficientnet_b0"], 1, "did you mean timm/efficientnet_b0?"),
+        (["pretrain", "dino_vit_tiny65", "--data", "shapes", "--run", "x"], 1, "did you mean dino_vit_tiny64"),
+        (["rank", "shipped/vit", "--data", "shaps"], 1, "did you mean shapes?"),
+        (["auc", "shipped/vit", "--data", "shaps"], 1, "did you mean shapes?"),
+        (["maps", "shipped/vit", "--map", "cosin"], 1, "did you mean cosine?"),
         (["advise", "--image", "big"], 1, "is not a size"),
         (["export", "dinovim_tinny", "--out", "x.safetensors"], 1, "dinovim_tiny"),
         (["export", "vit_tiny", "--out", "x", "--format", "onnx", "--image", "224px"], 1, "'224px' is not a size"),
@@ -85,6 +96,28 @@ def test_users_errors_are_a_sentence_or_a_traceback_on_request_and_bugs_always_a
     monkeypatch.setattr("mixlab.commands.options.SeveralTargets.load", broken)
     with pytest.raises(KeyError, match="ours"):
         main(["rank", "vit_tiny", "--data", "shapes:n=2"])
+
+
+def test_help_typos_and_wrong_options_are_answered_without_torch() -> None:
+    """One process for all of them: torch, timm and matplotlib take seconds to import."""
+    script = """
+import sys
+from mixlab.cli import COMMANDS, main
+from contextlib import suppress
+main([]), main(["modls"])
+for name, (module, _) in COMMANDS.items():
+    for option in ("--help", "--no-such-option") if module.startswith("mixlab.commands") else ():
+        with suppress(SystemExit):
+            main([name, option])
+print(sorted({"torch", "timm", "torchvision", "matplotlib", "PIL"} & {*sys.modules}), file=sys.stderr)
+print(time.process_time() - start, file=sys.stderr)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import time; start = time.process_time(){script}"], capture_output=True, text=True
+    )
+    *_, imported, seconds = done.stderr.splitlines()
+    assert imported == "[]", done.stderr
+    assert float(seconds) < 10  # for all of them; an import of torch alone is 3 and more
 
 
 def test_a_wrong_option_exits_with_two(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,12 @@
 """What commands print: people's own words as they are, and every failure in a line."""
 
 import io
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -14,11 +20,13 @@ import mixlab.commands.models
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.cli import main
 from mixlab.commands import output
-from mixlab.commands.output import console, emit, print_left_out, progress_bar, table
+from mixlab.commands.answer import Answer, WideAnswer
+from mixlab.commands.output import console, print_left_out, progress_bar
 from mixlab.data.decode import UnreadableImage
 from mixlab.data.source import TooManyUnreadableError
 from mixlab.errors import InputError
 from mixlab.studies.steps import Step, run_steps
+from tests.terminal import terminal
 
 BRACKETS = "[/tmp/x] [bold]mixlab[onnx] a:dog:b\\"
 
@@ -50,14 +58,14 @@ def test_an_error_is_told_in_its_own_words(
 
 def test_a_command_that_does_not_exist_is_named_as_it_was_typed(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["[/models]"]) == 2
-    assert "unknown command '[/models]'; mixlab knows demo" in said(capfd)
+    assert "unknown command '[/models]'; did you mean models?" in said(capfd)
 
 
 def test_brackets_in_tables_titles_and_paths_are_printed(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    table("of [/data]", ("[model]", "n"), [("runs/[a]", 1), ("[/b]", 2)])
-    printed = said(capfd)
-    assert all(word in printed for word in ("of [/data]", "[model]", "runs/[a]", "[/b]"))
-    emit({}, str(tmp_path / "[x].json"))
+    with terminal() as screen:
+        Answer().table("of [/data]", ("[model]", "n"), [("runs/[a]", 1), ("[/b]", 2)])
+    assert screen.lines == ["of [/data]", "[model]   n", "runs/[a]  1", "[/b]      2"]
+    Answer(json=str(tmp_path / "[x].json")).emit({})
     assert "[x].json" in said(capfd).replace(" ", "")
     console.rule("[/part]: why?")
     assert "[/part]: why?" in said(capfd)
@@ -102,18 +110,59 @@ def test_steps_are_told_by_their_titles_whatever_these_hold(tmp_path: Path, capf
     assert "[/runs]: ranks of [x]: why [not]?" in printed and "done [/runs]: ranks of [x], 0" in printed
 
 
-def test_a_wide_table_is_printed_in_parts_that_fit_with_no_number_cut(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(output, "console", Console(stderr=True, width=80))
+def test_a_wide_table_is_printed_in_parts_that_fit_with_no_number_cut() -> None:
     columns = ["batch", "tokens", "system", *(f"milliseconds of kind{n}" for n in range(8))]
-    rows = [[64, 198, name, *(1000.25 + n for n in range(8))] for name in ("mixlab", "mamba_ssm twice, chunk 128")]
-    output.table("Times", columns, rows)
-    lines = capfd.readouterr().err.splitlines()
-    assert max(map(len, lines)) <= 80
-    printed = "\n".join(lines)
+    rows = [[64, 198, name, *(1000.25 + n for n in range(8))] for name in ("mixlab", "mamba_ssm, chunk 128")]
+    with terminal(80) as screen:
+        Answer().table("Times", columns, rows)
+    assert max(map(len, screen.lines)) <= 80
+    printed = screen.text
     assert "…" not in printed and printed.count("Times") == 1
-    assert printed.count("mamba_ssm twice, chunk 128") > 1  # each part names its rows
+    assert printed.count("mamba_ssm, chunk 128") > 1  # each part names its rows
     assert [printed.count(f"{1000 + n:,}") for n in range(8)] == [2] * 8
-    output.table("Narrow", ["a", "b"], [["x", 1.0]])
-    assert capfd.readouterr().err.count("┃") == 3
+
+
+def test_sentences_are_wrapped_and_names_never_cut() -> None:
+    name, said = "a_name_that_is_longer_than_the_whole_screen_" * 2, "twenty words " * 10
+    with terminal(60) as screen:
+        Answer().table("Claims", ("name", "sentence"), [(name, said)])
+        Answer().line(said)
+    assert name in screen.text and screen.text.count("twenty") == 20
+    assert all("twenty words" in line for line in screen.lines[2:])
+
+
+def test_columns_beyond_the_question_are_shown_on_request() -> None:
+    table = ("T", ("model", "AUC", "raw"), [("vit", 0.75, 0.25)])
+    with terminal() as short:
+        WideAnswer().table(*table, more=("raw",))
+    with terminal() as wide:
+        WideAnswer(wide=True).table(*table, more=("raw",))
+    assert short.lines == ["T", "model   AUC", "vit    0.75"] and wide.lines[1] == "model   AUC   raw"
+
+
+def test_other_programs_get_lines_with_tabs_and_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:
+    Answer().table("A title", ("name", "n", "share"), [("a\tb", 12_345, 0.123456789), ("c", None, 1234.5)])
+    printed = capfd.readouterr()
+    assert printed.out == "name\tn\tshare\na b\t12345\t0.123457\nc\t-\t1234.5\n"
+    assert printed.err == "A title\n"
+
+
+def test_while_json_has_stdout_tables_are_on_stderr(capfd: pytest.CaptureFixture[str]) -> None:
+    answer = Answer(json="-")
+    answer.table("T", ("a",), [(1,)])
+    answer.line("a sentence")
+    answer.emit({"a": 1})
+    printed = capfd.readouterr()
+    assert json.loads(printed.out) == {"a": 1} and printed.err == "T\na\n1\na sentence\n"
+
+
+def test_a_reader_that_leaves_early_breaks_nothing() -> None:
+    script = "from mixlab.console import put; [put('x' * 1000) for _ in range(1000)]; open('done', 'w').close()"
+    with tempfile.TemporaryDirectory() as folder:
+        shell = f"{sys.executable} -c {shlex.quote(script)} | head -1"
+        done = subprocess.run(shell, shell=True, cwd=folder, capture_output=True, text=True, env=environment())
+        assert (done.stderr, len(done.stdout), (Path(folder) / "done").is_file()) == ("", 1001, True)
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(Path(mixlab.__file__).parents[1])}

@@ -122,6 +122,7 @@ def test_a_probe_is_scored_under_every_change(tmp_path: Path, capsys: pytest.Cap
     heads = ["--mode", "cached", "--blocks", "1", "--strategies", "mean", "--lrs", "0.1", "--weight-decays", "0"]
     main(["probe", f"{vit}=vit", "--data", DATA, "--epochs", "30", "--batch", "20", *heads, *QUICK])
     probed = RunDirectory.open(vit).results()["probe"]["modes"]["cached"]["best"]
+    capsys.readouterr()
     main(["robust", f"{vit}=vit", "--shifts", DATA, "--batch", "25", *QUICK, "--json", "-"])
     result = json.loads(capsys.readouterr().out)
     assert result == RunDirectory.open(vit).results()["shifts_vit"]

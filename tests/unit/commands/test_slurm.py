@@ -67,7 +67,7 @@ def test_a_job_sent_again_still_knows_its_device_and_what_follows(
         sent.append(job)
         return "1"
 
-    monkeypatch.setattr("mixlab.commands.pretrain.submit", note)
+    monkeypatch.setattr("mixlab.training.slurm.submit", note)
     train(tmp_path, tmp_path / "run", "--device", "cpu", "--launcher", "slurm")
     Task.of(sent[0]).checkpoint().dump(tmp_path / "again.pkl")
     again: Any = submitit.helpers.DelayedSubmission.load(tmp_path / "again.pkl").function

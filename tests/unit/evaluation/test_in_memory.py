@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import mixlab
-from mixlab.evaluation.probe.evaluate import ProbeSettings
+from mixlab import ProbeSettings
 
 DATA = "shapes:n=40,size=32"
 

@@ -66,7 +66,7 @@ def test_fields_that_are_left_out_have_their_defaults_and_whole_numbers_become_f
     ("changes", "says"),
     [
         ({"shape": {"kind": "star"}}, "config.shape.kind is 'star'; choose one of circle, box"),
-        ({"shape": {"kind": "box", "side": [1, 2]}}, "config.shape has no field 'side'; did you mean 'sides'?"),
+        ({"shape": {"kind": "box", "side": [1, 2]}}, "config.shape has no field 'side'; did you mean sides?"),
         ({"shape": {"kind": "box", "sides": [1, 2, 3]}}, "config.shape.sides is [1, 2, 3]; expected 2 values"),
         ({"shape": {"kind": "box", "sides": [1, 2.5]}}, "config.shape.sides is [1, 2.5]; expected 2 values (int, int)"),
         ({"shape": "circle"}, "config.shape must be an object with fields, got 'circle'"),

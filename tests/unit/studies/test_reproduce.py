@@ -20,7 +20,6 @@ from reproduce_root import draw_root
 import mixlab
 from mixlab.analysis.cost import count_macs, on_meta
 from mixlab.backbones.zoo import ZOO, ZooEntry
-from mixlab.commands import reproduce as module
 from mixlab.evaluation import paper
 from mixlab.studies.reproduce import ITEMS, Item, ItemSetting, find_items
 from mixlab.studies.reproduce.document import page
@@ -53,7 +52,7 @@ def here(workers: int) -> Iterator[Here]:
 
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(module, "worker_pool", here)
+    monkeypatch.setattr("mixlab.studies.steps.worker_pool", here)
     monkeypatch.setattr(sys, "argv", ["mixlab"])
     monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
     yield
@@ -286,11 +285,11 @@ def test_every_item_runs_on_stand_ins(name: str, root: Path, run: Path, in_proce
 
 def test_without_a_root_an_item_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
     described = reproduce(["dino-mamba-table3"])["items"][0]
-    told = capsys.readouterr().err
+    told = "".join(capsys.readouterr())
     assert "needs COCO 2017 in DATA/coco" in told and "mixlab detect RUN/dinovim_base-dino --data DATA/coco" in told
     assert "42.8" in told and described["gpu_hours"]["then"] > 30
     listed = reproduce()["items"]
-    told = capsys.readouterr().err
+    told = "".join(capsys.readouterr())
     assert [one["item"] for one in listed] == list(ITEMS)
     assert all(name in told for name in ITEMS)
 

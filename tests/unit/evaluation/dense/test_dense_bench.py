@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from mixlab.bench.dense import Bench, crossings, tiny_plan
+from mixlab.commands.answer import Answer
 from mixlab.commands.bench import bench
 
 
 def test_the_miniature_measures_every_model_in_every_table_and_draws_them(tmp_path: Path) -> None:
-    bench("dense", quick=True, json=str(tmp_path / "dense.json"), figure=tmp_path / "dense.svg")
+    bench("dense", Answer(json=str(tmp_path / "dense.json")), quick=True, figure=tmp_path / "dense.svg")
     tables = list(json.loads((tmp_path / "dense.json").read_text())["tables"].items())
     assert [len(rows) for _, rows in tables] == [8, 3, 4, 4]
     for title, rows in tables:

@@ -1,0 +1,20 @@
+"""Choices and defaults that options share with settings and protocols.
+
+They are here and not beside the code that acts on them, because that code imports torch and `--help` does not.
+"""
+
+from typing import Literal
+
+Fit = Literal["crop", "squash"]  # how an image becomes a square, see `data.decode.fit_image`
+PrecisionChoice = Literal["auto", "bf16", "fp32"]
+InferenceMode = Literal["single", "multi", "slide"]  # of a segmenter
+HeadKind = Literal["mask", "cascade"]  # of a detector
+Scale = Literal["full", "tiny"]  # of `mixlab reproduce`
+
+KS = (10, 20, 100, 200)  # DINO's numbers of neighbours
+TEMPERATURE = 0.07  # of their votes, DINO
+OUTPUT = "output"  # a probe or kNN reads what the backbone itself returns
+SCORED_FIT: Fit = "squash"  # of `mixlab auc`: all of an image and of its mask, as in every published score
+NUM_DRAWN = 6  # images of `mixlab maps`
+NUM_RANKED = 4  # images of `mixlab rank`
+PAGE_DATA = ("photo", "shapes:size=256,n=7")  # samples of `mixlab app`
