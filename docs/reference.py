@@ -54,6 +54,7 @@ MODULES = {
     "mixlab.training.knn": ("The vote of nearest neighbours", ""),
     "mixlab.evaluation.methods": ("Methods by name", "register_method"),
     "mixlab.evaluation.target": ("Networks to measure", "Target load_target load_targets as_target"),
+    "mixlab.evaluation.settings": ("Settings of kNN and probes", "KnnSettings ProbeSettings FrozenSettings"),
     "mixlab.evaluation.knn": ("kNN accuracy", ""),
     "mixlab.evaluation.probe": ("Linear probes", ""),
     "mixlab.evaluation.probe.in_memory": ("Linear probes in memory", ""),

@@ -42,6 +42,7 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.data.labelled import labelled_splits as labelled_splits
     from mixlab.data.masks import MaskedImage as MaskedImage
     from mixlab.data.packed import pack_images as pack_images
+    from mixlab.data.registered import register_source as register_source
     from mixlab.data.source import Source as Source
     from mixlab.errors import InputError as InputError
     from mixlab.errors import WorkError as WorkError
@@ -102,6 +103,7 @@ _NAMES = {
     "data.masks": ["MaskedImage"],
     "data.packed": ["pack_images"],
     "data.source": ["Source"],
+    "data.registered": ["register_source"],
     "errors": ["InputError", "WorkError"],
     "evaluation.classifier": ["load_classifier"],
     "evaluation.detection.task": ["evaluate_detection", "fit_detection", "plan_detection"],

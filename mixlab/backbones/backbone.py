@@ -255,6 +255,7 @@ class LinearClassifier(nn.Module):
 
 def _check_complete(model: Backbone) -> None:
     """Refuse a backbone that lacks what training, evaluation and analysis ask of it."""
+    model.name = getattr(model, "name", type(model).__name__)
     fields = {"name": str, "dim": int, "num_layers": int, "channels": int, "image": int, "layout": TokenLayout,
               "family": str}  # fmt: skip
     wrong = [
