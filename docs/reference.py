@@ -31,6 +31,7 @@ MODULES = {
         " labelled_splits LabelledSplits Shapes DrawnScene ImageFolder TarShards MaskedImage UnreadableImage",
     ),
     "mixlab.data.dataset_source": ("Data sets of one's own", "DatasetSource"),
+    "mixlab.data.registered": ("Sources by name", "register_source"),
     "mixlab.data.given": ("Data given in Python", "as_data GivenData fingerprint"),
     "mixlab.data.crops": ("Crops", "MultiCrop CropKind dino_crops CropParameters draw_parameters make_crops normalise"),
     "mixlab.data.packed": ("Images of any sizes in one batch", "pack_images PackedImages PackedBatch PackedLoader"),
