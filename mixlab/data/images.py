@@ -39,7 +39,7 @@ class ImageFolder(ImageSource):
         self.root = root if root.is_dir() else root.parent
         self.paths = list_images(root, cache=cache) if root.is_dir() else PathTable.of([root.name])
         if not self.paths:
-            raise FileNotFoundError(f"{self.root} holds no images; known suffixes are {' '.join(sorted(SUFFIXES))}")
+            raise FileNotFoundError(f"{self.root} holds no images; {_instead(self.root)}")
         folders = [self.paths.folders[number].split("/", 1)[0] for number in self.paths.run_folders.tolist()]
         if images is not None or "" in folders:
             self._run_labels = np.full(len(folders), -1)
@@ -116,6 +116,14 @@ def images_beside_masks(place: Path) -> Path | None:
     """The images of a folder that also has their masks; None where it lacks either."""
     images = child(place, *IMAGE_FOLDERS)
     return images if child(place, *MASK_FOLDERS, *LABEL_FOLDERS) else None
+
+
+def _instead(folder: Path) -> str:
+    """What to do about a folder without images."""
+    packed = sorted(file.name for file in folder.iterdir() if file.name.endswith((".tar", ".tar.gz", ".tgz", ".zip")))
+    if packed:
+        return f"it has {len(packed):,} archives such as {packed[0]}: unpack each into a folder of its name"
+    return f"known suffixes are {' '.join(sorted(SUFFIXES))}"
 
 
 def _part(folder: Path, split: str | None) -> Path:

@@ -225,12 +225,19 @@ def parse_label_maps(name: Data, *, split: str = "train") -> MaskSource:
     if images is None or masks is None:
         raise InputError(
             f"{root} holds no label maps in a known layout: images/ beside annotations/ (0 not counted, classes from "
-            "1) or labels/ (classes from 0, 255 not counted), or PASCAL VOC's JPEGImages/ beside SegmentationClass/"
+            "1) or labels/ (classes from 0, 255 not counted), or PASCAL VOC's JPEGImages/ beside SegmentationClass/. "
+            "Of ADE20K take the form of 150 classes, and unpack all of ADEChallengeData2016.zip"
         )
     classes = VOC_CLASSES if masks.name == "SegmentationClass" else read_classes(root)
     read = partial(class_mask, num_classes=len(classes), from_one=masks.name == "annotations")
     folders = {which: child(masks, *SPLIT_FOLDERS[which]) for which in SPLITS}
     folder = _own(folders, split, root)
+    alone = child(images, *SPLIT_FOLDERS["val"])
+    if folder is not None and folders["val"] is None and alone is not None:
+        raise FileNotFoundError(
+            f"{alone} has no label maps in {masks / alone.name}: unpack them, too; or move {alone} away, and every "
+            "fifth image of the training part is held out"
+        )
     if folder is not None:
         pairs = PairedMasks(images / folder.name, folder, read, every_image=True, classes=classes)
         return pairs if folders["val"] else part_of(pairs, split, name=name)

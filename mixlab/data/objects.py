@@ -253,6 +253,12 @@ def _open_coco(name: str, split: str) -> ObjectSource:
     own = {which: [file for file in files if named[file] == [which]] for which in SPLITS}
     if own["val"] and own[split]:
         return CocoObjects(own[split][0])
+    alone = [] if own["val"] or place.is_file() else sorted(place.glob("val*/")) + sorted(place.glob("images/val*/"))
+    if own["train"] and alone:
+        raise FileNotFoundError(
+            f"{alone[0]} has no instances_{alone[0].name}.json: unpack annotations_trainval2017.zip again; or move it "
+            "away, and every fifth training image is held out"
+        )
     shared = [file for file in files if file not in own["train"] + own["val"]]  # trainval is shared, too
     if own["val"] and not shared:
         raise FileNotFoundError(

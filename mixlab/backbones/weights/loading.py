@@ -173,7 +173,10 @@ def _for_timm(model: TimmBackbone, stored: StoredWeights) -> Candidate:
     """timm knows what its own models were called before: its filters rename and resize."""
     is_ours = all(key.startswith("model.") for key in stored.entries)
     given = {key.removeprefix("model."): entry for key, entry in stored.entries.items()} if is_ours else stored.entries
+    expected, roots = model.model.state_dict(), _classifier_roots(model.model)
     convert = getattr(sys.modules[type(model.model).__module__], "checkpoint_filter_fn", None)
+    if is_ours and {key: entry.shape for key, entry in given.items()} == {k: e.shape for k, e in expected.items()}:
+        convert = None  # Swin's would take names without a classifier for those of old files
     try:
         entries = convert(dict(given), model.model) if convert else dict(given)
     except Exception as error:  # each filter fails in its own way on what it does not know
@@ -181,7 +184,6 @@ def _for_timm(model: TimmBackbone, stored: StoredWeights) -> Candidate:
             f"{stored.path} holds {listing(given)}, which timm cannot convert to {model.timm_name} ({error}); choose "
             "the model that these weights belong to"
         ) from error
-    expected, roots = model.model.state_dict(), _classifier_roots(model.model)
     ignored = [key for key in entries if key not in expected and key.split(".")[0] in roots]
     untouched = {id(entry) for entry in given.values()}  # renamed at most
     resized = [

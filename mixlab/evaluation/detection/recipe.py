@@ -75,6 +75,7 @@ class DetectionConfig(DetectorConfig, DenseConfig):
         return DetectionRecipe(self, backbone, num_classes=num_classes)
 
     def open(self, data: Data) -> ObjectSource:
+        parse_objects(data, split="val")  # what cannot be scored in the end is refused before it is trained on
         return parse_objects(data, keep_empty=self.keep_empty)
 
     def loader(self, source: ObjectSource, config: TrainConfig, *, world: World) -> BatchLoader[ObjectBatch]:

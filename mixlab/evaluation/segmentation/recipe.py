@@ -66,6 +66,7 @@ class SegmentConfig(DenseConfig):
         return self.crop
 
     def open(self, data: Data) -> MaskSource:
+        parse_label_maps(data, split="val")  # what cannot be scored in the end is refused before it is trained on
         return parse_label_maps(data)
 
     def loader(self, source: MaskSource, config: TrainConfig, *, world: World) -> BatchLoader[CropBatch]:
