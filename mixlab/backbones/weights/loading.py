@@ -13,11 +13,16 @@ from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Architecture, Backbone
 from mixlab.backbones.isotropic import Isotropic, config_from_json
+from mixlab.backbones.positions import PositionTable, resize_positions
 from mixlab.backbones.staged import Staged, staged_from_json
 from mixlab.backbones.timm_backbone import WEIGHT_SOURCES, TimmBackbone
+<<<<<<< HEAD
 from mixlab.backbones.timm_features import build_timm
 from mixlab.backbones.tokens import PositionTable, resize_positions
 from mixlab.backbones.weights.formats import MIXLAB, Format, recognise, sizes_of, to_our_names
+=======
+from mixlab.backbones.weights.formats import MIXLAB, Format, describe, recognise, sizes_of, to_our_names
+>>>>>>> main
 from mixlab.backbones.weights.reading import StoredWeights, WeightsError, listing, read_weights
 from mixlab.backbones.wrapped import WrappedBackbone
 from mixlab.errors import InputError
@@ -108,14 +113,16 @@ def _for_ours(model: Backbone, stored: StoredWeights) -> Candidate:
         raise WeightsError(
             f"{stored.path} holds {listing(stored.entries)}, which no known format has; {model.name} takes files of "
             "mixlab.save_weights, and checkpoints of Dino-Mamba, DINO's and timm's ViT, Vim, Mamba-Reg, PlainMamba, "
-            "LocalMamba, VMamba and EfficientVMamba as released"
+            "Mamba-2D, LocalMamba, VMamba and EfficientVMamba as released"
         )
     entries, heads = to_our_names(stored.entries, known)
     candidate = Candidate(entries, known.title, heads, [], sizes_of(entries))
     if not known.is_ours:
         _check_kind(model, stored, known)
+    for name, part in model.named_modules():
+        if isinstance(part, PositionTable):
+            _resize_positions(candidate, part, f"{name}.table", stored.path)
     if isinstance(model, Isotropic):
-        _resize_positions(candidate, model.embed.positions, stored.path)
         _drop_rotary(candidate, model)
     for name, parameter in model.state_dict().items():
         if not parameter.numel():
@@ -128,11 +135,11 @@ def _check_kind(model: Backbone, stored: StoredWeights, known: Format) -> None:
     if isinstance(model, Isotropic):
         config = model.config
         fits = (known.mixer, known.place, known.stem) == (config.mixer.kind, config.layout.place, None)
-        ours = f"{config.mixer.kind} and {config.layout.place}"
+        ours = describe(config.mixer.kind, config.layout.place, None)
     else:
         assert isinstance(model, Staged)
         fits = (known.mixer, known.stem) == (model.config.mixer.kind, model.config.stem)
-        ours = f"{model.config.mixer.kind} in stages behind a stem of kind {model.config.stem}"
+        ours = describe(model.config.mixer.kind, None, model.config.stem)
     if not fits:
         raise WeightsError(
             f"{stored.path} holds {known.title} weights, trained with {known.described}; {model.name} has {ours}. "
@@ -149,9 +156,8 @@ def _drop_rotary(candidate: Candidate, model: Isotropic) -> None:
             candidate.ignored.append(name)
 
 
-def _resize_positions(candidate: Candidate, positions: PositionTable, path: Path) -> None:
+def _resize_positions(candidate: Candidate, positions: PositionTable, name: str, path: Path) -> None:
     """Bring a table (1, E + n², D) to the side of the model's; `E` entries of extra tokens stay as they are."""
-    name = "embed.positions.table"
     table, wanted = candidate.entries.get(name), positions.table.shape
     if table is None or table.ndim != 3 or table.shape[1] == wanted[1] or table.shape[::2] != wanted[::2]:
         return
