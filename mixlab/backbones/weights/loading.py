@@ -16,13 +16,8 @@ from mixlab.backbones.isotropic import Isotropic, config_from_json
 from mixlab.backbones.positions import PositionTable, resize_positions
 from mixlab.backbones.staged import Staged, staged_from_json
 from mixlab.backbones.timm_backbone import WEIGHT_SOURCES, TimmBackbone
-<<<<<<< HEAD
 from mixlab.backbones.timm_features import build_timm
-from mixlab.backbones.tokens import PositionTable, resize_positions
-from mixlab.backbones.weights.formats import MIXLAB, Format, recognise, sizes_of, to_our_names
-=======
 from mixlab.backbones.weights.formats import MIXLAB, Format, describe, recognise, sizes_of, to_our_names
->>>>>>> main
 from mixlab.backbones.weights.reading import StoredWeights, WeightsError, listing, read_weights
 from mixlab.backbones.wrapped import WrappedBackbone
 from mixlab.errors import InputError
