@@ -71,7 +71,7 @@ def draw_tokens(image: NDArray[np.uint8]) -> None:
             ]
     right.imshow(sheet)
     right.set_title("… is a set of patches: the tokens", fontsize=12)
-    _save(figure, (left, right), "tokens.png")
+    _save(figure, (left, right), "tokens.jpg")
 
 
 def draw_rows(axes: list[Axes], image: NDArray[np.uint8], matrices: dict[str, NDArray[np.float32]]) -> None:
@@ -102,8 +102,6 @@ def _save(figure: plt.Figure, axes: tuple[Axes, ...] | list[Axes], name: str) ->
         place.set_axis_off()
     figure.savefig(GALLERY / name, dpi=120)
     plt.close(figure)
-    with Image.open(GALLERY / name) as picture:
-        picture.convert("RGB").quantize(224).save(GALLERY / name, optimize=True)
 
 
 if __name__ == "__main__":
@@ -112,7 +110,7 @@ if __name__ == "__main__":
     draw_tokens(photo)
     figure, axes = plt.subplots(1, 4, figsize=(11, 3.1), layout="constrained")
     draw_rows(list(axes), photo, found)
-    _save(figure, list(axes), "mixers.png")
+    _save(figure, list(axes), "mixers.jpg")
     figure, axes = plt.subplots(1, 3, figsize=(8.4, 3.1), layout="constrained")
     draw_matrices(list(axes), found)
     _save(figure, list(axes), "mixer-matrices.png")

@@ -29,6 +29,7 @@ MODULES = {
         "Source Subset split evenly_spaced at_most parse_source parse_masks parse_label_maps parse_objects"
         " labelled_splits Shapes DrawnScene ImageFolder TarShards Loader CropKind dino_crops MultiCrop normalise",
     ),
+    "mixlab.data.registered": ("Data by name", "register_source"),
     "mixlab.recipes": ("Recipes", "find_recipe register_recipe"),
     "mixlab.training.config": (
         "Training configurations",
@@ -39,6 +40,7 @@ MODULES = {
     "mixlab.training.dino_parts": ("DINO's parts", ""),
     "mixlab.evaluation.methods": ("Methods by name", "register_method"),
     "mixlab.evaluation.target": ("Networks to measure", "Target load_target load_targets as_target"),
+    "mixlab.evaluation.settings": ("Settings of evaluations", "KnnSettings"),
     "mixlab.evaluation.knn": ("kNN accuracy", ""),
     "mixlab.evaluation.probe": ("Linear probes", ""),
     "mixlab.evaluation.classifier": ("Classifiers", "load_classifier NamedClassifier"),
