@@ -33,7 +33,17 @@ SECTIONS = {
     "First steps": ["tutorial", "own_images", "own_timm_model", "gallery"],
     "How to": ["scaling", "dense_tasks", "reliability"],
     "The papers": ["reproduce", "choices", "table1", "miniature", "long_sequences", "mambas"],
-    "Your own parts": ["add_a_mixer", "add_a_backbone", "add_a_method", "add_a_recipe", "add_an_analysis", "plugins"],
+    "Your own parts": [
+        "any_model",
+        "any_data",
+        "own_loop",
+        "add_a_mixer",
+        "add_a_backbone",
+        "add_a_method",
+        "add_a_recipe",
+        "add_an_analysis",
+        "plugins",
+    ],
     "Background": ["mathematics", "reference"],
 }
 FORMULA = r"```.*?```|`[^`\n]*`|\$\$(?P<block>.+?)\$\$|\$(?P<inline>[^$\n]+)\$"

@@ -1,5 +1,6 @@
 """The documentation is true: it builds, its links lead somewhere, its commands parse and its Python runs."""
 
+import json
 import re
 import runpy
 import shlex
@@ -87,8 +88,12 @@ def test_the_documentation_calls_the_commands_it_is_about() -> None:
     assert {"demo", "pretrain", "train", "knn", "probe", "auc", "rank", "maps", "claims", "report"} <= called
 
 
+# The page on one's own loop runs as a notebook, below.
+RUN = [file for file in WRITTEN if blocks(file, "python") and file.stem != "own_loop"]
+
+
 @pytest.mark.usefixtures("own_registries")
-@pytest.mark.parametrize("file", [f for f in WRITTEN if blocks(f, "python")], ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", RUN, ids=lambda file: file.stem)
 def test_every_python_block_runs(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     code = "\n".join(blocks(file, "python"))
@@ -119,3 +124,15 @@ def test_every_example_runs_and_is_cut_into_cells(file: Path, capsys: pytest.Cap
     assert text.startswith("# %% [markdown]\n# # ") and text.count("# %%\n") >= 3
     runpy.run_path(str(file), run_name="__main__")
     assert capsys.readouterr().out.count("\n") >= 4
+
+
+def test_the_notebook_runs_cell_by_cell_and_is_the_page_on_ones_own_loop() -> None:
+    stored = json.loads((ROOT / "examples" / "dino_in_forty_lines.ipynb").read_text(encoding="utf-8"))
+    assert stored == import_module("make_notebook").notebook(), "run python docs/make_notebook.py"
+    cells = ["".join(cell["source"]) for cell in stored["cells"] if cell["cell_type"] == "code"]
+    names: dict[str, Any] = {}
+    for number, cell in enumerate(cells):
+        exec(compile(cell, f"cell {number}", "exec"), names)
+    assert len(cells) >= 5 and names["accuracy"] >= 0
+    lines = [line for line in "\n".join(blocks(DOCS / "own_loop.md", "python")[:1]).splitlines() if line.strip()]
+    assert len(lines) <= 40  # as it says
