@@ -16,8 +16,10 @@ from mixlab.backbones.isotropic import Isotropic, config_from_json
 from mixlab.backbones.positions import PositionTable, resize_positions
 from mixlab.backbones.staged import Staged, staged_from_json
 from mixlab.backbones.timm_backbone import WEIGHT_SOURCES, TimmBackbone
+from mixlab.backbones.timm_features import build_timm
 from mixlab.backbones.weights.formats import MIXLAB, Format, describe, recognise, sizes_of, to_our_names
 from mixlab.backbones.weights.reading import StoredWeights, WeightsError, listing, read_weights
+from mixlab.backbones.wrapped import WrappedBackbone
 from mixlab.errors import InputError
 from mixlab.plugins import Used
 from mixlab.run.codec import differences, to_json
@@ -75,6 +77,10 @@ def load_stored(model: Backbone, stored: StoredWeights) -> LoadReport:
             candidate = _for_timm(model, stored)
         case Isotropic() | Staged():
             candidate = _for_ours(model, stored)
+        case WrappedBackbone():
+            is_ours = architecture is not None
+            entries = {key if is_ours else f"network.{key}": entry for key, entry in stored.entries.items()}
+            candidate = Candidate(entries, MIXLAB.title if is_ours else "the wrapped module's own", [], [], {})
         case _:
             candidate = Candidate(dict(stored.entries), MIXLAB.title, [], [], {})
     unlike = _different_fields(architecture, model.architecture()) if architecture else []
@@ -192,7 +198,8 @@ def _for_timm(model: TimmBackbone, stored: StoredWeights) -> Candidate:
 
 
 def _classifier_roots(model: nn.Module) -> set[str]:
-    names = model.pretrained_cfg.get("classifier") or ()  # type: ignore[union-attr, operator]
+    config: Any = getattr(model, "pretrained_cfg", None) or {}
+    names = config.get("classifier") or ()
     return {name.split(".")[0] for name in ([names] if isinstance(names, str) else names)}
 
 
@@ -252,11 +259,16 @@ def build_architecture(architecture: Mapping[str, Any]) -> Backbone:
         case {"name": str(name), "timm_name": str(timm_name), "fields": dict(fields), **rest} if not rest:
             if sent := [key for key in WEIGHT_SOURCES if key in fields]:
                 raise InputError(f"field {sent[0]} names a source of weights, which an architecture may not contain")
-            return TimmBackbone(timm_name, {key: _tuples(value) for key, value in fields.items()}, name=name)
+            return build_timm(timm_name, {key: _tuples(value) for key, value in fields.items()}, name=name)
         case {"registered": str(name), "fields": dict(fields), **rest} if not rest:
             from mixlab.backbones.zoo import build_registered  # which loads weights
 
             return build_registered(name, fields)
+        case {"name": str(name), "wrapped": {"class": str(wrapped)}}:
+            raise InputError(
+                f"{name} was wrapped from a {wrapped}, and nothing says how to build that again; register a function "
+                "that builds and wraps it with mixlab.register_backbone(NAME), and use mixlab.create_model(NAME)"
+            )
         case other:
             raise InputError(
                 "an architecture has name and config, or name, timm_name and fields, or registered and fields; got "
