@@ -36,7 +36,7 @@ MODULES = {
     "mixlab.data.crops": ("Crops", "MultiCrop CropKind dino_crops CropParameters draw_parameters make_crops normalise"),
     "mixlab.data.packed": ("Images of any sizes in one batch", "pack_images PackedImages PackedBatch PackedLoader"),
     "mixlab.data.loader": ("Batches", "Loader Batch BatchLoader SampleReader"),
-    "mixlab.recipes": ("Recipes", "find_recipe register_recipe"),
+    "mixlab.recipes": ("Recipes", "find_recipe register_recipe with_method"),
     "mixlab.training.config": (
         "Training configurations",
         "TrainConfig ModelConfig DataConfig OptimConfig CheckpointConfig LogConfig KnnConfig MethodConfig",
