@@ -23,6 +23,7 @@ from mixlab.evaluation.target import Target, as_target
 from mixlab.run import Measurement, Subject
 from mixlab.run.protocols import LowRankProtocol, RankProtocol
 from mixlab.statistics import Estimate, mean_interval
+from mixlab.training.distributed import World, from_all
 
 Table = NDArray[np.float64]  # (blocks, len(BLOCK_COLUMNS))
 RankArrays = dict[str, NDArray[Any]]
@@ -113,23 +114,29 @@ def measure_ranks(
     heads: Sequence[int] | None = None,
     settings: RankSettings | None = None,
     progress: Callable[[], None] | None = None,
+    world: World | None = None,
 ) -> RankResult:
     """Measure the ranks of the mixing matrices of a backbone; by default of all layers and heads.
 
     `images` by a name, as `--data` takes it, are NUM_RANKED of its own size. `progress` is called after each layer on
-    each image.
+    each image. Ranks of a `world` share the images, and each has the whole result.
     """
     network = as_target(target)
     backbone, settings = network.backbone, settings or RankSettings()
     if isinstance(images, str):
         images = ViewedImages(images, size=backbone.image, num_images=NUM_RANKED)
     wanted = chosen_layers(layers, backbone.num_layers)
-    pixels = backbone.preprocess(images.together().images)
+    rank, size = (world.rank, world.size) if world is not None else (0, 1)
+    seen = images.together().images
+    pixels, numbers = backbone.preprocess(seen)[rank::size], range(rank, len(seen), size)
     measured: list[LayerRanks] = []
-    for found in layer_ranks(backbone, pixels, layers=wanted, heads=heads, settings=settings):
+    for found in layer_ranks(backbone, pixels, layers=wanted, heads=heads, settings=settings, numbers=numbers):
         measured.append(found)
         if progress is not None:
             progress()
+    if size > 1:
+        everyone = (found for part in from_all(measured) for found in part)
+        measured = sorted(everyone, key=lambda found: found.image)  # layers stay in their order
     summary, arrays = summarise_ranks(measured, backbone.layout)
     protocol = RankProtocol(
         **images.choices,
