@@ -19,21 +19,32 @@ auc, rank, maps = (command(name) for name in ("auc", "rank", "maps"))
 DATA = "shapes:n=10,size=64"
 
 
-def look(vit: str, run: str) -> list[dict[str, Any]]:
-    """What every command returns."""
+def look(vit: str, run: str, ports: list[int]) -> list[dict[str, Any]]:
+    """What every command returns. Each joins ranks of its own, as it would in a process of its own."""
     common = {"data": DATA, "run": Path(run), "device": "cpu"}
-    return [
-        auc(vit, study=("model", "layer"), batch=2, workers=1, **common),
-        rank(vit, num_images=3, layers=(0,), workers=0, **common),
-        maps(vit, num_images=2, **common),
-    ]
+    calls = (
+        lambda: auc(vit, study=("model", "layer"), batch=2, workers=1, **common),
+        lambda: rank(vit, num_images=3, layers=(0,), workers=0, **common),
+        lambda: maps(vit, num_images=2, **common),
+    )
+    found = []
+    for port, call in zip(ports, calls, strict=True):
+        os.environ |= {"MASTER_PORT": str(port)} if port else {}
+        found.append(call())
+    return found
 
 
-def ranked(number: int, port: int, vit: str, run: str, out: str) -> None:
+def ranked(number: int, ports: list[int], vit: str, run: str, out: str) -> None:
     torch.set_num_threads(1)
-    names = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": 2}
+    names = {"MASTER_ADDR": "127.0.0.1", "RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": 2}
     os.environ |= {name: str(value) for name, value in names.items()}
-    Path(out).write_text(json.dumps(look(vit, run)))
+    Path(out).write_text(json.dumps(look(vit, run, ports)))
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def plain(value: Any) -> Any:
@@ -47,20 +58,18 @@ def plain(value: Any) -> Any:
 def test_two_ranks_find_what_one_finds_and_the_first_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(viewed_images, "_BATCHES_PER_WORKER", 1)
     vit = str(make_run(tmp_path / "vit", "vit_tiny"))
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    ports = [free_port() for _ in range(3)]
     outs = [tmp_path / f"{number}.json" for number in range(2)]
     context = multiprocessing.get_context("fork")
     processes = [
-        context.Process(target=ranked, args=(number, port, vit, str(tmp_path / "two"), str(out)))
+        context.Process(target=ranked, args=(number, ports, vit, str(tmp_path / "two"), str(out)))
         for number, out in enumerate(outs)
     ]
     for process in processes:
         process.start()
-    alone = plain(json.loads(json.dumps(look(vit, str(tmp_path / "one")))))
+    alone = plain(json.loads(json.dumps(look(vit, str(tmp_path / "one"), [0, 0, 0]))))
     for process in processes:
-        process.join(250)
+        process.join(120)
     assert [process.exitcode for process in processes] == [0, 0]
     first, second = (json.loads(out.read_text()) for out in outs)
     assert second == [{}, {}, {}] and plain(first) == alone
