@@ -55,7 +55,7 @@ MAMBA_DROP_PATH = {
     "vim_tiny": 0.0, "vim_small": 0.05, "plainmamba_l1": 0.2, "plainmamba_l2": 0.2, "plainmamba_l3": 0.4,
     "vmamba_tiny": 0.2, "vmamba_small": 0.3, "vmamba_base": 0.6, "vmamba_base_s1l20": 0.5,
 }  # fmt: skip
-MAMBA_FAMILIES = ("vim", "mambareg", "plainmamba", "localvim", "vmamba", "localvmamba", "efficientvmamba")
+MAMBA_FAMILIES = ("vim", "mambareg", "plainmamba", "mamba2d", "localvim", "vmamba", "localvmamba", "efficientvmamba")
 BIG_TRANSFORMERS = ("vit_base", "linearvit_base")
 MINI_IMAGE = 64  # px of a view: 8 x 8 patches
 MINI_DEPTHS = {"vit": 6, "linearvit": 6, "dinovim": 12, "dinomambareg": 12, "gatedconv": 12}  # 1.2 to 1.5 M parameters
@@ -119,19 +119,20 @@ def lejepa(name: str) -> TrainConfig:
 
 def lejepa_64(family: str) -> TrainConfig:
     """LeJEPA with the pixels, model and length of `dino_64`."""
-    return _lejepa_like(dino_64(family), lr=2e-3, num_directions=256, hidden=256, embedding=32)
+    config = with_method(dino_64(family), LeJepaConfig, num_directions=256, hidden=256, embedding=32)
+    return replace(config, optim=replace(config.optim, lr=2e-3, weight_decay=0.05, weight_decay_end=0.05))
 
 
 def lejepa_mini(family: str) -> TrainConfig:
     """LeJEPA with the pixels, model and length of `dino_mini`."""
-    return _lejepa_like(dino_mini(family), lr=1e-3, hidden=512)
+    config = with_method(dino_mini(family), LeJepaConfig, hidden=512)
+    return replace(config, optim=replace(config.optim, lr=1e-3, weight_decay=0.05, weight_decay_end=0.05))
 
 
-def _lejepa_like(config: TrainConfig, *, lr: float, **settings: Any) -> TrainConfig:
-    """LeJEPA instead of DINO, on the same views."""
+def with_method(config: TrainConfig, method: type[ViewsConfig], **settings: Any) -> TrainConfig:
+    """The same training by another method, on the same views; `settings` are the method's own."""
     views = {field.name: getattr(config.method, field.name) for field in fields(ViewsConfig)}
-    optim = replace(config.optim, lr=lr, weight_decay=0.05, weight_decay_end=0.05)
-    return replace(config, method=LeJepaConfig(**views, **settings), optim=optim)
+    return replace(config, method=method(**views, **settings))
 
 
 def supervised(name: str, *, drop_path: float) -> TrainConfig:
@@ -211,6 +212,8 @@ def model_64(family: str) -> ModelConfig:
     if family in ("vmamba", "localvmamba", "efficientvmamba"):
         name = "vmamba_tiny_s1l8" if family == "vmamba" else f"{family}_tiny"
         return ModelConfig(name=name, fields={"depths": [1, 1, 2, 1], "dims": [24, 48, 96, 144], "image": 64})
+    if family == "mamba2d":
+        return ModelConfig(name="mamba2d_small", fields={"depths": [4, 4], "dims": [64, 64], "image": 64})
     if family in MAMBA_FAMILIES:
         name = "plainmamba_l1" if family == "plainmamba" else f"{family}_tiny"
         return ModelConfig(name=name, fields={"patch": 8, "image": 64, "depth": 4, "dim": 64})

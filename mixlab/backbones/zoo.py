@@ -14,6 +14,7 @@ from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.isotropic import Isotropic, IsotropicConfig, config_from_json
 from mixlab.backbones.staged import Staged, StagedConfig, staged_from_json
 from mixlab.backbones.timm_backbone import TimmBackbone
+from mixlab.backbones.timm_features import build_timm
 from mixlab.backbones.tokens import TokenLayout
 from mixlab.backbones.visual_mambas import VISUAL_MAMBAS
 from mixlab.backbones.weights import load_weights, model_from_file
@@ -101,8 +102,7 @@ def register_backbone(
             f"{name} is registered with a {type(config).__name__}; give an IsotropicConfig, a StagedConfig, or a "
             "function or class that builds a Backbone"
         )
-    if name.startswith(("timm/", "shipped/")):
-        raise InputError(f"{name}: names with a slash are taken; choose one without")
+    _check_name(name)
     ZOO[name] = ZooEntry(source, config)
     return config
 
@@ -116,7 +116,17 @@ def register_family(
 ) -> None:
     """Register NAME_tiny, NAME_small and NAME_base: `build` makes the config of each width."""
     for model, entry in _family(name, source, widths, build).items():
+        _check_name(model)
         ZOO[model] = entry
+
+
+def _check_name(name: str) -> None:
+    if "/" in name:
+        raise InputError(f"{name!r} has a slash, as names of timm/ and shipped/ have; choose a name without")
+    if timm.is_model(name) and not timm.model_entrypoint(name).__module__.startswith("mixlab."):
+        raise InputError(
+            f"timm has a model {name!r}, which timm.create_model would no longer give; choose another name"
+        )
 
 
 def list_models(pattern: str = "*") -> list[str]:
@@ -140,7 +150,7 @@ def create_model(
         with as_file(files("mixlab") / f"{name}.safetensors") as path:
             return model_from_file(path)
     if name.startswith("timm/"):
-        model: Backbone = TimmBackbone(name.removeprefix("timm/"), fields)
+        model: Backbone = build_timm(name.removeprefix("timm/"), fields)
     else:
         entry = ZOO.get(name)
         if entry is None:
@@ -171,7 +181,7 @@ def build_registered(name: str, fields: Mapping[str, Any]) -> Backbone:
     if not isinstance(model, Backbone):
         raise InputError(
             f"{name} is registered with {entry.config.__name__}, which gives a {type(model).__name__}; return a "
-            "mixlab.Backbone"
+            "mixlab.Backbone, such as mixlab.wrap(module, ...)"
         )
     model.name, model.registered = name, (name, dict(fields))
     return model
