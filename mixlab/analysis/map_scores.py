@@ -17,11 +17,11 @@ from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.backbones.backbone import Backbone, Layers
 from mixlab.data.masks import IGNORE
 from mixlab.errors import InputError
+from mixlab.evaluation.machine import Machine
 from mixlab.evaluation.target import Target
 from mixlab.run import UNTRAINED, Measurement, Subject
 from mixlab.run.protocols import MapProtocol
 from mixlab.statistics import Correlation, Estimate
-from mixlab.training.distributed import World, from_all
 
 ScoreProgress = Callable[[str, int], None]  # the label of a network, and how many images were scored
 FALSE_POSITIVE_RATES = torch.linspace(0, 1, 101, dtype=torch.float64)
@@ -65,10 +65,10 @@ class MapScorer:
         twins: bool = True,
         seed: int = 0,
         progress: ScoreProgress | None = None,
-        world: World | None = None,
+        machine: Machine | None = None,
     ) -> None:
         self.images, self.twins, self.seed = images, twins, seed
-        self._share = (world.rank, world.size) if world is not None else (0, 1)
+        self._machine = machine
         self._progress = progress or (lambda label, num_images: None)
         self._known: dict[Any, MapScores] = {}
 
@@ -107,7 +107,7 @@ class MapScorer:
     def _measure(self, label: str, backbone: Backbone, map_name: str, layers: Layers) -> MapScores:
         kind = find_map(map_name)
         parts: list[tuple[int, list[int], tuple[Tensor, ...]]] = []  # number of the batch, layers, scores
-        for number, batch in self.images.batches(*self._share):
+        for number, batch in self.images.batches(*(self._machine.share() if self._machine else ())):
             if batch.masks is None:
                 raise InputError(f"{self.images.choices['data'] or 'the source'} has images without masks")
             by_layer: dict[int, tuple[Tensor, ...]] = {}
@@ -131,9 +131,9 @@ class MapScorer:
     def _together(self, own: list[tuple[int, list[int], tuple[Tensor, ...]]]) -> tuple[Any, ...]:
         """Layers and scores of all ranks' images, in their order; what any of them could not read is known to all."""
         found = own
-        if self._share[1] > 1:
-            found = sorted((part for parts in from_all(own) for part in parts), key=lambda part: part[0])
-            for reasons in from_all(dict(self.images.skipped.reasons)):
+        if self._machine is not None:
+            found = sorted((part for parts in self._machine.gather(own) for part in parts), key=lambda part: part[0])
+            for reasons in self._machine.gather(dict(self.images.skipped.reasons)):
                 self.images.skipped.reasons |= reasons
         if not found:
             raise self.images.empty()

@@ -20,11 +20,11 @@ from mixlab.backbones.tokens import TokenLayout
 from mixlab.choices import NUM_RANKED
 from mixlab.data.given import AnyData
 from mixlab.errors import InputError
+from mixlab.evaluation.machine import Machine
 from mixlab.evaluation.target import Target, as_target
 from mixlab.run import Measurement, Subject
 from mixlab.run.protocols import LowRankProtocol, RankProtocol
 from mixlab.statistics import Estimate, mean_interval
-from mixlab.training.distributed import World, from_all
 
 Table = NDArray[np.float64]  # (blocks, len(BLOCK_COLUMNS))
 RankArrays = dict[str, NDArray[Any]]
@@ -115,19 +115,19 @@ def measure_ranks(
     heads: Sequence[int] | None = None,
     settings: RankSettings | None = None,
     progress: Callable[[], None] | None = None,
-    world: World | None = None,
+    machine: Machine | None = None,
 ) -> RankResult:
     """Measure the ranks of the mixing matrices of a backbone; by default of all layers and heads.
 
     `images` by a name, as `--data` takes it, or as a source or data set, are NUM_RANKED of its own size. `progress` is
-    called after each layer on each image. Ranks of a `world` share the images, and each has the whole result.
+    called after each layer on each image. Ranks of a `machine` share the images, and each has the whole result.
     """
     network = as_target(target)
     backbone, settings = network.backbone, settings or RankSettings()
     if not isinstance(images, ViewedImages):
         images = ViewedImages(images, size=backbone.image, num_images=NUM_RANKED)
     wanted = chosen_layers(layers, backbone.num_layers)
-    rank, size = (world.rank, world.size) if world is not None else (0, 1)
+    rank, size = machine.share() if machine is not None else (0, 1)
     seen = images.together().images
     pixels, numbers = backbone.preprocess(seen)[rank::size], range(rank, len(seen), size)
     measured: list[LayerRanks] = []
@@ -135,8 +135,8 @@ def measure_ranks(
         measured.append(found)
         if progress is not None:
             progress()
-    if size > 1:
-        everyone = (found for part in from_all(measured) for found in part)
+    if machine is not None:
+        everyone = (found for part in machine.gather(measured) for found in part)
         measured = sorted(everyone, key=lambda found: found.image)  # layers stay in their order
     summary, arrays = summarise_ranks(measured, backbone.layout)
     protocol = RankProtocol(

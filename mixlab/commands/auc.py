@@ -62,7 +62,7 @@ def auc(
                 twins=twins,
                 seed=on.seed,
                 progress=lambda label, count: show(count * machine.world.size, f"scoring {label}"),
-                world=machine.world,
+                machine=machine,
             )
             for name in study:
                 result = run_study(name, loaded, scorer, map)

@@ -77,7 +77,7 @@ def rank(
                     heads=heads or None,
                     settings=settings,
                     progress=partial(step, machine.world.size),
-                    world=machine.world,
+                    machine=machine,
                 )
             if machine.world.is_first:
                 where = str(next(target.backbone.parameters()).device)
