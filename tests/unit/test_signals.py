@@ -1,5 +1,6 @@
 """Signals that ask to stop, in this very process."""
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from mixlab.data.workers import worker_settings
+from mixlab.data.workers import start_workers, worker_settings
 from mixlab.signals import STOP_SIGNALS, StopSignal, held, obey_parent_alone, raising
 
 
@@ -99,9 +100,10 @@ def test_a_process_that_reads_data_leaves_signals_of_others_to_its_parent(number
 def test_a_reading_process_ends_with_its_parent_also_where_the_signal_of_the_group_came_first() -> None:
     """One that waits, and the parent's own, are one signal to the system."""
     loader: Any = DataLoader(list(range(8)), **worker_settings(1))  # type: ignore[arg-type]
-    batches: Any = iter(loader)
+    batches = start_workers(loader)
     next(batches)
-    worker = batches._workers[0]
+    worker = max(multiprocessing.active_children(), key=lambda child: child.pid or 0)
+    assert worker.pid is not None
     os.kill(worker.pid, signal.SIGSTOP)  # as on a busy machine: it gets no time to look
     if (other := os.fork()) == 0:
         os.kill(worker.pid, signal.SIGTERM)
