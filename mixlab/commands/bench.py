@@ -13,7 +13,7 @@ from mixlab.errors import InputError, WorkError
 from mixlab.run import provenance
 
 What = Literal[
-    "all", "ssd", "selective", "attention", "backbone", "crops", "dino", "feed", "probe", "knn", "dense", "auc"
+    "all", "ssd", "selective", "attention", "backbone", "crops", "dino", "feed", "probe", "knn", "dense", "auc", "scale"
 ]
 Tables = dict[str, list[dict[str, Any]]]  # title: rows
 MODULES = {"ssd": "operations", "attention": "operations", "crops": "images", "feed": "images", "probe": "frozen",
@@ -29,6 +29,10 @@ def bench(
     peer: Path | None = None,
     figure: Path | None = None,
     readme: Path | None = None,
+    files: int = 100_000,
+    entries: int = 20_000_000,
+    shards: int = 200,
+    megabytes: int = 1000,
 ) -> dict[str, Any]:
     """Measure speed beside peers; read the ratios. Rows are shown as they are measured, tables at the end.
 
@@ -37,10 +41,15 @@ def bench(
             models), attention (linear attention alone), backbone (whole passes, growth with tokens), crops (DINO's ten
             crops against torchvision), dino (whole DINO steps), feed (the share of a DINO run spent waiting for JPEG
             files), probe (a grid of linear probes against one), knn (a bank of ImageNet's size), dense (speed and
-            memory against input size), auc (Binary-AUC against loops of others).
+            memory against input size), auc (Binary-AUC against loops of others), scale (what grows with data and
+            model: opening, memory of a process, saving, resuming; beside torchvision's ImageFolder and torch.save).
         quick: fewer repeats and smaller sizes.
         peer: for dino, a clone of facebookresearch/dino, to be measured in the same run.
         readme: for all, write the table of speed into this file, between its two marks.
+        files: for scale, files in a folder to open.
+        entries: for scale, entries of a synthetic list of paths; 100 million take 2.3 GB of disk.
+        shards: for scale, tar shards of 1,000 samples to index.
+        megabytes: for scale, the state to save.
         figure: for dense, draw speed and memory against input size into this file (.svg or .png).
     """
     import torch
@@ -56,7 +65,8 @@ def bench(
     if what == "all":
         found = _run_all(answer, quick, peer, readme)
         return answer.emit({"benchmark": what, **found, "provenance": provenance(device=device)})
-    tables = run_benchmark(what, quick=quick, peer=peer)
+    sizes = {"num_files": files, "num_entries": entries, "num_shards": shards, "megabytes": megabytes}
+    tables = run_benchmark(what, quick=quick, peer=peer, sizes=sizes)
     _show(tables, answer)
     if what == "dense" and figure is not None:
         from mixlab.analysis.figures import save_charts
@@ -98,7 +108,7 @@ def _run_all(answer: Answer, quick: bool, peer: Path | None, readme: Path | None
     return {"tables": results, "markdown": text}
 
 
-def run_benchmark(what: What, *, quick: bool, peer: Path | None = None) -> Tables:
+def run_benchmark(what: What, *, quick: bool, peer: Path | None = None, sizes: dict[str, int] | None = None) -> Tables:
     """The tables of one benchmark, by title."""
     import torch
 
@@ -108,6 +118,11 @@ def run_benchmark(what: What, *, quick: bool, peer: Path | None = None) -> Table
     module: Any = import_module(f"mixlab.bench.{MODULES.get(what, what)}")
     few: dict[str, Any]
     match what:
+        case "scale":
+            scale: Tables = module.run_scale(
+                **{name: size // (20 if quick else 1) for name, size in (sizes or {}).items()}
+            )
+            return scale
         case "ssd" if on_gpu:
             title = "The two-way scan, bf16: GPU kernel time and wall time; x: times faster than mamba_ssm"
             return {title: module.scan_on_gpu(quick=quick)}

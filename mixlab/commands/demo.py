@@ -44,7 +44,7 @@ def run_demo(
     from mixlab.report import write_report
     from mixlab.studies.demo import MODELS, plan
     from mixlab.studies.steps import run_steps, wait_for_workers, worker_pool
-    from mixlab.training.distributed import num_cores
+    from mixlab.training.cores import num_cores
 
     models = models or MODELS
     start = time.monotonic()

@@ -23,6 +23,7 @@ def knn(
         batch: images per forward pass.
     """
     from mixlab.evaluation.knn import evaluate_knn
+    from mixlab.training.distributed import once_per_machine
 
     check_counts(image=settings.image, batch=batch, num_train=settings.num_train, num_val=settings.num_val)
     if settings.strategy == OUTPUT and settings.blocks != 1:
@@ -30,7 +31,7 @@ def knn(
             f"--blocks {settings.blocks} has no effect on the backbone's output; add --strategy, such as cls"
         )
     answer.check()
-    splits, directory = on.splits(), on.open_run()
+    directory = on.open_run()
     features = directory.path / "features"
     features.mkdir(exist_ok=True)
     with (
@@ -39,6 +40,7 @@ def knn(
     ):
         if machine.world.is_first:
             stack.enter_context(RunLock(features))
+        splits = once_per_machine(machine.world, on.splits)
         for note in splits.notes():
             machine.say(note)
         loaded = on.load(machine.world.device, settings.seed)

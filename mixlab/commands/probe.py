@@ -31,6 +31,7 @@ def probe(
             with other settings already has that name.
     """
     from mixlab.evaluation.probe import evaluate_linear_probe
+    from mixlab.training.distributed import once_per_machine
 
     if settings.mode == "cached" and settings.load_size:
         raise InputError("--load-size has no effect on cached features of plain images; leave it out")
@@ -41,11 +42,12 @@ def probe(
     counts = {part: getattr(settings, part) for part in ("image", "batch", "num_train", "num_val")}
     check_counts(**counts)
     answer.check()
-    splits, directory = on.splits(), on.open_run()
+    directory = on.open_run()
     with (
         stoppable(),
         evaluation_machine(on.device, workers=on.workers, features=directory.path / "features") as machine,
     ):
+        splits = once_per_machine(machine.world, on.splits)
         for note in splits.notes():
             machine.say(note)
         loaded = on.load(machine.world.device, settings.seed)

@@ -7,10 +7,12 @@ import os
 import stat
 import zlib
 from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
@@ -64,24 +66,62 @@ def decode(data: str | Path | bytes, *, name: str | None = None, draft: int | No
         raise UnreadableImage(label, _reason(error)) from error
 
 
+def decode_pixels(data: str | Path | bytes, *, name: str | None = None) -> NDArray[np.uint8]:
+    """As `decode`, at full size, (H, W, 3)."""
+    return decode_reduced(data, lambda height, width: 1, name=name)[0]
+
+
 def decode_reduced(
     data: str | Path | bytes, reduction: Reduction, *, name: str | None = None
-) -> tuple[Image.Image, tuple[int, int]]:
-    """As `decode`, but at 1/r of its size, r as `reduction` says; and the own (height, width) of the upright image."""
+) -> tuple[NDArray[np.uint8], tuple[int, int]]:
+    """As `decode`, (H, W, 3), at 1/r of its size, r as `reduction` says; and the own (height, width) of the upright
+    image.
+
+    JPEGs at full size go through torchvision's decoder, the rest through Pillow's, which skips work where it reduces.
+    """
     label = name if name is not None else ("<bytes>" if isinstance(data, bytes) else str(data))
-    image = open_image(data, name=label)
+    content = data if isinstance(data, bytes) else _read_file(data, label)
+    image = open_image(content, name=label)
     try:
         width, height = image.size
         factor = reduction(height, width)
+        orientation = read_orientation(image)
+        if factor == 1 and orientation not in _TURNS and (pixels := _jpeg_pixels(content, image)) is not None:
+            return pixels, (height, width)
         if factor > 1:
             image.draft("RGB", (-(-width // factor), -(-height // factor)))  # JPEG: by 2, 4 or 8, for less work
         rest = factor // round(width / image.width)
-        orientation = read_orientation(image)
         reduced = to_rgb(image).reduce(rest) if rest > 1 else to_rgb(image)
         own = (width, height) if orientation in _SWAPPED else (height, width)
-        return turn_upright(reduced, orientation), own
+        return np.asarray(turn_upright(reduced, orientation)), own
     except Exception as error:
         raise UnreadableImage(label, _reason(error)) from error
+
+
+@cache
+def _torchvision_decoder() -> Callable[[Tensor], Tensor] | None:
+    try:  # deprecated in torchvision 0.29: once it is gone, Pillow decodes everything
+        from torchvision.io import ImageReadMode, decode_jpeg  # takes a moment
+    except ImportError:
+        return None
+    return partial(decode_jpeg, mode=ImageReadMode.RGB)
+
+
+def _jpeg_pixels(content: bytes, image: Image.Image) -> NDArray[np.uint8] | None:
+    """A JPEG's pixels, (H, W, 3), from torchvision, 1.1 to 1.3 times as fast as Pillow; None where that should decide.
+
+    The same bits: both use libjpeg-turbo with the same settings. Whatever torchvision refuses is left to Pillow; what
+    Pillow refuses, torchvision refused too in 20,000 attempts (`test_decode.py`).
+    """
+    decode_jpeg = _torchvision_decoder()
+    if decode_jpeg is None or image.format != "JPEG" or image.mode not in ("RGB", "L"):
+        return None
+    try:
+        found = decode_jpeg(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+    except RuntimeError:
+        return None
+    pixels: NDArray[np.uint8] = found.permute(1, 2, 0).numpy()
+    return pixels if pixels.shape == (image.height, image.width, 3) else None
 
 
 def open_image(data: str | Path | bytes, *, name: str) -> Image.Image:
@@ -142,7 +182,7 @@ def fit_box(size: tuple[int, int], fit: str) -> tuple[float, float, float, float
     raise InputError(f"fit {fit!r} is unknown; choose 'squash' (the whole image) or 'crop' (centre crop)")
 
 
-def to_tensor(image: Image.Image) -> Tensor:
+def to_tensor(image: Image.Image | NDArray[np.uint8]) -> Tensor:
     """An RGB image as uint8 (3, H, W)."""
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
 

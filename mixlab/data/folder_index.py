@@ -1,109 +1,186 @@
-"""The list of files under a folder, kept on disk so that a million files start in seconds the second time.
+"""The list of files under a folder, kept on disk so that a hundred million files start in seconds the second time.
 
-The index is JSON in a cache folder of the user's, never beside the data: every folder with its modification time and
-file names. Adding or removing a file changes its folder's time, so folders are checked and files are not.
+The index has every folder with its modification time, and the names of its files. Adding or removing a file changes its
+folder's time, so folders are checked and files are not. Paths come in the order of their text; a run is a stretch of
+them in one folder. So a path takes its own name and four bytes.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .decode import SUFFIXES
+from .index_file import Names, StoredIndex, index_file, is_trusted, read_index, write_index
 
-_FORMAT = 2
+_FORMAT = 3
 _SETTLED_NS = 50_000_000  # file systems count time in ticks: a folder changed within this time may change unseen
+_JUST_CHANGED = -1  # the stamp of such a folder
+_LONGEST_RUN = 2**32 - 2**16  # bytes of names: their places are 32 bits
+_ARRAYS = ("folders", "folder_ends", "stamps", "run_folders", "run_starts", "run_bases", "names", "ends")
 
 
-@dataclass(frozen=True)
-class _Folder:
-    path: str  # relative to the root, "/" between parts; "" is the root
-    stamp: str
-    files: list[str]
-    folders: list[str]
+class PathTable(Sequence[str]):
+    """Paths of files, relative to a folder, "/" between parts, sorted; nothing of them is in Python's memory."""
+
+    def __init__(self, index: StoredIndex) -> None:
+        arrays = index.arrays
+        self.folders = Names(arrays["folders"], arrays["folder_ends"])  # "" is the root
+        self.stamps = arrays["stamps"]
+        self.run_folders, self.run_starts, self.run_bases = (
+            np.array(arrays[name]) for name in ("run_folders", "run_starts", "run_bases")
+        )
+        self._names, self._ends = arrays["names"], arrays["ends"]
+
+    @classmethod
+    def of(cls, paths: Sequence[str]) -> PathTable:
+        """A table of a few paths, given in order."""
+        builder = _TableBuilder()
+        folders: dict[str, int] = {}
+        for path in paths:
+            folder, _, name = path.rpartition("/")
+            if folder not in folders:
+                folders[folder] = builder.add_folder(folder, 0)
+            builder.add_file(folders[folder], name)
+        return cls(builder.finish())
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        place = range(len(self))[index]
+        run = self.run_of(place)
+        base = int(self.run_bases[run])
+        first = int(self._ends[place - 1]) if place > self.run_starts[run] else 0
+        name = os.fsdecode(self._names[base + first : base + int(self._ends[place])].tobytes())
+        folder = self.folders[int(self.run_folders[run])]
+        return f"{folder}/{name}" if folder else name
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(str.__eq__, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def run_of(self, index: int) -> int:
+        return int(np.searchsorted(self.run_starts, index, side="right")) - 1
+
+    def run_lengths(self) -> NDArray[np.int64]:
+        return np.diff(self.run_starts, append=len(self))
 
 
-def list_images(root: str | Path, *, cache: str | Path | None = None) -> list[str]:
+def list_images(root: str | Path, *, cache: str | Path | None = None) -> PathTable:
     """Paths of all image files below `root`, relative to it and sorted; names with a leading dot are left out.
 
     `cache` is a folder for the index, `cache_folder()` without one.
     """
     root = Path(root)
     file = index_file("folder", root, cache)
-    folders = _read(file, root)
-    if folders is None:
-        folders = list(_scan(root))
-        write_index(file, {"format": _FORMAT, "folders": [vars(folder) for folder in folders]})
-    return _paths(folders)
+    found = _read(file, root)
+    if found is None:
+        index = scan_folder(root)
+        write_index(file, index)
+        found = read_index(file) or index  # mapped where it can be: then all processes share it
+    return PathTable(found)
 
 
-def cache_folder() -> Path:
-    """Where indexes are kept: $MIXLAB_CACHE, or mixlab/ in $XDG_CACHE_HOME or ~/.cache."""
-    if chosen := os.environ.get("MIXLAB_CACHE"):
-        return Path(chosen)
-    if chosen := os.environ.get("XDG_CACHE_HOME"):
-        return Path(chosen) / "mixlab"
-    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - stays "~" for users without a home, as in containers
-    return home / ".cache" / "mixlab" if home.is_absolute() else Path(tempfile.gettempdir()) / f"mixlab-{os.getuid()}"
-
-
-def index_file(kind: str, indexed: Path, cache: str | Path | None) -> Path:
-    """The file of one index, named for what is indexed."""
-    name = hashlib.sha256(os.fsencode(indexed.resolve())).hexdigest()[:24]
-    return (cache_folder() if cache is None else Path(cache)) / f"{kind}-{name}.json"
-
-
-def write_index(file: Path, content: dict[str, Any]) -> None:
-    """Write an index if possible; without one, everything works but starts more slowly."""
-    aside = file.with_name(f"{file.name}.{os.getpid()}")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(json.dumps(content, ensure_ascii=True), encoding="utf-8")
-        aside.replace(file)
-    except OSError:
-        with suppress(OSError):
-            aside.unlink(missing_ok=True)
-
-
-def find_images(root: str | Path) -> list[str]:
+def find_images(root: str | Path) -> PathTable:
     """The same list, looked up afresh and kept nowhere."""
-    return _paths(list(_scan(Path(root))))
+    return PathTable(scan_folder(Path(root)))
 
 
-def _paths(folders: list[_Folder]) -> list[str]:
-    return sorted(f"{folder.path}/{name}" if folder.path else name for folder in folders for name in folder.files)
+@dataclass
+class _TableBuilder:
+    """Collects folders and, in order, files."""
+
+    def __post_init__(self) -> None:
+        self._folders: list[str] = []
+        self._stamps = array("q")
+        self._runs: tuple[array[int], array[int], array[int]] = array("i"), array("q"), array("q")
+        self._names = bytearray()
+        self._ends = array("I")
+
+    def add_folder(self, path: str, stamp: int) -> int:
+        self._folders.append(path)
+        self._stamps.append(stamp)
+        return len(self._folders) - 1
+
+    def add_file(self, folder: int, name: str) -> None:
+        run_folders, _, run_bases = self._runs
+        if not run_folders or run_folders[-1] != folder or len(self._names) - run_bases[-1] > _LONGEST_RUN:
+            for values, value in zip(self._runs, (folder, len(self._ends), len(self._names)), strict=True):
+                values.append(value)
+        self._names += os.fsencode(name)
+        self._ends.append(len(self._names) - run_bases[-1])
+
+    def finish(self) -> StoredIndex:
+        folders = Names.of(self._folders)
+        run_folders, run_starts, run_bases = self._runs
+        arrays: tuple[NDArray[Any], ...] = (
+            folders.text,
+            folders.ends,
+            np.array(self._stamps, dtype="i8"),
+            np.array(run_folders, dtype="i4"),
+            np.array(run_starts, dtype="i8"),
+            np.array(run_bases, dtype="i8"),
+            np.frombuffer(self._names, dtype="u1"),
+            np.frombuffer(self._ends, dtype="u4"),
+        )
+        return StoredIndex({"format": _FORMAT}, dict(zip(_ARRAYS, arrays, strict=True)))
 
 
-def _scan(root: Path) -> Iterator[_Folder]:
+def scan_folder(root: Path) -> StoredIndex:
+    """Walk the folder in the order of its paths: a folder sorts as its name with a "/" after it."""
     if not root.is_dir():
         raise NotADirectoryError(f"{root} is not a folder; give a folder of images")
-    waiting, seen = [""], {os.path.realpath(root)}
-    while waiting:
-        path = waiting.pop()
-        here = root / path
-        stamp = _stamp(here)  # before the listing: a file that arrives later makes the cache stale
-        files, folders = [], []
-        with os.scandir(here) as entries:
-            for entry in entries:
-                if entry.name.startswith("."):
-                    continue
-                if _is_folder(entry):
-                    real = os.path.realpath(entry.path)
-                    if real not in seen:  # a link back up would never end
-                        seen.add(real)
-                        folders.append(f"{path}/{entry.name}" if path else entry.name)
-                elif os.path.splitext(entry.name)[1].lower() in SUFFIXES:  # noqa: PTH122 - a million Paths are slow
-                    files.append(entry.name)
-        waiting.extend(folders)
-        yield _Folder(path, stamp, sorted(files), sorted(folders))
+    table, seen = _TableBuilder(), {os.path.realpath(root)}
+
+    def entries_of(path: str) -> tuple[int, Iterator[str]]:
+        stamp = _stamp(root / path)  # before the listing: a file that arrives later makes the cache stale
+        return table.add_folder(path, stamp), iter(_entries(root / path, seen))
+
+    walk = [("", *entries_of(""))]
+    while walk:
+        path, number, entries = walk[-1]
+        name = next(entries, None)
+        if name is None:
+            walk.pop()
+        elif name.endswith("/"):
+            below = f"{path}/{name[:-1]}" if path else name[:-1]
+            walk.append((below, *entries_of(below)))
+        else:
+            table.add_file(number, name)
+    return table.finish()
+
+
+def _entries(here: Path, seen: set[str]) -> list[str]:
+    """Images and folders of a folder, the latter with a "/", in the order of the paths they lead to."""
+    found = []
+    with os.scandir(here) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if _is_folder(entry):
+                real = os.path.realpath(entry.path)
+                if real not in seen:  # a link back up would never end
+                    seen.add(real)
+                    found.append(f"{entry.name}/")
+            elif os.path.splitext(entry.name)[1].lower() in SUFFIXES:  # noqa: PTH122 - a million Paths are slow
+                found.append(entry.name)
+    return sorted(found)
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -113,21 +190,46 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _stamp(folder: Path) -> str:
-    changed = folder.stat().st_mtime_ns
-    return str(changed) if time.time_ns() - changed > _SETTLED_NS else "just changed"
+def _stamp(folder: Path | str) -> int:
+    changed = os.stat(folder).st_mtime_ns  # noqa: PTH116 - a hundred thousand Paths are slow
+    return changed if time.time_ns() - changed > _SETTLED_NS else _JUST_CHANGED
 
 
-def _read(file: Path, root: Path) -> list[_Folder] | None:
+def _read(file: Path, root: Path) -> StoredIndex | None:
+    """The stored index, where it fits the folder as it is now."""
+    index = read_index(file)
+    if index is None or index.about.get("format") != _FORMAT or not _is_sound(index.arrays):
+        return None
+    if is_trusted():
+        return index
+    folders, stamps = Names(index.arrays["folders"], index.arrays["folder_ends"]), index.arrays["stamps"]
+    if (stamps == _JUST_CHANGED).any():
+        return None
     try:
-        stored = json.loads(file.read_text(encoding="utf-8", errors="surrogateescape"))
-        if stored["format"] != _FORMAT:
-            return None
-        folders = [_Folder(**folder) for folder in stored["folders"]]
-        if not all(isinstance(name, str) for folder in folders for name in (*folder.files, *folder.folders)):
-            return None
-        fresh = all(_stamp(root / folder.path) == folder.stamp for folder in folders)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # no cache, a damaged one, or a folder that is gone: look again
-    unsettled = any(folder.stamp == "just changed" for folder in folders)
-    return folders if folders and fresh and not unsettled else None
+        fresh = all(_stamp(f"{root}/{folders[number]}") == stamp for number, stamp in enumerate(stamps.tolist()))
+    except (OSError, ValueError):
+        return None  # a folder that is gone: look again
+    return index if fresh else None
+
+
+def _is_sound(arrays: Any) -> bool:
+    """Whether nothing leads outside: the arrays that are small are looked at."""
+    if set(arrays) != set(_ARRAYS):
+        return False
+    folders, runs = len(arrays["folder_ends"]), len(arrays["run_folders"])
+    ends, starts, bases = arrays["folder_ends"], arrays["run_starts"], arrays["run_bases"]
+    return (
+        folders > 0
+        and len(arrays["stamps"]) == folders
+        and len(starts) == len(bases) == runs
+        and (runs > 0) == (len(arrays["ends"]) > 0)
+        and _rises(ends, len(arrays["folders"]))
+        and (runs == 0 or (int(starts[0]) == 0 and int(arrays["run_folders"].min()) >= 0))
+        and (runs == 0 or int(arrays["run_folders"].max()) < folders)
+        and _rises(starts, len(arrays["ends"]))
+        and _rises(bases, len(arrays["names"]))
+    )
+
+
+def _rises(values: NDArray[Any], limit: int) -> bool:
+    return not len(values) or bool(values[0] >= 0 and values[-1] <= limit and (np.diff(values) >= 0).all())

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .decode import SUFFIXES, Reduction, decode, decode_reduced, fit_image, printable, to_tensor
-from .folder_index import list_images
+from .decode import SUFFIXES, Reduction, decode, decode_pixels, decode_reduced, fit_image, printable, to_tensor
+from .folder_index import PathTable, list_images
 from .shapes import parse_shapes
 from .shards import TarShards
 from .source import ImageSource, check_split, nearest_place
@@ -32,34 +33,36 @@ class ImageFolder(ImageSource):
         if images is not None:
             root = _part(images, split)
         self.root = root if root.is_dir() else root.parent
-        self.paths = list_images(root, cache=cache) if root.is_dir() else [root.name]
+        self.paths = list_images(root, cache=cache) if root.is_dir() else PathTable.of([root.name])
         if not self.paths:
             raise FileNotFoundError(f"{self.root} holds no images; known suffixes are {' '.join(sorted(SUFFIXES))}")
-        first_levels = [path.split("/", 1)[0] if "/" in path else None for path in self.paths]
-        if images is not None or None in first_levels:
-            self._labels = [-1] * len(self.paths)
+        folders = [self.paths.folders[number].split("/", 1)[0] for number in self.paths.run_folders.tolist()]
+        if images is not None or "" in folders:
+            self._run_labels = np.full(len(folders), -1)
         else:
-            levels = sorted({str(level) for level in first_levels})
+            levels = sorted(set(folders))
             self.classes = tuple(map(printable, levels))
             numbers = {name: number for number, name in enumerate(levels)}
-            self._labels = [numbers[str(level)] for level in first_levels]
+            self._run_labels = np.array([numbers[name] for name in folders])
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def load(self, index: int) -> Tensor:
-        return to_tensor(decode(self.root / self.paths[self.check(index)]))
+        return to_tensor(decode_pixels(self.root / self.paths[self.check(index)]))
 
     def load_fitted(self, index: int, size: int, fit: str) -> tuple[Tensor, tuple[int, int]]:
         image = decode(self.root / self.paths[self.check(index)], draft=size)
         return to_tensor(fit_image(image, size=size, fit=fit)), (image.height, image.width)
 
     def load_reduced(self, index: int, reduction: Reduction) -> tuple[NDArray[np.uint8], tuple[int, int]]:
-        image, own = decode_reduced(self.root / self.paths[self.check(index)], reduction)
-        return np.asarray(image), own
+        return decode_reduced(self.root / self.paths[self.check(index)], reduction)
 
     def label(self, index: int) -> int:
-        return self._labels[self.check(index)]
+        return int(self._run_labels[self.paths.run_of(self.check(index))])
+
+    def labels(self) -> Tensor:
+        return torch.from_numpy(np.repeat(self._run_labels, self.paths.run_lengths()))
 
     def name(self, index: int) -> str:
         return printable(self.paths[self.check(index)])

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from mixlab.errors import InputError
@@ -22,11 +23,14 @@ class Relabelled(Subset[Tensor]):
     def __init__(self, source: ImageSource, numbers: Mapping[int, int], classes: Sequence[str]) -> None:
         labels = source.labels().tolist()
         super().__init__(source, [index for index, label in enumerate(labels) if label in numbers])
-        self._labels = [numbers[labels[index]] for index in self.indexes]
+        self._labels = torch.tensor([numbers[labels[index]] for index in self.indexes.tolist()], dtype=torch.int64)
         self.classes = tuple(classes)
 
     def label(self, index: int) -> int:
-        return self._labels[index]
+        return int(self._labels[index])
+
+    def labels(self) -> Tensor:
+        return self._labels
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,9 @@ class ListedSource(Source[T]):
         here: defaultdict[str, list[int]] = defaultdict(list)
         for index in reversed(range(len(source))):
             here[source.name(index)].append(index)
-        self.indexes = [here[name].pop() if here[name] else -1 for name in listed.names]
-        self.num_removed = self.indexes.count(-1)
+        found = (here[name].pop() if here[name] else -1 for name in listed.names)
+        self.indexes = np.fromiter(found, dtype=np.int64, count=len(listed.names))
+        self.num_removed = int((self.indexes == -1).sum())
         self.num_new = len(list(chain.from_iterable(here.values())))
 
     def __len__(self) -> int:
@@ -64,7 +65,7 @@ class ListedSource(Source[T]):
         return torch.tensor(self.listed.labels, dtype=torch.int64)
 
     def _index(self, index: int) -> int:
-        found = self.indexes[self.check(index)]
+        found = int(self.indexes[self.check(index)])
         if found < 0:
             raise RemovedImage(self.name(index), "it was removed")
         return found

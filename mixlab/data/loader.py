@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import is_dataclass, replace
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -17,9 +19,10 @@ from mixlab.errors import InputError
 
 from .decode import UnreadableImage
 from .sample_order import SampleOrder
-from .source import ImageSource, SkippedImages, Source
-from .workers import start_workers, worker_settings
+from .source import ImageSource, SkippedImages, Source, evenly_spaced
+from .workers import check_shared_memory, start_workers, worker_settings
 
+_MEASURED = 16  # samples from which the size of a batch is estimated
 _MAX_TRIES = 100  # unreadable images in a row before a slot of the batch stays empty
 
 
@@ -57,6 +60,14 @@ class SampleReader(ABC, Generic[S, B]):
     def collate(self, samples: list[S]) -> B:
         """A batch of samples, or of none."""
 
+    def sample_bytes(self) -> int:
+        """About how many bytes a sample takes in a batch, from a few of them."""
+        few = []
+        for index in evenly_spaced(len(self), min(_MEASURED, len(self))):
+            with suppress(UnreadableImage):
+                few.append(self.read(index, 0))
+        return _num_bytes(self.collate(few)) // max(1, len(few))
+
 
 class BatchLoader(Generic[B]):
     """Iterating gives the rest of the current epoch, then moves to the next; the order never depends on the workers.
@@ -80,6 +91,7 @@ class BatchLoader(Generic[B]):
         self.order = order
         self.skipped = SkippedImages(total=len(reader), limit=skip_limit)
         self._position = _Position(order)
+        self._reader, self._is_checked = reader, False
         self._batches: DataLoader[Any] = DataLoader(
             _Batches(reader, replace=unreadable == "replace"),
             sampler=self._position,
@@ -112,6 +124,7 @@ class BatchLoader(Generic[B]):
             "num_images": self.order.num_images,
             "seed": self.order.seed,
             "skipped": dict(self.skipped.reasons),
+            **({"large": self.order.large} if self.order.is_large else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -122,6 +135,9 @@ class BatchLoader(Generic[B]):
                     f"the saved position is in data with {key} {state[key]}, here it is {ours}; "
                     "resume with the same source and seed, or start a new run"
                 )
+        large = int(state.get("large", self.order.num_images + 1))  # runs of before had a permutation at any size
+        if large != self.order.large and (large <= self.order.num_images) != self.order.is_large:
+            self.order = self._position.order = replace(self.order, large=large)
         self._position.epoch, self._position.samples = int(state["epoch"]), int(state["samples"])
         if self._position.samples >= len(self) * self.order.global_batch:  # saved after an epoch's last batch
             self._start_next_epoch()
@@ -132,9 +148,16 @@ class BatchLoader(Generic[B]):
 
     def _rest(self) -> Iterator[B]:
         """The batches left in this epoch."""
+        self._check_memory()
         for batch, errors in start_workers(self._batches):
             self._count(errors)
             yield batch
+
+    def _check_memory(self) -> None:
+        """Once, before processes start that would not have the shared memory for their batches."""
+        if self._batches.num_workers and not self._is_checked:
+            check_shared_memory(self._reader.sample_bytes() * self.order.batch_size, self._batches.num_workers)
+        self._is_checked = True
 
     def _count(self, errors: list[UnreadableImage]) -> None:
         for error in errors:
@@ -180,6 +203,14 @@ class _Batches(Dataset[Any]):
         return None
 
 
+def _num_bytes(value: object) -> int:
+    """Of all tensors in a batch."""
+    if isinstance(value, Tensor):
+        return value.nbytes
+    parts = vars(value).values() if is_dataclass(value) else value if isinstance(value, tuple | list) else ()
+    return sum(map(_num_bytes, parts))
+
+
 def stack(tensors: list[Tensor], shape: tuple[int, ...]) -> Tensor:
     """uint8 tensors of this shape on top of each other, also where there are none."""
     return torch.stack(tensors) if tensors else torch.empty(0, *shape, dtype=torch.uint8)
@@ -208,6 +239,9 @@ class ImageReader(SampleReader[tuple[Tensor, int, int, int, int], Batch]):
     def read(self, index: int, epoch: int) -> tuple[Tensor, int, int, int, int]:
         image, (height, width) = self.source.load_fitted(index, self.size, self.fit)
         return image, self.source.label(index), index, height, width
+
+    def sample_bytes(self) -> int:
+        return 3 * self.size**2
 
     def collate(self, samples: list[tuple[Tensor, int, int, int, int]]) -> Batch:
         images = stack([sample[0] for sample in samples], (3, self.size, self.size))

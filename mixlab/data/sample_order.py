@@ -10,6 +10,10 @@ from numpy.typing import NDArray
 
 from mixlab.errors import InputError
 
+LARGE = 2**24  # images: their permutation would take 128 MB on every rank, and seconds at every epoch
+_ROUNDS = 6
+_MIX, _MIX_2, _MIX_3 = (np.uint64(value) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
 
 @dataclass(frozen=True)
 class SampleOrder:
@@ -26,6 +30,7 @@ class SampleOrder:
     shuffle: bool = True
     drop_last: bool = True  # False: the last, smaller global batch is split across ranks as evenly as possible
     repeats: int = field(default=1, kw_only=True)  # an epoch has so many times fewer images, each this often in a row
+    large: int = field(default=LARGE, kw_only=True)  # from so many images on, an epoch is never in memory as a whole
 
     def __post_init__(self) -> None:
         if self.num_images < 1 or self.batch_size < 1:
@@ -49,21 +54,61 @@ class SampleOrder:
 
     def permutation(self, epoch: int) -> NDArray[np.int64]:
         """The image numbers in this epoch's order; all of them, unless they repeat."""
-        if not self.shuffle:
-            return np.arange(self.num_images)
+        if not self.shuffle or self.is_large:
+            return self.numbers(epoch, 0, self.num_images)
         order = np.random.default_rng([self.seed, epoch]).permutation(self.num_images)
         return order if self.repeats == 1 else np.repeat(order, self.repeats)[: self.num_images]
 
+    @property
+    def is_large(self) -> bool:
+        return self.num_images >= self.large
+
+    def numbers(self, epoch: int, first: int, end: int) -> NDArray[np.int64]:
+        """The part of the order from place `first` to `end`, where it needs no permutation."""
+        places = np.arange(first, end)
+        return places if not self.shuffle else shuffled(places // self.repeats, self.num_images, (self.seed, epoch))
+
     def batches(self, epoch: int, start: int = 0) -> Iterator[NDArray[np.int64]]:
         """This rank's batches from sample `start` (counted over all ranks) to the end of the epoch."""
-        order = self.permutation(epoch)
+        order = self._order(epoch)
         end = self.num_images // self.global_batch * self.global_batch if self.drop_last else self.num_images
         for first in range(start, end, self.global_batch):
-            together = order[first : min(first + self.global_batch, end)]
+            last = min(first + self.global_batch, end)
+            together = self.numbers(epoch, first, last) if order is None else order[first:last]
             if len(together) == self.global_batch:
                 yield together[self.rank * self.batch_size : (self.rank + 1) * self.batch_size]
             else:
                 yield np.array_split(together, self.world_size)[self.rank]
+
+    def _order(self, epoch: int) -> NDArray[np.int64] | None:
+        """The permutation; None where `numbers` gives parts of it."""
+        return None if self.is_large or not self.shuffle else self.permutation(epoch)
+
+
+def shuffled(places: NDArray[np.int64], total: int, seed: tuple[int, int]) -> NDArray[np.int64]:
+    """A seeded bijection of the numbers below `total`, for any of them alone: a Feistel network on an even number of
+    bits, applied again to what falls outside.
+    """
+    half = max(1, -(-(total - 1).bit_length() // 2))
+    mask = np.uint64((1 << half) - 1)
+    keys = np.random.default_rng(seed).integers(0, 2**64, size=_ROUNDS, dtype=np.uint64)
+    values, outside = places.astype(np.uint64), np.ones(len(places), dtype=bool)
+    while outside.any():
+        values[outside] = _feistel(values[outside], keys, np.uint64(half), mask)
+        outside = values >= np.uint64(total)
+    return values.astype(np.int64)
+
+
+def _feistel(
+    values: NDArray[np.uint64], keys: NDArray[np.uint64], half: np.uint64, mask: np.uint64
+) -> NDArray[np.uint64]:
+    left, right = values >> half, values & mask
+    for key in keys:
+        mixed = (right + key) * _MIX  # splitmix64's finaliser, modulo 2^64
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX_2
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX_3
+        left, right = right, left ^ ((mixed ^ (mixed >> np.uint64(31))) & mask)
+    return (left << half) | right
 
 
 @dataclass(frozen=True)
@@ -84,6 +129,9 @@ class AspectOrder(SampleOrder):
                 f"{len(self.tall)} shapes for {self.num_images} images in groups of {self.group}: give one per image, "
                 "and groups of at least 1"
             )
+
+    def _order(self, epoch: int) -> NDArray[np.int64]:
+        return self.permutation(epoch)
 
     def permutation(self, epoch: int) -> NDArray[np.int64]:
         order = super().permutation(epoch)

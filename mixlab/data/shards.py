@@ -1,35 +1,52 @@
 """Images in tar shards of the webdataset layout, read in place: one sample is the files with one name before the dot.
 
-Each shard is indexed once (offsets and sizes, kept as JSON in the cache folder), after which any sample is one seek
-away. So shards shuffle and resume like folders do, with no shuffle buffer; the price is random access, so keep shards
-on a local disk.
+Each shard is indexed once, several at a time (places and sizes, kept in the cache folder), after which any sample is
+one seek away; 20 bytes a sample beside its key, mapped when the shard is first read. So shards shuffle and resume like
+folders do, with no shuffle buffer; the price is random access, so keep shards on a local disk.
 """
 
 from __future__ import annotations
 
 import glob
 import json
+import multiprocessing
 import os
 import re
 import tarfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mixlab.errors import InputError
+from mixlab.errors import InputError, WorkError
+from mixlab.signals import obey_parent_alone
 
-from .decode import SUFFIXES, Reduction, UnreadableImage, decode, decode_reduced, fit_image, printable, to_tensor
-from .folder_index import index_file, write_index
+from .decode import (
+    SUFFIXES,
+    Reduction,
+    UnreadableImage,
+    decode,
+    decode_pixels,
+    decode_reduced,
+    fit_image,
+    printable,
+    to_tensor,
+)
+from .index_file import Names, StoredIndex, index_file, is_trusted, read_index, write_index
 from .source import ImageSource, few
 
-_FORMAT = 2
+_FORMAT = 3
+_SHARDS_PER_PROCESS, _MOST_PROCESSES = 4, 32
 _MAX_CLASSES = 1_000_000
+_LARGEST = 2**32 - 1  # bytes of an image, which the decoder refuses far below
 _MAX_LABEL_BYTES = 2**26  # of a .cls or .json file
 _BLOCK = 512  # of a tar file; two blocks of zeros are its end
 _Sample = tuple[str, int, int, int]  # key, offset, size, label (-1: none)
@@ -44,13 +61,14 @@ class TarShards(ImageSource):
 
     def __init__(self, pattern: str, *, cache: str | Path | None = None) -> None:
         self.shards = expand_pattern(pattern)
-        found = [_index_shard(shard, cache) for shard in self.shards]
-        indexes = [samples for samples, _ in found]
-        samples = [sample for index in indexes for sample in index]
+        self._indexes = _index_shards(self.shards, cache)
         self.unpaired = tuple(
-            f"{s.name}/{key}" for s, (_, keys) in zip(self.shards, found, strict=True) for key in keys
+            f"{shard.name}/{key}"
+            for shard, index in zip(self.shards, self._indexes, strict=True)
+            for key in index.left_out
         )
-        if not samples:
+        self._shard_ends = np.cumsum([index.num_samples for index in self._indexes])
+        if not len(self):
             raise FileNotFoundError(f"wds:{pattern} holds no images; a sample needs a file such as 000001.jpg")
         if self.unpaired:
             warnings.warn(
@@ -58,40 +76,50 @@ class TarShards(ImageSource):
                 f"are left out: {few(self.unpaired)}",
                 stacklevel=2,
             )
-        self.keys = [sample[0] for sample in samples]
-        self._where = np.array([sample[1:] for sample in samples], dtype=np.int64)  # (n, 3)
-        self._shard_ends = np.cumsum([len(index) for index in indexes])
-        self.classes = tuple(str(number) for number in range(int(self._where[:, 2].max()) + 1))
+        self.classes = tuple(str(number) for number in range(max(index.last_label for index in self._indexes) + 1))
 
     def __len__(self) -> int:
-        return len(self.keys)
+        return int(self._shard_ends[-1])
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of all samples."""
+        return [index.key(place) for index in self._indexes for place in range(index.num_samples)]
 
     def load(self, index: int) -> Tensor:
-        return to_tensor(decode(self._read(index), name=self.name(index)))
+        return to_tensor(decode_pixels(self._read(index), name=self.name(index)))
 
     def load_fitted(self, index: int, size: int, fit: str) -> tuple[Tensor, tuple[int, int]]:
         image = decode(self._read(index), name=self.name(index), draft=size)
         return to_tensor(fit_image(image, size=size, fit=fit)), (image.height, image.width)
 
     def load_reduced(self, index: int, reduction: Reduction) -> tuple[NDArray[np.uint8], tuple[int, int]]:
-        image, own = decode_reduced(self._read(index), reduction, name=self.name(index))
-        return np.asarray(image), own
+        return decode_reduced(self._read(index), reduction, name=self.name(index))
 
     def label(self, index: int) -> int:
-        return int(self._where[self.check(index), 2])
+        shard, place = self._place(index)
+        return int(self._indexes[shard].arrays["labels"][place])
+
+    def labels(self) -> Tensor:
+        return torch.from_numpy(np.concatenate([index.arrays["labels"] for index in self._indexes]).astype(np.int64))
 
     def name(self, index: int) -> str:
-        return printable(f"{self._shard_of(index).name}/{self.keys[index]}")
+        shard, place = self._place(index)
+        return printable(f"{self.shards[shard].name}/{self._indexes[shard].key(place)}")
 
-    def _shard_of(self, index: int) -> Path:
-        return self.shards[int(np.searchsorted(self._shard_ends, self.check(index), side="right"))]
+    def _place(self, index: int) -> tuple[int, int]:
+        """The number of its shard, and its place in it."""
+        shard = int(np.searchsorted(self._shard_ends, self.check(index), side="right"))
+        return shard, index - (int(self._shard_ends[shard - 1]) if shard else 0)
 
     def _read(self, index: int) -> bytes:
-        offset, size, _ = (int(value) for value in self._where[self.check(index)])
+        shard, place = self._place(index)
+        arrays = self._indexes[shard].arrays
+        size = int(arrays["sizes"][place])
         try:
-            with self._shard_of(index).open("rb") as shard:
-                shard.seek(offset)
-                data = shard.read(size)
+            with self.shards[shard].open("rb") as file:
+                file.seek(int(arrays["offsets"][place]))
+                data = file.read(size)
         except OSError as error:
             raise UnreadableImage(self.name(index), f"its shard cannot be read ({error})") from error
         if len(data) < size:
@@ -135,24 +163,109 @@ def _existing(text: str, pattern: str) -> list[str]:
     return found
 
 
-def _index_shard(shard: Path, cache: str | Path | None) -> tuple[list[_Sample], list[str]]:
-    """Its samples, and the keys of those without an image."""
+class _ShardIndex:
+    """Where the samples of one shard are. The arrays are mapped when they are first asked for."""
+
+    def __init__(self, about: dict[str, Any], file: Path, arrays: Mapping[str, NDArray[Any]] | None) -> None:
+        self.num_samples, self.last_label = int(about["num_samples"]), int(about["last_label"])
+        self.left_out = [str(key) for key in about["left_out"]]
+        self._file, self._arrays = file, arrays
+
+    @property
+    def arrays(self) -> Mapping[str, NDArray[Any]]:
+        if self._arrays is None:
+            found = read_index(self._file)
+            if found is None or len(found.arrays["ends"]) != self.num_samples:
+                raise WorkError(f"{self._file} was removed or changed while it was in use; start again")
+            self._arrays = found.arrays
+        return self._arrays
+
+    def key(self, place: int) -> str:
+        return Names(self.arrays["keys"], self.arrays["ends"])[place]
+
+
+def _index_shards(shards: list[Path], cache: str | Path | None) -> list[_ShardIndex]:
+    """The index of each shard; those that have none yet are read by several processes."""
+    found = [_stored_index(shard, cache) for shard in shards]
+    missing = [number for number, index in enumerate(found) if index is None]
+    processes = min(len(missing) // _SHARDS_PER_PROCESS, _num_cores(), _MOST_PROCESSES)
+    make = partial(_make_index, cache=cache)
+    if processes > 1:
+        context = multiprocessing.get_context("fork")
+        with ProcessPoolExecutor(processes, mp_context=context, initializer=obey_parent_alone) as pool:
+            made = list(pool.map(make, [shards[number] for number in missing], chunksize=4))
+    else:
+        made = [make(shards[number]) for number in missing]
+    for number, index in zip(missing, made, strict=True):
+        found[number] = _stored_index(shards[number], cache) or _ShardIndex(*_parts(index, shards[number], cache))
+    return [index for index in found if index is not None]
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _parts(index: StoredIndex, shard: Path, cache: str | Path | None) -> tuple[dict[str, Any], Path, Any]:
+    return index.about, index_file("shard", shard, cache), index.arrays
+
+
+def _stamp(shard: Path) -> list[int]:
     about = shard.stat()
-    stamp = [_FORMAT, about.st_size, about.st_mtime_ns]
+    return [_FORMAT, about.st_size, about.st_mtime_ns]
+
+
+def _stored_index(shard: Path, cache: str | Path | None) -> _ShardIndex | None:
+    """The stored index of a shard, where it fits the shard as it is now."""
     file = index_file("shard", shard, cache)
+    stored = read_index(file)
     try:
-        stored = json.loads(file.read_text(encoding="utf-8"))
-        if stored["stamp"] == stamp:
-            samples = [(str(key), int(start), int(size), int(label)) for key, start, size, label in stored["samples"]]
-            fits = all(start >= 0 and size >= 0 and start + size <= about.st_size for _, start, size, _ in samples)
-            if fits and len(samples) == stored["num_samples"]:
-                return samples, [str(key) for key in stored["left_out"]]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
-        pass  # no index yet, or a damaged one: read the shard
+        if stored is None or (not is_trusted() and stored.about["stamp"] != _stamp(shard)):
+            return None
+        index = _ShardIndex(stored.about, file, stored.arrays)
+        fits = _is_sound(stored.arrays, index.num_samples, stored.about["stamp"][1])
+        index._arrays = None  # until a sample is read
+        return index if fits else None
+    except (ValueError, KeyError, TypeError, IndexError):
+        return None
+
+
+def _is_sound(arrays: Mapping[str, NDArray[Any]], num_samples: int, num_bytes: int) -> bool:
+    if any(len(arrays[name]) != num_samples for name in ("ends", "offsets", "sizes", "labels")):
+        return False
+    if is_trusted() or not num_samples:
+        return True
+    ends, places = arrays["ends"], arrays["offsets"]
+    return bool(
+        ends[-1] == len(arrays["keys"])
+        and (np.diff(ends.astype(np.int64)) >= 0).all()
+        and places.min() >= 0
+        and (places + arrays["sizes"]).max() <= num_bytes
+    )
+
+
+def _make_index(shard: Path, cache: str | Path | None) -> StoredIndex:
+    """Read a shard, and store its index."""
+    stamp = _stamp(shard)
     samples, left_out = _scan_shard(shard)
-    content = {"stamp": stamp, "num_samples": len(samples), "samples": samples, "left_out": left_out}
-    write_index(file, content)
-    return samples, left_out
+    keys = Names.of([sample[0] for sample in samples])
+    where = np.array([sample[1:] for sample in samples], dtype=np.int64).reshape(-1, 3)
+    index = StoredIndex(
+        {
+            "stamp": stamp,
+            "num_samples": len(samples),
+            "last_label": int(where[:, 2].max(initial=-1)),
+            "left_out": left_out,
+        },
+        {
+            "keys": keys.text,
+            "ends": keys.ends.astype("u4"),
+            "offsets": where[:, 0].copy(),
+            "sizes": where[:, 1].astype("u4"),
+            "labels": where[:, 2].astype("i4"),
+        },
+    )
+    write_index(index_file("shard", shard, cache), index)
+    return index
 
 
 def _scan_shard(shard: Path) -> tuple[list[_Sample], list[str]]:
@@ -173,7 +286,7 @@ def _scan_shard(shard: Path) -> tuple[list[_Sample], list[str]]:
                 if not member.isreg() or member.issparse():  # such as a hard link to the same photograph
                     continue
                 if suffix in SUFFIXES:
-                    images.setdefault(key, (member.offset_data, member.size))
+                    images.setdefault(key, (member.offset_data, min(member.size, _LARGEST)))
                     left_out += [f"{key}{suffix}"] * is_again
                 elif suffix in (".cls", ".json") and (data := tar.extractfile(member)) is not None:
                     content = data.read(_MAX_LABEL_BYTES)

@@ -102,28 +102,34 @@ ImageSource: TypeAlias = Source[Tensor]
 class Subset(Source[T]):
     """Some samples of another source, in a given order."""
 
-    def __init__(self, source: Source[T], indexes: Sequence[int]) -> None:
+    def __init__(self, source: Source[T], indexes: Sequence[int] | NDArray[np.int64]) -> None:
         self.source = source
-        self.indexes = [source.check(int(index)) for index in indexes]
+        self.indexes: NDArray[np.int64] = np.asarray(indexes, dtype=np.int64)  # not a list: a process copies those
+        if len(self.indexes):
+            source.check(int(self.indexes.min()))
+            source.check(int(self.indexes.max()))
         self.classes, self.class_ids, self.unpaired = source.classes, source.class_ids, source.unpaired
 
     def __len__(self) -> int:
         return len(self.indexes)
 
     def load(self, index: int) -> T:
-        return self.source.load(self.indexes[index])
+        return self.source.load(int(self.indexes[index]))
 
     def name(self, index: int) -> str:
-        return self.source.name(self.indexes[index])
+        return self.source.name(int(self.indexes[index]))
 
     def label(self, index: int) -> int:
-        return self.source.label(self.indexes[index])
+        return self.source.label(int(self.indexes[index]))
+
+    def labels(self) -> Tensor:
+        return self.source.labels()[torch.from_numpy(self.indexes)]
 
     def load_fitted(self, index: int, size: int, fit: str) -> tuple[Tensor, tuple[int, int]]:
-        return self.source.load_fitted(self.indexes[index], size, fit)
+        return self.source.load_fitted(int(self.indexes[index]), size, fit)
 
     def load_reduced(self, index: int, reduction: Reduction) -> tuple[NDArray[np.uint8], tuple[int, int]]:
-        return self.source.load_reduced(self.indexes[index], reduction)
+        return self.source.load_reduced(int(self.indexes[index]), reduction)
 
 
 def split(source: Source[T]) -> tuple[Subset[T], Subset[T]]:

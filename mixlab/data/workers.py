@@ -1,15 +1,19 @@
 """Processes that read data: they leave signals to their parent, and their end is noticed where it does no harm."""
 
+import os
+import shutil
 import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 from mixlab.errors import WorkError
 from mixlab.signals import held, obey_parent_alone
 
 T = TypeVar("T")
+_PREFETCHED = 2  # batches per process: torch's default
 # Children of their own parent, also where Python's default is otherwise.
 _START_METHOD = "fork" if sys.platform == "linux" else None
 
@@ -22,6 +26,31 @@ def worker_settings(number: int) -> dict[str, Any]:
     """What torch's DataLoader is given for so many processes."""
     context = _START_METHOD if number else None
     return {"num_workers": number, "worker_init_fn": obey_parent_alone, "multiprocessing_context": context}
+
+
+def check_shared_memory(batch_bytes: int, number: int, *, place: str = "/dev/shm") -> None:
+    """Refuse to start processes whose batches do not fit into shared memory: the system would kill them.
+
+    Each of them keeps two batches ready there, and one is in use. All ranks of a machine start at the same time.
+    """
+    if not number or not Path(place).is_dir():
+        return
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # of torchrun's or submitit's
+    free, each = shutil.disk_usage(place).free, (_PREFETCHED * number + 1) * batch_bytes
+    if ranks * each <= free:
+        return
+    fitting = max(0, (free // ranks // max(1, batch_bytes) - 1) // _PREFETCHED)
+    whose = f" on each of {ranks} ranks" if ranks > 1 else ""
+    raise WorkError(
+        f"{number} processes that read data{whose} keep up to {_megabytes(ranks * each)} in shared memory (batches of "
+        f"{_megabytes(batch_bytes)}), but {place} has {_megabytes(free)} free; use at most {fitting} of them "
+        "(data.workers or --workers), smaller batches or images (data.size), or give the container more "
+        "(docker run --shm-size)"
+    )
+
+
+def _megabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.0f} MB"
 
 
 def start_workers(loader: Iterable[T]) -> Iterator[T]:

@@ -16,7 +16,7 @@ from mixlab.evaluation.target import load_target
 from mixlab.run import Measurement, provenance
 from mixlab.run.protocols import AccuracyProtocol
 from mixlab.statistics import Estimate, accuracy_interval, wilson_interval
-from mixlab.training.distributed import from_all, num_workers
+from mixlab.training.distributed import from_all, num_workers, once_per_machine
 
 if TYPE_CHECKING:
     from mixlab.training.loop import Trainer
@@ -57,7 +57,7 @@ def write_accuracy(trainer: Trainer) -> None:
 
     Nothing where the data has no validation set: then the network was trained on all images.
     """
-    splits = labelled_splits(trainer.data)
+    splits = once_per_machine(trainer.world, lambda: labelled_splits(trainer.data))
     if len(splits.train) < len(trainer.source):
         return
     world, config = trainer.world, trainer.config

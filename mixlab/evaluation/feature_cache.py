@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -33,7 +33,7 @@ from mixlab.evaluation.machine import CentreView, Machine, PrecisionInUse, run_p
 from mixlab.evaluation.target import network_digest
 from mixlab.run.directory import read_json, write_atomically, write_json
 from mixlab.training.checkpoint import sha256_of
-from mixlab.training.distributed import World, from_all, from_first
+from mixlab.training.distributed import World, from_all, only_first
 
 FORMAT = 1
 SHARD = 4096  # images; about a second of a GPU's work to lose
@@ -50,7 +50,9 @@ class Extraction:
     stored: Stored = "float16"
 
     def about(self, backbone: Backbone, source: ImageSource, name: str) -> dict[str, Any]:
-        """The identity of these features, as JSON."""
+        """The identity of these features, as JSON. Names and dates of files are looked up by the first rank alone;
+        nodes may hold copies of other dates."""
+        checksum, files = only_first(lambda: (images_checksum(source), files_checksum(source)))
         return {
             "format": FORMAT,
             "backbone": backbone.name,
@@ -58,8 +60,8 @@ class Extraction:
             "images": {
                 "name": name,
                 "number": len(source),
-                "checksum": images_checksum(source),
-                "files": from_first(files_checksum(source)),  # nodes may hold copies of other dates
+                "checksum": checksum,
+                "files": files,
             },
             "source": self.plan.source,
             "pools": [[pool, list(widths)] for pool, widths in self.plan.pools],
@@ -152,8 +154,8 @@ class FeatureCache:
                 images = found.images.to(device, non_blocking=True)
                 pixels = self.backbone.preprocess(view.crop(images))
                 features.append(self._checked(plan.extract(self.backbone, pixels)))
-            numbers = [wanted.indexes[index] for index in found.indexes.tolist()]
-            rows.append(np.stack([np.array(numbers), found.labels.numpy()], axis=1))
+            numbers = wanted.indexes[found.indexes.numpy()]
+            rows.append(np.stack([numbers, found.labels.numpy()], axis=1))
             progress(len(numbers))
         while here < len(missing):
             finish()
@@ -213,15 +215,15 @@ def files_checksum(source: ImageSource) -> str | None:
     One `stat` a file: 6 s for a million on two busy cores and a local disk. Reading contents would take as long as
     extracting the features.
     """
-    indexes: Sequence[int] = range(len(source))
+    indexes: NDArray[np.int64] = np.arange(len(source))
     while isinstance(source, Subset):
-        indexes = [source.indexes[index] for index in indexes]
+        indexes = source.indexes[indexes]
         source = source.source
     if isinstance(source, TarShards):
         files: Iterable[str] = map(str, source.shards)
     elif isinstance(source, ImageFolder):
         root, paths = str(source.root), source.paths
-        files = (f"{root}/{paths[index]}" for index in indexes)
+        files = (f"{root}/{paths[index]}" for index in indexes.tolist())
     else:
         return None
     digest = hashlib.sha256()

@@ -6,6 +6,7 @@ layers of a pool are then neighbours, and what a head reads is one slice of the 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -216,21 +217,34 @@ class FeatureTable:
 
     def every(self, step: int, first: int) -> FeatureTable:
         """Each `step`-th row from `first` on: one rank's share."""
-        return FeatureTable.from_tensors(self.all()[first::step], self.labels[first::step])
+        if step == 1:
+            return self
+        if self._whole is not None:
+            return FeatureTable.from_tensors(self._whole[first::step], self.labels[first::step])
+        rows = torch.from_numpy(self._stored(np.arange(first, len(self), step)))
+        return FeatureTable.from_tensors(rows, self.labels[first::step])
 
     def to(self, device: torch.device) -> FeatureTable:
         """Move the features to the GPU if they fit; otherwise they are read from disk."""
         if device.type == "cuda" and self._whole is None:
             free, _ = torch.cuda.mem_get_info(device)
             if self.nbytes < _SHARE_OF_MEMORY * free:
-                self._whole = self.all().to(device)
+                self._whole = self._copied(device)
         return self
 
     def all(self) -> Tensor:
         """Every row, (n, F), as stored."""
-        if self._whole is not None:
-            return self._whole
-        return torch.cat([torch.from_numpy(np.array(part)) for part in self._parts])
+        return self._whole if self._whole is not None else self._copied(torch.device("cpu"))
+
+    def _copied(self, device: torch.device) -> Tensor:
+        """One copy, shard by shard: the disk's pages are shared by all ranks of a machine."""
+        first = torch.from_numpy(np.empty(0, dtype=self._parts[0].dtype))
+        whole = torch.empty(int(self._ends[-1]), self._parts[0].shape[1], dtype=first.dtype, device=device)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # a map of a file may not be written to, and is not
+            for part, end in zip(self._parts, self._ends.tolist(), strict=True):
+                whole[end - len(part) : end] = torch.from_numpy(part)
+        return whole
 
     def rows(self, indexes: NDArray[np.int64], device: torch.device) -> tuple[Tensor, Tensor]:
         """Features (B, F) in float32 and labels (B,) of some rows, on the device."""
@@ -238,13 +252,17 @@ class FeatureTable:
         if self._whole is not None:
             there = torch.from_numpy(indexes).to(self._whole.device, non_blocking=True)
             return self._whole[there].to(device).float(), labels
+        return torch.from_numpy(self._stored(indexes)).to(device, non_blocking=True).float(), labels
+
+    def _stored(self, indexes: NDArray[np.int64]) -> NDArray[np.generic]:
+        """Some rows from the disk, as stored."""
         shards = np.searchsorted(self._ends, indexes, side="right")
         found = np.empty((len(indexes), self._parts[0].shape[1]), dtype=self._parts[0].dtype)
         for shard in np.unique(shards):
             chosen = shards == shard
             start = self._ends[shard] - len(self._parts[shard])
             found[chosen] = self._parts[shard][indexes[chosen] - start]
-        return torch.from_numpy(found).to(device, non_blocking=True).float(), labels
+        return found
 
     def block(self, first: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """`size` rows from `first` on, or as many as there are."""

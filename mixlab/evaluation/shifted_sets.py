@@ -184,6 +184,9 @@ class SetImages(Subset[Tensor]):
     def label(self, index: int) -> int:
         return min(self.answers[index])
 
+    def labels(self) -> Tensor:
+        return torch.tensor([min(right) for right in self.answers], dtype=torch.int64)
+
     def _real_synsets(self, path: str, folder: str) -> list[str | None]:
         """Everything that is in a validation image, by its file name; its folder does not matter."""
         number = val_number(path)

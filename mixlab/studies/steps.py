@@ -26,7 +26,7 @@ from mixlab.errors import InputError, WorkError
 from mixlab.run import RunDirectory
 from mixlab.run.directory import RunLock, read_json, write_json
 from mixlab.signals import HELD_SIGNALS, STOP_SIGNALS, StopSignal, held
-from mixlab.training.distributed import num_cores
+from mixlab.training.cores import num_cores
 
 LOG, MARK = "logs/{}.txt", "steps/{}.json"  # of a step, in the folder of the whole
 POLL_S = 0.3

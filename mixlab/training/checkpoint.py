@@ -1,10 +1,12 @@
 """The state of a run: every tensor under one name, in checkpoints that are written atomically and verified by checksum.
 
-checkpoints/step-00000500.safetensors    every tensor of the run
-checkpoints/step-00000500.json           the rest, with the checksum of the tensors and of itself
+checkpoints/step-00000500.safetensors    every tensor of the run; of a sharded one, what lies on the first rank
+checkpoints/step-00000500.shard-3.safetensors    what lies on rank 3: of each sharded tensor the next rows
+checkpoints/step-00000500.json           the rest, with the checksums of these and of itself
 
-Both are written under a temporary name, flushed and renamed, the JSON last: a checkpoint exists once its JSON does. If
-the newest is damaged, the one before it is used. Nothing in these files is ever executed.
+All are written under a temporary name, flushed and renamed, the JSON last: a checkpoint exists once its JSON does. If
+the newest is damaged, the one before it is used. Nothing in these files is ever executed; that is why
+`torch.distributed.checkpoint` is not used, whose metadata are a pickle.
 """
 
 import hashlib
@@ -16,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -26,18 +28,28 @@ from torch.optim import AdamW
 from mixlab.backbones.weights import build_architecture, save_weights
 from mixlab.backbones.weights.saving import save_tensors
 from mixlab.backbones.weights.writing import num_bytes_of, write_safetensors
-from mixlab.errors import InputError
+from mixlab.errors import InputError, WorkError
 from mixlab.run.disk import naming_file
 from mixlab.training.distributed import copy_from_first_, from_first, whole
 from mixlab.training.optim import local
 from mixlab.training.recipe import Recipe
 
-FORMAT = 1
+FORMAT, SHARDED_FORMAT = 1, 2
 NAME = re.compile(r"step-(\d{8,})\.json")
+TENSORS = re.compile(r"step-(\d{8,})(\.shard-\d+)?\.safetensors")
 PARTIAL = ".partial"
 MOST_TRIES = 50
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # AdamW's
 OTHER_RUN = "resume with the settings of the run, or start again in another --run directory"
+
+
+T = TypeVar("T")
+Gather = Callable[[Any], list[Any]]  # what each rank holds, in the order of ranks
+
+
+def alone(value: Any) -> list[Any]:
+    """`Gather` of one process."""
+    return [value]
 
 
 class DamagedCheckpoint(Exception):  # noqa: N818  it names the thing
@@ -46,18 +58,20 @@ class DamagedCheckpoint(Exception):  # noqa: N818  it names the thing
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One that was found whole: its step, what JSON holds of it, and the file of its tensors, open: a run that goes on
-    training may remove it meanwhile."""
+    """One that was found whole: its step, what JSON holds of it, and the files of its tensors, open: a run that goes on
+    training may remove them meanwhile."""
 
     step: int
     state: dict[str, Any]
     tensor_file: Path
-    file: Any  # safe_open
+    files: tuple[Any, ...]  # safe_open; of a sharded run one for each rank
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor by name, read as it is asked for."""
-        for name in self.file.keys():  # noqa: SIM118  not a mapping
-            yield name, self.file.get_tensor(name)
+        """Every tensor by name, read, and put together from its shards, as it is asked for."""
+        names = [set(file.keys()) for file in self.files]
+        for name in self.files[0].keys():  # noqa: SIM118  not a mapping
+            parts = [file.get_tensor(name) for file, known in zip(self.files, names, strict=True) if name in known]
+            yield name, parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 class Checkpoints:
@@ -66,16 +80,28 @@ class Checkpoints:
     def __init__(self, folder: Path, *, keep: int) -> None:
         self.folder, self.keep = folder, keep
 
-    def save(self, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any]) -> None:
-        """Write a checkpoint, then remove the oldest ones beyond the limit."""
+    def save(
+        self,
+        step: int,
+        tensors: Mapping[str, Tensor],
+        state: dict[str, Any],
+        *,
+        rank: int = 0,
+        gather: Gather = alone,
+    ) -> None:
+        """Write a checkpoint, then remove the oldest ones beyond the limit.
+
+        Of a sharded one every rank writes its part, at the same time; `gather` lets them agree.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         last = self.steps()[-1:]
         good = f"the last good checkpoint is that of step {last[0]}" if last else "there is no earlier checkpoint"
         fewer = f", or keep fewer than {self.keep} (checkpoint.keep)," if self.keep > 1 else ""
         way_out = f"{good}. Make room{fewer} and run the same command again to resume"
         with naming_file(self._files(step)[0], num_bytes_of(tensors), way_out):
-            self._write(step, tensors, state)
-        self._tidy()
+            self._write(step, tensors, state, rank, gather)
+        if rank == 0:
+            self._tidy()
 
     def steps(self) -> list[int]:
         """Steps with a checkpoint, whole or not, rising."""
@@ -116,34 +142,54 @@ class Checkpoints:
         return steps
 
     def remove_partial(self) -> None:
-        """Temporary files of a killed run."""
-        for file in self.folder.glob(f"*{PARTIAL}"):
-            file.unlink(missing_ok=True)
+        """Temporary files of a killed run, and tensors without their JSON."""
+        whole = set(self.steps())
+        for file in self.folder.glob("step-*"):
+            named = TENSORS.fullmatch(file.name)
+            if file.name.endswith(PARTIAL) or (named and int(named[1]) not in whole):
+                file.unlink(missing_ok=True)
 
-    def _write(self, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any]) -> None:
-        tensor_file, json_file = self._files(step)
+    def _write(
+        self, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any], rank: int, gather: Gather
+    ) -> None:
+        json_file = self._files(step)[1]
+        tensor_file = self._files(step, rank)[0]
         asides = [file.with_name(file.name + PARTIAL) for file in (tensor_file, json_file)]
-        try:
+
+        def write() -> dict[str, Any]:
             num_bytes, digest = write_tensors(asides[0], tensors)
-            content = {
-                "format": FORMAT,
-                "step": step,
-                "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                "tensors": {"file": tensor_file.name, "bytes": num_bytes, "sha256": digest},
-                "state": state,
-            }
-            with asides[1].open("w", encoding="utf-8") as file:
-                json.dump({**content, "sha256": _checksum(content)}, file, indent=1)
-                file.flush()
-                os.fsync(file.fileno())
+            return {"file": tensor_file.name, "bytes": num_bytes, "sha256": digest}
+
+        def describe(parts: list[dict[str, Any]]) -> bool:
+            if rank == 0:
+                self._describe(asides[1], step, parts, state)
             asides[0].replace(tensor_file)
-            flush_folder(self.folder)  # the tensors' name must not come to the disk after the JSON's
-            asides[1].replace(json_file)
-            flush_folder(self.folder)
+            flush_folder(self.folder)  # the tensors' names must not come to the disk after the JSON's
+            return True
+
+        try:
+            parts = _on_every_rank(write, gather)
+            _on_every_rank(lambda: describe(parts), gather)
+            if rank == 0:
+                asides[1].replace(json_file)
+                flush_folder(self.folder)
         except BaseException:
-            for aside in asides:
+            for aside in asides[: 2 if rank == 0 else 1]:
                 aside.unlink(missing_ok=True)
             raise
+
+    def _describe(self, aside: Path, step: int, parts: list[dict[str, Any]], state: dict[str, Any]) -> None:
+        content = {
+            "format": FORMAT if len(parts) == 1 else SHARDED_FORMAT,
+            "step": step,
+            "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "tensors": {**parts[0], **({"shards": parts[1:]} if len(parts) > 1 else {})},
+            "state": state,
+        }
+        with aside.open("w", encoding="utf-8") as file:
+            json.dump({**content, "sha256": _checksum(content)}, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
 
     def _read(self, step: int) -> Checkpoint:
         tensor_file, json_file = self._files(step)
@@ -155,28 +201,49 @@ class Checkpoints:
             raise DamagedCheckpoint(f"{json_file.name} cannot be read ({type(error).__name__}: {error})") from error
         if claimed != _checksum(content):
             raise DamagedCheckpoint(f"{json_file.name} is not what was written")
-        if content["format"] != FORMAT:
-            raise InputError(f"{json_file} has format {content['format']}, this version reads {FORMAT}; update mixlab")
+        if content["format"] not in (FORMAT, SHARDED_FORMAT):
+            raise InputError(
+                f"{json_file} has format {content['format']}, this version reads up to {SHARDED_FORMAT}; update mixlab"
+            )
+        files = tuple(self._open(self.folder / part["file"], part) for part in (tensors, *tensors.get("shards", ())))
+        return Checkpoint(step, content["state"], tensor_file, files)
+
+    def _open(self, tensor_file: Path, written: dict[str, Any]) -> Any:
         try:
             file = safe_open(tensor_file, framework="pt")
             size, digest = tensor_file.stat().st_size, sha256_of(tensor_file)
         except (OSError, SafetensorError) as error:
             raise DamagedCheckpoint(f"{tensor_file.name} cannot be read ({error})") from error
-        if size != tensors["bytes"]:
-            raise DamagedCheckpoint(f"{tensor_file.name} has {size} of {tensors['bytes']} bytes")
-        if digest != tensors["sha256"]:
+        if size != written["bytes"]:
+            raise DamagedCheckpoint(f"{tensor_file.name} has {size} of {written['bytes']} bytes")
+        if digest != written["sha256"]:
             raise DamagedCheckpoint(f"{tensor_file.name} does not match its checksum")
-        return Checkpoint(step, content["state"], tensor_file, file)
+        return file
 
     def _tidy(self) -> None:
         for step in self.steps()[: -self.keep]:
             tensor_file, json_file = self._files(step)
             json_file.unlink(missing_ok=True)  # first: without it the checkpoint is not one
-            tensor_file.unlink(missing_ok=True)
+            for file in (tensor_file, *self.folder.glob(f"{tensor_file.stem}.shard-*.safetensors")):
+                file.unlink(missing_ok=True)
 
-    def _files(self, step: int) -> tuple[Path, Path]:
+    def _files(self, step: int, rank: int = 0) -> tuple[Path, Path]:
         stem = f"step-{step:08d}"
-        return self.folder / f"{stem}.safetensors", self.folder / f"{stem}.json"
+        shard = f".shard-{rank}" if rank else ""
+        return self.folder / f"{stem}{shard}.safetensors", self.folder / f"{stem}.json"
+
+
+def _on_every_rank(action: Callable[[], T], gather: Gather) -> list[T]:
+    """What it gives on each rank. Where it fails on one, it fails on all."""
+    try:
+        own = action()
+    except BaseException:
+        gather(None)
+        raise
+    found = gather(own)
+    if None in found:
+        raise WorkError(f"rank {found.index(None)} could not write its part of the checkpoint; see its own message")
+    return found
 
 
 def _checksum(content: dict[str, Any]) -> str:

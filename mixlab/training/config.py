@@ -171,10 +171,11 @@ class CheckpointConfig:
     """How often a checkpoint is written, and how many are kept."""
 
     every_steps: int = 500
+    every_minutes: float | None = None  # also after so many minutes, whichever comes first
     keep: int = 3
 
     def __post_init__(self) -> None:
-        check_numbers(self, "checkpoint.", at_least={"every_steps": 1, "keep": 1})
+        check_numbers(self, "checkpoint.", at_least={"every_steps": 1, "keep": 1}, above_zero=("every_minutes",))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
-"""One process or many: devices, cores and collectives. Reads the environment variables of `torchrun`."""
+"""One process or many: devices and collectives. Reads the environment variables of `torchrun`."""
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -15,8 +15,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from mixlab.backbones.backbone import Backbone
+from mixlab.data.index_file import trusting_indexes
 from mixlab.errors import InputError
 from mixlab.training.config import Sharding
+from mixlab.training.cores import num_cores, own_cores
 from mixlab.training.recipe import Recipe
 
 T = TypeVar("T")
@@ -29,7 +31,8 @@ class World:
     device: torch.device
     rank: int = 0
     size: int = 1
-    ranks_here: int = 1  # on this machine
+    is_first_here: bool = True  # the first of this machine's
+    cores: float | None = None  # this process's share, where it is not alone; see `training.cores`
 
     @property
     def is_first(self) -> bool:
@@ -56,14 +59,22 @@ def make_current(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-def num_cores() -> int:
-    """Those that this process may use; all of them where the system does not say (macOS)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def num_workers(asked: int | None, world: World) -> int:
-    """Data loading processes per rank: as given, or the cores divided by the ranks of this machine."""
-    return asked if asked is not None else max(0, num_cores() // world.ranks_here - 1)
+    """Data loading processes per rank: as given, or this rank's share of the cores but one."""
+    return asked if asked is not None else max(0, int((world.cores or num_cores()) + 1e-6) - 1)
+
+
+def describe_workers(asked: int | None, world: World) -> str:
+    """How many processes read data, and why so many."""
+    number = num_workers(asked, world)
+    what = (
+        f"{number} process{'es' * (number != 1)} read{'s' * (number == 1)} data"
+        if number
+        else "no extra process reads data"
+    )
+    per_rank = " for each rank" if world.size > 1 else ""
+    why = "as asked" if asked is not None else f"of {world.cores or num_cores():.4g} cores"
+    return f"{what}{per_rank} ({why})"
 
 
 @contextmanager
@@ -83,7 +94,10 @@ def join_world(device: str | None = None) -> Iterator[World]:
     # gloo beside nccl: what ranks agree on lives on the host and never waits for a GPU
     dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
     try:
-        yield World(chosen, rank, size, int(os.environ.get("LOCAL_WORLD_SIZE", size)))
+        own = own_cores()
+        everyone = from_all(own)
+        is_first_here = own.machine not in [other.machine for other in everyone[:rank]]
+        yield World(chosen, rank, size, is_first_here, own.share(everyone))
     finally:
         dist.destroy_process_group()
 
@@ -139,6 +153,40 @@ def from_first(value: T) -> T:
     box = [value]
     dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
     return box[0]
+
+
+def once_per_machine(world: World, look: Callable[[], T]) -> T:
+    """What `look` finds in files. One rank of each machine compares stored indexes with the files and brings them up to
+    date; the others take them as they are. Where the first rank fails, all do, with its error or their own.
+    """
+    if world.size == 1:
+        return look()
+    if world.is_first_here:
+        try:
+            found = look()
+        finally:
+            from_all(None)
+        return found
+    from_all(None)
+    with trusting_indexes():
+        return look()
+
+
+def only_first(look: Callable[[], T]) -> T:
+    """What the first rank finds, on every rank; an error of its own on all of them."""
+    if not dist.is_initialized():
+        return look()
+    found: list[T] = []
+    failure: Exception | None = None
+    if dist.get_rank() == 0:
+        try:
+            found = [look()]
+        except Exception as error:
+            failure = error
+    found, failure = from_first((found, failure))
+    if failure is not None:
+        raise failure
+    return found[0]
 
 
 def from_all(value: T) -> list[T]:

@@ -15,7 +15,7 @@ from mixlab.data.loader import Loader
 from mixlab.data.source import ImageSource, Subset, evenly_spaced, split
 from mixlab.errors import InputError
 from mixlab.training.config import TrainConfig
-from mixlab.training.distributed import World, gather_rows, num_workers
+from mixlab.training.distributed import World, gather_rows, num_workers, once_per_machine
 from mixlab.training.knn import LabelledFeatures, knn_accuracy
 from mixlab.training.precision import Precise
 from mixlab.training.recipe import Recipe, to_pixels_of
@@ -57,7 +57,7 @@ class KnnScores(Scores):
         self.every_epochs = config.knn.every_epochs
         self.wanted = config.knn.every_epochs > 0 and self.num_classes > 1
         if self.wanted:
-            held_out = validation_set(data, source)
+            held_out = once_per_machine(world, lambda: validation_set(data, source))
             self.has_held_out = held_out is not None
             bank, queries = (source, held_out) if held_out is not None else split(source)
             self.bank, self.queries = self._share(bank, config.knn.bank), self._share(queries, config.knn.queries)

@@ -23,8 +23,17 @@ from mixlab.run.directory import RunLock
 from mixlab.signals import StopRequests, WaitingStopped, raising
 from mixlab.training.batches import steps
 from mixlab.training.checkpoint import Checkpoint, Checkpoints, TrainingState, export_weights
+from mixlab.training.checkpoint_writer import CheckpointWriter
 from mixlab.training.config import TrainConfig
-from mixlab.training.distributed import World, any_rank, from_all, from_first, join_world, spread, whole
+from mixlab.training.distributed import (
+    World,
+    any_rank,
+    describe_workers,
+    from_all,
+    from_first,
+    join_world,
+    spread,
+)
 from mixlab.training.log import Journal, MetricBuffer, NonFiniteLoss, TrainingProgress, forget_after
 from mixlab.training.recipe import compile_recipe, seed_all
 from mixlab.training.record import RunRecord
@@ -121,11 +130,13 @@ class Trainer:
         self.scores = config.method.scores(data, self.source, config, world=world, precise=self.update.precise)
         self.watch = config.method.watch()
         self.checkpoints = Checkpoints(folder.path / "checkpoints", keep=config.checkpoint.keep)
+        self.writer = CheckpointWriter(self.checkpoints, world=world, sharded=config.sharding == "fsdp")
         self.journal = Journal(None, config.log, settings={}, step=0)
         self.buffer = MetricBuffer()
         self.metrics: dict[str, float] = {}
         self.step = 0
         self.saved_step: int | None = None
+        self.saved_at = time.monotonic()
         self.was_scored = False  # at the step from which it resumes; known to the first rank
 
     def train(self, stop: StopRequests) -> Outcome:
@@ -136,6 +147,9 @@ class Trainer:
             with self.progress:
                 self.run_steps(stop)
             self.finish(time.monotonic() - start)
+        except Exception:
+            self.writer.settle()
+            raise
         finally:
             self.journal.close()
         return Outcome(self.step, from_step, self.metrics, time.monotonic() - start)
@@ -149,7 +163,8 @@ class Trainer:
         while self.step < self.total_steps:
             position = self.loader.state_dict()
             passes = self.next_passes(batches, stop)
-            if any_rank(stop.asked()):
+            self.writer.check()
+            if any_rank(stop.asked() or self.time_is_up):
                 if self.saved_step != self.step:
                     self.save(position)
                 self.stop_if_asked(stop)
@@ -164,6 +179,12 @@ class Trainer:
                 self.save(self.loader.state_dict())
             if self.scores_are_due:
                 self.score(stop)
+
+    @property
+    def time_is_up(self) -> bool:
+        """Whether the last checkpoint is older than it may be; the first rank's clock counts."""
+        minutes = self.config.checkpoint.every_minutes
+        return self.world.is_first and minutes is not None and time.monotonic() - self.saved_at >= 60 * minutes
 
     @property
     def epoch(self) -> int:
@@ -187,13 +208,15 @@ class Trainer:
         except LostWorkerError:
             if self.world.size == 1 and self.saved_step != self.step:  # ranks would have to agree
                 self.save(self.loader.state_dict())
+            self.writer.wait()
             raise
         finally:
             self.clock.waited += time.monotonic() - before
 
     def stop_if_asked(self, stop: StopRequests) -> None:
-        """`Stopped` on every rank, where any was asked to stop."""
+        """`Stopped` on every rank, where any was asked to stop, once the checkpoint is on the disk."""
         if any_rank(stop.asked()):
+            self.writer.wait()
             raise Stopped(agreed(stop), self.step)
 
     def start_or_resume(self) -> None:
@@ -222,6 +245,8 @@ class Trainer:
         for warning in self.warnings:
             self.progress.say(warning, style="yellow")
         self.progress.say(self._greeting())
+        if not self.config.data.resident:
+            self.progress.say(describe_workers(self.config.data.workers, self.world))
 
     def report(self) -> None:
         """Copy the metrics from the device and log them."""
@@ -261,20 +286,15 @@ class Trainer:
         self.clock = Clock(self.step)  # scoring is not training time
 
     def save(self, position: dict[str, Any]) -> None:
-        """Write a checkpoint of this step; `report` refuses first where the loss is NaN or infinite."""
+        """Begin to write a checkpoint of this step; `report` refuses first where the loss is NaN or infinite."""
         self.report()
-        skipped = merged(position["skipped"])
-        tensors = self.state.tensors()
-        if self.world.is_first:
-            state = {"loader": {**position, "skipped": skipped}, "config": self.record.content}
-            self.checkpoints.save(self.step, tensors, state)
-        else:
-            for tensor in tensors.values():
-                whole(tensor)  # each rank gives its shard
-        self.saved_step = self.step
+        state = {"loader": {**position, "skipped": merged(position["skipped"])}, "config": self.record.content}
+        self.writer.start(self.step, self.state.tensors(), state)
+        self.saved_step, self.saved_at = self.step, time.monotonic()
         self.clock = Clock(self.step)
 
     def finish(self, seconds: float) -> None:
+        self.writer.wait()
         metadata = {"recipe": self.name, "step": str(self.step)}
         export_weights(self.recipe, self.folder.path, is_first=self.world.is_first, metadata=metadata)
         skipped = merged(self.loader.skipped.reasons)

@@ -12,7 +12,7 @@ from mixlab.run import RunDirectory, provenance
 from mixlab.run.codec import to_json
 from mixlab.training.checkpoint import Checkpoints
 from mixlab.training.config import TrainConfig
-from mixlab.training.distributed import World, from_first
+from mixlab.training.distributed import World, from_first, once_per_machine
 from mixlab.training.image_list import FILE, as_listed, changed_list, write_list
 from mixlab.training.settings import check_settings, has_begun, is_built_in, note_changes, same_data
 
@@ -38,7 +38,7 @@ class RunRecord:
 
     def open_source(self, warn: Warn) -> Source[Any]:
         """The data. Where a run resumes and images were removed, or added, the others keep their numbers."""
-        source = self.config.method.open(self.data)
+        source = once_per_machine(self.world, lambda: self.config.method.open(self.data))
         listed = None
         if self.world.is_first and has_begun(self.folder) and not is_built_in(self.data) and not self._has_moved():
             listed = changed_list(self.folder.path, source)

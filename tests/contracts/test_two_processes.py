@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import command
-from safetensors.torch import load_file
+
+from mixlab.run.directory import read_json
+from mixlab.training.checkpoint import Checkpoints
 
 pretrain = command("pretrain")
 
@@ -50,7 +52,10 @@ def run(recipe: str, folder: Path, extra: list[str], *, size: int) -> dict[str, 
     for process in processes:
         process.join(120)
     assert [process.exitcode for process in processes] == [0] * size
-    return load_file(folder / "checkpoints" / f"step-{STEPS:08d}.safetensors")
+    found = Checkpoints(folder / "checkpoints", keep=1).newest(pytest.fail)
+    assert found is not None and found.step == STEPS
+    assert len(found.files) == (size if "sharding=fsdp" in extra else 1)  # every rank has written its own shards
+    return dict(found.tensors())
 
 
 def largest_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
@@ -74,6 +79,23 @@ def test_two_processes_give_the_weights_of_one_and_one_may_resume_what_two_began
         file.unlink()
     resumed = run("dino_dinovim_tiny64", tmp_path / "run", ["model.state=8", *extra], size=1)
     assert largest_difference(resumed, alone) < 1e-6
+
+
+@pytest.mark.skipif(os.environ.get("MIXLAB_FAULTS") != "all", reason="a long test; set MIXLAB_FAULTS=all")
+def test_what_four_shards_began_two_go_on_with_and_one_ends(alone, tmp_path: Path) -> None:
+    folder, shards = (
+        tmp_path / "run",
+        ["model.state=8", "sharding=fsdp", "checkpoint.every_steps=1", "checkpoint.keep=99"],
+    )
+    run("dino_dinovim_tiny64", folder, shards, size=4)
+    for size, last in ((2, 3), (1, 7)):
+        for file in (folder / "checkpoints").glob("step-*"):
+            if int(file.name[5:13]) > last:
+                file.unlink()
+        found = run("dino_dinovim_tiny64", folder, shards, size=size)
+        assert largest_difference(found, alone) < 1e-6
+    config = read_json(folder / "config.json")
+    assert [(part["world_size"], part["from_step"]) for part in config["sessions"]] == [(4, 0), (2, 3), (1, 7)]
 
 
 def test_two_processes_with_two_passes_each_give_the_weights_of_one_pass(tmp_path: Path) -> None:

@@ -1,17 +1,18 @@
 """Shards that are damaged, cut or joined say so: refused by name, or all images are there."""
 
 import io
-import json
 import os
 import random
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from mixlab.data import UnreadableImage
+from mixlab.data.index_file import StoredIndex, read_index, write_index
 from mixlab.data.shards import TarShards
 from mixlab.errors import InputError
 
@@ -150,12 +151,20 @@ def test_samples_without_an_image_or_with_a_second_one_are_named(shard: Shard) -
         TarShards(str(shard.file), cache=shard.cache)
 
 
-@pytest.mark.parametrize("change", [{"num_samples": 2}, {"samples": []}, {"left_out": 7}, {"stamp": [1, 2, 3]}])
-def test_an_index_with_another_count_or_form_is_made_again(shard: Shard, change: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [{"num_samples": 2}, {"offsets": [-1] * 3}, {"left_out": 7}, {"stamp": [1, 2, 3]}, {"sizes": [2**31] * 3},
+     {"ends": [9, 1, 1]}, {"labels": []}],
+)  # fmt: skip
+def test_an_index_with_another_count_or_form_is_made_again(shard: Shard, change: dict[str, Any]) -> None:
     shard.read(tar_of(samples()))
-    (index,) = shard.cache.glob("shard-*.json")
-    index.write_text(json.dumps(json.loads(index.read_text()) | change))
+    (index,) = shard.cache.glob("shard-*.index")
+    about, arrays = read_index(index) or pytest.fail("it was not written")
+    changed = {name: np.resize(change[name], len(change[name])).astype(part.dtype) if name in change else np.array(part)
+               for name, part in arrays.items()}  # fmt: skip
+    write_index(index, StoredIndex(about | {name: change[name] for name in change if name in about}, changed))
     assert len(TarShards(str(shard.file), cache=shard.cache)) == NUM_IMAGES
+    assert TarShards(str(shard.file), cache=shard.cache).load(NUM_IMAGES - 1).shape[0] == 3
 
 
 @pytest.mark.timeout(60)

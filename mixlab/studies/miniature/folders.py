@@ -112,7 +112,7 @@ def hold_out(data: str, out: str) -> None:
 def held_out(source: ImageFolder) -> dict[str, list[str]]:
     """The paths of a source in two parts."""
     return {
-        part: [source.paths[index] for index in chosen.indexes]
+        part: [source.paths[index] for index in chosen.indexes.tolist()]
         for part, chosen in zip(SPLITS, split(source), strict=True)
     }
 

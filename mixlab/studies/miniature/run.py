@@ -28,7 +28,8 @@ from mixlab.studies.miniature.folders import prepare
 from mixlab.studies.miniature.parts import PARTS, Part
 from mixlab.studies.miniature.plan import QUICK, STUDY_FAMILIES, Family, Setting, StudyEffort
 from mixlab.studies.steps import Step, check_config_is_there, is_done, mark_of, run_steps, wait_for_workers, worker_pool
-from mixlab.training.distributed import choose_device, num_cores
+from mixlab.training.cores import num_cores
+from mixlab.training.distributed import choose_device
 
 COMMAND = "study miniature"
 CONTROL = "nvidia-cuda-mps-control"  # of CUDA's MPS, under which kernels of several processes run side by side

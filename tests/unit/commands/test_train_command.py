@@ -59,7 +59,7 @@ def test_ranks_share_the_validation_set(tmp_path: Path, monkeypatch: pytest.Monk
     seen: list[list[int]] = []
 
     def answers(trainer: Trainer, source: Subset, view: CentreView) -> dict[int, bool]:
-        seen.append(source.indexes)
+        seen.append(source.indexes.tolist())
         return {number: number == 2 for number in range(len(source))}  # the images 4 of all
 
     monkeypatch.setattr(accuracy, "_answers", answers)

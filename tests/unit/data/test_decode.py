@@ -1,7 +1,9 @@
 """Every kind of file that people have becomes upright 8-bit RGB, or a typed error."""
 
 import io
+import os
 import pickle
+import random
 import struct
 import zlib
 
@@ -10,7 +12,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from mixlab.data import SkippedImages, TooManyUnreadableError, UnreadableImage, decode
-from mixlab.data.decode import fit_image, to_pil, to_tensor
+from mixlab.data.decode import decode_pixels, decode_reduced, fit_image, to_pil, to_tensor
 
 RAMP = np.linspace(0, 255, 24 * 16).astype(np.uint8).reshape(16, 24)
 COLOUR = np.stack([RAMP, 255 - RAMP, np.full_like(RAMP, 90)], axis=-1)
@@ -123,6 +125,50 @@ def test_what_is_not_a_whole_image_is_a_typed_error(data, reason):
 def test_a_missing_file_is_a_typed_error(tmp_path):
     with pytest.raises(UnreadableImage, match="does not exist"):
         decode(tmp_path / "gone.jpg")
+
+
+JPEGS = [
+    encoded(Image.fromarray(COLOUR).resize((67, 45)), "JPEG", quality=quality, subsampling=subsampling, **more)
+    for quality, subsampling, more in (
+        (95, 0, {}),
+        (75, 2, {}),
+        (40, 1, {"progressive": True}),
+        (80, 2, {"optimize": True}),
+    )
+] + [encoded(Image.fromarray(RAMP).resize((50, 33)), "JPEG")]
+MUTATED = 20_000 if os.environ.get("MIXLAB_FAULTS") == "all" else 300
+
+
+def pixels_or_none(data: bytes, decoder) -> np.ndarray | None:
+    try:
+        return np.asarray(decoder(data))
+    except UnreadableImage:
+        return None
+
+
+def test_torchvision_and_pillow_give_the_same_bits_of_every_kind_of_jpeg():
+    for data in JPEGS:
+        assert np.array_equal(decode_pixels(data), np.asarray(decode(data)))  # `decode` is Pillow's alone
+
+
+def test_of_damaged_jpegs_those_are_refused_that_pillow_refuses_and_others_have_its_pixels(capfd):
+    chance, refused = random.Random(0), 0
+    for _ in range(MUTATED):
+        data = bytearray(chance.choice(JPEGS))
+        for _ in range(chance.choice((1, 2, 5, 20))):
+            data[chance.randrange(len(data) if chance.random() < 0.6 else min(700, len(data)))] = chance.randrange(256)
+        damaged = bytes(data[: chance.randrange(len(data))] if chance.random() < 0.2 else data)
+        ours, theirs = pixels_or_none(damaged, decode_pixels), pixels_or_none(damaged, decode)
+        assert (ours is None) == (theirs is None)
+        assert ours is None or np.array_equal(ours, theirs)
+        refused += ours is None
+    assert 0.1 < refused / MUTATED < 0.9
+
+
+def test_a_jpeg_that_may_be_reduced_is_reduced_while_it_is_decoded():
+    big = encoded(Image.fromarray(COLOUR).resize((400, 300)), "JPEG")
+    pixels, own = decode_reduced(big, lambda height, width: 4)
+    assert pixels.shape == (75, 100, 3) and own == (300, 400)
 
 
 def test_a_draft_is_never_smaller_than_asked():

@@ -1,10 +1,10 @@
 """Folders, shards, and the names that people type for them."""
 
 import io
-import json
 import os
 import tarfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,15 @@ import torch
 from PIL import Image
 
 from mixlab.data import ImageFolder, Shapes, Subset, TarShards, UnreadableImage, parse_source
-from mixlab.data.folder_index import cache_folder, find_images, index_file
+from mixlab.data.folder_index import PathTable, find_images, list_images
+from mixlab.data.index_file import (
+    StoredIndex,
+    cache_folder,
+    index_file,
+    read_index,
+    trusting_indexes,
+    write_index,
+)
 from mixlab.data.shards import expand_pattern
 
 
@@ -111,13 +119,14 @@ def test_the_index_is_read_back_and_notices_every_change(photos):
     settle(photos)
     ImageFolder(photos)
     index = index_file("folder", photos, None)
-    stored = json.loads(index.read_text())
-    stored["folders"][-1]["files"].append("from the cache.png")
-    index.write_text(json.dumps(stored))
-    assert any("from the cache" in path for path in ImageFolder(photos).paths), "the cache was not used"
+    stored = read_index(index)
+    names = np.array(stored.arrays["names"])
+    names[:3] = np.frombuffer(b"old", np.uint8)
+    write_index(index, StoredIndex(stored.about, {**stored.arrays, "names": names}))
+    assert "/old" in ImageFolder(photos).paths[0], "the cache was not used"
     save(photos / "cats" / "new.png")
     paths = ImageFolder(photos).paths
-    assert "cats/new.png" in paths and not any("from the cache" in path for path in paths)
+    assert "cats/new.png" in paths and not any("/old" in path for path in paths)
     settle(photos)
     ImageFolder(photos)
     save(photos / "birds" / "c.png")
@@ -132,9 +141,52 @@ def test_a_file_that_arrives_right_after_indexing_is_seen(photos):
 
 
 def test_a_damaged_index_is_built_again(photos):
-    for content in ("", "{", "[]", '{"format": 99}', '{"format": 2, "folders": [{"a": 1}]}'):
-        index_file("folder", photos, None).write_text(content)
-        assert len(ImageFolder(photos)) == 4
+    ImageFolder(photos)
+    settle(photos)
+    paths, index = list(ImageFolder(photos).paths), index_file("folder", photos, None)
+    good = index.read_bytes()
+    for content in (b"", b"{", b"[]", good[:-1], good[:100], good[:8], good + b"\0", b"\0" * len(good)):
+        index.write_bytes(content)
+        assert list(ImageFolder(photos).paths) == paths
+    for change in ({"run_folders": [7, 7]}, {"run_starts": [0, 9]}, {"run_bases": [5, 0]}, {"folder_ends": [0]}):
+        stored = read_index(index)
+        arrays = {name: np.array(change.get(name, part), dtype=part.dtype) for name, part in stored.arrays.items()}
+        write_index(index, StoredIndex(stored.about, arrays))
+        assert list(ImageFolder(photos).paths) == paths
+
+
+def test_a_table_gives_the_paths_that_sorting_all_of_them_gives(tmp_path):
+    rng = np.random.default_rng(0)
+    parts = ["a", "a.b", "a b", "b", "é", "z" * 40, "b.jpg", "aa"]
+    for _ in range(120):
+        folder = tmp_path.joinpath(*rng.choice(parts, size=rng.integers(0, 4)))
+        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(IsADirectoryError):
+            (folder / f"{rng.choice(parts)}{rng.choice(['.jpg', '.png', '.txt'])}").touch()
+    found = list_images(tmp_path)
+    files = (path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".txt")
+    expected = sorted(path.relative_to(tmp_path).as_posix() for path in files)
+    assert list(found) == expected and found == expected and found[-2:] == expected[-2:]
+    assert [found[index] for index in rng.permutation(len(found))[:20]]  # any order
+    assert list(PathTable.of(expected)) == expected
+    assert found.run_lengths().sum() == len(found) == len(expected)
+
+
+def test_an_index_that_another_process_has_just_compared_is_taken_as_it_is(photos):
+    paths = list(ImageFolder(photos).paths)
+    save(photos / "cats" / "new.png")
+    with trusting_indexes():
+        assert list(ImageFolder(photos).paths) == paths
+    assert "cats/new.png" in ImageFolder(photos).paths
+
+
+def test_a_folder_takes_four_bytes_an_image_beside_its_name(tmp_path):
+    names = [f"{number:06d}.jpg" for number in range(500)]
+    (tmp_path / "a").mkdir()
+    for name in names:
+        (tmp_path / "a" / name).touch()
+    ImageFolder(tmp_path)
+    assert index_file("folder", tmp_path, None).stat().st_size < 500 * (4 + 10) + 1500
 
 
 def test_nothing_is_written_beside_the_data(photos, shards, tmp_path, monkeypatch):
@@ -161,7 +213,7 @@ def test_the_cache_is_where_the_user_says_and_need_not_be_writable(photos, tmp_p
         monkeypatch.setenv("MIXLAB_CACHE", str(where))
         assert len(ImageFolder(photos)) == 4
     ImageFolder(photos, cache=tmp_path / "cache")
-    assert len(list((tmp_path / "cache").glob("folder-*.json"))) == 1
+    assert len(list((tmp_path / "cache").glob("folder-*.index"))) == 1
 
 
 def test_a_link_back_up_does_not_loop(photos):
@@ -202,6 +254,15 @@ def test_the_second_opening_reads_the_stored_index(shards, monkeypatch):
     assert TarShards(f"{shards}/set-*.tar").keys == first.keys
 
 
+def test_many_shards_are_indexed_by_several_processes_to_the_same_index(shards, monkeypatch):
+    pattern, alone = f"{shards}/set-*.tar", TarShards(f"{shards}/set-*.tar", cache=shards / "alone")
+    monkeypatch.setattr("mixlab.data.shards._SHARDS_PER_PROCESS", 1)
+    monkeypatch.setattr("mixlab.data.shards._num_cores", lambda: 2)
+    together = TarShards(pattern, cache=shards / "together")
+    assert together.keys == alone.keys and together.labels().tolist() == alone.labels().tolist()
+    assert all(torch.equal(together.load(index), alone.load(index)) for index in range(len(alone)))
+
+
 def test_a_changed_shard_is_indexed_again(shards):
     TarShards(f"{shards}/set-000.tar")
     write_shard(shards / "set-000.tar", {"only.png": png(7)})
@@ -232,7 +293,7 @@ def test_shards_without_proper_samples_are_refused(tmp_path, members, message):
 def test_a_shard_cut_short_is_an_unreadable_image_and_not_a_crash(shards):
     source = TarShards(f"{shards}/set-000.tar")
     whole = (shards / "set-000.tar").read_bytes()
-    (shards / "set-000.tar").write_bytes(whole[: source._where[3, 0] + 10])
+    (shards / "set-000.tar").write_bytes(whole[: int(source._indexes[0].arrays["offsets"][3]) + 10])
     with pytest.raises(UnreadableImage, match="ends after 10"):
         source.load(3)
 

@@ -1,5 +1,6 @@
 """The order of images: seeded, shared out without overlap, resumable to the sample, the same for any workers."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mixlab.data import Batch, ImageFolder, Loader, SampleOrder, Shapes, TooManyUnreadableError
+from mixlab.data import Batch, ImageFolder, Loader, SampleOrder, Shapes, TooManyUnreadableError, workers
+from mixlab.data.loader import BatchLoader, ImageReader
+from mixlab.data.packed import PackedReader
+from mixlab.data.sample_order import shuffled
+from mixlab.errors import WorkError
 
 
 def numbers(loader: Loader) -> list[list[int]]:
@@ -173,3 +178,73 @@ def test_too_many_unreadable_images_stop_the_run(photos, num_workers):
 def test_wrong_settings_are_refused_with_a_way_out(wrong, message):
     with pytest.raises(ValueError, match=message):
         Loader(Shapes(size=8, num_images=10), size=8, **wrong)
+
+
+def test_processes_whose_batches_do_not_fit_into_shared_memory_are_not_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = Shapes(size=32, num_images=40)
+    loader = Loader(source, batch_size=8, size=32, num_workers=2)
+    kept = (2 * 2 + 1) * 8 * 3 * 32**2
+    monkeypatch.setattr(workers.shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(0, 0, kept - 1))
+    with pytest.raises(WorkError, match=r"2 processes .* but /dev/shm has 0 MB free; use at most 1 of them"):
+        next(iter(loader))
+    monkeypatch.setattr(workers.shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(0, 0, 2 * kept - 1))
+    assert len(next(iter(loader)).indexes) == 8
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(WorkError, match="2 processes that read data on each of 2 ranks"):
+        next(iter(Loader(source, batch_size=8, size=32, num_workers=2)))
+
+
+def test_the_size_of_a_batch_is_estimated_from_some_of_its_samples(photos) -> None:
+    reader = PackedReader(photos, lambda height, width: 1, None)
+    batch = reader.collate([reader.read(index, 0) for index in range(len(photos)) if index not in (3, 4)])
+    each = sum(part.nbytes for part in (*batch.images, *batch[1:])) / len(batch.indexes)
+    assert reader.sample_bytes() == pytest.approx(each, rel=0.05)
+
+
+@given(total=st.integers(1, 3000), seed=st.integers(0, 9), epoch=st.integers(0, 3))
+@settings(max_examples=60, deadline=None)
+def test_the_order_of_a_large_set_is_a_permutation_of_which_any_part_is_known_alone(total, seed, epoch):
+    order = shuffled(np.arange(total), total, (seed, epoch))
+    assert sorted(order.tolist()) == list(range(total))
+    assert shuffled(np.array([total // 2]), total, (seed, epoch)).tolist() == [order[total // 2]]
+
+
+def test_the_order_of_a_large_set_looks_random_and_differs_between_epochs() -> None:
+    total = 100_003
+    orders = [shuffled(np.arange(total), total, (0, epoch)) for epoch in range(3)]
+    for order in orders:
+        assert abs(np.corrcoef(np.arange(total), order)[0, 1]) < 0.02
+        assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.02
+        counts = np.bincount(order[: total // 2] * 20 // total, minlength=20)  # where the first half comes from
+        assert abs(counts / (total / 40) - 1).max() < 0.06
+    assert (orders[0] == orders[1]).mean() < 0.001 and (orders[1] == orders[2]).mean() < 0.001
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_a_large_set_is_shared_out_and_resumed_like_a_small_one(repeats: int) -> None:
+    one = SampleOrder(50, 8, seed=3, large=50, repeats=repeats)
+    assert one.is_large and not SampleOrder(49, 8, large=50).is_large
+    whole = np.concatenate(list(one.batches(1)))
+    assert np.array_equal(whole, one.permutation(1)[:48])
+    for world_size in (2, 4):
+        ranks = [SampleOrder(50, 8 // world_size, 3, rank, world_size, large=50, repeats=repeats)
+                 for rank in range(world_size)]  # fmt: skip
+        steps = zip(*(order.batches(1, start=16) for order in ranks), strict=True)
+        assert np.array_equal(np.concatenate([np.concatenate(parts) for parts in steps]), whole[16:])
+
+
+def test_a_run_of_before_keeps_its_permutation_however_large_its_set_is() -> None:
+    def loader(large: int) -> Loader:
+        source = Shapes(size=8, num_images=40)
+        return BatchLoader(ImageReader(source, 8, "squash"), SampleOrder(40, 4, seed=1, large=large))
+
+    small, large = loader(1000), loader(40)
+    before = small.state_dict()
+    assert "large" not in before and large.state_dict()["large"] == 40
+    large.load_state_dict(before)
+    assert numbers(large) == numbers(loader(1000)) != numbers(loader(40))
+    again = loader(1000)  # and one that began without a permutation goes on without
+    again.load_state_dict(loader(40).state_dict())
+    assert numbers(again) == numbers(loader(40))

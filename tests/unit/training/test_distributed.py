@@ -1,11 +1,11 @@
-"""Which device and how many cores: alike for every command, with one sentence where there is no such device."""
+"""Which device: alike for every command, with one sentence where there is no such device."""
 
-import os
+from dataclasses import replace
 
 import pytest
 import torch
 
-from mixlab.training.distributed import World, choose_device, join_world, num_cores, num_workers
+from mixlab.training.distributed import World, choose_device, join_world
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, num_gpus: int) -> None:
@@ -72,18 +72,7 @@ def test_the_gpu_of_a_process_becomes_the_current_one(
     for name, value in {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value) if ranks else monkeypatch.delenv(name, raising=False)
     with join_world(text) as world:
-        assert world == (World(torch.device(chosen), 3, 4, 2) if ranks else World(torch.device(chosen)))
+        assert replace(world, cores=None, is_first_here=True) == (
+            World(torch.device(chosen), 3, 4) if ranks else World(torch.device(chosen))
+        )
     assert current == [torch.device(chosen)]
-
-
-def test_cores_are_those_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {1, 5, 7}, raising=False)
-    assert num_cores() == 3
-
-
-def test_cores_are_counted_where_the_system_does_not_say_which_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on macOS."""
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 9)
-    world = World(torch.device("cpu"), ranks_here=3)
-    assert (num_cores(), num_workers(None, world), num_workers(5, world)) == (9, 2, 5)

@@ -1,0 +1,32 @@
+"""What grows with the data: the benchmark in small, with bars as ratios to torchvision's ImageFolder and torch.save."""
+
+from pathlib import Path
+
+from mixlab.bench import scale
+
+
+def test_files_open_from_their_index_faster_and_smaller_than_by_torchvision(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(scale, "READS", 20_000)
+    first, again, theirs = scale.measure_opening(10_000, tmp_path)
+    assert again["seconds"] < theirs["seconds"] and first["seconds"] < 4 * theirs["seconds"]
+    assert again["private_bytes_each"] < 20 < theirs["private_bytes_each"] / 5
+    assert again["reader_grows_mb"] < 2  # a few pages
+
+
+def test_a_long_list_takes_little_memory_of_its_own_and_its_order_little(tmp_path: Path) -> None:
+    (row,) = scale.measure_table(2_000_000, tmp_path)
+    assert row["open_s"] < 5 and row["private_mb"] < 40  # 16 MB of them the permutation of a set below 16.8 million
+    assert row["shared_gb"] < 2_000_000 * 25 / 1e9 + 0.01  # at 100 million: 2.5 GB
+
+
+def test_shards_open_from_their_index_many_times_faster(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(scale, "PER_SHARD", 200)
+    first, again = scale.measure_shards(9, tmp_path)
+    assert again["seconds"] < first["seconds"] / 3 and again["private_bytes_each"] < 20
+    assert again["samples"] == 1800
+
+
+def test_a_save_holds_the_training_for_less_time_than_torch_save(tmp_path: Path) -> None:
+    rows = {row["what"]: row for row in scale.measure_saves(32, tmp_path, rounds=2)}
+    assert rows["mixlab"]["of_torch_save"] < 0.7
+    assert rows["mixlab"]["stall_s"] < rows["mixlab"]["on_disk_s"] / 2
