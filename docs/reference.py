@@ -53,7 +53,7 @@ MODULES = {
     "mixlab.analysis.binary_auc_metric": ("Binary-AUC as a torchmetrics metric", ""),
     "mixlab.analysis.auc": ("Maps scored against masks", "score_maps"),
     "mixlab.analysis.rank": ("Ranks of mixing matrices", "measure_ranks RankResult"),
-    "mixlab.analysis.blocks": ("Blocks of matrices", "rank_measures numerical_rank rank_bound Span"),
+    "mixlab.analysis.blocks": ("Blocks of matrices", "rank_measures numerical_rank Span"),
     "mixlab.analysis.exhibit": ("Results that name their own pictures", ""),
     "mixlab.analysis.registry": ("Analyses of one's own", "register_analysis Analysis"),
     "mixlab.analysis.norms": ("High-norm tokens", "measure_norms norms_by_layer LayerNorms"),

@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.backbones.zoo import register_family as register_family
     from mixlab.data.crops import MultiCrop as MultiCrop
     from mixlab.data.crops import dino_crops as dino_crops
+    from mixlab.data.registered import register_source as register_source
     from mixlab.errors import InputError as InputError
     from mixlab.errors import WorkError as WorkError
     from mixlab.evaluation.classifier import load_classifier as load_classifier
@@ -81,6 +82,7 @@ _NAMES = {
     "backbones.weights": ["LoadReport", "WeightsError", "load_weights", "model_from_file", "save_weights"],
     "backbones.zoo": ["create_model", "list_models", "register_backbone", "register_family"],
     "data.crops": ["MultiCrop", "dino_crops"],
+    "data.registered": ["register_source"],
     "errors": ["InputError", "WorkError"],
     "evaluation.classifier": ["load_classifier"],
     "evaluation.detection.task": ["evaluate_detection", "fit_detection", "plan_detection"],

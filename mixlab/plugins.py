@@ -105,8 +105,7 @@ def check_class(word: str, given: Any, base: type[Any]) -> None:
 def load_plugin(text: str) -> ModuleType:
     """Import a plugin: the name of a module, on Python's path or in the current folder, or a file."""
     try:
-        is_file = text.endswith(".py") or os.sep in text
-        return _load_file(Path(text).expanduser().resolve()) if is_file else _load_module(text)
+        return _load_file(_as_file(text)) if _is_file(text) else _load_module(text)
     except InputError as error:
         raise InputError(f"the plugin {text}: {error}") from error
     except Exception as error:  # whatever the plugin's own code raises
@@ -115,8 +114,8 @@ def load_plugin(text: str) -> ModuleType:
 
 def load_for_all(text: str) -> None:
     """`load_plugin`, also in processes that this one starts."""
-    module = load_plugin(text)
-    given = str(_FILES.get(module.__name__, text))
+    load_plugin(text)
+    given = str(_as_file(text)) if _is_file(text) else text
     known = [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
     os.environ[VARIABLE] = os.pathsep.join([*known, *({given} - {*known})])
 
@@ -176,6 +175,14 @@ def check_plugins(needed: object, place: str | Path) -> None:
     """Refuse what needs a plugin that is not loaded."""
     if missing := missing_plugins(needed):
         raise InputError(f"{place} {missing}")
+
+
+def _is_file(text: str) -> bool:
+    return text.endswith(".py") or os.sep in text
+
+
+def _as_file(text: str) -> Path:
+    return Path(text).expanduser().resolve()
 
 
 def _load_file(file: Path) -> ModuleType:

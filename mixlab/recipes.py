@@ -119,19 +119,20 @@ def lejepa(name: str) -> TrainConfig:
 
 def lejepa_64(family: str) -> TrainConfig:
     """LeJEPA with the pixels, model and length of `dino_64`."""
-    return _lejepa_like(dino_64(family), lr=2e-3, num_directions=256, hidden=256, embedding=32)
+    config = with_method(dino_64(family), LeJepaConfig, num_directions=256, hidden=256, embedding=32)
+    return replace(config, optim=replace(config.optim, lr=2e-3, weight_decay=0.05, weight_decay_end=0.05))
 
 
 def lejepa_mini(family: str) -> TrainConfig:
     """LeJEPA with the pixels, model and length of `dino_mini`."""
-    return _lejepa_like(dino_mini(family), lr=1e-3, hidden=512)
+    config = with_method(dino_mini(family), LeJepaConfig, hidden=512)
+    return replace(config, optim=replace(config.optim, lr=1e-3, weight_decay=0.05, weight_decay_end=0.05))
 
 
-def _lejepa_like(config: TrainConfig, *, lr: float, **settings: Any) -> TrainConfig:
-    """LeJEPA instead of DINO, on the same views."""
+def with_method(config: TrainConfig, method: type[ViewsConfig], **settings: Any) -> TrainConfig:
+    """The same training by another method, on the same views; `settings` are the method's own."""
     views = {field.name: getattr(config.method, field.name) for field in fields(ViewsConfig)}
-    optim = replace(config.optim, lr=lr, weight_decay=0.05, weight_decay_end=0.05)
-    return replace(config, method=LeJepaConfig(**views, **settings), optim=optim)
+    return replace(config, method=method(**views, **settings))
 
 
 def supervised(name: str, *, drop_path: float) -> TrainConfig:

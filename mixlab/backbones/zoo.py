@@ -101,8 +101,7 @@ def register_backbone(
             f"{name} is registered with a {type(config).__name__}; give an IsotropicConfig, a StagedConfig, or a "
             "function or class that builds a Backbone"
         )
-    if name.startswith(("timm/", "shipped/")):
-        raise InputError(f"{name}: names with a slash are taken; choose one without")
+    _check_name(name)
     ZOO[name] = ZooEntry(source, config)
     return config
 
@@ -116,7 +115,17 @@ def register_family(
 ) -> None:
     """Register NAME_tiny, NAME_small and NAME_base: `build` makes the config of each width."""
     for model, entry in _family(name, source, widths, build).items():
+        _check_name(model)
         ZOO[model] = entry
+
+
+def _check_name(name: str) -> None:
+    if "/" in name:
+        raise InputError(f"{name!r} has a slash, as names of timm/ and shipped/ have; choose a name without")
+    if timm.is_model(name) and not timm.model_entrypoint(name).__module__.startswith("mixlab."):
+        raise InputError(
+            f"timm has a model {name!r}, which timm.create_model would no longer give; choose another name"
+        )
 
 
 def list_models(pattern: str = "*") -> list[str]:

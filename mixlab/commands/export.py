@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 FileFormat = Literal["safetensors", "onnx"]
 _PARTS_OF_RUNS = ("weights", "classifier", "segmenter", "detector", "best_head")
+ENDINGS: dict[str, FileFormat] = {".safetensors": "safetensors", ".onnx": "onnx"}
+FOLDERS_OF_RUNS = {"checkpoints", "results"}
 FILES_OF_RUNS = tuple(f"{part}.safetensors" for part in _PARTS_OF_RUNS)
 
 
@@ -71,8 +73,7 @@ def export(
 
 def file_format(out: Path, asked: FileFormat | None) -> FileFormat:
     """The format that the ending of a file says, or that was asked for; they may not differ."""
-    endings: dict[str, FileFormat] = {".safetensors": "safetensors", ".onnx": "onnx"}
-    said = endings.get(out.suffix, asked)
+    said = ENDINGS.get(out.suffix, asked)
     if asked and said != asked:
         raise InputError(f"--out {out} is not a .{asked} file; name it {out.with_suffix(f'.{asked}')}")
     if said is None:
@@ -87,7 +88,12 @@ def check_out(out: Path, *, force: bool) -> None:
         return
     if place.is_dir():
         raise InputError(f"--out {out} is a folder; give a file in it, such as {out / 'model.safetensors'}")
-    if place.name in FILES_OF_RUNS and (run := next((p for p in place.parents if RunDirectory(p).exists()), None)):
+    run = next((folder for folder in place.parents if RunDirectory(folder).exists()), None)
+    if run and (
+        place.name in FILES_OF_RUNS
+        or place.suffix not in ENDINGS
+        or FOLDERS_OF_RUNS.intersection(place.relative_to(run).parts)
+    ):
         raise InputError(f"--out {out} belongs to the run {run}, which needs it as it is; name another file")
     if not force:
         raise InputError(f"--out {out} exists; name another file, or say --force to replace it")

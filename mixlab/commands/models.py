@@ -46,6 +46,6 @@ def _row(name: str, image: int) -> dict[str, Any]:
         "with_classifier_M": round(count_with_classifier(model) / 1e6, 2),
         "GMACs": round(count_macs(model, image) / 1e9, 2),
         "dim": model.dim,
-        "mixer": "see timm" if model.family == "other" else model.family,
+        "mixer": "see timm" if model.family == "other" and ZOO.origin(name) is None else model.family,
         "source": "trained with DINO" if name in SHIPPED else ZOO[name].source if name in ZOO else "timm",
     }

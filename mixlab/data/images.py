@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .decode import SUFFIXES, Reduction, decode, decode_pixels, decode_reduced, fit_image, printable, to_tensor
 from .folder_index import PathTable, list_images
+from .registered import open_registered
 from .shapes import parse_shapes
 from .shards import TarShards
 from .source import ImageSource, check_split, nearest_place
@@ -73,12 +74,15 @@ def parse_source(name: str, *, split: str = "train", cache: str | Path | None = 
     `photo`, which comes with matplotlib.
 
     A folder with a sub-folder for the split (train; val, validation, valid, test) means that sub-folder. One that has
-    a sub-folder for the other split alone means that one: `labelled_splits` then cuts it in two. Of images beside
+    a sub-folder for the other split alone means that one: `labelled_splits` then cuts it in two. `NAME:REST` is what a
+    plugin registered under that name (`register_source`). Of images beside
     masks only the images are read.
     """
     check_split(split)
     if shapes := parse_shapes(name, split=split):
         return shapes
+    if (own := open_registered(name, split)) is not None:
+        return own
     if name.startswith("wds:"):
         return TarShards(name.removeprefix("wds:"), cache=cache)
     if name == "photo":  # Grace Hopper, in the public domain

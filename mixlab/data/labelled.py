@@ -79,7 +79,7 @@ def is_held_out(val: ImageSource, train: ImageSource) -> bool:
     """Whether the val split of a source is a set of its own, rather than the images of its train split."""
     if isinstance(train, ImageFolder) and isinstance(val, ImageFolder):
         return train.root != val.root
-    return isinstance(val, Shapes)
+    return isinstance(val, Shapes) or val.is_own_split
 
 
 def align(train: ImageSource, val: ImageSource) -> LabelledSplits:

@@ -40,6 +40,7 @@ class Source(ABC, Generic[T]):
     """
 
     classes: tuple[str, ...] = ()  # empty: nothing here has a class
+    is_own_split: bool = False  # a validation set that is no part of the training set
     class_ids: tuple[int, ...] = ()  # the classes' numbers in a COCO file, which have gaps
     unpaired: tuple[str, ...] = ()  # files that are left out because their partner is missing
 
@@ -185,7 +186,10 @@ class TooManyUnreadableError(InputError):
 
 
 class SkippedImages:
-    """Counts and names what was skipped; raises `TooManyUnreadableError` above `limit`, a share of the source."""
+    """Counts and names what was skipped; raises `TooManyUnreadableError` above `limit`, a share of the source.
+
+    A single one never does, however small the source is, unless the limit is zero.
+    """
 
     def __init__(self, total: int, limit: float = 0.01) -> None:
         if not 0.0 <= limit <= 1.0:
@@ -202,7 +206,7 @@ class SkippedImages:
         if error.path in self.reasons or isinstance(error, RemovedImage):
             return False
         self.reasons[error.path] = error.reason
-        if len(self.reasons) > self.limit * self.total:
+        if len(self.reasons) > max(self.limit * self.total, 1 if self.limit else 0):
             raise TooManyUnreadableError(
                 f"{len(self.reasons)} of {self.total} images cannot be read, more than the limit of {self.limit:.2%}. "
                 f"{self.summary()}. Repair or remove them, or raise the limit"

@@ -33,19 +33,29 @@ def folder_aside(path: Path) -> Iterator[Path]:
 @contextmanager
 def _made_aside(path: Path, *, is_folder: bool) -> Iterator[Path]:
     _remove_leftovers(path)
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-    if is_folder:
-        aside.mkdir()
-    else:
-        aside.touch(exist_ok=False)  # with the permissions that the umask leaves
-    handle = os.open(aside, os.O_RDONLY)
+    aside, handle = _new_and_locked(path, is_folder=is_folder)
     try:
-        with suppress(OSError):  # a file system without locks: leftovers stay
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield aside
     finally:
         _remove(aside)
         os.close(handle)
+
+
+def _new_and_locked(path: Path, *, is_folder: bool) -> tuple[Path, int]:
+    """Something new under a hidden name, and a handle that locks it."""
+    while True:
+        aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+        if is_folder:
+            aside.mkdir()
+        else:
+            aside.touch(exist_ok=False)  # with the permissions that the umask leaves
+        with suppress(FileNotFoundError):
+            handle = os.open(aside, os.O_RDONLY)
+            with suppress(OSError):  # a file system without locks: leftovers stay
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            if aside.exists():  # else another process took it for a leftover before it was locked
+                return aside, handle
+            os.close(handle)
 
 
 def _remove_leftovers(path: Path) -> None:

@@ -171,7 +171,8 @@ class RunLock:
                 f"{self.file.parent} is in use by {owner}; wait for it, stop it, or choose another --run directory"
             ) from error
         os.ftruncate(self._handle, 0)
-        os.write(self._handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        with naming_file(self.file):
+            os.write(self._handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -86,9 +86,6 @@ class LeJepaRecipe(ViewsRecipe):
         )  # fmt: skip
         super().__init__(config, ViewsNetwork(backbone, head))
 
-    def modules(self) -> dict[str, nn.Module]:
-        return {"network": self.network}
-
     def prepare(self, batch: PackedBatch, part: BatchPart) -> tuple[Tensor, ...]:
         """Directions for this step, the same on every part, then the views of each size."""
         shape = (self.config.embedding, self.config.num_directions)
@@ -108,12 +105,6 @@ class LeJepaRecipe(ViewsRecipe):
         loss = (1 - self.config.weight) * prediction + self.config.weight * gaussian
         metrics = {"prediction": prediction.detach(), "sigreg": gaussian.detach()}
         return loss, {**metrics, "feature_spread": feature_spread(features[:NUM_GLOBAL])}
-
-    def no_weight_decay(self) -> set[str]:
-        return {f"backbone.{name}" for name in self.network.backbone.no_weight_decay()}
-
-    def exported(self) -> Backbone:
-        return self.network.backbone
 
 
 def prediction_loss(embeddings: Tensor, num_global: int) -> Tensor:

@@ -71,7 +71,10 @@ class ViewsNetwork(nn.Module):
 
 
 class ViewsRecipe(Recipe):
-    """Trains a `ViewsNetwork`. Its views always have the same shapes."""
+    """Trains a `ViewsNetwork`, whose backbone is exported. Its views always have the same shapes.
+
+    A method adds `loss`: it is given the views, (V, B, 3, S, S) for each size, unless it has a `prepare` of its own.
+    """
 
     static = True
     network: ViewsNetwork
@@ -80,6 +83,18 @@ class ViewsRecipe(Recipe):
         self.crops = config.crops()
         drop_empty(network)
         self.network = self.run = network
+
+    def modules(self) -> dict[str, nn.Module]:
+        return {"network": self.network}
+
+    def prepare(self, batch: PackedBatch, part: BatchPart) -> tuple[Tensor, ...]:
+        return tuple(self.views(batch, part))
+
+    def no_weight_decay(self) -> set[str]:
+        return {f"backbone.{name}" for name in self.network.backbone.no_weight_decay()}
+
+    def exported(self) -> Backbone:
+        return self.network.backbone
 
     def views(self, batch: PackedBatch, part: BatchPart) -> list[Tensor]:
         """All crops of this part's images: (V, B, 3, S, S) for each size, the global ones first."""

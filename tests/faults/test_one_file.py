@@ -4,6 +4,7 @@ import io
 import json
 import os
 import struct
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from PIL import Image
 
 from mixlab.backbones.weights import save_weights
 from mixlab.backbones.zoo import create_model
-from mixlab.data import ImageFolder, UnreadableImage
+from mixlab.data import ImageFolder, SkippedImages, TooManyUnreadableError, UnreadableImage
 from mixlab.data.masks import PairedMasks, plain_mask
 
 NOISE = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
@@ -137,3 +138,11 @@ def test_of_two_files_with_one_stem_the_one_left_out_is_named(tmp_path: Path) ->
             Image.fromarray(np.zeros((8, 8), dtype=np.uint8)).save(tmp_path / place / name)
     source = PairedMasks(tmp_path / "images", tmp_path / "masks", plain_mask, every_image=True)
     assert len(source) == 1 and source.unpaired == (str(tmp_path / "images" / "a.png"),)
+
+
+@pytest.mark.parametrize(("limit", "bad", "stops"), [(0.01, 1, False), (0.01, 2, True), (0, 1, True), (0.2, 4, False)])
+def test_one_file_of_few_never_stops_a_job(limit: float, bad: int, stops: bool) -> None:
+    skipped = SkippedImages(20, limit)
+    with pytest.raises(TooManyUnreadableError) if stops else nullcontext():
+        for number in range(bad):
+            skipped.add(UnreadableImage(f"{number}.jpg", "broken"))

@@ -40,15 +40,20 @@ def test_an_export_does_not_replace_a_file_unless_it_is_told_to(run: Path, tmp_p
     assert len(out.read_bytes()) < len(whole)
 
 
-@pytest.mark.parametrize("name", ["weights", "classifier", "segmenter", "detector"])
+@pytest.mark.parametrize(
+    "name",
+    ["weights.safetensors", "classifier.safetensors", "segmenter.safetensors", "detector.safetensors", "config.json",
+     "checkpoints/step-00000004.safetensors", "results/probe.safetensors"],
+)  # fmt: skip
 def test_an_export_never_replaces_the_files_of_a_run(run: Path, tmp_path: Path, name: str, capsys) -> None:
-    own = run / f"{name}.safetensors"
-    if name != "weights":
+    own = run / name
+    own.parent.mkdir(exist_ok=True)
+    if not own.exists():
         own.write_bytes(b"hours of work")
     before = own.read_bytes()
     (tmp_path / "link.safetensors").symlink_to(own)
-    for out in (own, run / ".." / "run" / own.name, tmp_path / "link.safetensors"):
-        assert export(run, out, "--half", "--force") == 1
+    for out in (own, run / ".." / "run" / name, tmp_path / "link.safetensors"):
+        assert export(run, out, "--half", "--force", "--format", "safetensors") == 1
         assert "which needs it as it is; name another file" in " ".join(capsys.readouterr().err.split())
         assert own.read_bytes() == before
     assert export(run, run / "half.safetensors", "--half") == 0  # beside them there is room
@@ -85,6 +90,24 @@ def test_what_another_process_is_writing_at_the_moment_is_not_tidied(tmp_path: P
     os.write(going[1], b".")
     assert os.waitpid(child, 0)[1] == 0 and out.read_bytes() == b"first"
     assert [entry.name for entry in tmp_path.iterdir()] == ["model.bin"]
+
+
+@pytest.mark.timeout(60)
+def test_many_processes_write_one_file_at_a_time_and_none_takes_the_partial_file_of_another(tmp_path: Path) -> None:
+    out, children = tmp_path / "about.json", []
+    for number in range(4):
+        if (child := os.fork()) == 0:
+            code = 1
+            try:
+                for _ in range(150):
+                    with written_aside(out) as aside:
+                        aside.write_text(str(number))
+                code = 0
+            finally:
+                os._exit(code)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+    assert out.read_text() in set("0123") and [entry.name for entry in tmp_path.iterdir()] == ["about.json"]
 
 
 def test_a_failure_leaves_the_file_as_it_was_and_nothing_beside_it(tmp_path: Path) -> None:

@@ -59,7 +59,8 @@ class Job:
 
     def result(self) -> list[None]:
         found = submitit.LocalJob[None](self.run / "slurm", str(self.number), tasks=[0, 1])
-        wait_for(lambda: all(found.paths.folder.joinpath(f"{self.number}_{k}_result.pkl").exists() for k in (0, 1)))
+        files = [self.run / "slurm" / f"{self.number}_{task}_result.pkl" for task in (0, 1)]
+        wait_for(lambda: all(file.exists() for file in files), 4 * SLOW)
         return found.results()
 
 
@@ -105,11 +106,15 @@ def preempt_once(job: Job, number: int, chance: random.Random) -> None:
     assert not list(job.run.glob(f"slurm/{job.number}_*_result.pkl")), "it is not over"
 
 
-@pytest.mark.parametrize("numbers", [[each] * (STOPS // 2) for each in SIGNALS] if ALL else [SIGNALS], ids=str)
+def names_of(numbers: list[int]) -> str:
+    return " and ".join(sorted({signal.Signals(number).name for number in numbers}))
+
+
+@pytest.mark.parametrize("numbers", [[each] * (STOPS // 2) for each in SIGNALS] if ALL else [SIGNALS], ids=names_of)
 def test_a_job_that_is_preempted_saves_is_sent_again_and_ends_the_same(
     numbers: list[int], submitted: Callable[[Path], Job], whole: Callable[[int], Path], tmp_path: Path
 ) -> None:
-    chance, run, reference = moments(f"preempt {numbers}"), tmp_path / "run", whole(2)
+    chance, run, reference = moments(f"preempt {names_of(numbers)}"), tmp_path / "run", whole(2)
     job = submitted(run)
     for count, number in enumerate(numbers, 1):
         preempt_once(job, number, chance)
@@ -120,4 +125,4 @@ def test_a_job_that_is_preempted_saves_is_sent_again_and_ends_the_same(
             job = submitted(run)
     assert job.result() == [None, None], job.said
     assert_same_end(run, reference)
-    print(f"{numbers}: {len(numbers)} of {len(numbers)} saved and sent again, none lost a step")
+    print(f"{names_of(numbers)}: {len(numbers)} of {len(numbers)} saved and sent again, none lost a step")

@@ -1,0 +1,44 @@
+"""Sources of one's own by a name on the command line: `--data NAME:REST`."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from mixlab.errors import InputError
+from mixlab.plugins import Registry
+
+from .source import Source
+
+Opener = Callable[[str, str], Source[Any] | None]  # of what stands behind NAME: and of a split
+F = TypeVar("F", bound=Opener)
+SOURCES: Registry[Opener] = Registry("source", {})
+TAKEN = ("shapes", "photo", "wds", "masks", "imagenet-s", "voc", "pets", "coco", "ade", "dataset")
+
+
+def register_source(name: str) -> Callable[[F], F]:
+    """Make `--data NAME:REST` open with a function: a decorator of `open(rest, split) -> Source`.
+
+    `rest` is the text behind the colon, `split` "train" or "val". Where there is no validation set of its own, the
+    function returns None for "val": every fifth sample is then held out where one is needed.
+    """
+    if name in TAKEN:
+        raise InputError(f"{name!r} is a source of mixlab's own; choose another name")
+
+    def register(function: F) -> F:
+        SOURCES[name] = function
+        return function
+
+    return register
+
+
+def open_registered(data: str, split: str) -> Source[Any] | None:
+    """The samples of a split of `NAME:REST`, or of the only split it has; None where no such name is registered."""
+    name, _, rest = data.partition(":")
+    if name not in SOURCES:
+        return None
+    found = SOURCES[name](rest, split)
+    if found is None and split == "val":
+        return open_registered(data, "train")
+    if not isinstance(found, Source):
+        raise InputError(f"the function registered for {name!r} gives a {type(found).__name__}; return a Source")
+    found.is_own_split = split == "val"
+    return found
