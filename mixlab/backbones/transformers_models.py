@@ -3,9 +3,12 @@
     mixlab.register_with_transformers()                   # once per process
     AutoModel.from_pretrained("folder")(pixel_values=images).pooler_output
 
-The folder has `config.json`, `model.safetensors`, `preprocessor_config.json` and a model card, and no code. What is built
-is decided here, from the architecture in `config.json`, checked as that of any file of ours: `trust_remote_code` is not
-needed, and nothing that is loaded is executed.
+`AutoBackbone.from_pretrained` of transformers 5 looks for names on the hub alone: of a local folder, take
+`MixlabBackbone.from_pretrained(folder, out_indices=[3, 7, 11])`.
+
+The folder has `config.json`, `model.safetensors`, `preprocessor_config.json` and a model card, and no code. What is
+built is decided here, from the architecture in `config.json`, checked as that of any file of ours: `trust_remote_code`
+is not needed, and nothing that is loaded is executed.
 """
 
 from pathlib import Path
@@ -98,7 +101,7 @@ class MixlabPreTrainedModel(PreTrainedModel):
 
 
 class MixlabModel(MixlabPreTrainedModel):
-    """Images to features: `pooler_output` is what the backbone returns, `last_hidden_state` its patches in row order."""
+    """`pooler_output` is what the backbone returns, `last_hidden_state` its patches after the last layer."""
 
     def __init__(self, config: MixlabConfig) -> None:
         super().__init__(config)
@@ -170,8 +173,6 @@ def export_transformers(backbone: Backbone, folder: Path) -> None:
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 
-def register_with_transformers() -> None:
-    """Make our folders known to `AutoConfig`, `AutoModel` and `AutoBackbone`; a second call changes nothing."""
-    AutoConfig.register("mixlab", MixlabConfig, exist_ok=True)
-    AutoModel.register(MixlabConfig, MixlabModel, exist_ok=True)
-    AutoBackbone.register(MixlabConfig, MixlabBackbone, exist_ok=True)
+AutoConfig.register("mixlab", MixlabConfig, exist_ok=True)
+AutoModel.register(MixlabConfig, MixlabModel, exist_ok=True)
+AutoBackbone.register(MixlabConfig, MixlabBackbone, exist_ok=True)

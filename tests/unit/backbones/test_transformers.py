@@ -41,8 +41,15 @@ def test_auto_model_and_auto_backbone_give_the_features_of_the_backbone(folder: 
     torch.testing.assert_close(found.last_hidden_state, ours[-1].flatten(1, 2), rtol=0, atol=0)
 
     wanted = [0, model.num_layers - 1]
-    backbone = transformers.AutoBackbone.from_pretrained(place, out_indices=wanted).eval()
-    maps = backbone(images).feature_maps
+    config = transformers.AutoConfig.from_pretrained(place, out_indices=wanted)
+    backbone = transformers.AutoBackbone.from_config(config).eval()  # from_pretrained asks the hub, whatever is here
+    backbone.load_state_dict(transformers.AutoModel.from_pretrained(place).state_dict())
+    from mixlab.backbones.transformers_models import MixlabBackbone
+
+    maps, again = (
+        model(images).feature_maps for model in (backbone, MixlabBackbone.from_pretrained(place, config=config))
+    )
+    assert all(torch.equal(one, other) for one, other in zip(maps, again, strict=True))
     assert [part.shape[1] for part in maps] == backbone.channels
     for number, part in zip(wanted, maps, strict=True):
         torch.testing.assert_close(part, ours[number].permute(0, 3, 1, 2), rtol=0, atol=0)
