@@ -45,6 +45,7 @@ def third_party(nodes: list[ast.AST]) -> set[str]:
 WHERE = {  # parts that are imported with the extra they need; all other files import extras inside a function
     "report": ("report/", "analysis/figures/", "commands/maps.py"),
     "app": ("app/", "commands/app.py"),
+    "onnx": ("ops/onnx_scan.py",),
     "transformers": ("backbones/transformers_models.py",),
     "train": ("analysis/binary_auc_metric.py", "bench/"),
 }

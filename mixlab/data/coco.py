@@ -174,7 +174,8 @@ class CocoSource(Source[T]):
         root = next(found, None)
         if root is None:
             raise FileNotFoundError(
-                f"{file} names images such as {self.images[0].file_name}, which are not in images/ or {part}/ beside it"
+                f"{file} names images such as {self.images[0].file_name}, which are not in images/ or {part}/ beside "
+                f"it; unpack {part}.zip there"
             )
         self.root = root
 

@@ -9,8 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mixlab.errors import InputError
+
 from .decode import SUFFIXES, Reduction, decode, decode_pixels, decode_reduced, fit_image, printable, to_tensor
 from .folder_index import PathTable, list_images
+from .given import PREFIX, Data, GivenData
 from .registered import open_registered
 from .shapes import parse_shapes
 from .shards import TarShards
@@ -36,7 +39,7 @@ class ImageFolder(ImageSource):
         self.root = root if root.is_dir() else root.parent
         self.paths = list_images(root, cache=cache) if root.is_dir() else PathTable.of([root.name])
         if not self.paths:
-            raise FileNotFoundError(f"{self.root} holds no images; known suffixes are {' '.join(sorted(SUFFIXES))}")
+            raise FileNotFoundError(f"{self.root} holds no images; {_instead(self.root)}")
         folders = [self.paths.folders[number].split("/", 1)[0] for number in self.paths.run_folders.tolist()]
         if images is not None or "" in folders:
             self._run_labels = np.full(len(folders), -1)
@@ -69,16 +72,18 @@ class ImageFolder(ImageSource):
         return printable(self.paths[self.check(index)])
 
 
-def parse_source(name: str, *, split: str = "train", cache: str | Path | None = None) -> ImageSource:
+def parse_source(name: Data, *, split: str = "train", cache: str | Path | None = None) -> ImageSource:
     """A source from its name: `shapes[:size=64,n=2000,seed=0]`, a folder, an image file, `wds:PATTERN`, or
     `photo`, which comes with matplotlib.
 
     A folder with a sub-folder for the split (train; val, validation, valid, test) means that sub-folder. One that has
     a sub-folder for the other split alone means that one: `labelled_splits` then cuts it in two. `NAME:REST` is what a
-    plugin registered under that name (`register_source`). Of images beside
-    masks only the images are read.
+    plugin registered under that name (`register_source`). Of images beside masks only the images are read. What
+    `as_data` made of objects is taken as it is.
     """
     check_split(split)
+    if isinstance(name, GivenData):
+        return name.part(split)
     if shapes := parse_shapes(name, split=split):
         return shapes
     if (own := open_registered(name, split)) is not None:
@@ -92,6 +97,8 @@ def parse_source(name: str, *, split: str = "train", cache: str | Path | None = 
     folder = Path(name).expanduser()
     if folder.is_file() and folder.suffix.lower() in SUFFIXES:
         return ImageFolder(folder)
+    if not folder.is_dir() and name.startswith(PREFIX):
+        raise InputError(f"{name} was given in Python and cannot be opened by its name; give the same data set there")
     if not folder.is_dir():
         raise FileNotFoundError(
             f"{name!r} is not a data source: not 'shapes', 'wds:PATTERN', an existing folder or an image file; "
@@ -109,6 +116,14 @@ def images_beside_masks(place: Path) -> Path | None:
     """The images of a folder that also has their masks; None where it lacks either."""
     images = child(place, *IMAGE_FOLDERS)
     return images if child(place, *MASK_FOLDERS, *LABEL_FOLDERS) else None
+
+
+def _instead(folder: Path) -> str:
+    """What to do about a folder without images."""
+    packed = sorted(file.name for file in folder.iterdir() if file.name.endswith((".tar", ".tar.gz", ".tgz", ".zip")))
+    if packed:
+        return f"it has {len(packed):,} archives such as {packed[0]}: unpack each into a folder of its name"
+    return f"known suffixes are {' '.join(sorted(SUFFIXES))}"
 
 
 def _part(folder: Path, split: str | None) -> Path:

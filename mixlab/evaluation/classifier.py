@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -19,6 +20,7 @@ from mixlab.backbones.backbone import Backbone, FeatureSource
 from mixlab.backbones.weights.formats import recognise
 from mixlab.backbones.weights.reading import StoredWeights, WeightsError, read_weights
 from mixlab.backbones.weights.saving import save_tensors
+from mixlab.backbones.zoo import create_model
 from mixlab.choices import OUTPUT
 from mixlab.data.imagenet_labels import imagenet_classes
 from mixlab.errors import InputError
@@ -31,6 +33,7 @@ from mixlab.run.directory import read_json, write_json
 from mixlab.training.distributed import choose_device
 
 METADATA_KEY = "mixlab_probe"
+TRAINED, RELEASED_WITH = "trained with it", "its own"  # kinds of classifiers that are no probes
 RELEASED = {"linear.weight", "linear.bias"}  # Dino-Mamba's and DINO's probes, without their wrapper
 
 
@@ -213,7 +216,7 @@ def trained_classifier(
     network = backbone.with_classifier(len(classes)).to(next(backbone.parameters()).device)
     own = backbone.classifier_names(network)
     network.load_state_dict({key: value for key, value in network.state_dict().items() if key not in own} | entries)
-    return NamedClassifier(network, tuple(classes), view, target.subject, kind="trained with it", seed=target.seed)
+    return NamedClassifier(network, tuple(classes), view, target.subject, kind=TRAINED, seed=target.seed)
 
 
 def timm_classifier(
@@ -230,10 +233,14 @@ def timm_classifier(
         raise InputError(f"timm {timm.__version__} has no model {name!r}; timm.list_models() knows all")
     model: Any = timm.create_model(name, pretrained=weights is None)
     if weights is not None:
+        entries = read_weights(weights).entries
+        convert = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
         try:
-            model.load_state_dict(read_weights(weights).entries)
-        except RuntimeError as error:
-            reason = str(error).strip().splitlines()[-1].strip()
+            if convert is not None and entries.keys() != model.state_dict().keys():
+                entries = convert(entries, model)  # from the names under which it was released
+            model.load_state_dict(entries)
+        except Exception as error:  # each filter fails in its own way on what it does not know
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
             raise WeightsError(f"{weights} does not fit timm's {name}: {reason}") from error
     subset = infer_imagenet_subset(model)
     if subset is None:
@@ -250,13 +257,20 @@ def timm_classifier(
     subject = Subject(
         label=label or f"timm/{name}",
         model=f"timm/{name}",
+        family=_family_of(name),
         training=training or "supervised",
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         weights=weights_checksum(model)[:16],
         native_image=config["input_size"][-1],
         native_crop_share=config.get("crop_pct") or 1.0,
     )
-    return NamedClassifier(model.eval(), tuple(ImageNetInfo(subset).label_names()), view, subject, kind="its own")
+    return NamedClassifier(model.eval(), tuple(ImageNetInfo(subset).label_names()), view, subject, kind=RELEASED_WITH)
+
+
+def _family_of(name: str) -> str:
+    """The kind of mixer of a network of timm."""
+    with torch.device("meta"):
+        return create_model(f"timm/{name}").family
 
 
 def own_probe(run: Path) -> Path | None:
@@ -312,7 +326,7 @@ def load_classifier(
     if weights is not None and (released := _classifier_in(weights, target.backbone)) is not None:
         view = CentreView(image or target.backbone.image, crop_share or target.backbone.crop_share)
         network = ProbedBackbone(target.backbone, released, image=view.size)
-        return NamedClassifier(network, released.classes, view, target.subject, kind="its own", seed=target.seed)
+        return NamedClassifier(network, released.classes, view, target.subject, kind=RELEASED_WITH, seed=target.seed)
     raise InputError(
         f"{text} has no classifier: give --head FILE, probe it first (`mixlab probe {text}`), or name timm/MODEL"
     )
@@ -323,10 +337,11 @@ def _classifier_in(path: str, backbone: Backbone) -> ProbeHead | None:
 
     None where there is none. That of Dino-Mamba's checkpoints was never trained.
     """
-    entries = read_weights(path).entries
-    known = recognise(entries)
+    stored = read_weights(path)
+    known = recognise(stored.entries)
     if known is None or known.mixer == "mamba2":
         return None
+    entries = {**stored.set_aside, **stored.entries}  # PlainMamba's files have it beside the backbone
     for name, weight in entries.items():
         bias = entries.get(f"{name.removesuffix('weight')}bias")
         if name.startswith(known.heads or ("head.",)) and weight.ndim == 2 and bias is not None and len(bias) == 1000:

@@ -10,12 +10,12 @@ from typing import Any
 
 from mixlab.choices import PrecisionChoice
 from mixlab.data.source import Subset, evenly_spaced
-from mixlab.evaluation.classifier import NamedClassifier
+from mixlab.evaluation.classifier import RELEASED_WITH, TRAINED, NamedClassifier
 from mixlab.evaluation.machine import Machine, PrecisionInUse, precision_in_use, run_precision
 from mixlab.evaluation.paper import robustness_figure
 from mixlab.evaluation.shifted_sets import SETS, SetImages, SetScore, find_sets
 from mixlab.run import Measurement
-from mixlab.run.protocols import RobustnessProtocol
+from mixlab.run.protocols import AccuracyProtocol, RobustnessProtocol
 from mixlab.training.distributed import from_all
 from mixlab.training.precision import Precise
 
@@ -32,21 +32,31 @@ class RobustnessResult:
     scores: dict[str, SetScore]
     part: int = 0
     num_parts: int = 1
+    val_data: str = ""  # of the set "val", as `mixlab train` is given it
 
     @property
     def measurements(self) -> list[Measurement]:
-        """One for each shifted set; none for a part, and none for plain validation, which is not shifted."""
+        """One for each set; none for a part. Plain validation is not shifted: there a classifier that was trained with
+        its network has the accuracy that `mixlab train` measures, and a probe has no figure."""
         return [
             Measurement.of(
-                "robust_top1",
+                "top1" if name == "val" else "robust_top1",
                 score.accuracy.estimate,
                 subject=self.classifier.subject,
-                protocol=replace(self.protocol, data=f"imagenet-{name}"),
+                protocol=self._accuracy_protocol()
+                if name == "val"
+                else replace(self.protocol, data=f"imagenet-{name}"),
                 seed=self.classifier.seed,
             )
             for name, score in self.scores.items()
-            if name != "val" and self.num_parts == 1 and score.n
+            if self.num_parts == 1 and score.n and (name != "val" or self.classifier.kind in (TRAINED, RELEASED_WITH))
         ]
+
+    def _accuracy_protocol(self) -> AccuracyProtocol:
+        names = ("num_images", "image", "crop_share", "fit", "precision")
+        return AccuracyProtocol(
+            data=self.val_data, split="val", **{name: getattr(self.protocol, name) for name in names}
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Of a part the counts alone: `join_parts` makes the figures."""
@@ -91,7 +101,8 @@ def evaluate_robustness(
     machine = machine or Machine.of(classifier.network)
     world = machine.world
     scores: dict[str, SetScore] = {}
-    for name, folder in (find_sets(folders) if isinstance(folders, Path) else folders).items():
+    folders = find_sets(folders) if isinstance(folders, Path) else folders
+    for name, folder in folders.items():
         with machine.bar(SETS[name].title, SETS[name].num_images) as step:
             own = score_set(
                 name,
@@ -107,7 +118,10 @@ def evaluate_robustness(
         for other in rest:
             scores[name].add(other)
     protocol = robustness_protocol(classifier, limit=limit, precision=precision_in_use(precision, world.device))
-    return RobustnessResult(classifier, protocol, scores, part, num_parts)
+    val = folders.get("val", Path())
+    return RobustnessResult(
+        classifier, protocol, scores, part, num_parts, val_data=str(val.parent if val.name == "val" else val)
+    )
 
 
 def join_parts(result: RobustnessResult, stored: Iterable[dict[str, Any]]) -> tuple[RobustnessResult, dict[int, str]]:

@@ -175,9 +175,17 @@ class SetImages(Subset[Tensor]):
                 "All images lie in one folder: sort them into class folders; `mixlab reproduce ITEM --root` does that "
                 "for ImageNet-1k by links. "
             )
+            if self.score.unnamed:
+                advice, flat = (
+                    (
+                        "It needs ImageNet-1k's validation images under their own names, such as "
+                        "ILSVRC2012_val_00000001.JPEG: unpack ILSVRC2012_img_val.tar again and keep the names. "
+                    ),
+                    True,
+                )
             raise InputError(
                 f"{folder} has no image that can be scored as {robust_set.title}, which has {robust_set.layout}. "
-                + (advice if flat else "")
+                + (advice if flat else "Give the folder that its archive unpacks. ")
                 + " ".join(self.score.notes())
             )
 

@@ -26,7 +26,7 @@ class StoredWeights:
     path: Path
     entries: dict[str, Tensor]
     part: str | None  # its key, where the file holds several things
-    set_aside: list[str]  # keys beside the backbone, as in the file
+    set_aside: dict[str, Tensor]  # what stands beside the backbone, by its name in the file
     metadata: dict[str, str]
 
 
@@ -189,7 +189,7 @@ def _is_state(value: object) -> bool:
     )
 
 
-def _unwrap(state: dict[str, Tensor], path: Path) -> tuple[dict[str, Tensor], list[str]]:
+def _unwrap(state: dict[str, Tensor], path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Take off the prefixes of wrappers; where a backbone stands beside a head, keep the backbone alone."""
     prefixes = {key: WRAPPERS.match(key)[0] for key in state}  # type: ignore[index]
     beside_head = any("backbone." in prefix for prefix in prefixes.values())
@@ -197,7 +197,8 @@ def _unwrap(state: dict[str, Tensor], path: Path) -> tuple[dict[str, Tensor], li
     entries = {key.removeprefix(prefixes[key]): state[key] for key in kept}
     if len(entries) < len(kept):
         raise WeightsError(f"{path} holds the same keys under several prefixes; save one model at a time")
-    return entries, [key for key in state if key not in set(kept)]
+    own = set(kept)
+    return entries, {key: entry for key, entry in state.items() if key not in own}
 
 
 def listing(keys: Iterable[object], limit: int = 4) -> str:

@@ -36,7 +36,7 @@ DINO = {
 }  # fmt: skip
 SUPERVISED = {
     **{
-        f"vit_{size}": Network(f"vit_{size}", "supervised", f"DeiT-{short}", timm_name=f"deit_{size}_patch16_224")
+        f"vit_{size}": Network(f"vit_{size}", "supervised", f"DeiT-{short}")
         for size, short in (("tiny", "Ti"), ("small", "S"), ("base", "B"))
     },
     **{
@@ -239,6 +239,9 @@ def _item(name: str, place: str, title: str, networks: Sequence[Network], **rest
 
 _PAIRED = tuple((DINO[first], SUPERVISED[second]) for first, second in PAIRS)
 _MASKED = {"data": ("imagenet-s",)}
+_RELEASED_MAMBAS = (
+    "The supervised Vim and Mamba-Reg are Mamba-1 and come from released weights: --weights vim_small=FILE."
+)
 _OPEN_MAPS = "The paper does not say which images it draws: these are evenly spaced over ImageNet-S's validation."
 _FIG5 = tuple(pair for pair in _PAIRED if pair[0].model.endswith("_base"))
 
@@ -298,8 +301,7 @@ ITEMS: tuple[Item, ...] = (
               *_orders("dino-mamba-fig4a", "size", *reversed(DINOVIM)),
               *_orders("dino-mamba-fig4a", "size", DINO["vit_base"], DINO["vit_small"]),
           ),
-          note="The supervised Vim and Mamba-Reg are Mamba-1 and come from released weights: --weights vim_small=FILE. "
-          "Pairs of different architectures are compared by the study `model`."),
+          note=f"{_RELEASED_MAMBAS} Pairs of different architectures are compared by the study `model`."),
     _item("fig4b", "Figure 4b", "Binary-AUC of each head of the last two layers",
           (DINO["vit_base"], DINO["linearvit_base"]), work=_scored("dino-mamba-fig4b", "model", "head"), **_MASKED,
           cells=_orders("dino-mamba-fig4b", "model", DINO["vit_base"], DINO["linearvit_base"]),
@@ -336,7 +338,7 @@ ITEMS: tuple[Item, ...] = (
                  *_orders("dino-mamba-fig4f", "model", *reversed(BASE)))),
     _item("fig5", "Figure 5", "Maps with labels and without: Mamba-Reg, Vim, ViT",
           [*dict.fromkeys(network for pair in _FIG5 for network in pair)], work=_drawn("dino-mamba-fig5"), **_MASKED,
-          note=_OPEN_MAPS),
+          note=f"{_RELEASED_MAMBAS} {_OPEN_MAPS}"),
     _item("fig6", "Figure 6", "Principal components of three mixers; maps of DinoVim's sizes",
           (*reversed(BASE), DINO["dinovim_small"], DINO["dinovim_tiny"]), work=_drawn("dino-mamba-fig6"), **_MASKED,
           note=_OPEN_MAPS),
@@ -362,7 +364,7 @@ ITEMS: tuple[Item, ...] = (
     _item("fig11", "Figure 11", "Maps and ROC, with labels against without",
           [*dict.fromkeys(network for pair in _FIG5 for network in pair)],
           work=_drawn("dino-mamba-fig11", studies=("model",)), **_MASKED,
-          cells=tuple(_above("dino-mamba-fig11", "model", *pair) for pair in _FIG5)),
+          cells=tuple(_above("dino-mamba-fig11", "model", *pair) for pair in _FIG5), note=_RELEASED_MAMBAS),
     _item("fig12", "Figure 12", "More principal components, under one threshold", tuple(reversed(BASE)),
           work=_drawn("dino-mamba-fig12", "--pca-threshold", "0"), **_MASKED,
           note="The paper does not give its threshold; 0 is the mean of each image's first component."),

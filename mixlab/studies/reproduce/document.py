@@ -24,7 +24,7 @@ mixlab reproduce dino-mamba-table2
 mixlab reproduce dino-mamba-table2 --root DATA
 mixlab reproduce dino-mamba-table2 --root DATA --run RUN
 mixlab reproduce dino-mamba-table2 --root DATA --run RUN --only dinovim_base
-mixlab reproduce dino-mamba-fig4c --root DATA --run RUN --weights timm/vit_small_patch14_dinov2=FILE
+mixlab reproduce dino-mamba-fig4a --root DATA --run RUN --weights vim_base=FILE mambareg_base=FILE
 mixlab reproduce 'dino-mamba-*' --run RUN
 mixlab reproduce dino-mamba-table2 --root DATA --run TRIAL --scale tiny
 ```
@@ -42,8 +42,10 @@ GPUs, type the printed `pretrain` or `train` line after `torchrun --nproc-per-no
 `accumulate` (which fits the batch into one GPU's memory), into the same folder; then run the item.
 
 Released weights replace a training: `--weights vim_small=FILE`, in any form that `mixlab export` reads; classifiers in
-them are scored as they are. Networks without a recipe here come from released weights alone. A row whose backbone is
-not in the zoo is named, and runs once it is there.
+them are scored as they are. Networks that the papers quote were trained by recipes of their own, which are not here:
+they come from released weights, and those that lack them are named and left out. In the commands below, FILE stands for
+such a file. A visual Mamba can be trained by MambaOut's recipe instead, which reproduces no published figure: type
+`mixlab train supervised_vim_small --data DATA/imagenet --run RUN/vim_small-supervised` before the item.
 """
 
 
@@ -135,7 +137,7 @@ def _item(item: Item) -> Iterator[str]:
     released = [f"`{network.model}`" for network in lacking if network.exists]
     absent = [f"{network.title} (`{network.model}`)" for network in lacking if not network.exists]
     if released:
-        yield f"From released weights alone, `--weights NAME=FILE`: {', '.join(released)}.\n"
+        yield f"From released weights, `--weights NAME=FILE`: {', '.join(released)}.\n"
     if absent:
         yield f"No backbone yet: {', '.join(absent)}.\n"
     own = [one.step for one in plan.planned if not _is_training(one.step)]

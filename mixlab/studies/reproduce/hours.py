@@ -55,8 +55,14 @@ GMACS = {
     "vmamba_tiny_s2l5": 4.8, "vmamba_small_s2l15": 8.7, "vmamba_base_s2l15": 15.3,
     "localvmamba_tiny": 5.6, "localvmamba_small": 11.2,
     "plainmamba_l1": 3.0, "plainmamba_l2": 8.1, "plainmamba_l3": 14.4,
+    "timm/convnext_tiny": 4.5, "timm/convnext_small": 8.7, "timm/convnext_base": 15.4,
+    "timm/swin_tiny_patch4_window7_224": 4.5, "timm/swin_small_patch4_window7_224": 8.7,
+    "timm/swin_base_patch4_window7_224": 15.4,
+    "timm/pvt_v2_b0": 0.6, "timm/pvt_v2_b2": 4.0, "timm/pvt_v2_b3": 6.9, "timm/pvt_v2_b5": 11.7,
+    "timm/convformer_s18": 3.9, "timm/convformer_s36": 7.6, "timm/convformer_m36": 12.8,
+    "timm/caformer_s18": 4.1, "timm/caformer_s36": 8.0, "timm/caformer_m36": 13.2,
 }  # fmt: skip
-ALIKE = {"vit": "vit_base", "linearvit": "linearvit_base", "mambaout": "mambaout_base"}  # the rest: dinovim_base
+ALIKE = {"vit": "vit_base", "linearvit": "linearvit_base", "mambaout": "mambaout_base"}
 HEADS_GMACS = {"segment": 220.0, "detect": 250.0}  # what UperNet and Mask R-CNN cost around any backbone, about
 
 
@@ -70,7 +76,8 @@ def speed_of(kind: str, model: str) -> Speed | None:
     """Measured, or scaled by multiply-accumulates; None where neither is possible."""
     if (kind, model) in MEASURED:
         return MEASURED[kind, model]
-    like = "dinovim_small" if kind == "probe" else ALIKE.get(model.partition("_")[0], "dinovim_base")
+    other = "mambaout_base" if model.startswith("timm/") else "dinovim_base"  # stages of convolutions, or scans
+    like = "dinovim_small" if kind == "probe" else ALIKE.get(model.partition("_")[0], other)
     like = like if (kind, like) in MEASURED else "vit_base" if model.startswith("linearvit") else "dinovim_base"
     if model not in GMACS:
         return None

@@ -56,13 +56,13 @@ class Item:
         """A sketch of an idea, with nothing to measure."""
         return not self.networks and not self.cells and self.settings is None
 
+    def wanted(self, only: Sequence[str] = ()) -> list[Network]:
+        """All networks, or those that `only` names by model or key."""
+        return [network for network in self.networks if not only or {network.model, network.key} & set(only)]
+
     def available(self, setting: ItemSetting, only: Sequence[str] = ()) -> list[Network]:
-        """The networks that can be had; `only` names some by model or key."""
-        return [
-            network
-            for network in self.networks
-            if setting.lacks(network) is None and (not only or {network.model, network.key} & set(only))
-        ]
+        """Those that can be had."""
+        return [network for network in self.wanted(only) if setting.lacks(network) is None]
 
     def plan(self, setting: ItemSetting, only: Sequence[str] = ()) -> list[Planned]:
         """All commands: training first, each network once."""

@@ -13,6 +13,8 @@ from mixlab.studies.steps import Step
 PROBE_EPOCHS = 100
 SEGMENT_STEPS, DENSE_BATCH, DETECT_EPOCHS = 160_000, 16, 12
 NUM_PICTURES = 6
+# Swin in MMDetection and MMSegmentation: images of any size, and shifted windows in the last stage, too.
+SWIN = ("model.strict_img_size=false", "model.always_partition=true")
 TINY_PROBE = ("--epochs", "1", "--batch", "8", "--num-train", "16", "--num-val", "16")
 
 
@@ -72,7 +74,7 @@ def accuracy_steps(setting: ItemSetting, network: Network) -> Iterator[Planned]:
         f"{network.key}: accuracy of the released classifier",
         "on ImageNet-1k's validation images",
         ("robust", f"{name}={network.key}", "--weights", file, "--training", network.training,
-         "--data", f"val={setting.data['imagenet']}/val", *_tiny(setting, "--limit", "16"),
+         "--data", f"val={setting.data['imagenet']}/val", *_crop(network), *_tiny(setting, "--limit", "16"),
          "--run", str(setting.place(network))),
         setting.place(network) / "results" / f"robust_{file_name(network.key)}.json",
         here=(*_workers(setting), *setting.on),
@@ -88,7 +90,7 @@ def segment_steps(setting: ItemSetting, network: Network, *settings: str, multi:
         f"segment {network.key}",
         f"{network.key}: UperNet",
         "fine-tuned on ADE20K's training images, scored on its validation images",
-        ("segment", str(setting.place(network)), *data, *_dense(setting, network, "segment", settings),
+        ("segment", *_start(setting, network), *data, *_dense(setting, network, "segment", settings),
          *_training(setting, network), "--run", str(place)),
         place / "results" / "segmentation.json",
         here=setting.on,
@@ -126,7 +128,7 @@ def detect_step(setting: ItemSetting, network: Network, head: str, *settings: st
         f"detect {network.key}",
         f"{network.key}: {title}",
         "12 epochs on COCO's training images, scored on its validation images",
-        ("detect", str(setting.place(network)), "--data", setting.data["coco"], "--head", head,
+        ("detect", *_start(setting, network), "--data", setting.data["coco"], "--head", head,
          *_dense(setting, network, "detect", settings), *_training(setting, network), "--run", str(place)),
         place / "results" / "detection.json",
         here=setting.on,
@@ -201,9 +203,25 @@ def dense_place(setting: ItemSetting, network: Network, data: str) -> Path:
     return setting.run / f"{network.key}-{data}"
 
 
+def _crop(network: Network) -> tuple[str, ...]:
+    return () if network.crop_share is None else ("--crop-share", f"{network.crop_share:g}")
+
+
 def _target(setting: ItemSetting, network: Network) -> str:
     """Its run, whose name is its label."""
     return str(setting.place(network))
+
+
+def _start(setting: ItemSetting, network: Network) -> tuple[str, ...]:
+    """What a dense task starts from: its run; of a network that other fields let take any size, its name and file."""
+    file = setting.file(network)
+    if file is None or setting.is_tiny or not _is_swin(network):
+        return (str(setting.place(network)),)
+    return (network.model, "--weights", file)
+
+
+def _is_swin(network: Network) -> bool:
+    return network.model.startswith("timm/swin")
 
 
 def _training(setting: ItemSetting, network: Network) -> tuple[str, ...]:
@@ -222,6 +240,8 @@ def _dense(setting: ItemSetting, network: Network, task: str, settings: Sequence
         family = "mambaout_femto64" if network.family == "mambaout" else "vit_tiny64"
         recipe = ("--recipe", f"{task}_{family}", "--num-val", "4")
         chosen = ("steps=1", "batch=2", "optim.warmup_steps=0")
+    elif _is_swin(network):
+        chosen = (*chosen, *SWIN)
     return (*recipe, *(part for one in chosen for part in ("--set", one)))
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from mixlab.backbones.visual_mambas import VISUAL_MAMBAS
 from mixlab.backbones.zoo import ZOO, known_fields
 from mixlab.choices import Scale
 from mixlab.recipes import RECIPES, find_recipe
@@ -28,6 +29,7 @@ class Network:
     title: str  # as the papers call it
     settings: tuple[str, ...] = ()  # beyond its recipe
     timm_name: str = ""  # timm's name of the classifier whose weights were released
+    crop_share: float | None = None  # of its published accuracy, where it is not the classifier's own here
     tiny: tuple[str, ...] = ()  # settings of its stand-in alone
 
     @property
@@ -38,6 +40,11 @@ class Network:
     def exists(self) -> bool:
         """Whether there is a backbone of its name."""
         return self.model.startswith("timm/") or self.model in ZOO
+
+    @property
+    def is_quoted(self) -> bool:
+        """Whether the papers quote it, or take its released weights: its own recipe is not here."""
+        return self.model.startswith("timm/") or (self.training == "supervised" and self.model in VISUAL_MAMBAS)
 
     @property
     def family(self) -> str:
@@ -84,9 +91,14 @@ class ItemSetting:
         return self.weights.get(network.key) or self.weights.get(network.model)
 
     def recipe(self, network: Network) -> str | None:
-        """The recipe that trains it; None where there is none."""
+        """The recipe that trains it as published; None where there is none.
+
+        A quoted network that someone trains in its folder all the same, by another recipe, counts as any other.
+        """
         method = "dino" if network.training == "dinov2" else network.training
         name = f"{method}_{network.small}" if self.is_tiny else f"{network.training}_{network.model}"
+        if network.is_quoted and not self.is_tiny and not (self.place(network) / "config.json").is_file():
+            return None
         return name if name in RECIPES else None
 
     def trains(self, network: Network) -> bool:
@@ -98,7 +110,10 @@ class ItemSetting:
             return f"{network.title}: the zoo has no {network.model} yet"
         if self.file(network) is None and self.recipe(network) is None:
             advice = f"give its released weights: --weights {network.model}=FILE"
-            return f"{network.title}: no recipe here trains it; {advice}"
+            if (other := f"supervised_{network.model}") in RECIPES:
+                place = self.place(network)
+                advice += f"; or train it by another (`mixlab train {other} --data IMAGENET --run {place}`)"
+            return f"{network.title}: its own recipe is not here; {advice}"
         return None
 
 

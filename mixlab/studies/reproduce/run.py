@@ -54,12 +54,11 @@ def plan_item(
     _check_only(item, only)
     given = _checked(weights or {})
     bare = ItemSetting(run=run, data={}, weights=given, scale=scale, device=device)
-    if root is None and not item.available(bare, only):  # to show commands: of released weights that are not given
-        named = {network.model: "FILE" for network in item.networks if network.model.startswith("timm/")}
-        notes = [said for network in item.networks if (said := bare.lacks(network)) is not None]
-        bare = replace(bare, weights=named)
-    else:
-        notes = [said for network in item.networks if (said := bare.lacks(network)) is not None and not only]
+    lacking = {network: said for network in item.wanted(only) if (said := bare.lacks(network)) is not None}
+    notes = [*lacking.values()]
+    if root is None:  # to show commands: with a place for the released weights that are not given
+        named = {network.key: "FILE" for network in lacking if network.exists}
+        bare = replace(bare, weights={**given, **named})
     places = {name: f"DATA/{data.place}" for name, data in DATA_SETS.items()}
     problems: list[str] = []
     arranged: list[Step] = []

@@ -12,6 +12,7 @@ MODELS = {
     "mamba2": "dinovim_tiny",
     "linear_attention": "linearvit_tiny",
     "gated_conv": "gatedconv_tiny",
+    "mamba1": "vim_tiny",
 }
 FACTS = {item.name for item in fields(Subject)}
 ORDERED = {"attention": 0.9, "mamba2": 0.8, "linear_attention": 0.7}  # as the first paper ranks them

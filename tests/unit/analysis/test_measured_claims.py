@@ -169,6 +169,44 @@ def test_dense_tasks_are_decided_by_the_best_visual_mambas_alone() -> None:
         assert status(23, conv, plain, seeds("miou", "mamba2", value, model="vmamba_tiny")) == expected
 
 
+def test_dino_maps_are_held_against_the_supervised_mambas_of_the_paper() -> None:
+    dino = seeds("binary_auc", "mamba2", 0.8, num_parameters=10_000_000)
+    vim = seeds("binary_auc", "mamba1", 0.7, training="supervised", num_parameters=7_000_000)
+    found = verdict(8, dino, vim)
+    assert found.status == "supported" and "dinovim_tiny (10 M, dino) x3 minus vim_tiny (7 M" in found.measured
+    better = seeds("binary_auc", "mamba1", 0.9, training="supervised", num_parameters=7_000_000)
+    same = seeds("binary_auc", "mamba2", 0.7, training="supervised", num_parameters=10_000_000)
+    assert status(8, dino, same) == "supported"
+    assert status(8, dino, same, better) == "contradicted", "both pairs count"
+    registers = [
+        seeds("binary_auc", family, v, model=model, training=training, num_registers=12)
+        for family, v, model, training in (
+            ("mamba2", 0.8, "dinomambareg_base", "dino"), ("mamba1", 0.7, "mambareg_base", "supervised"))
+    ]  # fmt: skip
+    assert status(8, *registers) == "supported"
+    for other in ({"model": "vim_base"}, {"num_parameters": 90_000_000}):
+        strange = seeds("binary_auc", "mamba1", 0.9, training="supervised", **other)
+        assert status(8, dino, strange) == "not measured", "another size is no pair"
+
+
+def test_mambaout_and_its_rivals_decide_where_they_were_measured() -> None:
+    def top1(family: str, value: float, **other: object) -> list[Measurement]:
+        return seeds("top1", family, value, training="supervised", **other)
+
+    standing_in = top1("gated_conv", 0.8), top1("mamba2", 0.7)
+    assert status(22, *standing_in) == "supported"
+    own = top1("gated_conv", 0.6, model="mambaout_femto", native_crop_share=1.0, crop_share=1.0, fit="crop")
+    vim = top1("mamba1", 0.7, native_crop_share=0.875, crop_share=0.875, fit="crop")
+    assert status(22, *standing_in, own, vim) == "contradicted", "each by its own centre crop"
+    released = [replace(m, subject=replace(m.subject, model="timm/mambaout_femto")) for m in own]
+    assert status(22, *standing_in, released[0], vim[0]) == "not resolved at this scale", "one run of each"
+
+    dense = seeds("miou", "gated_conv", 0.5), seeds("miou", "mamba1", 0.6, model="vmamba_tiny")
+    assert status(23, *dense) == "supported"
+    assert status(23, *dense, seeds("miou", "gated_conv", 0.7, model="mambaout_tiny")) == "contradicted"
+    assert status(23, *dense[:1], seeds("miou", "mamba1", 0.6)) == "not measured", "Vim is not the state of the art"
+
+
 def test_registers_probe_better_where_heads_are_heavy() -> None:
     registers = {"model": "dinomambareg_tiny", "num_registers": 12}
     for gain, expected in ((0.1, "supported"), (-0.1, "contradicted")):

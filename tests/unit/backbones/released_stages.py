@@ -5,8 +5,20 @@ from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
-from released_mambas import Draw, N, State, batch_norm, gated, layer_norm, scan, silu, softplus, walk
 from torch import Tensor
+
+from tests.unit.backbones.released_mambas import (
+    Draw,
+    N,
+    State,
+    batch_norm,
+    gated,
+    layer_norm,
+    scan,
+    silu,
+    softplus,
+    walk,
+)
 
 SKIPPING = [(0, 0, False), (1, 0, True), (0, 1, False), (1, 1, True)]  # first row and column, and whether down first
 CROSS = ["h", "v", "h_flip", "v_flip"]

@@ -211,3 +211,10 @@ def test_weights_of_one_s_own_load_as_timm_s_do(tmp_path: Path) -> None:
         assert torch.equal(other(IMAGES), model(IMAGES))
     with pytest.raises(ValueError, match="has no published weights to download"):
         small("dinovim_tiny", pretrained=True)
+
+
+def test_weights_of_a_swin_are_read_again_as_they_were_written(tmp_path: Path) -> None:
+    model = mixlab.create_model("timm/swin_tiny_patch4_window7_224", depths=(1, 1, 1, 1))
+    mixlab.save_weights(model, tmp_path / "swin.safetensors")
+    again = mixlab.model_from_file(tmp_path / "swin.safetensors")
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), again.state_dict().values(), strict=True))

@@ -7,6 +7,7 @@ import timm
 import torch
 from released_dino_vit import random_vit_state, released_vit_features
 from released_dinomamba import random_state, released_features, save_checkpoint
+from released_mambaout import released_mambaout_name
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -107,21 +108,6 @@ def test_a_dino_vit_checkpoint_also_loads_into_timms_model(tmp_path):
     model = create_model("timm/vit_tiny_patch16_224", weights=tmp_path / "full.pth").eval()
     images = images_of((224, 224), batch=1)
     torch.testing.assert_close(model(images), theirs(images), rtol=0, atol=1e-6)
-
-
-def released_mambaout_name(name: str) -> str:
-    """timm's name of a MambaOut parameter -> that of the released state dicts."""
-    for ours, theirs in (
-        ("head.pre_logits.fc.", "head.fc1."),
-        ("head.pre_logits.norm.", "head.NORM."),  # not to be taken for the next
-        ("head.norm.", "norm."),
-        ("head.fc.", "head.fc2."),
-        ("stem.", "downsample_layers.0."),
-        (".blocks.", "."),
-    ):
-        name = name.replace(ours, theirs)
-    parts = name.replace("NORM", "norm").split(".")
-    return ".".join(["downsample_layers", parts[1], *parts[3:]] if "downsample" in parts else parts)
 
 
 @pytest.mark.parametrize("wrap", [lambda state: state, lambda state: {"model": state, "epoch": 300}])

@@ -3,8 +3,10 @@
 import argparse
 import json
 import os
+import re
 import stat
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import timm
 import torch
 from safetensors.torch import load_file
 from tiny_backbones import run_tiny, tiny_backbone, tiny_settings, tiny_splits
+from torch import nn
 
 import mixlab
 from mixlab.backbones.weights import WeightsError
@@ -39,6 +42,9 @@ from mixlab.run import RunDirectory
 from mixlab.training.loop import train
 from mixlab.training.settings import override
 from tests.unit.backbones.released_dino_vit import random_vit_state, released_vit_features
+from tests.unit.backbones.released_mambaout import released_mambaout_name
+from tests.unit.backbones.released_mambas import isotropic_state
+from tests.unit.backbones.released_stages import plain_state, staged_state
 
 VIEW = CentreView(16)
 
@@ -165,6 +171,32 @@ def test_a_timm_classifier_has_timms_classes_view_and_pixels(tmp_path: Path) -> 
         timm_classifier("resnet_eighteen", weights=tmp_path / "weights.pth")
 
 
+def old_swin_name(name: str) -> str:
+    """Before timm moved downsampling to the stage after it."""
+    name = re.sub(r"layers\.(\d)\.downsample", lambda found: f"layers.{int(found[1]) - 1}.downsample", name)
+    return name.replace("head.fc.", "head.")
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "released", "family"),
+    [
+        ("mambaout_femto", {}, released_mambaout_name, "gated_conv"),
+        ("swin_tiny_patch4_window7_224", {"depths": (1, 1, 1, 1)}, old_swin_name, "other"),
+    ],
+)
+def test_a_released_classifier_is_read_under_its_released_names(
+    name: str, fields, released, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = timm.create_model(name, **fields).eval()
+    torch.save({"model": {released(key): value for key, value in model.state_dict().items()}}, tmp_path / "their.pth")
+    monkeypatch.setattr(timm, "create_model", partial(timm.create_model, **fields))
+    found = timm_classifier(name, weights=tmp_path / "their.pth")
+    images = torch.randn(1, 3, 224, 224)
+    with torch.no_grad():
+        torch.testing.assert_close(found.network(images), model(images))
+    assert found.subject.family == family
+
+
 def test_what_training_exports_is_a_classifier_again(tmp_path: Path) -> None:
     backbone = tiny_backbone()
     network = backbone.with_classifier(3)
@@ -221,3 +253,33 @@ def test_released_weights_of_a_zoo_model_bring_their_classifier(tmp_path: Path) 
     torch.save({"norm_f.weight": torch.ones(1), "head.weight": torch.ones(1000, 4), "head.bias": torch.ones(1000)},
                tmp_path / "dino.pth")  # fmt: skip
     assert _classifier_in(str(tmp_path / "dino.pth"), scan) is None  # part of Dino-Mamba's files, never trained
+
+
+STAGES = {"dims": (16, 32, 64, 128), "depths": (1, 1, 1, 1), "image": 64}
+PLAIN = {"dim": 16, "depth": 2, "image": 64}
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "fields"),
+    [
+        ("vim_tiny", partial(isotropic_state, "vim", dim=16, depth=2, side=4), PLAIN),
+        ("mambareg_small", partial(isotropic_state, "mambareg", dim=16, depth=2, side=4), PLAIN),
+        ("localvim_tiny", partial(isotropic_state, "localvim", dim=16, depth=2, side=4), PLAIN),
+        ("plainmamba_l2", partial(plain_state, dim=16, depth=2, side=4, stem_convs=2, local=False), PLAIN),
+        ("vmamba_tiny", partial(staged_state, "vmamba0", [16, 32, 64, 128], [1, 1, 1, 1]), STAGES),
+        ("efficientvmamba_tiny", partial(staged_state, "efficientvmamba", [16, 32, 64, 128], [1, 1, 1, 1]), STAGES),
+    ],
+)
+def test_files_of_visual_mambas_bring_their_classifier(name: str, state, fields, tmp_path: Path) -> None:
+    model, entries = mixlab.create_model(name, **fields).eval(), state()
+    linear, place = nn.Linear(model.dim, 1000), "classifier.head" if "dims" in fields else "head"
+    if name.startswith("plainmamba"):  # a file of mmcls: the classifier stands beside the backbone
+        place, entries = "head.fc", {f"backbone.{key}": value for key, value in entries.items()}
+    entries |= {f"{place}.weight": linear.weight.data, f"{place}.bias": linear.bias.data}
+    torch.save({"state_dict": entries}, tmp_path / "released.pth")
+    mixlab.load_weights(model, tmp_path / "released.pth")
+    head = _classifier_in(str(tmp_path / "released.pth"), model)
+    assert head is not None
+    images = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(ProbedBackbone(model, head, image=64)(images), linear(model(images)))

@@ -1,6 +1,7 @@
 """ImageNet's shifted sets as small folders in their released layouts, scored by a classifier that reads colours."""
 
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from mixlab.data.decode import decode, to_tensor
 from mixlab.data.imagenet_labels import imagenet_a_classes, imagenet_classes, imagenet_r_classes, real_labels
 from mixlab.evaluation.classifier import NamedClassifier, timm_classifier
 from mixlab.evaluation.machine import CentreView, Machine
-from mixlab.evaluation.robustness import score_set
+from mixlab.evaluation.robustness import evaluate_robustness, score_set
 from mixlab.evaluation.shifted_sets import SETS, SetScore, find_sets
 from mixlab.run import Subject
 from mixlab.training.distributed import World
@@ -167,6 +168,17 @@ def test_released_sets_have_their_known_sizes() -> None:
     sizes = {name: (robust_set.num_images, len(robust_set.classes())) for name, robust_set in SETS.items()}
     assert sizes["a"] == (7_500, 200) and sizes["r"] == (30_000, 200) and sizes["sketch"] == (50_889, 1000)
     assert sizes["v2-mf"] == sizes["v2-t07"] == sizes["v2-ti"] == (10_000, 1000) and sizes["real"] == (46_837, 1000)
+
+
+def test_plain_validation_measures_what_training_measures_and_only_of_classifiers(tmp_path: Path) -> None:
+    for label in range(4):
+        paint(tmp_path / "data" / "val" / imagenet_classes()[label] / "a.png", label if label else 9)
+    folders = {"val": tmp_path / "data" / "val"}
+    [one] = evaluate_robustness(oracle(), folders, machine=ALONE).measurements
+    assert (one.metric, one.value, one.n) == ("top1", 0.75, 4) and list(one.by_image) == [0, 1, 1, 1]
+    assert (one["data"], one["split"], one["image"], one["crop_share"]) == (str(tmp_path / "data"), "val", 8, 1.0)
+    assert not evaluate_robustness(replace(oracle(), kind="probe"), folders, machine=ALONE).measurements
+    assert not evaluate_robustness(oracle(), folders, num_parts=2, machine=ALONE).measurements
 
 
 @needs_photographs

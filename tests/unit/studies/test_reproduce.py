@@ -21,6 +21,7 @@ import mixlab
 from mixlab.analysis.cost import count_macs, on_meta
 from mixlab.backbones.zoo import ZOO, ZooEntry
 from mixlab.evaluation import paper
+from mixlab.run import RunDirectory
 from mixlab.studies.reproduce import ITEMS, Item, ItemSetting, find_items
 from mixlab.studies.reproduce.document import page
 from mixlab.studies.reproduce.folders import DATA_SETS
@@ -30,6 +31,7 @@ from mixlab.studies.reproduce.listing import ON_PAPER, hours_of
 from mixlab.studies.reproduce.mambaout import QUOTED
 from mixlab.studies.reproduce.mambaout_tables import TABLE_1, TABLE_2, TABLE_3
 from mixlab.studies.reproduce.run import plan_item
+from tests.unit.backbones.released_stages import staged_state
 
 ROOT = Path(__file__).parents[3]
 reproduce = command("reproduce")
@@ -268,6 +270,65 @@ def test_a_released_classifier_is_scored_on_the_sorted_validation_images(
     key = "mambaout_femto-supervised"
     stored = json.loads((tmp_path / "run" / key / "results" / f"robust_{key}.json").read_text())
     assert stored["view"] == {"size": 224, "crop_share": 1.0, "fit": "crop"}  # MambaOut's own
+
+
+def test_networks_that_the_papers_quote_come_from_released_weights(tmp_path: Path) -> None:
+    item, run = ITEMS["dino-mamba-fig4a"], tmp_path / "run"
+    names = {network.model for network in item.available(ItemSetting(run=run, data={}))}
+    assert names == {"vit_small", "vit_base", "dinovim_tiny", "dinovim_small", "dinovim_base", "dinomambareg_base"}
+    shown = plan_item(item, root=None, run=run)
+    assert sum("--weights vim_small=FILE; or train it by another (`mixlab train supervised_vim_small" in note
+               for note in shown.notes) == 1  # fmt: skip
+    released = [step.arguments for step in shown.steps if step.arguments[0] == "export"]
+    assert [arguments[1:4] for arguments in released] == [
+        (name, "--weights", "FILE") for name in ("vim_tiny", "vim_small", "vim_base", "mambareg_base")
+    ]
+    assert {"dinovim_small-dino", "vim_small-supervised"} <= {Path(text).name for text in shown.steps[-1].arguments}
+
+    by_hand = run / "vim_small-supervised"  # someone trains it all the same
+    by_hand.mkdir(parents=True)
+    (by_hand / "config.json").touch()
+    steps = {step.name: step.arguments for step in plan_item(item, root=None, run=run).steps}
+    assert steps["train vim_small-supervised"][:2] == ("train", "supervised_vim_small")
+    assert steps["train vim_tiny-supervised"][0] == "export"
+
+
+def test_released_classifiers_are_scored_and_fine_tuned_as_they_were_published(tmp_path: Path) -> None:
+    def steps(item: str, model: str) -> dict[str, tuple[str, ...]]:
+        planned = plan_item(ITEMS[item], root=None, run=tmp_path, only=(model,)).planned
+        return {one.step.arguments[0]: one.step.arguments for one in reversed(planned)}  # the first of each
+
+    swin = "timm/swin_tiny_patch4_window7_224"
+    accuracy = steps("mambaout-table1", swin)["robust"]
+    assert accuracy[1].startswith(swin) and accuracy[accuracy.index("--crop-share") + 1] == "0.875"  # timm: 0.9
+    assert steps("mambaout-table2", swin)["detect"][1:4] == (swin, "--weights", "FILE")
+    assert "model.strict_img_size=false" in steps("mambaout-table3", swin)["segment"]
+    assert "--crop-share" not in steps("mambaout-table1", "vmamba_tiny")["robust"]
+    deit = plan_item(
+        ITEMS["mambaout-table1"], root=None, run=tmp_path, only=("vit_tiny",), weights={"vit_tiny": __file__}
+    )
+    assert deit.steps[-1].arguments[1] == "vit_tiny=vit_tiny-supervised", "which keeps 224 of 256 px; timm's 0.9"
+    assert mixlab.create_model("vit_tiny", depth=1).crop_share == 0.875
+
+
+def test_a_released_visual_mamba_stands_beside_the_paper_and_reaches_the_ledger(
+    root: Path, in_process: None, tmp_path: Path
+) -> None:
+    state = staged_state("efficientvmamba", [48, 96, 192, 384], [2, 2, 4, 2])
+    draw = torch.Generator().manual_seed(0)
+    state["classifier.head.weight"] = torch.randn(1000, 384, generator=draw) / 20
+    state["classifier.head.bias"] = torch.zeros(1000)
+    torch.save({"state_dict": {f"module.{key}": value for key, value in state.items()}}, tmp_path / "released.pth")
+    call = {"root": root, "run": tmp_path / "run", "only": "efficientvmamba_tiny", "device": "cpu"}
+    found = reproduce(["mambaout-table1"], weights=f"efficientvmamba_tiny={tmp_path / 'released.pth'}", **call)
+    rows = {(row["row"], row["column"]): row for row in found["items"]["mambaout-table1"]["rows"]}
+    score = rows["EfficientVMamba-T", "top-1, %"]
+    assert score["n"] == 6 and score["paper"] == 76.5 and score["difference"] is not None
+    place = tmp_path / "run" / "efficientvmamba_tiny-supervised"
+    [one] = RunDirectory(place).measurements()
+    assert (one.metric, one["model"], one["family"], one.n) == ("top1", "efficientvmamba_tiny", "mamba1", 6)
+    data = str(tmp_path / "run" / "data" / "imagenet")  # as `mixlab train` of the same item is given it
+    assert (one["data"], one["split"], one["training"]) == (data, "val", "supervised")
 
 
 @pytest.mark.skipif(not EVERYTHING, reason="minutes: set MIXLAB_TEST_REPRODUCE=1")

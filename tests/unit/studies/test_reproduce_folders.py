@@ -1,11 +1,14 @@
 """The folders of `mixlab reproduce`: true layouts pass, each typical mistake gets a sentence that says what to do."""
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
+import torch
 from PIL import Image
 from reproduce_root import classes, draw_imagenet, draw_imagenet_s, draw_root, picture, save, val_name, val_numbers
 from scipy.io import savemat
@@ -236,14 +239,69 @@ def test_masks_are_brought_beside_their_images(root: Path, tmp_path: Path) -> No
     assert one.image.shape == (3, 48, 64) and set(one.mask.unique().tolist()) == {0, 1, 255}
 
 
-def test_plain_commands_say_what_to_do_about_the_same_folders(root: Path) -> None:
-    with pytest.raises(ValueError, match=r"val is not sorted into classes: its 6 images .* `mixlab reproduce"):
-        labelled_splits(str(root / "imagenet"))
-    with pytest.raises(FileNotFoundError, match=r"no validation/: the archive of ImageNet-S holds masks alone"):
-        parse_masks(f"imagenet-s:{root / 'ImageNetS919'}")
-    shutil.rmtree(root / "coco" / "annotations")
-    with pytest.raises(FileNotFoundError, match=r"unpack annotations_trainval2017\.zip there"):
-        parse_masks(f"coco:{root / 'coco'}")
+TRAIN = ("train", "supervised_vit_tiny64", "--data", "{root}/imagenet")
+SEGMENT = ("segment", "vit_tiny", "--recipe", "segment_vit_tiny64", "--data", "{root}/ADEChallengeData2016")
+DETECT = ("detect", "vit_tiny", "--recipe", "detect_vit_tiny64", "--data", "{root}/coco")
+ROBUST = ("robust", "timm/test_vit", "--weights", "{root}/released.pth", "--data")
+AUC = ("auc", "vit_tiny", "--data", "imagenet-s:{root}/ImageNetS919")
+
+
+def other_masks(root: Path) -> None:
+    masks = root / "ADEChallengeData2016" / "annotations" / "training"
+    for mask in list(masks.iterdir()):
+        mask.rename(masks / mask.name.replace("train", "val"))
+
+
+def as_drawn(root: Path) -> None:
+    """Validation images in one folder, and masks without images: as the archives unpack."""
+
+
+AT_THE_COMMAND_LINE: list[tuple[Callable[[Path], None], tuple[str, ...], str]] = [
+    (as_drawn, TRAIN, r"val is not sorted into classes: its 6 images .* `mixlab reproduce"),
+    (archives_instead_of_classes, TRAIN, r"no images; it has 1 archives such as n01440764\.tar: unpack each"),
+    (folder_in_folder, TRAIN, r"one folder, ILSVRC2012_img_train, which is one class; move its folders .* up into"),
+    (remove("imagenet", "train"), TRAIN, r"imagenet has no train/, and the 6 images of .* lie in one folder; put each"),
+    (loose_images, TRAIN, r"1 images beside its 3 class folders, such as 1\.jpg: .*; move them"),
+    (
+        as_drawn,
+        (*TRAIN[:3], "{root}"),
+        r"holds data sets, not classes: imagenet, .*give one of them, such as .*/imagenet",
+    ),
+    (as_drawn, (*ROBUST, "val={root}/imagenet/val"), r"All images lie in one folder: sort them into class folders"),
+    (renamed_val, (*ROBUST, "real={root}/imagenet/val"), r"unpack ILSVRC2012_img_val\.tar again and keep the names"),
+    (v2_by_synset, (*ROBUST, "v2-mf={root}/imagenetv2-matched-frequency-format-val"), r"folders 0 to 999\. Give the"),
+    (remove("ADEChallengeData2016", "annotations"), SEGMENT, r"unpack all of ADEChallengeData2016\.zip"),
+    (
+        remove("ADEChallengeData2016", "annotations", "validation"),
+        SEGMENT,
+        r"images/validation has no label maps in .*un",
+    ),
+    (remove("ADEChallengeData2016", "images", "validation"), SEGMENT, r"images/validation"),
+    (remove("ADEChallengeData2016", "objectInfo150.txt"), SEGMENT, r"does not name its classes; write classes\.txt"),
+    (other_masks, SEGMENT, r"has a partner with the same name in .*annotations/training \(3 masks\); name them alike"),
+    (remove("coco", "annotations"), DETECT, r"unpack annotations_trainval2017\.zip there"),
+    (
+        remove("coco", "annotations", "instances_val2017.json"),
+        DETECT,
+        r"val2017 has no instances_val2017\.json: unpack",
+    ),
+    (remove("coco", "val2017"), DETECT, r"instances_val2017\.json names images .*; unpack val2017\.zip there"),
+    (as_drawn, AUC, r"no validation/: the archive of ImageNet-S holds masks alone\. Copy or link .* `mixlab reproduce"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "call", "sentence"), AT_THE_COMMAND_LINE)
+def test_plain_commands_say_what_to_do_about_the_same_folders_before_they_train(
+    root: Path, spoil: Callable[[Path], None], call: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoil(root)
+    if call[0] == "robust":
+        torch.save(timm.create_model("test_vit").state_dict(), root / "released.pth")
+    run = root / "run"
+    assert main([text.format(root=root) for text in (*call, "--run", str(run), "--device", "cpu")]) == 1
+    told = "".join(capsys.readouterr().err.split())  # lines break anywhere in a long path
+    assert re.search(sentence.replace(" ", ""), told), told
+    assert not [*run.glob("checkpoints/*"), *run.glob("*.safetensors")], "nothing was trained"
 
 
 def test_a_class_folder_too_many_is_a_problem_and_a_class_too_few_a_note(root: Path) -> None:
