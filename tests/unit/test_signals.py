@@ -1,5 +1,6 @@
 """Signals that ask to stop, in this very process."""
 
+import multiprocessing
 import os
 import pty
 import signal
@@ -11,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import DataLoader
 
 import mixlab
+from mixlab.data.workers import start_workers, worker_settings
 from mixlab.signals import STOP_SIGNALS, StopSignal, held, obey_parent_alone, raising
 
 
@@ -126,3 +129,21 @@ def test_ctrl_c_at_a_terminal_is_acknowledged_within_a_long_step() -> None:
         assert process.stdout.readline() == b"the step is over\n"
         assert waited < (time.monotonic() - start) / 2  # it was said well before the step was over
     os.close(master)
+
+
+def test_a_reading_process_ends_with_its_parent_also_where_the_signal_of_the_group_came_first() -> None:
+    """One that waits, and the parent's own, are one signal to the system."""
+    loader: Any = DataLoader(list(range(8)), **worker_settings(1))  # type: ignore[arg-type]
+    batches = start_workers(loader)
+    next(batches)
+    worker = max(multiprocessing.active_children(), key=lambda child: child.pid or 0)
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGSTOP)  # as on a busy machine: it gets no time to look
+    if (other := os.fork()) == 0:
+        os.kill(worker.pid, signal.SIGTERM)
+        os._exit(0)
+    os.waitpid(other, 0)
+    worker.terminate()
+    os.kill(worker.pid, signal.SIGCONT)
+    worker.join(5)
+    assert not worker.is_alive(), "its parent would wait for it forever"
