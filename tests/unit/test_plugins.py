@@ -229,3 +229,22 @@ def test_a_source_by_its_name_is_split_where_it_has_no_validation_set(own_regist
     assert (len(cut.train), len(cut.val)) == (16, 4) and (len(own.train), len(own.val)) == (20, 6)
     with pytest.raises(InputError, match="registered for 'nothing' gives None; return a Source or a data set"):
         labelled_splits("nothing:")
+
+
+def test_at_the_start_others_are_loaded_and_a_broken_one_is_a_warning(
+    plugin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `import mixlab` does: entry points of installed packages, then MIXLAB_IMPORT."""
+    package = plugin.parent / "broken_garden-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-garden\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[mixlab.plugins]\nbroken = broken_garden\n")
+    (plugin.parent / "broken_garden.py").write_text("import mixlab\nmixlab.register_mixer(dict)\n")
+    monkeypatch.syspath_prepend(str(plugin.parent))
+    monkeypatch.setenv(VARIABLE, f"no_such_plugin:{plugin}")
+    with pytest.warns(UserWarning) as warned:
+        mixlab.plugins.load_at_start()
+    first, second = (str(warning.message) for warning in warned)
+    assert "the plugin broken_garden of the package broken-garden is left out: InputError: a mixer is" in first
+    assert "MIXLAB_IMPORT: the plugin no_such_plugin: there is no module" in second
+    assert "otherkin_tiny" in mixlab.list_models()
