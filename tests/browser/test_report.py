@@ -16,7 +16,7 @@ from example_run import make_example  # noqa: E402
 
 from mixlab.report import write_report  # noqa: E402
 
-SCREENS = {"desk": (1280, 900), "tablet": (820, 1100), "phone": (360, 740)}
+SCREENS = {"desk": (1300, 900), "tablet": (820, 1100), "phone": (390, 844)}
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +81,26 @@ def test_the_report_is_sound_in_both_themes_on_every_screen(
                }).map(part => part.textContent)"""
         )
         assert not outside
+        cut = visit.page.evaluate(
+            """[...document.querySelectorAll('table, .scroll, .pictures')].filter(
+                 part => part.parentElement.clientWidth && part.scrollWidth > part.parentElement.clientWidth + 1
+               ).map(part => part.className)"""
+        )
+        assert not cut, "a table or a row of pictures is cut off"
+
+
+@pytest.mark.parametrize("screen", ["desk", "phone"])
+def test_the_first_screen_holds_the_answer(chromium: Any, report: Path, screen: str) -> None:
+    with Visit(chromium, report, theme="light", screen=screen) as visit:
+        tops = {
+            part: visit.page.locator(part).first.bounding_box()["y"]
+            for part in (".conclusions", ".verdicts", ".through")
+        }
+        assert max(tops.values()) < SCREENS[screen][1], tops
+        pictures = [image.bounding_box() for image in visit.page.locator(".through .looks img").all()]
+        assert all(box["width"] >= 100 for box in pictures) and len(pictures) == 6
+        if screen == "desk":  # maps, components and matrices side by side, above the fold
+            assert max(box["y"] + box["height"] for box in pictures) < 900
 
 
 def lightness(colour: str) -> float:
