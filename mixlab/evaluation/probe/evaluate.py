@@ -14,7 +14,7 @@ from mixlab.data.given import AnyData
 from mixlab.data.labelled import LabelledSplits, labelled_splits
 from mixlab.errors import InputError
 from mixlab.evaluation.classifier import ProbeHead, save_head
-from mixlab.evaluation.feature_cache import Extraction, extract_features
+from mixlab.evaluation.feature_cache import Extraction, describe_needs, extract_features
 from mixlab.evaluation.features import FeaturePlan, FeatureTable, head_inputs, published_source
 from mixlab.evaluation.machine import CentreView, Machine, Say, precision_in_use, run_precision
 from mixlab.evaluation.probe.heads import HeadGrid, collect_heads
@@ -158,6 +158,7 @@ class _ProbeRun:
             seed=settings.seed,
             world=world,
         )
+        self._say_needs(plan, len(grid.heads))
         val = self._table("val", plan)
         if not len(val):
             named = next(iter(val.unreadable))
@@ -217,9 +218,21 @@ class _ProbeRun:
             resident=self.resident,
         )
 
-    def _table(self, which: Literal["train", "val"], plan: FeaturePlan) -> FeatureTable:
+    def _say_needs(self, plan: FeaturePlan, num_heads: int) -> None:
+        cached, splits = self.settings.mode == "cached", self.splits
+        sources = (splits.train, splits.val) if cached else (splits.val,)
+        self.machine.say(describe_needs(self._extraction(plan), sources, self.machine))
+        passes = "" if cached else f"; the backbone runs on {len(splits.train):,} images in each of them"
+        self.machine.say(
+            f"{num_heads:,} heads of {len(splits.classes):,} classes, {self.settings.epochs} epochs{passes}"
+        )
+
+    def _extraction(self, plan: FeaturePlan) -> Extraction:
         precision = precision_in_use(self.settings.precision, self.machine.world.device)
-        extraction = Extraction(plan, self.view, precision, STORED)
+        return Extraction(plan, self.view, precision, STORED)
+
+    def _table(self, which: Literal["train", "val"], plan: FeaturePlan) -> FeatureTable:
+        extraction = self._extraction(plan)
         source, name = getattr(self.splits, which), self.splits.name(which)
         return extract_features(self.backbone, source, extraction, name=name, machine=self.machine)
 
