@@ -153,7 +153,8 @@ def training_of(setting: ItemSetting, network: Network) -> tuple[str, ...]:
 
 def _tiny(network: Network) -> tuple[str, ...]:
     steps = TINY_STEPS if network.training == "supervised" else (*TINY_STEPS, "method.frozen_prototype_epochs=0")
-    if network.family in ("mambaout", "vmamba", "localvmamba", "efficientvmamba"):  # stages have widths of their own
+    staged = ("mambaout", "mamba2d", "vmamba", "localvmamba", "efficientvmamba")
+    if network.family in staged:  # stages have widths of their own
         return (*steps, *network.tiny)
     name = () if network.small == f"{network.family}_tiny64" else (f"model.name={network.model}",)
     if network.small == "mambaout_femto64":
