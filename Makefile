@@ -17,7 +17,7 @@ app: $(INSTALLED)
 	$(BIN)/mixlab app --open
 
 docs: $(INSTALLED)
-	$(BIN)/python docs/build.py --out build/site
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet -d build/doctrees docs build/site
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .

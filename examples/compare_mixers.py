@@ -8,7 +8,7 @@
 import torch
 
 import mixlab
-from mixlab.analysis.blocks import Span, rank_bound, rank_measures
+from mixlab.analysis.blocks import rank_measures
 from mixlab.analysis.cost import count_macs, count_parameters, on_meta
 from mixlab.data import Shapes
 
@@ -51,7 +51,7 @@ for name, fields in MODELS.items():
 for name, mixing in mixings.items():
     block = mixing.matrix(slice(0, 1))[0, 0, CHUNK : 2 * CHUNK, :CHUNK].double()
     ranks = rank_measures(torch.linalg.svdvals(block), (CHUNK, CHUNK), tolerance=1e-6)
-    bound = rank_bound(mixing, Span(CHUNK, 2 * CHUNK), Span(0, CHUNK))
+    bound = mixing.rank_bound(range(CHUNK, 2 * CHUNK), range(CHUNK))
     shown = ", ".join(f"{kind} {value.item():.1f}" for kind, value in ranks.items())
     print(f"{name:16} bound {bound:3d}: {shown}")
     assert ranks["numerical"] <= bound

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.analysis.maps import activation_map as activation_map
     from mixlab.analysis.maps import activation_maps as activation_maps
     from mixlab.analysis.norms import measure_norms as measure_norms
+    from mixlab.analysis.pca import pca_maps as pca_maps
     from mixlab.analysis.rank import measure_ranks as measure_ranks
     from mixlab.analysis.registry import register_analysis as register_analysis
     from mixlab.analysis.viewed_images import ViewedImages as ViewedImages
@@ -29,13 +30,20 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.backbones.weights import load_weights as load_weights
     from mixlab.backbones.weights import model_from_file as model_from_file
     from mixlab.backbones.weights import save_weights as save_weights
+    from mixlab.backbones.wrapped import wrap as wrap
     from mixlab.backbones.zoo import create_model as create_model
     from mixlab.backbones.zoo import list_models as list_models
     from mixlab.backbones.zoo import register_backbone as register_backbone
     from mixlab.backbones.zoo import register_family as register_family
     from mixlab.data.crops import MultiCrop as MultiCrop
     from mixlab.data.crops import dino_crops as dino_crops
+    from mixlab.data.dataset_source import DatasetSource as DatasetSource
+    from mixlab.data.decode import UnreadableImage as UnreadableImage
+    from mixlab.data.labelled import labelled_splits as labelled_splits
+    from mixlab.data.masks import MaskedImage as MaskedImage
+    from mixlab.data.packed import pack_images as pack_images
     from mixlab.data.registered import register_source as register_source
+    from mixlab.data.source import Source as Source
     from mixlab.errors import InputError as InputError
     from mixlab.errors import WorkError as WorkError
     from mixlab.evaluation.classifier import load_classifier as load_classifier
@@ -43,8 +51,10 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.evaluation.detection.task import fit_detection as fit_detection
     from mixlab.evaluation.detection.task import plan_detection as plan_detection
     from mixlab.evaluation.knn import evaluate_knn as evaluate_knn
+    from mixlab.evaluation.labelled_features import labelled_features as labelled_features
     from mixlab.evaluation.methods import register_method as register_method
     from mixlab.evaluation.probe.evaluate import evaluate_linear_probe as evaluate_linear_probe
+    from mixlab.evaluation.probe.in_memory import linear_probe as linear_probe
     from mixlab.evaluation.robustness import evaluate_robustness as evaluate_robustness
     from mixlab.evaluation.segmentation.task import evaluate_segmentation as evaluate_segmentation
     from mixlab.evaluation.segmentation.task import fit_segmentation as fit_segmentation
@@ -55,6 +65,7 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.evaluation.target import Target as Target
     from mixlab.evaluation.target import load_target as load_target
     from mixlab.mixers import register_mixer as register_mixer
+    from mixlab.recipes import find_recipe as find_recipe
     from mixlab.recipes import register_recipe as register_recipe
     from mixlab.run.measurement import Measurement as Measurement
     from mixlab.training.dino_parts import DinoCentre as DinoCentre
@@ -62,6 +73,10 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.training.dino_parts import dino_loss as dino_loss
     from mixlab.training.dino_parts import koleo_loss as koleo_loss
     from mixlab.training.dino_parts import teacher_targets as teacher_targets
+    from mixlab.training.knn import LabelledFeatures as LabelledFeatures
+    from mixlab.training.knn import knn_accuracy as knn_accuracy
+    from mixlab.training.loop import train as train
+    from mixlab.training.optim import move_towards_ as move_towards_
 
 __version__ = "0.1.0"
 _NAMES = {
@@ -71,6 +86,7 @@ _NAMES = {
     "analysis.exhibit": ["Exhibit", "Picture"],
     "analysis.maps": ["activation_map", "activation_maps"],
     "analysis.norms": ["measure_norms"],
+    "analysis.pca": ["pca_maps"],
     "analysis.rank": ["measure_ranks"],
     "analysis.registry": ["register_analysis"],
     "analysis.viewed_images": ["ViewedImages"],
@@ -78,24 +94,36 @@ _NAMES = {
     "backbones.preprocess": ["preprocess"],
     "backbones.tokens": ["Features", "TokenLayout"],
     "backbones.weights": ["LoadReport", "WeightsError", "load_weights", "model_from_file", "save_weights"],
+    "backbones.wrapped": ["wrap"],
     "backbones.zoo": ["create_model", "list_models", "register_backbone", "register_family"],
     "data.crops": ["MultiCrop", "dino_crops"],
+    "data.dataset_source": ["DatasetSource"],
+    "data.decode": ["UnreadableImage"],
+    "data.labelled": ["labelled_splits"],
+    "data.masks": ["MaskedImage"],
+    "data.packed": ["pack_images"],
+    "data.source": ["Source"],
     "data.registered": ["register_source"],
     "errors": ["InputError", "WorkError"],
     "evaluation.classifier": ["load_classifier"],
     "evaluation.detection.task": ["evaluate_detection", "fit_detection", "plan_detection"],
     "evaluation.knn": ["evaluate_knn"],
+    "evaluation.labelled_features": ["labelled_features"],
     "evaluation.methods": ["register_method"],
     "evaluation.probe.evaluate": ["evaluate_linear_probe"],
+    "evaluation.probe.in_memory": ["linear_probe"],
     "evaluation.robustness": ["evaluate_robustness"],
     "evaluation.segmentation.task": ["evaluate_segmentation", "fit_segmentation", "plan_segmentation"],
     "evaluation.settings": ["KnnSettings", "ProbeSettings"],
     "evaluation.shifts": ["evaluate_shifts"],
     "evaluation.target": ["Target", "load_target"],
     "mixers": ["register_mixer"],
-    "recipes": ["register_recipe"],
+    "recipes": ["find_recipe", "register_recipe"],
     "run.measurement": ["Measurement"],
     "training.dino_parts": ["DinoCentre", "DinoHead", "dino_loss", "koleo_loss", "teacher_targets"],
+    "training.knn": ["LabelledFeatures", "knn_accuracy"],
+    "training.loop": ["train"],
+    "training.optim": ["move_towards_"],
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = sorted(_MODULES)

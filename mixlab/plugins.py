@@ -146,7 +146,8 @@ def needed_plugins(used: Iterable[Used]) -> list[Needed]:
         origin = REGISTRIES[word].origin(name) if word in REGISTRIES else None
         if origin is not None:
             plugin = found.setdefault(origin.partition(".")[0], {})
-            plugin.setdefault("adds", {}).setdefault(word, []).append(name)
+            names = plugin.setdefault("adds", {}).setdefault(word, [])
+            names += [name] if name not in names else []
     return [{"module": module, **_about(module), **plugin} for module, plugin in sorted(found.items())]
 
 

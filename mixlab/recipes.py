@@ -55,7 +55,7 @@ MAMBA_DROP_PATH = {
     "vim_tiny": 0.0, "vim_small": 0.05, "plainmamba_l1": 0.2, "plainmamba_l2": 0.2, "plainmamba_l3": 0.4,
     "vmamba_tiny": 0.2, "vmamba_small": 0.3, "vmamba_base": 0.6, "vmamba_base_s1l20": 0.5,
 }  # fmt: skip
-MAMBA_FAMILIES = ("vim", "mambareg", "plainmamba", "localvim", "vmamba", "localvmamba", "efficientvmamba")
+MAMBA_FAMILIES = ("vim", "mambareg", "plainmamba", "mamba2d", "localvim", "vmamba", "localvmamba", "efficientvmamba")
 BIG_TRANSFORMERS = ("vit_base", "linearvit_base")
 MINI_IMAGE = 64  # px of a view: 8 x 8 patches
 MINI_DEPTHS = {"vit": 6, "linearvit": 6, "dinovim": 12, "dinomambareg": 12, "gatedconv": 12}  # 1.2 to 1.5 M parameters
@@ -212,6 +212,8 @@ def model_64(family: str) -> ModelConfig:
     if family in ("vmamba", "localvmamba", "efficientvmamba"):
         name = "vmamba_tiny_s1l8" if family == "vmamba" else f"{family}_tiny"
         return ModelConfig(name=name, fields={"depths": [1, 1, 2, 1], "dims": [24, 48, 96, 144], "image": 64})
+    if family == "mamba2d":
+        return ModelConfig(name="mamba2d_small", fields={"depths": [4, 4], "dims": [64, 64], "image": 64})
     if family in MAMBA_FAMILIES:
         name = "plainmamba_l1" if family == "plainmamba" else f"{family}_tiny"
         return ModelConfig(name=name, fields={"patch": 8, "image": 64, "depth": 4, "dim": 64})

@@ -1,8 +1,10 @@
 """Tests marked `gpu` are skipped where there is no CUDA device."""
 
+import io
 import os
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -31,3 +33,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The documentation, built once for all processes; a warning is an error."""
+    from filelock import FileLock
+    from sphinx.application import Sphinx
+
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    out, docs, complaints = shared / "site", Path(__file__).parents[1] / "docs", io.StringIO()
+    with FileLock(shared / "site.lock"):
+        if not out.is_dir():
+            Sphinx(docs, docs, out, shared / "doctrees", "html", status=None, warning=complaints).build()
+            assert not complaints.getvalue()
+    return out

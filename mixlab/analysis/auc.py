@@ -29,6 +29,7 @@ from mixlab.analysis.maps import MAPS, MapOfFeatures, default_map, distinct_targ
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.backbones.backbone import Backbone, Layers
 from mixlab.choices import SCORED_FIT
+from mixlab.data.given import AnyData
 from mixlab.errors import InputError, did_you_mean
 from mixlab.evaluation.target import Target
 from mixlab.run import UNTRAINED, Subject
@@ -42,7 +43,7 @@ TOKEN_MAPS = {"cosine": "in the middle", "front_cosine": "in front"}
 
 def score_maps(
     targets: Sequence[Target | Backbone],
-    images: ViewedImages | str,
+    images: ViewedImages | AnyData,
     *,
     study: str = "model",
     map_name: str | None = None,
@@ -52,12 +53,12 @@ def score_maps(
 ) -> AucResult:
     """Score the maps of some networks against the masks of the images, by one of STUDIES.
 
-    `images` by a name, as `--data` takes it, are all of them at the first network's size, seen by SCORED_FIT.
-    `map_name` is a key of `maps.MAPS`, the study's own without it. `twins` scores untrained twins too, with the seed of
-    each network's training, or else `seed`.
+    `images` by a name, as `--data` takes it, or as a `Source[MaskedImage]`, are all of them at the first network's
+    size, seen by SCORED_FIT. `map_name` is a key of `maps.MAPS`, the study's own without it. `twins` scores untrained
+    twins too, with the seed of each network's training, or else `seed`.
     """
     targets = distinct_targets(targets)
-    if isinstance(images, str):
+    if not isinstance(images, ViewedImages):
         size = targets[0].backbone.image
         images = ViewedImages(images, size=size, fit=SCORED_FIT, with_masks=True)
     scorer = MapScorer(images, twins=twins, seed=seed, progress=progress)

@@ -24,6 +24,7 @@ from mixlab.analysis.viewed_images import ImageBatch, ViewedImages
 from mixlab.backbones.backbone import Backbone, Layers
 from mixlab.backbones.tokens import Features, TokenLayout
 from mixlab.choices import NUM_DRAWN
+from mixlab.data.given import AnyData
 from mixlab.errors import InputError, did_you_mean
 from mixlab.evaluation.target import Target, as_target
 from mixlab.mixers import Grid, Mixing, SelectiveMixing, SSDMixing
@@ -266,7 +267,7 @@ def distinct_targets(given: Sequence[Target | Backbone]) -> list[Target]:
 @torch.no_grad()
 def activation_maps(
     targets: Sequence[Target | Backbone],
-    images: ViewedImages | str,
+    images: ViewedImages | AnyData,
     *,
     map_name: str | None = None,
     layer: int = -1,
@@ -276,11 +277,11 @@ def activation_maps(
 ) -> MapsResult:
     """One map of each network, its default without a name, and its principal components after the same layer.
 
-    `images` by a name, as `--data` takes it, are NUM_DRAWN of the first network's size. `progress` is called after each
-    network. See `pca_maps` for the fit and the threshold.
+    `images` by a name, as `--data` takes it, or as a source or data set, are NUM_DRAWN of the first network's size.
+    `progress` is called after each network. See `pca_maps` for the fit and the threshold.
     """
     targets = distinct_targets(targets)
-    if isinstance(images, str):
+    if not isinstance(images, ViewedImages):
         images = ViewedImages(images, size=targets[0].backbone.image, num_images=NUM_DRAWN)
     seen = images.together()
     names: dict[str, str] = {}

@@ -18,6 +18,7 @@ from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.backbones.backbone import Backbone, Layers, chosen_layers
 from mixlab.backbones.tokens import TokenLayout
 from mixlab.choices import NUM_RANKED
+from mixlab.data.given import AnyData
 from mixlab.errors import InputError
 from mixlab.evaluation.target import Target, as_target
 from mixlab.run import Measurement, Subject
@@ -107,7 +108,7 @@ class RankResult:
 
 def measure_ranks(
     target: Target | Backbone,
-    images: ViewedImages | str,
+    images: ViewedImages | AnyData,
     *,
     layers: Layers = None,
     heads: Sequence[int] | None = None,
@@ -116,12 +117,12 @@ def measure_ranks(
 ) -> RankResult:
     """Measure the ranks of the mixing matrices of a backbone; by default of all layers and heads.
 
-    `images` by a name, as `--data` takes it, are NUM_RANKED of its own size. `progress` is called after each layer on
-    each image.
+    `images` by a name, as `--data` takes it, or as a source or data set, are NUM_RANKED of its own size. `progress` is
+    called after each layer on each image.
     """
     network = as_target(target)
     backbone, settings = network.backbone, settings or RankSettings()
-    if isinstance(images, str):
+    if not isinstance(images, ViewedImages):
         images = ViewedImages(images, size=backbone.image, num_images=NUM_RANKED)
     wanted = chosen_layers(layers, backbone.num_layers)
     pixels = backbone.preprocess(images.together().images)

@@ -13,6 +13,7 @@ from mixlab.analysis.maps import distinct_targets
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.backbones.backbone import Backbone
 from mixlab.choices import Fit
+from mixlab.data.given import AnyData
 from mixlab.errors import InputError
 from mixlab.evaluation.target import Target
 from mixlab.plugins import Registry
@@ -58,11 +59,11 @@ class Analysis:
         return line[:1].lower() + line[1:].rstrip(".")
 
     def run(
-        self, targets: Target | Backbone | Sequence[Target | Backbone], images: ViewedImages | str, **options: Any
+        self, targets: Target | Backbone | Sequence[Target | Backbone], images: ViewedImages | AnyData, **options: Any
     ) -> Exhibit:
         """What it finds. `images` by a name, as `--data` takes it, are seen at the size of the first network."""
         several = distinct_targets([targets] if isinstance(targets, Target | Backbone) else targets)
-        if isinstance(images, str):
+        if not isinstance(images, ViewedImages):
             size = several[0].backbone.image
             images = ViewedImages(images, size=size, fit=self.fit, num_images=self.num_images)
         found = self.function(several, images, **options)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mixlab.choices import Fit
 from mixlab.data.decode import UnreadableImage, fit_image, to_pil, to_tensor
+from mixlab.data.given import AnyData, as_data
 from mixlab.data.mask_formats import parse_images_or_masks, parse_masks
 from mixlab.data.masks import MaskedImage
 from mixlab.data.source import SkippedImages, Source, evenly_spaced
@@ -33,13 +34,14 @@ class ViewedImages:
     """All images of a source, or `num_images` evenly spaced ones, in batches: read again for each network, or kept
     where they are small. Sets are sorted by class: the first images would be of few classes.
 
-    `data` is what the commands take (a folder, `shapes`, ...), whose validation part is read, or a source, called
-    `name` in results. `view_of` says what is seen of each. Masks are cut and scaled as their images are.
+    `data` is what the commands take (a folder, `shapes`, ...), whose validation part is read, or a source or data set,
+    called `name` in results, or as `as_data` calls it. `view_of` says what is seen of each. Masks are cut and scaled as
+    their images are.
     """
 
     def __init__(
         self,
-        data: str | Source[Any],
+        data: AnyData,
         *,
         size: int,
         fit: Fit = "crop",
@@ -52,15 +54,16 @@ class ViewedImages:
             raise InputError(f"fit {fit!r} is unknown; choose 'crop' (centre crop) or 'squash' (the whole image)")
         if batch < 1 or (num_images is not None and num_images < 1):
             raise InputError(f"batch {batch} and num_images {num_images} must be at least 1")
-        named = isinstance(data, str)
-        source = (parse_masks(data) if with_masks else parse_images_or_masks(data)) if isinstance(data, str) else data
+        given = as_data(data)
+        named = isinstance(given, str)
+        source = (parse_masks if with_masks else parse_images_or_masks)(given)
         self.source: Source[Any] = source
         self.batch = batch
         self.view = view_of(size, fit)
         self.num_wanted = min(len(source), num_images or len(source))
         self.skipped = SkippedImages(total=len(source), limit=1.0)
         self.choices: dict[str, Any] = {  # those of a protocol
-            "data": data if named else name,
+            "data": str(given) if named or not name else name,
             "split": "val" if named else None,
             "num_images": self.num_wanted if self.num_wanted < len(source) else None,
             "spread": True if self.num_wanted < len(source) else None,

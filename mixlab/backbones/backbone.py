@@ -1,8 +1,11 @@
 """The contract of a backbone: everything that training, evaluation, analysis and users ask of a model."""
 
+from __future__ import annotations
+
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, cast, get_args
 
@@ -69,6 +72,19 @@ class Backbone(  # type: ignore[call-arg]
     crop_share: float = 0.875  # of each side, that the centre crop of an evaluation keeps: 224 of 256 (DINO, DeiT)
     pixel_mean: tuple[float, ...] = (0.485, 0.456, 0.406)  # ImageNet's, in [0, 1]
     pixel_std: tuple[float, ...] = (0.229, 0.224, 0.225)
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        """What a class leaves out is named as soon as one is made, not deep in a training run."""
+        super().__init_subclass__(**given)
+        build = cls.__init__
+
+        @wraps(build)
+        def build_and_check(self: Backbone, *arguments: Any, **options: Any) -> None:
+            build(self, *arguments, **options)
+            if type(self) is cls:
+                _check_complete(self)
+
+        cls.__init__ = build_and_check  # type: ignore[assignment]
 
     @abstractmethod
     def forward(self, images: Tensor) -> Tensor:
@@ -235,6 +251,20 @@ class LinearClassifier(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.head(self.backbone(images))
+
+
+def _check_complete(model: Backbone) -> None:
+    """Refuse a backbone that lacks what training, evaluation and analysis ask of it."""
+    model.name = getattr(model, "name", type(model).__name__)
+    fields = {"name": str, "dim": int, "num_layers": int, "channels": int, "image": int, "layout": TokenLayout,
+              "family": str}  # fmt: skip
+    wrong = [
+        f"{name} ({'missing' if value is None else f'a {type(value).__name__}'}, not a {kind.__name__})"
+        for name, kind in fields.items()
+        if not isinstance(value := getattr(model, name, None), kind)
+    ]
+    if wrong:
+        raise InputError(f"{type(model).__name__} is not a complete backbone: set {', '.join(wrong)} in its __init__")
 
 
 def chosen_layers(layers: Layers, depth: int) -> list[int]:

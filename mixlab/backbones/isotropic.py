@@ -19,7 +19,8 @@ from mixlab.backbones.backbone import (
 )
 from mixlab.backbones.block import Add, AddNorm, Layer, NormKind, undecayed
 from mixlab.backbones.classifier import IsotropicClassifier
-from mixlab.backbones.tokens import Features, PositionResize, TokenEmbedding, TokenLayout, check_side, resize_positions
+from mixlab.backbones.positions import PositionResize, resize_positions
+from mixlab.backbones.tokens import Features, TokenEmbedding, TokenLayout, check_side
 from mixlab.errors import InputError
 from mixlab.mixers import MIXERS, Grid, MixerConfig, Mixing
 from mixlab.ops.precision import at_least_float32

@@ -7,22 +7,38 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mixlab.backbones.block import MLP
+from mixlab.backbones.positions import PositionTable
 from mixlab.mixers import Grid, MixerConfig, Mixing
 from mixlab.mixers.cross_scan import from_maps, to_maps
 
 
 class PatchStem(nn.Module):
-    """Patches of 4 x 4, projected and normalised."""
+    """Patches, projected and normalised."""
 
-    def __init__(self, channels: int, dim: int, eps: float) -> None:
+    def __init__(self, channels: int, dim: int, eps: float, patch: int) -> None:
         super().__init__()
-        self.project = nn.Conv2d(channels, dim, kernel_size=4, stride=4)
+        self.project = nn.Conv2d(channels, dim, kernel_size=patch, stride=patch)
         self.norm = nn.LayerNorm(dim, eps)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Grid]:
         """Images (B, C, H, W) -> tokens (B, L, D) and their grid."""
         maps = self.project(images)
         return self.norm(from_maps(maps)), (maps.shape[2], maps.shape[3])
+
+
+class PositionStem(nn.Module):
+    """Patches, projected, with learned positions; an image that they do not fill is padded with zeros (Mamba-2D)."""
+
+    def __init__(self, channels: int, dim: int, patch: int, side: int) -> None:
+        super().__init__()
+        self.project = nn.Conv2d(channels, dim, kernel_size=patch, stride=patch)
+        self.positions = PositionTable(dim, side, 0, "exact")
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Grid]:
+        (height, width), patch = images.shape[2:], self.project.stride[0]
+        maps = self.project(F.pad(images, (0, -width % patch, 0, -height % patch)))
+        grid = (maps.shape[2], maps.shape[3])
+        return from_maps(maps) + self.positions(grid)[1], grid
 
 
 class OverlapStem(nn.Module):
@@ -71,12 +87,24 @@ class PatchMerge(nn.Module):
 
 
 class Block(nn.Module):
-    """x + mixer(norm(x)); then, with an MLP, x + mlp(norm(x)). Tokens (B, L, D) on a grid."""
+    """x + mixer(norm(x)); then, with an MLP, x + mlp(norm(x)). Tokens (B, L, D) on a grid.
+
+    With `normed_stream`, the mixer's output is added to norm(x).
+    """
 
     def __init__(
-        self, *, dim: int, depth: int, mixer: MixerConfig, eps: float, mlp_ratio: float, drop_path: float
+        self,
+        *,
+        dim: int,
+        depth: int,
+        mixer: MixerConfig,
+        eps: float,
+        mlp_ratio: float,
+        drop_path: float,
+        normed_stream: bool = False,
     ) -> None:
         super().__init__()
+        self.normed_stream = normed_stream
         self.norm: nn.Module = nn.Identity() if mixer.has_own_norm else nn.LayerNorm(dim, eps)
         self.mixer = mixer.build(dim, depth)
         self.mlp_norm = nn.LayerNorm(dim, eps) if mlp_ratio else None
@@ -90,10 +118,13 @@ class Block(nn.Module):
         return self.step(x, grid)
 
     def step(self, x: Tensor, grid: Grid) -> Tensor:
-        return self.feed(x + self.mix(x, grid))
+        branch, x = self.mix(x, grid)
+        return self.feed(x + branch)
 
-    def mix(self, x: Tensor, grid: Grid) -> Tensor:
-        return self.drop_path(self.mixer(self.norm(x), grid))
+    def mix(self, x: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        """The mixer's output, and what it is added to."""
+        normed = self.norm(x)
+        return self.drop_path(self.mixer(normed, grid)), normed if self.normed_stream else x
 
     def feed(self, x: Tensor) -> Tensor:
         if self.mlp is None or self.mlp_norm is None:

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Callable, Container, Iterator
 from inspect import signature
-from typing import Any
+from typing import Any, NamedTuple
 
 import timm
 import torch
@@ -41,6 +41,10 @@ BRANCHES: dict[type[nn.Module], Callable[[Any, Tensor], Tensor]] = {
 }
 
 
+class NoIntermediatesError(InputError):
+    """A model of timm's that gives no features of its layers."""
+
+
 class TimmBackbone(Backbone):
     """Features come from every timm model with intermediates; mixings from MambaOut, and from models whose every
     layer attends once over all tokens; branch features from vision transformers with norms before or after.
@@ -55,25 +59,24 @@ class TimmBackbone(Backbone):
         super().__init__()
         self.timm_name, self.fields = timm_name, dict(fields or {})
         self.name = name or f"timm/{timm_name}"
-        self.model: Any = _create(timm_name, self.fields)  # timm's interface is by name, not by type
+        self.model: Any = create_timm(timm_name, self.fields)  # timm's interface is by name, not by type
         if not hasattr(self.model, "forward_intermediates"):
-            raise InputError(f"timm's {timm_name} gives no intermediate features; choose a model that does")
+            raise NoIntermediatesError(
+                f"timm's {timm_name} has neither forward_intermediates nor forward_features; give it one of them, or "
+                "wrap it (mixlab.wrap) and say where its maps come from"
+            )
         _drop_hidden_head(self.model)
         self.dim = self.model.num_features
         classifier = self.model.get_classifier()  # some models build one for no classes at all, which gives nothing
         self.pools_itself = not (isinstance(classifier, nn.Linear) and classifier.out_features == 0)
         self.num_layers = len(self.model.feature_info)
         self.layout = _layout(self.model)
-        config = self.model.pretrained_cfg
-        self.pixel_mean, self.pixel_std = tuple(config["mean"]), tuple(config["std"])
-        self.crop_share = float(config.get("crop_pct") or Backbone.crop_share)
-        self.channels = self.fields.get("in_chans", 3)
-        size = self.fields.get("img_size") or config["input_size"]
-        self.image = size if isinstance(size, int) else size[-1]
+        pixels = known_pixels(self.model, timm_name, self.fields)
+        self.image, self.channels, self.pixel_mean, self.pixel_std, self.crop_share = pixels
         self.family = _family(self.model)
 
     def architecture(self) -> Architecture:
-        fields = {key: _as_json(key, value) for key, value in self.fields.items() if key not in WEIGHT_SOURCES}
+        fields = {key: as_json(key, value) for key, value in self.fields.items() if key not in WEIGHT_SOURCES}
         return {"name": self.name, "timm_name": self.timm_name, "fields": fields}
 
     def fresh(self) -> "TimmBackbone":
@@ -87,7 +90,7 @@ class TimmBackbone(Backbone):
     @torch.no_grad()
     def with_classifier(self, num_classes: int) -> nn.Module:
         """timm's own model with a fresh classifier, as papers count it, and a copy of these weights."""
-        network = _create(self.timm_name, {**self.fields, "num_classes": num_classes})
+        network = create_timm(self.timm_name, {**self.fields, "num_classes": num_classes})
         state = network.state_dict()
         for name, own in self.state_dict().items():
             value = state.get(self.name_in_classifier(name))
@@ -195,23 +198,48 @@ class TimmBackbone(Backbone):
         check_images(images, channels=self.channels, patch=patch)
 
 
-def _create(name: str, fields: dict[str, Any]) -> Any:
+class Pixels(NamedTuple):
+    """The images that a model was made for."""
+
+    image: int
+    channels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    crop_share: float
+
+
+def known_pixels(model: Any, timm_name: str, fields: dict[str, Any]) -> Pixels:
+    """As timm knows them; of a model that is registered without a config, the model's own size and ImageNet's scale."""
+    config = getattr(model, "pretrained_cfg", None) or {}
+    own = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    has_config = timm.get_pretrained_cfg(timm_name) is not None
+    size = fields.get("img_size") or (None if has_config else own) or config.get("input_size") or 224
+    return Pixels(
+        image=size if isinstance(size, int) else size[-1],
+        channels=fields.get("in_chans", 3),
+        mean=tuple(config.get("mean") or Backbone.pixel_mean),
+        std=tuple(config.get("std") or Backbone.pixel_std),
+        crop_share=float(config.get("crop_pct") or Backbone.crop_share),
+    )
+
+
+def create_timm(name: str, fields: dict[str, Any]) -> Any:
+    """timm's own model, without a classifier unless the fields ask for one."""
     if not timm.is_model(name.split(".")[0]):
         theirs = (model for model in timm.list_models() if not _is_ours(model))
         hint = did_you_mean(name, theirs, otherwise="timm.list_models() names all", prefix="timm/")
         raise InputError(f"timm {timm.__version__} has no model {name!r}; {hint}")
     if _is_ours(name.split(".")[0]):
         raise InputError(f"timm knows {name} from mixlab alone; write {name}, without timm/")
-    options = {"num_classes": 0, **fields}
-    try:
+    ours = {"num_classes": 0, "dynamic_img_size": True}  # only ViTs take the latter; others take any size or say so
+    while True:
         try:
-            return timm.create_model(name, dynamic_img_size=True, **options)
-        except TypeError as error:  # only ViTs take it; the rest accept any size or say so themselves
-            if "dynamic_img_size" not in str(error):
-                raise
-            return timm.create_model(name, **options)
-    except TypeError as error:
-        raise InputError(_misfit(name, fields, str(error))) from error
+            return timm.create_model(name, **{**ours, **fields})
+        except TypeError as error:
+            refused = next((key for key in ours if key not in fields and f"'{key}'" in str(error)), None)
+            if refused is None:
+                raise InputError(_misfit(name, fields, str(error))) from error
+            del ours[refused]
 
 
 def _is_ours(name: str) -> bool:
@@ -228,7 +256,7 @@ def _misfit(name: str, fields: dict[str, Any], error: str) -> str:
     return f"timm's {name} cannot be built with {given}: {error}; check them against timm's own"
 
 
-def _as_json(key: str, value: Any) -> Any:
+def as_json(key: str, value: Any) -> Any:
     try:
         return json.loads(json.dumps(value))
     except TypeError as error:

@@ -5,16 +5,15 @@ from itertools import pairwise
 from typing import Literal, cast, get_args
 
 import torch
-import torch.nn.functional as F
 from timm.layers import lecun_normal_, resample_patch_embed
 from torch import Tensor, nn
 from torch.fx import wrap  # what decides by sizes, which are unknown while torch.fx traces, is one step to it
 
+from mixlab.backbones.positions import PositionResize, PositionTable, like
 from mixlab.errors import InputError
 from mixlab.mixers import Grid
 
 Place = Literal["none", "front", "middle", "back", "spread"]
-PositionResize = Literal["dino", "exact"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,53 +143,6 @@ class Features:
         return self.summary if self.summary.shape[-1] == self.patches.shape[-1] else self.registers.mean(1)
 
 
-class PositionTable(nn.Module):
-    """Learned positions of a square grid, after those of `num_extra` tokens; resized to any other grid."""
-
-    def __init__(self, dim: int, side: int, num_extra: int, resize: PositionResize = "dino") -> None:
-        super().__init__()
-        self.side, self.resize_kind = side, resize
-        self.num_extra = num_extra
-        self.table = nn.Parameter(torch.empty(1, num_extra + side * side, dim))
-        nn.init.trunc_normal_(self.table, std=0.02)
-
-    def forward(self, grid: Grid) -> tuple[Tensor, Tensor]:
-        """Positions of the extra tokens (1, E, D) and of the patches (1, h w, D)."""
-        extra, patches = self.table.tensor_split([self.num_extra], dim=1)
-        return extra, resize_positions(patches, self.side, grid, self.resize_kind)
-
-    @torch.no_grad()
-    def resize(self, side: int) -> None:
-        """Keep the positions of another square grid instead."""
-        self.table = _like(self.table, torch.cat(self((side, side)), dim=1))
-        self.side = side
-
-
-@wrap
-def resize_positions(positions: Tensor, side: int, grid: Grid, kind: PositionResize = "dino") -> Tensor:
-    """(1, side², D) -> (1, h w, D), bicubic. `dino`: by factors of (n + 0.1) / side, as DINO's weights were trained.
-
-    Two matrix products: the gradient of `F.interpolate` adds atomically on a GPU, so its last bits differ between runs.
-    In float64, which neither autocast nor TF32 rounds.
-    """
-    if grid == (side, side):
-        return positions
-    rows, columns = (_bicubic(side, n, kind, positions.device) for n in grid)
-    table = positions.double().reshape(side, -1)  # (side, side D)
-    resized = columns @ (rows @ table).view(grid[0], side, -1)  # (h, w, D)
-    return resized.to(positions.dtype).flatten(0, 1).unsqueeze(0)
-
-
-def _bicubic(side: int, size: int, kind: PositionResize, device: torch.device) -> Tensor:
-    """The map (size, side) from points on a line of `side` to one of `size`."""
-    points = torch.eye(side, device=device).view(1, side, side, 1)
-    if kind == "exact":
-        lines = F.interpolate(points, size=(size, 1), mode="bicubic")
-    else:
-        lines = F.interpolate(points, scale_factor=[(size + 0.1) / side, 1.0], mode="bicubic")
-    return lines[0, :, :, 0].mT.double()
-
-
 class ConvStem(nn.Sequential):
     """Convolutions in front of the patches, at half the resolution (PlainMamba)."""
 
@@ -264,7 +216,7 @@ class TokenEmbedding(nn.Module):
         if patch != self.patch:
             weight, bias = cast("nn.Parameter", self.project.weight), self.project.bias
             self.project = nn.Conv2d(self.channels, weight.shape[0], kernel_size=patch, stride=patch)
-            self.project.weight = _like(weight, resample_patch_embed(weight, [patch, patch]))
+            self.project.weight = like(weight, resample_patch_embed(weight, [patch, patch]))
             self.project.bias = bias
             self.patch = self.stride = patch
 
@@ -283,10 +235,6 @@ class TokenEmbedding(nn.Module):
                 return self.tokens + self.token_positions
             case _:
                 return self.tokens
-
-
-def _like(parameter: nn.Parameter, value: Tensor) -> nn.Parameter:
-    return nn.Parameter(value.to(parameter), requires_grad=parameter.requires_grad)
 
 
 @wrap

@@ -1,4 +1,5 @@
-"""The released visual Mambas as configurations: Vim, Mamba-Reg, PlainMamba, LocalVim, VMamba and its descendants."""
+"""The released visual Mambas as configurations: Vim, Mamba-Reg, PlainMamba, Mamba-2D, LocalVim, VMamba and its
+descendants."""
 
 from dataclasses import replace
 
@@ -94,6 +95,22 @@ def _efficientvmamba(dim: int, third: int) -> StagedConfig:
     )
 
 
+def _mamba2d(dim: int) -> StagedConfig:
+    """One scan for each block, in four orders by turns; blocks add to the norm of their input, as released."""
+    return StagedConfig(
+        dims=(dim, dim),
+        depths=(10, 14),
+        mixer=Mamba1Config(scans=("h",)),
+        scans=_scans("h | hf | v | vf"),
+        stem="positions",
+        stem_stride=8,
+        down="merge",
+        normed_stream=True,
+        final_norm_eps=1e-6,
+        summary_norm=True,
+    )
+
+
 VISUAL_MAMBAS: dict[str, tuple[str, IsotropicConfig | StagedConfig]] = {
     "vim_tiny": ("Vim", _vim(192)),
     "vim_small": ("Vim", _vim(384)),
@@ -105,6 +122,8 @@ VISUAL_MAMBAS: dict[str, tuple[str, IsotropicConfig | StagedConfig]] = {
     "plainmamba_l1": ("PlainMamba", _plainmamba(192, 24, stem_convs=1, local_layers=(0,))),
     "plainmamba_l2": ("PlainMamba", _plainmamba(384, 24, stem_convs=2)),
     "plainmamba_l3": ("PlainMamba", _plainmamba(448, 36, stem_convs=2)),
+    "mamba2d_small": ("Mamba-ND", _mamba2d(384)),
+    "mamba2d_base": ("Mamba-ND", _mamba2d(768)),
     "localvim_tiny": ("LocalMamba", _localvim(192, LOCALVIM_TINY)),
     "localvim_small": ("LocalMamba", _localvim(384, LOCALVIM_SMALL)),
     "localvim_tiny_midclstok": ("LocalMamba", _localvim(192, LOCALVIM_TINY, class_token=True)),

@@ -14,6 +14,7 @@ from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.isotropic import Isotropic, IsotropicConfig, config_from_json
 from mixlab.backbones.staged import Staged, StagedConfig, staged_from_json
 from mixlab.backbones.timm_backbone import TimmBackbone
+from mixlab.backbones.timm_features import build_timm
 from mixlab.backbones.tokens import TokenLayout
 from mixlab.backbones.visual_mambas import VISUAL_MAMBAS
 from mixlab.backbones.weights import load_weights, model_from_file
@@ -149,7 +150,7 @@ def create_model(
         with as_file(files("mixlab") / f"{name}.safetensors") as path:
             return model_from_file(path)
     if name.startswith("timm/"):
-        model: Backbone = TimmBackbone(name.removeprefix("timm/"), fields)
+        model: Backbone = build_timm(name.removeprefix("timm/"), fields)
     else:
         entry = ZOO.get(name)
         if entry is None:
@@ -180,7 +181,7 @@ def build_registered(name: str, fields: Mapping[str, Any]) -> Backbone:
     if not isinstance(model, Backbone):
         raise InputError(
             f"{name} is registered with {entry.config.__name__}, which gives a {type(model).__name__}; return a "
-            "mixlab.Backbone"
+            "mixlab.Backbone, such as mixlab.wrap(module, ...)"
         )
     model.name, model.registered = name, (name, dict(fields))
     return model

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from mixlab.commands.advise import parse_size
 from mixlab.commands.answer import Answer
 from mixlab.commands.options import Flat
-from mixlab.errors import InputError, naming_extras
+from mixlab.errors import InputError
 from mixlab.run import RunDirectory
-from mixlab.run.aside import written_aside
-
-if TYPE_CHECKING:
-    from mixlab.backbones.backbone import Backbone
 
 FileFormat = Literal["safetensors", "onnx"]
 _PARTS_OF_RUNS = ("weights", "classifier", "segmenter", "detector", "best_head")
@@ -45,8 +41,8 @@ def export(
             another ending.
         weights: a weight file for a name; without it the backbone is untrained.
         half: matrices in 16 bits, for safetensors: half the size.
-        image: height x width that an ONNX file takes, such as 224 or 160x256; without it, what the backbone was made
-            for. Any batch size.
+        image: the one height x width that an ONNX file takes, such as 224 or 160x256; without it, any that the
+            backbone's stride divides, where it can be traced so. Any batch size.
         force: replace --out if it exists; the files of a run are never replaced.
         seed: seed of an untrained target.
     """
@@ -62,12 +58,17 @@ def export(
     size = None if image is None else parse_size(image)
     answer.check()
     model = load_target(target, weights=weights, seed=seed, device="cpu").backbone
+    takes = ""
     if chosen == "safetensors":
         save_weights(model, out, half=half)
     else:
-        height, width = size or (model.image,) * 2
-        export_onnx(model, out, height=height, width=width)
-    answer.line(f"{model.name} written to {out} ({out.stat().st_size / 2**20:.1f} MiB)")
+        from mixlab.backbones.onnx_file import export_onnx
+
+        height, width = size or (None, None)
+        multiple = export_onnx(model, out, height=height, width=width)
+        sides = f"{height or model.image} x {width or model.image} px"
+        takes = f"; it takes {f'sides of multiples of {multiple} px' if multiple else sides}"
+    answer.line(f"{model.name} written to {out} ({out.stat().st_size / 2**20:.1f} MiB){takes}")
     return answer.emit({"model": model.name, "format": chosen, "file": str(out), "bytes": out.stat().st_size})
 
 
@@ -97,28 +98,3 @@ def check_out(out: Path, *, force: bool) -> None:
         raise InputError(f"--out {out} belongs to the run {run}, which needs it as it is; name another file")
     if not force:
         raise InputError(f"--out {out} exists; name another file, or say --force to replace it")
-
-
-def export_onnx(model: Backbone, path: Path, *, height: int, width: int) -> None:
-    """images (B, C, height, width) -> summary (B, D), with a free batch size."""
-    import torch
-
-    with naming_extras():
-        import onnxscript  # noqa: F401
-    images = torch.zeros(2, model.channels, height, width)
-    with torch.no_grad():
-        model.cpu().eval()(images[:1])  # a size that does not fit is refused here, in a sentence
-    program = torch.onnx.export(
-        model,
-        (images,),
-        dynamo=True,
-        input_names=["images"],
-        output_names=["summary"],
-        dynamic_shapes={"images": {0: torch.export.Dim("batch", min=1, max=4096)}},
-        external_data=False,
-        verbose=False,
-    )
-    assert program is not None
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with written_aside(path) as aside:
-        program.save(aside)

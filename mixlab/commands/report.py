@@ -17,6 +17,7 @@ def report(
     answer: Flat[Answer] = Answer(),
     *,
     out: Path = Path("report.html"),
+    title: str | None = None,
     measure: bool = True,
     force: bool = False,
 ) -> dict[str, Any]:
@@ -25,6 +26,7 @@ def report(
     Args:
         runs: run directories or archives of them (.tar.xz); runs below a run belong to it.
         out: the file to write: an .html page, or .md for the tables only.
+        title: the heading of the page; default: the mixers that it compares.
         measure: count parameters and measure the speed of runs that have no results/cost.json yet.
         force: replace --out even if it is not a page of ours, or was changed by hand.
     """
@@ -39,7 +41,7 @@ def report(
         check_page(out)
     if measure:
         measure_costs(runs)
-    page = write_report(runs, out, force=force)
+    page = write_report(runs, out, title=title, force=force)
     size = page.stat().st_size
     answer.line(f"{page}, {size / 1e6:.1f} MB{': open it in any browser' if out.suffix == '.html' else ''}")
     return answer.emit({"page": str(page), "bytes": size, "runs": [str(run) for run in runs]})

@@ -13,7 +13,9 @@ from .crops import (
     make_crops,
     normalise,
 )
+from .dataset_source import DatasetSource
 from .decode import UnreadableImage, decode
+from .given import GivenData, as_data
 from .images import ImageFolder, parse_source
 from .labelled import LabelledSplits, labelled_splits
 from .loader import Batch, Loader

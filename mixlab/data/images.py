@@ -9,8 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mixlab.errors import InputError
+
 from .decode import SUFFIXES, Reduction, decode, decode_pixels, decode_reduced, fit_image, printable, to_tensor
 from .folder_index import PathTable, list_images
+from .given import PREFIX, Data, GivenData
 from .registered import open_registered
 from .shapes import parse_shapes
 from .shards import TarShards
@@ -69,16 +72,18 @@ class ImageFolder(ImageSource):
         return printable(self.paths[self.check(index)])
 
 
-def parse_source(name: str, *, split: str = "train", cache: str | Path | None = None) -> ImageSource:
+def parse_source(name: Data, *, split: str = "train", cache: str | Path | None = None) -> ImageSource:
     """A source from its name: `shapes[:size=64,n=2000,seed=0]`, a folder, an image file, `wds:PATTERN`, or
     `photo`, which comes with matplotlib.
 
     A folder with a sub-folder for the split (train; val, validation, valid, test) means that sub-folder. One that has
     a sub-folder for the other split alone means that one: `labelled_splits` then cuts it in two. `NAME:REST` is what a
-    plugin registered under that name (`register_source`). Of images beside
-    masks only the images are read.
+    plugin registered under that name (`register_source`). Of images beside masks only the images are read. What
+    `as_data` made of objects is taken as it is.
     """
     check_split(split)
+    if isinstance(name, GivenData):
+        return name.part(split)
     if shapes := parse_shapes(name, split=split):
         return shapes
     if (own := open_registered(name, split)) is not None:
@@ -92,6 +97,8 @@ def parse_source(name: str, *, split: str = "train", cache: str | Path | None = 
     folder = Path(name).expanduser()
     if folder.is_file() and folder.suffix.lower() in SUFFIXES:
         return ImageFolder(folder)
+    if not folder.is_dir() and name.startswith(PREFIX):
+        raise InputError(f"{name} was given in Python and cannot be opened by its name; give the same data set there")
     if not folder.is_dir():
         raise FileNotFoundError(
             f"{name!r} is not a data source: not 'shapes', 'wds:PATTERN', an existing folder or an image file; "

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mixlab.errors import InputError
 
+from .given import AnyData, Data, GivenData, as_data
 from .images import ImageFolder, parse_source
 from .shapes import Shapes
 from .source import ImageSource, Subset, few, split
@@ -63,20 +64,28 @@ class LabelledSplits:
         return found
 
 
-def labelled_splits(data: str, *, val_data: str | None = None) -> LabelledSplits:
-    """The train and val splits of a source, or `split` of its only one; `val_data` names another validation set."""
-    train = parse_source(data, split="train")
-    check_labels(train, data)
-    val = parse_source(val_data or data, split="val")
-    if val_data is None and not is_held_out(val, train):
-        return LabelledSplits(*split(train), data=data)
+def labelled_splits(data: AnyData | LabelledSplits, *, val_data: AnyData | None = None) -> LabelledSplits:
+    """The train and val splits of a source, or `split` of its only one; `val_data` is another validation set.
+
+    Data is a name as the commands take it, a `Source`, a data set, or a mapping of "train" and "val", see `as_data`.
+    """
+    if isinstance(data, LabelledSplits):
+        return data
+    given, other = as_data(data), None if val_data is None else as_data(val_data)
+    train = parse_source(given, split="train")
+    check_labels(train, str(given))
+    val = parse_source(other or given, split="val")
+    if other is None and not is_held_out(given, val, train):
+        return LabelledSplits(*split(train), data=str(given))
     check_sorted(val, train)
-    check_labels(val, val_data or data)
-    return replace(align(train, val), data=data, val_data=val_data)
+    check_labels(val, str(other or given))
+    return replace(align(train, val), data=str(given), val_data=None if other is None else str(other))
 
 
-def is_held_out(val: ImageSource, train: ImageSource) -> bool:
-    """Whether the val split of a source is a set of its own, rather than the images of its train split."""
+def is_held_out(data: Data, val: ImageSource, train: ImageSource) -> bool:
+    """Whether the val split of data is a set of its own, rather than the images of its train split."""
+    if isinstance(data, GivenData):
+        return data.val is not None
     if isinstance(train, ImageFolder) and isinstance(val, ImageFolder):
         return train.root != val.root
     return isinstance(val, Shapes) or val.is_own_split
@@ -103,7 +112,7 @@ def check_labels(source: ImageSource, name: str) -> None:
     if len(source.classes) < 2:
         raise InputError(
             f"{name} has {len(source.classes)} classes; scores need labels of at least 2: put the images into one "
-            "folder per class"
+            "folder per class, or give (image, label) from Python"
         )
     unlabelled = int((source.labels() < 0).sum())
     if unlabelled:

@@ -14,12 +14,14 @@ from mixlab.errors import InputError
 
 from .coco import coco_files, need_coco_files
 from .decode import SUFFIXES
+from .given import Data, GivenData, check_kind
 from .images import IMAGE_FOLDERS, LABEL_FOLDERS, MASK_FOLDERS, SPLIT_FOLDERS, child, parse_source
 from .masks import (
     ADE_THINGS,
     IGNORE,
     CocoMasks,
     Mask,
+    MaskedImage,
     MaskSource,
     PairedMasks,
     ShapesMasks,
@@ -34,17 +36,22 @@ from .shapes import parse_shapes
 from .source import SPLITS, ImageSource, Subset, check_split, nearest_place, parse_options, part_of
 
 
-def parse_images_or_masks(name: str, *, split: str = "val") -> ImageSource | MaskSource:
+def parse_images_or_masks(name: Data, *, split: str = "val") -> ImageSource | MaskSource:
     """Images with their masks where the place has masks, and images alone elsewhere."""
+    if isinstance(name, GivenData):
+        return name.part(split)
     return parse_source(name, split=split) if mask_format(name) is None else parse_masks(name, split=split)
 
 
-def parse_masks(name: str, *, split: str = "val") -> MaskSource:
+def parse_masks(name: Data, *, split: str = "val") -> MaskSource:
     """A mask source from its name: `shapes[:size=64,n=500]`, a folder, a COCO JSON file, or `FORMAT:PATH`.
 
     FORMAT is masks, imagenet-s, voc, pets, coco or ade. Two have options: `masks:DIR:foreground=nonzero` (or half, see
     `plain_mask`) and `ade:DIR:things=1-76+90` for label sets other than ADE20K's 150.
     """
+    if isinstance(name, GivenData):
+        check_kind(name.part(split), MaskedImage, name=str(name), what="a score of maps")
+        return name.part(split)
     if shapes := parse_shapes(name, split=split, num_images=500):
         return ShapesMasks(shapes)
     head, place, options = _split_name(name)
@@ -194,7 +201,7 @@ VOC_CLASSES = ("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "
                "television")  # fmt: skip
 
 
-def parse_label_maps(name: str, *, split: str = "train") -> MaskSource:
+def parse_label_maps(name: Data, *, split: str = "train") -> MaskSource:
     """Label maps from the name of a source: `shapes[:size=64,n=2000,seed=0]`, or a folder with images/ and one of
 
     annotations/         0 is not counted, 1 to K are the classes (ADE20K); names in objectInfo*.txt or classes.txt
@@ -205,6 +212,8 @@ def parse_label_maps(name: str, *, split: str = "train") -> MaskSource:
     is held out.
     """
     check_split(split)
+    if isinstance(name, GivenData):
+        return name.part_with(split, MaskedImage, "segmentation")
     if shapes := parse_shapes(name, split=split):
         return ShapesMasks(shapes, kind="semantic")
     root = Path(name).expanduser()

@@ -24,6 +24,7 @@ from .coco import (
     polygon_points,
 )
 from .decode import printable
+from .given import Data, GivenData
 from .shapes import Shapes, parse_shapes
 from .source import SPLITS, Source, Subset, check_split, few, nearest_place, part_of
 
@@ -187,16 +188,19 @@ class _DrawnAnnotatedImage(AnnotatedImage):
         ]
 
 
-def parse_objects(name: str, *, split: str = "train", keep_empty: bool = True) -> ObjectSource:
+def parse_objects(name: Data, *, split: str = "train", keep_empty: bool = True) -> ObjectSource:
     """A source from its name: `shapes[:size=64,n=2000,seed=0]`, a COCO folder, or an instances file.
 
     A folder holds instances*.json, perhaps in annotations/, for each split or for all images. Without one for
     validation, every fifth image is held out. `keep_empty=False` leaves images without objects out.
     """
     check_split(split)
-    if shapes := parse_shapes(name, split=split):
+    if isinstance(name, GivenData):
+        source: ObjectSource = name.part_with(split, AnnotatedImage, "detection")
+    elif shapes := parse_shapes(name, split=split):
         return ShapeObjects(shapes)
-    source = _open_coco(name, split)
+    else:
+        source = _open_coco(name, split)
     if keep_empty:
         return source
     full = [index for index in range(len(source)) if source.load(index).has_objects]

@@ -39,6 +39,8 @@ class Source(ABC, Generic[T]):
     T is what `load` gives: the image as uint8 (3, H, W), or something that has it as `image`.
     """
 
+    title: str = ""  # what measurements call it where it is given as an object; without one, they have a fingerprint
+    names_are_numbers: bool = False  # names say no more than places in the set: a changed set cannot be matched by them
     classes: tuple[str, ...] = ()  # empty: nothing here has a class
     is_own_split: bool = False  # a validation set that is no part of the training set
     class_ids: tuple[int, ...] = ()  # the classes' numbers in a COCO file, which have gaps

@@ -6,6 +6,8 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator
+from multiprocessing import popen_fork
+from multiprocessing.context import ForkContext, ForkProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,8 +16,24 @@ from mixlab.signals import held, obey_parent_alone
 
 T = TypeVar("T")
 _PREFETCHED = 2  # batches per process: torch's default
-# Children of their own parent, also where Python's default is otherwise.
-_START_METHOD = "fork" if sys.platform == "linux" else None
+
+
+class _Started(popen_fork.Popen):
+    def terminate(self) -> None:
+        """Of two SIGTERMs at once a process gets one, perhaps the group's, which it leaves to its parent. So kill."""
+        self.kill()
+
+
+class _Reader(ForkProcess):
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:  # noqa: N802  Python's
+        return _Started(process_obj)
+
+
+class _Readers(ForkContext):
+    """Forks: children of their own parent, also where Python's default is otherwise."""
+
+    Process = _Reader
 
 
 class LostWorkerError(WorkError):
@@ -24,7 +42,7 @@ class LostWorkerError(WorkError):
 
 def worker_settings(number: int) -> dict[str, Any]:
     """What torch's DataLoader is given for so many processes."""
-    context = _START_METHOD if number else None
+    context = _Readers() if number and sys.platform == "linux" else None
     return {"num_workers": number, "worker_init_fn": obey_parent_alone, "multiprocessing_context": context}
 
 

@@ -71,7 +71,7 @@ def write_accuracy(trainer: Trainer) -> None:
         return
     target = load_target(str(trainer.folder.path), device="cpu")  # as exported, whole and as others will find it
     protocol = AccuracyProtocol(
-        data=trainer.data,
+        data=str(trainer.data),
         split="val",
         image=view.size,
         crop_share=view.crop_share,
@@ -82,7 +82,7 @@ def write_accuracy(trainer: Trainer) -> None:
     result = {
         "kind": "accuracy",
         "subject": target.describe(),
-        "data": trainer.data,
+        "data": str(trainer.data),
         "image": view.size,
         "num_classes": len(splits.classes),
         "score": found.to_json(),

@@ -15,6 +15,7 @@ from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.weights import model_from_file
 from mixlab.backbones.weights.reading import read_weights
 from mixlab.backbones.zoo import SHIPPED, SHIPPED_TRAINING
+from mixlab.data.given import AnyData, Data, as_data
 from mixlab.data.source import Source
 from mixlab.errors import InputError
 from mixlab.evaluation.dense_recipe import DenseConfig, DenseRecipe
@@ -49,7 +50,7 @@ class DensePlan:
     """A dense task before it is trained."""
 
     config: TrainConfig
-    data: str
+    data: Data
     start: StartingPoint
     training: str | None = None  # how the backbone was trained before, where the caller knows better
     name: str = ""  # of the recipe or the target, for the record
@@ -106,7 +107,7 @@ class DenseRun:
     label: str
     recipe: DenseRecipe
     config: TrainConfig
-    data: str  # that it was trained on
+    data: Data  # that it was trained on
     training: str  # of its backbone, before
     world: World
     changes: Sequence[dict[str, Any]] = ()  # of settings while it was trained
@@ -124,11 +125,11 @@ class DenseRun:
             weights=self.config.model.weights,
         )
 
-    def protocol(self, data: str, num_images: int | None) -> dict[str, Any]:
+    def protocol(self, data: Data, num_images: int | None) -> dict[str, Any]:
         """The fields of a protocol that all dense tasks have."""
         return {
-            "data": self.data,
-            "val_data": None if same_data(self.data, data) else data,
+            "data": str(self.data),
+            "val_data": None if same_data(str(self.data), str(data)) else str(data),
             "split": "val",
             "num_images": num_images,
             "precision": self.config.precision,
@@ -138,10 +139,10 @@ class DenseRun:
             "settings": settings_digest(self.config, self.changes),
         }
 
-    def check_classes(self, source: Source[Any], data: str) -> None:
+    def check_classes(self, source: Source[Any], data: Data) -> None:
         if len(source.classes) != self.recipe.num_classes:
             raise InputError(
-                f"{data!r} has {len(source.classes)} classes, this network was trained for {self.recipe.num_classes}; "
+                f"'{data}' has {len(source.classes)} classes, this network was trained for {self.recipe.num_classes}; "
                 "evaluate it on data with the same classes"
             )
 
@@ -149,7 +150,7 @@ class DenseRun:
 def plan_dense(
     target: str | Target | Backbone | None,
     *,
-    data: str,
+    data: AnyData,
     method: type[DenseConfig],
     small: Callable[[ModelConfig], TrainConfig],
     published: Callable[[ModelConfig], TrainConfig],
@@ -166,6 +167,7 @@ def plan_dense(
     Without a recipe it is the `small` one for drawn shapes and the `published` one for other data; without a target it
     is the recipe's own model. `num_val` limits the live scores as well.
     """
+    given = as_data(data)
     if target is None:
         if recipe is None:
             raise InputError("neither a target nor a recipe was given; name a backbone to train, or a recipe")
@@ -173,7 +175,7 @@ def plan_dense(
         config = replace(recipe, model=start.model)
     else:
         start = starting_point(target, weights=weights)
-        config = _with_model(recipe, start) if recipe else (small if draws_shapes(data) else published)(start.model)
+        config = _with_model(recipe, start) if recipe else (small if draws_shapes(given) else published)(start.model)
     if not isinstance(config.method, method):
         raise InputError(f"{name or 'this'} is a {config.method.kind} recipe, not one for `mixlab {method.kind}`")
     config = override(config, [*settings, *(["method.frozen=true"] if frozen else [])])
@@ -185,11 +187,11 @@ def plan_dense(
     assert isinstance(config.method, method)
     if num_val is not None and num_val < config.method.score_images:
         config = override(config, [f"method.score_images={num_val}"])
-    return DensePlan(config=config, data=data, start=start, training=training, name=name, settings=tuple(settings))
+    return DensePlan(config=config, data=given, start=start, training=training, name=name, settings=tuple(settings))
 
 
-def draws_shapes(data: str) -> bool:
-    return data.partition(":")[0] == "shapes"
+def draws_shapes(data: Data) -> bool:
+    return str(data).partition(":")[0] == "shapes"
 
 
 def starting_point(target: str | Target | Backbone, *, weights: str | None = None) -> StartingPoint:

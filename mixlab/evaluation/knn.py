@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.choices import OUTPUT
+from mixlab.data.given import AnyData
 from mixlab.data.labelled import LabelledSplits, labelled_splits
 from mixlab.evaluation.accuracy import Accuracy
 from mixlab.evaluation.feature_cache import Extraction, extract_features
@@ -73,16 +74,17 @@ class KnnResult:
 
 def evaluate_knn(
     target: Target | Backbone,
-    data: str | LabelledSplits,
+    data: AnyData | LabelledSplits,
     settings: KnnSettings = KnnSettings(),  # noqa: B008  frozen
     *,
     machine: Machine | None = None,
 ) -> KnnResult:
     """Accuracy for each k that the training set has enough images for.
 
-    `data` is labelled images: a name as the commands take it, or `labelled_splits` of one.
+    `data` is labelled images: a name as the commands take it, a `Source`, a data set of (image, label), a mapping of
+    "train" and "val", or `labelled_splits` of these.
     """
-    found, splits = as_target(target), labelled_splits(data) if isinstance(data, str) else data
+    found, splits = as_target(target), labelled_splits(data)
     backbone, cut = found.backbone, settings.cut(splits)
     machine = machine or Machine.of(backbone)
     device, of_output = machine.world.device, settings.strategy == OUTPUT

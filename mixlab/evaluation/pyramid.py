@@ -32,9 +32,9 @@ class Pyramid(nn.Module):
 
     A plain backbone is tapped at four layers, evenly over its depth unless `taps` says otherwise; the taps, normalised
     by its final norm, are brought to the four strides by de-convolution and pooling (as BEiT and ViTDet do). A backbone
-    in stages gives its own last map of each stride, under a norm of its own. `channels` gives all levels one width.
-    Images are padded with the mean colour to whole patches of every level. `frozen` keeps the backbone as it is, in
-    evaluation mode.
+    in stages gives its own last map of each stride, or of the nearest that it has, under a norm of its own. `channels`
+    gives all levels one width. Images are padded with the mean colour to whole patches of every level. `frozen` keeps
+    the backbone as it is, in evaluation mode.
     """
 
     def __init__(
@@ -136,11 +136,8 @@ def choose_taps(backbone: Backbone, taps: Sequence[int] | None = None) -> list[T
     strides = [shape.stride for shape in shapes]
     depth, staged = backbone.num_layers, len(set(strides)) > 1
     if taps is None and staged:
-        if missing := [stride for stride in STRIDES if stride not in strides]:
-            raise InputError(
-                f"{backbone.name} has maps at strides {strides}, none at {missing}; choose taps by hand (method.taps)"
-            )
-        taps = [max(layer for layer, own in enumerate(strides) if own == stride) for stride in STRIDES]
+        nearest = [min(strides, key=lambda own: abs(math.log2(own / stride))) for stride in STRIDES]
+        taps = [max(layer for layer, own in enumerate(strides) if own == stride) for stride in nearest]
     elif taps is None:
         taps = [math.ceil(depth * number / NUM_TAPS) - 1 for number in range(1, NUM_TAPS + 1)]
     if len(taps) != NUM_TAPS or list(taps) != sorted(taps) or taps[0] < 0 or taps[-1] >= depth:

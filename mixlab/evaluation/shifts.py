@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mixlab.choices import PrecisionChoice
+from mixlab.data.given import AnyData, as_data
 from mixlab.data.images import parse_source
 from mixlab.data.source import ImageSource, Subset, at_most
 from mixlab.data.transforms import to_grey
@@ -135,7 +136,7 @@ class ShiftResult:
 
 def evaluate_shifts(
     classifier: NamedClassifier,
-    data: str | ImageSource,
+    data: AnyData,
     *,
     name: str = "",
     limit: int | None = None,
@@ -144,12 +145,13 @@ def evaluate_shifts(
 ) -> ShiftResult:
     """Score a classifier on images of its own classes under every change of `SHIFTS`.
 
-    `data` is a name as the commands take it (its validation split), or a source, which `name` then describes. At most
-    `limit` images, evenly spaced.
+    `data` is a name as the commands take it (its validation split), a source or a data set, which `name` may then
+    describe. At most `limit` images, evenly spaced.
     """
     machine = machine or Machine.of(classifier.network)
     world = machine.world
-    source = parse_source(data, split="val") if isinstance(data, str) else data
+    given = as_data(data)
+    source = parse_source(given, split="val")
     with machine.bar("changed images", len(source)) as step:
         own = score_shifts(
             at_most(source, limit),
@@ -160,7 +162,7 @@ def evaluate_shifts(
             progress=step,
         )
     scores = ShiftScores.together(from_all(own))
-    called = data if isinstance(data, str) else name
+    called = name if name and not isinstance(data, str) else str(given)
     if not len(scores.numbers):
         named = next(iter(scores.unreadable))
         raise InputError(f"none of the {len(scores.unreadable)} images of {called} can be read; {named}")

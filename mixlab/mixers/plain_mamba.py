@@ -89,7 +89,8 @@ class PlainMamba(TokenMixer):
 def serpentine(grid: Grid, device: torch.device) -> tuple[ScanOrders, Tensor]:
     """The four orders, and the move that led to each place of each (L, S)."""
     tokens = torch.stack([grid_order(kind, grid, device) for kind in SERPENTINE])
-    rows, columns = tokens // grid[1], tokens % grid[1]
+    rows = tokens // grid[1]
+    columns = tokens - rows * grid[1]
     down, right = rows.diff(dim=1), columns.diff(dim=1)
     vertical = torch.where(down > 0, DOWN, UP)
     moves = torch.where(down != 0, vertical, torch.where(right > 0, RIGHT, LEFT))

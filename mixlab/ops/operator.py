@@ -4,7 +4,8 @@ torch.compile needs an operator registered with torch, whose dispatch takes 0.1 
 kernels. So compiled calls take that one, and eager calls a plain `autograd.Function` around the same functions.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
@@ -13,6 +14,22 @@ from torch import Tensor
 from torch.library import CustomOpDef
 
 Kept = tuple[Sequence[Tensor], Sequence[Any]]
+_kept_whole = False
+
+
+@contextmanager
+def operators_kept_whole() -> Iterator[None]:
+    """Inside, scans that are traced stay one operator each, wherever they would run: for who translates them."""
+    global _kept_whole
+    _kept_whole = True
+    try:
+        yield
+    finally:
+        _kept_whole = False
+
+
+def kept_whole() -> bool:
+    return _kept_whole
 
 
 class Operator:

@@ -5,7 +5,7 @@ other protocol stand in a table of their own, each with what is different.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mixlab.analysis.comparisons import (
@@ -22,11 +22,14 @@ from mixlab.analysis.comparisons import (
 )
 from mixlab.analysis.figures import FAMILY_NAMES, OTHER, LineStyle, line_styles
 from mixlab.report.findings import Findings, Record
+from mixlab.report.trainings import shown_measurements
 from mixlab.run import UNTRAINED, Measurement, base_label
 from mixlab.statistics import mean_interval
 
 GAINS = {"knn_top1": "kNN", "probe_top1": "linear probe", "binary_auc": "Binary-AUC"}
 NOT_SHARED = ("source", "layer", "layers", "map", "change", "tokens")  # follow from the network, or stand in the title
+NO_SCORES = ("images_per_s", "off_diagonal_rank")
+_IN_KEY = {"kind", "data", "val_data", "image", *NOT_SHARED}
 ROBUSTNESS = ("robust_top1", "shifted_top1", "shift_top1")
 
 
@@ -47,12 +50,25 @@ class Column:
     unit: str  # "%", "count" or none
     protocol: str  # of a column of another protocol: in what it differs from the first
     cells: dict[Network, Cell]
+    data: str = ""
+    key: str = ""  # the data, and the choices that make it another column than others of its title
+    is_score: bool = True  # not a size, a speed or a rank
+
+
+@dataclass(frozen=True)
+class GainColumn:
+    """Gains by one metric on one data set, by one protocol."""
+
+    title: str
+    unit: str
+    data: str
+    key: str
+    cells: dict[Network, Gain]
 
 
 @dataclass
 class Row:
     network: Network
-    gains: dict[str, list[Gain]]  # by metric
     learnt: bool | None  # None: no twin was measured
     style: LineStyle = OTHER
 
@@ -71,11 +87,16 @@ class Table:
     columns: list[Column]
     robustness: list[Column]
     others: list[Column]
+    gains: list[GainColumn]
     notes: list[str]
 
     @property
-    def gains(self) -> dict[str, str]:
-        return {metric: title for metric, title in GAINS.items() if any(metric in row.gains for row in self.rows)}
+    def scores(self) -> list[Column]:
+        return [column for column in self.columns if column.is_score]
+
+    @property
+    def sizes(self) -> list[Column]:
+        return [column for column in self.columns if not column.is_score]
 
     def num_seeds(self, row: Row) -> int:
         return max((c.cells[row.network].num_seeds for c in self.columns if row.network in c.cells), default=1)
@@ -85,7 +106,10 @@ class Table:
         networks = dict.fromkeys(network for column in columns for network in column.cells)
         rows = [row for row in self.rows if row.network in networks]
         twins = set(networks) - {row.network for row in rows}
-        return rows + [Row(network, {}, None) for network in _in_order(twins)]
+        return rows + [Row(network, None) for network in _in_order(twins)]
+
+    def gaining(self) -> list[Row]:
+        return [row for row in self.rows if any(row.network in column.cells for column in self.gains)]
 
     def labels(self, *, learnt: bool) -> str:
         """The models that learnt something, or those that did not."""
@@ -117,7 +141,7 @@ COLUMNS: tuple[tuple[str, str, str, Callable[[Measurement], bool]], ...] = (
 
 def model_table(findings: Findings) -> Table:
     """Every network that some measurement names, family by family; an untrained twin only beside its network."""
-    measurements = [m for m in findings.measurements.values() if m.subject.model]
+    measurements = shown_measurements(findings)
     groups, gains = over_seeds(measurements), training_gains(measurements)
     networks = list(dict.fromkeys(Network.of(group[0]) for group in groups))
     twins = _twins(networks)
@@ -136,7 +160,7 @@ def model_table(findings: Findings) -> Table:
     measured = {network for column in (*columns, *maker.columns) for network in column.cells}
     rows = _rows(_in_order(networks), gains, measured)
     columns[:0] = _sizes(rows, groups, findings)
-    return Table(rows, columns, maker.columns, maker.others, _averaged_networks(measurements))
+    return Table(rows, columns, maker.columns, maker.others, _gain_columns(gains), _averaged_networks(measurements))
 
 
 def _twins(networks: Iterable[Network]) -> set[Network]:
@@ -148,12 +172,38 @@ def _twins(networks: Iterable[Network]) -> set[Network]:
 
 def _rows(networks: Iterable[Network], gains: Iterable[Gain], measured: set[Network]) -> list[Row]:
     learnt = learnt_features(gains)
-    rows = [Row(network, {}, learnt.get(network)) for network in networks]
-    for row in rows:
-        for gain in gains:
-            if gain.network == row.network:
-                row.gains.setdefault(gain.metric, []).append(gain)
-    return [row for row in rows if row.gains or row.network in measured]
+    gaining = {gain.network for gain in gains}
+    rows = [Row(network, learnt.get(network)) for network in networks]
+    return [row for row in rows if row.network in gaining | measured]
+
+
+def _gain_columns(gains: Iterable[Gain]) -> list[GainColumn]:
+    """One column for each metric and protocol: no difference stands beside the baseline of other images."""
+    found: list[tuple[Measurement, GainColumn]] = []
+    known = [gain for gain in gains if gain.trained and gain.metric in GAINS]
+    for gain in sorted(known, key=lambda gain: [*GAINS].index(gain.metric)):
+        lead = gain.trained[0]
+        own = [column for other, column in found if _alike(lead, other) and gain.network not in column.cells]
+        if not own:
+            unit = "" if gain.metric == "binary_auc" else "%"
+            own = [GainColumn(GAINS[gain.metric], unit, _data(lead), "", {})]
+            found.append((lead, own[0]))
+        own[0].cells[gain.network] = gain
+    same = {title: [lead for lead, column in found if column.title == title] for title in GAINS.values()}
+    return [replace(column, key=_key(lead, same[column.title])) for lead, column in found]
+
+
+def _key(lead: Measurement, others: Iterable[Measurement]) -> str:
+    """The data, the size of images, and every choice in which some other of that metric, not comparable, differs."""
+    apart = [other for other in others if not _alike(other, lead)]
+    differing = {name for other in apart for name in (*_different(other, lead), *_different(lead, other))}
+    choices = {name: value for name, value in lead.protocol.choices.items() if name in differing - _IN_KEY}
+    image = f"{lead['image']} px" if lead["image"] else ""
+    return ", ".join(filter(None, (_data(lead), image, words(choices))))
+
+
+def _data(m: Measurement) -> str:
+    return ", ".join(dict.fromkeys(filter(None, (m["data"], m["val_data"]))))
 
 
 @dataclass
@@ -170,7 +220,9 @@ class _ColumnMaker:
         candidates = [group for group in groups if Network.of(group[0]) not in twins]
         lead = _lead(candidates)
         shared = {name: value for name, value in lead.protocol.choices.items() if name not in NOT_SHARED}
-        column = Column(title, unit, words(shared), {})
+        is_score = lead.metric not in NO_SCORES
+        key = _key(lead, [group[0] for group in candidates])
+        column = Column(title, unit, words(shared), {}, _data(lead), key if is_score else "", is_score)
         others: dict[str, Column] = {}
         for group in sorted(groups, key=lambda group: preference(group[0])):
             network, cell = Network.of(group[0]), _cell(group, self.findings)
@@ -267,7 +319,10 @@ def _sizes(rows: list[Row], groups: list[Group], findings: Findings) -> list[Col
             same = (about.get("model"), about.get("training")) == (row.network.model, row.network.training)
             if same and base_label(about["label"]) == row.network.name:
                 macs.setdefault(row.network, Cell(record.content["macs"], None, None, record))
-    found = (Column("parameters", "count", "", parameters), Column("MACs", "count", "of one image", macs))
+    found = (
+        Column("parameters", "count", "", parameters, is_score=False),
+        Column("MACs", "count", "of one image", macs, is_score=False),
+    )
     return [column for column in found if column.cells]
 
 

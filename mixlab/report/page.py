@@ -17,10 +17,12 @@ from markupsafe import Markup
 from mixlab.analysis.claims import Status
 from mixlab.analysis.figures import OTHER, legend_key
 from mixlab.errors import InputError
+from mixlab.report.conclusions import conclusions
 from mixlab.report.exhibits import exhibit_part
 from mixlab.report.findings import Findings, Record, read_findings
-from mixlab.report.models import Cell, model_table, style_rows
-from mixlab.report.pictures import matrix_pictures, picture_rows
+from mixlab.report.models import Cell, Table, model_table, style_rows
+from mixlab.report.photograph import through_models
+from mixlab.report.pictures import dense_pictures, matrix_pictures, picture_rows
 from mixlab.report.reproduced import reproduced_part
 from mixlab.report.sections import auc_part, place_of, rank_part, scaling_part, training_part
 from mixlab.run import RunDirectory, unpacked
@@ -28,11 +30,32 @@ from mixlab.run.directory import write_atomically
 from mixlab.statistics import Quantity, mean_interval
 
 MARK = "<!-- written by mixlab report; sha256 of all above: {} -->"
+CONTENTS = {
+    "reproduced": "Ours beside the papers'",
+    "study": "The study",
+    "ledger": "The ledger",
+    "models": "Models",
+    "robustness": "Robustness",
+    "maps": "Maps",
+    "auc": "Binary-AUC",
+    "ranks": "Matrices and ranks",
+    "dense": "Segmentation and detection",
+    "cost": "Cost",
+    "training": "Training",
+}
+PART_OF = {
+    "ledger": "claims",
+    "models": "has_models",
+    "robustness": "has_robustness",
+    "ranks": "has_ranks",
+    "cost": "scaling",
+}
 OLDER = ("<title>mixlab report: ", "Written by `mixlab report`")  # in pages from before there was a mark
 
 
-def write_report(places: Sequence[Path], out: Path, *, force: bool = False) -> Path:
-    """Write the page of the runs at these places and below them; as .md its tables alone.
+def write_report(places: Sequence[Path], out: Path, *, title: str | None = None, force: bool = False) -> Path:
+    """Write the page of the runs at these places and below them; as .md its tables alone. Without a title, the page is
+    called by the mixers that it compares.
 
     A place is a run directory, an archive of runs, or a published study. A file that is no page of ours, or that was
     changed by hand, is replaced only with `force`.
@@ -55,7 +78,7 @@ def write_report(places: Sequence[Path], out: Path, *, force: bool = False) -> P
             raise FileNotFoundError(
                 f"{out.parent} does not exist, so {out.name} cannot go there; make it, or change --out"
             )
-        text = _in_markdown(findings) if out.suffix == ".md" else _as_page(findings)
+        text = _in_markdown(findings) if out.suffix == ".md" else _as_page(findings, title)
         content = f"{text.rstrip()}\n".encode(errors="backslashreplace")
         mark = MARK.format(hashlib.sha256(content).hexdigest())
         write_atomically(out, lambda file: file.write(content + f"{mark}\n".encode()))
@@ -81,9 +104,13 @@ def _is_ours(page: Path) -> bool:
     return any(words.encode() in content[:10_000] for words in OLDER)
 
 
-def _as_page(findings: Findings) -> str:
+def _as_page(findings: Findings, title: str | None) -> str:
     style = (Path(__file__).parent / "templates" / "style.css").read_text(encoding="utf-8")
     parts = page_parts(findings) | {"style": Markup(style)}  # our own file
+    parts |= {"title": title or title_of(parts["table"], findings), "about": about_runs(parts["table"], findings)}
+    parts |= {"contents": [(anchor, name) for anchor, name in CONTENTS.items() if parts[PART_OF.get(anchor, anchor)]]}
+    parts["contents"] += [(f"exhibit-{n}", one["about"]["title"]) for n, one in enumerate(parts["exhibits"], 1)]
+    parts["contents"].append(("made", "Commands and records"))
     return _templates(autoescape=True).get_template("page.html").render(**parts)
 
 
@@ -100,7 +127,7 @@ def _templates(*, autoescape: bool) -> Environment:
         loader=PackageLoader("mixlab.report"), autoescape=autoescape, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters["number"] = show_number
-    environment.filters["svg"] = lambda chart: Markup(chart.svg())  # its texts are escaped
+    environment.filters["svg"] = lambda chart, scale=1.0: Markup(chart.svg(scale))  # its texts are escaped
     return environment
 
 
@@ -109,20 +136,29 @@ def page_parts(findings: Findings, *, pictures: bool = True) -> dict[str, Any]:
     table = model_table(findings)
     styles = style_rows(table, findings)
     matrices = matrix_pictures(findings) if pictures else []
+    claims = [ledger_part(record) for record in findings.of("claims")]
+    through = through_models(findings, styles) if pictures else None
+    looks = [record for record in findings.of("maps") if pictures and not _is_shown_above(record, through)]
     return {
+        "through": through,
+        "conclusions": conclusions(table, findings, claims),
         "findings": findings,
         "table": table,
         "chance": chance_level(findings),
-        "maps": [picture_rows(record) for record in findings.of("maps")] if pictures else [],
+        "maps": [picture_rows(record) for record in looks],
         "matrices": sorted(matrices, key=lambda look: place_of(look["model"]["label"], styles)),
         "auc": auc_part(findings, styles),
         "rank": rank_part(findings, styles),
         "exhibits": exhibit_part(findings) if pictures else [],
-        "claims": [ledger_part(record) for record in findings.of("claims")],
+        "claims": claims,
+        "dense": dense_pictures(findings) if pictures else [],
         "training": training_part(findings, styles),
         "study": study_part(findings),
         "reproduced": reproduced_part(findings),
         "scaling": [scaling_part(record, styles) for record in findings.of("scaling")],
+        "has_models": bool(table.rows),
+        "has_robustness": bool(table.robustness),
+        "has_ranks": bool(matrices or findings.of("rank")),
         "made": commands_with_records(findings),
         "machines": machines_of(findings),
         "legend": lambda labels: [(label, Markup(legend_key(styles.get(label, OTHER)))) for label in labels],
@@ -130,6 +166,39 @@ def page_parts(findings: Findings, *, pictures: bool = True) -> dict[str, Any]:
         "signed": signed,
         "mean": lambda group: group[0] if len(group) == 1 else mean_interval([m.value for m in group]),
     }
+
+
+def title_of(table: Table, findings: Findings) -> str:
+    """The mixers that are compared, or the one model; else the name of the run."""
+    mixers = list(dict.fromkeys(row.mixer for row in table.rows if row.mixer and row.mixer != "other"))
+    if len(mixers) > 1:
+        title = f"{', '.join(mixers[:-1])} and {mixers[-1]}"
+        return title[0].upper() + title[1:]
+    labels = list(dict.fromkeys(row.label for row in table.rows))
+    if labels:
+        name = ", ".join(labels[:3]) + (f" and {len(labels) - 3} more" if len(labels) > 3 else "")
+        return f"{name}: {mixers[0]}" if mixers else name
+    return findings.runs[0].path.name if findings.runs else "mixlab"
+
+
+def about_runs(table: Table, findings: Findings) -> str:
+    """How much is behind the page, in a line."""
+    dates = sorted(str((r.content.get("provenance") or {}).get("date"))[:10] for r in findings.records)
+    dates = [date for date in dates if date != "None"]
+    counts = {"model": len(table.rows), "result": len(findings.records), "training run": len(findings.curves)}
+    said = ", ".join(f"{count} {name}{'s' if count != 1 else ''}" for name, count in counts.items() if count)
+    names = list(dict.fromkeys(run.path.name for run in findings.runs))[:1]
+    return " · ".join([*names, said, *dates[-1:]])
+
+
+def _is_shown_above(record: Record, through: dict[str, Any] | None) -> bool:
+    """Whether the first screen shows all of these maps."""
+    return (
+        through is not None
+        and through["record"] is record
+        and len(record.content["images"]) == 1
+        and not (through["left_out"])
+    )
 
 
 def shown(cell: Cell | Quantity, unit: str) -> dict[str, str]:
@@ -203,7 +272,11 @@ def _tuning(record: Record) -> dict[str, Any]:
 def ledger_part(record: Record) -> dict[str, Any]:
     claims = record.content["claims"]
     counts = Counter(claim["status"] for claim in claims)
-    return {"record": record, "claims": claims, "counts": {str(s): counts[s] for s in Status if counts[s]}}
+    known = [claim for claim in claims if claim["status"] != Status.NOT_MEASURED]
+    rest = [claim for claim in claims if claim["status"] == Status.NOT_MEASURED]
+    groups = [(is_open, group) for is_open, group in ((True, known), (False, rest)) if group]
+    in_order = {str(s): counts[s] for s in Status if counts[s]}
+    return {"record": record, "claims": claims, "counts": in_order, "groups": groups}
 
 
 def chance_level(findings: Findings) -> float | None:

@@ -13,44 +13,46 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from mixlab.analysis.figures import matrix_with_ranks
+from mixlab.analysis.figures import matrix_with_ranks, shrunk
 from mixlab.analysis.rank import block_grid
 from mixlab.report.findings import Findings, Record
 from mixlab.run.directory import file_name
 
 MIME = {".svg": "image/svg+xml", ".png": "image/png"}
+DENSE = {"segmentation": ("miou", "mIoU"), "detection": ("box_ap", "box AP")}
 LARGEST = 448  # pixels a side; larger photographs are shrunk
 
 
 def picture_rows(record: Record) -> dict[str, Any]:
-    """Rows of pictures, a column per image: the images, their masks, each model's maps and principal components.
+    """A row per model, a picture per image: maps, and components beside them; above, the images and their masks.
 
     Runs that store only drawn figures give those as they are.
     """
     content, arrays = record.content, record.arrays()
     labels = [subject["label"] for subject in content["subjects"]]
     if "images" not in arrays:
-        return {"record": record, "files": _files(record), "maps": [], "pca": []}
+        return {"record": record, "files": _files(record), "rows": [], "firsts": [], "count": 0}
     names = [str(name) for name in content["images"]]
-    images = _row("image", "The image", [_photograph(image) for image in arrays["images"]], names)
-    maps, pca = [images], [images]
-    if "masks" in arrays:
-        maps.append(_row("mask", "Its foreground mask", [_mask_picture(mask) for mask in arrays["masks"]], names))
+    masks = [_mask_picture(mask) for mask in arrays.get("masks", ())]
+    images = _cells("The image", [photograph(image) for image in arrays["images"]], names)
+    lead = {"name": "image, mask" if masks else "image", "maps": images}
+    rows, firsts = [lead | {"components": _cells("Its foreground mask", masks, names[: len(masks)])}], []
     for label in labels:
         key = file_name(label)
         stack = record.array(f"map_{key}")
         kinds = str(content["maps"].get(label, "activation")).split("+")
+        colours = []
+        if f"pca_first_{key}" in arrays:
+            first = [map_picture(one) for one in record.array(f"pca_first_{key}")]
+            firsts.append({"name": label, "cells": _cells(f"first principal component of {label}", first, names)})
+            shown = [colour_picture(one) for one in record.array(f"pca_colours_{key}")]
+            colours = _cells(f"components 2 to 4 of {label} on its foreground, as colours", shown, names)
         for index, kind in enumerate(kinds):
             flat = stack[:, index] if len(kinds) > 1 else stack.mean(1) if stack.ndim == 4 else stack
             name = f"{label}, {kind}" if len(kinds) > 1 else label  # heads or registers are shown as their mean
-            maps.append(_row(name, f"{kind} map of {label}", [_map_picture(one) for one in flat], names))
-        if f"pca_first_{key}" in arrays:
-            first, colours = record.array(f"pca_first_{key}"), record.array(f"pca_colours_{key}")
-            what = f"first principal component of {label}"
-            pca.append(_row(label, what, [_map_picture(one) for one in first], names))
-            what = f"components 2 to 4 of {label} on its foreground, as colours"
-            pca.append(_row("2 to 4", what, [_uri(Image.fromarray(one)) for one in colours], names))
-    return {"record": record, "files": [], "maps": maps, "pca": pca if len(pca) > 1 else []}
+            maps = _cells(f"{kind} map of {label}", [map_picture(one) for one in flat], names)
+            rows.append({"name": name, "maps": maps, "components": [] if index else colours})
+    return {"record": record, "files": [], "rows": rows, "firsts": firsts, "count": len(names)}
 
 
 def matrix_pictures(findings: Findings) -> list[dict[str, Any]]:
@@ -70,14 +72,29 @@ def matrix_pictures(findings: Findings) -> list[dict[str, Any]]:
     return found
 
 
+def dense_pictures(findings: Findings) -> list[dict[str, Any]]:
+    """Predictions beside the truth, of every result of segmentation and detection that has drawn some."""
+    found = []
+    for record in findings.records:
+        file = record.run.path / "figures" / f"{record.name}.png"
+        metric = DENSE.get(record.kind)
+        if metric is None or not file.is_file():
+            continue
+        scores = [m for m in record.measurements if m.metric == metric[0]]
+        about = f"{record.kind} of {record.content.get('data', '')}"
+        score = f"{metric[1]} {100 * scores[0].value:.1f} %" if scores else ""
+        label = scores[0].subject.label if scores else record.run.path.name
+        found.append({"record": record, "source": file_picture(file), "about": about, "score": score, "label": label})
+    return found
+
+
 def file_picture(path: Path) -> str:
     """A figure file as a data URI. In an <img>, nothing inside an SVG is ever run or fetched."""
     return f"data:{MIME[path.suffix]};base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
-def _row(name: str, what: str, pictures: list[str], names: list[str]) -> dict[str, Any]:
-    cells = [{"source": source, "alt": f"{what}: {image}"} for source, image in zip(pictures, names, strict=True)]
-    return {"name": name, "cells": cells}
+def _cells(what: str, pictures: list[str], names: list[str]) -> list[dict[str, str]]:
+    return [{"source": source, "alt": f"{what}: {image}"} for source, image in zip(pictures, names, strict=True)]
 
 
 def _files(record: Record) -> list[dict[str, str]]:
@@ -92,7 +109,7 @@ def _files(record: Record) -> list[dict[str, str]]:
     return found
 
 
-def _photograph(image: NDArray[np.uint8]) -> str:
+def photograph(image: NDArray[np.uint8]) -> str:
     """uint8 (3, H, W)."""
     picture = Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0)))
     picture.thumbnail((LARGEST, LARGEST))
@@ -104,12 +121,22 @@ def _mask_picture(mask: NDArray[np.integer]) -> str:
     return _uri(Image.fromarray(np.where(mask == 1, 255, np.where(mask == 0, 0, 128)).astype(np.uint8)))
 
 
-def _map_picture(values: NDArray[np.floating]) -> str:
+def map_picture(values: NDArray[np.floating]) -> str:
     """(h, w) scaled to its own range, dark low and bright high."""
     known = np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
     span = known.max() - known.min()
     levels = (known - known.min()) / span if span > 0 else np.zeros_like(known)
     return _uri(Image.fromarray(mpl.colormaps["viridis"](levels, bytes=True)[..., :3]))
+
+
+def colour_picture(colours: NDArray[np.uint8]) -> str:
+    """uint8 (h, w, 3)."""
+    return _uri(Image.fromarray(colours))
+
+
+def matrix_picture(levels: NDArray[np.uint8]) -> str:
+    """Grey levels (L, L), dark low and bright high."""
+    return _uri(Image.fromarray(mpl.colormaps["magma"](shrunk(levels), bytes=True)[..., :3]).quantize(256))
 
 
 def _uri(picture: Image.Image) -> str:

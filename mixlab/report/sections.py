@@ -35,8 +35,9 @@ def auc_part(findings: Findings, styles: Styles) -> dict[str, Any] | None:
         num_seeds = len({row["seed"] for row in every if row.get("seed") is not None}) if len(rows) < len(every) else 1
         about = {
             "study": study,
+            "is_small": study == "head",
             "record": alike[0],
-            "images": f"{alike[0].content.get('data', '')}, {alike[0].content.get('image', '')} px",
+            "images": images_of(alike[0]),
             "n": rows[0]["auc"]["n"] if rows else 0,
             "seeds": 1 if study == "head" else num_seeds,
             "chart": None,
@@ -44,12 +45,16 @@ def auc_part(findings: Findings, styles: Styles) -> dict[str, Any] | None:
         }
         shown += [about | chart for chart in _auc_charts(alike[0], rows, styles)]
     comparisons = [
-        {"study": record.content["study"], "record": record, **one}
+        {"study": record.content["study"], "record": record, "images": images_of(record), **one}
         for record in records
         for one in record.content["comparisons"]
     ]
-    several = len({one["images"] for one in shown}) > 1
-    return {"figures": shown, "comparisons": comparisons, "labels": [*labels], "several": several} if shown else None
+    return {"figures": shown, "comparisons": comparisons, "labels": [*labels]} if shown else None
+
+
+def images_of(record: Record) -> str:
+    """The images of a result of Binary-AUC: no chart is without their name."""
+    return f"{record.content.get('data', '')}, {record.content.get('image', '')} px"
 
 
 def _first_seeds(rows: list[Row]) -> list[Row]:
@@ -141,7 +146,7 @@ def training_part(findings: Findings, styles: Styles) -> dict[str, Any] | None:
     def add(title: str, name: str, ylabel: str, method: str | None = None) -> None:
         points = {curve.label: curve.points(name) for curve in curves if method in (None, curve.method)}
         lines = {label: part for label, part in points.items() if part[0]}
-        if lines:
+        if any(len(part[0]) > 1 for part in lines.values()):
             shown[title] = figures.training_curves(lines, ylabel, title, styles)
 
     methods = sorted({curve.method for curve in curves}, key=lambda name: [*METHODS, "", name].index(name))

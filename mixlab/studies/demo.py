@@ -1,23 +1,17 @@
-"""What `mixlab demo` does: commands that anyone could type, what each is for, and what must come before it. Two jobs
-have no command: matrices as pictures, and sizes and speed.
+"""What `mixlab demo` does: commands that anyone could type, what each is for, and what must come before it. One job has
+no command: sizes and speed.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Literal
 
 from mixlab.analysis.cost import measure_cost
-from mixlab.analysis.matrices import matrices_of
-from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.backbones.zoo import SHIPPED
-from mixlab.evaluation.target import load_target, load_targets
+from mixlab.evaluation.target import load_target
 from mixlab.recipes import find_recipe
 from mixlab.run import RunDirectory, provenance
-from mixlab.run.directory import file_name
 from mixlab.studies.scoring import score_run
 from mixlab.studies.steps import Step
 
@@ -173,21 +167,26 @@ def _look(run: Path, models: tuple[DemoModel, ...], effort: DemoEffort, seed: in
         "matrices",
         "the matrices themselves",
         "every mixing is run, and written out as a matrix: the same map",
-        ("matrices", str(run), str(RANK_IMAGE), *runs),
+        ("matrices", *runs, "--data", "shapes", "--image", str(RANK_IMAGE), *seeded, "--run", str(run)),
         results / "matrices.json",
         needs=judged,
     )
-    trained = (f"{name}={name.removeprefix('shipped/')}, shipped" for name in SHIPPED)
+    trained = tuple(f"{name}={name.removeprefix('shipped/')}, shipped" for name in SHIPPED)
+    photo = ("--data", "photo", "--image", str(PHOTO_IMAGE), *seeded, "--run", str(run / "photo"))
     yield Step(
         "photo",
         "a photograph through trained networks",
         "the networks that come with mixlab were trained on photographs, for longer than a demo",
-        (
-            "maps", *trained, "--data", "photo", "--num-images", "1", "--image", str(PHOTO_IMAGE),
-            *seeded, "--run", str(run / "photo"),
-        ),
+        ("maps", *trained, "--num-images", "1", *photo),
         run / "photo" / "results" / "maps.json",
-    )  # fmt: skip
+    )
+    yield Step(
+        "photo matrices",
+        "their matrices on the photograph",
+        "which patches read which: attention everywhere, a scan along its direction, a convolution nearby",
+        ("matrices", *trained, *photo),
+        run / "photo" / "results" / "matrices.json",
+    )
     yield Step(
         "maps",
         "activation maps and principal components",
@@ -208,25 +207,3 @@ def write_costs(run: Path) -> None:
     """Parameters, multiply-accumulates and images per second of a run's backbone, into results/cost.json."""
     result = measure_cost(load_target(str(run), device="cpu"))
     RunDirectory.open(run).write_result("cost", result | {"provenance": provenance(device="cpu")})
-
-
-def write_matrices(run: str, side: str, *targets: str) -> dict[str, Any]:
-    """The last layer's matrices of one image, as grey levels, and how far running differs from looking."""
-    image = int(side)
-    seen = ViewedImages("shapes", size=image, num_images=1).together()  # as `rank` sees it
-    found: list[dict[str, Any]] = []
-    arrays: dict[str, NDArray[np.uint8]] = {}
-    for subject in load_targets(targets, device="cpu"):
-        about, levels = matrices_of(subject, seen.images)
-        found.append(about)
-        arrays[file_name(subject.label)] = levels
-    result = {
-        "kind": "matrices",
-        "image": image,
-        "images": seen.names,
-        "decades": max(about["decades"] for about in found),
-        "models": found,
-        "provenance": provenance(),
-    }
-    RunDirectory.create(run).write_result("matrices", result, arrays)
-    return result

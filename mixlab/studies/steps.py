@@ -34,7 +34,6 @@ WATCH_S = 0.5
 PATIENCE_S = 30.0  # seconds to wait for the workers of a killed command: they write a checkpoint first
 OWN_JOBS = {  # what has no command of its own: a function of text arguments
     "twin": ("mixlab.studies.scoring", "write_twin"),
-    "matrices": ("mixlab.studies.demo", "write_matrices"),
     "speed": ("mixlab.studies.demo", "write_all_costs"),
     "split": ("mixlab.studies.miniature.folders", "hold_out"),
     "labels": ("mixlab.studies.miniature.folders", "write_labels"),

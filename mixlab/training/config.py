@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.zoo import create_model
 from mixlab.data.crops import MultiCrop
+from mixlab.data.given import Data
 from mixlab.data.images import parse_source
 from mixlab.data.loader import BatchLoader
 from mixlab.data.source import Source
@@ -87,7 +88,7 @@ class MethodConfig(ABC):
     def build(self, backbone: Backbone, *, num_classes: int, total_steps: int, steps_per_epoch: int) -> Recipe:
         """A fresh recipe around a backbone, for a run of `total_steps`, which may be less than an epoch."""
 
-    def open(self, data: str) -> Source[Any]:
+    def open(self, data: Data) -> Source[Any]:
         """The samples to train on."""
         return parse_source(data)
 
@@ -101,7 +102,7 @@ class MethodConfig(ABC):
 
         return build_loader(source, config, self.crops(), world=world)
 
-    def scores(self, data: str, source: Any, config: TrainConfig, *, world: World, precise: Precise) -> Scores:
+    def scores(self, data: Data, source: Any, config: TrainConfig, *, world: World, precise: Precise) -> Scores:
         """What to measure during a run."""
         from mixlab.training.live_scores import KnnScores  # which reads this module
 

@@ -38,10 +38,18 @@ class LabelledRows(Protocol):
 
 @dataclass(frozen=True)
 class LabelledFeatures:
-    """Features (n, D) and labels (n,) in memory."""
+    """Features (n, D) and labels (n,) in memory; labels are kept on the host."""
 
     features: Tensor
     labels: Tensor
+
+    def __post_init__(self) -> None:
+        if self.features.ndim != 2 or self.labels.shape != self.features.shape[:1]:
+            shapes = f"{tuple(self.features.shape)} and {tuple(self.labels.shape)}"
+            raise InputError(f"features and labels are {shapes}; give (n, D) and (n,)")
+        if self.labels.is_floating_point():
+            raise InputError(f"labels are {self.labels.dtype}; give whole numbers")
+        object.__setattr__(self, "labels", self.labels.cpu().long())
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -140,8 +148,23 @@ def knn_correct(
 
 
 def knn_accuracy(
-    bank: LabelledRows, queries: LabelledRows, *, num_classes: int, k: int, temperature: float, device: torch.device
+    bank: LabelledRows,
+    queries: LabelledRows,
+    *,
+    k: int = 20,
+    temperature: float = TEMPERATURE,
+    num_classes: int | None = None,
+    device: torch.device | None = None,
 ) -> float:
-    """The share of queries that the vote of the k nearest gets right."""
+    """The share of queries that the weighted vote of the k nearest in the bank gets right, as DINO counts it.
+
+    Both are `LabelledFeatures`. Classes are counted, and the device is that of the bank, unless they are given.
+    """
+    if not len(bank) or not len(queries):
+        raise InputError(f"{len(queries)} queries in a bank of {len(bank)} features; give at least 1 of each")
+    if num_classes is None:
+        num_classes = 1 + int(max(bank.labels.max(), queries.labels.max()))
+    if device is None:
+        device = bank.features.device if isinstance(bank, LabelledFeatures) else torch.device("cpu")
     right = knn_correct(bank, queries, num_classes=num_classes, ks=(k,), temperature=temperature, device=device)[k]
     return float(right.double().mean())

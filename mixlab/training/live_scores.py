@@ -9,6 +9,7 @@ from torch import nn
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.data.crops import normalise
+from mixlab.data.given import Data
 from mixlab.data.images import parse_source
 from mixlab.data.labelled import is_held_out
 from mixlab.data.loader import Loader
@@ -51,7 +52,7 @@ class KnnScores(Scores):
     labels, so the score still shows progress; it says nothing about new images.
     """
 
-    def __init__(self, data: str, source: ImageSource, config: TrainConfig, *, world: World, precise: Precise) -> None:
+    def __init__(self, data: Data, source: ImageSource, config: TrainConfig, *, world: World, precise: Precise) -> None:
         self.config, self.world, self.precise = config, world, precise
         self.num_classes = len(source.classes)
         self.every_epochs = config.knn.every_epochs
@@ -116,7 +117,7 @@ class KnnScores(Scores):
         return Subset(source, evenly_spaced(len(source), num)[self.world.rank :: size])
 
 
-def validation_set(data: str, source: ImageSource) -> ImageSource | None:
+def validation_set(data: Data, source: ImageSource) -> ImageSource | None:
     """The validation set with the same classes as the training set; None where there is none."""
     other = parse_source(data, split="val")
-    return other if is_held_out(other, source) and other.classes == source.classes else None
+    return other if is_held_out(data, other, source) and other.classes == source.classes else None

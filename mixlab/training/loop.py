@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.weights import check_can_be_rebuilt
+from mixlab.data.given import AnyData, Data, as_data
 from mixlab.data.loader import AnyBatch
 from mixlab.data.workers import LostWorkerError
 from mixlab.errors import InputError, WorkError
@@ -24,7 +25,7 @@ from mixlab.signals import StopRequests, WaitingStopped, raising
 from mixlab.training.batches import steps
 from mixlab.training.checkpoint import Checkpoint, Checkpoints, TrainingState, export_weights
 from mixlab.training.checkpoint_writer import CheckpointWriter
-from mixlab.training.config import TrainConfig
+from mixlab.training.config import ModelConfig, TrainConfig
 from mixlab.training.distributed import (
     World,
     any_rank,
@@ -66,7 +67,7 @@ class Clock:
 def train(
     config: TrainConfig,
     *,
-    data: str,
+    data: AnyData,
     run: str | Path,
     device: str | None = None,
     name: str = "",
@@ -77,6 +78,7 @@ def train(
 ) -> Outcome:
     """Train to the end, resuming where an earlier call with the same directory stopped.
 
+    `data` is a name as the commands take it, a `Source`, a data set, or a mapping of "train" and "val" (`as_data`).
     `backbone` is what training starts from where `config.model` alone cannot build it; `notes` go into config.json.
     `then` is called at the end on every rank, for example to evaluate what was trained; a later call calls it again.
     Raises `Stopped` after SIGTERM, SIGINT or SIGHUP, with everything saved. `stop` may listen already, to more signals:
@@ -89,7 +91,10 @@ def train(
             RunDirectory.create(run)
             stack.enter_context(RunLock(folder.path))
         with StopRequests() if stop is None else nullcontext(stop) as requests:
-            trainer = Trainer(config, data=data, folder=folder, world=world, name=name, backbone=backbone, notes=notes)
+            given = as_data(data)
+            if backbone is not None and backbone.name != config.model.name:
+                config = replace(config, model=ModelConfig(name=backbone.name))
+            trainer = Trainer(config, data=given, folder=folder, world=world, name=name, backbone=backbone, notes=notes)
             outcome = trainer.train(requests)
         if then is not None:  # all is saved, so a signal from here on ends the process at once
             trainer.stop_if_asked(requests)
@@ -108,7 +113,7 @@ class Trainer:
         self,
         config: TrainConfig,
         *,
-        data: str,
+        data: Data,
         folder: RunDirectory,
         world: World,
         name: str,

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mixlab.backbones.weights import parts_of
+from mixlab.data.given import Data, GivenData
 from mixlab.data.listed import ListedSource
 from mixlab.data.source import Source
 from mixlab.errors import InputError
@@ -22,8 +23,9 @@ Warn = Callable[[str], None]
 class RunRecord:
     """What the directory of a run says about it. The first rank reads and writes it."""
 
-    def __init__(self, folder: RunDirectory, *, config: TrainConfig, data: str, world: World) -> None:
-        self.folder, self.config, self.data, self.world = folder, config, data, world
+    def __init__(self, folder: RunDirectory, *, config: TrainConfig, data: Data, world: World) -> None:
+        self.folder, self.config, self.world = folder, config, world
+        self.data, self._given = str(data), data
         self.content: dict[str, Any] = {}  # as written at this start
         self._stored: dict[str, Any] = {}  # as found
 
@@ -38,10 +40,11 @@ class RunRecord:
 
     def open_source(self, warn: Warn) -> Source[Any]:
         """The data. Where a run resumes and images were removed, or added, the others keep their numbers."""
-        source = once_per_machine(self.world, lambda: self.config.method.open(self.data))
+        source = once_per_machine(self.world, lambda: self.config.method.open(self._given))
         listed = None
         if self.world.is_first and has_begun(self.folder) and not is_built_in(self.data) and not self._has_moved():
             listed = changed_list(self.folder.path, source)
+            self._check_fingerprint(changed=listed is not None and source.names_are_numbers)
         if (listed := from_first(listed)) is not None:
             source, note = as_listed(source, listed, name=self.data)
             warn(note)
@@ -72,6 +75,7 @@ class RunRecord:
         self.content = {
             **{key: stored.get(key, value) for key, value in origin.items()},
             "data": self.data,
+            **({"fingerprint": self._given.fingerprint} if isinstance(self._given, GivenData) else {}),
             "num_images": len(source),
             "classes": list(source.classes),
             "settings": settings,
@@ -103,6 +107,17 @@ class RunRecord:
         if not has_begun(self.folder):
             return True
         return not (self.folder.path / FILE).is_file() and self._stored.get("num_images") == num_images
+
+    def _check_fingerprint(self, *, changed: bool) -> None:
+        """Refuse a data set under the name of another: its samples have numbers alone, so none can be matched."""
+        if not isinstance(self._given, GivenData) or not self._given.train.names_are_numbers:
+            return
+        known = self.folder.read_config().get("fingerprint")
+        if changed or known not in (None, self._given.fingerprint):
+            raise InputError(
+                f"{self.data} is not the data set that {self.folder.path} was started on: its number of samples, "
+                "labels or pixels differ; give the same one, or another run directory"
+            )
 
     def _has_moved(self) -> bool:
         """Whether the run was started on other data; `check` then refuses it."""

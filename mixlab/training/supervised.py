@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from mixlab.backbones.backbone import Backbone
 from mixlab.data.class_folders import check_class_folders
 from mixlab.data.crops import IMAGENET_MEAN, IMAGENET_STD, CropKind, MultiCrop
+from mixlab.data.given import Data
 from mixlab.data.images import parse_source
 from mixlab.data.packed import PackedBatch, PackedLoader
 from mixlab.data.source import ImageSource
@@ -86,9 +87,10 @@ class SupervisedConfig(MethodConfig):
     def image(self) -> int:
         return self.size
 
-    def open(self, data: str) -> ImageSource:
+    def open(self, data: Data) -> ImageSource:
         source = parse_source(data)
-        check_class_folders(source, data)
+        if isinstance(data, str):
+            check_class_folders(source, data)
         return source
 
     def build(
@@ -105,7 +107,7 @@ class SupervisedConfig(MethodConfig):
         return build_loader(source, config, self.crops(), world=world, repeats=self.repeats)
 
     def scores(
-        self, data: str, source: ImageSource, config: TrainConfig, *, world: World, precise: Precise
+        self, data: Data, source: ImageSource, config: TrainConfig, *, world: World, precise: Precise
     ) -> ClassifierScores:
         return ClassifierScores(data, source, config, world=world, precise=precise)
 

@@ -9,7 +9,7 @@ import torch
 import mixlab
 from mixlab.backbones.block import AddNorm
 from mixlab.backbones.isotropic import Isotropic, IsotropicConfig
-from mixlab.backbones.staged import StagedConfig
+from mixlab.backbones.staged import Staged, StagedConfig, mambaout_shape
 from mixlab.backbones.visual_mambas import VISUAL_MAMBAS
 from mixlab.backbones.weights import build_architecture
 from mixlab.backbones.zoo import ZOO
@@ -21,7 +21,12 @@ ISOTROPIC = [
     "plainmamba_l1",
 ]
 STAGES = {"dims": (8, 16, 32, 64), "depths": (1, 1, 2, 1), "image": 32}
-STAGED = ["vmamba_tiny_s1l8", "localvmamba_tiny", "efficientvmamba_tiny"]  # each kind of stem, mixer and block
+STAGED = [
+    "vmamba_tiny_s1l8",
+    "localvmamba_tiny",
+    "efficientvmamba_tiny",
+    "mamba2d_small",
+]  # each kind of stem and block
 OURS = [*ISOTROPIC, *STAGED]
 VIT = {"depth": 3, "embed_dim": 64, "num_heads": 2}
 TIMM: dict[str, dict[str, int]] = {
@@ -34,7 +39,8 @@ TIMM: dict[str, dict[str, int]] = {
 
 def small(name: str, **fields: object) -> mixlab.Backbone:
     torch.manual_seed(0)
-    return mixlab.create_model(name, **{**(STAGES if name in STAGED else SMALL), **fields}).eval()
+    own = {"stem_stride": 4} if name == "mamba2d_small" else {}
+    return mixlab.create_model(name, **{**(STAGES if name in STAGED else SMALL), **own, **fields}).eval()
 
 
 def test_every_kind_of_mixer_and_every_shape_of_stages_is_among_them() -> None:
@@ -75,9 +81,36 @@ def test_every_block_of_a_backbone_in_stages_has_a_grid_of_its_own(name: str) ->
         assert [features.grid for features in found.values()] == grids
         assert [features.patches.shape[-1] for features in found.values()] == [8, 16, 32, 32, 64]
         torch.testing.assert_close(found[4].summary, model(images))
-        torch.testing.assert_close(found[4].patches.mean((1, 2)), model(images))
+        torch.testing.assert_close(model.summary_norm(found[4].patches.mean((1, 2))), model(images))
     with pytest.raises(ValueError, match="3 x 64 pixels are less than one patch"):
         model(torch.randn(1, 3, 3, 64))
+
+
+@torch.no_grad()
+def test_mambaouts_shape_takes_any_mixer() -> None:
+    """Stem, what halves the grid, and the end are timm's, number for number; what is between is the mixer's."""
+    theirs = mixlab.create_model("mambaout_femto").eval().model
+    images = torch.randn(1, 3, 40, 64)
+    for kind, mixer in MIXERS.items():
+        heads = {"head_dim": 16} if "head_dim" in mixer.__dataclass_fields__ else {}  # 64 does not divide its widths
+        ours = Staged(mambaout_shape("femto", mixer(**heads))).eval()
+        assert ours(images).shape == (1, 288) and ours.family in MIXERS, kind
+    for stem, name in ((ours.stem.first, "conv1"), (ours.stem.first_norm, "norm1"), (ours.stem.project, "conv2"),
+                       (ours.stem.norm, "norm2")):  # fmt: skip
+        stem.load_state_dict(getattr(theirs.stem, name).state_dict())
+    tokens, grid = ours.stem(images)
+    maps = theirs.stem(images)
+    torch.testing.assert_close(tokens.unflatten(1, grid), maps)
+    for stage, other in zip(ours.stages, theirs.stages, strict=True):
+        assert len(stage.blocks) == len(other.blocks)
+        if stage.down is not None:
+            for part in ("conv", "norm"):
+                getattr(stage.down, part).load_state_dict(getattr(other.downsample, part).state_dict())
+            tokens, grid = stage.down(tokens, grid)
+            maps = other.downsample(maps)
+            torch.testing.assert_close(tokens.unflatten(1, grid), maps)
+    ours.final_norm.load_state_dict(theirs.head.norm.state_dict())
+    torch.testing.assert_close(ours.summary(tokens), theirs.head.norm(maps.mean((1, 2))))
 
 
 @pytest.mark.parametrize("name", TIMM)
@@ -377,7 +410,7 @@ def test_unknown_names_and_fields_are_answered_with_the_nearest() -> None:
         mixlab.create_model("dinovim_tinny")
     with pytest.raises(ValueError, match="timm/vit_base_patch16_224"):
         mixlab.create_model("vit_base_patch16_224")
-    with pytest.raises(ValueError, match="did you mean 'depth'"):
+    with pytest.raises(ValueError, match="did you mean depth"):
         mixlab.create_model("dinovim_tiny", deph=3)
     with pytest.raises(ValueError, match="timm .* has no model 'nothing'"):
         mixlab.create_model("timm/nothing")

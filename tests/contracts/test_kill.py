@@ -6,6 +6,7 @@ MIXLAB_KILLS sets how many kills (20 for the full test), MIXLAB_KILL_SEED their 
 import multiprocessing
 import os
 import random
+import signal
 import time
 from collections.abc import Callable, Mapping
 from multiprocessing.synchronize import Event
@@ -16,9 +17,13 @@ import torch
 from command_line import command
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.utils.data import Dataset
 
+from mixlab.recipes import find_recipe
 from mixlab.run.directory import read_json
 from mixlab.training import checkpoint
+from mixlab.training.loop import train
+from mixlab.training.settings import override
 
 pretrain = command("pretrain")
 
@@ -57,6 +62,29 @@ def child_stuck_in_a_write(folder: str, step: int, stuck: Event) -> None:
     put_together = checkpoint.whole
     write, checkpoint.write_tensors = checkpoint.write_tensors, write_half
     child(folder)
+
+
+class OwnPhotos(Dataset):
+    """A data set of somebody's own, which kills its process at a number of reads."""
+
+    def __init__(self, kill_at: int = -1) -> None:
+        self.left = kill_at
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> tuple[Tensor, str]:
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        pixels = torch.randint(256, (3, 40, 32), generator=torch.Generator().manual_seed(index), dtype=torch.uint8)
+        return pixels, "ab"[index % 2]
+
+
+def child_with_own_data(folder: str, kill_at: int) -> None:
+    torch.set_num_threads(1)
+    config = override(find_recipe("dino_vit_tiny64"), [*SETTINGS, "epochs=1", "data.workers=0"])
+    train(config, data=OwnPhotos(kill_at), run=folder, device="cpu")
 
 
 def start(target: Callable[..., None], *arguments: object) -> multiprocessing.Process:
@@ -134,3 +162,16 @@ def test_killed_inside_a_write_it_goes_on_from_the_checkpoint_before_to_the_same
     run_to_the_end(tmp_path)
     assert_same_end(tmp_path, whole)
     assert [session["from_step"] for session in read_json(tmp_path / "config.json")["sessions"]] == [0, 2]
+
+
+def test_a_run_on_a_data_set_of_ones_own_is_killed_and_ends_with_the_same_bits(tmp_path: Path) -> None:
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    read_before = 64 + 16 + 1  # for labels, a fingerprint, and to see what it is
+    for folder, kill_at in ((killed, read_before + 8 * 4 + 3), (killed, -1), (whole, -1)):
+        process = start(child_with_own_data, str(folder), kill_at)
+        process.join(250)
+        assert process.exitcode == (0 if kill_at < 0 else -signal.SIGKILL)
+    ours, theirs = (load_file(folder / "weights.safetensors") for folder in (killed, whole))
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    sessions = [session["from_step"] for session in read_json(killed / "config.json")["sessions"]]
+    assert sessions[0] == 0 and 1 <= sessions[1] < 8

@@ -1,19 +1,21 @@
 """A pretraining small enough to be stopped many times, and what two runs of it must have in common."""
 
+import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from fault_processes import STOPS, last_logged
+from fault_processes import STOPS, last_logged, wait_for
 from safetensors.torch import load_file
 
-STEPS = 32 * STOPS
+STEPS = 16 * STOPS  # more than are made until the last stop, see `wait_for_moment`
 STEPS_PER_EPOCH = 8
 SETTINGS = [f"steps={STEPS}", "batch=8", "precision=fp32", "data.size=32", "model.dim=32", "model.depth=2",
             "model.image=32", "model.drop_path=0.1", "method.num_prototypes=64", "method.hidden=32",
             "method.bottleneck=16", "method.num_local=2", "method.global_size=32", "method.local_size=16",
             "optim.warmup_epochs=0", "log.every_steps=1", "log.tensorboard=false", "checkpoint.every_steps=100000",
-            f"knn.every_epochs={STEPS // 32}", "knn.bank=48", "knn.queries=48"]  # fmt: skip
+            f"knn.every_epochs={max(1, STEPS // 32)}", "knn.bank=48", "knn.queries=48"]  # fmt: skip
 
 
 def pretraining(run: Path, *extra: str) -> list[str]:
@@ -22,9 +24,23 @@ def pretraining(run: Path, *extra: str) -> list[str]:
             *settings]  # fmt: skip
 
 
-def reached(run: Path, before: int, is_moment: Callable[[int], bool] = lambda step: True) -> bool:
-    """Whether a step beyond `before` is logged, of the wanted kind."""
-    return (step := last_logged(run)) > before and is_moment(step)
+def wait_for_moment(
+    run: Path,
+    before: int,
+    chance: random.Random,
+    *,
+    scoring: bool = False,
+    is_alive: Callable[[], bool] = lambda: True,
+) -> None:
+    """Up to four steps later than `before`, or at the end of an epoch; then anywhere within a step or two."""
+    least = before + 1 + chance.randrange(4)
+
+    def is_there() -> bool:
+        step = last_logged(run)
+        return step > before and (step % STEPS_PER_EPOCH == 0 if scoring else step >= least)
+
+    wait_for(lambda: is_there() or not is_alive())
+    time.sleep(chance.random() * 0.05)
 
 
 def assert_same_end(run: Path, whole: Path) -> None:

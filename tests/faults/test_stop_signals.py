@@ -3,18 +3,17 @@
 import os
 import random
 import signal
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import pytest
 from fault_processes import STOPS, Group, last_logged, left_in, moments, only_all, steps_of, wait_for
-from small_runs import STEPS_PER_EPOCH, assert_same_end, pretraining, reached
+from small_runs import assert_same_end, pretraining, wait_for_moment
 
 from mixlab.signals import STOP_SIGNALS
 
-MOST_LOST = 1  # steps, of a run that saves at every step
+MOST_LOST = 2  # steps, of a run that saves at every step: one is being written while the next is trained
 pytestmark = pytest.mark.timeout(3600 if STOPS > 1 else 300)
 BUSY = {"training": [], "saving": ["checkpoint.every_steps=1"], "scoring": ["knn.every_epochs=1"]}
 
@@ -32,9 +31,6 @@ class Case:
     def __str__(self) -> str:
         name, to = signal.Signals(self.number).name, f"to the {self.to}"
         return f"{name} {to} while {self.busy}, {self.workers} workers, {self.ranks} ranks"
-
-    def is_moment(self, step: int) -> bool:
-        return self.busy != "scoring" or step % STEPS_PER_EPOCH == 0
 
     def strike(self, group: Group, chance: random.Random) -> None:
         if self.to == "rank":
@@ -63,8 +59,7 @@ def test_a_run_that_is_signalled_at_random_moments_loses_no_step(case: Case, who
     for _ in range(STOPS):
         before = last_logged(run)
         group = Group(call, log, ranks=case.ranks)
-        wait_for(lambda group=group, before=before: reached(run, before, case.is_moment) or not group.is_alive())
-        time.sleep(chance.random() * (0.3 if case.busy == "training" else 0.1))
+        wait_for_moment(run, before, chance, scoring=case.busy == "scoring", is_alive=group.is_alive)
         case.strike(group, chance)
         codes, done = group.codes(), last_logged(run)
         assert codes == [128 + case.number] * case.ranks, group.said
@@ -90,8 +85,7 @@ def test_a_run_that_is_killed_at_random_moments_resumes_from_its_newest_checkpoi
     for _ in range(STOPS):
         before = last_logged(run)
         group = Group(call, log, ranks=ranks)
-        wait_for(lambda group=group, before=before: reached(run, before) or not group.is_alive())
-        time.sleep(chance.random() * 0.3)
+        wait_for_moment(run, before, chance, is_alive=group.is_alive)
         group.signal(signal.SIGKILL)
         assert group.codes() == [-signal.SIGKILL] * ranks, group.said
         assert "Traceback" not in group.said and "damaged" not in group.said

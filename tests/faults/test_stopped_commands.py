@@ -27,7 +27,7 @@ from fault_processes import (
     steps_of,
     wait_for,
 )
-from small_runs import assert_same_end, pretraining
+from small_runs import assert_same_end, pretraining, wait_for_moment
 
 from mixlab.backbones.weights import save_weights
 from mixlab.backbones.zoo import create_model
@@ -149,10 +149,12 @@ def test_torchrun_that_is_signalled_gives_its_ranks_time_to_save(number: int, to
     process = start_program(*pretraining(tmp_path / "whole", "data.workers=0"), log=log, torchrun=2)
     assert process.wait(SLOW) == 0, log.read_text()
     for _ in range(STOPS):
-        before = len(log.read_text())
+        before, done = len(log.read_text()), last_logged(run)
         process = start_program(*pretraining(run, "data.workers=2"), log=log, torchrun=2)
-        wait_for(lambda before=before: "DINO pretraining: " in log.read_text()[before:])
-        time.sleep(chance.random() * 0.6)
+        if chance.random() < 0.2:
+            wait_for(lambda before=before: "DINO pretraining: " in log.read_text()[before:])
+        else:
+            wait_for_moment(run, done, chance)
         if to == "one rank":
             os.kill(chance.choice(children_of(process.pid)), number)
         else:

@@ -117,8 +117,10 @@ def folder(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             ["export", "run", "--out", "garden.safetensors"],
             ["knn", "garden.safetensors", "--data", "stripes:8", "--run", "look"],
             ["robust", "classes", "--shifts", "stripes:4"],
-            ["segment", "segment_garden_tiny64", "--data", "shapes:n=4", "--run", "seg", "--set", "steps=1"],
-            ["detect", "detect_hedge_tiny64", "--data", "shapes:n=4", "--run", "det", "--set", "steps=1"],
+            ["segment", "segment_garden_tiny64", "--data", "shapes:n=4", "--run", "seg", "--device", "cpu",
+             "--set", "steps=1", "--set", "batch=2", "--set", "optim.warmup_steps=0"],
+            ["detect", "detect_hedge_tiny64", "--data", "shapes:n=4", "--run", "det", "--device", "cpu",
+             "--set", "steps=1", "--set", "batch=2", "--set", "optim.warmup_steps=0"],
             ["claims", "run"],
             ["report", "run", "classes", "--out", "page.html"],
         ]  # fmt: skip
@@ -159,7 +161,8 @@ def test_without_the_package_a_run_says_what_it_needs(folder: Path, tmp_path: Pa
 
 @pytest.mark.skipif(not EVERYTHING, reason="takes half a minute; MIXLAB_FAULTS=all runs it")
 def test_two_ranks_that_are_killed_resume_to_the_same_bits(python: Path, tmp_path: Path) -> None:
-    launch = [str(python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "mixlab"]
+    launch = [str(python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launch += ["--no-python", "--", str(python), "-m", "mixlab"]
     options = {"cwd": tmp_path, "env": environment(), "start_new_session": True, "stdout": subprocess.DEVNULL}
     whole = subprocess.run([*launch, *TRAIN, "--run", "whole"], **options, check=False, timeout=240)  # type: ignore[call-overload]
     assert whole.returncode == 0

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,7 +17,8 @@ from mixlab.errors import InputError
 from mixlab.mixers import MIXERS, AttentionConfig, MixerConfig
 from mixlab.plugins import REGISTRIES, VARIABLE, load_plugin
 from mixlab.recipes import RECIPES, find_recipe
-from mixlab.training.config import MethodConfig
+from mixlab.training.config import MethodConfig, TrainConfig
+from mixlab.training.supervised import SupervisedConfig, SupervisedRecipe
 
 PLUGIN = """
 from dataclasses import dataclass
@@ -175,3 +176,34 @@ def test_damaged_records_of_plugins_are_ignored() -> None:
     for record in (None, 3, [3], [{}], [{"adds": 3}], [{"adds": {"mixer": 3}}], {"adds": []}):
         assert mixlab.plugins.missing_plugins(record) == ""
     assert "x" in mixlab.plugins.missing_plugins([{"module": "x", "adds": {"moon": ["full"]}}])
+
+
+def test_train_runs_a_supervised_method_from_outside(own_registries: None, tmp_path: Path) -> None:
+    """`mixlab train` scores its classifier, and whatever needs a classifier finds it."""
+
+    @mixlab.register_method
+    @dataclass(frozen=True, kw_only=True)
+    class BinaryConfig(SupervisedConfig):
+        kind: ClassVar[str] = "binary"
+        title: ClassVar[str] = "training by binary cross-entropy"
+
+        def build(self, backbone: mixlab.Backbone, *, num_classes: int, total_steps: int, steps_per_epoch: int):
+            return BinaryRecipe(self, backbone, num_classes=num_classes)
+
+    class BinaryRecipe(SupervisedRecipe):
+        def loss(self, inputs):
+            images, targets = inputs
+            return torch.nn.functional.binary_cross_entropy_with_logits(self.run(images), targets), {}
+
+    @mixlab.register_recipe("binary_vit_tiny64")
+    def recipe() -> TrainConfig:
+        known = RECIPES["supervised_vit_tiny64"]()
+        return replace(known, method=BinaryConfig(size=32))
+
+    run, settings = tmp_path / "run", ["steps=2", "batch=8", "model.depth=1", "model.dim=32", "optim.warmup_steps=0"]
+    command = ["train", "binary_vit_tiny64", "--data", "shapes:n=16,size=32", "--run", str(run), "--device", "cpu"]
+    assert main([*command, *(part for one in settings for part in ("--set", one))]) == 0
+    assert main(["pretrain", *command[1:]]) == 1, "the command is the method's own"
+    result = json.loads((run / "results" / "accuracy.json").read_text())
+    assert result["measurements"][0]["subject"]["training"] == "binary"
+    assert mixlab.load_classifier(str(run), device="cpu").subject.training == "binary"

@@ -1,5 +1,6 @@
 """Signals that ask to stop, in this very process."""
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -7,7 +8,9 @@ import time
 from typing import Any
 
 import pytest
+from torch.utils.data import DataLoader
 
+from mixlab.data.workers import start_workers, worker_settings
 from mixlab.signals import STOP_SIGNALS, StopSignal, held, obey_parent_alone, raising
 
 
@@ -92,3 +95,21 @@ def test_a_process_that_reads_data_leaves_signals_of_others_to_its_parent(number
     assert os.waitpid(child, os.WNOHANG) == (0, 0), "it ended"
     os.kill(child, signal.SIGTERM)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_reading_process_ends_with_its_parent_also_where_the_signal_of_the_group_came_first() -> None:
+    """One that waits, and the parent's own, are one signal to the system."""
+    loader: Any = DataLoader(list(range(8)), **worker_settings(1))  # type: ignore[arg-type]
+    batches = start_workers(loader)
+    next(batches)
+    worker = max(multiprocessing.active_children(), key=lambda child: child.pid or 0)
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGSTOP)  # as on a busy machine: it gets no time to look
+    if (other := os.fork()) == 0:
+        os.kill(worker.pid, signal.SIGTERM)
+        os._exit(0)
+    os.waitpid(other, 0)
+    worker.terminate()
+    os.kill(worker.pid, signal.SIGCONT)
+    worker.join(5)
+    assert not worker.is_alive(), "its parent would wait for it forever"

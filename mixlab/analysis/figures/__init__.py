@@ -32,6 +32,7 @@ with naming_extras():
         matrix_with_ranks,
         mixing_pictures,
         rank_by_layer,
+        shrunk,
         spectra,
     )
     from mixlab.analysis.figures.scores import roc, study_charts
@@ -61,6 +62,7 @@ __all__ = [
     "roc",
     "save_charts",
     "save_figure",
+    "shrunk",
     "spectra",
     "study_charts",
     "training_curves",

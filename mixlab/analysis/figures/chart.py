@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -132,9 +132,13 @@ class Chart:
     height: float = 3.5
     has_legend: bool = True
 
-    def svg(self) -> str:
-        """For a page: text as text, colours by the page's CSS variables, values as hints under the pointer."""
-        return inline_svg(_figure([self], named=False), f"{self.title}. {self.about}")
+    def svg(self, scale: float = 1.0) -> str:
+        """For a page: text as text, colours by the page's CSS variables, values as hints under the pointer.
+
+        At a smaller scale, text is larger beside what is drawn.
+        """
+        sized = replace(self, width=scale * self.width, height=scale * self.height)
+        return inline_svg(_figure([sized], named=False), f"{self.title}. {self.about}")
 
 
 def save_charts(charts: Sequence[Chart], path: Path) -> Path:

@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mixlab.backbones.weights.mamba_formats import branches, channel_gate, class_row_first, staged_names
+from mixlab.backbones.weights.mamba_formats import (
+    branches,
+    channel_gate,
+    class_row_first,
+    mamba2d_names,
+    staged_names,
+)
 
 
 @dataclass(frozen=True)
@@ -35,9 +41,23 @@ class Format:
     @property
     def described(self) -> str:
         """What the weights were trained with, in words."""
-        if self.stem is not None:
-            return f"{self.mixer} in stages behind a stem of kind {self.stem}"
-        return f"{self.mixer} and extra tokens at the {self.place}"
+        return describe(self.mixer, self.place, self.stem)
+
+
+def describe(mixer: str | None, place: str | None, stem: str | None) -> str:
+    """What a model of ours is made of, as far as formats differ in it."""
+    if stem is not None:
+        return f"{mixer} in stages behind a stem of kind {stem}"
+    return f"{mixer} and {_TOKENS_AT[place or 'none']}"
+
+
+_TOKENS_AT = {
+    "none": "no extra tokens",
+    "front": "a class token in front",
+    "middle": "a class token in the middle",
+    "back": "a class token at the end",
+    "spread": "registers spread among the patches",
+}
 
 
 def _both_directions(forward: str, backward: str, ours: str) -> dict[str, str | tuple[str, int]]:
@@ -182,6 +202,13 @@ FORMATS = (
         heads=("head.", "ema_"),  # the copies that its training keeps as buffers
     ),
     Format(
+        "Mamba-2D",
+        frozenset({"ln2.weight", "layers.0.mixer.A_log"}),
+        mixer="mamba1",
+        stem="positions",
+        heads=("head.",),
+    ),
+    Format(
         "EfficientVMamba",
         frozenset({"patch_embed.0.weight", "layers.0.blocks.0.conv_branch.0.weight"}),
         mixer="skip_scan",
@@ -218,7 +245,7 @@ FORMATS = (
     ),
     Format(
         "Dino-Mamba's DinoMamba-Reg",
-        frozenset({"norm_f.weight", "pos_embed_cls"}),
+        frozenset({"norm_f.weight", "pos_embed_cls", "layers.0.mixer.dt_bias"}),
         mixer="mamba2",
         place="spread",
         names={**_PATCHES, **_TOKENS, "pos_embed_cls": "embed.token_positions", "norm_f.weight": "final_norm.weight"},
@@ -227,7 +254,7 @@ FORMATS = (
     ),
     Format(
         "Dino-Mamba's DinoVim",
-        frozenset({"norm_f.weight"}),
+        frozenset({"norm_f.weight", "layers.0.mixer.dt_bias"}),
         mixer="mamba2",
         place="middle",
         names={**_PATCHES, **_TOKENS, "norm_f.weight": "final_norm.weight"},
@@ -262,6 +289,8 @@ def to_our_names(entries: dict[str, Tensor], known: Format) -> tuple[dict[str, T
     heads = [key for key in entries if key.startswith(known.heads)]
     if known.stem is not None:
         rest = {key: entry for key, entry in entries.items() if key not in heads}
+        if known.stem == "positions":
+            return mamba2d_names(rest), heads
         return staged_names(rest, stem=known.stem, mixer=known.mixer or ""), heads
     ours: dict[str, Tensor] = {}
     stacks: dict[str, dict[int, Tensor]] = {}
@@ -317,7 +346,8 @@ def sizes_of(entries: dict[str, Tensor]) -> dict[str, int | tuple[int, ...]]:
 
 
 def _stage_widths(entries: dict[str, Tensor], num_stages: int) -> tuple[int, ...]:
-    names = ["stem.norm.weight", *(f"stages.{number}.down" for number in range(1, num_stages))]
+    first = "stem.norm.weight" if "stem.norm.weight" in entries else "stem.project.weight"
+    names = [first, *(f"stages.{number}.down" for number in range(1, num_stages))]
     found = [
         next((entries[key] for key in (name, f"{name}.conv.weight", f"{name}.project.weight") if key in entries), None)
         for name in names

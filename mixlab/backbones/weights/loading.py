@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Architecture, Backbone
 from mixlab.backbones.isotropic import Isotropic, config_from_json
+from mixlab.backbones.positions import PositionTable, resize_positions
 from mixlab.backbones.staged import Staged, staged_from_json
 from mixlab.backbones.timm_backbone import WEIGHT_SOURCES, TimmBackbone
-from mixlab.backbones.tokens import PositionTable, resize_positions
-from mixlab.backbones.weights.formats import MIXLAB, Format, recognise, sizes_of, to_our_names
+from mixlab.backbones.timm_features import build_timm
+from mixlab.backbones.weights.formats import MIXLAB, Format, describe, recognise, sizes_of, to_our_names
 from mixlab.backbones.weights.reading import StoredWeights, WeightsError, listing, read_weights
+from mixlab.backbones.wrapped import WrappedBackbone
 from mixlab.errors import InputError
 from mixlab.plugins import Used
 from mixlab.run.codec import differences, to_json
@@ -75,6 +77,10 @@ def load_stored(model: Backbone, stored: StoredWeights) -> LoadReport:
             candidate = _for_timm(model, stored)
         case Isotropic() | Staged():
             candidate = _for_ours(model, stored)
+        case WrappedBackbone():
+            is_ours = architecture is not None
+            entries = {key if is_ours else f"network.{key}": entry for key, entry in stored.entries.items()}
+            candidate = Candidate(entries, MIXLAB.title if is_ours else "the wrapped module's own", [], [], {})
         case _:
             candidate = Candidate(dict(stored.entries), MIXLAB.title, [], [], {})
     unlike = _different_fields(architecture, model.architecture()) if architecture else []
@@ -102,14 +108,16 @@ def _for_ours(model: Backbone, stored: StoredWeights) -> Candidate:
         raise WeightsError(
             f"{stored.path} holds {listing(stored.entries)}, which no known format has; {model.name} takes files of "
             "mixlab.save_weights, and checkpoints of Dino-Mamba, DINO's and timm's ViT, Vim, Mamba-Reg, PlainMamba, "
-            "LocalMamba, VMamba and EfficientVMamba as released"
+            "Mamba-2D, LocalMamba, VMamba and EfficientVMamba as released"
         )
     entries, heads = to_our_names(stored.entries, known)
     candidate = Candidate(entries, known.title, heads, [], sizes_of(entries))
     if not known.is_ours:
         _check_kind(model, stored, known)
+    for name, part in model.named_modules():
+        if isinstance(part, PositionTable):
+            _resize_positions(candidate, part, f"{name}.table", stored.path)
     if isinstance(model, Isotropic):
-        _resize_positions(candidate, model.embed.positions, stored.path)
         _drop_rotary(candidate, model)
     for name, parameter in model.state_dict().items():
         if not parameter.numel():
@@ -122,11 +130,11 @@ def _check_kind(model: Backbone, stored: StoredWeights, known: Format) -> None:
     if isinstance(model, Isotropic):
         config = model.config
         fits = (known.mixer, known.place, known.stem) == (config.mixer.kind, config.layout.place, None)
-        ours = f"{config.mixer.kind} and {config.layout.place}"
+        ours = describe(config.mixer.kind, config.layout.place, None)
     else:
         assert isinstance(model, Staged)
         fits = (known.mixer, known.stem) == (model.config.mixer.kind, model.config.stem)
-        ours = f"{model.config.mixer.kind} in stages behind a stem of kind {model.config.stem}"
+        ours = describe(model.config.mixer.kind, None, model.config.stem)
     if not fits:
         raise WeightsError(
             f"{stored.path} holds {known.title} weights, trained with {known.described}; {model.name} has {ours}. "
@@ -143,9 +151,8 @@ def _drop_rotary(candidate: Candidate, model: Isotropic) -> None:
             candidate.ignored.append(name)
 
 
-def _resize_positions(candidate: Candidate, positions: PositionTable, path: Path) -> None:
+def _resize_positions(candidate: Candidate, positions: PositionTable, name: str, path: Path) -> None:
     """Bring a table (1, E + n², D) to the side of the model's; `E` entries of extra tokens stay as they are."""
-    name = "embed.positions.table"
     table, wanted = candidate.entries.get(name), positions.table.shape
     if table is None or table.ndim != 3 or table.shape[1] == wanted[1] or table.shape[::2] != wanted[::2]:
         return
@@ -191,7 +198,8 @@ def _for_timm(model: TimmBackbone, stored: StoredWeights) -> Candidate:
 
 
 def _classifier_roots(model: nn.Module) -> set[str]:
-    names = model.pretrained_cfg.get("classifier") or ()  # type: ignore[union-attr, operator]
+    config: Any = getattr(model, "pretrained_cfg", None) or {}
+    names = config.get("classifier") or ()
     return {name.split(".")[0] for name in ([names] if isinstance(names, str) else names)}
 
 
@@ -251,11 +259,16 @@ def build_architecture(architecture: Mapping[str, Any]) -> Backbone:
         case {"name": str(name), "timm_name": str(timm_name), "fields": dict(fields), **rest} if not rest:
             if sent := [key for key in WEIGHT_SOURCES if key in fields]:
                 raise InputError(f"field {sent[0]} names a source of weights, which an architecture may not contain")
-            return TimmBackbone(timm_name, {key: _tuples(value) for key, value in fields.items()}, name=name)
+            return build_timm(timm_name, {key: _tuples(value) for key, value in fields.items()}, name=name)
         case {"registered": str(name), "fields": dict(fields), **rest} if not rest:
             from mixlab.backbones.zoo import build_registered  # which loads weights
 
             return build_registered(name, fields)
+        case {"name": str(name), "wrapped": {"class": str(wrapped)}}:
+            raise InputError(
+                f"{name} was wrapped from a {wrapped}, and nothing says how to build that again; register a function "
+                "that builds and wraps it with mixlab.register_backbone(NAME), and use mixlab.create_model(NAME)"
+            )
         case other:
             raise InputError(
                 "an architecture has name and config, or name, timm_name and fields, or registered and fields; got "

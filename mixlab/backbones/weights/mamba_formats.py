@@ -84,6 +84,55 @@ def staged_names(entries: Mapping[str, Tensor], *, stem: str, mixer: str) -> dic
     return ours
 
 
+_MAMBA2D = {
+    "pos_embed": "stem.positions.table",
+    **{f"patch_embed.projection.{part}": f"stem.project.{part}" for part in ("weight", "bias")},
+    **{f"{theirs}.{part}": f"{ours}.{part}" for theirs, ours in {"ln1": "final_norm", "ln2": "summary_norm"}.items()
+       for part in ("weight", "bias")},
+}  # fmt: skip
+_MAMBA2D_BLOCK = {
+    **{f"norm.{part}": f"norm.{part}" for part in ("weight", "bias")},
+    **{f"mixer.{side}_proj.weight": f"mixer.{side}_proj.weight" for side in ("in", "out")},
+    **{theirs: ours for theirs, (ours, _) in branches("").items()},
+}
+_MERGE = "down_sample_layer."
+
+
+def mamba2d_names(entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Mamba-2D's names as ours: layers after one that merges patches are the next stage."""
+    layers = [re.fullmatch(r"layers\.(\d+)\.(.+)", key) for key in entries]
+    ends = sorted({int(found[1]) for found in layers if found and found[2].startswith(_MERGE)})
+    ours: dict[str, Tensor] = {}
+    for (key, entry), found in zip(entries.items(), layers, strict=True):
+        if found is None:
+            ours[_MAMBA2D.get(key, key)] = entry
+            continue
+        layer, rest = int(found[1]), found[2]
+        stage = sum(end < layer for end in ends)
+        block = layer - (ends[stage - 1] + 1 if stage else 0)
+        if rest.startswith(_MERGE):
+            name = rest.removeprefix(_MERGE).replace("reduction", "project")
+            ours[f"stages.{stage + 1}.down.{name}"] = _cells_first(entry)
+        elif rest in _MAMBA2D_BLOCK:
+            name = _MAMBA2D_BLOCK[rest]
+            one_scan = name.startswith(("mixer.conv", "mixer.selection"))
+            entry = entry.squeeze(1) if name == "mixer.conv_weight" else entry
+            ours[f"stages.{stage}.blocks.{block}.{name}"] = entry.unsqueeze(0) if one_scan else entry
+        else:
+            ours[key] = entry
+    return ours
+
+
+def _cells_first(entry: Tensor) -> Tensor:
+    """(..., 4C): theirs has the four cells of each channel side by side, row by row; ours all channels of each cell,
+    column by column."""
+    return (
+        entry.unflatten(-1, (-1, 2, 2)).movedim(-3, -1).transpose(-3, -2).flatten(-3)
+        if entry.shape[-1] % 4 == 0
+        else entry
+    )
+
+
 def _staged_name(key: str, stem: str, scan: str) -> str:
     """Our name of one parameter; an unknown one keeps its own, for the comparison with the model to report."""
     parts: list[tuple[str, Rename]] = [

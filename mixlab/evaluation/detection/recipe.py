@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.data.dense_batches import ObjectBatch, ObjectReader, Resizing
+from mixlab.data.given import Data
 from mixlab.data.loader import BatchLoader
 from mixlab.data.objects import ObjectSource, parse_objects
 from mixlab.data.sample_order import AspectOrder
@@ -73,7 +74,7 @@ class DetectionConfig(DetectorConfig, DenseConfig):
             raise InputError("the data lists no categories, so there is nothing to detect; add them to its JSON file")
         return DetectionRecipe(self, backbone, num_classes=num_classes)
 
-    def open(self, data: str) -> ObjectSource:
+    def open(self, data: Data) -> ObjectSource:
         parse_objects(data, split="val")  # what cannot be scored in the end is refused before it is trained on
         return parse_objects(data, keep_empty=self.keep_empty)
 
@@ -94,7 +95,7 @@ class DetectionConfig(DetectorConfig, DenseConfig):
         return build_batches(reader, config, world=world, order=order)
 
     def scores(
-        self, data: str, source: ObjectSource, config: TrainConfig, *, world: World, precise: Precise
+        self, data: Data, source: ObjectSource, config: TrainConfig, *, world: World, precise: Precise
     ) -> DenseScores:
         def score(network: nn.Module, stopped: Callable[[], bool]) -> Iterator[Score]:
             assert isinstance(network, Detector)

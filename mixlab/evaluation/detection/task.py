@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from mixlab.data.given import AnyData, Data, as_data
 from mixlab.data.objects import ObjectSource, parse_objects
 from mixlab.data.source import at_most
 from mixlab.evaluation.dense_task import DensePlan, DenseRun, plan_dense, trained_run
@@ -97,7 +98,7 @@ def fit_detection(
 
 def evaluate_detection(
     run: str | Path,
-    data: str,
+    data: AnyData,
     *,
     num_val: int | None = None,
     training: str | None = None,
@@ -109,10 +110,10 @@ def evaluate_detection(
     `training` says how its backbone was trained before, where the run does not.
     """
     with trained_run(run, method=DetectionConfig, training=training, device=device) as trained:
-        return _score(trained, data=data, num_val=num_val, bar=bar)
+        return _score(trained, data=as_data(data), num_val=num_val, bar=bar)
 
 
-def _score(trained: DenseRun, *, data: str, num_val: int | None, bar: Bar) -> DetectionResult:
+def _score(trained: DenseRun, *, data: Data, num_val: int | None, bar: Bar) -> DetectionResult:
     recipe, config, world = trained.recipe, trained.config, trained.world
     method = config.method
     assert isinstance(recipe, DetectionRecipe) and isinstance(method, DetectionConfig)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mixlab.backbones.backbone import Backbone
+from mixlab.data.given import AnyData
 from mixlab.data.labelled import LabelledSplits, labelled_splits
 from mixlab.errors import InputError
 from mixlab.evaluation.classifier import ProbeHead, save_head
@@ -59,7 +60,7 @@ def stored_settings(settings: ProbeSettings, backbone: Backbone, splits: Labelle
 
 def evaluate_linear_probe(
     target: Target | Backbone,
-    data: str | LabelledSplits,
+    data: AnyData | LabelledSplits,
     settings: ProbeSettings = ProbeSettings(),  # noqa: B008  frozen
     *,
     machine: Machine | None = None,
@@ -70,12 +71,13 @@ def evaluate_linear_probe(
 ) -> ProbeResult:
     """Train linear probes on frozen features and score each on the validation images.
 
-    `data` is labelled images: a name as the commands take it, or `labelled_splits` of one. With a `folder`, a stopped
-    call resumes there, and the best head of each mode is kept. A folder that holds a probe with other settings is left
-    alone: FOLDER_2 is taken, and so on. `resident` holds all training images in the device's memory. Raises `Stopped`
-    when a signal comes while heads are trained, or `stop` was asked to, with everything saved.
+    `data` is labelled images: a name as the commands take it, a `Source`, a data set of (image, label), a mapping of
+    "train" and "val", or `labelled_splits` of these. With a `folder`, a stopped call resumes there, and the best head
+    of each mode is kept. A folder that holds a probe with other settings is left alone: FOLDER_2 is taken, and so on.
+    `resident` holds all training images in the device's memory. Raises `Stopped` when a signal comes while heads are
+    trained, or `stop` was asked to, with everything saved.
     """
-    found, splits = as_target(target), labelled_splits(data) if isinstance(data, str) else data
+    found, splits = as_target(target), labelled_splits(data)
     backbone = found.backbone
     machine = machine or Machine.of(backbone)
     protocol = settings.probe_protocol(backbone, splits, machine.world.device)

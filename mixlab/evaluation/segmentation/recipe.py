@@ -14,6 +14,7 @@ from mixlab.backbones.backbone import Backbone
 from mixlab.choices import InferenceMode
 from mixlab.data.crops import normalise
 from mixlab.data.dense_batches import MEAN_COLOUR, CropBatch, CropReader, CropRule
+from mixlab.data.given import Data
 from mixlab.data.loader import BatchLoader
 from mixlab.data.mask_formats import parse_label_maps
 from mixlab.data.masks import IGNORE, MaskSource
@@ -64,7 +65,7 @@ class SegmentConfig(DenseConfig):
     def image(self) -> int:
         return self.crop
 
-    def open(self, data: str) -> MaskSource:
+    def open(self, data: Data) -> MaskSource:
         parse_label_maps(data, split="val")  # what cannot be scored in the end is refused before it is trained on
         return parse_label_maps(data)
 
@@ -82,7 +83,7 @@ class SegmentConfig(DenseConfig):
         return SegmentRecipe(self, backbone, num_classes=num_classes)
 
     def scores(
-        self, data: str, source: MaskSource, config: TrainConfig, *, world: World, precise: Precise
+        self, data: Data, source: MaskSource, config: TrainConfig, *, world: World, precise: Precise
     ) -> DenseScores:
         def measure(network: nn.Module, stopped: Callable[[], bool]) -> Iterator[Score]:
             assert isinstance(network, UperNet)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mixlab.choices import InferenceMode
 from mixlab.data.decode import UnreadableImage
+from mixlab.data.given import AnyData, Data, as_data
 from mixlab.data.mask_formats import parse_label_maps
 from mixlab.data.masks import MaskedImage, MaskSource
 from mixlab.data.source import at_most
@@ -100,7 +101,7 @@ def fit_segmentation(
 
 def evaluate_segmentation(
     run: str | Path,
-    data: str,
+    data: AnyData,
     *,
     inference: InferenceMode = "single",
     num_val: int | None = None,
@@ -113,10 +114,10 @@ def evaluate_segmentation(
     `training` says how its backbone was trained before, where the run does not.
     """
     with trained_run(run, method=SegmentConfig, training=training, device=device) as trained:
-        return _score(trained, data=data, mode=inference, num_val=num_val, bar=bar)
+        return _score(trained, data=as_data(data), mode=inference, num_val=num_val, bar=bar)
 
 
-def _score(trained: DenseRun, *, data: str, mode: InferenceMode, num_val: int | None, bar: Bar) -> SegmentationResult:
+def _score(trained: DenseRun, *, data: Data, mode: InferenceMode, num_val: int | None, bar: Bar) -> SegmentationResult:
     recipe, config, world = trained.recipe, trained.config, trained.world
     method = config.method
     assert isinstance(recipe, SegmentRecipe) and isinstance(method, SegmentConfig)

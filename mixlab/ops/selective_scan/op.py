@@ -7,7 +7,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from mixlab.errors import InputError
 from mixlab.ops.backend import kernels_run
-from mixlab.ops.operator import Operator
+from mixlab.ops.operator import Operator, kept_whole
 from mixlab.ops.selective_scan.chunked import selective_scan_chunked
 
 MAX_STATES = 64  # of a channel, which a program holds in registers
@@ -29,10 +29,8 @@ def selective_scan(
     With `dt_bias` (S, E), `dt` is raw and the steps are `softplus_steps` of both, which kernels never write down.
     """
     _check(q, k, v, dt, A, skip, num_reverse)
-    if v.is_meta:
-        return _scan.registered(
-            q, k, v, dt, A, skip, dt_bias, num_reverse
-        )  # its shape: thousands of steps would say no more
+    if v.is_meta or kept_whole():  # thousands of steps would say no more
+        return _scan.registered(q, k, v, dt, A, skip, dt_bias, num_reverse)
     if not runs_kernels(q, v):
         steps = dt if dt_bias is None else softplus_steps(dt, dt_bias)
         return selective_scan_chunked(q, k, v, steps, A, skip, num_reverse=num_reverse)

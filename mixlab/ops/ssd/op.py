@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from mixlab.errors import InputError
-from mixlab.ops.operator import Operator
+from mixlab.ops.operator import Operator, kept_whole
 from mixlab.ops.ssd.chunked import ssd_chunked
 from mixlab.ops.ssd.tiling import kernels_take, tiling
 
@@ -12,6 +12,8 @@ from mixlab.ops.ssd.tiling import kernels_take, tiling
 def ssd(q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, *, num_reverse: int = 0) -> Tensor:
     """The two-way selective scan; arguments and meaning in `reference.py`. Returns (B, L, H, P) in the dtype of v."""
     _check(q, k, v, dt, A, skip, num_reverse)
+    if kept_whole():
+        return _scan.registered(q, k, v, dt, A, skip, num_reverse, False)[0]
     if not runs_kernels(q, v):
         return ssd_chunked(q, k, v, dt, A, skip, num_reverse=num_reverse)
     q, k, dt, A, skip = q.to(v.dtype), k.to(v.dtype), dt.float(), A.float(), skip.float()

@@ -241,7 +241,7 @@ def test_no_readable_image_is_an_error() -> None:
             raise UnreadableImage(f"photo {index}", "not an image")
 
     for study in ("model", "map"):
-        with pytest.raises(ValueError, match="the source has no readable image.*photo 0"):
+        with pytest.raises(ValueError, match="dataset:Nothing-.* has no readable image.*photo 0"):
             score_maps([target("vit")], ViewedImages(Nothing(), size=64), study=study)
 
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from mixlab.backbones.tokens import TokenLayout, resize_positions
+from mixlab.backbones.positions import resize_positions
+from mixlab.backbones.tokens import TokenLayout
 
 LAYOUTS = [
     TokenLayout(place="none"),

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from released_mamba2d import mamba2d_features, mamba2d_state
 from released_mambas import isotropic_features, isotropic_state
 from released_stages import plain_features, plain_state, staged_features, staged_state
 from torch import Tensor
@@ -79,6 +80,19 @@ def test_plainmamba(name: str, convs: int, local: bool, tmp_path: Path) -> None:
     check(name, state, tmp_path, "mmcls", plain_features, [(64, 64), (48, 80)], **SMALL)
 
 
+def test_mamba2d_scans_in_one_order_a_layer_and_merges_its_patches_once(tmp_path: Path) -> None:
+    state = mamba2d_state(dim=16, depth=5, side=8, merge_after=2)
+    model = check("mamba2d_small", state, tmp_path, "mmcls", mamba2d_features, [(64, 64), (72, 48), (60, 52)],
+                  dims=(16, 16), depths=(3, 2), image=64)  # fmt: skip
+    with torch.no_grad():
+        found = [(mixing.scans, mixing.grid) for _, mixing in model.mixings(images_of(64, 64))]
+    kinds = ("h", "h_flip", "v", "v_flip", "h")
+    assert found == [((kind,), (8, 8) if layer < 3 else (4, 4)) for layer, kind in enumerate(kinds)]
+    smaller = mixlab.create_model("mamba2d_small", dims=(16, 16), depths=(3, 2), image=32)
+    report = mixlab.load_weights(smaller, tmp_path / "released.pth")
+    assert report.resized == ("stem.positions.table: 8 x 8 to 4 x 4",)
+
+
 @pytest.mark.parametrize("expand", [1, 2])
 def test_vmamba_in_its_current_form(expand: int, tmp_path: Path) -> None:
     state = staged_state("vmamba", [*DIMS], [*DEPTHS], expand=expand)
@@ -135,9 +149,16 @@ def test_files_that_do_not_belong_are_answered_with_what_they_hold(tmp_path: Pat
     vim, staged = isotropic_state("vim", dim=16, depth=2, side=4), staged_state("vmamba", [*DIMS], [*DEPTHS], expand=1)
     torch.save({"model": vim}, tmp_path / "vim.pth")
     torch.save({"model": staged}, tmp_path / "vmamba.pth")
+    torch.save({"model": mamba2d_state(dim=16, depth=3, side=4, merge_after=1)}, tmp_path / "mamba2d.pth")
     cases = {
+        ("vim_tiny", "mamba2d.pth"): "Mamba-2D weights, trained with mamba1 in stages behind a stem of kind positions",
+        ("mamba2d_small", "mamba2d.pth"): r"depths=\(2, 1\), dims=\(16, 16\)",
+        ("localvim_tiny", "vim.pth"): "localvim_tiny has mamba1 and no extra tokens",
         ("vim_tiny", "vmamba.pth"): "VMamba, current form weights, trained with cross_scan in stages",
-        ("vmamba_tiny_s1l8", "vim.pth"): "holds Vim weights, trained with mamba1 and extra tokens at the middle",
+        (
+            "vmamba_tiny_s1l8",
+            "vim.pth",
+        ): "holds Vim weights, trained with mamba1 and a class token in the middle; vmamba",
         ("dinovim_tiny", "vim.pth"): "holds Vim weights, trained with mamba1",
         ("vmamba_tiny", "vmamba.pth"): "vmamba_tiny has cross_scan in stages behind a stem of kind patch",
         ("vmamba_tiny_s1l8", "vmamba.pth"): r"depths=\(1, 1, 2, 1\), dims=\(16, 32, 64, 128\)\)",
@@ -150,6 +171,10 @@ def test_files_that_do_not_belong_are_answered_with_what_they_hold(tmp_path: Pat
     torch.save({"model": half}, tmp_path / "half.pth")
     with pytest.raises(WeightsError, match=r"of another shape \(layers.1.mixer.selection.x_proj is \(1, 33, 32\)"):
         mixlab.create_model("vim_tiny", **SMALL, weights=tmp_path / "half.pth")
+    one_way = {key: value for key, value in vim.items() if "_b" not in key}
+    torch.save({"model": one_way}, tmp_path / "one_way.pth")
+    with pytest.raises(WeightsError, match="which no known format has"):  # it was taken for a DinoVim
+        mixlab.create_model("vim_tiny", **SMALL, weights=tmp_path / "one_way.pth")
     other = {key.replace("conv1d_b", "conv1d_c"): value for key, value in vim.items()}
     torch.save({"model": other}, tmp_path / "variant.pth")
     with pytest.raises(WeightsError, match="layers.0.mixer.conv1d_c.weight"):
@@ -163,6 +188,7 @@ SIZES: dict[str, tuple[int, float | None]] = {
     "mambareg_tiny": (9_264_232, None), "mambareg_small": (27_801_064, None),
     "mambareg_base": (99_301_096, None), "mambareg_large": (341_222_376, None),
     "plainmamba_l1": (7_551_656, 3.0), "plainmamba_l2": (26_145_832, 8.1), "plainmamba_l3": (50_956_456, 14.4),
+    "mamba2d_small": (24_505_192, None), "mamba2d_base": (94_425_832, None),
     "localvim_tiny": (7_994_152, None), "localvim_tiny_midclstok": (7_994_536, None),
     "localvim_small": (27_783_784, None),
     "vmamba_tiny": (22_893_448, 5.6), "vmamba_small": (44_417_416, 11.2), "vmamba_base": (76_254_056, 18.0),

@@ -174,7 +174,7 @@ def test_a_lost_direction_is_an_error_and_not_a_one_way_model(model, state, tmp_
 def test_weights_of_another_kind_of_model_are_refused_even_where_shapes_agree(state, tmp_path):
     torch.save(state, tmp_path / "vim.pth")
     front = create_model("dinovim_tiny", dim=64, depth=2, place="front")
-    refused(front, tmp_path / "vim.pth", "extra tokens at the middle.*mamba2 and front")
+    refused(front, tmp_path / "vim.pth", "a class token in the middle.*mamba2 and a class token in front")
     refused(create_model("vit_tiny", dim=64, depth=2), tmp_path / "vim.pth", "trained with mamba2")
     save_weights(create_model("vit_tiny", dim=64, depth=2), tmp_path / "vit.safetensors")
     linear = create_model("linearvit_tiny", dim=64, depth=2)

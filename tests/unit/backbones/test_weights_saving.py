@@ -309,4 +309,4 @@ def test_what_could_not_be_loaded_again_is_not_saved(tmp_path: Path) -> None:
 def test_a_hint_names_each_model_once() -> None:
     with pytest.raises(ValueError, match="unknown model 'resnet18'") as error:
         create_model("resnet18")
-    assert str(error.value).count("timm/resnet18,") == 1
+    assert str(error.value).count("timm/resnet18") == 1

@@ -15,6 +15,7 @@ from mixlab.report.models import Column, Table, model_table
 from mixlab.run import METRICS, UNTRAINED, Measurement, RunDirectory, Subject
 from mixlab.run.protocols import (
     PROTOCOLS,
+    DetectionProtocol,
     EvaluationProtocol,
     KnnProtocol,
     ProbeProtocol,
@@ -110,15 +111,49 @@ def test_changed_images_have_a_table_of_their_own() -> None:
     }  # fmt: skip
 
 
-def test_a_segmentation_run_stands_with_the_training_that_it_was_given() -> None:
+def test_a_network_of_a_dense_task_is_one_row_whatever_was_trained_before() -> None:
     one, six = (SegmentationProtocol(data="ade", mode=mode, frozen=True) for mode in ("single", "multi"))
+    boxes = DetectionProtocol(data="coco")
     table = table_of(
         measured("vit-segment", 0.3, one, metric="miou", training="supervised"),
         measured("vit-segment", 0.4, six, metric="miou", training="supervised"),
+        measured("vit-segment", 90, SpeedProtocol(image=64), metric="images_per_s", training="segment"),
+        measured("scratch", 0.2, boxes, metric="box_ap", training=UNTRAINED),
+        measured("scratch", 0.1, boxes, metric="mask_ap", training=UNTRAINED),
+        measured("scratch", 80, SpeedProtocol(image=64), metric="images_per_s", training="detect"),
+        measured("scratch", 0.5, training="dino"),  # another network of that name
+        measured("only-speed", 70, SpeedProtocol(image=64), metric="images_per_s", training="segment"),
     )
-    assert [row.network.training for row in table.rows] == ["supervised"]
-    assert column(table, "mIoU") == {"vit-segment": 0.3}
-    assert others(table) == {("vit-segment supervised", "mIoU", "mode multi", 0.4)}
+    assert {(row.label, row.network.training) for row in table.rows} == {
+        ("vit-segment", "supervised, then segmentation"),
+        ("scratch", "detection"),
+        ("scratch", "dino"),
+        ("only-speed", "segmentation"),
+    }
+    assert column(table, "mIoU") == {"vit-segment": 0.3} and column(table, "box AP") == {"scratch": 0.2}
+    assert column(table, "images/s") == {"vit-segment": 90, "scratch": 80, "only-speed": 70}
+    assert others(table) == {("vit-segment supervised, then segmentation", "mIoU", "mode multi", 0.4)}
+
+
+def test_every_column_names_its_data_and_the_choices_that_set_it_apart() -> None:
+    kinds = [ProbeProtocol(data="photos", image=64, heads=heads, epochs=10) for heads in ("light", "heavy", "grid")]
+    probes = [measured("vit", 0.5 + place / 10, kind, metric="probe_top1") for place, kind in enumerate(kinds)]
+    table = table_of(*probes, measured("vit", 0.4))
+    keys = {found.title: found.key for found in table.scores}
+    assert keys == {"linear probe": "photos, 64 px, heads light", "kNN": "shapes"}
+    assert {found.protocol for found in table.others} == {"heads heavy", "heads grid"}
+
+
+def test_no_difference_stands_beside_the_baseline_of_other_images() -> None:
+    voc = replace(KNN, data="voc")
+    table = table_of(
+        measured("a", 0.5), measured("a", 0.2, training=UNTRAINED), measured("b", 0.6, voc, model="vit_small"),
+        measured("b", 0.3, voc, training=UNTRAINED, model="vit_small"),
+    )  # fmt: skip
+    found = {gains.key: {network.name: gain for network, gain in gains.cells.items()} for gains in table.gains}
+    assert {key: [*cells] for key, cells in found.items()} == {"shapes": ["a"], "voc": ["b"]}
+    assert [m.value for m in found["voc"]["b"].untrained] == [0.3]
+    assert {gain.untrained[0]["data"] for gain in found["voc"].values()} == {"voc"}
 
 
 def test_an_untrained_twin_stands_beside_its_network_and_any_other_untrained_network_in_a_row() -> None:
@@ -131,22 +166,11 @@ def test_an_untrained_twin_stands_beside_its_network_and_any_other_untrained_net
     ]
     table = table_of(*found)
     assert [row.label for row in table.rows] == ["random", "vit"]
-    (gain,) = table.rows[1].gains["knn_top1"]
+    (gain,) = table.gains[0].cells.values()
     assert gain == training_gains(found)[0] and gain.difference.value == pytest.approx(0.3)
     assert (table.labels(learnt=True), table.labels(learnt=False)) == ("vit", "")
     assert others(table) == {("vit untrained", "kNN", "10 % of the labels", 0.1)}
     assert [row.network.training for row in table.rows_of(table.others)] == ["untrained"]
-
-
-def test_segmentation_from_scratch_has_a_row_though_the_speed_of_the_same_run_counts_as_trained() -> None:
-    speed = SpeedProtocol(px=64, batch=16)
-    table = table_of(
-        measured("scratch", 900.0, speed, metric="images_per_s", training="segment"),
-        measured("scratch", 0.3, SegmentationProtocol(data="ade"), metric="miou", training=UNTRAINED),
-    )
-    assert column(table, "mIoU") == {"scratch": 0.3} and not table.others
-    assert {row.network.training for row in table.rows} == {"segment", UNTRAINED}
-    assert next(each.protocol for each in table.columns if each.title == "images/s") == "px 64, batch 16"
 
 
 def test_networks_that_share_label_and_seed_are_not_averaged_in_silence() -> None:

@@ -133,7 +133,7 @@ def test_a_run_that_only_trained_shows_its_curves(tmp_path: Path) -> None:
     for step in range(5):
         run.append_metrics({"step": step, "loss": 3.0 - step})
     page = report(run.path)
-    assert [attributes["id"] for attributes in page.of("section")] == ["training", "made", "records"]
+    assert [attributes["id"] for attributes in page.of("section")] == ["training", "made"]
     assert any("DINO: loss" in str(svg.get("aria-label")) for svg in page.of("svg"))
 
 

@@ -158,10 +158,19 @@ def test_a_bug_in_a_backbone_is_not_taken_for_a_size(monkeypatch: pytest.MonkeyP
         pyramid(torch.randn(1, 3, 64, 64))
 
 
-def test_a_backbone_without_one_of_the_strides_is_refused() -> None:
-    backbone = create_model("timm/resnet18", output_stride=16)
-    with pytest.raises(ValueError, match=r"none at \[32\]"):
-        Pyramid(backbone)
+@pytest.mark.parametrize(
+    ("name", "fields", "taps"),
+    [
+        ("timm/resnet18", {"output_stride": 16}, [1, 2, 4, 4]),  # strides 4, 8 and 16
+        ("mamba2d_small", {"dims": (16, 16), "depths": (2, 1), "image": 64}, [1, 1, 2, 2]),  # 8 and 16
+    ],
+)
+def test_a_stride_that_a_backbone_lacks_is_made_from_the_nearest(name: str, fields: dict, taps: list[int]) -> None:
+    pyramid = Pyramid(create_model(name, **fields)).eval()
+    assert [tap.layer for tap in pyramid.taps] == taps
+    with torch.no_grad():
+        levels = pyramid(torch.randn(1, 3, 64, 96))
+    assert [tuple(level.shape[2:]) for level in levels] == [(16, 24), (8, 12), (4, 6), (2, 3)]
 
 
 def test_every_level_is_a_module_with_a_norm_only_where_the_backbone_has_none() -> None:

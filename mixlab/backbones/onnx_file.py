@@ -1,0 +1,72 @@
+"""A backbone as an ONNX file, made of ONNX's own operators."""
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import Dim
+
+from mixlab.backbones.backbone import Backbone
+from mixlab.errors import naming_extras
+from mixlab.ops.operator import operators_kept_whole
+from mixlab.run.aside import written_aside
+
+MAX_BATCH, MAX_CELLS = 4096, 512  # the largest sizes that a file is traced for; nothing in it depends on them
+
+
+def export_onnx(model: Backbone, path: Path, *, height: int | None = None, width: int | None = None) -> int | None:
+    """images (B, C, height, width) -> summary (B, D), with a free batch size.
+
+    Without `height` and `width` the sides of images are free, too, where the model can be traced so: returns what they
+    must be multiples of, its largest stride, or None where the file takes one size alone. The file's metadata has mean
+    and std of the pixels (in [0, 1]) and the sizes.
+    """
+    with naming_extras():
+        import onnxscript  # noqa: F401
+    free = height is None and width is None
+    height, width = height or model.image, width or model.image
+    images = torch.zeros(2, model.channels, height, width)
+    with torch.no_grad():
+        model.cpu().eval()(images[:1])  # a size that does not fit is refused here, in a sentence
+    multiple: int | None = max(shape.stride for shape in model.layer_shapes())
+    program = None
+    if free and multiple and height % multiple == 0 and height >= 2 * multiple:
+        sides = {axis: multiple * Dim(name, min=2, max=MAX_CELLS) for axis, name in ((2, "rows"), (3, "columns"))}
+        with suppress(Exception):  # each model is bound to its size in its own way
+            program = _translated(model, images, sides)
+    if program is None:
+        multiple, program = None, _translated(model, images, {})
+    program.model.metadata_props.update(_metadata(model, multiple))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with written_aside(path) as aside:
+        program.save(aside)
+    return multiple
+
+
+def _translated(model: Backbone, images: Tensor, sides: dict[int, Any]) -> Any:
+    """The program for any batch, and for any size of these axes."""
+    from mixlab.ops.onnx_scan import TRANSLATIONS  # needs onnxscript
+
+    batch = {0: Dim("batch", min=1, max=MAX_BATCH)}
+    with operators_kept_whole():
+        return torch.onnx.export(
+            torch.export.export(model, (images,), dynamic_shapes=({**batch, **sides},)),
+            input_names=["images"],
+            output_names=["summary"],
+            custom_translation_table=TRANSLATIONS,
+            external_data=False,
+            optimize=False,
+            verbose=False,
+        )
+
+
+def _metadata(model: Backbone, multiple: int | None) -> dict[str, str]:
+    mean, std = model.pixel_mean, model.pixel_std
+    if model.channels != len(mean):  # as `Backbone.preprocess`
+        mean, std = ((sum(each) / len(each),) * model.channels for each in (mean, std))
+    size = {"image": model.image, "crop_share": model.crop_share, "multiple": multiple}
+    values = {"model": model.name, "mean": mean, "std": std, **size}
+    return {key: json.dumps(value) for key, value in values.items() if value is not None}

@@ -1,0 +1,155 @@
+"""The first screen in words: sentences made from the table of models and the ledger, each with the result behind it.
+
+None is written by hand, and none says more than its numbers: an order is that of the means, and what was learnt is what
+differs significantly from an untrained twin.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from mixlab.analysis.comparisons import Network
+from mixlab.report.findings import Findings, Record
+from mixlab.report.models import Cell, Column, Row, Table
+from mixlab.statistics import Significance
+
+NUM_SENTENCES = 3
+ACCURACIES = ("linear probe", "kNN", "own classifier")
+OTHERS = ("mIoU", "box AP", "mask AP")
+
+
+class Part(NamedTuple):
+    """A piece of a sentence; what a number was read from is a link."""
+
+    text: str
+    record: Record | None = None
+
+
+Sentence = list[Part]
+
+
+def conclusions(table: Table, findings: Findings, claims: Sequence[dict[str, Any]]) -> list[Sentence]:
+    """The first three that can be said."""
+    found = [*_learnt(table), *_maps(table, findings), *_ranks(table), *_accuracy(table), *_dense(table)]
+    found += [*_ledger(claims), *_training(findings), *_exhibits(findings)]
+    return found[:NUM_SENTENCES]
+
+
+def _learnt(table: Table) -> Iterator[Sentence]:
+    known = [row for row in table.rows if row.learnt is not None]
+    if not known:
+        return
+    yes, no = ([row.label for row in known if row.learnt is learnt] for learnt in (True, False))
+    twin = "its untrained twin" if len(known) == 1 else "their untrained twins"
+    if not no:
+        who = f"All {len(known)} networks with untrained twins have" if len(known) > 1 else f"{yes[0]} has"
+        start = f"{who} learnt: kNN or a linear probe reads significantly more from them than from {twin}"
+        start = start.replace("them than", "it than") if len(known) == 1 else start
+    elif not yes:
+        who = f"None of the {len(known)} networks with untrained twins has" if len(known) > 1 else f"{no[0]} has not"
+        start = f"{who} learnt anything that kNN or a linear probe can tell from {twin}: what follows is about "
+        start += "architectures, not about training"
+    else:
+        start = f"{_listed(yes)} {'have' if len(yes) > 1 else 'has'} learnt (kNN or a linear probe reads significantly "
+        start += f"more than from untrained twins); {_listed(no)} {'have' if len(no) > 1 else 'has'} not"
+    best = next((part for part in _best(table, ACCURACIES) if part), None)
+    yield [Part(start + "."), *([Part(" "), *best] if best else [])]
+
+
+def _accuracy(table: Table) -> Iterator[Sentence]:
+    if all(row.learnt is None for row in table.rows):
+        yield from _best(table, ACCURACIES)
+
+
+def _best(table: Table, titles: Sequence[str]) -> Iterator[Sentence]:
+    """The highest and the lowest of the first column that has any."""
+    for column in (column for title in titles for column in table.scores if column.title == title):
+        ordered = sorted(_rows(table, column), key=lambda pair: pair[1].value)
+        if not ordered:
+            continue
+        (low, lowest), (high, highest) = ordered[0], ordered[-1]
+        name = f"{column.title[0].upper()}{column.title[1:]}" if column.title[1].islower() else column.title  # not kNN
+        parts = [Part(f"{name} on {column.data}: ")]
+        if len(ordered) == 1:
+            yield [*parts, Part(_shown(highest, column), highest.record), Part(f" for {high.label}.")]
+        else:
+            parts += [Part(f"{high.label} is highest with "), Part(_shown(highest, column), highest.record)]
+            yield [*parts, Part(f", {low.label} lowest with "), Part(_shown(lowest, column), lowest.record), Part(".")]
+        return
+
+
+def _dense(table: Table) -> Iterator[Sentence]:
+    yield from _best(table, OTHERS)
+
+
+def _maps(table: Table, findings: Findings) -> Iterator[Sentence]:
+    """The clearest maps, beside the twin's and the centre prior where they were measured on the same images."""
+    column = next((column for column in table.scores if column.title == "Binary-AUC"), None)
+    rows = [] if column is None else _rows(table, column)
+    if column is None or not rows:
+        return
+    row, cell = max(rows, key=lambda pair: pair[1].value)
+    clearest = "has the clearest maps" if len(rows) > 1 else "has maps"
+    parts = [Part(f"{row.label} {clearest} on {column.data}: Binary-AUC "), Part(_shown(cell, column), cell.record)]
+    same = [gains for gains in table.gains if (gains.title, gains.data) == (column.title, column.data)]
+    gain = next((gains.cells[row.network] for gains in same if row.network in gains.cells), None)
+    if gain is not None and gain.untrained:
+        how = {Significance.MORE: "significantly above", Significance.LESS: "significantly below"}
+        said = how.get(gain.difference.significance, "not significantly different from")
+        value = sum(m.value for m in gain.untrained) / len(gain.untrained)
+        record = findings.record_of.get(gain.untrained[0].identity)
+        parts += [Part(f", {said} its untrained twin ("), Part(f"{value:.3f}", record), Part(")")]
+    yield [*parts, Part(".")]
+
+
+def _ranks(table: Table) -> Iterator[Sentence]:
+    column = next((column for column in table.sizes if column.title == "numerical rank"), None)
+    rows = [] if column is None else _rows(table, column)
+    if column is None or len({row.network.family for row, _ in rows}) < 2:
+        return
+    ordered = sorted(rows, key=lambda pair: pair[1].value)
+    (low, lowest), (high, highest) = ordered[0], ordered[-1]
+    yield [
+        Part(f"Far from the diagonal, the matrices of {high.mixer or high.label} have rank "),
+        Part(f"{highest.value:.0f}", highest.record),
+        Part(f", those of {low.mixer or low.label} rank "),
+        Part(f"{lowest.value:.0f}", lowest.record),
+        Part(": so much can distant tokens tell each other."),
+    ]
+
+
+def _ledger(claims: Sequence[dict[str, Any]]) -> Iterator[Sentence]:
+    for ledger in claims:
+        said = ", ".join(f"{count} {name}" for name, count in ledger["counts"].items())
+        yield [Part(f"Of {len(ledger['claims'])} claims of the papers: {said}.")]
+
+
+def _training(findings: Findings) -> Iterator[Sentence]:
+    for curve in findings.curves:
+        steps, losses = curve.points("loss")
+        if len(losses) > 1:
+            data = f" on {curve.config['data']}" if curve.config.get("data") else ""
+            change = f"the loss went from {losses[0]:.3g} to {losses[-1]:.3g} in {steps[-1]:,.0f} steps"
+            yield [Part(f"{curve.label}{data}: {change}.")]
+
+
+def _exhibits(findings: Findings) -> Iterator[Sentence]:
+    """The first row of each, by the names of its columns."""
+    for record in findings.records:
+        about = record.content.get("exhibit") or {"rows": []}
+        for row in about["rows"][:1]:
+            cells = [f"{name} {cell}" for name, cell in zip(about["columns"][1:], row[1:], strict=False)][:3]
+            yield [Part(f"{about['title']}, {row[0] if row else ''}: "), Part(", ".join(cells), record), Part(".")]
+
+
+def _rows(table: Table, column: Column) -> list[tuple[Row, Cell]]:
+    rows: dict[Network, Row] = {row.network: row for row in table.rows}
+    return [(rows[network], cell) for network, cell in column.cells.items() if network in rows]
+
+
+def _shown(cell: Cell, column: Column) -> str:
+    return f"{100 * cell.value:.1f} %" if column.unit == "%" else f"{cell.value:.3f}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    few = [*names[:4], f"{len(names) - 4} more"] if len(names) > 5 else [*names]
+    return few[0] if len(few) == 1 else f"{', '.join(few[:-1])} and {few[-1]}"

@@ -1,0 +1,80 @@
+"""The picture of the first screen: one image through every model, as map, components and matrix."""
+
+from typing import Any
+
+import numpy as np
+
+from mixlab.analysis.figures import FAMILY_NAMES, LineStyle, line_styles
+from mixlab.report.findings import Findings, Record
+from mixlab.report.pictures import colour_picture, map_picture, matrix_picture, photograph
+from mixlab.report.sections import place_of
+from mixlab.run import base_label
+from mixlab.run.directory import file_name
+
+MOST_MODELS = 6
+
+
+def through_models(findings: Findings, styles: dict[str, LineStyle]) -> dict[str, Any] | None:
+    """The image that shows most: a photograph before a drawn scene, then more models with matrices, then more."""
+    found = [_look(record, findings, styles) for record in findings.of("maps") if "images" in record.arrays()]
+    return max(found, key=_worth, default=None)
+
+
+def _worth(look: dict[str, Any]) -> tuple[Any, ...]:
+    with_matrix = sum(model["matrix"] is not None for model in look["models"])
+    return (look["is_photograph"], with_matrix, len(look["models"]), look["size"])
+
+
+def _look(record: Record, findings: Findings, styles: dict[str, LineStyle]) -> dict[str, Any]:
+    content, arrays = record.content, record.arrays()
+    subjects = {base_label(subject["label"]): subject for subject in reversed(content["subjects"])}  # one of its seeds
+    chosen = _of_all_families([*reversed(subjects.values())])
+    chosen.sort(key=lambda subject: place_of(subject["label"], styles)[0])
+    models = [_model(subject, record, findings, styles) for subject in chosen]
+    return {
+        "record": record,
+        "data": content["data"],
+        "layer": content["layer"],
+        "is_photograph": not str(content["data"]).startswith("shapes"),
+        "size": arrays["images"].shape[-1],
+        "name": str(content["images"][0]) if content["images"] else "",
+        "image": photograph(arrays["images"][0]),
+        "models": models,
+        "has_components": any(model["components"] for model in models),
+        "has_matrices": any(model["matrix"] for model in models),
+        "left_out": len(subjects) - len(chosen),
+    }
+
+
+def _model(subject: dict[str, Any], record: Record, findings: Findings, styles: dict[str, LineStyle]) -> dict[str, Any]:
+    label, key = subject["label"], file_name(subject["label"])
+    stack = record.array(f"map_{key}")[0]
+    colours = record.arrays().get(f"pca_colours_{key}")
+    family = str(subject.get("family", ""))
+    return {
+        "label": base_label(label),
+        "mixer": FAMILY_NAMES.get(family, family.replace("_", " ")),
+        "training": str(subject.get("training", "")),
+        "style": styles.get(label) or styles.get(base_label(label)) or line_styles({label: family})[label],
+        "map": map_picture(stack.mean(0) if stack.ndim == 3 else stack),
+        "components": None if colours is None else colour_picture(colours[0]),
+        "matrix": _matrix(label, record, findings),
+    }
+
+
+def _matrix(label: str, beside: Record, findings: Findings) -> dict[str, Any] | None:
+    """Its matrix, of the same run where there are several: at each place the strongest of the heads that were drawn."""
+    records = sorted(findings.of("matrices"), key=lambda record: record.run.path != beside.run.path)
+    for record in records:
+        for model in record.content["models"]:
+            if model["label"] == label:
+                levels = record.array(file_name(label))
+                return {"source": matrix_picture(np.max(levels, axis=0)), "record": record, "heads": len(levels)}
+    return None
+
+
+def _of_all_families(subjects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """So many that they fit beside each other: the first of each family, then others, in their order."""
+    first = {str(subject.get("family", "")): subject for subject in reversed(subjects)}
+    kept = [*first.values(), *(subject for subject in subjects if subject not in first.values())][:MOST_MODELS]
+    return [subject for subject in subjects if subject in kept]

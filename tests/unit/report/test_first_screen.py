@@ -1,0 +1,133 @@
+"""The first screen is the answer: sentences that follow from numbers, verdicts, one image through every model."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from example_run import make_example
+from PIL import Image
+from test_models import KNN, measured, table_of
+
+from mixlab.report import write_report
+from mixlab.report.conclusions import conclusions
+from mixlab.report.findings import Findings
+from mixlab.run import UNTRAINED, Measurement, RunDirectory
+from mixlab.run.protocols import MapProtocol, RankProtocol
+
+
+def said(*measurements: Measurement, claims: tuple[dict[str, Any], ...] = ()) -> list[str]:
+    table = table_of(*measurements)
+    return ["".join(part.text for part in sentence) for sentence in conclusions(table, Findings(), claims)]
+
+
+def with_twins(**values: float) -> list[Measurement]:
+    """Networks by name, with kNN accuracies; untrained ones have 20 %."""
+    found = []
+    for label, value in values.items():
+        model = f"{label}_model"
+        found += [measured(label, value, model=model), measured(label, 0.2, training=UNTRAINED, model=model)]
+    return found
+
+
+def test_it_says_who_learnt_and_who_is_highest() -> None:
+    (one,) = said(*with_twins(a=0.6, b=0.7))
+    assert (
+        one.startswith("All 2 networks with untrained twins have learnt")
+        and "kNN on shapes: b is highest with 70.0 %, a lowest" in one
+    )
+    (one,) = said(*with_twins(a=0.6, b=0.21))
+    assert one.startswith("a has learnt (kNN or a linear probe") and "; b has not. kNN on shapes" in one
+    (one,) = said(*with_twins(a=0.21, b=0.21))
+    assert one.startswith("None of the 2 networks with untrained twins has learnt anything")
+    assert "about architectures, not about training" in one
+    (one,) = said(*with_twins(a=0.6))
+    assert one.startswith(
+        "a has learnt: kNN or a linear probe reads significantly more from it than from its untrained"
+    )
+    (one,) = said(measured("a", 0.4), measured("b", 0.3))
+    assert one == "kNN on shapes: a is highest with 40.0 %, b lowest with 30.0 %.", "without twins, nothing of learning"
+
+
+def test_maps_are_called_clear_with_their_twin_on_the_same_images_alone() -> None:
+    def auc(label: str, data: str, score: float, twin: float) -> list[Measurement]:
+        how = MapProtocol(data=data, map="cosine", layer=2)
+        values = {"binary_auc": score, "untrained": twin, "above_untrained": score - twin}
+        return [measured(label, v, how, metric=m, model=f"{label}_model") for m, v in values.items()]
+
+    (one,) = said(*auc("a", "masks", 0.7, 0.6), *auc("b", "masks", 0.65, 0.5), *auc("a", "voc", 0.9, 0.8))
+    assert one == (
+        "a has the clearest maps on masks: Binary-AUC 0.700, significantly above its untrained twin (0.600)."
+    )
+
+
+def test_three_sentences_are_enough_and_ranks_name_their_mixers() -> None:
+    def rank(family: str, value: float) -> Measurement:
+        how = RankProtocol(data="photos", definition="numerical", chunk=64)
+        return family_of(measured(family, value, how, metric="off_diagonal_rank", model=family), family)
+
+    def family_of(m: Measurement, family: str) -> Measurement:
+        return replace(m, subject=replace(m.subject, family=family), low=None, high=None)
+
+    ledger = {"claims": [1, 2, 3], "counts": {"supported": 2, "not measured": 1}}
+    found = said(rank("attention", 64), rank("mamba2", 16), claims=(ledger,))
+    assert found == [
+        "Far from the diagonal, the matrices of softmax attention have rank 64, those of Mamba-2 scan rank 16: so much "
+        "can distant tokens tell each other.",
+        "Of 3 claims of the papers: 2 supported, 1 not measured.",
+    ]
+    assert len(said(*with_twins(a=0.6, b=0.7), rank("attention", 64), rank("mamba2", 16), claims=(ledger, ledger))) == 3
+    assert said(measured("a", 0.3, KNN)) == ["kNN on shapes: 30.0 % for a."]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    run = make_example(tmp_path_factory.mktemp("first") / "run")
+    Image.fromarray(np.full((8, 8, 3), 90, dtype=np.uint8)).save(run.figure_path("segmentation.png"))
+    run.write_result("segmentation", {"kind": "segmentation", "data": "<ade>", "measurements": []})
+    text = write_report([run.path], run.path / "page.html", title="My <i>title</i>").read_text()
+    return re.sub(r"\s+", " ", text)
+
+
+def test_the_first_screen_comes_before_all_else(page: str) -> None:
+    header, rest = page.split("</header>")
+    assert "<title>mixlab report: run: My &lt;i&gt;title&lt;/i&gt;</title>" in page and "<i>" not in page
+    assert "1</b> supported" in header and "1</b> not measured" in header
+    for what in ("Activation map of vit", "Principal components of vim as colours", "Mixing matrix of vim"):
+        assert what in header
+    assert rest.index('id="ledger"') < rest.index('id="models"') < rest.index('id="made"')
+
+
+def test_a_claim_is_one_sentence_and_its_numbers_are_folded(page: str) -> None:
+    ledger = page.split('id="ledger"')[1].split("</section>")[0]
+    first, *_ = re.findall(r'<details class="claim"><summary>(.*?)</summary>(.*?)</details>', ledger)
+    assert re.sub("<[^>]*>", "", first[0]) == "supported1 statement 1"
+    assert "what was found" in first[1] and "what was found" not in first[0] and "a paper, eq. 1" in first[1]
+    folded = ledger.split('<details class="rest">')[1]
+    assert "1 claims were not measured here" in folded and "statement 2" in folded
+
+
+def test_pictures_of_dense_tasks_are_shown_and_records_are_folded_at_the_end(page: str) -> None:
+    dense = page.split('id="dense"')[1].split("</section>")[0]
+    assert "data:image/png;base64" in dense and "segmentation of &lt;ade&gt;" in dense
+    end = page.split('id="made"')[1]
+    assert end.count("<details") >= 4 and "<pre" in end and "<pre" not in page.split('id="made"')[0]
+
+
+def test_without_a_title_the_page_is_called_by_its_mixers(tmp_path: Path) -> None:
+    run = make_example(tmp_path / "run")
+    text = write_report([run.path], tmp_path / "page.html").read_text()
+    assert "<h1>Softmax attention and Mamba-2 scan</h1>" in text
+    alone = RunDirectory.create(tmp_path / "alone")
+    alone.write_result("note", {"kind": "note"})
+    assert "<h1>alone</h1>" in write_report([alone.path], tmp_path / "alone.html").read_text()
+
+
+def test_a_result_that_shows_itself_has_a_sentence_of_its_first_row(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run")
+    shown = {"title": "Norms", "about": "x", "columns": ["model", "layer", "share"], "figures": []}
+    run.write_result("norms", {"kind": "norms", "exhibit": shown | {"rows": [["vit", 3, 0.5], ["vim", 1, 0.1]]}})
+    text = re.sub(r"<[^>]*>|\s+", " ", write_report([run.path], tmp_path / "page.html").read_text())
+    assert "Norms, vit: layer 3, share 0.5" in re.sub(r"\s+", " ", text)
