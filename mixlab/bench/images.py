@@ -147,11 +147,11 @@ def describe_crops(data: str | None = None, *, num_draws: int = 60_000) -> list[
         source = ImageFolder(data or folder)
         dino, supervised = dino_crops(), (CropKind(size=224, scale=(0.08, 1.0)),)
         probe = ProbeCrops(224, seed=0, squashed=False).crops.kinds
-        views = {
+        views: dict[str, tuple[Sequence[CropKind], CropKind]] = {
             "DINO, global": (dino, dino[0]),
             "DINO, local": (dino, dino[2]),
-            "supervised": (supervised, *supervised),
-            "linear probe": (probe, *probe),
+            "supervised": (supervised, supervised[0]),
+            "linear probe": (probe, probe[0]),
         }
         return [row for name, (kinds, kind) in views.items() for row in _describe(name, kinds, kind, source, num_draws)]
 
