@@ -24,6 +24,7 @@ MODULES = {
     "mixlab.backbones.preprocess": ("Images for a model", "preprocess"),
     "mixlab.backbones.weights": ("Weights", ""),
     "mixlab.mixers.mixer": ("The contract of mixers", "Mixing TokenMixer MixerConfig"),
+    "mixlab.backbones.transformers_registry": ("transformers", "register_with_transformers"),
     "mixlab.mixers": ("Mixers by name", "register_mixer"),
     "mixlab.data": (
         "Data sources and crops",

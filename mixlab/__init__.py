@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.backbones.preprocess import preprocess as preprocess
     from mixlab.backbones.tokens import Features as Features
     from mixlab.backbones.tokens import TokenLayout as TokenLayout
+    from mixlab.backbones.transformers_registry import register_with_transformers as register_with_transformers
     from mixlab.backbones.weights import LoadReport as LoadReport
     from mixlab.backbones.weights import WeightsError as WeightsError
     from mixlab.backbones.weights import load_weights as load_weights
@@ -93,6 +94,7 @@ _NAMES = {
     "backbones.backbone": ["Backbone"],
     "backbones.preprocess": ["preprocess"],
     "backbones.tokens": ["Features", "TokenLayout"],
+    "backbones.transformers_registry": ["register_with_transformers"],
     "backbones.weights": ["LoadReport", "WeightsError", "load_weights", "model_from_file", "save_weights"],
     "backbones.wrapped": ["wrap"],
     "backbones.zoo": ["create_model", "list_models", "register_backbone", "register_family"],

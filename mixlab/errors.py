@@ -18,6 +18,7 @@ EXTRA_OF = {  # modules that only some commands need: pip install 'mixlab[EXTRA]
     "submitit": "slurm",
     "tensorboard": "train",
     "torchmetrics": "train",
+    "transformers": "transformers",
     "uvicorn": "app",
     "wandb": "wandb",
 }

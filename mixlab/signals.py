@@ -21,6 +21,7 @@ PATIENCE_S = 10.0  # and other signals within this time: whoever waits for a pro
 STUCK_S = 3.0
 WATCH_S = 0.5
 REMIND_S = 0.05
+PROMPT_S = 0.2  # a command that ends within this time after Ctrl-C says so itself
 
 
 class StopSignal(KeyboardInterrupt):
@@ -33,6 +34,8 @@ class StopSignal(KeyboardInterrupt):
 
 class RaisingHandler:
     """Raises `StopSignal` once: what happens meanwhile is tidied up undisturbed. Asked again later, it raises again."""
+
+    acknowledgement = "stopping"
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -109,7 +112,12 @@ def _leaving_when_stuck(handler: RaisingHandler) -> Iterator[None]:
         return handler.number is None and signal.getsignal(number) is handler
 
     def watch() -> None:
+        is_acknowledged = False
         while number := int.from_bytes(os.read(read_end, 1), "big"):
+            if number == signal.SIGINT and not is_acknowledged:
+                is_acknowledged = True
+                time.sleep(PROMPT_S)
+                _acknowledge()
             if number in STOP_SIGNALS and is_waiting(number):
                 time.sleep(STUCK_S)
                 if is_waiting(number):
@@ -124,6 +132,14 @@ def _leaving_when_stuck(handler: RaisingHandler) -> Iterator[None]:
         signal.set_wakeup_fd(before)
         os.write(write_end, b"\0")
         os.close(write_end)
+
+
+def _acknowledge() -> None:
+    """Tell whoever pressed Ctrl-C at a terminal what happens now, if anything is still to happen."""
+    handler = signal.getsignal(signal.SIGINT)
+    said = getattr(getattr(handler, "__self__", handler), "acknowledgement", None)
+    if said and os.environ.get("RANK", "0") == "0" and os.isatty(2):
+        os.write(2, f"\r\x1b[2KCtrl-C: {said}\n".encode())  # in place of a progress bar
 
 
 def say_stopped(number: int) -> None:
@@ -142,6 +158,8 @@ class StopRequests:
     `also` are signals by which this job's scheduler says more than "stop": they are noted before all others. Under
     torchrun, which passes on what a terminal has sent already, a second Ctrl-C is the first one.
     """
+
+    acknowledgement = "this step is finished and saved first; Ctrl-C again stops at once"
 
     def __init__(self, also: Iterable[int] = ()) -> None:
         self.number: int | None = None

@@ -45,6 +45,8 @@ def third_party(nodes: list[ast.AST]) -> set[str]:
 WHERE = {  # parts that are imported with the extra they need; all other files import extras inside a function
     "report": ("report/", "analysis/figures/", "commands/maps.py"),
     "app": ("app/", "commands/app.py"),
+    "onnx": ("ops/onnx_scan.py",),
+    "transformers": ("backbones/transformers_models.py",),
     "train": ("analysis/binary_auc_metric.py", "bench/"),
 }
 
@@ -67,7 +69,7 @@ def test_every_optional_module_is_known_with_the_extra_that_brings_it() -> None:
     for module, extra in EXTRA_OF.items():
         name = canonicalize_name(DISTRIBUTIONS.get(module, [module])[0])
         assert name in names_of(EXTRAS[extra]), f"{module} is not part of mixlab[{extra}]"
-    assert set(EXTRA_OF.values()) == {*OPTIONAL, "wandb"}
+    assert set(EXTRA_OF.values()) == {*OPTIONAL, "transformers", "wandb"}
 
 
 WITHOUT_EXTRAS = """

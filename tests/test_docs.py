@@ -83,6 +83,14 @@ def test_every_command_is_one_that_mixlab_knows(file: Path) -> None:
             pytest.fail(f"{file.name}: {line!r} is not understood")
 
 
+@pytest.mark.parametrize(
+    "file", [f for f in WRITTEN if f.stem.startswith(("add_", "any_"))], ids=lambda file: file.stem
+)
+def test_an_extension_is_explained_on_a_screen(file: Path) -> None:
+    """With prose, and a check that it works."""
+    assert len(file.read_text(encoding="utf-8").splitlines()) <= 110
+
+
 def test_the_documentation_calls_the_commands_it_is_about() -> None:
     called = {line.split()[1] for file in WRITTEN for line in command_lines(file)}
     assert {"demo", "pretrain", "train", "knn", "probe", "auc", "rank", "maps", "claims", "report"} <= called

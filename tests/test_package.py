@@ -1,7 +1,22 @@
-"""What `import mixlab` gives, and what it leaves for later."""
+"""What `import mixlab` gives and leaves for later; and the package as others get it: a wheel, torch.hub.
 
+MIXLAB_PACKAGE=all also installs the wheel with all extras into an empty environment and runs the demo there.
+"""
+
+import os
+import shutil
 import subprocess
 import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+import mixlab
+
+ROOT = Path(__file__).parents[1]
 
 START = """
 import sys
@@ -17,3 +32,76 @@ assert mixlab.BinaryAUC is BinaryAUC and "torchmetrics" in sys.modules
 
 def test_the_zoo_is_registered_at_once_and_torchmetrics_waits_for_binary_auc() -> None:
     subprocess.run([sys.executable, "-c", START], check=True, timeout=250)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy: setuptools leaves folders where it works."""
+    pytest.importorskip("setuptools", minversion="77")
+    place = tmp_path_factory.mktemp("package")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, place)
+    shutil.copytree(ROOT / "mixlab", place / "mixlab", ignore=shutil.ignore_patterns("__pycache__"))
+    command = ["wheel", ".", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", "dist"]
+    subprocess.run([sys.executable, "-m", "pip", *command], cwd=place, check=True, timeout=250)
+    (built,) = (place / "dist").iterdir()
+    return built
+
+
+def test_the_wheel_has_every_file_of_the_package(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        inside = {name for name in archive.namelist() if name.startswith("mixlab/")}
+    files = [file for file in (ROOT / "mixlab").rglob("*") if file.is_file() and "__pycache__" not in file.parts]
+    assert inside == {file.relative_to(ROOT).as_posix() for file in files}
+
+
+INSTALLED = """
+import sys
+from pathlib import Path
+import mixlab
+assert Path(mixlab.__file__).is_relative_to(sys.argv[1]), mixlab.__file__
+from mixlab.app import create_app  # its pages are files
+from mixlab.cli import main
+for call in (
+    ["models", "shipped/*"],
+    ["auc", "shipped/vit", "--data", "shapes:n=2", "--no-twins", "--map", "cosine", "--run", "run"],
+    ["report", "run", "--no-measure", "--out", "page.html"],
+):
+    assert main(call) == 0, call
+"""
+
+
+def test_the_wheel_works_away_from_the_repository(wheel: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    with zipfile.ZipFile(wheel) as archive:  # a pure wheel, so this is what pip does
+        archive.extractall(site)
+    environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
+    call = [sys.executable, "-P", "-c", INSTALLED, str(site)]
+    done = subprocess.run(call, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    assert "shipped/vit" in done.stdout and (tmp_path / "page.html").stat().st_size > 10_000
+
+
+@pytest.mark.skipif(
+    os.environ.get("MIXLAB_PACKAGE") != "all", reason="minutes of installing; MIXLAB_PACKAGE=all runs it"
+)
+@pytest.mark.timeout(1800)
+def test_the_wheel_with_all_extras_runs_the_demo_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", with_pip=True)
+    bin_folder = tmp_path / "venv" / "bin"
+    install = ["install", "--quiet", "--constraint", str(ROOT / "constraints.txt"), f"{wheel}[all]"]
+    subprocess.run([str(bin_folder / "python"), "-m", "pip", *install], cwd=tmp_path, check=True)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([str(bin_folder / "mixlab"), "demo", "--quick"], cwd=tmp_path, env=environment, check=True)
+    assert (tmp_path / "demo-quick" / "report.html").is_file()
+
+
+def test_torch_hub_loads_any_backbone_and_the_networks_that_come_with_it() -> None:
+    hub = {"repo_or_dir": str(ROOT), "source": "local"}
+    small = torch.hub.load(**hub, model="vit_tiny", dim=32, depth=1, patch=8, image=32, head_dim=16)
+    assert small(torch.zeros(1, 3, 32, 32)).shape == (1, 32)
+    shipped, same = torch.hub.load(**hub, model="shipped_vit"), mixlab.create_model("shipped/vit").eval()
+    images = torch.rand(1, 3, 64, 64)
+    torch.testing.assert_close(shipped(images), same(images), rtol=0, atol=0)
+    with pytest.raises(mixlab.InputError, match="vit_tiny has no weights of its own"):
+        torch.hub.load(**hub, model="vit_tiny", pretrained=True)

@@ -8,6 +8,7 @@ image, layer and head at a time: matrices where the backbone is, singular values
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -100,11 +101,15 @@ def layer_ranks(
     layers: Layers = None,
     heads: Sequence[int] | None = None,
     settings: RankSettings | None = None,
+    numbers: Sequence[int] | None = None,
 ) -> Iterator[LayerRanks]:
-    """Yield the ranks of each chosen layer on each image (3, H, W), already preprocessed for the backbone."""
+    """Yield the ranks of each chosen layer on each image (3, H, W), already preprocessed for the backbone.
+
+    `numbers` are those of the images, where they are not all of a set.
+    """
     settings = settings or RankSettings()
     with _HeadWorkers() as workers:
-        for index, image in enumerate(images):
+        for index, image in zip(count() if numbers is None else numbers, images, strict=False):
             _, features = next(backbone.features(image[None], layers=[0]))
             for layer, mixing in backbone.mixings(image[None], layers=layers):
                 grid = _grid_of(mixing, features.grid)

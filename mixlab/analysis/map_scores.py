@@ -17,6 +17,7 @@ from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.backbones.backbone import Backbone, Layers
 from mixlab.data.masks import IGNORE
 from mixlab.errors import InputError
+from mixlab.evaluation.machine import Machine
 from mixlab.evaluation.target import Target
 from mixlab.run import UNTRAINED, Measurement, Subject
 from mixlab.run.protocols import MapProtocol
@@ -53,13 +54,21 @@ class MapScores:
 class MapScorer:
     """Scores networks on one set of images; results are cached by network, map and layers.
 
-    The untrained twin of a network has the seed of its training, or else `seed`.
+    The untrained twin of a network has the seed of its training, or else `seed`. Ranks share the images, and each knows
+    all scores.
     """
 
     def __init__(
-        self, images: ViewedImages, *, twins: bool = True, seed: int = 0, progress: ScoreProgress | None = None
+        self,
+        images: ViewedImages,
+        *,
+        twins: bool = True,
+        seed: int = 0,
+        progress: ScoreProgress | None = None,
+        machine: Machine | None = None,
     ) -> None:
         self.images, self.twins, self.seed = images, twins, seed
+        self._machine = machine
         self._progress = progress or (lambda label, num_images: None)
         self._known: dict[Any, MapScores] = {}
 
@@ -97,9 +106,8 @@ class MapScorer:
 
     def _measure(self, label: str, backbone: Backbone, map_name: str, layers: Layers) -> MapScores:
         kind = find_map(map_name)
-        parts: list[tuple[Tensor, ...]] = []
-        indices: list[int] = []
-        for batch in self.images:
+        parts: list[tuple[int, list[int], tuple[Tensor, ...]]] = []  # number of the batch, layers, scores
+        for number, batch in self.images.batches(*(self._machine.share() if self._machine else ())):
             if batch.masks is None:
                 raise InputError(f"{self.images.choices['data'] or 'the source'} has images without masks")
             by_layer: dict[int, tuple[Tensor, ...]] = {}
@@ -114,11 +122,23 @@ class MapScorer:
                     centre_matched_auc(maps.flatten(0, 1), masks, ignore=IGNORE).unflatten(0, maps.shape[:2]),
                     _raw_auc(prior, small),
                 )
-            indices = list(by_layer)
             roc = true_positive_rates(maps.flatten(0, 1), masks).unflatten(0, maps.shape[:2])
-            parts.append((*(torch.stack(scores, dim=1) for scores in zip(*by_layer.values(), strict=True)), roc))
+            scores = (torch.stack(scores, dim=1) for scores in zip(*by_layer.values(), strict=True))
+            parts.append((number, list(by_layer), (*scores, roc)))
             self._progress(label, len(batch.names))
-        return MapScores(map_name, indices, *(torch.cat(column) for column in zip(*parts, strict=True)))
+        return MapScores(map_name, *self._together(parts))
+
+    def _together(self, own: list[tuple[int, list[int], tuple[Tensor, ...]]]) -> tuple[Any, ...]:
+        """Layers and scores of all ranks' images, in their order; what any of them could not read is known to all."""
+        found = own
+        if self._machine is not None:
+            found = sorted((part for parts in self._machine.gather(own) for part in parts), key=lambda part: part[0])
+            for reasons in self._machine.gather(dict(self.images.skipped.reasons)):
+                self.images.skipped.reasons |= reasons
+        if not found:
+            raise self.images.empty()
+        columns = zip(*(scores for _, _, scores in found), strict=True)
+        return found[0][1], *(torch.cat(column) for column in columns)
 
 
 def _twin_label(target: Target) -> str:

@@ -20,6 +20,7 @@ from mixlab.backbones.tokens import TokenLayout
 from mixlab.choices import NUM_RANKED
 from mixlab.data.given import AnyData
 from mixlab.errors import InputError
+from mixlab.evaluation.machine import Machine
 from mixlab.evaluation.target import Target, as_target
 from mixlab.run import Measurement, Subject
 from mixlab.run.protocols import LowRankProtocol, RankProtocol
@@ -114,23 +115,29 @@ def measure_ranks(
     heads: Sequence[int] | None = None,
     settings: RankSettings | None = None,
     progress: Callable[[], None] | None = None,
+    machine: Machine | None = None,
 ) -> RankResult:
     """Measure the ranks of the mixing matrices of a backbone; by default of all layers and heads.
 
     `images` by a name, as `--data` takes it, or as a source or data set, are NUM_RANKED of its own size. `progress` is
-    called after each layer on each image.
+    called after each layer on each image. Ranks of a `machine` share the images, and each has the whole result.
     """
     network = as_target(target)
     backbone, settings = network.backbone, settings or RankSettings()
     if not isinstance(images, ViewedImages):
         images = ViewedImages(images, size=backbone.image, num_images=NUM_RANKED)
     wanted = chosen_layers(layers, backbone.num_layers)
-    pixels = backbone.preprocess(images.together().images)
+    rank, size = machine.share() if machine is not None else (0, 1)
+    seen = images.together().images
+    pixels, numbers = backbone.preprocess(seen)[rank::size], range(rank, len(seen), size)
     measured: list[LayerRanks] = []
-    for found in layer_ranks(backbone, pixels, layers=wanted, heads=heads, settings=settings):
+    for found in layer_ranks(backbone, pixels, layers=wanted, heads=heads, settings=settings, numbers=numbers):
         measured.append(found)
         if progress is not None:
             progress()
+    if machine is not None:
+        everyone = (found for part in machine.gather(measured) for found in part)
+        measured = sorted(everyone, key=lambda found: found.image)  # layers stay in their order
     summary, arrays = summarise_ranks(measured, backbone.layout)
     protocol = RankProtocol(
         **images.choices,

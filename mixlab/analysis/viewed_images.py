@@ -1,11 +1,12 @@
 """The images of an analysis, with masks where the source has masks: cropped, resized and in batches."""
 
 from collections.abc import Iterator
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from mixlab.choices import Fit
 from mixlab.data.decode import UnreadableImage, fit_image, to_pil, to_tensor
@@ -13,9 +14,11 @@ from mixlab.data.given import AnyData, as_data
 from mixlab.data.mask_formats import parse_images_or_masks, parse_masks
 from mixlab.data.masks import MaskedImage
 from mixlab.data.source import SkippedImages, Source, evenly_spaced
+from mixlab.data.workers import check_shared_memory, start_workers, worker_settings
 from mixlab.errors import InputError
 from mixlab.evaluation.machine import CentreView
 
+_BATCHES_PER_WORKER = 8  # fewer are read before a process has started
 _CACHE_BYTES = 2**30  # sets below this stay in memory between networks
 
 
@@ -49,6 +52,7 @@ class ViewedImages:
         batch: int = 16,
         name: str = "",
         with_masks: bool = False,  # refuse data without masks
+        workers: int = 0,  # processes that read
     ) -> None:
         if fit not in get_args(Fit):
             raise InputError(f"fit {fit!r} is unknown; choose 'crop' (centre crop) or 'squash' (the whole image)")
@@ -58,7 +62,7 @@ class ViewedImages:
         named = isinstance(given, str)
         source = (parse_masks if with_masks else parse_images_or_masks)(given)
         self.source: Source[Any] = source
-        self.batch = batch
+        self.batch, self.workers = batch, workers
         self.view = view_of(size, fit)
         self.num_wanted = min(len(source), num_images or len(source))
         self.skipped = SkippedImages(total=len(source), limit=1.0)
@@ -71,18 +75,28 @@ class ViewedImages:
             "crop_share": self.view.crop_share,
             "fit": fit,
         }
-        self._kept: list[ImageBatch] | None = None
+        self._kept: dict[int, ImageBatch] = {}  # by number, where they are small
+        self._keeps = self.num_wanted * self.view.size**2 * 4 <= _CACHE_BYTES
 
     def __iter__(self) -> Iterator[ImageBatch]:
-        if self._kept is not None:
-            yield from self._kept
-            return
-        kept: list[ImageBatch] | None = [] if self.num_wanted * self.view.size**2 * 4 <= _CACHE_BYTES else None
-        for batch in self._read():
-            if kept is not None:
-                kept.append(batch)
+        none = True
+        for _, batch in self.batches():
             yield batch
-        self._kept = kept
+            none = False
+        if none:
+            raise self.empty()
+
+    def batches(self, rank: int = 0, size: int = 1) -> Iterator[tuple[int, ImageBatch]]:
+        """Those of one rank, with their numbers among all of them; what cannot be read is left out and counted."""
+        own = range(rank, -(-self.num_wanted // self.batch), size)
+        missing = [number for number in own if number not in self._kept]
+        fresh = self._read(missing)
+        for number in own:
+            batch = self._kept[number] if number in self._kept else next(fresh)
+            if self._keeps:
+                self._kept[number] = batch
+            if batch.names:
+                yield number, batch
 
     def together(self) -> ImageBatch:
         """All of them as one batch."""
@@ -91,30 +105,50 @@ class ViewedImages:
         names = [name for batch in batches for name in batch.names]
         return ImageBatch(torch.cat([batch.images for batch in batches]), torch.cat(masks) if masks else None, names)
 
-    def _read(self) -> Iterator[ImageBatch]:
-        samples, none = self._samples(), True
-        while group := list(islice(samples, self.batch)):
-            images, masks, names = zip(*group, strict=True)
-            yield ImageBatch(torch.stack(images), None if masks[0] is None else torch.stack(masks), list(names))
-            none = False
-        if none:
-            raise InputError(f"{self.choices['data'] or 'the source'} has no readable image. {self.skipped.summary()}")
+    def empty(self) -> InputError:
+        """What to raise where none could be read."""
+        return InputError(f"{self.choices['data'] or 'the source'} has no readable image. {self.skipped.summary()}")
 
-    def _samples(self) -> Iterator[tuple[Tensor, Tensor | None, str]]:
-        """Image, mask and name of the first sample that can be read in each of `num_wanted` equal parts."""
+    def _read(self, numbers: list[int]) -> Iterator[ImageBatch]:
+        parts = _Parts(self.source, self.view, self.num_wanted, self.batch)
+        workers = min(self.workers, len(numbers) // _BATCHES_PER_WORKER)
+        if workers:
+            check_shared_memory(self.batch * self.view.size**2 * 4, workers)
+        loader: DataLoader[Any] = DataLoader(parts, sampler=numbers, batch_size=None, **worker_settings(workers))
+        for batch, errors in start_workers(loader) if workers else map(parts.__getitem__, numbers):
+            for error in errors:
+                self.skipped.add(error)
+            yield batch
+
+
+class _Parts(Dataset[Any]):
+    """Runs in the workers. A source in `num_wanted` equal parts; of each, the first sample that can be read."""
+
+    def __init__(self, source: Source[Any], view: CentreView, num_wanted: int, batch: int) -> None:
+        self.source, self.view, self.batch = source, view, batch
+        self.starts = [*evenly_spaced(len(source), num_wanted), len(source)]
+
+    def __getitem__(self, number: int) -> tuple[ImageBatch, list[UnreadableImage]]:
+        """The batch of that number, with what could not be read beside it."""
+        errors: list[UnreadableImage] = []
+        ends = self.starts[number * self.batch : (number + 1) * self.batch + 1]
+        found = [sample for start, end in pairwise(ends) if (sample := self._first(start, end, errors))]
+        if not found:
+            return ImageBatch(torch.empty(0, dtype=torch.uint8), None, []), errors
+        images, masks, names = zip(*found, strict=True)
+        return ImageBatch(torch.stack(images), None if masks[0] is None else torch.stack(masks), list(names)), errors
+
+    def _first(self, start: int, end: int, errors: list[UnreadableImage]) -> tuple[Tensor, Tensor | None, str] | None:
         side, fit, middle = self.view.load_size, self.view.fit, self.view.crop
-        total = len(self.source)
-        for start, end in pairwise([*evenly_spaced(total, self.num_wanted), total]):
-            for index in range(start, end):
-                try:
-                    sample = self.source.load(index)
-                except UnreadableImage as error:
-                    self.skipped.add(error)
-                    continue
-                if isinstance(sample, MaskedImage):
-                    fitted = sample.fitted(side, fit)
-                    yield middle(fitted.image), middle(fitted.mask), self.source.name(index)
-                else:
-                    image = to_tensor(fit_image(to_pil(sample), size=side, fit=fit))
-                    yield middle(image), None, self.source.name(index)
-                break
+        for index in range(start, end):
+            try:
+                sample = self.source.load(index)
+            except UnreadableImage as error:
+                errors.append(error)
+                continue
+            if isinstance(sample, MaskedImage):
+                fitted = sample.fitted(side, fit)
+                return middle(fitted.image), middle(fitted.mask), self.source.name(index)
+            image = to_tensor(fit_image(to_pil(sample), size=side, fit=fit))
+            return middle(image), None, self.source.name(index)
+        return None

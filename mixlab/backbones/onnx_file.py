@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.export import Dim
+from torch.export import Dim, ExportedProgram
 
 from mixlab.backbones.backbone import Backbone
+from mixlab.backbones.timm_backbone import TimmBackbone
 from mixlab.errors import naming_extras
 from mixlab.ops.operator import operators_kept_whole
 from mixlab.run.aside import written_aside
@@ -52,8 +53,11 @@ def _translated(model: Backbone, images: Tensor, sides: dict[int, Any]) -> Any:
 
     batch = {0: Dim("batch", min=1, max=MAX_BATCH)}
     with operators_kept_whole():
+        traced = torch.export.export(model, (images,), dynamic_shapes=({**batch, **sides},))
+        if sides and isinstance(model, TimmBackbone):
+            _check_at_another_size(traced, model, images)
         return torch.onnx.export(
-            torch.export.export(model, (images,), dynamic_shapes=({**batch, **sides},)),
+            traced,
             input_names=["images"],
             output_names=["summary"],
             custom_translation_table=TRANSLATIONS,
@@ -61,6 +65,14 @@ def _translated(model: Backbone, images: Tensor, sides: dict[int, Any]) -> Any:
             optimize=False,
             verbose=False,
         )
+
+
+def _check_at_another_size(traced: ExportedProgram, model: TimmBackbone, images: Tensor) -> None:
+    """Some of timm's models are traced for any size, and keep the positions of one."""
+    step = max(shape.stride for shape in model.layer_shapes())
+    larger = torch.randn(1, images.shape[1], images.shape[2] + step, images.shape[3] + 2 * step)
+    with torch.no_grad():
+        torch.testing.assert_close(traced.module()(larger), model(larger), rtol=1e-3, atol=1e-3)
 
 
 def _metadata(model: Backbone, multiple: int | None) -> dict[str, str]:

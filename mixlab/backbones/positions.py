@@ -81,7 +81,7 @@ def _bicubic_of_any(side: int, grid: Grid, kind: PositionResize, device: torch.d
 
 def _cubic_weights(side: int, size: int, scale: Tensor) -> Tensor:
     """(size, side): each new point from its four neighbours; beyond the ends, the last point again."""
-    at = (torch.arange(size, dtype=torch.float64, device=scale.device) + 0.5) / scale - 0.5
+    at = (torch.arange(size, device=scale.device).double() + 0.5) / scale - 0.5
     left = at.floor()
     columns = torch.arange(side, device=scale.device)
     weights = torch.zeros(1, side, dtype=torch.float64, device=scale.device)

@@ -11,7 +11,7 @@ from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.choices import Fit
 from mixlab.commands.answer import Answer
 from mixlab.commands.options import Flat, SeveralTargets
-from mixlab.commands.output import drawing, print_left_out, progress_bar
+from mixlab.commands.output import drawing, evaluation_machine, print_left_out, progress_bar
 from mixlab.console import console
 from mixlab.data.decode import SUFFIXES
 from mixlab.errors import InputError, check_counts
@@ -54,14 +54,18 @@ def run_analysis(analysis: Analysis, on: ViewedTargets, answer: Answer, options:
     answer.check()
     check_counts(num_images=on.num_images)
     on, data = _with_photograph(on, analysis.data)
-    loaded = on.load()
-    size, number = on.image or loaded[0].backbone.image, on.num_images or analysis.num_images
-    images = ViewedImages(data, size=size, fit=on.fit or analysis.fit, num_images=number)
-    directory = on.open_run()
-    with progress_bar(analysis.name, len(loaded)) as step:
-        given = {"seed": on.seed, "progress": step}
-        wanted = {name: value for name, value in given.items() if name in analysis.parameters}
-        found = analysis.run(loaded, images, **options, **wanted)
+    with evaluation_machine(on.device, workers=on.workers) as machine:
+        if not machine.world.is_first:  # an analysis knows nothing of ranks
+            return {}
+        loaded = on.load(machine.world.device)
+        size, number = on.image or loaded[0].backbone.image, on.num_images or analysis.num_images
+        fit = on.fit or analysis.fit
+        images = ViewedImages(data, size=size, fit=fit, num_images=number, workers=machine.workers)
+        directory = on.open_run()
+        with progress_bar(analysis.name, len(loaded)) as step:
+            given = {"seed": on.seed, "progress": step}
+            wanted = {name: value for name, value in given.items() if name in analysis.parameters}
+            found = analysis.run(loaded, images, **options, **wanted)
     content = {
         "kind": analysis.name,
         "subjects": [target.describe() for target in loaded],

@@ -5,7 +5,7 @@ from typing import Any
 from mixlab.choices import SCORED_FIT, Fit
 from mixlab.commands.answer import WideAnswer
 from mixlab.commands.options import Flat, SeveralTargets
-from mixlab.commands.output import drawing, print_left_out, progress_bar, with_margin
+from mixlab.commands.output import drawing, evaluation_machine, print_left_out, with_margin
 from mixlab.console import console
 from mixlab.errors import InputError, check_counts
 from mixlab.run import UNTRAINED, RunDirectory, provenance
@@ -22,7 +22,7 @@ def auc(
     fit: Fit = SCORED_FIT,
     twins: bool = True,
 ) -> dict[str, Any]:
-    """Score activation maps against foreground masks, several targets side by side.
+    """Score activation maps against foreground masks, several targets side by side. Works under torchrun.
 
     Args:
         study: one or more of model, size, training, head, registers, register, token (class token in the middle and in
@@ -38,30 +38,42 @@ def auc(
     from mixlab.analysis.auc import STUDIES, run_study
     from mixlab.analysis.map_scores import MapScorer
     from mixlab.analysis.viewed_images import ViewedImages
+    from mixlab.training.distributed import once_per_machine
 
     answer.check()
     unknown = [name for name in study if name not in STUDIES]
     if unknown or not study:
         raise InputError(f"study {', '.join(unknown) or 'nothing'!r} does not exist; choose from {', '.join(STUDIES)}")
     check_counts(num_images=num_images, batch=batch)
-    loaded = on.load()
-    size = on.image or loaded[0].backbone.image
-    images = ViewedImages(on.data, size=size, fit=fit, num_images=num_images, batch=batch, with_masks=True)
-    directory = on.open_run()
     contents: dict[str, dict[str, Any]] = {}
-    where = str(next(loaded[0].backbone.parameters()).device)
-    num_models = sum(1 + (twins and target.training != UNTRAINED) for target in loaded)
-    passes = len(study) + (map is None and "model" in study)  # one more for maps of a matrix
-    with progress_bar("scoring", images.num_wanted * num_models * passes) as step:
-        scorer = MapScorer(
-            images, twins=twins, seed=on.seed, progress=lambda label, count: step(count, f"scoring {label}")
-        )
-        for name in study:
-            result = run_study(name, loaded, scorer, map)
-            contents[name] = result.to_json() | {"provenance": provenance(seed=on.seed, device=where)}
-            stored = directory.write(f"auc_{name}", contents[name], result.arrays)
-            with drawing():
-                _draw(directory, stored, contents[name])
+    with evaluation_machine(on.device, workers=on.workers) as machine:
+        loaded = on.load(machine.world.device)
+        options: dict[str, Any] = {"fit": fit, "num_images": num_images, "batch": batch, "workers": machine.workers}
+        size = on.image or loaded[0].backbone.image
+        images = once_per_machine(machine.world, lambda: ViewedImages(on.data, size=size, with_masks=True, **options))
+        directory = on.open_run()
+        where = str(next(loaded[0].backbone.parameters()).device)
+        num_models = sum(1 + (twins and target.training != UNTRAINED) for target in loaded)
+        passes = len(study) + (map is None and "model" in study)  # one more for maps of a matrix
+        with machine.bar("scoring", images.num_wanted * num_models * passes) as step:
+            show: Any = step if machine.world.is_first else lambda count, note: None
+            scorer = MapScorer(
+                images,
+                twins=twins,
+                seed=on.seed,
+                progress=lambda label, count: show(count * machine.world.size, f"scoring {label}"),
+                machine=machine,
+            )
+            for name in study:
+                result = run_study(name, loaded, scorer, map)
+                if not machine.world.is_first:
+                    continue
+                contents[name] = result.to_json() | {"provenance": provenance(seed=on.seed, device=where)}
+                stored = directory.write(f"auc_{name}", contents[name], result.arrays)
+                with drawing():
+                    _draw(directory, stored, contents[name])
+        if not machine.world.is_first:
+            return {}
     for name in study:
         _print(answer, contents[name])
     print_left_out(images)

@@ -1,4 +1,4 @@
-"""`mixlab export`: a backbone as safetensors or ONNX."""
+"""`mixlab export`: a backbone as safetensors, as ONNX, or for transformers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import tyro
 from mixlab.commands.advise import parse_size
 from mixlab.commands.answer import Answer
 from mixlab.commands.options import Flat
-from mixlab.errors import InputError
+from mixlab.errors import InputError, naming_extras
 from mixlab.run import RunDirectory
 
-FileFormat = Literal["safetensors", "onnx"]
+FileFormat = Literal["safetensors", "onnx", "transformers"]
 _PARTS_OF_RUNS = ("weights", "classifier", "segmenter", "detector", "best_head")
 ENDINGS: dict[str, FileFormat] = {".safetensors": "safetensors", ".onnx": "onnx"}
 FOLDERS_OF_RUNS = {"checkpoints", "results"}
@@ -32,13 +32,13 @@ def export(
     force: bool = False,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Write a backbone to one file.
+    """Write a backbone to one file, or to a folder for transformers.
 
     Args:
         target: a run, finished or stopped, an exported file, a name of the zoo, or timm/NAME.
-        out: the file to write; its suffix, .safetensors or .onnx, chooses the format.
-        format: safetensors (ours, with the architecture inside) or onnx (needs the extra `mixlab[onnx]`), for a file of
-            another ending.
+        out: the file to write; its suffix, .safetensors or .onnx, chooses the format. For transformers, a folder.
+        format: safetensors (ours, with the architecture inside), onnx (needs the extra `mixlab[onnx]`), or transformers
+            (a folder for its AutoModel and AutoBackbone, needs `mixlab[transformers]`).
         weights: a weight file for a name; without it the backbone is untrained.
         half: matrices in 16 bits, for safetensors: half the size.
         image: the one height x width that an ONNX file takes, such as 224 or 160x256; without it, any that the
@@ -50,17 +50,21 @@ def export(
     from mixlab.evaluation.target import load_target
 
     chosen = file_format(out, format)
-    check_out(out, force=force)
-    if half and chosen == "onnx":
-        raise InputError("--half is for safetensors; an ONNX file keeps 32 bits")
-    if image is not None and chosen == "safetensors":
-        raise InputError("--image is for ONNX; a safetensors file takes any size")
+    check_folder(out) if chosen == "transformers" else check_out(out, force=force)
+    if half and chosen != "safetensors":
+        raise InputError(f"--half is for safetensors; {chosen} keeps 32 bits")
+    if image is not None and chosen != "onnx":
+        raise InputError(f"--image is for ONNX; {chosen} takes any size")
     size = None if image is None else parse_size(image)
     answer.check()
     model = load_target(target, weights=weights, seed=seed, device="cpu").backbone
     takes = ""
     if chosen == "safetensors":
         save_weights(model, out, half=half)
+    elif chosen == "transformers":
+        with naming_extras():
+            from mixlab.backbones.transformers_models import export_transformers
+        export_transformers(model, out)
     else:
         from mixlab.backbones.onnx_file import export_onnx
 
@@ -68,18 +72,26 @@ def export(
         multiple = export_onnx(model, out, height=height, width=width)
         sides = f"{height or model.image} x {width or model.image} px"
         takes = f"; it takes {f'sides of multiples of {multiple} px' if multiple else sides}"
-    answer.line(f"{model.name} written to {out} ({out.stat().st_size / 2**20:.1f} MiB){takes}")
-    return answer.emit({"model": model.name, "format": chosen, "file": str(out), "bytes": out.stat().st_size})
+    size_of = sum(file.stat().st_size for file in (out.iterdir() if out.is_dir() else [out]))
+    answer.line(f"{model.name} written to {out} ({size_of / 2**20:.1f} MiB){takes}")
+    return answer.emit({"model": model.name, "format": chosen, "file": str(out), "bytes": size_of})
 
 
 def file_format(out: Path, asked: FileFormat | None) -> FileFormat:
     """The format that the ending of a file says, or that was asked for; they may not differ."""
     said = ENDINGS.get(out.suffix, asked)
+    if asked == "transformers" and out.suffix in ENDINGS:
+        raise InputError(f"--out {out} is to be a folder for transformers; name it {out.with_suffix('')}")
     if asked and said != asked:
         raise InputError(f"--out {out} is not a .{asked} file; name it {out.with_suffix(f'.{asked}')}")
     if said is None:
         raise InputError(f"--out {out} has no known suffix; end it in .safetensors or .onnx, or give --format")
     return said
+
+
+def check_folder(out: Path) -> None:
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise InputError(f"--out {out} is not an empty folder; name another one, which is made")
 
 
 def check_out(out: Path, *, force: bool) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mixlab.choices import NUM_DRAWN, Fit
 from mixlab.commands.answer import Answer
 from mixlab.commands.options import Flat, SeveralTargets
-from mixlab.commands.output import print_left_out, progress_bar
+from mixlab.commands.output import evaluation_machine, print_left_out, progress_bar
 from mixlab.console import console
 from mixlab.errors import check_counts
 from mixlab.run import provenance
@@ -49,13 +49,17 @@ def maps(
     if map is not None:
         find_map(map)
     check_counts(num_images=num_images)
-    loaded = on.load()
-    images = ViewedImages(on.data, size=on.image or loaded[0].backbone.image, fit=fit, num_images=num_images)
-    directory = on.open_run()
-    with progress_bar("maps", len(loaded)) as step:
-        result = activation_maps(
-            loaded, images, map_name=map, layer=layer, pca_fit=pca_fit, pca_threshold=pca_threshold, progress=step
-        )
+    with evaluation_machine(on.device, workers=on.workers) as machine:
+        if not machine.world.is_first:  # a few images: the first rank draws them alone
+            return {}
+        loaded = on.load(machine.world.device)
+        size = on.image or loaded[0].backbone.image
+        images = ViewedImages(on.data, size=size, fit=fit, num_images=num_images, workers=machine.workers)
+        directory = on.open_run()
+        with progress_bar("maps", len(loaded)) as step:
+            result = activation_maps(
+                loaded, images, map_name=map, layer=layer, pca_fit=pca_fit, pca_threshold=pca_threshold, progress=step
+            )
     content = result.to_json()
     name = directory.name_for("maps", content)
     paths = [save_figure(chart, directory.figure_path(file)) for file, chart in _pictures(result, name).items()]

@@ -56,7 +56,7 @@ class LabelledTarget(OneTarget):
     """shapes, a folder with one sub-folder per class (with or without train/ and val/), or wds:PATTERN."""
     val_data: str | None = None
     """another source of validation images; default: the val split, or every fifth image of each class."""
-    workers: int | None = None  # data loading processes per rank; default: all cores, divided by the ranks.
+    workers: int | None = None  # data loading processes per rank; default: this rank's cores, less one.
 
     def splits(self) -> LabelledSplits:
         from mixlab.data.labelled import labelled_splits
@@ -85,14 +85,14 @@ class SeveralTargets:
     seed: int = 0  # seed of untrained targets, and of the untrained twins of targets without a recorded seed.
     run: Path | None = None
     """directory for results and figures; default: the target if it is a single run, else runs/look."""
+    workers: int | None = None  # data loading processes per rank; default: this rank's cores, less one.
 
-    def load(self) -> list[Target]:
+    def load(self, device: torch.device | None = None) -> list[Target]:
         from mixlab.evaluation.target import load_targets
 
         check_counts(image=self.image)
-        return load_targets(
-            self.targets, weights=self.weights, training=self.training, device=self.device, seed=self.seed
-        )
+        chosen = self.device if device is None else str(device)
+        return load_targets(self.targets, weights=self.weights, training=self.training, device=chosen, seed=self.seed)
 
     def open_run(self) -> RunDirectory:
         return open_run(self.run, self.targets)

@@ -6,7 +6,7 @@ from typing import Any
 from mixlab.commands.answer import WideAnswer
 from mixlab.commands.dense_task import stoppable
 from mixlab.commands.options import Flat, LabelledTarget
-from mixlab.commands.output import evaluation_machine, name_unreadable, percent, percent_interval
+from mixlab.commands.output import evaluation_machine, name_unreadable, percent, percent_interval, warn
 from mixlab.console import console
 from mixlab.errors import InputError, check_counts
 from mixlab.evaluation.settings import ProbeSettings
@@ -33,6 +33,10 @@ def probe(
     from mixlab.evaluation.probe import evaluate_linear_probe
     from mixlab.training.distributed import once_per_machine
 
+    if settings.mode == "cached" and settings.load_size:
+        raise InputError("--load-size has no effect on cached features of plain images; leave it out")
+    if settings.heads != "grid" and settings.blocks and settings.strategies:
+        raise InputError(f"--heads {settings.heads} has no effect beside --blocks and --strategies; leave it out")
     if name in TAKEN or not re.fullmatch(r"\w[\w.-]*", name):
         raise InputError(f"--name {name!r} cannot name a folder of the run; use letters and digits, and not {TAKEN[0]}")
     counts = {part: getattr(settings, part) for part in ("image", "batch", "num_train", "num_val")}
@@ -56,6 +60,9 @@ def probe(
     directory.write(name, result, found.arrays)
     _print(answer, result)
     assert found.folder is not None
+    for mode, scores in found.scores.items():
+        for doubt in scores.doubts():
+            warn(f"{mode}: {doubt}")
     best = found.folder / next(iter(found.scores))
     console.print(f"results in {directory.path}, the best head in {best}")
     return answer.emit(result)

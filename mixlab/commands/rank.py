@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from mixlab.choices import NUM_RANKED, Fit
 from mixlab.commands.answer import WideAnswer
 from mixlab.commands.options import Flat, SeveralTargets
-from mixlab.commands.output import drawing, print_left_out, progress_bar
+from mixlab.commands.output import drawing, evaluation_machine, print_left_out
 from mixlab.console import console
 from mixlab.errors import check_counts
 from mixlab.run import RunDirectory, provenance
@@ -35,7 +36,7 @@ def rank(
     whole: bool = False,
     rank: int | None = None,
 ) -> dict[str, Any]:
-    """Measure the ranks of the mixing matrices of one or more backbones, side by side.
+    """Measure the ranks of the mixing matrices of one or more backbones, side by side. Works under torchrun.
 
     Args:
         num_images: number of images, evenly spaced; ranks are means over them.
@@ -54,23 +55,37 @@ def rank(
     from mixlab.analysis.rank import measure_ranks
     from mixlab.analysis.viewed_images import ViewedImages
     from mixlab.backbones.backbone import chosen_layers
+    from mixlab.training.distributed import once_per_machine
 
     answer.check()
     check_counts(num_images=num_images, rank=rank)
-    loaded = on.load()
     settings = RankSettings(chunk=chunk, tolerance=tolerance, method=method, skip=skip, whole=whole, rank=rank)
-    directory = on.open_run()
     found: dict[str, RankResult] = {}  # by the name of its file
     contents: dict[str, dict[str, Any]] = {}  # by label
-    for target in loaded:
-        size, wanted = on.image or target.backbone.image, chosen_layers(layers or None, target.backbone.num_layers)
-        images = ViewedImages(on.data, size=size, fit=fit, num_images=num_images)
-        with progress_bar(f"ranks of {target.label}", images.num_wanted * len(wanted)) as step:
-            result = measure_ranks(target, images, layers=wanted, heads=heads or None, settings=settings, progress=step)
-        where = str(next(target.backbone.parameters()).device)
-        content = result.to_json() | {"provenance": provenance(seed=on.seed, device=where)}
-        found[directory.write(f"rank_{file_name(target.label)}", content, result.arrays)] = result
-        contents[target.label] = content
+    with evaluation_machine(on.device, workers=on.workers) as machine:
+        loaded = on.load(machine.world.device)
+        directory = on.open_run()
+        for target in loaded:
+            size, wanted = on.image or target.backbone.image, chosen_layers(layers or None, target.backbone.num_layers)
+            options: dict[str, Any] = {"size": size, "fit": fit, "num_images": num_images, "workers": machine.workers}
+            images = once_per_machine(machine.world, partial(ViewedImages, on.data, **options))
+            with machine.bar(f"ranks of {target.label}", images.num_wanted * len(wanted)) as step:
+                result = measure_ranks(
+                    target,
+                    images,
+                    layers=wanted,
+                    heads=heads or None,
+                    settings=settings,
+                    progress=partial(step, machine.world.size),
+                    machine=machine,
+                )
+            if machine.world.is_first:
+                where = str(next(target.backbone.parameters()).device)
+                content = result.to_json() | {"provenance": provenance(seed=on.seed, device=where)}
+                found[directory.write(f"rank_{file_name(target.label)}", content, result.arrays)] = result
+                contents[target.label] = content
+        if not machine.world.is_first:
+            return {}
     _print(answer, contents)
     print_left_out(images)
     console.print(f"results in {directory.path}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -34,6 +35,7 @@ from mixlab.evaluation.features import FeaturePlan, FeatureTable
 from mixlab.evaluation.machine import CentreView, Machine, PrecisionInUse, run_precision
 from mixlab.evaluation.target import network_digest
 from mixlab.run.directory import read_json, write_atomically, write_json
+from mixlab.run.disk import in_units
 from mixlab.training.checkpoint import sha256_of
 from mixlab.training.distributed import World, from_all, only_first
 
@@ -84,6 +86,20 @@ def extract_features(
         cache = FeatureCache(Path(folder), extraction, backbone=backbone, source=source, name=name)
         with machine.bar(f"features of {name}", len(source)) as step:
             return cache.fill(machine, step)
+
+
+def describe_needs(extraction: Extraction, sources: Iterable[ImageSource], machine: Machine) -> str:
+    """What features of these images will take, before anything is read."""
+    number, width = sum(map(len, sources)), extraction.plan.width
+    num_bytes = number * width * np.dtype(extraction.stored).itemsize
+    where = machine.features or Path(tempfile.gettempdir())
+    place = next(folder for folder in (where, *where.absolute().parents) if folder.is_dir())
+    free = shutil.disk_usage(place).free
+    short = "" if num_bytes < free else ", which is too little; choose another --run or fewer images"
+    return (
+        f"features of {number:,} images, {width:,} values each: {in_units(num_bytes)} in {where}, where "
+        f"{in_units(free)} are free{short}; they are read from there as they are needed"
+    )
 
 
 class FeatureCache:

@@ -14,7 +14,7 @@ from mixlab.choices import OUTPUT
 from mixlab.data.given import AnyData
 from mixlab.data.labelled import LabelledSplits, labelled_splits
 from mixlab.evaluation.accuracy import Accuracy
-from mixlab.evaluation.feature_cache import Extraction, extract_features
+from mixlab.evaluation.feature_cache import Extraction, describe_needs, extract_features
 from mixlab.evaluation.features import FeaturePlan, head_inputs
 from mixlab.evaluation.machine import Machine, precision_in_use
 from mixlab.evaluation.settings import KnnSettings
@@ -98,6 +98,9 @@ def evaluate_knn(
     inputs = head_inputs(backbone, (settings.blocks,), (settings.strategy,))
     plan = FeaturePlan.build(backbone, inputs, source=settings.read_source(backbone), image=view.size)
     extraction = Extraction(plan, view, precision_in_use(settings.precision, device), stored="float32")
+    machine.say(describe_needs(extraction, (cut.train, cut.val), machine))
+    products = len(cut.train) * len(cut.val) * plan.width
+    machine.say(f"{len(cut.val):,} queries against {len(cut.train):,} images: {2 * products / 1e9:,.0f} GFLOP")
     bank = extract_features(backbone, cut.train, extraction, name=splits.name("train"), machine=machine).to(device)
     queries = extract_features(backbone, cut.val, extraction, name=splits.name("val"), machine=machine)
     fitting = fitting_ks(settings.k, len(bank))

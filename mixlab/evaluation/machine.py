@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +15,13 @@ from mixlab.choices import PrecisionChoice
 from mixlab.data.loader import Loader
 from mixlab.data.source import ImageSource
 from mixlab.errors import InputError
-from mixlab.training.distributed import World
+from mixlab.training.distributed import World, from_all
 from mixlab.training.precision import Precise, autocast
 
 PrecisionInUse = Literal["bf16", "fp32"]
 Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]  # description and total -> a step function
 Say = Callable[[str], None]
+T = TypeVar("T")
 
 
 @contextmanager
@@ -38,6 +39,14 @@ class Machine:
     features: Path | None = None  # where extracted features are kept for later calls; None: nowhere
     bar: Bar = no_bar
     say: Say = lambda text: None
+
+    def share(self) -> tuple[int, int]:
+        """This rank's number, and how many there are."""
+        return self.world.rank, self.world.size
+
+    def gather(self, value: T) -> list[T]:
+        """What each rank holds, in the order of ranks."""
+        return from_all(value) if self.world.size > 1 else [value]
 
     @classmethod
     def of(cls, network: nn.Module) -> Machine:

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
 LRS = (2.5e-4, 5e-4, 1e-3, 2e-3)  # Dino-Mamba, Table 5, as the next
 WEIGHT_DECAYS = (0.0, 1e-3, 5e-3, 1e-2)
+BATCH = 1024  # Dino-Mamba
+# Below so many training images, the paper's batch leaves a probe a few hundred steps, for which its rates are too low.
+# The smallest of its own shares of ImageNet, 1 %, has 12,811.
+FEW_IMAGES = 8 * BATCH
+STEPS_PER_EPOCH = 8  # at least, of few images
+RATES_FOR_FEW = (*LRS, 8e-3, 3.2e-2, 0.128, 0.512)
 Heads = Literal["grid", "light", "heavy"]
 
 
@@ -105,12 +111,25 @@ class ProbeSettings(FrozenSettings):
     blocks: tuple[int, ...] = ()  # numbers of last blocks that heads read, instead of those of --heads.
     strategies: tuple[str, ...] = ()
     """cls, mean, max, cls+mean, cls+max, output (what the backbone returns), registers (one each)."""
-    lrs: tuple[float, ...] = LRS  # learning rates for a batch of 256.
+    lrs: tuple[float, ...] = ()
+    """learning rates for a batch of 256; default: the paper's 2.5e-4 to 2e-3, and up to 0.512 on fewer than 8,192
+    images."""
     weight_decays: tuple[float, ...] = WEIGHT_DECAYS  # weight decays.
     epochs: int = 100  # passes over the images.
-    batch: int = 1024  # images per step over all processes.
+    batch: int | None = None
+    """images per step over all processes; default: 1,024 as the paper, and an eighth of fewer than 8,192 images."""
     load_size: int | None = None
     """size in pixels to which images are squashed before random crops are cut; default: images as they are."""
+
+    def for_data(self, num_train: int) -> ProbeSettings:
+        """With batch and learning rates, where they are not given, as they suit the number of training images."""
+        few = num_train < FEW_IMAGES
+        fitting = 1 << max(4, (num_train // STEPS_PER_EPOCH).bit_length() - 1)  # a power of two, at least 16
+        return replace(
+            self,
+            batch=self.batch or (fitting if few else BATCH),
+            lrs=self.lrs or (RATES_FOR_FEW if few else LRS),
+        )
 
     def for_backbone(self, backbone: Backbone) -> ProbeSettings:
         """With blocks, strategies, source and image as they apply to this backbone."""

@@ -152,7 +152,9 @@ def _make_orders(kinds: Sequence[str], grid: Grid, num_tokens: int, device: torc
     if all("skip" in kind for kind in kinds):
         padded = grid_cells(grid, 2, device).numel()
         return ScanOrders(torch.stack(walks), padded, num_reverse, padded - num_tokens)
-    longest = max(walk.shape[0] for walk in walks)
+    longest = walks[0].shape[0]
+    for walk in walks[1:]:
+        longest = torch.sym_max(longest, walk.shape[0])  # type: ignore[assignment]  # unknown while it is traced
     filled = []
     for walk, back in zip(walks, read_back, strict=True):
         filler = torch.arange(walk.shape[0], longest, device=device)

@@ -134,7 +134,7 @@ class ModelConfig:
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
     size: int | None = None  # pixels: squash images to this size before crops are cut; None: from the image as it is
-    workers: int | None = None  # data loading processes per rank; None: all cores, divided by the ranks
+    workers: int | None = None  # data loading processes per rank; None: this rank's cores, less one
     resident: bool = False  # the whole set in the device's memory
     skip_limit: float = 0.01  # the share of unreadable images that stops the run
 

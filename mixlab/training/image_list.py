@@ -7,6 +7,9 @@ it is seen; the next one takes the place of one that is gone.
 import gzip
 import hashlib
 import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +22,24 @@ FILE = "images.jsonl.gz"
 
 
 def write_list(folder: Path, source: Source[Any]) -> None:
-    """Note the images of a source."""
-    listed = ImageList.of(source)
-    rows = [json.dumps(list(row)) for row in zip(listed.labels, listed.names, strict=True)]
-    about = {"number": len(rows), "classes": list(listed.classes), "checksum": _checksum(rows)}
-    data = gzip.compress("\n".join([json.dumps(about), *rows, ""]).encode(), compresslevel=1, mtime=0)
-    write_atomically(folder / FILE, lambda file: file.write(data), len(data))
+    """Note the images of a source. The lines are compressed on their way, so that no list of them is in memory."""
+    digest, number = hashlib.sha256(), 0
+    with tempfile.TemporaryFile(dir=folder) as lines:
+        with gzip.GzipFile(fileobj=lines, mode="wb", compresslevel=1, mtime=0) as packed:
+            for row in _rows(source):
+                packed.write(line := row.encode() + b"\n")
+                digest.update(line)
+                number += 1
+        about = {"number": number, "classes": list(source.classes), "checksum": digest.hexdigest()}
+        first = gzip.compress(json.dumps(about).encode() + b"\n", compresslevel=1, mtime=0)
+        size = len(first) + lines.tell()
+        lines.seek(0)
+
+        def write(file: Any) -> None:
+            file.write(first)  # one gzip after another is one
+            shutil.copyfileobj(lines, file, 2**20)
+
+        write_atomically(folder / FILE, write, size)
 
 
 def changed_list(folder: Path, source: Source[Any]) -> ImageList | None:
@@ -35,9 +50,7 @@ def changed_list(folder: Path, source: Source[Any]) -> ImageList | None:
     try:
         with gzip.open(place, "rt", encoding="utf-8") as file:
             about = json.loads(file.readline())
-            now = ImageList.of(source)
-            rows = [json.dumps(list(row)) for row in zip(now.labels, now.names, strict=True)]
-            if about["checksum"] == _checksum(rows) and tuple(about["classes"]) == now.classes:
+            if about["checksum"] == _checksum(_rows(source)) and tuple(about["classes"]) == source.classes:
                 return None
             stored = [line.rstrip("\n") for line in file]
         if len(stored) != about["number"] or _checksum(stored) != about["checksum"]:
@@ -49,6 +62,12 @@ def changed_list(folder: Path, source: Source[Any]) -> ImageList | None:
             f"{place} is damaged ({error}), and the images are not known to be those that the run was started with; "
             f"restore it, or put the images back as they were and remove {place}"
         ) from error
+
+
+def _rows(source: Source[Any]) -> Iterator[str]:
+    labels = source.labels().numpy()
+    for index in range(len(source)):
+        yield json.dumps([int(labels[index]), source.name(index)])
 
 
 def as_listed(source: Source[Any], listed: ImageList, *, name: str) -> tuple[ListedSource[Any], str]:
@@ -67,7 +86,7 @@ def as_listed(source: Source[Any], listed: ImageList, *, name: str) -> tuple[Lis
     return found, f"{name}: {'. '.join(parts) or 'classes are numbered as they were'}"
 
 
-def _checksum(rows: list[str]) -> str:
+def _checksum(rows: Iterable[str]) -> str:
     digest = hashlib.sha256()
     for row in rows:
         digest.update(row.encode())

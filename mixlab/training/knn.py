@@ -5,14 +5,19 @@ Everything that could tie is a whole number. A cosine is rounded to a grid finer
 the image with the lower number is nearer; weights are rounded relative to the nearest neighbour's, so that sums do not
 depend on their order, and of classes with equal votes the lower one wins. Hence the same answer on every device, in
 every block size and with any number of ranks.
+
+On a CPU float32 finds candidates, in half the time, and float64 ranks them. A query whose candidates could lack a
+neighbour, by the largest error that a product in float32 can have, is looked up in float64 throughout.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mixlab.choices import KS, TEMPERATURE
@@ -20,6 +25,8 @@ from mixlab.errors import InputError
 from mixlab.training.precision import matrix_products
 
 _GRID_BITS = {torch.float32: 22, torch.float64: 30}  # of a cosine; float32 products are good to about 2^-22
+_SPARE = 64  # candidates beyond k
+_RANKED = 32  # queries whose candidates are ranked at a time, to bound memory
 _LOW = (1 << 32) - 1  # a key is (cosine on the grid) * 2^32 + (2^32 - 1 - image number)
 
 
@@ -34,6 +41,9 @@ class LabelledRows(Protocol):
 
     def block(self, first: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Features (size, D) and labels (size,) from row `first` on, or as many as there are, on the device."""
+
+    def rows(self, indexes: NDArray[np.int64], device: torch.device) -> tuple[Tensor, Tensor]:
+        """Features (n, D) and labels (n,) of some rows, on the device."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,10 @@ class LabelledFeatures:
         rows = slice(first, first + size)
         return self.features[rows].to(device), self.labels[rows].to(device)
 
+    def rows(self, indexes: NDArray[np.int64], device: torch.device) -> tuple[Tensor, Tensor]:
+        rows = torch.from_numpy(indexes).to(self.features.device)
+        return self.features[rows].to(device), self.labels[torch.from_numpy(indexes)].to(device)
+
 
 @torch.no_grad()
 def nearest(
@@ -80,13 +94,49 @@ def nearest(
     bank_block = min(bank_block, len(bank))
     for first in range(0, len(queries), query_block):
         query = F.normalize(queries.block(first, query_block, device)[0].to(dtype), dim=-1)
-        found = torch.empty(len(query), 0, dtype=torch.int64, device=device)
-        for start in range(0, len(bank), bank_block):
-            keys = _keys(query, bank, start, bank_block, bits)
-            found = torch.cat([found, keys.topk(min(k, keys.shape[1]), dim=1).values], dim=1)
-            found = found.topk(min(k, found.shape[1]), dim=1).values
+        found = _from_candidates(query, bank, k, bank_block, bits) if dtype == torch.float64 else None
+        if found is None:
+            found = _from_all(query, bank, k, bank_block, bits)
         progress(len(query))
         yield (found >> 32).to(dtype) / 2**bits, _LOW - (found & _LOW)
+
+
+def _from_all(query: Tensor, bank: LabelledRows, k: int, bank_block: int, bits: int) -> Tensor:
+    """The k largest keys (q, k), the largest first, from the products with every image."""
+    found = torch.empty(len(query), 0, dtype=torch.int64, device=query.device)
+    for start in range(0, len(bank), bank_block):
+        keys = _keys(query, bank, start, bank_block, bits)
+        found = torch.cat([found, keys.topk(min(k, keys.shape[1]), dim=1).values], dim=1)
+        found = found.topk(min(k, found.shape[1]), dim=1).values
+    return found
+
+
+def _from_candidates(query: Tensor, bank: LabelledRows, k: int, bank_block: int, bits: int) -> Tensor | None:
+    """The same; candidates come from products in float32. None where too many are as near as the last to tell."""
+    most = k + _SPARE
+    if len(bank) < 4 * most:
+        return None
+    device, narrow = query.device, query.float()
+    cosines = torch.empty(len(query), 0, device=device)
+    rows = torch.empty(len(query), 0, dtype=torch.int64, device=device)
+    for start in range(0, len(bank), bank_block):
+        block = F.normalize(bank.block(start, bank_block, device)[0].float(), dim=-1)
+        near = (narrow @ block.mT).topk(min(most, len(block)), dim=1)
+        cosines, rows = torch.cat([cosines, near.values], dim=1), torch.cat([rows, near.indices + start], dim=1)
+        best = cosines.topk(min(most, cosines.shape[1]), dim=1)
+        cosines, rows = best.values, rows.gather(1, best.indices)
+    # Any sum of D products of unit vectors is off by at most D units in the last place, and both compared ones are;
+    # rounding to the grid adds one step of it.
+    margin = 2 * (query.shape[1] + 8) * 2.0**-24 + 2.0**-bits
+    if (cosines[:, -1] >= cosines[:, k - 1] - margin).any():
+        return None
+    found = []
+    for few, chosen in zip(query.split(_RANKED), rows.split(_RANKED), strict=True):
+        features, _ = bank.rows(chosen.flatten().numpy(), device)
+        keys = F.normalize(features.to(query.dtype), dim=-1).view(*chosen.shape, -1)
+        cosine = torch.einsum("qd,qkd->qk", few, keys)
+        found.append(((cosine * 2**bits).round().to(torch.int64) << 32).add_(_LOW - chosen).topk(k, dim=1).values)
+    return torch.cat(found)
 
 
 def _keys(query: Tensor, bank: LabelledRows, start: int, size: int, bits: int) -> Tensor:

@@ -24,6 +24,7 @@ from mixlab.evaluation.target import load_target
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+pytestmark = pytest.mark.timeout(1200)  # of every command, on a machine that is busy
 EVERYTHING = os.environ.get("MIXLAB_FAULTS") == "all"
 SETTINGS = ["model.depth=1", "model.dim=32", "knn.bank=16", "knn.queries=8", "log.every_steps=1",
             "checkpoint.every_steps=1", "checkpoint.keep=99", "optim.warmup_epochs=0"]  # fmt: skip
@@ -84,7 +85,7 @@ def environment(**extra: str) -> dict[str, str]:
 
 def run(python: Path, *arguments: str, cwd: Path) -> str:
     done = subprocess.run(
-        [python, *arguments], cwd=cwd, env=environment(), capture_output=True, text=True, check=False, timeout=240
+        [python, *arguments], cwd=cwd, env=environment(), capture_output=True, text=True, check=False, timeout=900
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr

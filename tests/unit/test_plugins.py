@@ -10,9 +10,11 @@ from typing import ClassVar
 import pytest
 import timm
 import torch
+from PIL import Image
 
 import mixlab
 from mixlab.cli import main
+from mixlab.data import labelled_splits
 from mixlab.errors import InputError
 from mixlab.mixers import MIXERS, AttentionConfig, MixerConfig
 from mixlab.plugins import REGISTRIES, VARIABLE, load_plugin
@@ -207,3 +209,42 @@ def test_train_runs_a_supervised_method_from_outside(own_registries: None, tmp_p
     result = json.loads((run / "results" / "accuracy.json").read_text())
     assert result["measurements"][0]["subject"]["training"] == "binary"
     assert mixlab.load_classifier(str(run), device="cpu").subject.training == "binary"
+
+
+def test_a_source_by_its_name_is_split_where_it_has_no_validation_set(own_registries: None) -> None:
+    @mixlab.register_source("grey")
+    def grey(rest: str, split: str) -> object:
+        pictures = [(Image.new("RGB", (8, 8), (step * 9,) * 3), step % 2) for step in range(int(rest))]
+        return {"train": pictures, "val": None}[split]
+
+    @mixlab.register_source("two_sets")
+    def two_sets(rest: str, split: str) -> object:
+        return grey({"train": "20", "val": "6"}[split], "train")
+
+    @mixlab.register_source("nothing")
+    def nothing(rest: str, split: str) -> object:
+        return None
+
+    cut, own = (labelled_splits(name) for name in ("grey:20", "two_sets:"))
+    assert (len(cut.train), len(cut.val)) == (16, 4) and (len(own.train), len(own.val)) == (20, 6)
+    with pytest.raises(InputError, match="registered for 'nothing' gives None; return a Source or a data set"):
+        labelled_splits("nothing:")
+
+
+def test_at_the_start_others_are_loaded_and_a_broken_one_is_a_warning(
+    plugin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `import mixlab` does: entry points of installed packages, then MIXLAB_IMPORT."""
+    package = plugin.parent / "broken_garden-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-garden\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[mixlab.plugins]\nbroken = broken_garden\n")
+    (plugin.parent / "broken_garden.py").write_text("import mixlab\nmixlab.register_mixer(dict)\n")
+    monkeypatch.syspath_prepend(str(plugin.parent))
+    monkeypatch.setenv(VARIABLE, f"no_such_plugin:{plugin}")
+    with pytest.warns(UserWarning) as warned:
+        mixlab.plugins.load_at_start()
+    first, second = (text for warning in warned if "the plugin" in (text := str(warning.message)))  # not timm's
+    assert "the plugin broken_garden of the package broken-garden is left out: InputError: a mixer is" in first
+    assert "MIXLAB_IMPORT: the plugin no_such_plugin: there is no module" in second
+    assert "otherkin_tiny" in mixlab.list_models()

@@ -2,14 +2,19 @@
 
 import multiprocessing
 import os
+import pty
 import signal
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader
 
+import mixlab
 from mixlab.data.workers import start_workers, worker_settings
 from mixlab.signals import STOP_SIGNALS, StopSignal, held, obey_parent_alone, raising
 
@@ -95,6 +100,35 @@ def test_a_process_that_reads_data_leaves_signals_of_others_to_its_parent(number
     assert os.waitpid(child, os.WNOHANG) == (0, 0), "it ended"
     os.kill(child, signal.SIGTERM)
     assert os.waitpid(child, 0)[1] == 0
+
+
+LONG_STEP = """
+import hashlib
+from mixlab.signals import StopRequests, raising
+with raising(even_ignored=True), StopRequests() as stop:
+    while not stop.asked():
+        print("in a step", flush=True)
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 3_000_000)  # a second or more in C, where no handler of Python's runs
+    print("the step is over", flush=True)
+"""
+
+
+def test_ctrl_c_at_a_terminal_is_acknowledged_within_a_long_step() -> None:
+    master, slave = pty.openpty()
+    program = [sys.executable, "-c", LONG_STEP]
+    environment = {**os.environ, "PYTHONPATH": str(Path(mixlab.__file__).parents[1])}
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=slave, env=environment) as process:
+        os.close(slave)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"in a step\n"
+        process.send_signal(signal.SIGINT)
+        start = time.monotonic()
+        said = os.read(master, 1000)
+        waited = time.monotonic() - start
+        assert b"Ctrl-C: this step is finished and saved first" in said
+        assert process.stdout.readline() == b"the step is over\n"
+        assert waited < (time.monotonic() - start) / 2  # it was said well before the step was over
+    os.close(master)
 
 
 def test_a_reading_process_ends_with_its_parent_also_where_the_signal_of_the_group_came_first() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
 from itertools import count
@@ -13,8 +14,9 @@ from mixlab.backbones.backbone import Backbone
 from mixlab.data.given import AnyData
 from mixlab.data.labelled import LabelledSplits, labelled_splits
 from mixlab.errors import InputError
+from mixlab.evaluation.accuracy import Accuracy
 from mixlab.evaluation.classifier import ProbeHead, save_head
-from mixlab.evaluation.feature_cache import Extraction, extract_features
+from mixlab.evaluation.feature_cache import Extraction, describe_needs, extract_features
 from mixlab.evaluation.features import FeaturePlan, FeatureTable, head_inputs, published_source
 from mixlab.evaluation.machine import CentreView, Machine, Say, precision_in_use, run_precision
 from mixlab.evaluation.probe.heads import HeadGrid, collect_heads
@@ -27,13 +29,15 @@ from mixlab.evaluation.probe.training import (
     ProbeCrops,
     ProbeTrainer,
 )
-from mixlab.evaluation.settings import ProbeSettings
+from mixlab.evaluation.settings import BATCH, FEW_IMAGES, ProbeSettings
 from mixlab.evaluation.target import Target, as_target, network_digest, weights_checksum
 from mixlab.run.codec import differences
 from mixlab.run.directory import RunLock, read_json, write_json
 from mixlab.signals import StopRequests
 from mixlab.training.distributed import World, from_all, from_first
+from mixlab.training.knn import fitting_ks, knn_correct
 
+NEIGHBOURS = 10  # of the kNN that a probe on few images is compared with
 STORED: Literal["float16"] = "float16"  # features of plain images
 MODES: dict[str, tuple[ProbeMode, ...]] = {
     "augmented": ("augmented",),
@@ -80,8 +84,10 @@ def evaluate_linear_probe(
     found, splits = as_target(target), labelled_splits(data)
     backbone = found.backbone
     machine = machine or Machine.of(backbone)
+    cut = settings.cut(splits)
+    settings = settings.for_data(len(cut.train))
     protocol = settings.probe_protocol(backbone, splits, machine.world.device)
-    full, cut = settings.for_backbone(backbone), settings.cut(splits)
+    full = settings.for_backbone(backbone)
     scores: dict[ProbeMode, GridScores] = {}
     with ExitStack() as stack:
         if folder is None:
@@ -158,11 +164,13 @@ class _ProbeRun:
             seed=settings.seed,
             world=world,
         )
+        self._say_needs(plan, len(grid.heads))
         val = self._table("val", plan)
         if not len(val):
             named = next(iter(val.unreadable))
             raise InputError(f"none of the {len(self.splits.val)} validation images can be read; {named}")
         stream = self._stream(plan)
+        self.machine.say(self._cost(plan, stream.batch))
         if world.is_first and not (self.folder / "settings.json").is_file():
             self.folder.mkdir(parents=True, exist_ok=True)
             write_json(self.folder / "settings.json", stored_settings(settings, self.backbone, self.splits))
@@ -194,21 +202,50 @@ class _ProbeRun:
             val_numbers=val.numbers,
             unreadable={**val.unreadable, **unreadable},
         )
+        found = replace(found, knn=self._neighbours(found, val))
         self._write_best(grid, found)
         return found
+
+    def _cost(self, plan: FeaturePlan, batch: int) -> str:
+        """What the probe will take, from the time of one small batch; on a CPU, what would be quicker."""
+        settings, device, number = self.settings, self.machine.world.device, len(self.splits.train)
+        blank = next(self.backbone.parameters()).new_zeros(4, self.backbone.channels, self.view.size, self.view.size)
+        with run_precision(settings.precision, device)():
+            plan.extract(self.backbone, blank)
+            start = time.perf_counter()
+            plan.extract(self.backbone, blank).cpu()
+        once = (time.perf_counter() - start) / len(blank) * number / self.machine.world.size
+        what = f"{settings.epochs} epochs of {number:,} images in batches of {batch}"
+        if settings.mode == "cached":
+            return f"cached: {what}, each image through the network once, about {_duration(once)}"
+        note = f"augmented: {what}, each through the network every time, about {_duration(settings.epochs * once)}"
+        return note if device.type != "cpu" else f"{note}; --mode cached passes each once, about {_duration(once)}"
+
+    def _neighbours(self, scores: GridScores, val: FeatureTable) -> Accuracy | None:
+        """kNN in the features that the best head reads, where training images are few: a probe should not be below."""
+        if len(self.splits.train) >= FEW_IMAGES or self.machine.world.size > 1:
+            return None
+        chosen = scores.heads[scores.best].input
+        tables = [
+            FeatureTable.from_tensors(scores.plan.take(table.all().float(), chosen), table.labels)
+            for table in (self._table("train", scores.plan), val)
+        ]
+        (k,) = fitting_ks((NEIGHBOURS,), len(tables[0]))
+        device, num_classes = self.machine.world.device, len(self.splits.classes)
+        return Accuracy.of(knn_correct(*tables, num_classes=num_classes, ks=(k,), device=device)[k])
 
     def _stream(self, plan: FeaturePlan) -> FeatureStream:
         settings, world = self.settings, self.machine.world
         if settings.mode == "cached":
             table = self._table("train", plan)
-            batch = _batch(settings.batch, len(table), world)
+            batch = _batch(settings.batch or BATCH, len(table), world)
             return CachedStream(table, batch=batch, seed=settings.seed, device=world.device)
         return AugmentedStream(
             self.splits.train,
             backbone=self.backbone,
             plan=plan,
             crops=ProbeCrops(self.view.size, seed=settings.seed, squashed=bool(settings.load_size)),
-            batch=_batch(settings.batch, len(self.splits.train), world),
+            batch=_batch(settings.batch or BATCH, len(self.splits.train), world),
             seed=settings.seed,
             load_size=settings.load_size,
             world=world,
@@ -217,9 +254,21 @@ class _ProbeRun:
             resident=self.resident,
         )
 
-    def _table(self, which: Literal["train", "val"], plan: FeaturePlan) -> FeatureTable:
+    def _say_needs(self, plan: FeaturePlan, num_heads: int) -> None:
+        cached, splits = self.settings.mode == "cached", self.splits
+        sources = (splits.train, splits.val) if cached else (splits.val,)
+        self.machine.say(describe_needs(self._extraction(plan), sources, self.machine))
+        passes = "" if cached else f"; the backbone runs on {len(splits.train):,} images in each of them"
+        self.machine.say(
+            f"{num_heads:,} heads of {len(splits.classes):,} classes, {self.settings.epochs} epochs{passes}"
+        )
+
+    def _extraction(self, plan: FeaturePlan) -> Extraction:
         precision = precision_in_use(self.settings.precision, self.machine.world.device)
-        extraction = Extraction(plan, self.view, precision, STORED)
+        return Extraction(plan, self.view, precision, STORED)
+
+    def _table(self, which: Literal["train", "val"], plan: FeaturePlan) -> FeatureTable:
+        extraction = self._extraction(plan)
         source, name = getattr(self.splits, which), self.splits.name(which)
         return extract_features(self.backbone, source, extraction, name=name, machine=self.machine)
 
@@ -244,6 +293,10 @@ class _ProbeRun:
         weight, bias = tensors[f"{name}/weight"][row], tensors[f"{name}/bias"][row]
         probe = ProbeHead(weight, bias, head.input, scores.plan.source, self.splits.classes, about)
         save_head(probe, self.folder / "best_head.safetensors")
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds > 100 else f"{max(1, round(seconds))} s"
 
 
 def _batch(asked: int, num_images: int, world: World) -> int:

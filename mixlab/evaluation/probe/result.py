@@ -36,6 +36,7 @@ class GridScores:
     num_train: int
     val_numbers: Tensor  # the images' numbers in the validation source, (n,)
     unreadable: dict[str, str]
+    knn: Accuracy | None = None  # of nearest neighbours in the features that the best head reads, on few images
 
     @property
     def best(self) -> int:
@@ -43,6 +44,22 @@ class GridScores:
 
     def accuracy(self, number: int) -> Accuracy:
         return Accuracy.of(self.correct[number])
+
+    def doubts(self) -> list[str]:
+        """Signs that the heads were not trained well: the best rate at the edge of the range, or kNN above them."""
+        found = []
+        best, counts = self.heads[self.best], self.correct.sum(1)
+        rates = sorted({head.lr for head in self.heads})
+        inner = [number for number, head in enumerate(self.heads) if head.lr in rates[1:-1] and self.finite[number]]
+        at_edge = best.lr in (rates[0], rates[-1]) and all(counts[number] < counts[self.best] for number in inner)
+        if len(rates) > 1 and at_edge:
+            edge, further = ("highest", best.lr * 4) if best.lr == rates[-1] else ("lowest", best.lr / 4)
+            found.append(f"the best learning rate, {best.lr:g}, is the {edge} that was tried; add {further:g} to --lrs")
+        own = self.accuracy(self.best)
+        if self.knn is not None and self.knn.correct > own.correct:
+            figures = f"{100 * own.correct / own.n:.1f} % against {100 * self.knn.correct / self.knn.n:.1f} %"
+            found.append(f"the probe is below nearest neighbours in the same features, {figures}; give more --epochs")
+        return found
 
 
 @dataclass(frozen=True)
@@ -162,6 +179,7 @@ class ProbeResult:
             "heads": rows,
             "num_train": scores.num_train,
             "batch": scores.batch,
+            "knn": None if scores.knn is None else scores.knn.to_json(),
             "unreadable": scores.unreadable,
         }
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mixlab.analysis import viewed_images
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.data.decode import UnreadableImage
 from mixlab.data.images import ImageFolder
@@ -113,3 +114,24 @@ def test_a_number_of_images_is_spread_over_the_set(num_images: int | None, broke
     images = ViewedImages(source, size=8, num_images=num_images)
     assert images.together().names == names.split()
     assert images.choices["spread"] is (True if num_images else None)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_processes_that_read_and_ranks_give_the_same_batches(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(viewed_images, "_BATCHES_PER_WORKER", 1)
+    source = Numbered()
+    source.broken = (4, 5, 9)  # the third batch of two is empty
+    images = ViewedImages(source, size=8, batch=2, workers=workers)
+    whole = list(images.batches())
+    assert [(number, batch.names) for number, batch in whole] == [
+        (0, ["0", "1"]),
+        (1, ["2", "3"]),
+        (3, ["6", "7"]),
+        (4, ["8"]),
+    ]
+    assert sorted(images.skipped.reasons) == ["4", "5", "9"]
+    assert [number for number, _ in images.batches()] == [0, 1, 3, 4]  # as they were kept
+    ranks = [list(ViewedImages(source, size=8, batch=2, workers=workers).batches(rank, 2)) for rank in range(2)]
+    assert [number for number, _ in ranks[0]] == [0, 4] and [number for number, _ in ranks[1]] == [1, 3]
+    for number, batch in sorted([*ranks[0], *ranks[1]], key=lambda pair: pair[0]):
+        assert torch.equal(batch.images, dict(whole)[number].images)

@@ -1,5 +1,6 @@
 """`mixlab knn` on drawn shapes, on folders, and on real photographs."""
 
+import re
 import tarfile
 from pathlib import Path
 
@@ -21,9 +22,13 @@ knn = command("knn")
 OPTIONS = {"workers": 0, "device": "cpu"}
 
 
-def test_scores_go_to_the_run_and_follow_the_vote(tmp_path: Path) -> None:
+def test_scores_go_to_the_run_and_follow_the_vote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     vit = make_run(tmp_path / "vit", "vit_tiny")
     result = knn(str(vit), data="shapes:n=80,size=64", image=64, crop_share=1.0, k=(1, 20, 500), **OPTIONS)
+    stored = sum(file.stat().st_size for file in (vit / "features").glob("*/00000.npy"))
+    text = " ".join(capsys.readouterr().err.split())
+    said = re.search(r"features of 160 images, (\d+) values each: ([\d.]+) kB in", text)
+    assert said and float(said[2]) == pytest.approx(stored / 1e3, abs=0.5)  # two headers of 128 bytes
     assert result == RunDirectory.open(vit).results()["knn_vit"]
     model = mixlab.model_from_file(vit / "weights.safetensors").eval()
     features, labels = {}, {}

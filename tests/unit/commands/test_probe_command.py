@@ -24,12 +24,13 @@ from tests.unit.backbones.released_dino_vit import random_vit_state
 probe = command("probe")
 
 DATA = "shapes:n=60,size=32"
+RATES = (2.5e-4, 5e-4, 1e-3, 2e-3)  # the paper's
 QUICK = ["--data", DATA, "--image", "32", "--epochs", "2", "--batch", "20", "--workers", "0", "--device", "cpu"]
 
 
 def test_the_whole_ablation_comes_from_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     vim = make_run(tmp_path / "vim", "dinovim_tiny", state=8)
-    main(["probe", f"{vim}=vim", *QUICK, "--mode", "both", "--json", "-"])
+    main(["probe", f"{vim}=vim", *QUICK, "--lrs", *map(str, RATES), "--mode", "both", "--json", "-"])
     printed = capsys.readouterr()
     result = json.loads(printed.out)
     assert result == RunDirectory.open(vim).results()["probe"]
@@ -82,7 +83,7 @@ def test_light_heavy_and_few_labels_choose_their_heads_and_images(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     vim = make_run(tmp_path / "vim", "dinovim_tiny", state=8)
-    options = {"data": DATA, "image": 32, "epochs": 1, "workers": 0, "device": "cpu", "mode": "cached"}
+    options = {"data": DATA, "image": 32, "epochs": 1, "workers": 0, "device": "cpu", "mode": "cached", "lrs": RATES}
     heavy = probe(str(vim), **options, heads="heavy", label_share=0.1)
     found = heavy["modes"]["cached"]
     assert {(head["blocks"], head["strategy"]) for head in found["heads"]} == {(4, "cls")}

@@ -63,6 +63,7 @@ SELECTIVE = {
     "selective scan of one token": (2, 1, 1, 1, 5, 16, False),
     "selective scan of pairs of steps, one not full": (2, 5, 2, 1, 40, 16, True),
     "selective scan with one state": (1, 6, 4, 2, 33, 1, True),
+    "selective scan of 65 steps": (1, 65, 2, 1, 3, 2, True),
     "selective scan with three states, an image at a time": (3, 4, 2, 0, 35, 3, False),
 }
 # name: directions, length, heads, N, P, tokens of a segment of the convolution, whether the scan is kept

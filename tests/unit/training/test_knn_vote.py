@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
+from mixlab.training import knn
 from mixlab.training.knn import LabelledFeatures, fitting_ks, knn_accuracy, knn_correct, nearest, vote
 
 CPU = torch.device("cpu")
@@ -141,3 +142,37 @@ def test_calls_without_neighbours_are_refused() -> None:
         knn_correct(none, table, num_classes=2, ks=(1,), device=CPU)
     with pytest.raises(ValueError, match="temperature 0"):
         knn_correct(table, table, num_classes=2, ks=(1,), temperature=0.0, device=CPU)
+
+
+def slow_nearest(monkeypatch: pytest.MonkeyPatch, *given: object, **settings: object) -> list[tuple[Tensor, Tensor]]:
+    """With float64 throughout."""
+    with monkeypatch.context() as patch:
+        patch.setattr(knn, "_from_candidates", lambda *ignored: None)
+        return list(nearest(*given, **settings))
+
+
+@pytest.mark.parametrize("kind", ["random", "clustered", "half precision", "close together"])
+def test_candidates_from_float32_give_the_neighbours_of_float64(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(1)
+    bank, queries = torch.randn(3000, 32, generator=generator), torch.randn(70, 32, generator=generator)
+    if kind == "clustered":
+        bank = bank[:40].repeat(75, 1) + 1e-3 * bank
+    elif kind == "half precision":
+        bank, queries = bank.half().float(), queries.half().float()
+    elif kind == "close together":  # cosines differ by less than float32 can tell: only float64 may answer
+        bank, queries = 1 + 1e-6 * bank, 1 + 1e-6 * queries
+    found = [LabelledFeatures(part, torch.zeros(len(part), dtype=torch.int64)) for part in (bank, queries)]
+    answered: list[bool] = []
+    quick = knn._from_candidates
+
+    def noted(*given: object) -> Tensor | None:
+        keys = quick(*given)
+        answered.append(keys is not None)
+        return keys
+
+    monkeypatch.setattr(knn, "_from_candidates", noted)
+    ours = list(nearest(*found, 20, device=CPU, query_block=32, bank_block=1000))
+    theirs = slow_nearest(monkeypatch, *found, 20, device=CPU, query_block=32, bank_block=1000)
+    assert answered == [kind != "close together"] * 3
+    for (cosine, rows), (exact, expected) in zip(ours, theirs, strict=True):
+        assert torch.equal(rows, expected) and (cosine - exact).abs().max() <= 2.0**-30
