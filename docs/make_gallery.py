@@ -9,7 +9,6 @@ from playwright.sync_api import sync_playwright
 
 FIGURES = {
     "maps": "maps",
-    "pca": "pca",
     "auc By model": "auc-model",
     "auc Mean ROC": "auc-roc",
     "auc By layer": "auc-layer",

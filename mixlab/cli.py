@@ -7,6 +7,7 @@ import io
 import os
 import signal
 import sys
+import textwrap
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -199,7 +200,10 @@ def overview() -> str:
     known = {name: line for name, (_, line) in COMMANDS.items()}
     known |= {name: analysis.about for name, analysis in registered_analyses().items() if name not in known}
     width = max(map(len, known))
-    lines = [f"  {name:<{width}}  {line}" for name, line in known.items()]
+    lines = []
+    for name, line in known.items():
+        first, *rest = textwrap.wrap(line, 76 - width)  # of 80 columns
+        lines += [f"  {name:<{width}}  {first}", *(f"  {'':<{width}}  {part}" for part in rest)]
     return (
         "mixlab: a laboratory for vision token mixers\n\n"
         + "\n".join(lines)

@@ -3,7 +3,7 @@ their captions. The command prints it, the run directory keeps it, and the repor
 what was analysed.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from mixlab.errors import InputError
-from mixlab.run import Measurement
+from mixlab.run import Measurement, RunDirectory
 from mixlab.run.directory import file_name
 
 if TYPE_CHECKING:  # needs the extra `report`, as drawing does
@@ -78,3 +78,14 @@ class Exhibit:
             }
             for picture in self.pictures
         ]
+
+
+def figure_files(run: RunDirectory, figures: Iterable[Mapping[str, str]]) -> list[tuple[Path, str]]:
+    """The pictures of a stored exhibit that are there, with their captions; no result may name a file elsewhere."""
+    folder = run.path / "figures"
+    places = [(folder / figure["file"], figure["caption"]) for figure in figures]
+    return [
+        (place, caption)
+        for place, caption in places
+        if place.parent == folder and place.suffix in (".png", ".svg") and place.is_file()
+    ]

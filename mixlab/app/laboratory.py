@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 
 from mixlab.analysis.maps import MAPS, MapOfFeatures, default_map
+from mixlab.app.exhibits import ShownExhibit, run_exhibits
 from mixlab.app.jobs import Progress
 from mixlab.app.look import Look
 from mixlab.app.pictures import Picture, read_samples
@@ -67,6 +68,7 @@ class Laboratory:
         *,
         cache_bytes: int,
         facts: Mapping[str, tuple[str, ...]] | None = None,
+        exhibits: Sequence[ShownExhibit] = (),
         sizes: Mapping[str, int] | None = None,
     ) -> None:
         """`sizes`: the side in pixels at which a model sees pictures, where it is not what it was made for."""
@@ -81,6 +83,7 @@ class Laboratory:
             for name, kind in MAPS.items()
         ]
         self.samples = samples
+        self.exhibits = exhibits
         self._cards = {card.id: card for card in self.models}
 
     @torch.inference_mode()
@@ -170,10 +173,13 @@ def build_laboratory(
     else:
         subjects = _small_targets(device, seed)
     places = {label_of(text): Path(split_target(text)[0]) for text in targets}
-    facts = {label: run_facts(RunDirectory(place)) for label, place in places.items() if place.is_dir()}
+    runs = {label: RunDirectory(place) for label, place in places.items() if place.is_dir()}
+    facts = {label: run_facts(run) for label, run in runs.items()}
     sizes = {subject.label: image or shown_size(subject.backbone.image) for subject in subjects}
     samples = read_samples(data, num_samples)
-    return Laboratory(subjects, samples, cache_bytes=cache_mb * 2**20, facts=facts, sizes=sizes)
+    return Laboratory(
+        subjects, samples, cache_bytes=cache_mb * 2**20, facts=facts, exhibits=run_exhibits(runs), sizes=sizes
+    )
 
 
 def shown_size(image: int) -> int:

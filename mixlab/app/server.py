@@ -19,6 +19,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from mixlab.app.exhibits import find_figure, media_type
 from mixlab.app.guard import Guard, error_response
 from mixlab.app.jobs import Answer, CancelledError, Jobs, Progress, QueueFullError, Ticket
 from mixlab.app.laboratory import Laboratory
@@ -74,6 +75,7 @@ def create_app(
     _add_errors(web)
     _add_page(web)
     _add_about(web, laboratory)
+    _add_exhibits(web, laboratory)
     _add_pictures(web, pictures)
     _add_questions(web, laboratory, pictures, jobs)
     names = frozenset({"localhost", *hosts})
@@ -122,6 +124,20 @@ def _add_about(web: FastAPI, laboratory: Laboratory) -> None:
     @web.get("/api/health")
     async def tell_health() -> Response:
         return JSONResponse({"session": about["session"]})
+
+
+def _add_exhibits(web: FastAPI, laboratory: Laboratory) -> None:
+    @web.get("/api/exhibits")
+    async def tell_exhibits() -> Response:
+        return JSONResponse({"exhibits": [exhibit.to_json() for exhibit in laboratory.exhibits]})
+
+    @web.get("/api/exhibits/{number}/{figure}")
+    async def show_figure(number: int, figure: int) -> Response:
+        file = find_figure(laboratory.exhibits, number, figure)
+        if file is None:
+            raise HTTPException(404, f"there is no picture {figure} of result {number} here")
+        content = await asyncio.to_thread(file.read_bytes)
+        return Response(content, media_type=media_type(file), headers={"cache-control": "no-cache"})
 
 
 def _add_pictures(web: FastAPI, pictures: PictureStore) -> None:

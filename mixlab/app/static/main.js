@@ -3,6 +3,7 @@
 import { Card } from "./card.js";
 import { seriesOf } from "./colours.js";
 import { acceptDrops, buildControls, buildTools, foldControls, listen, MAX_MODELS, setTheme, syncControls } from "./controls.js";
+import { showExhibits } from "./exhibits.js";
 import { exportPage } from "./export.js";
 import { saveFigure } from "./figure.js";
 import { Mask } from "./mask.js";
@@ -55,6 +56,7 @@ async function start() {
   addEventListener("hashchange", followAddress);
   foldControls();
   await followAddress();
+  await showExhibits(element("exhibits")).catch((error) => refused(error, `${error.message}.`));
 }
 
 // ---- the view
