@@ -40,6 +40,7 @@ from mixlab.data import (
 from mixlab.data.crops import ASPECT
 from mixlab.data.packed import PackedReader
 from mixlab.data.transforms import whole_boxes
+from mixlab.evaluation.probe.training import ProbeCrops
 from mixlab.recipes import RECIPES
 from mixlab.run import RunDirectory
 from mixlab.training.config import KnnConfig, LogConfig
@@ -145,10 +146,12 @@ def describe_crops(data: str | None = None, *, num_draws: int = 60_000) -> list[
             draw_files(Path(folder), num_files=16)
         source = ImageFolder(data or folder)
         dino, supervised = dino_crops(), (CropKind(size=224, scale=(0.08, 1.0)),)
-        views = {
+        probe = ProbeCrops(224, seed=0, squashed=False).crops.kinds
+        views: dict[str, tuple[Sequence[CropKind], CropKind]] = {
             "DINO, global": (dino, dino[0]),
             "DINO, local": (dino, dino[2]),
-            "supervised": (supervised, *supervised),
+            "supervised": (supervised, supervised[0]),
+            "linear probe": (probe, probe[0]),
         }
         return [row for name, (kinds, kind) in views.items() for row in _describe(name, kinds, kind, source, num_draws)]
 
@@ -158,7 +161,9 @@ def _describe(
 ) -> Iterator[Row]:
     """A row for each system."""
     torch.manual_seed(0)
-    each, plain = -(-num_draws // len(source)), MultiCrop([CropKind(size=kind.size, scale=kind.scale, flip=0.0)])
+    each = -(-num_draws // len(source))
+    plain = MultiCrop([CropKind(size=kind.size, scale=kind.scale, flip=0.0, bilinear=kind.bilinear)])
+    interpolation = T.InterpolationMode.BILINEAR if kind.bilinear else T.InterpolationMode.BICUBIC
     law = (list(kind.scale), list(ASPECT))
     loaders = {
         "mixlab": PackedReader(source, MultiCrop(kinds).reduction, None),
@@ -173,8 +178,7 @@ def _describe(
         own = torch.tensor([[picture.height, picture.width]] * each)
         drawn = plain.draw(own, torch.Generator().manual_seed(index))[kind.size]
         top, left, height, width = whole_boxes(drawn.box, own)[0].tolist()
-        bicubic = T.InterpolationMode.BICUBIC
-        crop = TF.resized_crop(picture, top, left, height, width, [kind.size] * 2, bicubic)
+        crop = TF.resized_crop(picture, top, left, height, width, [kind.size] * 2, interpolation)
         expected = _sharpness(normalise(TF.pil_to_tensor(crop)[None])[0])
         sharp["torchvision"] += 1.0
         for system, reader in loaders.items():

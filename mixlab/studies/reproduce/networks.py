@@ -153,10 +153,10 @@ def training_of(setting: ItemSetting, network: Network) -> tuple[str, ...]:
 
 def _tiny(network: Network) -> tuple[str, ...]:
     steps = TINY_STEPS if network.training == "supervised" else (*TINY_STEPS, "method.frozen_prototype_epochs=0")
-    staged = ("mambaout", "mamba2d", "vmamba", "localvmamba", "efficientvmamba")
-    if network.family in staged:  # stages have widths of their own
-        return (*steps, *network.tiny)
-    name = () if network.small == f"{network.family}_tiny64" else (f"model.name={network.model}",)
+    is_own = network.small == f"{network.family}_tiny64"
+    if network.family == "mambaout" or (is_own and "dims" in (known_fields(network.model) or ())):
+        return (*steps, *network.tiny)  # stages have widths of their own
+    name = () if is_own else (f"model.name={network.model}",)
     if network.small == "mambaout_femto64":
         return (*name, "model.dims=[16,24,32,48]", "model.depths=[1,1,1,1]", *steps, *network.tiny)
     return (*name, f"model.dim={TINY_DIMS[network.size]}", "model.depth=4", *steps, *network.tiny)

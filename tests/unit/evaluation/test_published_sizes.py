@@ -82,6 +82,8 @@ WITHOUT_CLASSIFIER = [  # in the same table
     Row("plainmamba_l1", "7", "3.0", ALL),
     Row("plainmamba_l2", "25.8", "8.1", ALL),  # printed as 25
     Row("plainmamba_l3", "50.5", "14.4", ALL),  # printed as 50
+    Row("mamba2d_small", "24", only=ALL),
+    Row("mamba2d_base", "93.7", only=ALL),  # printed as 92
 ]
 DINO_BACKBONES = [  # Dino-Mamba, Table 1, which cuts digits off, and its released code: without a classifier
     Row("vit_small", "21.67"),
