@@ -15,7 +15,7 @@ GRID, DIM, SEED, PATCH = (8, 8), 32, 0, 3 * 8 + 4
 # Of each model the mixer of one block that shows what is its own.
 MODELS = {
     "Vim, Mamba-Reg: two scans in every layer": ("vim_tiny", 0),
-    "PlainMamba: four serpentines in every layer": ("plainmamba_l1", 0),
+    "PlainMamba: four snaking scans in every layer": ("plainmamba_l1", 0),
     "LocalVim, LocalVMamba: four scans in every layer, chosen by a search": ("localvmamba_small", 27),
     "VMamba: four scans in every layer.  Mamba-2D: one of these in each layer, by turns": ("vmamba_tiny", 0),
     "EfficientVMamba: four scans, each over a quarter of the patches": ("efficientvmamba_tiny", 0),

@@ -34,7 +34,7 @@ def export_onnx(model: Backbone, path: Path, *, height: int | None = None, width
         model.cpu().eval()(images[:1])  # a size that does not fit is refused here, in a sentence
     multiple: int | None = max(shape.stride for shape in model.layer_shapes())
     program = None
-    if free and multiple and height % multiple == 0 and height >= 2 * multiple:
+    if free and multiple and height % multiple == 0 and height >= 2 * multiple and not _pads_windows(model):
         sides = {axis: multiple * Dim(name, min=2, max=MAX_CELLS) for axis, name in ((2, "rows"), (3, "columns"))}
         with suppress(Exception):  # each model is bound to its size in its own way
             program = _translated(model, images, sides)
@@ -65,6 +65,12 @@ def _translated(model: Backbone, images: Tensor, sides: dict[int, Any]) -> Any:
             optimize=False,
             verbose=False,
         )
+
+
+def _pads_windows(model: Backbone) -> bool:
+    """Whether scans walk windows: how far they pad a grid is decided while they are traced."""
+    configs = [getattr(getattr(block, "mixer", None), "config", None) for block in model.blocks]
+    return any(kind.startswith("w") for config in configs for kind in getattr(config, "scans", ()))
 
 
 def _check_at_another_size(traced: ExportedProgram, model: TimmBackbone, images: Tensor) -> None:

@@ -79,7 +79,7 @@ class Task:
                 return
             except Stopped as stopped:
                 print(stopped, flush=True)
-                if stopped.number not in (requeue, signal.SIGTERM) or is_over():
+                if stopped.number not in (requeue, signal.SIGTERM) or (os.environ["RANK"] == "0" and is_over()):
                     sys.exit(stopped.exit_code)
         send_again = signal.getsignal(requeue)
         for number in (requeue, signal.SIGTERM):

@@ -38,8 +38,16 @@ class Inert:
     def __setstate__(self, _: object) -> None: ...
 
 
-# DINO's checkpoints carry the parsed command line, and learning rates as NumPy scalars.
-INERT_GLOBALS = ("argparse.Namespace", "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar", "numpy.dtype")
+# DINO's checkpoints carry the parsed command line, and learning rates as NumPy scalars; mmengine's (Mamba-2D) the
+# history of their losses as NumPy arrays.
+INERT_GLOBALS = (
+    "argparse.Namespace",
+    "numpy.dtype",
+    "numpy.ndarray",
+    *(f"numpy.{core}.multiarray.{name}" for core in ("core", "_core") for name in ("scalar", "_reconstruct")),
+    "mmengine.logging.history_buffer.HistoryBuffer",
+    "builtins.getattr",  # by which it names its methods; a stand-in, as all of these: nothing is looked up
+)
 USUAL_PARTS = ("state_dict", "model")
 # DistributedDataParallel, torch.compile, and networks of a backbone and a head
 WRAPPERS = re.compile(r"(?:(?:module|_orig_mod|backbone)\.)*")

@@ -1,7 +1,10 @@
 """Released checkpoints of the visual Mambas give the released features; sizes are those of the papers' tables."""
 
+import sys
 from pathlib import Path
+from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from released_mamba2d import mamba2d_features, mamba2d_state
@@ -91,6 +94,29 @@ def test_mamba2d_scans_in_one_order_a_layer_and_merges_its_patches_once(tmp_path
     smaller = mixlab.create_model("mamba2d_small", dims=(16, 16), depths=(3, 2), image=32)
     report = mixlab.load_weights(smaller, tmp_path / "released.pth")
     assert report.resized == ("stem.positions.table: 8 x 8 to 4 x 4",)
+
+
+class HistoryBuffer:  # as mmengine's: arrays, and methods that are pickled by name
+    def __init__(self) -> None:
+        self.losses, self.methods = np.ones(3), {"mean": self.mean}
+
+    def mean(self) -> float:
+        raise AssertionError("nothing in a file is run")
+
+
+def test_a_checkpoint_of_mmengine_is_read_without_its_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("mmengine.logging.history_buffer")
+    module.HistoryBuffer = HistoryBuffer  # type: ignore[attr-defined]
+    monkeypatch.setattr(HistoryBuffer, "__module__", module.__name__)
+    for name in ("mmengine", "mmengine.logging", module.__name__):
+        monkeypatch.setitem(sys.modules, name, module)
+    state = mamba2d_state(dim=16, depth=3, side=8, merge_after=1)
+    averages = {f"module.{key}": value + 1 for key, value in state.items()}
+    hub = {"message_hub": {"log_scalars": {"loss": HistoryBuffer()}}, "ema_state_dict": averages}
+    torch.save({"state_dict": state} | hub, tmp_path / "epoch.pth")
+    model = mixlab.create_model("mamba2d_small", dims=(16, 16), depths=(2, 1), image=64)
+    assert mixlab.load_weights(model, tmp_path / "epoch.pth").part == "state_dict"
+    torch.testing.assert_close(model.summary_norm.weight.data, state["ln2.weight"])
 
 
 @pytest.mark.parametrize("expand", [1, 2])
