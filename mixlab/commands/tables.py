@@ -1,6 +1,7 @@
 """Tables as text. Names and numbers are never shortened: what is wider than the terminal is printed in parts, and
 sentences are wrapped at words."""
 
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -30,7 +31,7 @@ def aligned(columns: Sequence[str], rows: Rows, width: int) -> Iterator[tuple[st
     cells = [[_cell(value) for value in row] for row in rows]
     widths = [max(map(cell_len, [columns[i], *(row[i] for row in cells)])) for i in _all(columns)]
     widths = _narrowed(widths, [_is_prose(row[i] for row in cells) for i in _all(columns)], width)
-    named = next((i for i in _all(columns) if any(isinstance(row[i], float) for row in rows)), len(columns))
+    named = next((i for i in _all(columns) if any(_is_figure(row[i]) for row in rows)), len(columns))
     gap = GAP if sum(widths) + GAP * (len(widths) - 1) <= width else 1
     for part in _parts(widths, named, width, gap):
         yield _line([columns[i] for i in part], part, widths, numeric, gap), True
@@ -43,6 +44,11 @@ def aligned(columns: Sequence[str], rows: Rows, width: int) -> Iterator[tuple[st
 
 def _all(columns: Sequence[str]) -> range:
     return range(len(columns))
+
+
+def _is_figure(value: Any) -> bool:
+    """A measured number, also with its interval; whole numbers say which row it is."""
+    return isinstance(value, float) or (isinstance(value, str) and bool(re.match(r"[-+]?\d+\.\d", value)))
 
 
 def _is_prose(cells: Iterator[str]) -> bool:

@@ -1,0 +1,83 @@
+"""What commands print at a terminal of 80 columns, and to another program; numbers are masked, layout not.
+
+`MIXLAB_SNAPSHOTS=write pytest tests/unit/commands/test_snapshots.py` writes them anew: look at the difference.
+"""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import mixlab
+from mixlab.cli import main
+from mixlab.run import RunDirectory
+from tests.terminal import terminal
+
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+SMALL = ["--data", "shapes:n=8,size=32", "--device", "cpu"]
+LABELLED = ["--data", "shapes:n=20,size=32", "--device", "cpu", "--workers", "0"]
+HEADS = ["--mode", "cached", "--epochs", "1", "--blocks", "1", "--strategies", "cls", "--weight-decays", "0"]
+TINY = ["--set", "steps=1", "--set", "batch=4", "--set", "optim.warmup_steps=0", "--set", "model.dim=32"]
+CALLS: dict[str, list[str]] = {
+    "overview": [],
+    "models": ["models", "*vit_tiny"],
+    "models-wide": ["models", "shipped/vit", "--wide"],
+    "advise": ["advise", "--image", "800x1280"],
+    "rank": ["rank", "vit", "--chunk", "8", "--num-images", "1", *SMALL],
+    "maps": ["maps", "vit", "--num-images", "1", *SMALL],
+    "auc": ["auc", "vit", *SMALL],
+    "auc-wide": ["auc", "vit", "--wide", *SMALL],
+    "knn": ["knn", "vit", "--k", "1", "5", *LABELLED],
+    "probe": ["probe", "vit", *HEADS, *LABELLED],
+    "report": ["report", "vit", "--no-measure", "--out", "page.html"],
+    "export": ["export", "vit", "--out", "vit.safetensors", "--force"],
+    "pretrain": ["pretrain", "dino_vit_tiny64", "--data", "shapes:n=8", "--run", "dino", "--device", "cpu", *TINY],
+    "error": ["auc", "shipped/vti"],
+    "typo": ["modls"],
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a run called vit, as training leaves it."""
+    place = tmp_path_factory.mktemp("snapshots")
+    run = RunDirectory.create(place / "vit")
+    run.write_config({"recipe": "dino_vit_tiny", "seed": 0, "settings": {"method": {"kind": "dino"}}})
+    torch.manual_seed(0)
+    model = mixlab.create_model("vit_tiny", dim=32, depth=2, patch=8, image=32, head_dim=16)
+    mixlab.save_weights(model, run.path / "weights.safetensors")
+    return place
+
+
+def masked(text: str) -> str:
+    """Numbers as #, and the space that their lengths decide as one."""
+    return re.sub(r" {2,}", " ", re.sub(r"(?<![\w/])[-+]?\d[\d,.]*(?:e[-+]\d+)?(?!\w)", "#", text))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_output_is_as_it_was(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    with terminal(80) as screen:
+        main(CALLS[name])
+    notes = capsys.readouterr().err
+    main(CALLS[name])
+    piped = capsys.readouterr().out
+    assert all(len(line) <= 80 for line in screen.lines), screen.text
+    assert "…" not in screen.text + piped and "\x1b" not in piped
+    told = "".join(f"{line}\n" for line in notes.splitlines() if line.startswith(("error:", "unknown")))
+    shown = " ".join(screen.text.split()) + "\n" if name == "rank" else screen.text  # numbers decide where lines end
+    parts = {"at a terminal": shown, "piped": piped, "notes": told}
+    found = "".join(f"=== {part}\n{masked(text)}" for part, text in parts.items() if text)
+    file = SNAPSHOTS / f"{name}.txt"
+    if os.environ.get("MIXLAB_SNAPSHOTS") == "write":
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(found, encoding="utf-8")
+    assert found == file.read_text(encoding="utf-8")
+
+
+def test_every_snapshot_has_its_command() -> None:
+    assert {file.stem for file in SNAPSHOTS.iterdir()} == set(CALLS)
