@@ -259,6 +259,7 @@ class Trainer:
             metrics = self.buffer.fetch()
         except NonFiniteLoss as error:
             self.record.note_failure(error.step)
+            self.writer.settle()
             raise WorkError(error.explain(self.source.name, self.checkpoints.steps())) from error
         if not metrics:
             return
@@ -280,6 +281,7 @@ class Trainer:
     def score(self, stop: StopRequests) -> None:
         """Live scores of the exported backbone. A stop interrupts them; a resumed run computes them again."""
         self.report()
+        self.writer.wait()  # scoring is long: nothing that was trained may be lost by it
         try:
             found = dict(self.scores(self.recipe, stop.asked))
         except ScoringStopped:

@@ -30,3 +30,4 @@ def test_a_result_of_an_unknown_kind_opens_with_its_picture(open_page: "OpenPage
         assert page.locator("#exhibits figcaption").inner_text() == "By layer."
         assert page.locator("#exhibits td").all_inner_texts() == ["vit", "0.25", "x", "–"]
         assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+        page.close()

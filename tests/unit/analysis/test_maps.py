@@ -149,7 +149,7 @@ def test_timm_vits_have_every_map_that_their_tokens_allow() -> None:
 
 
 def test_maps_that_cannot_be_are_refused_with_a_way_out() -> None:
-    with pytest.raises(ValueError, match="there is no map 'cosin'; choose one of cosine"):
+    with pytest.raises(ValueError, match="there is no map 'cosin'; did you mean cosine"):
         activation_map(tiny("vit_tiny"), IMAGES, "cosin")
     with pytest.raises(ValueError, match="only scans have directions"):
         MAPS["direction_rows"](tiny("vit_tiny"), IMAGES)
@@ -173,7 +173,7 @@ def test_several_maps_of_features_come_out_of_one_pass() -> None:
     stacked = find_map("cosine+norm+pca")(model, IMAGES)
     for place, name in enumerate(("cosine", "norm", "pca")):
         torch.testing.assert_close(stacked[:, place], MAPS[name](model, IMAGES), check_dtype=False)
-    with pytest.raises(ValueError, match="no map 'cos'; choose one of"):
+    with pytest.raises(ValueError, match="no map 'cos'; did you mean"):
         find_map("cos+norm")
     with pytest.raises(ValueError, match="only maps of features go together"):
         find_map("cosine+mixing_mean")

@@ -44,7 +44,7 @@ def test_they_know_a_scene_again_that_is_mirrored_shifted_and_relit(name: str) -
 
 
 def test_wrong_names_and_settings_are_refused() -> None:
-    with pytest.raises(ValueError, match="choose shipped/vit"):
+    with pytest.raises(ValueError, match="did you mean shipped/vit"):
         mixlab.create_model("shipped/vim")
     with pytest.raises(ValueError, match="comes with its weights"):
         mixlab.create_model("shipped/vit", depth=3)

@@ -41,7 +41,7 @@ def test_several_kinds_of_map_are_columns_of_one_picture(tmp_path: Path) -> None
     assert one["figures"] == two["figures"] == ["maps.png", "pca.png"]  # and none of heads or registers
     assert widths[1] > 1.2 * widths[0]
     [page] = [picture_rows(record) for record in read_findings([tmp_path / "two"]).of("maps")]
-    assert [row["name"] for row in page["maps"]] == ["image", "mask", "vim, cosine", "vim, front_cosine"]
+    assert [row["name"] for row in page["rows"]] == ["image, mask", "vim, cosine", "vim, front_cosine"]
 
 
 def test_maps_of_another_protocol_replace_neither_results_nor_pictures(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_the_demo_ends_with_a_self_contained_report(killed: Killed) -> None:
     assert not re.findall(r"""(?:src|href)=["'](?!data:|#)""", page), "the page fetches something"
     assert all(re.search(r'alt="[^"]+"', image) for image in re.findall(r"<img[^>]+>", page))
     sections = re.findall(r'<section id="(\w+)"', page)
-    assert sections == ["models", "learned", "maps", "auc", "ranks", "training", "ledger", "made", "records"]
+    assert sections[0] == "ledger" and {"models", "maps", "auc", "ranks", "training"} < set(sections)
     assert len(page) < 5e6
     assert killed.result["report"] == str(killed.folder / "report.html")
 
