@@ -19,6 +19,7 @@ SNAPSHOTS = Path(__file__).parent / "snapshots"
 SMALL = ["--data", "shapes:n=8,size=32", "--device", "cpu"]
 LABELLED = ["--data", "shapes:n=20,size=32", "--device", "cpu", "--workers", "0"]
 HEADS = ["--mode", "cached", "--epochs", "1", "--blocks", "1", "--strategies", "cls", "--weight-decays", "0"]
+DENSE = ["--data", "shapes:n=4,size=32", "--device", "cpu", "--set", "steps=1", "--set", "batch=2"]
 TINY = ["--set", "steps=1", "--set", "batch=4", "--set", "optim.warmup_steps=0", "--set", "model.dim=32"]
 CALLS: dict[str, list[str]] = {
     "overview": [],
@@ -34,6 +35,19 @@ CALLS: dict[str, list[str]] = {
     "report": ["report", "vit", "--no-measure", "--out", "page.html"],
     "export": ["export", "vit", "--out", "vit.safetensors", "--force"],
     "pretrain": ["pretrain", "dino_vit_tiny64", "--data", "shapes:n=8", "--run", "dino", "--device", "cpu", *TINY],
+    "train": ["train", "supervised_vit_tiny64", "--data", "shapes:n=8", "--run", "labels", "--device", "cpu", *TINY],
+    "robust": ["robust", "labels", "--shifts", "shapes:n=8", "--device", "cpu", "--workers", "0"],
+    "segment": ["segment", "vit", "--run", "segmented", "--num-val", "2", *DENSE],
+    "detect": ["detect", "vit", "--run", "detected", "--num-val", "2", *DENSE],
+    "matrices": ["matrices", "vit", "--device", "cpu", "--data", "photo:cat"],
+    "norms": ["norms", "vit", "--num-images", "2", *SMALL],
+    "claims": ["claims", "vit"],
+    "reproduce": ["reproduce"],
+    "reproduce-item": ["reproduce", "mambaout-fig2"],
+    "bench": ["bench", "auc", "--figure", "auc.svg"],
+    "study": ["study", "miniatur", "--run", "study"],
+    "app": ["app", "vit", "--data", "shapes:n=1", "--port", "99999", "--device", "cpu"],
+    "look": ["look"],
     "error": ["auc", "shipped/vti"],
     "typo": ["modls"],
 }
