@@ -39,14 +39,14 @@ print(*sorted(path.name for path in (place / "mine").iterdir()))
 
 # %%
 changes = ["model.name=shipped/vit", "steps=6", "batch=8", "optim.lr=1e-4", "optim.warmup_steps=0", "log.every_steps=1",
-           "knn.every_epochs=0"]  # fmt: skip
+           "method.frozen_prototype_epochs=0", "knn.every_epochs=0"]  # fmt: skip
 config = override(mixlab.find_recipe("dino_vit_tiny64"), changes)
 done = mixlab.train(config, data=str(place / "mine"), run=place / "first", device="cpu")
 print(f"{done.step} steps; the same call again would resume, or find that all is done")
 
 # %% [markdown]
-# A run is a folder: `config.json`, `metrics.jsonl`, checkpoints, and `weights.safetensors`, the backbone. The loss of DINO
-# may rise: its target, the teacher, changes with the student. So judge by kNN, beside an untrained network.
+# A run is a folder: `config.json`, `metrics.jsonl`, checkpoints, and `weights.safetensors`, the backbone. The loss of
+# DINO may rise: its target, the teacher, changes with the student. So judge by kNN, beside an untrained network.
 
 # %%
 rows = list(RunDirectory(place / "first").read_metrics())

@@ -33,15 +33,16 @@ for index in range(16):
 print(sorted(path.name for path in folder.iterdir()), "with 16 files each")
 
 # %% [markdown]
-# One line of Python, or `mixlab auc shipped/vit --data mine` in a terminal. A network has several maps: the similarity of
-# each patch to the summary (`cosine`), the norm of its features, the mean row of the mixing matrix. Every number comes
-# with its 95 % interval and with all choices that could change it.
+# One line of Python, or `mixlab auc shipped/vit --data mine` in a terminal. A network has several maps: the similarity
+# of each patch to the summary (`cosine`), the norm of its features, the mean row of the mixing matrix. Every number
+# comes with its 95 % interval and with all choices that could change it.
 
 # %%
 scored = mixlab.score_maps([mixlab.load_target("shipped/vit=vit", device="cpu")], str(folder))
 for found in scored.measurements:
     if found.metric in ("binary_auc", "centre_prior", "untrained", "above_untrained"):
-        print(f"{found['map']:12} {found.metric:16} {found.value:6.3f} [{found.low:6.3f}, {found.high:.3f}], n = {found.n}")
+        interval = f"[{found.low:6.3f}, {found.high:.3f}]"
+        print(f"{found['map']:12} {found.metric:16} {found.value:6.3f} {interval}, n = {found.n}")
 
 # %% [markdown]
 # If the interval of the difference to the untrained twin contains zero, training has not taught this network where the
@@ -53,7 +54,7 @@ seen = mixlab.ViewedImages(str(folder), size=64, num_images=4, fit="squash").tog
 maps = mixlab.activation_map(model, model.preprocess(seen.images)).detach()
 scores = mixlab.binary_auc(maps, seen.masks, ignore=255)
 figure, axes = plt.subplots(3, 4, figsize=(7, 5.2), layout="constrained")
-for column, (image, mask, heat, score) in zip(axes.T, zip(seen.images, seen.masks, maps, scores, strict=True), strict=True):
+for column, image, mask, heat, score in zip(axes.T, seen.images, seen.masks, maps, scores, strict=True):
     for axis, picture in zip(column, (image.permute(1, 2, 0), mask, heat), strict=True):
         axis.imshow(picture)
         axis.set_axis_off()

@@ -21,7 +21,10 @@ from mixlab.plugins import load_for_all
 from mixlab.signals import STOP_SIGNALS, raising, say_stopped
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("mixlab.commands.demo", "look inside trained networks, train one further, and a report: minutes on two cores"),
+    "demo": (
+        "mixlab.commands.demo",
+        "look inside trained networks, train one further, and a report: minutes on two cores",
+    ),
     "study": ("mixlab.commands.study", "both papers on your own photographs, in parts of a few minutes on one GPU"),
     "reproduce": (
         "mixlab.commands.reproduce",

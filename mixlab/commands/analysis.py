@@ -27,8 +27,8 @@ class ViewedTargets(SeveralTargets):
     """Networks on some images of a set. A photograph among the targets is the image."""
 
     data: str | None = None  # type: ignore[assignment]
-    """shapes, photo, photo:NAME or photo:all (they come with mixlab), a photograph, a folder, wds:PATTERN, or images with masks, as for
-    `maps`; default: the analysis' own. A photograph may also stand among the targets."""
+    """shapes, photo, photo:NAME or photo:all (they come with mixlab), a photograph, a folder, wds:PATTERN, or images
+    with masks, as for `maps`; default: the analysis' own. A photograph may also stand among the targets."""
     num_images: int | None = None  # number of images, evenly spaced; default: the analysis' own number.
     fit: Fit | None = None
     """crop (centre crop, as in kNN and probes) or squash (the whole image, aspect ratio not kept); default: the

@@ -23,7 +23,7 @@ def demo(
 ) -> dict[str, Any]:
     """Look inside three trained networks, fine-tune one of them, compare them with untrained twins, and write a report.
 
-    Three to four minutes on two cores; needs no data and no GPU. If it is killed, the same command resumes it.
+    About three minutes on two cores; needs no data and no GPU. If it is killed, the same command resumes it.
 
     Args:
         run: directory for runs, results and the report; default: demo, or demo-quick.
@@ -54,10 +54,10 @@ def run_demo(
         _agree(directory, effort, seed)
         wait_for_workers([folder / TUNED])
         console.print(
-            f"In {effort.minutes} on two cores: {len(effort.networks)} trained networks (attention, Mamba, convolution) "
-            "look at photographs, one of them learns drawn scenes while you watch, each is compared with an untrained "
-            f"twin, and the papers' claims are checked. {len(steps)} steps, {workers} at a time, in {folder}. You can "
-            "stop at any time; the same command resumes."
+            f"In {effort.minutes} on two cores: trained networks (attention, Mamba, convolution) look at photographs, "
+            "one of them learns drawn scenes while you watch, each is compared with an untrained twin, and the papers' "
+            f"claims are checked. {len(steps)} steps, {workers} at a time, in {folder}. You can stop at any time; the "
+            "same command resumes."
         )
         with worker_pool(workers) as pool:
             run_steps(steps, folder, pool, workers=workers, command="demo")

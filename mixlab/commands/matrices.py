@@ -1,5 +1,5 @@
-"""`mixlab matrices`: the analysis of that name as a command. Its options are declared here too, so that `--help` does not
-wait for torch."""
+"""`mixlab matrices`: the analysis of that name as a command. Its options are declared here, too, so that `--help` does
+not wait for torch."""
 
 from typing import Any
 

@@ -17,7 +17,7 @@ from mixlab.studies.steps import Step
 class DemoEffort:
     """How much work. `minutes` is what two cores were measured to need (EXPERIMENTS.md)."""
 
-    minutes: str = "three to four minutes"
+    minutes: str = "about three minutes"
     networks: tuple[str, ...] = SHIPPED
     num_tuned: int = 1024  # drawn scenes for fine-tuning
     batch: int = 64
@@ -86,7 +86,7 @@ def _tune(run: Path, effort: DemoEffort, seed: int) -> Step:
 
 def _photographs(run: Path, effort: DemoEffort, seed: int) -> Iterator[Step]:
     place = run / "photographs"
-    seen = ("--image", str(effort.photo_image), "--seed", str(seed), *HERE, "--run", str(place))
+    seen = ("--seed", str(seed), *HERE, "--run", str(place))
     names = [label_of_shipped(name) for name in effort.networks]
     twins = [f"{run / name / 'untrained'}={name}, untrained" for name in names]
     beside = [target for pair in zip(_labelled(effort), twins, strict=True) for target in pair]
@@ -96,7 +96,7 @@ def _photographs(run: Path, effort: DemoEffort, seed: int) -> Iterator[Step]:
         "photographs through the networks that come with mixlab",
         "what each finds alike, as a map and as colours, above the same of an untrained twin",
         ("maps", *beside, "--training", *kinds, "--data", "photo:all", "--num-images", str(effort.num_photographs),
-         *seen),
+         "--image", str(effort.photo_image), *seen),
         place / "results" / "maps.json",
         needs=tuple(f"twin {name}" for name in names),
     )  # fmt: skip
@@ -104,7 +104,7 @@ def _photographs(run: Path, effort: DemoEffort, seed: int) -> Iterator[Step]:
         "matrices",
         "their mixing matrices",
         "which patches read which: attention everywhere, a scan along its direction, a convolution nearby",
-        ("matrices", *_labelled(effort), "--data", "photo:cat", *seen),
+        ("matrices", *_labelled(effort), "--data", "photo:cat", "--image", str(RANK_IMAGE), *seen),
         place / "results" / "matrices.json",
     )
 

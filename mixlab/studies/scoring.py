@@ -20,8 +20,8 @@ def score_run(
     twin: bool = True,
     shipped: str | None = None,
 ) -> Iterator[Step]:
-    """Steps after `train LABEL`; `heads` are the arguments of `mixlab probe`, None for no probe. Of a `shipped` network,
-    which nobody trains here, the run holds the results alone."""
+    """Steps after `train LABEL`; `heads` are the arguments of `mixlab probe`, None for no probe. The run of a `shipped`
+    network, which nobody trains here, holds its results alone."""
     trained = (f"train {label}",) if shipped is None else ()
     named = (f"{run}={label}",) if shipped is None else (f"{shipped}={label}", "--run", str(run))
     cases = [("", run, trained, named)]
