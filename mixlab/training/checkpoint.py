@@ -29,6 +29,7 @@ from mixlab.backbones.weights import build_architecture, save_weights
 from mixlab.backbones.weights.saving import save_tensors
 from mixlab.backbones.weights.writing import num_bytes_of, write_safetensors
 from mixlab.errors import InputError, WorkError
+from mixlab.run.directory import check_regular
 from mixlab.run.disk import naming_file
 from mixlab.training.distributed import copy_from_first_, from_first, whole
 from mixlab.training.optim import local
@@ -191,6 +192,7 @@ class Checkpoints:
     def _read(self, step: int) -> Checkpoint:
         tensor_file, json_file = self._files(step)
         try:
+            check_regular(json_file)
             content = json.loads(json_file.read_text(encoding="utf-8"))
             claimed = content.pop("sha256")
             tensors = content["tensors"]
