@@ -14,13 +14,14 @@ from mixlab.plugins import REGISTRIES
 os.environ["MIXLAB_CACHE"] = tempfile.mkdtemp(prefix="mixlab-cache-")  # never the cache of whoever runs the tests
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def own_registries() -> Iterator[None]:
     """What a test registers is gone after it: other tests go over all that is registered."""
-    before = {word: (dict(r.data), dict(r._origins), set(r._derived)) for word, r in REGISTRIES.items()}
+    before = {word: set(registry._origins) for word, registry in REGISTRIES.items()}
     yield
     for word, registry in REGISTRIES.items():
-        registry.data, registry._origins, registry._derived = before.get(word, ({}, {}, set()))
+        for name in set(registry._origins) - before.get(word, set()):
+            del registry[name]
 
 
 LONGEST_FIRST = ("unit/studies/", "unit/ops/", "browser/", "contracts/")  # so that no core waits for one at the end

@@ -1,6 +1,5 @@
 """Any module as a backbone: what is found out by itself, what must be said, and what is refused by name."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +59,8 @@ def small_vit(**fields: int) -> VisionTransformer:
     )
 
 
-@pytest.fixture(scope="module")
-def registered() -> Iterator[str]:
+@pytest.fixture
+def registered() -> str:
     """A function of somebody's that builds and wraps a network, known by its name."""
 
     @mixlab.register_backbone("own_net")
@@ -69,8 +68,7 @@ def registered() -> Iterator[str]:
         parts = nn.Conv2d(3, width, 4, stride=4), nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, width, 2, stride=2)
         return mixlab.wrap(nn.Sequential(*parts), maps=["2", "3"], image=32)
 
-    yield "own_net"
-    del ZOO["own_net"]
+    return "own_net"
 
 
 def test_a_resnet_of_torchvision_is_wrapped_by_the_names_of_its_maps() -> None:
