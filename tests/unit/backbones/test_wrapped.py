@@ -131,7 +131,7 @@ def test_one_entry_of_a_tuple_or_a_mapping_is_taken_by_name(place: str) -> None:
         ),
         (lambda: mixlab.wrap(small_resnet(), maps="layer5", image=64), "no submodule 'layer5'; did you mean layer4"),
         (lambda: mixlab.wrap(Net(), maps="b ody", image=16), "is no place in a module"),
-        (lambda: mixlab.wrap(Net("48 px alone"), image=48), "axes cannot be told apart; say axes='NCHW' or 'NHWC'"),
+        (lambda: mixlab.wrap(Net("48 px alone"), image=48), "do not distinguish the axes; say axes='NCHW' or 'NHWC'"),
         (lambda: mixlab.wrap(Net("tokens"), num_prefix=3, image=16), "16 tokens, which are not a square of patches"),
         (lambda: mixlab.wrap(Net("vector"), image=16), r"gives \(1, 192\), which is no map"),
         (lambda: mixlab.wrap(nn.Identity()), "this Identity has no parameters"),
