@@ -32,7 +32,7 @@ FIGURES = {
     "kNN while training": "training-knn",
 }
 EYE = (0.30, 0.31)  # of the cat, from the left and from the top
-TERMINAL = """<body style="margin:0;background:#16191d"><pre style="margin:0;padding:14px 18px;width:max-content;
+TERMINAL = """<body style="margin:0;background:#16191d"><pre style="margin:0;padding:14px 18px;width:81ch;white-space:pre-wrap;
 color:#d8dee6;font:13px/1.35 'DejaVu Sans Mono',monospace">$ mixlab demo\n{}</pre></body>"""
 
 
@@ -54,7 +54,7 @@ def main(demo: Annotated[Path, tyro.conf.Positional], *, log: Path, browser: Pat
 
 
 def show_terminal(chromium: Browser, printed: str) -> None:
-    page = chromium.new_page(device_scale_factor=1.5)
+    page = chromium.new_page(device_scale_factor=1.25)
     kept = re.split(r"\n+real\t", printed.strip())[0]  # of `time`
     page.set_content(TERMINAL.format(html.escape(kept)))
     shoot(page, "pre", "demo-terminal.png")
@@ -63,7 +63,7 @@ def show_terminal(chromium: Browser, printed: str) -> None:
 def show_report(chromium: Browser, report: Path) -> None:
     page = chromium.new_page(viewport={"width": 1300, "height": 890})
     page.goto(report.resolve().as_uri())
-    page.screenshot(path=GALLERY / "demo-report.jpg", type="jpeg", quality=80)
+    page.screenshot(path=GALLERY / "demo-report.jpg", type="jpeg", quality=62)
     page = chromium.new_page(viewport={"width": 1000, "height": 900}, device_scale_factor=1.5)
     page.goto(report.resolve().as_uri())
     for name, file in FIGURES.items():
@@ -72,11 +72,11 @@ def show_report(chromium: Browser, report: Path) -> None:
         figure.evaluate(
             """figure => {
               figure.querySelector('figcaption')?.remove();
-              figure.querySelectorAll('h3').forEach(title => title.remove());
+              figure.querySelectorAll('h3, details').forEach(part => part.remove());
               const legend = figure.closest('section').querySelector('.legend');
               const isChart = figure.querySelector('svg.chart') && !figure.querySelector('.heads');
               if (legend && isChart) figure.prepend(legend.cloneNode(true));
-              Object.assign(figure.style, {padding: '8px', margin: 0});
+              Object.assign(figure.style, {padding: '8px', margin: 0, alignSelf: 'start'});
               if (figure.querySelector('.pictures')) figure.style.width = 'fit-content';
             }"""
         )
@@ -88,12 +88,12 @@ def show_page(chromium: Browser, address: str) -> None:
     page.goto(address)
     page.locator("#tour-end").click()
     image = page.locator("#stage canvas, canvas").first
-    page.wait_for_function("document.getElementById('cards').getAttribute('aria-busy') === 'false'")
+    page.wait_for_function("() => document.getElementById('cards').getAttribute('aria-busy') === 'false'")
     box = image.bounding_box()
     assert box is not None
     image.click(position={"x": EYE[0] * box["width"], "y": EYE[1] * box["height"]})
     page.wait_for_timeout(3000)
-    page.screenshot(path=GALLERY / "page.jpg", type="jpeg", quality=80)
+    page.screenshot(path=GALLERY / "page.jpg", type="jpeg", quality=62)
 
 
 def shoot(page: Page, selector: str, name: str) -> None:

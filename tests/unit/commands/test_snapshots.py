@@ -41,7 +41,7 @@ CALLS: dict[str, list[str]] = {
     "detect": ["detect", "detect_vit_tiny64", "--run", "detected", *DENSE],
     "matrices": ["matrices", "vit", "--device", "cpu", "--data", "photo:cat"],
     "norms": ["norms", "vit", "--num-images", "2", *SMALL],
-    "claims": ["claims", "vit"],
+    "claims": ["claims"],
     "reproduce": ["reproduce"],
     "bench": ["bench", "auc", "--figure", "auc.svg"],
     "study": ["study", "miniatur", "--run", "study"],

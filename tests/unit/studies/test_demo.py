@@ -21,14 +21,15 @@ from mixlab.studies.demo import FULL, QUICK, TUNED, DemoEffort, plan
 from tests.terminal import terminal
 
 LITTLE = DemoEffort(
-    minutes="seconds", networks=("shipped/vit",), num_tuned=8, batch=8, epochs=30, num_watched=8, num_judged=8,
+    minutes="seconds", networks=("shipped/vit",), num_tuned=8, batch=8, epochs=18, num_watched=8, num_judged=8,
     num_scored=4, num_ranked=1, num_photographs=1, photo_image=64, studies=("model",),
 )  # fmt: skip
 START = """
-from pathlib import Path
-from test_demo import LITTLE, run_demo
-if __name__ == "__main__":
-    run_demo(Path({folder!r}), LITTLE, seed=0, workers=1)
+if __name__ == "__main__":  # workers read this file, too
+    from pathlib import Path
+    from mixlab.commands.demo import run_demo
+    from mixlab.studies.demo import DemoEffort
+    run_demo(Path({folder!r}), {effort!r}, seed=0, workers=1)
 """
 
 
@@ -68,9 +69,8 @@ def module_patch() -> Any:
 def killed(tmp_path_factory: pytest.TempPathFactory, module_patch: pytest.MonkeyPatch) -> Killed:
     folder = tmp_path_factory.mktemp("demo") / "a demo"
     script = folder.with_name("start.py")
-    script.write_text(START.format(folder=str(folder)))
-    places = (Path(__file__).parents[number] for number in (0, 2, 3))
-    environment = os.environ | {"PYTHONPATH": ":".join(map(str, places))}
+    script.write_text(START.format(folder=str(folder), effort=LITTLE))
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
     process = subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.PIPE)
     run = RunDirectory(folder / TUNED)
     deadline = time.monotonic() + 120
@@ -93,7 +93,7 @@ def test_a_killed_demo_resumes_from_a_checkpoint(killed: Killed) -> None:
     assert killed.steps_before >= 2
     rows = list(RunDirectory(killed.folder / TUNED).read_metrics())
     steps = [row["step"] for row in rows if "loss" in row]
-    assert steps[-1] == 30 and steps == sorted(set(steps)), "steps are missing or twice there"
+    assert steps[-1] == 18 and steps == sorted(set(steps)), "steps are missing or twice there"
 
 
 def test_a_killed_demo_leaves_no_process_behind(killed: Killed) -> None:
