@@ -47,7 +47,7 @@ from mixlab.training.config import (
 )
 from mixlab.training.dino import DinoConfig
 from mixlab.training.lejepa import LeJepaConfig
-from mixlab.training.settings import has_begun, is_older
+from mixlab.training.settings import has_begun, is_older, override
 from mixlab.training.supervised import SupervisedConfig
 from mixlab.training.views import ViewsConfig
 
@@ -372,9 +372,8 @@ def supervised_160(family: str, size: str) -> TrainConfig:
 
 def segment_160(family: str, size: str) -> TrainConfig:
     """`segment_mini` in patches of 16 px, at 320 px: 400 tokens, four times as many as in pretraining."""
-    config = segment_mini(family)
-    method = replace(config.method, crop=320, short_side=320, long_side=640)
-    return replace(config, method=method, model=model_160(family, size), data=DataConfig(size=320))
+    config = override(segment_mini(family), ("method.crop=320", "method.short_side=320", "method.long_side=640"))
+    return replace(config, model=model_160(family, size), data=DataConfig(size=320))
 
 
 def _resident_160() -> dict[str, Any]:

@@ -50,7 +50,7 @@ def prepare(data: Path, out: Path, *, workers: int, side: int = COPY_SIDE) -> st
             console.print(f"{data} has no val/: every fifth image of a class is for validation", style="yellow")
         pairs = [(file, out / part / path) for part, images in chosen.items() for file, path in images]
         with ThreadPoolExecutor(workers) as pool:  # decoding lets other threads run
-            list(pool.map(lambda pair: _copy(*pair, side), pairs))
+            list(pool.map(lambda pair: _copy(pair[0], pair[1], side), pairs))
         write_json(out / "split.json", {"data": str(data), "short_side": side, **numbers})
     return str(out)
 

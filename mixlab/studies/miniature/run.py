@@ -143,7 +143,7 @@ def _run_part(study: Study, name: str, setting: Setting, pool: ProcessPoolExecut
         (setting.run / "results" / "claims.json").unlink(missing_ok=True)  # new results, a new ledger
     steps = list(part.steps(setting))
     console.rule(f"{name}: {part.question}")
-    console.print(f"{len(steps)} steps, about {part.minutes:g} minutes on one H200")
+    console.print(f"{len(steps)} steps, about {part.minutes:.2g} minutes on one H200")
     start = time.monotonic()
     with noting_time(setting.run / MINUTES, name, unit_s=60):
         run_steps(steps, setting.run, pool, workers=at_once, command=study.command)

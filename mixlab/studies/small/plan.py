@@ -23,13 +23,13 @@ FULL = StudyEffort(
 QUICK = StudyEffort(
     least_images=20,
     training=(
-        "model.dim=32", "model.depth=4", "model.head_dim=16", "steps=2", "batch=16", "optim.warmup_steps=0",
+        "model.dim=32", "model.depth=4", "model.head_dim=16", "steps=2", "batch=8", "optim.warmup_steps=0",
         "log.every_steps=1",
     ),
     dino=("method.num_prototypes=32", "method.hidden=32", "method.num_local=1", "method.frozen_prototype_epochs=0"),
     segment=("steps=2", "batch=2", "method.crop=64", "method.short_side=64", "method.channels=8",
              "method.auxiliary_channels=8", "optim.warmup_steps=1"),
-    tuned_rates=(5e-4, 1e-3),
+    tuned_rates=(5e-4, 2e-3),
     tuning_steps={"dino": 2, "supervised": 2},
     probe_epochs=2,
     auc_image=64,

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,7 +66,7 @@ def page_text(text: str, records: Sequence[Record]) -> str:
         start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
         if start not in text or end not in text:
             raise InputError(f"{PAGE} lacks the marks {start} and {end}, between which its table stands; put them back")
-        text = re.sub(f"{start}.*?{end}", lambda _, whole=f"{start}\n{table}\n{end}": whole, text, flags=re.DOTALL)
+        text = f"{text.partition(start)[0]}{start}\n{table}\n{end}{text.partition(end)[2]}"
     return text
 
 
