@@ -81,6 +81,7 @@ def _train_and_score(
     from mixlab.commands.knn import knn
     from mixlab.commands.pretrain import start_training
     from mixlab.commands.probe import probe
+    from mixlab.data.images import parse_source
     from mixlab.data.labelled import labelled_splits
     from mixlab.evaluation.settings import KnnSettings
     from mixlab.run import RunDirectory
@@ -91,7 +92,9 @@ def _train_and_score(
 
     if has_begun(RunDirectory(run)) and not (run / SECONDS).is_file():
         raise InputError(f"{run} was begun by another command, so nobody knows what it cost; choose another --run")
-    labelled_splits(source)  # what cannot be scored in the end is refused before it is trained on
+    splits = labelled_splits(source)  # what cannot be scored in the end is refused before it is trained on
+    if len(splits.train) < len(parse_source(source)):
+        raise InputError(f"{source} has no validation images of its own; add val/, or say --held-out")
     where = str(choose_device(device))
     here = [f"data.workers={workers}"] if workers is not None else []
     here += ["precision=fp32"] if where == "cpu" else []

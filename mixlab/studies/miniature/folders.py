@@ -68,7 +68,7 @@ def _evenly(images: Images, most: int) -> Images:
     return [images[index] for index in evenly_spaced(len(images), most)]
 
 
-def _copy(file: Path, place: Path, side: int) -> None:
+def _copy(file: Path, place: Path, side: int = COPY_SIDE) -> None:
     """A small copy, or a link if the image is small or unreadable; the reader reports unreadable ones."""
     place.parent.mkdir(parents=True, exist_ok=True)
     try:

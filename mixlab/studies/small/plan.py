@@ -23,7 +23,7 @@ FULL = StudyEffort(
 QUICK = StudyEffort(
     least_images=20,
     training=(
-        "model.dim=32", "model.depth=4", "model.head_dim=16", "steps=2", "batch=8", "optim.warmup_steps=0",
+        "model.dim=64", "model.depth=4", "steps=2", "batch=8", "optim.warmup_steps=0",
         "log.every_steps=1",
     ),
     dino=("method.num_prototypes=32", "method.hidden=32", "method.num_local=1", "method.frozen_prototype_epochs=0"),

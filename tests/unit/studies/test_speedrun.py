@@ -125,6 +125,9 @@ def test_runs_of_a_changed_tree_unknown_commits_or_other_settings_are_refused(
     assert "by several commits (abc1234, def5678)" in said("--publish", commit="def5678")
     assert "another speedrun (seed was 1, is 2)" in said("--seed", "2")
     assert "needs labelled images: give --data" in (go(ran, "new", data=False), capfd.readouterr().err)[1]
+    trained = ["--run", str(ran / "new"), "--data", str(ran / "photos" / "train")]
+    assert main(["speedrun", "dino_vit_tiny160", *trained]) == 1
+    assert "no validation images of its own; add val/" in " ".join(capfd.readouterr().err.split())
     shutil.copytree(ran / "run", ran / "other", ignore=shutil.ignore_patterns("seconds.json", "speedrun.json"))
     assert go(ran, "other", "--seed", "1") == 1
     assert "begun by another command" in " ".join(capfd.readouterr().err.split())
