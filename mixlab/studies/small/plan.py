@@ -23,10 +23,13 @@ FULL = StudyEffort(
 QUICK = StudyEffort(
     least_images=20,
     training=(
-        "model.dim=64", "model.depth=4", "steps=2", "batch=8", "optim.warmup_steps=0",
-        "log.every_steps=1",
+        "model.dim=64", "model.depth=4", "model.image=64", "data.size=64", "steps=2", "batch=8",
+        "optim.warmup_steps=0", "log.every_steps=1",
     ),
-    dino=("method.num_prototypes=32", "method.hidden=32", "method.num_local=1", "method.frozen_prototype_epochs=0"),
+    dino=(
+        "method.num_prototypes=32", "method.hidden=32", "method.num_local=1", "method.global_size=64",
+        "method.local_size=32", "method.frozen_prototype_epochs=0",
+    ),
     segment=("steps=2", "batch=2", "method.crop=64", "method.short_side=64", "method.channels=8",
              "method.auxiliary_channels=8", "optim.warmup_steps=1"),
     tuned_rates=(5e-4, 2e-3),

@@ -26,7 +26,7 @@ from tests.drawn_folders import draw_folders
 REPORT = Trainer.report
 
 SETTINGS = (
-    "model.dim=32", "model.depth=2", "model.head_dim=16", "model.image=32", "data.size=32", "steps=12", "batch=16",
+    "model.dim=32", "model.depth=2", "model.head_dim=16", "model.image=32", "data.size=32", "steps=12", "batch=8",
     "optim.warmup_steps=0", "log.every_steps=1", "method.num_prototypes=32", "method.hidden=32", "method.num_local=1",
     "method.global_size=32", "method.local_size=16",
 )  # fmt: skip
@@ -86,7 +86,7 @@ def test_a_stopped_run_resumes_and_its_record_has_scores_that_can_be_measured_ag
     seconds = record["seconds"]
     assert seconds["training"] > read_json(ran / "stopped.json")["training"] > 0
     assert seconds["all_in"] == pytest.approx(seconds["training"] + seconds["scoring"], abs=0.02)
-    assert (record["timed_on"], record["seed"], record["held_out"], record["images_seen"]) == ("CPU", 1, False, 192)
+    assert (record["timed_on"], record["seed"], record["held_out"], record["images_seen"]) == ("CPU", 1, False, 96)
     knn, probe = record["measurements"]
     val = len(list((ran / "photos" / "val").rglob("*.png")))
     assert knn["n"] == probe["n"] == record["num_val"] == val
