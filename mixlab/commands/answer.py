@@ -16,7 +16,8 @@ from typing import Any
 
 from mixlab.commands.tables import aligned, tab_separated
 from mixlab.console import console, put
-from mixlab.run.directory import write_json
+from mixlab.errors import InputError
+from mixlab.run.directory import is_kept, run_around, write_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,10 @@ class Answer:
         place = Path(str(self.json))
         if place.is_dir():
             raise IsADirectoryError(f"--json {place} is a folder; name a file in it")
+        if place.exists() and not _is_json(place):
+            raise InputError(f"--json {place} exists and is no JSON object; name another file, or - for stdout")
+        if place.exists() and (run := run_around(place)) and is_kept(place, run):
+            raise InputError(f"--json {place} belongs to the run {run}, which needs it as it is; name another file")
         if not place.parent.is_dir():
             raise FileNotFoundError(f"--json {place}: {place.parent} is not a folder; create it, or name another file")
         if not os.access(place.parent, os.W_OK):
@@ -76,6 +81,16 @@ class WideAnswer(Answer):
         super().table(title, [columns[i] for i in shown], ([row[i] for i in shown] for row in rows))
         if len(shown) < len(columns) and sys.stderr.isatty():
             console.print(f"--wide shows {', '.join(more)}", style="dim", soft_wrap=True)
+
+
+def _is_json(file: Path) -> bool:
+    """Whether it may be an earlier answer, by its first and last characters; so may an empty file."""
+    if not file.is_file():
+        return False
+    with file.open("rb") as opened:
+        first = opened.read(1)
+        opened.seek(-min(2, file.stat().st_size), os.SEEK_END)
+        return (first, opened.read().strip()[-1:]) in ((b"{", b"}"), (b"", b""))
 
 
 def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, to_stderr: bool) -> None:

@@ -11,12 +11,11 @@ from mixlab.commands.advise import parse_size
 from mixlab.commands.answer import Answer
 from mixlab.commands.options import Flat
 from mixlab.errors import InputError, naming_extras
-from mixlab.run import RunDirectory
+from mixlab.run.directory import is_kept, run_around
 
 FileFormat = Literal["safetensors", "onnx", "transformers"]
 _PARTS_OF_RUNS = ("weights", "classifier", "segmenter", "detector", "best_head")
 ENDINGS: dict[str, FileFormat] = {".safetensors": "safetensors", ".onnx": "onnx"}
-FOLDERS_OF_RUNS = {"checkpoints", "results"}
 FILES_OF_RUNS = tuple(f"{part}.safetensors" for part in _PARTS_OF_RUNS)
 
 
@@ -101,12 +100,10 @@ def check_out(out: Path, *, force: bool) -> None:
         return
     if place.is_dir():
         raise InputError(f"--out {out} is a folder; give a file in it, such as {out / 'model.safetensors'}")
-    run = next((folder for folder in place.parents if RunDirectory(folder).exists()), None)
-    if run and (
-        place.name in FILES_OF_RUNS
-        or place.suffix not in ENDINGS
-        or FOLDERS_OF_RUNS.intersection(place.relative_to(run).parts)
-    ):
+    if not place.is_file():
+        raise InputError(f"--out {out} is a device or a pipe; name a file")
+    run = run_around(place)
+    if run and (place.name in FILES_OF_RUNS or place.suffix not in ENDINGS or is_kept(place, run)):
         raise InputError(f"--out {out} belongs to the run {run}, which needs it as it is; name another file")
     if not force:
         raise InputError(f"--out {out} exists; name another file, or say --force to replace it")

@@ -115,16 +115,23 @@ def _add_object(entry: Any, images: _Images, categories: _Categories) -> None:
         raise InputError(f"has image_id {number}, which no image has")
     if not isinstance(box, list) or len(box) != 4 or not all(map(_is_finite, box)):
         raise InputError(f"(of {images[number].file_name}) has bbox {_short(box)}, not four finite numbers")
-    area = entry.get("area")
-    if area is not None and not _is_finite(area):
-        raise InputError(f"(of {images[number].file_name}) has area {_short(area)}, not a finite number")
     left, top, width, height = map(float, box)
+    if width < 0 or height < 0:
+        raise InputError(
+            f"(of {images[number].file_name}) has bbox {_short(box)}, whose width or height is negative; it is left, "
+            "top, width, height"
+        )
+    area, crowd = entry.get("area"), entry.get("iscrowd")
+    if area is not None and not (_is_finite(area) and area >= 0):
+        raise InputError(f"(of {images[number].file_name}) has area {_short(area)}, not a finite number from 0 on")
+    if crowd not in (None, 0, 1):
+        raise InputError(f"(of {images[number].file_name}) has iscrowd {_short(crowd)}, neither 0 nor 1")
     images[number].objects.append(
         CocoObject(
             category=category,
             box=(left, top, width, height),
             segmentation=entry.get("segmentation"),
-            is_crowd=bool(entry.get("iscrowd", 0)),
+            is_crowd=bool(crowd),
             area=area,
         )
     )

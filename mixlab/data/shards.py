@@ -43,7 +43,7 @@ from .decode import (
 from .index_file import Names, StoredIndex, index_file, is_trusted, read_index, write_index
 from .source import ImageSource, few
 
-_FORMAT = 3
+_FORMAT = 4
 _SHARDS_PER_PROCESS, _MOST_PROCESSES = 4, 32
 _MAX_CLASSES = 1_000_000
 _LARGEST = 2**32 - 1  # bytes of an image, which the decoder refuses far below
@@ -289,8 +289,11 @@ def _scan_shard(shard: Path) -> tuple[list[_Sample], list[str]]:
                     images.setdefault(key, (member.offset_data, min(member.size, _LARGEST)))
                     left_out += [f"{key}{suffix}"] * is_again
                 elif suffix in (".cls", ".json") and (data := tar.extractfile(member)) is not None:
-                    content = data.read(_MAX_LABEL_BYTES)
-                    labels.setdefault(key, _read_label(content, suffix, f"{shard}/{printable(member.name)}"))
+                    place = f"{shard}/{printable(member.name)}"
+                    label, other = _read_label(data.read(_MAX_LABEL_BYTES), suffix, place), labels.get(key, -1)
+                    if -1 not in (label, other) and label != other:
+                        raise InputError(f"{place} holds class {label}, another file of this sample {other}; keep one")
+                    labels[key] = max(label, other)
             _check_end(shard, tar.offset)
     except InputError:
         raise

@@ -12,10 +12,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from mixlab.errors import InputError
+
 
 @contextmanager
 def written_aside(path: Path) -> Iterator[Path]:
     """A file to write to instead of `path`, which it replaces at the end; if anything fails, `path` stays as it was."""
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is a folder, a device or a pipe and cannot be replaced by a file; name another file")
     with _made_aside(path, is_folder=False) as aside:
         yield aside
         with aside.open("rb") as file:

@@ -30,6 +30,7 @@ from mixlab.run.measurement import Measurement, measurements_of_older, once
 from mixlab.run.protocols import METRICS
 
 AGAIN = "remove it, and run the command that wrote it again"
+KEPT_FOLDERS, KEPT_FILES = {"checkpoints", "results"}, {"config.json", "metrics.jsonl"}
 NOT_RUNS = ("checkpoints", "results", "figures", "features", "tensorboard", "logs", "steps", "tuning", "data", "labels")
 
 
@@ -141,6 +142,7 @@ class RunDirectory:
     def arrays(self, name: str) -> dict[str, npt.NDArray[Any]]:
         file = self.path / "results" / f"{name}.npz"
         try:
+            check_regular(file)
             with np.load(file, allow_pickle=False) as stored:
                 return dict(stored)
         except Exception as error:  # as many kinds as zip files and headers can be damaged in
@@ -199,6 +201,17 @@ def _runs_below(place: Path, depth: int) -> Iterator[RunDirectory]:
                 yield from _runs_below(child, depth - 1)
 
 
+def run_around(file: Path) -> Path | None:
+    """The run that a file lies in."""
+    return next((folder for folder in file.resolve().parents if RunDirectory(folder).exists()), None)
+
+
+def is_kept(file: Path, run: Path) -> bool:
+    """Whether a file in a run is its record, and not one that somebody put beside it."""
+    place = file.resolve()
+    return place.name in KEPT_FILES or bool(KEPT_FOLDERS.intersection(place.relative_to(run).parts))
+
+
 def measurements_of(result: dict[str, Any], origin: str | Path) -> list[Measurement]:
     """The measurements of a result, none where it has none; the origin is named where one is wrong.
 
@@ -239,8 +252,7 @@ def write_json(path: Path, content: dict[str, Any], *, one_line: bool = False) -
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    if path.exists() and not path.is_file():
-        raise InputError(f"{path} is not a regular file")  # reading a pipe would wait forever
+    check_regular(path)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # truncated, not text, or lists in lists without end
@@ -248,6 +260,12 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InputError(f"{path} holds a {type(content).__name__}, expected an object")
     return content
+
+
+def check_regular(path: Path) -> None:
+    """Refuse pipes and devices: reading them may wait forever."""
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is not a regular file")
 
 
 def write_atomically(path: Path, write: Any, num_bytes: int | None = None) -> None:

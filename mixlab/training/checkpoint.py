@@ -29,6 +29,7 @@ from mixlab.backbones.weights import save_weights
 from mixlab.backbones.weights.saving import file_order, save_tensors
 from mixlab.backbones.weights.writing import num_bytes_of, write_safetensors
 from mixlab.errors import InputError, WorkError
+from mixlab.run.directory import check_regular
 from mixlab.run.disk import naming_file
 from mixlab.training.distributed import copy_from_first_, from_first, whole
 from mixlab.training.optim import local
@@ -114,8 +115,7 @@ class Checkpoints:
         Another process may be training: what it removes while we look has a newer one in its place.
         """
         damaged: set[int] = set()
-        tries = 0
-        while steps := self._steps_or_wait(tries):
+        while steps := self._steps_or_wait():
             left = [step for step in steps if step not in damaged]
             if not left:
                 raise OSError(
@@ -128,18 +128,16 @@ class Checkpoints:
                 if self._files(left[-1])[1].is_file():
                     damaged.add(left[-1])
                     warn(f"the checkpoint of step {left[-1]} is damaged: {error}; going back to the one before")
-            tries += 1
         return None
 
-    def _steps_or_wait(self, tries: int) -> list[int]:
+    def _steps_or_wait(self) -> list[int]:
         """Steps with a checkpoint. A listing may miss both the one that is being removed and the one that replaced it:
-        where there was one before, there is one again in a moment."""
-        steps = self.steps()
-        for _ in range(MOST_TRIES if tries and not steps else 0):
+        where there are any files of one, there is one in a moment, or none was ever finished."""
+        for _ in range(MOST_TRIES):
+            if (steps := self.steps()) or not any(self.folder.glob("step-*")):
+                return steps
             time.sleep(0.01)
-            if steps := self.steps():
-                break
-        return steps
+        return []
 
     def remove_partial(self) -> None:
         """Temporary files of a killed run, and tensors without their JSON."""
@@ -194,6 +192,7 @@ class Checkpoints:
     def _read(self, step: int) -> Checkpoint:
         tensor_file, json_file = self._files(step)
         try:
+            check_regular(json_file)
             content = json.loads(json_file.read_text(encoding="utf-8"))
             claimed = content.pop("sha256")
             tensors = content["tensors"]
@@ -212,7 +211,7 @@ class Checkpoints:
         try:
             file = safe_open(tensor_file, framework="pt")
             size, digest = tensor_file.stat().st_size, sha256_of(tensor_file)
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, RuntimeError) as error:  # torch opens it once more, and has its own kind
             raise DamagedCheckpoint(f"{tensor_file.name} cannot be read ({error})") from error
         if size != written["bytes"]:
             raise DamagedCheckpoint(f"{tensor_file.name} has {size} of {written['bytes']} bytes")

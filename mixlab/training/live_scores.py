@@ -109,11 +109,15 @@ class KnnScores(Scores):
         return LabelledFeatures(gather_rows(torch.cat(outputs)), gather_rows(torch.cat(labels)).cpu())
 
     def _share(self, source: ImageSource, most: int) -> ImageSource:
-        """This rank's images of at most `most`, evenly chosen; the same number on every rank."""
+        """This rank's images of at most `most` with a label, evenly chosen; the same number on every rank."""
+        if len(known := (source.labels() >= 0).nonzero()[:, 0]) < len(source):
+            source = Subset(source, known.numpy())
         size = self.world.size
         num = min(most, len(source)) // size * size
         if num == 0:
-            raise InputError(f"{len(source)} images are too few to score on {size} ranks; set knn.every_epochs=0")
+            raise InputError(
+                f"{len(source)} labelled images are too few to score on {size} ranks; set knn.every_epochs=0"
+            )
         return Subset(source, evenly_spaced(len(source), num)[self.world.rank :: size])
 
 

@@ -16,6 +16,7 @@ from mixlab.data.class_folders import check_class_folders
 from mixlab.data.crops import IMAGENET_MEAN, IMAGENET_STD, CropKind, MultiCrop
 from mixlab.data.given import Data
 from mixlab.data.images import parse_source
+from mixlab.data.labelled import check_labels
 from mixlab.data.packed import PackedBatch, PackedLoader
 from mixlab.data.source import ImageSource
 from mixlab.errors import InputError
@@ -91,6 +92,8 @@ class SupervisedConfig(MethodConfig):
         source = parse_source(data)
         if isinstance(data, str):
             check_class_folders(source, data)
+        if len(source.classes) > 1:  # otherwise `build` says what is wrong
+            check_labels(source, str(data))
         return source
 
     def build(

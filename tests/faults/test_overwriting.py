@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,11 @@ import pytest
 from mixlab.backbones.weights import model_from_file, save_weights
 from mixlab.backbones.zoo import create_model
 from mixlab.cli import main
+from mixlab.errors import InputError, WorkError
 from mixlab.report import write_report
 from mixlab.run import RunDirectory
 from mixlab.run.aside import folder_aside, written_aside
+from mixlab.studies.miniature.publish import publish_study
 
 SMALL = {"dim": 32, "depth": 1, "head_dim": 16, "patch": 8, "image": 32}
 
@@ -148,3 +151,45 @@ def test_the_mark_is_the_digest_that_sha256sum_finds(run: Path, tmp_path: Path) 
     text = f"head -n -1 {out} | sha256sum"
     found = subprocess.run(["sh", "-c", text], capture_output=True, text=True, check=True).stdout.split()[0]
     assert found in out.read_text().splitlines()[-1]
+
+
+@pytest.mark.timeout(60)
+def test_pipes_and_devices_are_never_replaced_by_a_file(run: Path, tmp_path: Path, capsys) -> None:
+    pipe = tmp_path / "pipe.html"
+    os.mkfifo(pipe)
+    for call in (["report", str(run), "--out", str(pipe), "--no-measure", "--force"], ["models", "--json", str(pipe)],
+                 ["export", "vit_tiny", "--out", str(pipe), "--format", "safetensors", "--force"]):  # fmt: skip
+        assert main(call) == 1
+        assert str(pipe) in capsys.readouterr().err.replace("\n", "")
+    assert pipe.is_fifo()
+    with pytest.raises(InputError, match="a device or a pipe and cannot be replaced"), written_aside(Path("/dev/null")):
+        pass
+
+
+def test_an_answer_replaces_an_earlier_answer_and_nothing_else(run: Path, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "answer.json"
+    for _ in range(2):
+        assert main(["models", "vit_tiny", "--json", str(out)]) == 0
+    out.write_text("# A thesis")
+    own = {file: file.read_bytes() for file in (out, run / "config.json", run / "results" / "note.json")}
+    for file in own:
+        assert main(["models", "vit_tiny", "--json", str(file)]) == 1
+        assert "; name another file" in " ".join(capsys.readouterr().err.split())
+    assert {file: file.read_bytes() for file in own} == own
+
+
+def test_a_study_is_published_into_a_mounted_folder_and_a_full_one_stays_as_it_was(
+    run: Path, small_disk: Callable[[int], Path]
+) -> None:
+    RunDirectory(run).write_config({"study": "miniature", "data": "shapes", "masks": "shapes"})
+    out, size = small_disk(2**23), 2**23
+    (out / "thesis.txt").write_text("all of it")
+    for _ in range(2):
+        publish_study(run, out)
+        names = {entry.name for entry in out.iterdir()}
+        assert names == {"manifest.json", "README.md", "report.html", "runs.tar.xz", "thesis.txt"}
+    (out / "thesis.txt").write_bytes(bytes(size - sum(entry.stat().st_size for entry in out.iterdir()) - 2**15))
+    before = {entry: entry.read_bytes() for entry in out.iterdir()}
+    with pytest.raises(WorkError, match="No space left on device"):
+        publish_study(run, out)
+    assert {entry: entry.read_bytes() for entry in out.iterdir()} == before

@@ -4,17 +4,23 @@ import io
 import os
 import random
 import tarfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from mixlab.data import UnreadableImage
 from mixlab.data.index_file import StoredIndex, read_index, write_index
 from mixlab.data.shards import TarShards
 from mixlab.errors import InputError
+from mixlab.recipes import find_recipe
+from mixlab.training.distributed import World
+from mixlab.training.live_scores import KnnScores
+from mixlab.training.supervised import SupervisedConfig
 
 ALL = os.environ.get("MIXLAB_FAULTS") == "all"
 NUM_IMAGES = 3
@@ -178,3 +184,23 @@ def test_a_pipe_among_the_shards_is_refused_and_not_waited_for(tmp_path: Path) -
 def test_labels_that_are_no_whole_number_are_refused_by_name(shard: Shard, label: str) -> None:
     with pytest.raises(InputError, match=r"set\.tar/000\.json holds no class number"):
         shard.read(tar_of({"000.png": png(0), "000.json": b'{"label": ' + label.encode() + b"}"}))
+
+
+def test_two_classes_of_one_sample_are_refused_and_one_beside_none_counts(shard: Shard) -> None:
+    with pytest.raises(InputError, match="000.json holds class 2, another file of this sample 1; keep one"):
+        shard.read(tar_of(samples() | {"000.json": b'{"label": 2}'}))
+    for unnamed in ({"000.json": b'{"caption": "a cat"}'} | samples(), samples() | {"000.json": b'{"label": 1}'}):
+        assert shard.read(tar_of(unnamed)).labels().tolist() == [1] * NUM_IMAGES
+
+
+def test_a_sample_without_a_class_is_refused_before_supervised_training_and_not_scored_on(shard: Shard) -> None:
+    members = samples() | {"002.cls": b"0"}
+    members.pop("001.cls")
+    source = shard.read(tar_of(members))
+    assert source.labels().tolist() == [1, -1, 0]
+    with pytest.raises(InputError, match="1 of the 3 images of wds:.*set.tar have no label"):
+        SupervisedConfig().open(f"wds:{shard.file}")
+    config, world = find_recipe("dino_vit_tiny64"), World(torch.device("cpu"))
+    scores = KnnScores(f"wds:{shard.file}", source, config, world=world, precise=nullcontext)
+    numbers = {part.label(index) for part in (scores.bank, scores.queries) for index in range(len(part))}
+    assert numbers == {0, 1}

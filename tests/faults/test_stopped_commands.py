@@ -143,14 +143,17 @@ def test_a_signal_while_a_command_starts_is_one_line_and_no_traceback(number: in
 
 @only_all
 @pytest.mark.parametrize("to", ["torchrun alone", "its group", "one rank"])
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_torchrun_that_is_signalled_gives_its_ranks_time_to_save(number: int, to: str, tmp_path: Path) -> None:
-    chance, run, log = moments(f"torchrun {number} {to}"), tmp_path / "run", tmp_path / "log.txt"
-    process = start_program(*pretraining(tmp_path / "whole", "data.workers=0"), log=log, torchrun=2)
-    assert process.wait(SLOW) == 0, log.read_text()
+def test_torchrun_that_is_signalled_gives_its_ranks_time_to_save(
+    number: int, workers: int, to: str, whole: Callable[[int], Path], tmp_path: Path
+) -> None:
+    chance, run, log = moments(f"torchrun {number} {to} {workers}"), tmp_path / "run", tmp_path / "log.txt"
+    call = pretraining(run, f"data.workers={workers}")
+    log.touch()
     for _ in range(STOPS):
         before, done = len(log.read_text()), last_logged(run)
-        process = start_program(*pretraining(run, "data.workers=2"), log=log, torchrun=2)
+        process = start_program(*call, log=log, torchrun=2)
         if chance.random() < 0.2:
             wait_for(lambda before=before: "DINO pretraining: " in log.read_text()[before:])
         else:
@@ -166,10 +169,10 @@ def test_torchrun_that_is_signalled_gives_its_ranks_time_to_save(number: int, to
         assert code == 1, said  # torchrun's own, whatever ended it
         assert to != "one rank" or f"exitcode : {128 + number}" in said, said
         assert (steps_of(run) or [0])[-1] == last_logged(run)
-    process = start_program(*pretraining(run, "data.workers=2"), log=log, torchrun=2)
+    process = start_program(*call, log=log, torchrun=2)
     assert process.wait(SLOW) == 0, log.read_text()
-    assert_same_end(run, tmp_path / "whole")
-    print(f"{signal.Signals(number).name} to {to}: {STOPS} of {STOPS} saved, bit-equal")
+    assert_same_end(run, whole(2))
+    print(f"{signal.Signals(number).name} to {to}, {workers} workers: {STOPS} of {STOPS} saved, bit-equal")
 
 
 @only_all

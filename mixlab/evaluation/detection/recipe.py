@@ -16,7 +16,7 @@ from mixlab.data.given import Data
 from mixlab.data.loader import BatchLoader
 from mixlab.data.objects import ObjectSource, parse_objects
 from mixlab.data.sample_order import AspectOrder
-from mixlab.data.source import RemovedImage, at_most
+from mixlab.data.source import RemovedImage, at_most, few
 from mixlab.errors import InputError
 from mixlab.evaluation.dense_recipe import DenseConfig, DenseRecipe, DenseScores, published_drop_path
 from mixlab.evaluation.detection.detector import Detector, to_input
@@ -75,8 +75,15 @@ class DetectionConfig(DetectorConfig, DenseConfig):
         return DetectionRecipe(self, backbone, num_classes=num_classes)
 
     def open(self, data: Data) -> ObjectSource:
-        parse_objects(data, split="val")  # what cannot be scored in the end is refused before it is trained on
-        return parse_objects(data, keep_empty=self.keep_empty)
+        """What cannot be scored in the end is refused before it is trained on."""
+        val, train = parse_objects(data, split="val"), parse_objects(data, keep_empty=self.keep_empty)
+        if val.classes != train.classes:
+            alone = few(sorted(set(val.classes) ^ set(train.classes))) or "none, but the numbers of others"
+            raise InputError(
+                f"{data}: the {len(val.classes)} categories of the validation set are not the {len(train.classes)} of "
+                f"the training set (only one of them has: {alone}); give both files the same list"
+            )
+        return train
 
     def loader(self, source: ObjectSource, config: TrainConfig, *, world: World) -> BatchLoader[ObjectBatch]:
         sizes = np.array([_size(source, index) for index in range(len(source))])

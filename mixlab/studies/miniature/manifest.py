@@ -5,6 +5,7 @@ else: it stays, and is named.
 """
 
 import hashlib
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from mixlab.errors import InputError
 from mixlab.run.directory import read_json, write_json
 
 NAME = "manifest.json"
+ABOUT = "files of `mixlab study --publish`"  # other programs have a manifest.json, too
+SHA256 = re.compile("[0-9a-f]{64}")
 
 
 class Manifest:
@@ -20,10 +23,12 @@ class Manifest:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.files: dict[str, list[str]] = {}
-        if (folder / NAME).is_file():
+        if (folder / NAME).is_file() and not (folder / NAME).is_symlink():
             try:
-                files = read_json(folder / NAME)["files"]
-                self.files = {name: [str(digest) for digest in digests] for name, digests in files.items()}
+                content = read_json(folder / NAME)
+                files = content["files"] if content.get("about") == ABOUT else {}
+                if all(SHA256.fullmatch(digest) for digests in files.values() for digest in digests):
+                    self.files = {name: list(digests) for name, digests in files.items()}
             except (ValueError, KeyError, TypeError, AttributeError):
                 self.files = {}  # not our manifest, or a damaged one: then nothing here is known to be ours
 
@@ -77,7 +82,7 @@ class Manifest:
     def _write(self, files: dict[str, list[str]]) -> None:
         self.files = dict(sorted(files.items()))
         if self.files:
-            write_json(self.folder / NAME, {"about": "files of `mixlab study --publish`", "files": self.files})
+            write_json(self.folder / NAME, {"about": ABOUT, "files": self.files})
         else:
             (self.folder / NAME).unlink(missing_ok=True)
 

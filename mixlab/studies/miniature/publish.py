@@ -45,7 +45,7 @@ def publish_study(run: Path, out: Path) -> Path:
     _check_place(run.resolve(), place, out)
     names = _short_names(run, config)
     place.parent.mkdir(parents=True, exist_ok=True)
-    with folder_aside(place) as aside:
+    with folder_aside(place / PUBLISHED_RUNS if place.is_mount() else place) as aside:  # files move within one disk
         runs, made = aside / "runs" / place.name, aside / "made"
         made.mkdir()
         for one in places:

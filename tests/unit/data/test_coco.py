@@ -131,6 +131,10 @@ ENTRY = {"image_id": 1, "category_id": 1, "bbox": [0, 0, 1, 1]}
         ("images", [IMAGE, 7], r"images\[1\] is 7, not an object"),
         ("categories", [{"id": 1, "name": "cat"}, {"id": 1, "name": "dog"}], r"categories\[1\] has id 1, as cat has"),
         ("annotations", [ENTRY, {**ENTRY, "area": "large"}], r"annotations\[1\] \(of a.jpg\) has area 'large'"),
+        ("annotations", [{**ENTRY, "area": -1}], r"has area -1, not a finite number from 0 on"),
+        ("annotations", [{**ENTRY, "bbox": [3, 0, -2, 1]}], r"has bbox \[3, 0, -2, 1\], whose width or height is neg"),
+        ("annotations", [{**ENTRY, "iscrowd": "0"}], r"has iscrowd '0', neither 0 nor 1"),
+        ("annotations", [{**ENTRY, "iscrowd": float("nan")}], r"has iscrowd nan, neither 0 nor 1"),
         ("annotations", [{**ENTRY, "bbox": [0, 0, 1]}], r"annotations\[0\] \(of a.jpg\) has bbox \[0, 0, 1\]"),
         ("annotations", [{"image_id": 1, "bbox": [0, 0, 1, 1]}], r"annotations\[0\] lacks 'category_id'"),
     ],
@@ -140,6 +144,16 @@ def test_the_entry_that_is_wrong_is_named_with_its_value(tmp_path, part, entries
     (tmp_path / "x.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=message):
         read_coco(tmp_path / "x.json")
+
+
+def test_boxes_without_size_or_outside_of_the_image_are_kept_as_in_cocos_own_files(tmp_path):
+    boxes = [[0, 0, 0, 1], [1, 1, 1, 0], [9, 9, 1, 1], [-3, 0, 2, 2]]
+    entries = [{**ENTRY, "bbox": box, "iscrowd": crowd} for box, crowd in zip(boxes, (0, 1, True, None), strict=True)]
+    content = {"images": [IMAGE], "annotations": entries, "categories": [{"id": 1, "name": "cat"}]}
+    (tmp_path / "x.json").write_text(json.dumps(content))
+    (image,), _ = read_coco(tmp_path / "x.json")
+    assert [list(item.box) for item in image.objects] == boxes
+    assert [item.is_crowd for item in image.objects] == [False, True, True, False]
 
 
 def test_a_polygon_of_very_many_points_takes_little_memory_and_is_the_same():

@@ -165,6 +165,13 @@ def test_a_broken_mask_never_reaches_the_scoring(folder):
             instances_file(whole(folder))
 
 
+def test_a_broken_mask_of_a_validation_image_is_refused_when_the_set_is_opened(folder):
+    broken(folder, lambda content: content["annotations"][0].update(segmentation=[[1, 2, 3, float("nan"), 5, 6]]))
+    parse_objects(str(folder))  # it is no training image
+    with pytest.raises(ValueError, match=r"instances.json: an annotation of 0.png holds a polygon .*; correct it"):
+        parse_objects(str(folder), split="val")
+
+
 def test_an_image_of_another_size_than_the_file_says_is_unreadable(folder):
     broken(folder, lambda content: content["images"][0].update(width=61))
     with pytest.raises(UnreadableImage, match="60 x 40, its annotations say 61 x 40"):

@@ -112,6 +112,17 @@ def test_without_a_readable_manifest_nothing_is_taken_for_ours(text: str, tmp_pa
     assert contents(out) == before
 
 
+def test_the_manifest_of_another_program_stays(tmp_path: Path) -> None:
+    run, out = make_study(tmp_path), tmp_path / "out"
+    out.mkdir()
+    for files in ({"main.js": "/static/main.js"}, {"main.js": ["a" * 64]}):
+        (out / "manifest.json").write_text(json.dumps({"files": files}))
+        before = contents(out)
+        with pytest.raises(ValueError, match=r"out holds manifest.json, .*; move it away"):
+            publish_study(run, out)
+        assert contents(out) == before
+
+
 def test_a_published_study_is_replaced_and_only_once_the_new_one_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

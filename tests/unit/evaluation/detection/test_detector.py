@@ -1,5 +1,7 @@
 """Mask R-CNN and Cascade Mask R-CNN as wholes."""
 
+import json
+
 import pytest
 import torch
 from torchvision.models.detection.image_list import ImageList
@@ -16,6 +18,7 @@ from mixlab.evaluation.detection.recipe import DetectionConfig
 from mixlab.evaluation.detection.regions import pool_regions
 from mixlab.evaluation.pyramid import Pyramid
 from mixlab.recipes import find_recipe
+from tests.coco_folder import draw_coco
 
 HEADS = ("mask", "cascade")
 
@@ -225,3 +228,13 @@ def test_data_without_categories_is_refused_clearly():
     backbone = mixlab.create_model("vit_tiny", depth=4)
     with pytest.raises(ValueError, match="nothing to detect"):
         DetectionConfig().build(backbone, num_classes=0, total_steps=1, steps_per_epoch=1)
+
+
+def test_a_validation_set_of_other_categories_is_refused_before_training(tmp_path):
+    draw_coco(tmp_path, name="annotations/instances_train2017.json", images="train2017")
+    content = draw_coco(tmp_path, name="annotations/instances_val2017.json", images="val2017")
+    assert len(DetectionConfig().open(str(tmp_path))) == 5
+    content["categories"][0]["name"] = "dog"
+    (tmp_path / "annotations" / "instances_val2017.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"3 categories of the validation set are not the 3 .*has: cat, dog\); give"):
+        DetectionConfig().open(str(tmp_path))
