@@ -127,7 +127,7 @@ class Pieces(TorchDispatchMode):
 
 
 def as_bytes(storage: UntypedStorage) -> Tensor:
-    return torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
 def return_freed_memory() -> None:
