@@ -59,6 +59,7 @@ class Registry(UserDict[str, T]):
     def __delitem__(self, name: str) -> None:
         super().__delitem__(name)
         self._origins.pop(name, None)
+        self._derived.discard(name)
 
     def derive(self, name: str, thing: T, origin: str | None) -> None:
         """Add what follows from something that `origin` registered; whoever registers that name itself replaces it."""

@@ -1,6 +1,8 @@
 """Tests marked `gpu` are skipped where there is no CUDA device."""
 
+import gc
 import io
+import multiprocessing
 import os
 import tempfile
 from collections.abc import Iterator
@@ -10,17 +12,40 @@ import pytest
 import torch
 
 from mixlab.plugins import REGISTRIES
+from mixlab.training.cores import num_cores
 
+# What tests start as processes of their own begins with these imported, once for all.
+COMMANDS = ("pretrain", "train", "knn", "probe", "segment", "detect", "auc", "maps", "claims", "report")
+multiprocessing.set_forkserver_preload(["mixlab.recipes", *(f"mixlab.commands.{name}" for name in COMMANDS)])
 os.environ["MIXLAB_CACHE"] = tempfile.mkdtemp(prefix="mixlab-cache-")  # never the cache of whoever runs the tests
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def own_registries() -> Iterator[None]:
     """What a test registers is gone after it: other tests go over all that is registered."""
-    before = {word: (dict(r.data), dict(r._origins), set(r._derived)) for word, r in REGISTRIES.items()}
+    before = {word: set(registry._origins) for word, registry in REGISTRIES.items()}
     yield
     for word, registry in REGISTRIES.items():
-        registry.data, registry._origins, registry._derived = before.get(word, ({}, {}, set()))
+        for name in set(registry._origins) - before.get(word, set()):
+            registry.pop(name, None)
+            registry._origins.pop(name, None)
+
+
+gc.disable()  # until all is imported: there is no garbage yet to look for
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # nor will there be any among modules and tests
+    gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """`-n auto`: three for two cores, since tests also wait for processes, signals and browsers."""
+    return max(2, num_cores() * 3 // 2)
 
 
 LONGEST_FIRST = ("unit/studies/", "unit/ops/", "browser/", "contracts/")  # so that no core waits for one at the end

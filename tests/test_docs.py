@@ -100,7 +100,6 @@ def test_the_documentation_calls_the_commands_it_is_about() -> None:
 RUN = [file for file in WRITTEN if blocks(file, "python") and file.stem != "own_loop"]
 
 
-@pytest.mark.usefixtures("own_registries")
 @pytest.mark.parametrize("file", RUN, ids=lambda file: file.stem)
 def test_every_python_block_runs(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
+from abc import ABCMeta, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from functools import wraps
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, cast, get_args
 
@@ -48,10 +47,19 @@ class LayerShape(NamedTuple):
     stride: int
 
 
-class Backbone(  # type: ignore[call-arg]
+class _Complete(ABCMeta):
+    """What a class of backbones leaves out is named as soon as one is made, not deep in a training run."""
+
+    def __call__(cls, *arguments: Any, **options: Any) -> Any:
+        made = super().__call__(*arguments, **options)
+        _check_complete(made)
+        return made
+
+
+class Backbone(
     ModelHubMixin,
     nn.Module,
-    ABC,
+    metaclass=_Complete,
     library_name="mixlab",
     pipeline_tag="image-feature-extraction",
     tags=["vision", "token-mixer"],
@@ -72,19 +80,6 @@ class Backbone(  # type: ignore[call-arg]
     crop_share: float = 0.875  # of each side, that the centre crop of an evaluation keeps: 224 of 256 (DINO, DeiT)
     pixel_mean: tuple[float, ...] = (0.485, 0.456, 0.406)  # ImageNet's, in [0, 1]
     pixel_std: tuple[float, ...] = (0.229, 0.224, 0.225)
-
-    def __init_subclass__(cls, **given: Any) -> None:
-        """What a class leaves out is named as soon as one is made, not deep in a training run."""
-        super().__init_subclass__(**given)
-        build = cls.__init__
-
-        @wraps(build)
-        def build_and_check(self: Backbone, *arguments: Any, **options: Any) -> None:
-            build(self, *arguments, **options)
-            if type(self) is cls:
-                _check_complete(self)
-
-        cls.__init__ = build_and_check  # type: ignore[assignment]
 
     @abstractmethod
     def forward(self, images: Tensor) -> Tensor:

@@ -134,7 +134,9 @@ def find_form(
         if axes is None and first == middle == last:
             chosen = _axes_that_grow(shape, larger)
             if chosen is None:
-                raise InputError(f"{where} gives {shape}, where axes cannot be told apart; say axes='NCHW' or 'NHWC'")
+                raise InputError(
+                    f"{where} gives {shape}, where shapes do not distinguish the axes; say axes='NCHW' or 'NHWC'"
+                )
         if chosen is not None:
             width, side = (first, middle) if chosen == "NCHW" else (last, first)
             return MapForm(chosen, width, max(image // side, 1), 0)

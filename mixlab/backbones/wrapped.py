@@ -35,9 +35,17 @@ MapFunction = Callable[[nn.Module, Tensor], Any]
 
 
 class WrappedBackbone(Backbone):
-    """A module of somebody's as a backbone; `wrap` makes one.
+    """A backbone of any module: features, maps, PCA, AUC, kNN, probes and training work on it.
 
-    `forward` is the class token where there is one, and the mean over the map of the last layer elsewhere.
+    `maps` says where its feature maps come from: a submodule by name (`"layer4"`), several, which are its layers, a
+    function `(module, images) -> map or maps`, or nothing where the module itself gives them. Of a tuple or mapping,
+    `"encoder[0]"` or `"[last_hidden_state]"` takes one entry. A map is (B, C, h, w), (B, h, w, C), or tokens (B, L, C)
+    with `num_prefix` tokens, a class token first, before the patches. Widths, strides, axes and tokens are found by
+    a blank image of `image` px; `axes` and `num_prefix` decide where that is not clear. `mean` and `std` are those of
+    its pixels in [0, 1]. Calling it gives the class token where there is one, elsewhere the mean over the last map.
+
+    The module is not copied. To save what was trained, and for an untrained twin of a module that cannot draw its
+    weights anew, register a function that builds and wraps it: `mixlab.register_backbone`.
     """
 
     family = "other"
@@ -189,43 +197,7 @@ class WrappedBackbone(Backbone):
             self.network.train(was_training)
 
 
-def wrap(
-    module: nn.Module,
-    *,
-    maps: str | Sequence[str] | MapFunction = "",
-    image: int = 224,
-    axes: Axes | None = None,
-    num_prefix: int | None = None,
-    channels: int = 3,
-    mean: Sequence[float] = Backbone.pixel_mean,
-    std: Sequence[float] = Backbone.pixel_std,
-    crop_share: float = Backbone.crop_share,
-    name: str | None = None,
-) -> WrappedBackbone:
-    """A backbone of any module: features, maps, PCA, AUC, kNN, probes and training work on it.
-
-    `maps` says where its feature maps come from: a submodule by name (`"layer4"`), several, which are its layers, a
-    function `(module, images) -> map or maps`, or nothing where the module itself gives them. Of a tuple or mapping,
-    `"encoder[0]"` or `"[last_hidden_state]"` takes one entry. A map is (B, C, h, w), (B, h, w, C), or tokens (B, L, C)
-    with `num_prefix` tokens, a class token first, before the patches. Widths, strides, axes and tokens are found by
-    a blank image of `image` px; `axes` and `num_prefix` decide where that is not clear. `mean` and `std` are those of
-    its pixels in [0, 1].
-
-    The module is not copied. To save what was trained, and for an untrained twin of a module that cannot draw its
-    weights anew, register a function that builds and wraps it: `mixlab.register_backbone`.
-    """
-    return WrappedBackbone(
-        module,
-        maps=maps,
-        image=image,
-        axes=axes,
-        num_prefix=num_prefix,
-        channels=channels,
-        mean=mean,
-        std=std,
-        crop_share=crop_share,
-        name=name,
-    )
+wrap = WrappedBackbone  # mixlab.wrap(module, ...)
 
 
 def _check_arguments(

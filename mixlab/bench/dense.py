@@ -113,8 +113,8 @@ class Bench:
             try:
                 for model in self.plan.models:
                     name = model.name
-                    gc.collect()
                     if self.device.type == "cuda":
+                        gc.collect()
                         torch.cuda.empty_cache()
                     rows.append(measured({"model": name, **one(model, batch)}))
                 break

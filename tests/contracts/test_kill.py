@@ -36,7 +36,6 @@ SETTINGS = ["batch=8", "data.size=32", "model.dim=32", "model.depth=2", "model.i
             "method.global_size=32", "method.local_size=16", "log.every_steps=2", "checkpoint.every_steps=1",
             "checkpoint.keep=2", "knn.every_epochs=0"]  # fmt: skip
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["mixlab.commands.pretrain"])
 
 
 def child(folder: str) -> None:

@@ -39,7 +39,6 @@ RUNS = {
 LAST = 12  # 2 epochs of 48 / 8 steps
 RESUMED = [("dino", 1), ("dino", 6), ("dino", LAST), ("dino-accumulate", 8), ("supervised", 8)]  # 6: an epoch's end
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["mixlab.commands.pretrain"])
 
 
 def run(kind: str, folder: Path, *extra: str) -> None:

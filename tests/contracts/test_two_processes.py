@@ -25,7 +25,6 @@ SETTINGS = ["batch=8", "epochs=2", "precision=fp64", "data.size=none", "model.di
             "log.every_steps=3", "checkpoint.every_steps=5", "knn.every_epochs=1", "knn.bank=20",
             "knn.queries=10"]  # fmt: skip
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["mixlab.commands.pretrain"])
 
 
 def child(recipe: str, folder: str, extra: list[str], rank: int, size: int, port: int) -> None:

@@ -26,7 +26,6 @@ STOPS = int(os.environ.get("MIXLAB_FAULT_STOPS", "20" if ALL else "1"))  # signa
 SLOW = 900.0 if ALL else 240.0  # seconds: more than a process needs on a busy machine
 only_all = pytest.mark.skipif(not ALL, reason="a long fault test; set MIXLAB_FAULTS=all")
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["mixlab.commands.pretrain", "mixlab.evaluation.methods", "tyro"])
 
 
 def moments(name: str) -> random.Random:

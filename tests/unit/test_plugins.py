@@ -44,7 +44,7 @@ def dino_otherkin_small():
 
 
 @pytest.fixture
-def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_registries: None) -> Iterator[Path]:
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A file that nobody has imported."""
     file = tmp_path / "otherkin_plugin.py"
     file.write_text(PLUGIN)
@@ -114,7 +114,7 @@ def test_names_that_lead_nowhere_say_what_to_give(tmp_path: Path, capsys: pytest
         assert sentence in " ".join(capsys.readouterr().err.split())
 
 
-def test_classes_that_lack_something_are_told_what(own_registries: None) -> None:
+def test_classes_that_lack_something_are_told_what() -> None:
     @dataclass(frozen=True, kw_only=True)
     class Half(MixerConfig):
         kind: ClassVar[str] = "half"
@@ -180,7 +180,7 @@ def test_damaged_records_of_plugins_are_ignored() -> None:
     assert "x" in mixlab.plugins.missing_plugins([{"module": "x", "adds": {"moon": ["full"]}}])
 
 
-def test_train_runs_a_supervised_method_from_outside(own_registries: None, tmp_path: Path) -> None:
+def test_train_runs_a_supervised_method_from_outside(tmp_path: Path) -> None:
     """`mixlab train` scores its classifier, and whatever needs a classifier finds it."""
 
     @mixlab.register_method
@@ -211,7 +211,7 @@ def test_train_runs_a_supervised_method_from_outside(own_registries: None, tmp_p
     assert mixlab.load_classifier(str(run), device="cpu").subject.training == "binary"
 
 
-def test_a_source_by_its_name_is_split_where_it_has_no_validation_set(own_registries: None) -> None:
+def test_a_source_by_its_name_is_split_where_it_has_no_validation_set() -> None:
     @mixlab.register_source("grey")
     def grey(rest: str, split: str) -> object:
         pictures = [(Image.new("RGB", (8, 8), (step * 9,) * 3), step % 2) for step in range(int(rest))]

@@ -1,7 +1,7 @@
 """A backbone to a file and back: the file contains the architecture."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -33,11 +33,13 @@ def save_weights(
     extra_metadata: Mapping[str, str] | None = None,
     half: bool = False,
     bits: Bits | None = None,
+    gather: Callable[[Tensor], Tensor] = lambda tensor: tensor,
 ) -> None:
     """Write safetensors with the architecture in the metadata, as `save_tensors` does.
 
     `bits` of each entry of a matrix, 32 unless it is given: 16, which `half` means too, for half the size and features
-    that differ in the fourth digit, or 8, with a scale for each row (`rows.py`).
+    that differ in the fourth digit, or 8, with a scale for each row (`rows.py`). `gather` puts sharded tensors
+    together, in `file_order`.
     """
     bits = bits or (16 if half else 32)
     path = Path(path)
@@ -51,15 +53,12 @@ def save_weights(
         if key in metadata or not isinstance(value, str):
             raise WeightsError(f"metadata {key}={value!r} is not allowed: text only, and not {' or '.join(metadata)}")
         metadata[key] = value
-    tensors = {
-        key: value.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for key, value in model.state_dict().items()
-    }
+    tensors = model.state_dict()
     if bits == 8:
         tensors = rows_in_8_bits(tensors)
     if bits < 32:
         tensors = {key: value if is_scale(key) else _in_16_bits(key, value) for key, value in tensors.items()}
-    save_tensors(tensors, path, metadata=metadata)
+    save_tensors(tensors, path, metadata=metadata, gather=gather)
 
 
 def shrink_file(path: Path, *, bits: Bits) -> None:
@@ -88,12 +87,22 @@ def check_can_be_rebuilt(model: Backbone) -> Architecture:
     return architecture
 
 
-def save_tensors(tensors: dict[str, Tensor], path: Path, *, metadata: dict[str, str]) -> None:
+def save_tensors(
+    tensors: Mapping[str, Tensor],
+    path: Path,
+    *,
+    metadata: dict[str, str],
+    gather: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+) -> None:
     """Write safetensors atomically, with the permissions of the umask; the same tensors give the same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    ordered = dict(sorted(tensors.items(), key=lambda pair: (-pair[1].element_size(), pair[0])))  # all aligned
     with naming_file(path, num_bytes_of(tensors)), written_aside(path) as aside:
-        write_safetensors(aside, ordered, metadata=metadata)
+        write_safetensors(aside, file_order(tensors), metadata=metadata, gather=gather)
+
+
+def file_order(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors in the order of a file: the widest numbers first, so that all are aligned."""
+    return dict(sorted(tensors.items(), key=lambda pair: (-pair[1].element_size(), pair[0])))
 
 
 def read_architecture(path: str | Path) -> Architecture:

@@ -75,8 +75,8 @@ def write_scaling(run: str, sizes: str, batch_tokens: str, *rest: str) -> dict[s
                 data="noise", px=side, tokens=tokens, batch=len(images), precision=precision, device=device_name(device)
             )
             for kind, step in {"forward": forward, "training": forward_backward}.items():
-                gc.collect()
                 if where.type == "cuda":
+                    gc.collect()
                     torch.cuda.empty_cache()
                 rates, gib = _measure(step(backbone, images), where, len(images))
                 rate = median_interval(rates)

@@ -63,7 +63,7 @@ class StudyEffort:
 FULL = StudyEffort()
 QUICK = StudyEffort(
     least_images=20,
-    training=("model.dim=64", "model.depth=4", "steps=4", "batch=16", "optim.warmup_steps=0", "log.every_steps=1"),
+    training=("model.dim=64", "model.depth=4", "steps=2", "batch=8", "optim.warmup_steps=0", "log.every_steps=1"),
     dino=("method.num_prototypes=64", "method.num_local=1"),
     segment=("steps=2", "batch=2", "method.crop=64", "method.short_side=64", "method.channels=8",
              "method.auxiliary_channels=8", "optim.warmup_steps=1"),

@@ -1,6 +1,5 @@
 """Any module as a backbone: what is found out by itself, what must be said, and what is refused by name."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +59,8 @@ def small_vit(**fields: int) -> VisionTransformer:
     )
 
 
-@pytest.fixture(scope="module")
-def registered() -> Iterator[str]:
+@pytest.fixture
+def registered() -> str:
     """A function of somebody's that builds and wraps a network, known by its name."""
 
     @mixlab.register_backbone("own_net")
@@ -69,8 +68,7 @@ def registered() -> Iterator[str]:
         parts = nn.Conv2d(3, width, 4, stride=4), nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, width, 2, stride=2)
         return mixlab.wrap(nn.Sequential(*parts), maps=["2", "3"], image=32)
 
-    yield "own_net"
-    del ZOO["own_net"]
+    return "own_net"
 
 
 def test_a_resnet_of_torchvision_is_wrapped_by_the_names_of_its_maps() -> None:
@@ -133,7 +131,7 @@ def test_one_entry_of_a_tuple_or_a_mapping_is_taken_by_name(place: str) -> None:
         ),
         (lambda: mixlab.wrap(small_resnet(), maps="layer5", image=64), "no submodule 'layer5'; did you mean layer4"),
         (lambda: mixlab.wrap(Net(), maps="b ody", image=16), "is no place in a module"),
-        (lambda: mixlab.wrap(Net("48 px alone"), image=48), "axes cannot be told apart; say axes='NCHW' or 'NHWC'"),
+        (lambda: mixlab.wrap(Net("48 px alone"), image=48), "do not distinguish the axes; say axes='NCHW' or 'NHWC'"),
         (lambda: mixlab.wrap(Net("tokens"), num_prefix=3, image=16), "16 tokens, which are not a square of patches"),
         (lambda: mixlab.wrap(Net("vector"), image=16), r"gives \(1, 192\), which is no map"),
         (lambda: mixlab.wrap(nn.Identity()), "this Identity has no parameters"),

@@ -66,7 +66,7 @@ def test_few_labels_and_unreadable_images_are_counted(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="skipped"):
         result = knn(str(vit), data=str(tmp_path / "photos"), k=(1,), label_share=0.2, **OPTIONS)
     assert result["num_neighbours"] == 4 and result["scores"][0]["n"] == 5
-    assert result["scores"][0]["top1"] == 1.0  # red and green are told apart by any network
+    assert result["scores"][0]["top1"] == 1.0  # any network distinguishes red and green
     assert [Path(path).name for path in result["unreadable"]] == ["1.png"]
 
 

@@ -27,7 +27,6 @@ from mixlab.training.stopping import Stopped
 
 LAST = 9  # 3 epochs of 44 // 12 steps
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["mixlab.evaluation.probe"])
 
 
 @pytest.fixture(scope="module", autouse=True)

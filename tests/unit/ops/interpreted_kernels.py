@@ -49,31 +49,31 @@ SCANS = {
     "scan of a tile and a token": (33, 2, 4, 2, 16, 16),
     "scan of 63 tokens": (63, 1, 1, 1, 16, 16),
     "scan of two full tiles": (64, 2, 2, 1, 64, 64),
-    "scan of 65 tokens": (65, 2, 6, 3, 16, 16),
+    "scan of 65 tokens": (65, 2, 2, 1, 16, 16),
     "scan of 130 tokens": (130, 2, 2, 1, 32, 16),
     "scan with a group per head": (40, 3, 3, 0, 16, 16),
     "scan with heads of 128": (34, 1, 1, 0, 16, 128),
     "scan of nine heads": (3, 1, 9, 0, 16, 16),
     "scan of eleven reverse heads": (3, 1, 11, 11, 16, 16),
-    "scan of thirteen heads over two tiles": (33, 1, 13, 0, 16, 16),
-    "scan of two groups of nine heads": (33, 2, 18, 9, 16, 16),
+    "scan of thirteen heads": (3, 1, 13, 0, 16, 16),
+    "scan of nine heads, one reverse, over two tiles": (33, 1, 9, 1, 16, 16),
 }
 # name: batch, length, scans, reverse scans, channels, N, whether steps are given raw
 SELECTIVE = {
     "selective scan of one token": (2, 1, 1, 1, 5, 16, False),
     "selective scan of pairs of steps, one not full": (2, 5, 2, 1, 40, 16, True),
     "selective scan with one state": (1, 6, 4, 2, 33, 1, True),
-    "selective scan of 65 steps": (1, 65, 2, 1, 3, 2, True),
+    "selective scan of 65 steps": (1, 65, 1, 1, 3, 2, True),
     "selective scan with three states, an image at a time": (3, 4, 2, 0, 35, 3, False),
 }
 # name: directions, length, heads, N, P, tokens of a segment of the convolution, whether the scan is kept
 MIXERS = {
     "mixer both ways, short": (2, 5, 2, 16, 16, 128),
     "mixer one way": (1, 7, 2, 16, 16, 128),
-    "mixer both ways, two tiles": (2, 33, 2, 16, 16, 128),
-    "mixer with a convolution in three segments": (2, 11, 2, 16, 16, 4),
+    "mixer both ways, two tiles": (2, 33, 1, 16, 16, 128),
+    "mixer with a convolution in three segments": (2, 11, 1, 16, 16, 4),
     "mixer that keeps its scan, one tile": (2, 5, 2, 16, 16, 128, True),
-    "mixer that keeps its scan, two tiles": (2, 40, 2, 16, 16, 128, True),
+    "mixer that keeps its scan, two tiles": (2, 33, 1, 16, 16, 128, True),
     "mixer of three heads, whose rows are cut in thirds": (2, 4, 6, 16, 16, 128),
 }
 # name: length, heads, P, and if the tokens are cut: the number of spans and the tokens of one

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -194,8 +195,13 @@ def test_another_study_does_not_go_into_the_same_directory(studied: Path) -> Non
         )
 
 
-def test_a_killed_study_goes_on(tmp_path: Path) -> None:
-    draw_folders(tmp_path)
+def test_a_killed_study_of_images_without_classes_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    photos, _ = draw_folders(tmp_path)
+    files = sorted(photos.rglob("*.png"))
+    for file in files:
+        file.rename(photos / file.name)
+    for folder in ("train", "val"):
+        shutil.rmtree(photos / folder)
     script = tmp_path / "start.py"
     script.write_text(START.format(root=str(tmp_path)))
     environment = os.environ | {"PYTHONPATH": f"{Path(__file__).parent}:{Path(__file__).parents[3]}"}
@@ -212,24 +218,12 @@ def test_a_killed_study_goes_on(tmp_path: Path) -> None:
     used = read_json(marks / "parts.json")["dino"]
     assert used > 0
     assert not (marks / "auc_vit-s0_head_layer.json").exists(), "the study was over before the kill"
-    go(tmp_path, ("dino",), families=TWO[1:], seeds=(0,))
-    assert {name: (marks / name).stat().st_mtime_ns for name in before} == before
-    assert read_json(marks / "parts.json")["dino"] > used
-    assert (tmp_path / "run" / "vit-s0" / "results" / "auc_layer.json").is_file()
-
-
-def test_images_without_classes_are_studied_without_labels(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    draw_folders(tmp_path)
-    flat = tmp_path / "flat"
-    flat.mkdir()
-    for place in (tmp_path / "photos").rglob("*.png"):
-        place.rename(flat / place.name)
-    (tmp_path / "photos").rename(tmp_path / "old")
-    flat.rename(tmp_path / "photos")
     found = go(tmp_path, ("tune", "dino"), families=TWO[1:], seeds=(0,))
     said = " ".join(capfd.readouterr().err.split())
     assert "no class folders" in said and "tune is left out" in said
     assert list(found["parts"]) == ["dino"]
+    assert {name: (marks / name).stat().st_mtime_ns for name in before} == before
+    assert read_json(marks / "parts.json")["dino"] > used
     assert {file.stem for file in (tmp_path / "run" / "vit-s0" / "results").glob("*.json")} == {
         "training", "auc_head", "auc_layer", "auc_map",
     }  # fmt: skip

@@ -35,7 +35,6 @@ SMALL = [f"steps={LAST}", "batch=4", "model.depths=[1,1,1,1]", "model.dims=[8,8,
          "method.channels=16", "method.hidden=16", "method.mask_convs=1", "log.every_steps=2", "optim.warmup_steps=1",
          "checkpoint.every_steps=1", "checkpoint.keep=99", "model.drop_path_rate=0.1"]  # fmt: skip
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["mixlab.commands.detect"])
 
 
 @pytest.fixture(scope="module", autouse=True)

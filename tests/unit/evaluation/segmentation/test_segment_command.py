@@ -40,7 +40,6 @@ SMALL = ["steps=8", "batch=8", "model.dim=16", "model.depth=4", "model.image=32"
          "method.crop=32", "method.short_side=32", "method.channels=16", "method.auxiliary_channels=8",
          "optim.warmup_steps=1", "log.every_steps=2", "checkpoint.every_steps=1", "checkpoint.keep=99"]  # fmt: skip
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["mixlab.commands.segment"])
 
 
 @pytest.fixture(scope="module", autouse=True)
