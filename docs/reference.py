@@ -99,7 +99,8 @@ def reference_page() -> str:
 def _public_names() -> str:
     """The names of `mixlab.__all__`, each with a link to its entry below."""
     entries = {name: _first_sentence(_own_doc(getattr(mixlab, name))) for name in mixlab.__all__}
-    listed = [f"- [`mixlab.{name}`](#{name.lower()}): {about}" for name, about in entries.items()]
+    titles = {name: getattr(getattr(mixlab, name), "__name__", name).lower() for name in entries}  # wrap is a class
+    listed = [f"- [`mixlab.{name}`](#{titles[name]}): {about}" for name, about in entries.items()]
     return "\n".join(["### Public names: `mixlab`\n", *listed])
 
 

@@ -32,7 +32,7 @@ def score_run(
             f"{label}: an untrained twin",
             "the same network with random weights, as a baseline",
             ("twin", shipped or str(run), str(place), str(seed)),
-            place / "weights.safetensors",
+            place / "config.json",
             needs=trained,
         )
         yield made

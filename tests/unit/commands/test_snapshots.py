@@ -47,6 +47,8 @@ CALLS: dict[str, list[str]] = {
     "study": ["study", "miniatur", "--run", "study"],
     "app": ["app", "vit", "--data", "shapes:n=1", "--port", "99999", "--device", "cpu"],
     "look": ["look"],
+    "speedrun": ["speedrun", "dino_vit_tiny64", "--run", "speedrun"],
+    "ship": ["ship", "vit", "--out", "vit.onnx"],
     "error": ["auc", "shipped/vti"],
     "typo": ["modls"],
 }
