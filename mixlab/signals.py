@@ -21,6 +21,7 @@ PATIENCE_S = 10.0  # and other signals within this time: whoever waits for a pro
 STUCK_S = 3.0
 WATCH_S = 0.5
 REMIND_S = 0.05
+IMPORTING = "<frozen importlib._bootstrap>"  # where Python's frames of an import are
 PROMPT_S = 0.2  # a command that ends within this time after Ctrl-C says so itself
 
 
@@ -33,7 +34,10 @@ class StopSignal(KeyboardInterrupt):
 
 
 class RaisingHandler:
-    """Raises `StopSignal` once: what happens meanwhile is tidied up undisturbed. Asked again later, it raises again."""
+    """Raises `StopSignal` once: what happens meanwhile is tidied up undisturbed. Asked again later, it raises again.
+
+    An import is finished first: torch's, in C++, ends the process on an exception.
+    """
 
     acknowledgement = "stopping"
 
@@ -51,6 +55,9 @@ class RaisingHandler:
         while frame is not None:
             if frame.f_code is RaisingHandler.look_after.__code__:
                 return  # it would be lost again; it comes again
+            if frame.f_code.co_filename == IMPORTING:
+                self._ask_again(number)
+                return
             frame = frame.f_back
         with self._lock:
             self.number, self._since, self._is_lost = number, now, False
@@ -59,10 +66,14 @@ class RaisingHandler:
     def look_after(self, lost: "sys.UnraisableHookArgs") -> None:
         """As `sys.unraisablehook`: Python drops exceptions in finalizers; then the signal is sent again."""
         if isinstance(lost.exc_value, StopSignal) and self.number is not None:
-            self._is_lost = True
-            threading.Thread(target=self._remind, args=(self.number,), daemon=True).start()
+            self._ask_again(self.number)
         else:
             sys.__unraisablehook__(lost)
+
+    def _ask_again(self, number: int) -> None:
+        if not self._is_lost:
+            self._is_lost = True
+            threading.Thread(target=self._remind, args=(number,), daemon=True).start()
 
     def _remind(self, number: int) -> None:
         while self._is_lost:

@@ -19,7 +19,7 @@ from torch import Tensor
 from mixlab.errors import InputError
 
 from .packed import PackedImages, pack_images
-from .transforms import JITTER, blur, resize_boxes, solarise, to_grey, whole_boxes
+from .transforms import JITTER, blur, resize_box, resize_boxes, solarise, to_grey, whole_boxes
 
 NUM_TRIES = 10  # as torchvision's RandomResizedCrop, before it falls back to a centre crop
 ASPECT = (3 / 4, 4 / 3)
@@ -211,12 +211,7 @@ def make_crops(images: PackedImages | Tensor, parameters: CropParameters, *, siz
     if device != "cpu":
         crops = _colour(resize_boxes(packed, parameters, box, size), parameters)
         return _normalise(crops, out=crops)
-    views = torch.empty(len(parameters), 3, size, size)
-    for row in range(len(parameters)):  # one at a time: it stays in the core's cache
-        one = parameters[row : row + 1]
-        crop = resize_boxes(packed, one, box[row : row + 1], size)
-        _normalise(_colour(crop, one), out=views[row : row + 1])
-    return views
+    return _make_one_by_one(packed, parameters, box, size)
 
 
 def to_packed(images: PackedImages | Tensor) -> PackedImages:
@@ -252,6 +247,27 @@ def _colour(x: Tensor, parameters: CropParameters) -> Tensor:
     _change(x, blurred, partial(blur, sigma=parameters.sigma[blurred]))
     _change(x, parameters.solarise.nonzero()[:, 0], solarise)
     return x
+
+
+def _make_one_by_one(images: PackedImages, parameters: CropParameters, box: Tensor, size: int) -> Tensor:
+    """The same on the CPU: one crop stays in the core's cache, and choices are looked up in lists, not in tensors."""
+    views = torch.empty(len(parameters), 3, size, size)
+    factors = parameters.factors.float()[..., None, None, None, None]  # (n, 4, 1, 1, 1, 1)
+    cuts = (parameters.image, box, parameters.flip, parameters.bilinear)
+    changes = (parameters.jitter, parameters.order, parameters.grey, parameters.blur, parameters.solarise)
+    choices = zip(*(part.tolist() for part in (*cuts, *changes)), strict=True)
+    for row, (number, place, mirror, bilinear, jittered, order, grey, blurred, solarised) in enumerate(choices):
+        x = resize_box(images.image(number), place, size, mirror=mirror, bilinear=bilinear)[None]
+        for kind in order if jittered else ():
+            x = JITTER[kind](x, factor=factors[row, kind])
+        if grey:
+            x = to_grey(x)[:, None].expand_as(x)
+        if blurred:
+            x = blur(x, parameters.sigma[row : row + 1])
+        if solarised:
+            x = solarise(x)
+        _normalise(x, out=views[row : row + 1])
+    return views
 
 
 def _make_on_gpu(images: PackedImages, parameters: CropParameters, box: Tensor, size: int) -> Tensor:

@@ -8,7 +8,7 @@ images are (n, 3, S, S) in [0, 1], strengths (n, 1, 1, 1).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -60,12 +60,17 @@ def whole_boxes(box: Tensor, shape: Tensor) -> Tensor:
 def _resize_one_by_one(images: PackedImages, chosen: ResizeChoices, box: Tensor, size: int) -> Tensor:
     out = torch.empty(len(box), 3, size, size)
     choices = (part.tolist() for part in (chosen.image, box, chosen.flip, chosen.bilinear))
-    for crop, number, (top, left, height, width), mirror, bilinear in zip(out, *choices, strict=True):
-        cut = images.image(number)[None, :, top : top + height, left : left + width]  # channels last: fastest to resize
-        mode = "bilinear" if bilinear else "bicubic"
-        small = F.interpolate(cut, (size, size), mode=mode, antialias=True)[0].contiguous()
-        torch.mul(small.flip(2) if mirror else small, 1 / 255, out=crop)
+    for crop, number, place, mirror, bilinear in zip(out, *choices, strict=True):
+        crop[:] = resize_box(images.image(number), place, size, mirror=mirror, bilinear=bilinear)
     return out
+
+
+def resize_box(image: Tensor, box: Sequence[int], size: int, *, mirror: bool, bilinear: bool) -> Tensor:
+    """One box of an image uint8 (3, H, W): float in [0, 1], (3, size, size). Channels last is fastest."""
+    top, left, height, width = box
+    cut = image[None, :, top : top + height, left : left + width]
+    small = F.interpolate(cut, (size, size), mode="bilinear" if bilinear else "bicubic", antialias=True)[0].contiguous()
+    return torch.mul(small.flip(2) if mirror else small, 1 / 255)
 
 
 def _resize_batched(images: PackedImages, chosen: ResizeChoices, box: Tensor, size: int) -> Tensor:

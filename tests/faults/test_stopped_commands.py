@@ -195,5 +195,5 @@ def test_a_study_that_is_signalled_stops_its_processes_and_resumes(tmp_path: Pat
         assert "Traceback" not in said, said
         wait_for(lambda process=process: not left_in(process.pid), 60)
     process = start_program(*call, log=log)
-    assert process.wait(600) == 0, log.read_text()[-3000:]
+    assert process.wait(SLOW) == 0, log.read_text()[-3000:]
     print(f"study: {sum(code != 0 for code in codes)} of {STOPS} stopped before the end")

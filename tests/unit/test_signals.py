@@ -1,5 +1,6 @@
 """Signals that ask to stop, in this very process."""
 
+import importlib
 import multiprocessing
 import os
 import pty
@@ -61,6 +62,16 @@ def test_a_signal_in_a_finalizer_where_python_drops_it_comes_again(
         AsksWhenItGoes()
         wait_for_it()
     assert capfd.readouterr().err == ""
+
+
+def test_a_signal_in_the_middle_of_an_import_comes_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = "import os, signal, time", "os.kill(os.getpid(), signal.SIGTERM)", "time.sleep(0.2)", "is_whole = True"
+    (tmp_path / "stopped_while_imported.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(StopSignal), raising():
+        importlib.import_module("stopped_while_imported")
+        time.sleep(5)
+    assert sys.modules["stopped_while_imported"].is_whole
 
 
 def test_other_lost_exceptions_are_told_as_ever(capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """Multi-crop against torchvision and PIL: the same laws for the choices, the same pixels for the same choices."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,7 +22,7 @@ from mixlab.data import (
     make_crops,
     pack_images,
 )
-from mixlab.data.crops import IMAGENET_MEAN, IMAGENET_STD, normalise
+from mixlab.data.crops import IMAGENET_MEAN, IMAGENET_STD, _colour, normalise
 from mixlab.data.transforms import (
     _resize_batched,
     _resize_one_by_one,
@@ -29,6 +30,7 @@ from mixlab.data.transforms import (
     change_brightness,
     change_contrast,
     change_saturation,
+    resize_boxes,
     shift_hue,
     whole_boxes,
 )
@@ -176,6 +178,18 @@ def test_blur_is_the_gaussian_convolution():
     for image, width, ours in zip(images, sigma.tolist(), blur(images, sigma), strict=True):
         expected = TF.gaussian_blur(torch.nn.functional.pad(image, (9, 9, 9, 9), mode="replicate"), [17, 17], width)
         assert (ours - expected[:, 9:-9, 9:-9]).abs().max() * 255 < 0.8
+
+
+def test_crops_made_one_by_one_are_those_of_the_batched_form_to_the_bit():
+    images = pack_images([picture[:, number:] for number, picture in enumerate(pictures(3))])
+    kind = replace(JITTERED, num_views=12, grey=0.5, bilinear=0.5)
+    parameters = draw_parameters(kind, images.shapes, generator())
+    box = whole_boxes(parameters.box, images.shapes[parameters.image])
+    found = make_crops(images, parameters, size=32)
+    for row in range(len(found)):
+        one = parameters[row : row + 1]
+        batched = _colour(resize_boxes(images, one, box[row : row + 1], 32), one)
+        assert torch.equal(found[row], normalise(batched)[0]), row
 
 
 def test_crops_are_the_same_alone_and_in_a_batch():
