@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from mixlab.errors import InputError, did_you_mean
 from mixlab.plugins import Registry
@@ -31,7 +31,8 @@ def from_json(cls: type[T], values: object, *, kinds: Kinds | None = None, where
     """The dataclass that `to_json` wrote; fields that are left out take their defaults. `where` is for errors."""
     if not isinstance(values, Mapping):
         raise InputError(f"{where} must be an object with fields, got {values!r}")
-    values, made, kinds = dict(values), cls, kinds or {}
+    values, kinds = dict(values), kinds or {}
+    made: Any = cls
     if cls in kinds:
         kind = values.pop("kind", None)
         if kind not in kinds[cls]:
@@ -46,7 +47,8 @@ def from_json(cls: type[T], values: object, *, kinds: Kinds | None = None, where
     required = [name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING]
     if missing := [name for name in required if name not in values]:
         raise InputError(f"{where} lacks {', '.join(missing)}; give a value for each")
-    return made(**{name: check(hints[name], value, f"{where}.{name}", kinds) for name, value in values.items()})
+    read = {name: check(hints[name], value, f"{where}.{name}", kinds) for name, value in values.items()}
+    return cast(T, made(**read))
 
 
 def check(hint: Any, value: object, where: str, kinds: Kinds | None = None) -> Any:
