@@ -88,7 +88,7 @@ def _opened(open_paths: Callable[[], Any], num: int, repeats: int) -> Row:
 
 
 def _growth(paths: Any) -> Row:
-    """In a fork: what it copies of its parent's memory by looking up paths at random, and by four times as many more."""
+    """In a fork: what it copies of its parent's memory by looking up paths at random, then four times as many."""
     sizes = [memory()["Private_Dirty"]]
     for num in (READS, 4 * READS):
         _look_up(paths, num)
