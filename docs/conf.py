@@ -32,7 +32,7 @@ copybutton_prompt_text = "$ "
 SECTIONS = {
     "First steps": ["tutorial", "own_images", "own_timm_model", "gallery"],
     "How to": ["scaling", "dense_tasks", "reliability"],
-    "The papers": ["reproduce", "choices", "table1", "miniature", "long_sequences", "mambas"],
+    "The papers": ["reproduce", "choices", "table1", "miniature", "speedrun", "long_sequences", "mambas"],
     "Your own parts": [
         "any_model",
         "any_data",

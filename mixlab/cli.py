@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "mixlab.commands.pretrain",
         "DINO, LeJEPA or your own method on any images; the same run again resumes",
     ),
+    "speedrun": ("mixlab.commands.speedrun", "train a recipe, score it, note what it cost"),
     "train": ("mixlab.commands.train", "supervised training; the same run again resumes"),
     "probe": ("mixlab.commands.probe", "linear probes on frozen features, the whole ablation at once"),
     "knn": ("mixlab.commands.knn", "nearest neighbours in feature space"),
@@ -49,6 +50,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "look": ("mixlab.commands.look", "your photographs on the page: what does each patch attend to?"),
     "app": ("mixlab.commands.app", "a local page to look inside models, live"),
     "bench": ("mixlab.commands.bench", "speed, side by side with peers"),
+    "ship": ("mixlab.commands.ship", "a trained network in 16 or 8 bits, with its card"),
     "export": ("mixlab.commands.export", "a backbone as safetensors or ONNX"),
 }
 

@@ -119,6 +119,8 @@ class IsotropicClassifier(nn.Module):
         return tokens
 
     def forward(self, images: Tensor) -> Tensor:
+        if self.global_pool == "token":  # the backbone as a whole module, which may be sharded
+            return self.head(self.head_drop(self.backbone(images)))
         return self.forward_head(self.forward_features(images))
 
     def forward_intermediates(

@@ -23,6 +23,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.datasets import ImageFolder as TorchvisionFolder
 
+from mixlab.bench.building import measure_building
 from mixlab.bench.timing import Row, measured
 from mixlab.data.decode import decode, decode_pixels
 from mixlab.data.folder_index import PathTable, list_images
@@ -222,7 +223,8 @@ def measure_saves(megabytes: int, folder: Path, *, rounds: int = 3) -> list[Row]
     checkpoints = Checkpoints(folder / "checkpoints", keep=1)
     writer = CheckpointWriter(checkpoints, world=World(torch.device("cpu")), sharded=False)
     stalls, writes, plain, saved = [], [], [], []
-    for step in range(rounds + 1):  # the first one allocates
+    writer.prepare(tensors).join()  # as a run does after its first step, minutes before its first save
+    for step in range(rounds + 1):
         start = time.perf_counter()
         writer.start(step, tensors, {})
         stalls.append(time.perf_counter() - start)
@@ -294,11 +296,14 @@ def measure_decoding(num: int, *, rounds: int = 3) -> list[Row]:
     return [measured({"what": name, "images_per_cpu_s": num / seconds}) for name, seconds in best.items()]
 
 
-def run_scale(*, num_files: int, num_entries: int, num_shards: int, megabytes: int) -> dict[str, list[Row]]:
+def run_scale(
+    *, num_files: int, num_entries: int, num_shards: int, megabytes: int, millions: int, num_ranks: int
+) -> dict[str, list[Row]]:
     """All tables, in a temporary folder."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         return {
+            "Building a network to be sharded": measure_building(millions, num_ranks),
             "Opening a folder of files": measure_opening(num_files, folder),
             "A list of paths from its index": measure_table(num_entries, folder),
             "Opening shards": measure_shards(num_shards, folder),

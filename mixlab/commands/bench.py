@@ -33,6 +33,8 @@ def bench(
     entries: int = 20_000_000,
     shards: int = 200,
     megabytes: int = 1000,
+    parameters: int = 100,
+    ranks: int = 4,
 ) -> dict[str, Any]:
     """Measure speed beside peers; read the ratios. Rows are shown as they are measured, tables at the end.
 
@@ -50,6 +52,8 @@ def bench(
         entries: for scale, entries of a synthetic list of paths; 100 million take 2.3 GB of disk.
         shards: for scale, tar shards of 1,000 samples to index.
         megabytes: for scale, the state to save.
+        parameters: for scale, millions of parameters of a network to be sharded.
+        ranks: for scale, the processes that share it.
         figure: for dense, draw speed and memory against input size into this file (.svg or .png).
     """
     import torch
@@ -65,8 +69,9 @@ def bench(
     if what == "all":
         found = _run_all(answer, quick, peer, readme)
         return answer.emit({"benchmark": what, **found, "provenance": provenance(device=device)})
-    sizes = {"num_files": files, "num_entries": entries, "num_shards": shards, "megabytes": megabytes}
-    tables = run_benchmark(what, quick=quick, peer=peer, sizes=sizes)
+    sizes = {"num_files": files, "num_entries": entries, "num_shards": shards, "megabytes": megabytes,
+             "millions": parameters}  # fmt: skip
+    tables = run_benchmark(what, quick=quick, peer=peer, sizes=sizes, ranks=ranks)
     _show(tables, answer)
     if what == "dense" and figure is not None:
         from mixlab.analysis.figures import save_charts
@@ -108,7 +113,9 @@ def _run_all(answer: Answer, quick: bool, peer: Path | None, readme: Path | None
     return {"tables": results, "markdown": text}
 
 
-def run_benchmark(what: What, *, quick: bool, peer: Path | None = None, sizes: dict[str, int] | None = None) -> Tables:
+def run_benchmark(
+    what: What, *, quick: bool, peer: Path | None = None, sizes: dict[str, int] | None = None, ranks: int = 4
+) -> Tables:
     """The tables of one benchmark, by title."""
     import torch
 
@@ -120,7 +127,7 @@ def run_benchmark(what: What, *, quick: bool, peer: Path | None = None, sizes: d
     match what:
         case "scale":
             scale: Tables = module.run_scale(
-                **{name: size // (20 if quick else 1) for name, size in (sizes or {}).items()}
+                num_ranks=ranks, **{name: size // (20 if quick else 1) for name, size in (sizes or {}).items()}
             )
             return scale
         case "ssd" if on_gpu:

@@ -53,7 +53,8 @@ class LabelledTarget(OneTarget):
     """A network whose frozen features are classified."""
 
     data: str = "shapes"
-    """shapes, a folder with one sub-folder per class (with or without train/ and val/), or wds:PATTERN."""
+    """shapes, a folder with one sub-folder per class (with or without train/ and val/), wds:PATTERN, or
+    heldout:SOURCE for a fifth of its training images instead of its validation images."""
     val_data: str | None = None
     """another source of validation images; default: the val split, or every fifth image of each class."""
     workers: int | None = None  # data loading processes per rank; default: this rank's cores, less one.
@@ -123,7 +124,9 @@ class TrainingRun:
     recipe: tyro.conf.Positional[str]
     """a recipe such as dino_dinovim_tiny64 or supervised_mambaout_tiny, or the config.json of another run."""
     _: KW_ONLY
-    data: str  # shapes, a folder of images (to `train`: with one sub-folder per class), or wds:PATTERN.
+    data: str
+    """shapes, a folder of images (to `train`: with one sub-folder per class), wds:PATTERN, or heldout:SOURCE for four
+    fifths of its training images."""
     run: Path  # the directory of this run.
     set: Settings = ()  # a setting such as optim.lr=1e-3; can be repeated.
     device: Device = "auto"

@@ -60,6 +60,7 @@ def robust(
     from mixlab.evaluation.classifier import load_classifier
     from mixlab.evaluation.robustness import evaluate_robustness, join_parts
     from mixlab.evaluation.shifts import evaluate_shifts
+    from mixlab.training.distributed import once_per_machine, only_first
 
     if not data and shifts is None:
         raise InputError("no images given; give --data for ImageNet's sets, or --shifts for images to corrupt")
@@ -68,9 +69,11 @@ def robust(
     part, num_parts = parse_shard(shard)
     if shifts is not None and num_parts > 1:
         raise InputError(f"--shard {shard} is for the sets of --data; score --shifts in one go")
-    folders, changed = parse_sets(data), None if shifts is None else parse_source(shifts, split="val")
     directory = on.open_run()
     with evaluation_machine(on.device, workers=workers, batch=batch) as machine:
+        folders, changed = only_first(lambda: parse_sets(data)), None
+        if shifts is not None:
+            changed = once_per_machine(machine.world, lambda: parse_source(shifts, split="val"))
         classifier = load_classifier(
             on.target,
             head=head,

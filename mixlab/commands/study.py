@@ -1,5 +1,6 @@
 """`mixlab study`: the papers' comparisons on your own photographs, in parts that can be run one by one."""
 
+import fnmatch
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,23 +9,25 @@ import tyro
 
 from mixlab.commands.answer import Answer
 from mixlab.commands.options import Device, Flat
-from mixlab.errors import InputError
+from mixlab.errors import InputError, did_you_mean
 
-STUDIES = ("miniature",)
+STUDIES = ("miniature", "small")
 
 
 def study(
     name: Annotated[str, tyro.conf.Positional],
     answer: Flat[Answer] = Answer(),
     *,
-    run: Path,
+    run: Path | None = None,
     data: Path | None = None,
     masks: str | None = None,
+    voc: str | None = None,
     part: tuple[str, ...] = (),
     seeds: int = 3,
     at_once: int | None = None,
     quick: bool = False,
     device: Device = "auto",
+    list: bool = False,
     publish: Path | None = None,
 ) -> dict[str, Any]:
     """Run a whole study, or parts of it. Finished steps are not repeated; a killed study resumes.
@@ -34,41 +37,58 @@ def study(
     whatever the number of images, in parts of at most ten minutes: tune 2.5, dino 9, supervised 3, sizes 5, mambaout 3,
     registers 2.5, cost 1, ranks 2, ledger 1.
 
+    small: the same families at 160 px, with about 5.5 and 22 million parameters, each network timed (`mixlab speedrun`)
+    and measured in parts of its own, and the ablations of the speedrun. `--list` names the parts and their minutes. The
+    directory of the parts so far may be moved to another machine and continued there.
+
     Args:
-        name: name of the study: miniature.
+        name: name of the study: miniature or small.
         run: the directory for all runs, results and the report.
         data: a folder of images: train/ and val/ with one sub-folder per class, or those sub-folders alone (every fifth
             image is then a validation image). Without classes, parts that need labels are skipped.
         masks: images with foreground masks, as `mixlab auc --data` takes them.
-        part: one or more of tune, dino, supervised, sizes, mambaout, registers, cost, ranks, ledger; default: all.
-        seeds: number of training runs of each family.
+        voc: of small: a folder of PASCAL VOC, or images/ beside masks/ and labels/, for maps and segmentation.
+        part: one or more of tune, dino, supervised, sizes, mambaout, registers, cost, ranks, ledger; of small, names or
+            patterns such as 'dino-tiny-*'; default: all.
+        seeds: number of training runs of each family; of small at 22 million parameters, of ViT alone.
         at_once: parallel processes; default on a GPU: two thirds of the cores, at most 10.
         quick: all parts with a few steps of tiny models: a check that everything runs.
+        list: list the parts with their minutes on one H200, and run nothing.
         publish: also write the report and its run directories, without weights and photographs, to this folder;
             with --run alone, nothing is run.
     """
     if name not in STUDIES:
         raise InputError(f"there is no study {name!r}; choose {', '.join(STUDIES)}")
-    from mixlab.studies.miniature.parts import PARTS
-    from mixlab.studies.miniature.plan import FULL, QUICK
-    from mixlab.studies.miniature.publish import publish_study
-    from mixlab.studies.miniature.run import run_miniature
-
     answer.check()
-    unknown = [one for one in part if one not in PARTS]
-    if unknown:
-        raise InputError(f"{name} has no part {', '.join(unknown)}; choose from {', '.join(PARTS)}")
     if seeds < 1 or (at_once is not None and at_once < 1):
         raise InputError(f"--seeds {seeds} and --at-once {at_once} must be at least 1")
+    from mixlab.studies.miniature.publish import publish_study
+    from mixlab.studies.miniature.run import MINIATURE, run_study
+    from mixlab.studies.small.parts import small_study
+
+    numbers = tuple(range(seeds))
+    study = MINIATURE if name == "miniature" else small_study(numbers)
+    chosen = _chosen(name, part, tuple(study.parts))
+    if list:
+        rows = [(one, study.parts[one].question, round(study.parts[one].minutes, 1)) for one in chosen]
+        total = sum(study.parts[one].minutes for one in chosen)
+        answer.table(f"Parts of {name}, {total:.0f} minutes on one H200", ("part", "asks", "minutes"), rows)
+        return answer.emit({"parts": {one: minutes for one, _, minutes in rows}})
+    if run is None:
+        raise InputError("a study needs a directory for its runs; give --run DIR")
+    if voc is not None and name != "small":
+        raise InputError(f"--voc has no effect on {name}; leave it out")
     start, summary = time.monotonic(), {"run": str(run)}
     if data is not None and masks is not None:
-        summary |= run_miniature(
+        summary |= run_study(
+            study,
             data=data,
             masks=masks,
+            voc=voc,
             run=run,
-            parts=part or tuple(PARTS),
-            seeds=tuple(range(seeds)),
-            effort=QUICK if quick else FULL,
+            parts=chosen,
+            seeds=numbers,
+            effort=study.quick if quick else study.full,
             at_once=at_once,
             device=device,
         )
@@ -78,3 +98,11 @@ def study(
         summary["published"] = str(publish_study(run, publish))
     answer.line(f"all in {(time.monotonic() - start) / 60:.1f} minutes")
     return answer.emit(summary)
+
+
+def _chosen(name: str, patterns: tuple[str, ...], parts: tuple[str, ...]) -> tuple[str, ...]:
+    """The parts that these names and shell patterns mean, in their order; all of them for none."""
+    if unknown := [each for each in patterns if not fnmatch.filter(parts, each)]:
+        hint = did_you_mean(unknown[0], parts, otherwise=f"choose from {', '.join(parts)}")
+        raise InputError(f"{name} has no part {', '.join(unknown)}; {hint}")
+    return tuple(one for one in parts if not patterns or any(fnmatch.fnmatch(one, each) for each in patterns))

@@ -97,11 +97,6 @@ def list_images(root: str | Path, *, cache: str | Path | None = None) -> PathTab
     return PathTable(found)
 
 
-def find_images(root: str | Path) -> PathTable:
-    """The same list, looked up afresh and kept nowhere."""
-    return PathTable(scan_folder(Path(root)))
-
-
 @dataclass
 class _TableBuilder:
     """Collects folders and, in order, files."""

@@ -17,11 +17,12 @@ from .given import PREFIX, Data, GivenData
 from .registered import open_registered
 from .shapes import parse_shapes
 from .shards import TarShards
-from .source import ImageSource, check_split, nearest_place
+from .source import ImageSource, check_split, nearest_place, part_of
 
 SPLIT_FOLDERS = {"train": ("train", "training"), "val": ("val", "validation", "valid", "test")}
 IMAGE_FOLDERS = ("images", "image", "imgs", "JPEGImages")
 MASK_FOLDERS = ("masks", "mask", "gt", "GT", "ground_truth")
+HELD_OUT_OF = "heldout:"  # before a source: its training images alone, a fifth of them as validation images
 LABEL_FOLDERS = ("annotations", "labels", "SegmentationClass")  # ADE20K, COCO and Pets; VOC, by its two names
 
 
@@ -79,11 +80,14 @@ def parse_source(name: Data, *, split: str = "train", cache: str | Path | None =
     A folder with a sub-folder for the split (train; val, validation, valid, test) means that sub-folder. One that has
     a sub-folder for the other split alone means that one: `labelled_splits` then cuts it in two. `NAME:REST` is what a
     plugin registered under that name (`register_source`). Of images beside masks only the images are read. What
-    `as_data` made of objects is taken as it is.
+    `as_data` made of objects is taken as it is. `heldout:SOURCE` is SOURCE without its validation images, for tuning:
+    `split` of its training images.
     """
     check_split(split)
     if isinstance(name, GivenData):
         return name.part(split)
+    if name.startswith(HELD_OUT_OF):
+        return _held_out(name, split, cache)
     if shapes := parse_shapes(name, split=split):
         return shapes
     if (own := open_registered(name, split)) is not None:
@@ -105,6 +109,17 @@ def parse_source(name: Data, *, split: str = "train", cache: str | Path | None =
             f"{nearest_place(name)}"
         )
     return ImageFolder(folder, split=split, cache=cache)
+
+
+def _held_out(name: str, split: str, cache: str | Path | None) -> ImageSource:
+    """A part of the training images of what stands behind `heldout:`; its validation images are never opened."""
+    inner = name.removeprefix(HELD_OUT_OF)
+    train = parse_source(inner, split="train", cache=cache)
+    if isinstance(train, ImageFolder) and train.root.name in SPLIT_FOLDERS["val"]:
+        raise InputError(f"{name} would tune on {train.root}, which is for validation; give a folder with train/")
+    part = part_of(train, split, name=name)
+    part.is_own_split = split == "val"
+    return part
 
 
 def child(place: Path, *names: str) -> Path | None:

@@ -27,7 +27,7 @@ from .decode import (
     to_tensor,
     turn_upright,
 )
-from .folder_index import find_images
+from .folder_index import list_images
 from .shapes import SHAPE_CLASSES, Shapes
 from .source import Source, few
 
@@ -266,7 +266,7 @@ def unpaired_note(source: Source[Any]) -> str | None:
 def _by_stem(folder: Path) -> tuple[dict[str, str], list[str]]:
     """Relative path without suffix -> relative path; of two files with one stem the second by name is left over."""
     stems: dict[str, str] = {}
-    paths = find_images(folder)
+    paths = list_images(folder)
     for path in paths:
         stems.setdefault(str(PurePosixPath(path).with_suffix("")), path)
     kept = set(stems.values())

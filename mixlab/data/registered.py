@@ -12,7 +12,7 @@ from .source import Source
 Opener = Callable[[str, str], Any]  # of what stands behind NAME: and of a split; None where it has no such split
 F = TypeVar("F", bound=Opener)
 SOURCES: Registry[Opener] = Registry("source", {})
-TAKEN = ("shapes", "photo", "wds", "masks", "imagenet-s", "voc", "pets", "coco", "ade", "dataset")
+TAKEN = ("shapes", "photo", "wds", "heldout", "masks", "imagenet-s", "voc", "pets", "coco", "ade", "dataset")
 
 
 def register_source(name: str) -> Callable[[F], F]:

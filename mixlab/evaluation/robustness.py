@@ -13,10 +13,10 @@ from mixlab.data.source import Subset, evenly_spaced
 from mixlab.evaluation.classifier import RELEASED_WITH, TRAINED, NamedClassifier
 from mixlab.evaluation.machine import Machine, PrecisionInUse, precision_in_use, run_precision
 from mixlab.evaluation.paper import robustness_figure
-from mixlab.evaluation.shifted_sets import SETS, SetImages, SetScore, find_sets
+from mixlab.evaluation.shifted_sets import SETS, SetImages, SetScore, class_root, find_sets
 from mixlab.run import Measurement
 from mixlab.run.protocols import AccuracyProtocol, RobustnessProtocol
-from mixlab.training.distributed import from_all
+from mixlab.training.distributed import from_all, once_per_machine, only_first
 from mixlab.training.precision import Precise
 
 # What parts of one evaluation have in common, and what to call it
@@ -101,7 +101,8 @@ def evaluate_robustness(
     machine = machine or Machine.of(classifier.network)
     world = machine.world
     scores: dict[str, SetScore] = {}
-    folders = find_sets(folders) if isinstance(folders, Path) else folders
+    place = folders
+    folders = only_first(lambda: find_sets(place)) if isinstance(place, Path) else place
     for name, folder in folders.items():
         with machine.bar(SETS[name].title, SETS[name].num_images) as step:
             own = score_set(
@@ -176,7 +177,8 @@ def score_set(
     progress: Callable[[int], None] = lambda count: None,
 ) -> SetScore:
     """Score one set, or `shard` (i, n) of it: every n-th image from the i-th on, after the limit."""
-    images = SetImages(name, folder, classifier.classes)
+    root = only_first(lambda: class_root(folder, SETS[name]))
+    images = once_per_machine(machine.world, lambda: SetImages(name, root, classifier.classes))
     score, device = images.score, machine.world.device
     numbers = evenly_spaced(len(images), limit)[shard[0] :: shard[1]]
     if not numbers:

@@ -146,8 +146,9 @@ class SetImages(Subset[Tensor]):
     """The images of a set that a classifier of these classes can be asked about, and the right outputs for each."""
 
     def __init__(self, name: str, folder: Path, classes: Sequence[str]) -> None:
+        """`folder` is where its class folders are: see `class_root`."""
         robust_set = SETS[name]
-        source = ImageFolder(class_root(folder, robust_set))
+        source = ImageFolder(folder)
         self.score = SetScore(name)
         outputs = {synset: number for number, synset in enumerate(classes)}
         members = [outputs[synset] for synset in robust_set.classes() if synset in outputs]

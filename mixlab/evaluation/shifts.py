@@ -24,7 +24,7 @@ from mixlab.evaluation.robustness import robustness_protocol
 from mixlab.run import Measurement
 from mixlab.run.protocols import RobustnessProtocol
 from mixlab.statistics import Estimate, bootstrap_mean
-from mixlab.training.distributed import from_all
+from mixlab.training.distributed import from_all, once_per_machine
 from mixlab.training.precision import Precise
 from mixlab.training.recipe import seed_for
 
@@ -151,7 +151,7 @@ def evaluate_shifts(
     machine = machine or Machine.of(classifier.network)
     world = machine.world
     given = as_data(data)
-    source = parse_source(given, split="val")
+    source = once_per_machine(world, lambda: parse_source(given, split="val"))
     with machine.bar("changed images", len(source)) as step:
         own = score_shifts(
             at_most(source, limit),

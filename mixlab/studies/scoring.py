@@ -27,7 +27,7 @@ def score_run(
             f"{label}: an untrained twin",
             "the same network with random weights, as a baseline",
             ("twin", str(run), str(place), str(seed)),
-            place / "weights.safetensors",
+            place / "config.json",
             needs=(f"train {label}",),
         )
         yield made

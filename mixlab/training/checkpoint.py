@@ -25,8 +25,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.optim import AdamW
 
-from mixlab.backbones.weights import build_architecture, save_weights
-from mixlab.backbones.weights.saving import save_tensors
+from mixlab.backbones.weights import save_weights
+from mixlab.backbones.weights.saving import file_order, save_tensors
 from mixlab.backbones.weights.writing import num_bytes_of, write_safetensors
 from mixlab.errors import InputError, WorkError
 from mixlab.run.directory import check_regular
@@ -333,16 +333,14 @@ class TrainingState:
 def export_weights(recipe: Recipe, folder: Path, *, is_first: bool, metadata: dict[str, str]) -> None:
     """RUN/weights.safetensors, and RUN/classifier.safetensors or as the recipe's head is called.
 
-    Every rank takes part, the first one writes.
+    Every rank takes part, the first one writes, with one parameter at a time in its memory.
     """
     backbone = recipe.exported()
-    tensors = {name: whole(value) for name, value in backbone.state_dict().items()}
-    head = {name: whole(value).detach().cpu().contiguous() for name, value in recipe.exported_head().items()}
+    head = {name: whole(value) for name, value in recipe.exported_head().items()}
     if not is_first:
+        for tensor in file_order(backbone.state_dict()).values():
+            whole(tensor)  # each rank gives its shard
         return
-    fresh = build_architecture(backbone.architecture())  # the trained one may be sharded, compiled or wrapped
-    fresh.to(next(iter(tensors.values())).dtype)
-    fresh.load_state_dict(tensors)
-    save_weights(fresh, folder / "weights.safetensors", extra_metadata=metadata)
+    save_weights(backbone, folder / "weights.safetensors", extra_metadata=metadata, gather=whole)
     if head:
         save_tensors(head, folder / f"{recipe.head_name}.safetensors", metadata=metadata)

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from mixlab.training.checkpoint import Checkpoints, Gather, alone
 from mixlab.training.distributed import World, from_all, from_first, whole
+from mixlab.training.optim import local
 
 
 class HostCopies:
@@ -24,15 +25,21 @@ class HostCopies:
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
 
-    @torch.no_grad()
-    def take(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], torch.cuda.Event | None]:
-        """The copies, and what to wait for before they are read."""
-        on_gpu = any(tensor.is_cuda for tensor in tensors.values())
+    def allocate(self, tensors: Mapping[str, Tensor]) -> None:
+        """Memory for copies of tensors like these, where there is none yet. It is touched, or the first copy would wait
+        for the system to find each page of it."""
         for name, tensor in tensors.items():
             known = self._buffers.get(name)
             if known is None or known.shape != tensor.shape or known.dtype != tensor.dtype:
-                self._buffers[name] = _allocate(tensor)
-            self._buffers[name].copy_(tensor, non_blocking=True)
+                self._buffers[name] = _allocate(tensor).zero_()
+
+    @torch.no_grad()
+    def take(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], torch.cuda.Event | None]:
+        """The copies, sharded tensors whole, and what to wait for before they are read."""
+        on_gpu = any(tensor.is_cuda for tensor in tensors.values())
+        self.allocate(tensors)
+        for name, tensor in tensors.items():
+            self._buffers[name].copy_(whole(tensor), non_blocking=True)
         event = torch.cuda.Event() if on_gpu else None
         if event is not None:
             event.record()  # later steps change the tensors, but after the copies: in the order of the stream
@@ -53,20 +60,36 @@ class CheckpointWriter:
         self.checkpoints, self.world = checkpoints, world
         self._copies = HostCopies()
         self._thread: threading.Thread | None = None
+        self._preparing: threading.Thread | None = None
         self._error: BaseException | None = None
         self._gather: Gather | None = None  # where every rank writes its own shards
         if sharded and world.size > 1 and self._is_shared():
             group = dist.new_group(backend="gloo")  # of its own: the threads use it while the loop uses others
             self._gather = lambda value: _gather_over(group, value)
 
+    def prepare(self, tensors: Mapping[str, Tensor]) -> threading.Thread:
+        """Allocate memory for copies of these in a thread, so that the first save takes no longer than others."""
+        own = {
+            name: tensor if self._gather is None else local(tensor)
+            for name, tensor in tensors.items()
+            if self.world.is_first or (self._gather is not None and isinstance(tensor, DTensor))
+        }
+        thread = threading.Thread(target=self._copies.allocate, args=(own,), name="room for checkpoints", daemon=True)
+        thread.start()
+        self._preparing = thread
+        return thread
+
     def start(self, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any]) -> None:
         """Copy the tensors, and write them while the caller goes on and changes them."""
         self.wait()
+        if self._preparing is not None:
+            self._preparing.join()
+            self._preparing = None
         if self._gather is not None:
             own = {name: part for name, tensor in tensors.items() if (part := self._part(tensor)) is not None}
             self._write(step, own, state, self._gather)
         elif self.world.is_first:
-            self._write(step, {name: whole(tensor) for name, tensor in tensors.items()}, state, alone)
+            self._write(step, tensors, state, alone)
         else:
             for tensor in tensors.values():
                 whole(tensor)  # each rank gives its shard
@@ -90,7 +113,7 @@ class CheckpointWriter:
         if self._thread is not None:
             self._thread.join()
 
-    def _write(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any], gather: Gather) -> None:
+    def _write(self, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any], gather: Gather) -> None:
         copies, copied = self._copies.take(tensors)
 
         def write() -> None:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from mixlab.data.index_file import trusting_indexes
 from mixlab.errors import InputError
 from mixlab.training.config import Sharding
 from mixlab.training.cores import num_cores, own_cores
+from mixlab.training.pieces import Pieces
 from mixlab.training.recipe import Recipe
 
 T = TypeVar("T")
@@ -102,12 +104,18 @@ def join_world(device: str | None = None) -> Iterator[World]:
         dist.destroy_process_group()
 
 
-def spread(recipe: Recipe, sharding: Sharding, *, world: World, find_unused: bool) -> None:
-    """Let the recipe's network run on all ranks: copies whose gradients are averaged, or one network in shards."""
+def spread(
+    recipe: Recipe, sharding: Sharding, *, world: World, find_unused: bool, pieces: Pieces | None = None
+) -> None:
+    """Let the recipe's network run on all ranks: copies whose gradients are averaged, or one network in shards, which
+    may have been built in pieces.
+    """
     if world.size == 1:
         return
     if sharding == "fsdp":
-        recipe.shard(shard_module)
+        recipe.shard(lambda module: shard_module(module, pieces))
+        if pieces is not None:
+            pieces.put_rest_together()
         return
     recipe.run = DistributedDataParallel(
         recipe.network,
@@ -118,14 +126,20 @@ def spread(recipe: Recipe, sharding: Sharding, *, world: World, find_unused: boo
     )
 
 
-def shard_module(module: nn.Module) -> None:
+def shard_module(module: nn.Module, pieces: Pieces | None = None) -> None:
     """FSDP2: layers, backbone and the rest are gathered when they run, and only then. Without parameters: nothing."""
     if not any(True for _ in module.parameters()):
         return
-    layers = [layer for child in module.modules() if isinstance(child, nn.ModuleList) for layer in child]
-    backbones = [child for child in module.modules() if isinstance(child, Backbone)]  # scored on their own
-    for part in (*layers, *backbones, module):
-        if not isinstance(part, FSDPModule):
+    # A summary may be a view of the tokens; nobody adds to it in place.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
+    layers = {id(layer) for child in module.modules() if isinstance(child, nn.ModuleList) for layer in child}
+    for part in reversed(list(module.modules())):  # the innermost first
+        is_unit = (
+            id(part) in layers or isinstance(part, Backbone) or part is module
+        )  # backbones are scored on their own
+        if is_unit and not isinstance(part, FSDPModule | nn.ModuleList | nn.ModuleDict):
+            if pieces is not None:
+                pieces.put_together(tensor for tensor in part.parameters() if not isinstance(tensor, DTensor))
             fully_shard(part, reshard_after_forward=True)
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from mixlab.backbones.backbone import Backbone
-from mixlab.backbones.weights import check_can_be_rebuilt
 from mixlab.data.given import AnyData, Data, as_data
 from mixlab.data.loader import AnyBatch
 from mixlab.data.workers import LostWorkerError
@@ -23,6 +22,7 @@ from mixlab.run.codec import to_json
 from mixlab.run.directory import RunLock
 from mixlab.signals import StopRequests, WaitingStopped, raising
 from mixlab.training.batches import steps
+from mixlab.training.building import build_recipe
 from mixlab.training.checkpoint import Checkpoint, Checkpoints, TrainingState, export_weights
 from mixlab.training.checkpoint_writer import CheckpointWriter
 from mixlab.training.config import ModelConfig, TrainConfig
@@ -33,10 +33,8 @@ from mixlab.training.distributed import (
     from_all,
     from_first,
     join_world,
-    spread,
 )
 from mixlab.training.log import Journal, MetricBuffer, NonFiniteLoss, TrainingProgress, forget_after
-from mixlab.training.recipe import compile_recipe, seed_all
 from mixlab.training.record import RunRecord
 from mixlab.training.stopping import ScoringStopped, Stopped, agreed
 from mixlab.training.update import Update, peak_memory_gib
@@ -129,7 +127,16 @@ class Trainer:
         self.steps_per_epoch = len(self.source) // config.batch
         self.total_steps = config.total_steps(self.steps_per_epoch)
         self.epochs = math.ceil(self.total_steps / self.steps_per_epoch)
-        self._build_recipe(backbone)
+        if config.precision == "bf16":
+            torch.set_float32_matmul_precision("high")
+        self.recipe, self.architecture = build_recipe(
+            config,
+            world=world,
+            num_classes=len(self.source.classes),
+            total_steps=self.total_steps,
+            steps_per_epoch=self.steps_per_epoch,
+            given=backbone,
+        )
         self.update = Update(self.recipe, config, steps_per_epoch=self.steps_per_epoch, world=world)
         self.state = TrainingState(self.recipe, self.update.optimizer)
         self.scores = config.method.scores(data, self.source, config, world=world, precise=self.update.precise)
@@ -161,7 +168,7 @@ class Trainer:
 
     def run_steps(self, stop: StopRequests) -> None:
         """From the current step to the last."""
-        batches = steps(self.loader, self.config.accumulate)
+        batches, from_step = steps(self.loader, self.config.accumulate), self.step
         self.clock = Clock(self.step)
         if self.lacks_scores and self.config.sharding != "fsdp":  # shards must first run once as a whole
             self.score(stop)
@@ -177,6 +184,8 @@ class Trainer:
             self.step += 1
             self.buffer.add(self.step, metrics, [batch.indexes for batch in passes])
             self.progress.step(self.step)
+            if self.step == from_step + 1:  # now there are moments
+                self.writer.prepare(self.state.tensors())
 
             if self.step % self.config.log.every_steps == 0:
                 self.report()
@@ -308,28 +317,6 @@ class Trainer:
         if self.world.is_first:
             metrics = {"steps": self.step, "seconds": seconds, **self.metrics}
             self.folder.write_result("training", {"figures": metrics, "skipped": skipped})
-
-    def _build_recipe(self, given: Backbone | None) -> None:
-        config = self.config
-        if config.precision == "bf16":
-            torch.set_float32_matmul_precision("high")
-        seed_all(config.seed)
-        backbone = given if given is not None else config.model.build()
-        if config.activation_checkpointing:
-            backbone.set_grad_checkpointing()
-        self.architecture = check_can_be_rebuilt(backbone)  # now, and not when a week of training is to be exported
-        self.recipe = config.method.build(
-            backbone,
-            num_classes=len(self.source.classes),
-            total_steps=self.total_steps,
-            steps_per_epoch=self.steps_per_epoch,
-        )
-        if config.compile:
-            compile_recipe(self.recipe)
-        dtype = torch.float64 if config.precision == "fp64" else torch.float32
-        for module in self.recipe.modules().values():
-            module.to(self.world.device, dtype)
-        spread(self.recipe, config.sharding, world=self.world, find_unused=backbone.has_unused_parameters)
 
     def _check_warmup(self) -> None:
         """Only at the start, so that a run which an older version accepted can be resumed."""

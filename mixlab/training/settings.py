@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from mixlab.backbones.zoo import check_fields, known_fields
+from mixlab.data.images import HELD_OUT_OF
 from mixlab.errors import InputError, did_you_mean
 from mixlab.run import RunDirectory
 from mixlab.run.codec import check, differences, from_json, to_json
@@ -253,6 +254,8 @@ def _resolved(data: str) -> str:
     """With an absolute path. Formats (`wds:`, `ade:`) before a path and options after it stay."""
     if is_built_in(data):
         return data
+    if data.startswith(HELD_OUT_OF):
+        return HELD_OUT_OF + _resolved(data.removeprefix(HELD_OUT_OF))
     head, colon, rest = data.partition(":")
     if not colon or Path(data).expanduser().exists():
         return str(Path(data).expanduser().resolve())

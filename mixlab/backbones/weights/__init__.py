@@ -2,7 +2,13 @@
 
 from mixlab.backbones.weights.loading import LoadReport, build_architecture, load_weights, parts_of
 from mixlab.backbones.weights.reading import WeightsError
-from mixlab.backbones.weights.saving import check_can_be_rebuilt, model_from_file, read_architecture, save_weights
+from mixlab.backbones.weights.saving import (
+    check_can_be_rebuilt,
+    model_from_file,
+    read_architecture,
+    save_weights,
+    shrink_file,
+)
 
 __all__ = [
     "LoadReport",
@@ -14,4 +20,5 @@ __all__ = [
     "parts_of",
     "read_architecture",
     "save_weights",
+    "shrink_file",
 ]

@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.serialization import MAGIC_NUMBER
 
+from mixlab.backbones.weights.rows import rows_from_8_bits
 from mixlab.errors import InputError
 
 
@@ -58,6 +59,10 @@ def read_weights(path: str | Path, *, checkpoint_key: str = "teacher") -> Stored
     path = Path(path)
     payload, metadata = _read(path)
     part, state = _choose_part(payload, checkpoint_key, path)
+    try:
+        state = rows_from_8_bits(state)
+    except ValueError as error:
+        raise WeightsError(f"{path} is damaged: {error}; write it again") from error
     for key, entry in state.items():
         if entry.layout != torch.strided or entry.is_meta or entry.is_quantized:
             raise WeightsError(f"{key} in {path} is not a plain dense tensor; save it as one")

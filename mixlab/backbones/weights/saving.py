@@ -1,7 +1,7 @@
 """A backbone to a file and back: the file contains the architecture."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ from mixlab.backbones.weights.loading import (
     parts_of,
 )
 from mixlab.backbones.weights.reading import StoredWeights, WeightsError, listing, read_metadata, read_weights
+from mixlab.backbones.weights.rows import Bits, is_scale, rows_in_8_bits
 from mixlab.backbones.weights.writing import num_bytes_of, write_safetensors
 from mixlab.errors import InputError
 from mixlab.plugins import check_plugins, needed_plugins
@@ -26,12 +27,21 @@ from mixlab.run.disk import naming_file
 
 
 def save_weights(
-    model: Backbone, path: str | Path, *, extra_metadata: Mapping[str, str] | None = None, half: bool = False
+    model: Backbone,
+    path: str | Path,
+    *,
+    extra_metadata: Mapping[str, str] | None = None,
+    half: bool = False,
+    bits: Bits | None = None,
+    gather: Callable[[Tensor], Tensor] = lambda tensor: tensor,
 ) -> None:
     """Write safetensors with the architecture in the metadata, as `save_tensors` does.
 
-    `half` keeps matrices in 16 bits: half the size, and features that differ in the fourth digit.
+    `bits` of each entry of a matrix, 32 unless it is given: 16, which `half` means too, for half the size and features
+    that differ in the fourth digit, or 8, with a scale for each row (`rows.py`). `gather` puts sharded tensors
+    together, in `file_order`.
     """
+    bits = bits or (16 if half else 32)
     path = Path(path)
     if path.is_dir():
         raise WeightsError(f"{path} is a folder; give a file, such as {path / 'model.safetensors'}")
@@ -43,13 +53,19 @@ def save_weights(
         if key in metadata or not isinstance(value, str):
             raise WeightsError(f"metadata {key}={value!r} is not allowed: text only, and not {' or '.join(metadata)}")
         metadata[key] = value
-    tensors = {
-        key: value.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for key, value in model.state_dict().items()
-    }
-    if half:
-        tensors = {key: _in_16_bits(key, value) for key, value in tensors.items()}
-    save_tensors(tensors, path, metadata=metadata)
+    tensors = model.state_dict()
+    if bits == 8:
+        tensors = rows_in_8_bits(tensors)
+    if bits < 32:
+        tensors = {key: value if is_scale(key) else _in_16_bits(key, value) for key, value in tensors.items()}
+    save_tensors(tensors, path, metadata=metadata, gather=gather)
+
+
+def shrink_file(path: Path, *, bits: Bits) -> None:
+    """Write a file of ours again with fewer bits; what its metadata says beside the architecture stays."""
+    own = ("format", METADATA_KEY, PLUGINS_KEY)
+    said = {name: text for name, text in read_metadata(path).items() if name not in own}
+    save_weights(model_from_file(path), path, bits=bits, extra_metadata=said)
 
 
 def check_can_be_rebuilt(model: Backbone) -> Architecture:
@@ -71,12 +87,22 @@ def check_can_be_rebuilt(model: Backbone) -> Architecture:
     return architecture
 
 
-def save_tensors(tensors: dict[str, Tensor], path: Path, *, metadata: dict[str, str]) -> None:
+def save_tensors(
+    tensors: Mapping[str, Tensor],
+    path: Path,
+    *,
+    metadata: dict[str, str],
+    gather: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+) -> None:
     """Write safetensors atomically, with the permissions of the umask; the same tensors give the same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    ordered = dict(sorted(tensors.items(), key=lambda pair: (-pair[1].element_size(), pair[0])))  # all aligned
     with naming_file(path, num_bytes_of(tensors)), written_aside(path) as aside:
-        write_safetensors(aside, ordered, metadata=metadata)
+        write_safetensors(aside, file_order(tensors), metadata=metadata, gather=gather)
+
+
+def file_order(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors in the order of a file: the widest numbers first, so that all are aligned."""
+    return dict(sorted(tensors.items(), key=lambda pair: (-pair[1].element_size(), pair[0])))
 
 
 def read_architecture(path: str | Path) -> Architecture:

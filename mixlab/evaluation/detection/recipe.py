@@ -25,7 +25,7 @@ from mixlab.evaluation.detection.regions import DetectorConfig
 from mixlab.evaluation.pyramid import Pyramid
 from mixlab.training.batches import build_batches
 from mixlab.training.config import CheckpointConfig, DataConfig, LogConfig, ModelConfig, OptimConfig, TrainConfig
-from mixlab.training.distributed import World, num_workers
+from mixlab.training.distributed import World, num_workers, once_per_machine
 from mixlab.training.live_scores import Score
 from mixlab.training.precision import Precise
 
@@ -106,7 +106,8 @@ class DetectionConfig(DetectorConfig, DenseConfig):
     ) -> DenseScores:
         def score(network: nn.Module, stopped: Callable[[], bool]) -> Iterator[Score]:
             assert isinstance(network, Detector)
-            val_source = at_most(parse_objects(data, split="val"), self.score_images)
+            held_out = once_per_machine(world, lambda: parse_objects(data, split="val"))
+            val_source = at_most(held_out, self.score_images)
             found = find_objects(
                 network,
                 val_source,

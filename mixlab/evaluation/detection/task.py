@@ -19,7 +19,7 @@ from mixlab.evaluation.detection.recipe import DetectionConfig, DetectionRecipe,
 from mixlab.evaluation.machine import Bar, no_bar
 from mixlab.run import Measurement, Subject
 from mixlab.run.protocols import DetectionProtocol
-from mixlab.training.distributed import num_workers
+from mixlab.training.distributed import num_workers, once_per_machine
 from mixlab.training.precision import autocast
 
 NUM_EXAMPLES = 6
@@ -117,7 +117,7 @@ def _score(trained: DenseRun, *, data: Data, num_val: int | None, bar: Bar) -> D
     recipe, config, world = trained.recipe, trained.config, trained.world
     method = config.method
     assert isinstance(recipe, DetectionRecipe) and isinstance(method, DetectionConfig)
-    source = parse_objects(data, split="val")
+    source = once_per_machine(world, lambda: parse_objects(data, split="val"))
     trained.check_classes(source, data)
     source = at_most(source, num_val)
     own_bar = bar if world.is_first else no_bar

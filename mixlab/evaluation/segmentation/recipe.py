@@ -27,7 +27,7 @@ from mixlab.evaluation.segmentation.evaluate import score_label_maps
 from mixlab.evaluation.segmentation.upernet import Inference, Norm, Predictor, UperNet, resize
 from mixlab.training.batches import build_batches
 from mixlab.training.config import CheckpointConfig, DataConfig, LogConfig, ModelConfig, OptimConfig, TrainConfig
-from mixlab.training.distributed import World, num_workers
+from mixlab.training.distributed import World, num_workers, once_per_machine
 from mixlab.training.live_scores import Score
 from mixlab.training.precision import Precise
 from mixlab.training.recipe import BatchPart, to_pixels_of
@@ -87,7 +87,8 @@ class SegmentConfig(DenseConfig):
     ) -> DenseScores:
         def measure(network: nn.Module, stopped: Callable[[], bool]) -> Iterator[Score]:
             assert isinstance(network, UperNet)
-            val_source = at_most(parse_label_maps(data, split="val"), self.score_images)
+            held_out = once_per_machine(world, lambda: parse_label_maps(data, split="val"))
+            val_source = at_most(held_out, self.score_images)
             predictor = Predictor(network, self.inference("single"), precise=precise)
             workers = num_workers(config.data.workers, world)
             found, _ = score_label_maps(predictor, val_source, world=world, workers=workers, stopped=stopped)

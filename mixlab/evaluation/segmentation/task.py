@@ -24,7 +24,7 @@ from mixlab.evaluation.segmentation.recipe import SegmentConfig, SegmentRecipe, 
 from mixlab.evaluation.segmentation.upernet import Predictor
 from mixlab.run import Measurement, Subject
 from mixlab.run.protocols import SegmentationProtocol
-from mixlab.training.distributed import num_workers
+from mixlab.training.distributed import num_workers, once_per_machine
 from mixlab.training.precision import autocast
 
 NUM_EXAMPLES = 6
@@ -121,7 +121,7 @@ def _score(trained: DenseRun, *, data: Data, mode: InferenceMode, num_val: int |
     recipe, config, world = trained.recipe, trained.config, trained.world
     method = config.method
     assert isinstance(recipe, SegmentRecipe) and isinstance(method, SegmentConfig)
-    source = parse_label_maps(data, split="val")
+    source = once_per_machine(world, lambda: parse_label_maps(data, split="val"))
     trained.check_classes(source, data)
     source = at_most(source, num_val)
     recipe.network.eval()

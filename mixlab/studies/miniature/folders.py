@@ -26,8 +26,11 @@ QUALITY = 95
 Images = list[tuple[Path, str]]  # each with its path within its part
 
 
-def prepare(data: Path, out: Path, *, workers: int) -> str:
-    """The folder itself where it is split, or has no classes, and is small already; else a copy in OUT, made once."""
+def prepare(data: Path, out: Path, *, workers: int, side: int = COPY_SIDE) -> str:
+    """The folder itself where it is split, or has no classes, and is small already; else a copy in OUT, made once.
+
+    `side` is the short side of copies in pixels.
+    """
     train, val = (parse_source(str(data), split=part) for part in ("train", "val"))
     assert isinstance(train, ImageFolder) and isinstance(val, ImageFolder)  # a folder was given
     as_it_is = train.root != val.root or not train.classes
@@ -43,13 +46,13 @@ def prepare(data: Path, out: Path, *, workers: int) -> str:
         chosen = {part: _evenly(images, MOST[part]) for part, images in parts.items()}
         numbers = {part: len(images) for part, images in chosen.items()}
         counts = ", ".join(f"{number:,} for {part}" for part, number in numbers.items())
-        console.print(f"{data}: {counts} in {out}, large ones at {COPY_SIDE} px")
+        console.print(f"{data}: {counts} in {out}, large ones at {side} px")
         if not as_it_is:
             console.print(f"{data} has no val/: every fifth image of a class is for validation", style="yellow")
         pairs = [(file, out / part / path) for part, images in chosen.items() for file, path in images]
         with ThreadPoolExecutor(workers) as pool:  # decoding lets other threads run
-            list(pool.map(lambda pair: _copy(*pair), pairs))
-        write_json(out / "split.json", {"data": str(data), "short_side": COPY_SIDE, **numbers})
+            list(pool.map(lambda pair: _copy(pair[0], pair[1], side), pairs))
+        write_json(out / "split.json", {"data": str(data), "short_side": side, **numbers})
     return str(out)
 
 
@@ -66,11 +69,11 @@ def _evenly(images: Images, most: int) -> Images:
     return [images[index] for index in evenly_spaced(len(images), most)]
 
 
-def _copy(file: Path, place: Path) -> None:
+def _copy(file: Path, place: Path, side: int = COPY_SIDE) -> None:
     """A small copy, or a link if the image is small or unreadable; the reader reports unreadable ones."""
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
-        image = decode(file, draft=COPY_SIDE) if _short_side(file) > SMALL else None
+        image = decode(file, draft=side) if _short_side(file) > SMALL else None
     except UnreadableImage:
         image = None
     if image is not None and place.suffix.lower() not in (".jpg", ".jpeg"):
@@ -80,7 +83,7 @@ def _copy(file: Path, place: Path) -> None:
     if image is None:
         aside.symlink_to(file.resolve())
     else:
-        scale = COPY_SIDE / min(image.size)
+        scale = side / min(image.size)
         size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
         with naming_file(place):
             image.resize(size, Image.Resampling.BICUBIC).save(aside, format="JPEG", quality=QUALITY, subsampling=0)

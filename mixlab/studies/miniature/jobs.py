@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from mixlab.evaluation.target import Target
 from mixlab.recipes import find_recipe
 from mixlab.run import Measurement, RunDirectory, provenance
+from mixlab.run.directory import read_json
 from mixlab.run.protocols import SpeedProtocol
 from mixlab.run.provenance import device_name
 from mixlab.statistics import median_interval
@@ -22,12 +23,17 @@ METRICS = {"dino": "knn_top1", "supervised": "top1"}
 
 
 def choose_rates(run: str, *trials: str) -> dict[str, Any]:
-    """RUN/results/tuning.json: every trial TRAINING/FAMILY/RATE with its accuracy, and the best of each family."""
-    rows: list[dict[str, Any]] = []
+    """RUN/results/tuning.json: every trial TRAINING/FAMILY/RATE with its accuracy, and the best of each family; trials
+    of other families that are there already stay. "dino-tiny" is a training of the kind dino.
+    """
+    place = RunDirectory.create(run)
+    known = read_json(place.file_of("tuning")) if place.file_of("tuning").is_file() else {"trials": []}
+    asked = {tuple(trial.split("/")[:2]) for trial in trials}
+    rows: list[dict[str, Any]] = [row for row in known["trials"] if (row["training"], row["family"]) not in asked]
     for trial in trials:
         training, family, rate = trial.split("/")
         folder = RunDirectory.open(Path(run) / "tuning" / f"{training}-{family}-{rate}")
-        found = next(m for m in folder.measurements() if m.metric == METRICS[training])
+        found = next(m for m in folder.measurements() if m.metric == METRICS[training.partition("-")[0]])
         config = folder.read_config()
         rows.append(
             {
@@ -45,7 +51,7 @@ def choose_rates(run: str, *trials: str) -> dict[str, Any]:
         chosen.setdefault(row["training"], {})[row["family"]] = row["lr"]
     about = "every fifth image of each class of the training part, which no comparison uses"
     result = {"kind": "tuning", "judged_on": about, "chosen": chosen, "trials": rows, "provenance": provenance()}
-    RunDirectory.create(run).write_result("tuning", result)
+    place.write_result("tuning", result)
     return result
 
 

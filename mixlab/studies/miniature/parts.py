@@ -20,7 +20,8 @@ TRAININGS: tuple[Training, ...] = ("dino", "supervised")
 
 @dataclass(frozen=True)
 class Part:
-    """`minutes` on one H200 under MPS, ten thousand images of 112 px, 700 masks, three seeds and ten processes."""
+    """`minutes` on one H200: of the miniature under MPS, ten thousand images of 112 px, 700 masks, three seeds and ten
+    processes; of others estimates."""
 
     question: str
     steps: Callable[[Setting], Iterable[Step]]
@@ -247,6 +248,7 @@ def finished_runs(folder: Path) -> list[Path]:
         folder / "registers",
         *sorted(folder.glob("*-s[0-9]*")),
         *sorted(folder.glob("*-s[0-9]*/untrained")),
+        *sorted(folder.glob("*-s[0-9]*/voc")),
     ]
     return [place for place in places if any((place / "results").glob("*.json"))]
 

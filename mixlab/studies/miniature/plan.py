@@ -23,8 +23,8 @@ class Family:
     name: str
     strategies: tuple[str, ...] = ("cls", "mean")
 
-    def recipe(self, kind: str) -> str:
-        return f"{kind}_{self.name}_mini"
+    def recipe(self, kind: str, size: str = "mini") -> str:
+        return f"{kind}_{self.name}_{size}"
 
 
 # The slowest first, so that parallel processes finish at about the same time.
@@ -54,6 +54,7 @@ class StudyEffort:
     num_scored: int = 1000  # images with masks, at most
     rank_image: int = 512
     rank_chunk: int = 256
+    ablation_steps: int = 1500
     depth: int | None = None  # of every family, where not the recipe's
     scaling: tuple[int, ...] = (64, 112, 224, 448)  # px
     scaling_tokens: int = 262144  # of a batch: enough that launching kernels does not count
@@ -88,6 +89,7 @@ class Setting:
     data: str  # train/ and val/ with class folders; without labels any folder
     masks: str
     labelled: bool
+    voc: str | None = None  # images with the masks and the label maps of PASCAL VOC
     seeds: tuple[int, ...]
     device: str
     workers: int  # processes that read images, per step

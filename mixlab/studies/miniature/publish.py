@@ -83,17 +83,17 @@ def _short_names(run: Path, config: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _copy(source: RunDirectory, target: RunDirectory, names: list[tuple[str, str]]) -> None:
     if (source.path / "config.json").is_file():
-        target.write_config(_cleaned(source.read_config(), names))
+        target.write_config(cleaned(source.read_config(), names))
     rows = list(source.read_metrics())
     for row in rows[:: max(1, len(rows) // MOST_ROWS)]:
-        target.append_metrics(_cleaned(row, names))
+        target.append_metrics(cleaned(row, names))
     for name, result in source.results().items():
         check_form(result, str(result.get("kind", name)), str(source.file_of(name)))
-        cleaned = _cleaned(result, names)
+        kept = cleaned(result, names)
         arrays: Arrays = {}
         if result.get("kind") == "maps":
             if str(result["data"]).startswith("shapes"):  # drawn by us; photographs are not ours to show
-                target.write_result(name, cleaned | {"images": result["images"]}, source.arrays(name), one_line=True)
+                target.write_result(name, kept | {"images": result["images"]}, source.arrays(name), one_line=True)
             continue
         if (source.path / "results" / f"{name}.npz").is_file():
             try:
@@ -101,8 +101,8 @@ def _copy(source: RunDirectory, target: RunDirectory, names: list[tuple[str, str
             except (ValueError, IndexError, TypeError) as error:  # of another shape than its result says
                 file = source.file_of(name).with_suffix(".npz")
                 raise InputError(f"{file} does not fit {name}.json ({error}); {AGAIN}") from error
-            cleaned |= more
-        target.write_result(name, cleaned, arrays, one_line=True)
+            kept |= more
+        target.write_result(name, kept, arrays, one_line=True)
 
 
 def _published_arrays(result: dict[str, Any], stored: Arrays) -> tuple[Arrays, dict[str, Any]]:
@@ -124,16 +124,16 @@ def _published_arrays(result: dict[str, Any], stored: Arrays) -> tuple[Arrays, d
     return {}, {}
 
 
-def _cleaned(value: Any, names: list[tuple[str, str]]) -> Any:
+def cleaned(value: Any, names: list[tuple[str, str]]) -> Any:
     """Without places on this machine, its kernel, names of photographs, and digits that mean nothing."""
     if isinstance(value, dict):
         return {
-            key: len(part) if key in FILES_NAMED and isinstance(part, list | dict) else _cleaned(part, names)
+            key: len(part) if key in FILES_NAMED and isinstance(part, list | dict) else cleaned(part, names)
             for key, part in value.items()
             if key != "system" or "processor" not in value  # of a machine; elsewhere a system is a program
         }
     if isinstance(value, list):
-        return [_cleaned(part, names) for part in value]
+        return [cleaned(part, names) for part in value]
     if isinstance(value, str):
         for place, name in names:
             value = rename_folder(value, place, name)

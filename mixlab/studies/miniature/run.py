@@ -1,4 +1,4 @@
-"""Runs the parts of the miniature study in order, and records their times."""
+"""Runs the parts of a study in order, and records their times."""
 
 import contextlib
 import os
@@ -7,11 +7,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,25 +22,50 @@ from mixlab.data.mask_formats import parse_masks
 from mixlab.errors import InputError
 from mixlab.report import write_report
 from mixlab.run import RunDirectory, provenance
-from mixlab.run.directory import RunLock, read_json, write_json
-from mixlab.studies.miniature.folders import prepare
+from mixlab.run.directory import RunLock, read_json
+from mixlab.studies.elapsed import elapsed, noting_time
+from mixlab.studies.miniature.folders import COPY_SIDE, prepare
 from mixlab.studies.miniature.parts import PARTS, Part
-from mixlab.studies.miniature.plan import QUICK, STUDY_FAMILIES, Family, Setting, StudyEffort
+from mixlab.studies.miniature.plan import FULL, QUICK, STUDY_FAMILIES, Family, Setting, StudyEffort
 from mixlab.studies.steps import Step, check_config_is_there, is_done, mark_of, run_steps, wait_for_workers, worker_pool
 from mixlab.training.cores import num_cores
 from mixlab.training.distributed import choose_device
 
-COMMAND = "study miniature"
 CONTROL = "nvidia-cuda-mps-control"  # of CUDA's MPS, under which kernels of several processes run side by side
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 PATIENCE_S = 10.0  # for the control program
 TRIAL_S = 60.0
-NOTE_S = 2.0
-MOST_AT_ONCE = 10
+MINUTES = "steps/parts.json"  # of each part
 NEEDLESS = ("checkpoints", "features", "probe", "tensorboard")  # of runs that are evaluated
 
 
-def run_miniature(
+@dataclass(frozen=True)
+class Study:
+    """A name and the parts behind it, in the order in which they run."""
+
+    name: str
+    parts: Mapping[str, Part]
+    full: StudyEffort = FULL
+    quick: StudyEffort = QUICK
+    copy_side: int = COPY_SIDE  # px of copies of large photographs
+    most_at_once: int = 10  # processes on one GPU
+    tidy: Callable[[Path], None] | None = None  # called on each trained run, once its part is done
+
+    @property
+    def command(self) -> str:
+        return f"study {self.name}"
+
+
+MINIATURE = Study("miniature", PARTS)
+
+
+def run_miniature(**given: Any) -> dict[str, Any]:
+    """`run_study` of the miniature."""
+    return run_study(MINIATURE, **given)
+
+
+def run_study(
+    study: Study,
     *,
     data: Path,
     masks: str,
@@ -52,23 +76,25 @@ def run_miniature(
     at_once: int | None,
     device: str | None,
     families: tuple[Family, ...] = STUDY_FAMILIES,
+    voc: str | None = None,
 ) -> dict[str, Any]:
     """All steps of the parts that are not done yet, each part with its minutes; the report after the ledger."""
     where = choose_device(device)
     on_gpu = where.type == "cuda"
-    most = min(MOST_AT_ONCE, num_cores() * 2 // 3) if on_gpu else min(num_cores(), len(families))
+    most = min(study.most_at_once, num_cores() * 2 // 3) if on_gpu else min(num_cores(), len(families))
     at_once = at_once or max(1, most)
     sizes = check_sources(data, masks)
     directory = RunDirectory.create(run)
     took: dict[str, float] = {}
     page: Path | None = None
     with RunLock(directory.path):
-        _agree(directory, {"study": "miniature", "data": str(data), "masks": masks, "quick": effort == QUICK})
-        wait_for_workers([*run.glob("*-s[0-9]*"), *run.glob("tuning/*-*")])
+        _agree(directory, {"study": study.name, "data": str(data), "masks": masks, "quick": effort == study.quick})
+        wait_for_workers([*run.glob("*-s[0-9]*"), *run.glob("tuning/*-*"), *run.glob("ablate/*-*")])
         setting = Setting(
             run=run,
-            data=prepare(data, run / "data", workers=num_cores()),
+            data=prepare(data, run / "data", workers=num_cores(), side=study.copy_side),
             masks=masks,
+            voc=voc,
             labelled=bool(sizes["num_classes"]),
             seeds=seeds,
             device=str(where),
@@ -84,14 +110,13 @@ def run_miniature(
             )
         sharing = shared_gpu() if on_gpu and at_once > 1 else contextlib.nullcontext()
         with sharing, worker_pool(at_once) as pool:
-            for name in (name for name in PARTS if name in parts):
-                if PARTS[name].labels and not setting.labelled:
+            for name in (name for name in study.parts if name in parts):
+                if study.parts[name].labels and not setting.labelled:
                     console.print(f"{name} is left out: it needs labels, and {data} has none", style="yellow")
                     continue
-                took[name] = _run_part(name, setting, pool, at_once)
-                if name == "tune":
-                    setting = replace(setting, rates=_tuned(directory))
-                _write_summary(directory, setting, sizes)
+                took[name] = _run_part(study, name, setting, pool, at_once)
+                setting = replace(setting, rates=_tuned(directory))
+                _write_summary(study, directory, setting, sizes)
         if "ledger" in parts:
             page = write_report([run], run / "report.html", force=True)
             console.print(f"the report: open {page}", soft_wrap=True)
@@ -110,30 +135,32 @@ def check_sources(data: Path, masks: str) -> dict[str, int]:
     return {"num_images": len(source), "num_classes": len(classes), "num_masks": num_masks}
 
 
-def _run_part(name: str, setting: Setting, pool: ProcessPoolExecutor, at_once: int) -> float:
+def _run_part(study: Study, name: str, setting: Setting, pool: ProcessPoolExecutor, at_once: int) -> float:
     """The minutes that it took."""
-    part = PARTS[name]
-    _check_needs(name, part, setting)
+    part = study.parts[name]
+    _check_needs(study, name, setting)
     if name == "ledger":
         (setting.run / "results" / "claims.json").unlink(missing_ok=True)  # new results, a new ledger
     steps = list(part.steps(setting))
     console.rule(f"{name}: {part.question}")
-    console.print(f"{len(steps)} steps, about {part.minutes:g} minutes on one H200")
+    console.print(f"{len(steps)} steps, about {part.minutes:.2g} minutes on one H200")
     start = time.monotonic()
-    with _minutes_noted(setting.run, name):
-        run_steps(steps, setting.run, pool, workers=at_once, command=COMMAND)
+    with noting_time(setting.run / MINUTES, name, unit_s=60):
+        run_steps(steps, setting.run, pool, workers=at_once, command=study.command)
     minutes = (time.monotonic() - start) / 60
     for place in {step.trains for step in steps if step.trains is not None}:
         for folder in NEEDLESS:
             for here in (place, place / "untrained"):
                 shutil.rmtree(here / folder, ignore_errors=True)
+        if study.tidy is not None:
+            study.tidy(place)
     console.print(Text.assemble((f"{name}: {minutes:.1f} minutes", "bold"), f", {len(steps)} steps"))
     return minutes
 
 
-def _check_needs(name: str, part: Part, setting: Setting) -> None:
-    for need in part.needs:
-        missing = [step for step in PARTS[need].steps(setting) if step.trains and not is_done(step, setting.run)]
+def _check_needs(study: Study, name: str, setting: Setting) -> None:
+    for need in study.parts[name].needs:
+        missing = [step for step in study.parts[need].steps(setting) if step.trains and not is_done(step, setting.run)]
         if missing:
             named = ", ".join(step.title for step in missing[:3])
             raise InputError(
@@ -161,39 +188,13 @@ def _tuned(directory: RunDirectory) -> dict[str, dict[str, float]]:
     return chosen
 
 
-@contextlib.contextmanager
-def _minutes_noted(run: Path, name: str) -> Iterator[None]:
-    """Records the minutes of a part as they pass, so that they survive a kill."""
-    place = run / "steps" / "parts.json"
-    place.parent.mkdir(exist_ok=True)
-    known = read_json(place) if place.is_file() else {}
-    start, over = time.monotonic(), threading.Event()
-
-    def note() -> None:
-        minutes = known.get(name, 0.0) + (time.monotonic() - start) / 60
-        write_json(place, known | {name: round(minutes, 2)})
-
-    def watch() -> None:
-        while not over.wait(NOTE_S):
-            note()
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        over.set()
-        watcher.join()
-        note()
-
-
-def _write_summary(directory: RunDirectory, setting: Setting, sizes: dict[str, int]) -> None:
+def _write_summary(study: Study, directory: RunDirectory, setting: Setting, sizes: dict[str, int]) -> None:
     """results/study.json: what was done so far, step by step, and how long it took."""
-    minutes = read_json(directory.path / "steps" / "parts.json")
-    parts = {name: list(PARTS[name].steps(setting)) for name in PARTS if name in minutes}
+    minutes = elapsed(directory.path / MINUTES)
+    parts = {name: list(study.parts[name].steps(setting)) for name in study.parts if name in minutes}
     result = {
         "kind": "study",
-        "study": "miniature",
+        "study": study.name,
         "data": {"name": Path(directory.read_config()["data"]).name, **sizes},
         "masks": Path(setting.masks).name,
         "seeds": list(setting.seeds),

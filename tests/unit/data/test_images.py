@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import tarfile
 import time
 from contextlib import suppress
@@ -13,7 +14,7 @@ import torch
 from PIL import Image
 
 from mixlab.data import ImageFolder, Shapes, Subset, TarShards, UnreadableImage, parse_source
-from mixlab.data.folder_index import PathTable, find_images, list_images
+from mixlab.data.folder_index import PathTable, list_images, scan_folder
 from mixlab.data.index_file import (
     StoredIndex,
     cache_folder,
@@ -22,7 +23,11 @@ from mixlab.data.index_file import (
     trusting_indexes,
     write_index,
 )
+from mixlab.data.labelled import labelled_splits
 from mixlab.data.shards import expand_pattern
+from mixlab.data.source import part_of
+from mixlab.errors import InputError
+from tests.drawn_folders import draw_folders
 
 
 def save(path: Path, value: int = 100, size: tuple[int, int] = (20, 12)) -> None:
@@ -218,7 +223,7 @@ def test_the_cache_is_where_the_user_says_and_need_not_be_writable(photos, tmp_p
 
 def test_a_link_back_up_does_not_loop(photos):
     (photos / "cats" / "loop").symlink_to(photos, target_is_directory=True)
-    assert len(find_images(photos)) == 4
+    assert len(PathTable(scan_folder(photos))) == 4
 
 
 def write_shard(path: Path, members: dict[str, bytes]) -> None:
@@ -374,3 +379,20 @@ def test_a_subset_is_those_images_in_that_order():
     assert np.array_equal(subset.load_fitted(1, 8, "crop")[0], source.load_fitted(2, 8, "crop")[0])
     with pytest.raises(IndexError, match="0 to 9"):
         Subset(source, [10])
+
+
+def test_tuning_sees_a_fifth_of_the_training_images_and_never_a_validation_image(tmp_path: Path) -> None:
+    photos, _ = draw_folders(tmp_path)
+    train, fifth = (part_of(parse_source(str(photos)), part, name="photos") for part in ("train", "val"))
+    shutil.rmtree(photos / "val")  # what is gone cannot be read
+    parts = {part: parse_source(f"heldout:{photos}", split=part) for part in ("train", "val")}
+    for part, expected in (("train", train), ("val", fifth)):
+        assert [parts[part].name(index) for index in range(len(expected))] == [
+            expected.name(index) for index in range(len(expected))
+        ]
+    splits = labelled_splits(f"heldout:{photos}")
+    assert (len(splits.train), len(splits.val)) == (len(train), len(fifth)) and len(fifth) > 5
+    assert splits.name("val") == f"heldout:{photos} [val]"
+    (photos / "train").rename(photos / "val")
+    with pytest.raises(InputError, match=r"would tune on .*val, which is for validation"):
+        parse_source(f"heldout:{photos}")

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mixlab.bench import scale
+from mixlab.bench import building, scale
 
 
 def test_files_open_from_their_index_faster_and_smaller_than_by_torchvision(tmp_path: Path, monkeypatch) -> None:
@@ -26,7 +26,15 @@ def test_shards_open_from_their_index_many_times_faster(tmp_path: Path, monkeypa
     assert again["samples"] == 1800
 
 
+def test_two_ranks_build_a_network_with_the_bits_of_one_process(monkeypatch) -> None:
+    monkeypatch.setattr(building, "DEPTH", 4)
+    monkeypatch.delitem(building.WAYS, "whole on every rank")
+    pieces, step, alone = building.measure_building(1, 2)
+    assert pieces["bits"] == alone["bits"] != step["bits"]  # a step of AdamW has changed them
+    assert pieces["ranks"] == 2 and step["kept_mb_per_rank"] > 0
+
+
 def test_a_save_holds_the_training_for_less_time_than_torch_save(tmp_path: Path) -> None:
     rows = {row["what"]: row for row in scale.measure_saves(32, tmp_path, rounds=2)}
-    assert rows["mixlab"]["of_torch_save"] < 0.7
+    assert rows["mixlab"]["of_torch_save"] < 0.7 and rows["mixlab, the first"]["of_torch_save"] < 1
     assert rows["mixlab"]["stall_s"] < rows["mixlab"]["on_disk_s"] / 2

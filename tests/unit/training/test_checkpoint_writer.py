@@ -10,7 +10,7 @@ from command_line import command
 from torch import Tensor
 
 from mixlab.errors import WorkError
-from mixlab.training import checkpoint
+from mixlab.training import checkpoint, checkpoint_writer
 from mixlab.training.checkpoint import Checkpoints
 from mixlab.training.checkpoint_writer import CheckpointWriter
 from mixlab.training.distributed import World
@@ -54,6 +54,15 @@ def test_a_save_returns_before_the_write_and_holds_the_state_of_the_save(writer,
     writer.start(2, {"weight": weight, "turned": weight.T}, {"n": 2})
     writer.wait()
     assert torch.equal(newest(writer)["weight"], weight) and writer.checkpoints.steps() == [1, 2]
+
+
+def test_the_first_save_finds_its_memory_allocated(writer, monkeypatch) -> None:
+    weight = torch.arange(6.0)
+    writer.prepare({"weight": weight})
+    monkeypatch.setattr(checkpoint_writer, "_allocate", pytest.fail)
+    writer.start(1, {"weight": weight}, {})  # right away: it waits for the memory
+    writer.wait()
+    assert torch.equal(newest(writer)["weight"], weight)
 
 
 def test_a_save_waits_for_the_one_before_it(writer, monkeypatch) -> None:

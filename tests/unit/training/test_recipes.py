@@ -1,16 +1,21 @@
 """Every recipe can be built, and says what the papers say."""
 
+from dataclasses import fields, replace
+
 import pytest
 import torch
 
 from mixlab.backbones.zoo import create_model, list_models
-from mixlab.recipes import RECIPES
+from mixlab.recipes import RECIPE_FAMILIES, RECIPES
 from mixlab.training.dino import DinoConfig
 from mixlab.training.optim import parameter_groups
 from mixlab.training.supervised import SupervisedConfig
+from mixlab.training.views import ViewsConfig
 
 # One of each function and family: sizes of a family differ in their width alone.
-OTHER_SIZES = ("_small", "_base", "_large", "_kobe", "mambaout_tiny", "_l2", "_l3", "_s2l5", "l15", "l20", "_midclstok")
+OTHER_SIZES = (
+    "_small", "_base", "_large", "_kobe", "mambaout_tiny", "_l2", "_l3", "_s2l5", "l15", "l20", "_midclstok", "160",
+)  # fmt: skip
 BUILT = [name for name in RECIPES if not name.endswith(OTHER_SIZES)]
 
 
@@ -77,6 +82,23 @@ def test_supervised_transformers_train_as_deit_does(name: str) -> None:
     assert (method.rand_augment, method.mixup, method.cutmix, method.switch) == (9.0, 0.8, 1.0, 0.5)
     assert (method.erasing, method.smoothing, config.model.fields["drop_path"]) == (0.25, 0.1, 0.1)
     assert (method.erase_first, method.interpolation, method.repeats) == (True, "bicubic", 3)
+
+
+@pytest.mark.parametrize(("size", "least", "most"), [("tiny", 5.0, 6.0), ("small", 20.5, 22.5)])
+def test_families_at_160_px_are_alike_but_for_the_mixer_and_have_matched_parameters(
+    size: str, least: float, most: float
+) -> None:
+    configs = [RECIPES[f"dino_{family}_{size}160"]() for family in RECIPE_FAMILIES]
+    assert len(configs) == 5 and all(replace(one, model=configs[0].model) == configs[0] for one in configs)
+    for family, config in zip(RECIPE_FAMILIES, configs, strict=True):
+        with torch.device("meta"):
+            backbone = config.model.build()
+        assert least < backbone.num_parameters / 1e6 < most, config.model
+        assert (backbone.image, config.model.fields["patch"]) == (160, 16)
+        assert all(RECIPES[f"{kind}_{family}_{size}160"]().model == config.model for kind in ("supervised", "segment"))
+    lejepa, dino = RECIPES["lejepa_vit_small160"](), RECIPES["dino_vit_small160"]()
+    assert (lejepa.model, lejepa.steps, lejepa.data) == (dino.model, dino.steps, dino.data)
+    assert all(getattr(lejepa.method, view.name) == getattr(dino.method, view.name) for view in fields(ViewsConfig))
 
 
 def test_every_backbone_of_the_zoo_has_a_recipe() -> None:

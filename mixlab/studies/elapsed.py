@@ -1,0 +1,41 @@
+"""How long something took, over all calls that it took: noted as the time passes, so that it survives a kill."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from mixlab.run.directory import read_json, write_json
+
+NOTE_S = 2.0
+
+
+@contextlib.contextmanager
+def noting_time(place: Path, name: str, *, unit_s: float = 1.0) -> Iterator[None]:
+    """Add the time spent within to NAME of a JSON file, in units of `unit_s` seconds."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    before = elapsed(place).get(name, 0.0)
+    start, over = time.monotonic(), threading.Event()
+
+    def note() -> None:
+        passed = before + (time.monotonic() - start) / unit_s
+        write_json(place, elapsed(place) | {name: round(passed, 2)})
+
+    def watch() -> None:
+        while not over.wait(NOTE_S):
+            note()
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+        note()
+
+
+def elapsed(place: Path) -> dict[str, float]:
+    """What was noted so far, by name."""
+    return read_json(place) if place.is_file() else {}

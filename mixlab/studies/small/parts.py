@@ -1,0 +1,269 @@
+"""The parts of `mixlab study small`. Each ends within about ten minutes on one H200.
+
+Parts leave JSON, and weights in 16 bits. `look-X` needs the weights of `dino-X`, or trains them; nothing else needs
+any, so that the folder of a study may go to another machine without them.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from mixlab.backbones.weights import shrink_file
+from mixlab.data.images import HELD_OUT_OF
+from mixlab.recipes import DEPTHS_160
+from mixlab.studies.miniature.parts import RANKED, TUNING_SEED, Part, ledger
+from mixlab.studies.miniature.plan import STUDY_FAMILIES, Family, Setting, score, sets
+from mixlab.studies.miniature.run import Study
+from mixlab.studies.scoring import score_run
+from mixlab.studies.small.plan import (
+    ABLATIONS,
+    FULL,
+    LOOKING_MINUTES,
+    QUICK,
+    SCORING_MINUTES,
+    SIZES,
+    recipe_of,
+    seeds_of,
+    training_minutes,
+    with_steps,
+)
+from mixlab.studies.steps import Step
+
+PAPERS_PROBE = ("--mode", "cached")  # and the paper's grid of heads, rates and decays
+DRAWN = "shapes:size=160"
+WEIGHTS = "weights.safetensors"
+LABELS = {family.label: family for family in STUDY_FAMILIES}
+
+
+def small_study(seeds: tuple[int, ...]) -> Study:
+    """All parts for these seeds."""
+    return Study("small", _parts(seeds), full=FULL, quick=QUICK, copy_side=192, most_at_once=3, tidy=keep_16_bits)
+
+
+def _parts(seeds: tuple[int, ...]) -> dict[str, Part]:
+    parts: dict[str, Part] = {}
+    pairs = [(size, family) for size in SIZES for family in STUDY_FAMILIES]
+    for size, family in pairs:
+        short = (f"steps={FULL.tuning_steps['dino']}",)
+        minutes = len(FULL.tuned_rates) * (training_minutes("dino", size, family, short) + 0.2)
+        question = f"which learning rate suits {family.label}, {size}?"
+        parts[f"tune-{size}-{family.label}"] = Part(question, partial(tune, size, family), minutes, labels=True)
+    vit = LABELS["vit"]
+    networks = [("dino", size, family, seed) for size, family in pairs for seed in seeds_of(size, family, seeds)]
+    networks.append(("lejepa", "small", vit, seeds[0]))
+    for kind, size, family, seed in networks:
+        name, minutes = f"{size}-{family.label}-s{seed}", training_minutes(kind, size, family) + SCORING_MINUTES
+        question = f"what does {family.label}, {size}, learn by {kind}? seed {seed}"
+        parts[f"{kind}-{name}"] = Part(question, partial(network, kind, size, family, seed), minutes, labels=True)
+    for kind, size, family, seed in networks:
+        name, steps = f"{size}-{family.label}-s{seed}", partial(look, kind, size, family, seed)
+        part = f"look-{name}" if kind == "dino" else f"look-{kind}-{name}"
+        parts[part] = Part("its maps, ranks and features beside its twin's", steps, LOOKING_MINUTES, labels=True)
+    for size, family in pairs:
+        minutes = training_minutes("supervised", size, family) + SCORING_MINUTES + 0.5
+        question, steps = f"and {family.label}, {size}, with labels?", partial(supervised, size, family, seeds[0])
+        parts[f"supervised-{size}-{family.label}-s{seeds[0]}"] = Part(question, steps, minutes, labels=True)
+    for name, variants in ABLATIONS.items():
+        tried = [with_steps(settings, FULL.ablation_steps) for settings in variants.values()]
+        minutes = sum(training_minutes("dino", "small", vit, settings) + SCORING_MINUTES for settings in tried)
+        question = f"what made the difference: {name}?"
+        parts[f"ablate-{name}"] = Part(question, partial(ablate, name), minutes, labels=True)
+    parts["cost"] = Part("what does each cost, against tokens?", cost, 1.0)
+    parts["ledger"] = Part("what became of the papers' claims?", ledger, 1.0)
+    return parts
+
+
+def tune(size: str, family: Family, setting: Setting) -> Iterator[Step]:
+    """Short trainings with the same rates for every family, scored on a fifth of the training images."""
+    effort, held_out, needs, trials = setting.effort, HELD_OUT_OF + setting.data, list[str](), list[str]()
+    for rate in effort.tuned_rates:
+        place = setting.run / "tuning" / f"dino-{size}-{family.label}-{rate:g}"
+        steps = effort.tuning_steps["dino"]
+        short = (f"steps={steps}", f"optim.warmup_steps={steps // 5}", f"optim.lr={rate:g}", f"seed={TUNING_SEED}")
+        settings = sets(*effort.training, *effort.dino, *short)
+        trained = Step(
+            f"train {place.name}",
+            f"{place.name}: train",
+            "learning rates are tuned without the validation images",
+            ("pretrain", recipe_of("dino", size, family), "--data", held_out, "--run", str(place), *settings),
+            place / "results" / "training.json",
+            here=setting.trains_here,
+            trains=place,
+        )
+        asked = Step(
+            f"knn {place.name}",
+            f"{place.name}: nearest neighbours",
+            "which learning rate gives the best features?",
+            ("knn", str(place), "--data", held_out, "--seed", str(TUNING_SEED)),
+            place / "results" / f"knn_{place.name}.json",
+            here=setting.here,
+            needs=(trained.name,),
+        )
+        yield from (trained, asked)
+        needs.append(asked.name)
+        trials.append(f"dino-{size}/{family.label}/{rate:g}")
+    yield Step(
+        f"tuning {size} {family.label}",
+        f"{family.label}, {size}: the choice",
+        "the best learning rate, and every trial beside it",
+        ("choose", str(setting.run), *trials),
+        setting.run / "results" / "tuning.json",
+        needs=tuple(needs),
+    )
+
+
+def network(kind: str, size: str, family: Family, seed: int, setting: Setting) -> Iterator[Step]:
+    """One network trained without labels, scored and timed."""
+    rate = setting.rates.get(f"{kind}-{size}", {}).get(family.label)
+    own = (*setting.effort.training, *(setting.effort.dino if kind == "dino" else ()))
+    tuned = (f"optim.lr={rate:g}",) if rate else ()
+    place = _place(kind, size, family, seed, setting)
+    yield _speedrun(setting, recipe_of(kind, size, family), place, seed, (*own, *tuned))
+
+
+def look(kind: str, size: str, family: Family, seed: int, setting: Setting) -> Iterator[Step]:
+    """Everything else that is measured of that network; the step that trains it is done by now."""
+    yield from network(kind, size, family, seed, setting)
+    place = _place(kind, size, family, seed, setting)
+    heads = (*PAPERS_PROBE, "--epochs", str(setting.effort.probe_epochs)) if setting.effort is QUICK else PAPERS_PROBE
+    yield from score_run(place, place.name, data=setting.data, seed=seed, heads=heads, here=setting.here, twin=True)
+    yield from _looked_at(setting, place, family, size, seed)
+
+
+def _place(kind: str, size: str, family: Family, seed: int, setting: Setting) -> Path:
+    label = f"{family.label}-{size}" if kind == "dino" else f"{family.label}-{size}-{kind}"
+    return setting.run / f"{label}-s{seed}"
+
+
+def _speedrun(setting: Setting, recipe: str, place: Path, seed: int, settings: tuple[str, ...], *more: str) -> Step:
+    named = ("--data", setting.data, "--run", str(place), "--seed", str(seed))
+    return Step(
+        f"train {place.name}",
+        f"{place.name}: train and score",
+        "alone on the GPU, since it is timed",
+        ("speedrun", recipe, *named, *more, *sets(*settings)),
+        place / "results" / "speedrun.json",
+        here=setting.here,
+        trains=place,
+        alone=True,
+    )
+
+
+def _looked_at(setting: Setting, place: Path, family: Family, size: str, seed: int) -> Iterator[Step]:
+    """Maps against masks, corrupted images, ranks, pictures and segmentation."""
+    effort, trained = setting.effort, (f"train {place.name}", f"probe {place.name}")
+    wanted = {"register": "registers" in family.strategies, "head": "cls" in family.strategies, "layer": True}
+    studies = ("map", *(study for study, there in wanted.items() if there), "model")
+    yield score(setting, [place], studies, into=place, needs=trained)
+    if setting.voc is not None:
+        other = ("map", "layer", "model")
+        size_of = ("--image", str(effort.auc_image), "--num-images", str(effort.num_scored))
+        yield Step(
+            f"auc voc {place.name}",
+            f"{place.name}: Binary-AUC on VOC",
+            "the same maps on other photographs",
+            ("auc", str(place), "--study", *other, "--data", setting.voc, *size_of, "--run", f"{place}/voc"),
+            place / "voc" / "results" / "auc_model.json",
+            here=("--device", setting.device, "--batch", "64"),
+            needs=trained,
+        )
+    yield Step(
+        f"shifts {place.name}",
+        f"{place.name}: changed images",
+        "accuracy of the probe on grey, blurred, noisy and pale images, and on edges",
+        ("robust", f"{place}={place.name}", "--shifts", setting.data),
+        place / "results" / f"shifts_{place.name}.json",
+        here=(*setting.here, "--batch", "256"),
+        needs=trained,
+    )
+    yield Step(
+        f"maps {place.name}",
+        f"{place.name}: maps and principal components",
+        "drawn scenes; photographs would not be ours to show",
+        ("maps", str(place), "--data", DRAWN, "--num-images", "5", "--image", "160", "--run", str(place)),
+        place / "results" / "maps.json",
+        here=("--device", setting.device),
+        needs=trained,
+    )
+    if family.label in RANKED:
+        depth = effort.depth or DEPTHS_160[family.name]
+        layers = sorted({max(1, round(depth * quarter / 4)) - 1 for quarter in (1, 2, 3, 4)})
+        blocks = ("--image", str(effort.rank_image), "--chunk", str(effort.rank_chunk), "--num-images", "1")
+        yield Step(
+            f"rank {place.name}",
+            f"{place.name}: ranks",
+            "what is the rank of off-diagonal blocks?",
+            ("rank", str(place), "--data", setting.masks, *blocks, "--layers", *map(str, layers)),
+            place / "results" / f"rank_{place.name}.json",
+            here=("--device", setting.device),
+            needs=trained,
+        )
+    if setting.voc is not None and seed == setting.seeds[0]:
+        segmented = place.with_name(f"{place.name.rpartition('-')[0]}-segment-s{seed}")
+        recipe, settings = recipe_of("segment", size, family), sets(*effort.segment, f"seed={seed}")
+        data = ("--data", setting.voc, "--run", str(segmented))
+        yield Step(
+            f"segment {segmented.name}",
+            f"{segmented.name}: UperNet",
+            "fine-tuned on the label maps of VOC, every fifth image for validation",
+            ("segment", str(place), "--recipe", recipe, *data, *settings),
+            segmented / "results" / "segmentation.json",
+            here=setting.trains_here,
+            needs=trained,
+            trains=segmented,
+        )
+
+
+def supervised(size: str, family: Family, seed: int, setting: Setting) -> Iterator[Step]:
+    """The twin with labels: its accuracy, features and maps."""
+    place = setting.run / f"{family.label}-{size}-supervised-s{seed}"
+    settings = sets(*setting.effort.training, f"seed={seed}")
+    recipe = recipe_of("supervised", size, family)
+    yield Step(
+        f"train {place.name}",
+        f"{place.name}: train",
+        "with labels",
+        ("train", recipe, "--data", setting.data, "--run", str(place), *settings),
+        place / "results" / "training.json",
+        here=setting.trains_here,
+        trains=place,
+    )
+    yield from score_run(
+        place, place.name, data=setting.data, seed=seed, heads=PAPERS_PROBE, here=setting.here, twin=False
+    )
+    yield score(setting, [place], ("map", "model"), into=place, needs=(f"train {place.name}", f"probe {place.name}"))
+
+
+def ablate(name: str, setting: Setting) -> Iterator[Step]:
+    """Short speedruns of ViT-S on the held-out fifth, each with one thing changed."""
+    effort, recipe = setting.effort, recipe_of("dino", "small", LABELS["vit"])
+    for variant, changed in ABLATIONS[name].items():
+        place = setting.run / "ablate" / f"{name}-{variant}"
+        own = (*effort.training, *effort.dino, *with_steps(changed, effort.ablation_steps))
+        yield _speedrun(setting, recipe, place, setting.seeds[0], own, "--held-out")
+
+
+def cost(setting: Setting) -> Iterator[Step]:
+    """Images per second and memory against tokens, with nothing else running."""
+    effort = setting.effort
+    models = [f"{f.label}-{size}={recipe_of('dino', size, f)}" for size in SIZES for f in setting.families]
+    yield Step(
+        "cost",
+        "speed and memory against tokens",
+        "forward alone, and forward with backward, at rising image sizes; alone on the machine",
+        ("scaling", str(setting.run), ",".join(map(str, effort.scaling)), str(effort.scaling_tokens), *models),
+        setting.run / "results" / "scaling.json",
+        here=(setting.device,),
+        alone=True,
+    )
+
+
+def keep_16_bits(run: Path) -> None:
+    """Keep the weights of a network of the study in 16 bits; of trials, twins and segmenters only their results."""
+    for place in (run / "untrained" / WEIGHTS, run / "segmenter.safetensors"):
+        place.unlink(missing_ok=True)
+    weights = run / WEIGHTS
+    if run.parent.name in ("tuning", "ablate") or "-segment-" in run.name:
+        weights.unlink(missing_ok=True)
+    elif weights.is_file():
+        shrink_file(weights, bits=16)

@@ -1,0 +1,88 @@
+"""What the study at 160 px trains: sizes, efforts, ablations, and how long an H200 should take."""
+
+from mixlab.recipes import find_recipe
+from mixlab.studies.miniature.plan import Family, StudyEffort
+from mixlab.training.settings import override
+
+SIZES = ("tiny", "small")
+# Images per second of DINO on one H200. Measured: ViT-S alone. Others are estimates, from ratios of other sizes.
+IMAGES_PER_S = {"tiny": 9000.0, "small": 3700.0}
+SPEED = {"vit": 1.0, "linearvit": 1.0, "dinovim": 0.6, "mambareg": 0.55, "gatedconv": 0.75}  # of ViT's
+SUPERVISED_SPEED = 3.0  # of DINO's: one view instead of eight, no teacher
+START_MINUTES, SCORING_MINUTES, LOOKING_MINUTES = 0.4, 0.5, 2.5  # estimates, too
+
+FULL = StudyEffort(
+    least_images=320,
+    tuned_rates=(5e-4, 1e-3, 2e-3),
+    tuning_steps={"dino": 600, "supervised": 300},
+    auc_image=160,
+    num_scored=1000,
+    scaling=(160, 320, 640),
+    scaling_tokens=65536,
+)
+QUICK = StudyEffort(
+    least_images=20,
+    training=(
+        "model.dim=64", "model.depth=4", "model.image=64", "data.size=64", "steps=2", "batch=8",
+        "optim.warmup_steps=0", "log.every_steps=1",
+    ),
+    dino=(
+        "method.num_prototypes=32", "method.hidden=32", "method.num_local=1", "method.global_size=64",
+        "method.local_size=32", "method.frozen_prototype_epochs=0",
+    ),
+    segment=("steps=2", "batch=2", "method.crop=64", "method.short_side=64", "method.channels=8",
+             "method.auxiliary_channels=8", "optim.warmup_steps=1"),
+    tuned_rates=(5e-4, 2e-3),
+    tuning_steps={"dino": 2, "supervised": 2},
+    probe_epochs=2,
+    auc_image=64,
+    num_scored=8,
+    rank_image=128,
+    rank_chunk=32,
+    ablation_steps=2,
+    depth=4,
+    scaling=(64,),
+    scaling_tokens=64,
+)  # fmt: skip
+
+# What made the difference? Each is one setting, or a few that belong together, beside all others as they are.
+ABLATIONS: dict[str, dict[str, tuple[str, ...]]] = {
+    "base": {"as-it-is": ()},
+    "crops": {
+        "no-local": ("method.num_local=0",),
+        "10-local": ("method.num_local=10",),
+        "local-96px": ("method.local_size=96",),
+        "scales": ("method.global_scale=0.25,1.0", "method.local_scale=0.05,0.25"),
+    },
+    "momentum": {"0.98": ("method.teacher_momentum=0.98",), "0.996": ("method.teacher_momentum=0.996",)},
+    "temperature": {"0.03": ("method.teacher_temperature=0.03",), "0.06": ("method.teacher_temperature=0.06",)},
+    "koleo": {"none": ("method.spread=0",), "0.1": ("method.spread=0.1",)},
+    "rate": {"5e-4": ("optim.lr=5e-4",), "2e-3": ("optim.lr=2e-3",)},
+    "batch": {"128": ("batch=128", "steps=*2"), "512": ("batch=512", "steps=/2")},  # as many images
+    "registers": {"4": ("model.num_registers=4",)},
+    "length": {"half": ("steps=/2",), "double": ("steps=*2",)},
+}
+
+
+def recipe_of(kind: str, size: str, family: Family) -> str:
+    return family.recipe(kind, f"{size}160")
+
+
+def seeds_of(size: str, family: Family, seeds: tuple[int, ...]) -> tuple[int, ...]:
+    """All of them; of the larger size, ViT's alone."""
+    return seeds if size == "tiny" or family.label == "vit" else seeds[:1]
+
+
+def training_minutes(kind: str, size: str, family: Family, settings: tuple[str, ...] = ()) -> float:
+    """By the length and the batch of the recipe, with these settings."""
+    config = override(find_recipe(recipe_of(kind, size, family)), settings)
+    images = (config.steps or 0) * config.batch
+    speed = IMAGES_PER_S[size] * SPEED[family.label] * (SUPERVISED_SPEED if kind == "supervised" else 1.0)
+    return images / speed / 60 + START_MINUTES
+
+
+def with_steps(settings: tuple[str, ...], steps: int) -> tuple[str, ...]:
+    """Settings after a length; `steps=*2` and `steps=/2` change it."""
+    length = {"steps=*2": steps * 2, "steps=/2": max(1, steps // 2)}
+    own = next((length[setting] for setting in settings if setting in length), steps)
+    return (f"steps={own}", *(setting for setting in settings if setting not in length))

@@ -1,0 +1,169 @@
+"""docs/speedrun.md: its tables are made from the records beside it, docs/studies/speedrun/results/*.json.
+
+`python -m mixlab.studies.speedrun.page` makes them again; the text around them is written by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mixlab.data.images import HELD_OUT_OF
+from mixlab.errors import InputError
+from mixlab.run import Measurement, RunDirectory
+from mixlab.run.directory import file_name, write_atomically
+from mixlab.statistics import difference, mean_interval
+from mixlab.studies.miniature.publish import cleaned
+from mixlab.studies.speedrun.record import command_of, score_of
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+PAGE, RECORDS = "speedrun.md", Path("studies") / "speedrun"
+NONE_YET = "No run published yet."
+Record = dict[str, Any]
+
+
+def publish_record(record: Record, run: Path, docs: Path | None = None) -> Path:
+    """Store a record without the places of its machine, and make the page again; the same network replaces itself."""
+    docs = check_checkout(docs)
+    data = record["data"].removeprefix(HELD_OUT_OF)
+    places = [(str(run.resolve()), run.name), (str(run), run.name), (str(Path.home()), "~")]
+    places += [(place, Path(data).name) for place in (data, str(Path(data).resolve())) if "/" in place]
+    kept = cleaned(record, sorted(places, key=lambda pair: -len(pair[0])))
+    name = file_name(f"{record['recipe']}-{run.name}-s{record['seed']}")
+    RunDirectory.create(docs / RECORDS).write(name, kept)
+    return write_page(docs)
+
+
+def check_checkout(docs: Path | None = None) -> Path:
+    """The folder of the page; refused where there is none."""
+    place = docs or DOCS
+    if not (place / PAGE).is_file():
+        raise InputError(f"--publish writes {PAGE}, and {place} has none; publish from a source checkout of mixlab")
+    return place
+
+
+def write_page(docs: Path | None = None) -> Path:
+    """Put the tables of all stored records between the marks of the page."""
+    place = check_checkout(docs) / PAGE
+    text = page_text(place.read_text(encoding="utf-8"), read_records(place.parent))
+    write_atomically(place, lambda file: file.write(text.encode()))
+    return place
+
+
+def read_records(docs: Path) -> list[Record]:
+    """All that were published."""
+    return list(RunDirectory(docs / RECORDS).results().values())
+
+
+def page_text(text: str, records: Sequence[Record]) -> str:
+    """The text of the page with these tables."""
+    tables = {
+        "runs": runs_table([record for record in records if not record["held_out"]]),
+        "held-out runs": held_out_table([record for record in records if record["held_out"]]),
+    }
+    for name, table in tables.items():
+        start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+        if start not in text or end not in text:
+            raise InputError(f"{PAGE} lacks the marks {start} and {end}, between which its table stands; put them back")
+        text = f"{text.partition(start)[0]}{start}\n{table}\n{end}{text.partition(end)[2]}"
+    return text
+
+
+def runs_table(records: Sequence[Record]) -> str:
+    """A row for each recipe, commit and machine, the best first; every seed is shown."""
+    if not records:
+        return NONE_YET
+    groups: dict[tuple[str, ...], list[Record]] = {}
+    for record in sorted(records, key=lambda each: each["seed"]):
+        what = _named(record, ", ")
+        groups.setdefault((what, record["data"], _device(record), _commit(record)), []).append(record)
+    rows = []
+    for (what, data, device, commit), group in groups.items():
+        knn = [score_of(record, "knn_top1") for record in group]
+        probes = [(record["probe_chosen_elsewhere"] or {}).get("top1") for record in group]
+        rows.append(
+            (
+                -sum(m.value for m in knn) / len(knn),
+                what,
+                f"{knn[0]['num_parameters'] / 1e6:.1f} M",
+                _mean([m.value for m in knn]),
+                ", ".join(f"{record['seed']}: {100 * m.value:.1f}" for record, m in zip(group, knn, strict=True)),
+                _mean([value for value in probes if value is not None]),
+                *(f"{sum(r['seconds'][part] for r in group) / len(group):,.0f}" for part in ("training", "all_in")),
+                f"{device} ({group[0]['timed_on']}-seconds)",
+                f"{data}, n = {knn[0].n:,}",
+                commit,
+            )
+        )
+    columns = ("recipe", "parameters", "kNN-20, % over seeds", "each seed", "probe, %", "training, s", "all in, s")
+    table = _table((*columns, "on", "data", "commit"), [row[1:] for row in sorted(rows)])
+    commands = "\n".join(sorted({command_of(record) for record in records}))
+    return f"{table}\n\n```\n{commands}\n```"
+
+
+def held_out_table(records: Sequence[Record]) -> str:
+    """A row for each setting that was tried, with its difference from the run without its last change."""
+    if not records:
+        return NONE_YET
+    rows = []
+    for record in sorted(records, key=lambda each: (each["recipe"], len(each["changed"]), _named(each), each["seed"])):
+        knn, base = score_of(record, "knn_top1"), _base(record, records)
+        gap, against = "", ""
+        if base is not None:
+            found = difference([knn], [score_of(base, "knn_top1")])
+            ends = "" if found.low is None else f" [{100 * found.low:+.1f}, {100 * (found.high or 0.0):+.1f}]"
+            gap, against = f"{100 * found.value:+.1f}{ends}", _named(base)
+        seconds = f"{record['seconds']['training']:,.0f}"
+        name = _named(record)
+        rows.append((name, record["seed"], _share(knn), gap, against, seconds, _device(record), _commit(record)))
+    columns = ("setting", "seed", "kNN-20, %", "difference, points", "from", "training, s", "on", "commit")
+    return _table(columns, rows)
+
+
+def _base(record: Record, records: Iterable[Record]) -> Record | None:
+    """The run of the same recipe, seed and data with the most of its changes, but not all."""
+    own = set(map(str, record["changed"].items()))
+
+    def is_base(other: Record) -> bool:
+        same = all(other[key] == record[key] for key in ("recipe", "seed", "data"))
+        return same and set(map(str, other["changed"].items())) < own
+
+    return max(filter(is_base, records), key=lambda other: len(other["changed"]), default=None)
+
+
+def _named(record: Record, comma: str = " ") -> str:
+    changes = comma.join(f"{name}={value}" for name, value in sorted(record["changed"].items()))
+    return f"`{record['recipe']}`" + (f"{comma}`{changes}`" if changes else "")
+
+
+def _commit(record: Record) -> str:
+    return str(record["provenance"]["commit"])
+
+
+def _device(record: Record) -> str:
+    machine = record["provenance"]["machine"]
+    return str(machine["processor"] if record["timed_on"] == "CPU" else machine["device"])
+
+
+def _share(found: Measurement) -> str:
+    ends = "" if found.low is None or found.high is None else f" [{100 * found.low:.1f}, {100 * found.high:.1f}]"
+    return f"{100 * found.value:.1f}{ends}"
+
+
+def _mean(values: list[float]) -> str:
+    """With its interval over seeds; of one seed alone there is none."""
+    if not values:
+        return ""
+    found = mean_interval(values)
+    ends = "" if found.low is None or found.high is None else f" ± {100 * (found.high - found.value):.1f}"
+    return f"{100 * found.value:.1f}{ends}"
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+if __name__ == "__main__":
+    print(write_page())

@@ -1,0 +1,126 @@
+"""What a speedrun leaves in its run directory: results/speedrun.json, from which its row can be made again."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from mixlab.data.images import HELD_OUT_OF
+from mixlab.errors import InputError
+from mixlab.evaluation.settings import ProbeSettings
+from mixlab.recipes import find_recipe
+from mixlab.run import Measurement, RunDirectory, measurements_of, provenance
+from mixlab.run.codec import differences, to_json
+from mixlab.studies.elapsed import elapsed
+from mixlab.training.settings import MAY_CHANGE, override
+
+NAME = "speedrun"
+SECONDS = "seconds.json"  # of training and of scoring, in the run directory
+K = 20  # neighbours
+# On features of plain images, which is fast: each of 1 to 4 last blocks and five strategies, three rates.
+PROBE = ProbeSettings(mode="cached", lrs=(0.01, 0.1, 0.5), weight_decays=(0.0,), batch=256, epochs=50)
+MOST_ROWS = 60  # of the training curve
+CURVE = ("step", "loss", "lr", "images_per_s", "knn_accuracy")
+
+
+def make_record(run: RunDirectory, *, device: str) -> dict[str, Any]:
+    """Of a run that was trained and scored: what was trained on what, its scores, and the seconds that it took."""
+    config = run.read_config()
+    data, settings = config["data"].rstrip("/"), config["settings"]
+    own = [m for m in run.measurements() if m["data"] == data and m["num_images"] is None and m["num_train"] is None]
+    knn = next(m for m in own if m.metric == "knn_top1" and m["k"] == K)
+    probe = next(m for m in own if m.metric == "probe_top1" and m["blocks"] is None)  # the best head of all
+    elsewhere = run.results()["probe"]["modes"]["cached"]["chosen_elsewhere"]
+    seconds = elapsed(run.path / SECONDS)
+    rows = [{name: row[name] for name in CURVE if name in row} for row in run.read_metrics()]
+    return {
+        "kind": NAME,
+        "recipe": config["recipe"],
+        "changed": _changed(config["recipe"], settings),
+        "method": settings["method"]["kind"],
+        "data": data,
+        "held_out": data.startswith(HELD_OUT_OF),
+        "num_train": config["num_images"],
+        "num_val": knn.n,
+        "seed": config["seed"],
+        "steps": config["total_steps"],
+        "images_seen": config["total_steps"] * settings["batch"],
+        "seconds": seconds | {"all_in": round(sum(seconds.values()), 2)},
+        "timed_on": "GPU" if device.startswith("cuda") else "CPU",
+        "sessions": [{key: each.get(key) for key in ("commit", "date", "from_step")} for each in config["sessions"]],
+        "probe_chosen_elsewhere": elsewhere,
+        "measurements": [knn.to_json(), probe.to_json()],
+        "curve": rows[:: max(1, len(rows) // MOST_ROWS)],
+        "provenance": provenance(seed=config["seed"], device=device),
+    }
+
+
+def read_record(run: Path) -> dict[str, Any]:
+    """The record of a finished speedrun."""
+    directory = RunDirectory.open(run)
+    found = directory.results().get(NAME)
+    if found is None:
+        raise InputError(
+            f"{run} is not a finished speedrun: it has no results/{NAME}.json, which is written once it is trained and "
+            "scored; run the same command again without --publish to finish it"
+        )
+    return found
+
+
+def check_same(record: dict[str, Any], run: Path, *, recipe: str, seed: int | None, settings: tuple[str, ...]) -> None:
+    """Refuse to show one run as the answer to another question; a seed or settings that are not given may be any."""
+    asked = {"recipe": recipe, "seed": record["seed"] if seed is None else seed, "changed": record["changed"]}
+    if settings:
+        asked["changed"] = _changed(recipe, to_json(override(find_recipe(recipe), settings)))
+    if other := [f"{name} was {record[name]}, is {value}" for name, value in asked.items() if record[name] != value]:
+        raise InputError(f"{run} holds another speedrun ({'; '.join(other)}); give another --run, or the same settings")
+
+
+def check_publishable(record: dict[str, Any], run: Path) -> None:
+    """Refuse a record of which nobody could say which code made it."""
+    commits = {str(each.get("commit") or "") for each in [*record["sessions"], record["provenance"]]}
+    if "" in commits:
+        raise InputError(
+            f"{run} does not say which commit made it, since it ran outside of a source checkout; run it in one, or "
+            "set MIXLAB_COMMIT to the commit of the copy before it starts"
+        )
+    if dirty := sorted(commit for commit in commits if commit.endswith("-dirty")):
+        raise InputError(
+            f"{run} was made by a changed source tree ({', '.join(dirty)}), which nobody can check out; commit the "
+            "changes and run it again in another --run"
+        )
+    if len(commits) > 1:
+        raise InputError(
+            f"{run} was made by several commits ({', '.join(sorted(commits))}); run it again by one, in another --run"
+        )
+
+
+def score_of(record: dict[str, Any], metric: str) -> Measurement:
+    """One of its two scores."""
+    return next(m for m in measurements_of(record, NAME) if m.metric == metric)
+
+
+def command_of(record: dict[str, Any]) -> str:
+    """The command line that repeats it."""
+    changed = [part for name, value in record["changed"].items() for part in ("--set", f"{name}={_text(value)}")]
+    data = Path(record["data"].removeprefix(HELD_OUT_OF)).name
+    flags = ["--held-out"] if record["held_out"] else []
+    seed = str(record["seed"])
+    return shlex.join(
+        ["mixlab", NAME, record["recipe"], "--data", data, *flags, "--run", "RUN", "--seed", seed, *changed]
+    )
+
+
+def _changed(recipe: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings that differ from those of the recipe and change what is trained."""
+    found = differences(to_json(find_recipe(recipe)), settings)
+    ignored = ("seed", "precision", *MAY_CHANGE)
+    return {name.replace(".fields.", "."): new for name, (_, new) in found.items() if not name.startswith(ignored)}
+
+
+def _text(value: Any) -> str:
+    """As `--set` takes it."""
+    if isinstance(value, list):
+        return ",".join(map(_text, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,50 @@
+"""From settings to a recipe whose network is on this rank's device: whole, copied or sharded."""
+
+from contextlib import nullcontext
+
+import torch
+
+from mixlab.backbones.backbone import Architecture, Backbone
+from mixlab.backbones.weights import check_can_be_rebuilt
+from mixlab.training.config import TrainConfig
+from mixlab.training.distributed import World, spread
+from mixlab.training.pieces import Pieces
+from mixlab.training.recipe import Recipe, compile_recipe, seed_all
+
+
+def build_recipe(
+    config: TrainConfig,
+    *,
+    world: World,
+    num_classes: int,
+    total_steps: int,
+    steps_per_epoch: int,
+    given: Backbone | None = None,
+    in_pieces: bool = True,
+) -> tuple[Recipe, Architecture]:
+    """A recipe with fresh weights, or around the backbone `given`; and the architecture of its backbone.
+
+    A network to be sharded is never whole on a rank: see `Pieces`. Without `in_pieces` it is, with the same weights.
+    """
+    in_pieces = in_pieces and config.sharding == "fsdp" and world.size > 1
+    pieces = Pieces(rank=world.rank, num_ranks=world.size) if in_pieces else None
+    seed_all(config.seed)
+    with pieces or nullcontext():
+        backbone = given if given is not None else config.model.build()
+    if config.activation_checkpointing:
+        backbone.set_grad_checkpointing()
+    architecture = check_can_be_rebuilt(backbone)  # now, and not when a week of training is to be exported
+    with pieces or nullcontext():
+        recipe = config.method.build(
+            backbone, num_classes=num_classes, total_steps=total_steps, steps_per_epoch=steps_per_epoch
+        )
+        if config.compile:
+            compile_recipe(recipe)
+        dtype = torch.float64 if config.precision == "fp64" else torch.float32
+        for module in recipe.modules().values():
+            module.to(dtype=dtype) if pieces else module.to(world.device, dtype)
+    spread(recipe, config.sharding, world=world, find_unused=backbone.has_unused_parameters, pieces=pieces)
+    if pieces:
+        for module in recipe.modules().values():
+            module.to(world.device)
+    return recipe, architecture

@@ -1,0 +1,141 @@
+"""The study at 160 px: its parts as command lines, two of them in little, and its folder on another machine."""
+
+import os
+import shutil
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import parse_command
+from PIL import Image
+
+from mixlab.cli import main
+from mixlab.run.directory import read_json
+from mixlab.studies.miniature import run as study_run
+from mixlab.studies.miniature.plan import STUDY_FAMILIES, Setting
+from mixlab.studies.small.parts import small_study
+from mixlab.studies.small.plan import ABLATIONS, FULL, QUICK, with_steps
+from mixlab.studies.speedrun.record import read_record
+from mixlab.studies.steps import OWN_JOBS, Step
+from tests.drawn_folders import draw_folders, save
+
+STUDY = small_study((0, 1, 2))
+SETTING = Setting(
+    run=Path("RUN"), data="photos", masks="masked", voc="voc", labelled=True, seeds=(0, 1, 2), device="cuda", workers=1,
+    effort=FULL, rates={"dino-tiny": {"mambareg": 5e-4}},
+)  # fmt: skip
+ALL = os.environ.get("MIXLAB_FAULTS") == "all"
+RUN_PARTS = ("tune-tiny-vit", "dino-tiny-vit-s0", *(("look-tiny-vit-s0", "ablate-registers") if ALL else ()))
+
+
+class Inline(Executor):
+    """Runs a step at once, in this process: workers would import everything anew."""
+
+    def submit(self, function: Any, /, *given: Any, **named: Any) -> "Future[Any]":
+        future: Future[Any] = Future()
+        future.set_result(function(*given, **named))
+        return future
+
+
+@contextmanager
+def inline(workers: int) -> Any:
+    yield Inline()
+
+
+def go(root: Path, parts: tuple[str, ...], run: str = "run") -> dict[str, Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(study_run, "worker_pool", inline)
+        return study_run.run_study(
+            small_study((0,)), data=root / "photos", masks=str(root / "masked"), run=root / run, parts=parts,
+            seeds=(0,), effort=QUICK, at_once=1, device="cpu", voc=str(root / "voc") if ALL else None,
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def studied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("small")
+    _, masked = draw_folders(root)
+    shutil.copytree(masked, root / "voc")
+    for mask in (masked / "masks").iterdir():  # classes 0 and 1
+        save(Image.open(mask).point(lambda value: value // 255), root / "voc" / "labels" / mask.name)
+    (root / "voc" / "classes.txt").write_text("ground\nfigure\n")
+    go(root, RUN_PARTS)
+    return root
+
+
+def test_every_kind_of_part_is_command_lines_that_parse_after_what_they_need() -> None:
+    one_of_each = ("tune-small-vit", "look-tiny-mambareg-s0", "supervised-small-gatedconv-s0", "ablate-crops", "cost")
+    for part in one_of_each:
+        seen: set[str] = set()
+        for step in STUDY.parts[part].steps(SETTING):
+            assert set(step.needs) <= seen, f"{step.name} comes before what it needs"
+            seen.add(step.name)
+            name, *rest = (*step.arguments, *step.here)
+            if name not in OWN_JOBS:
+                parse_command(name, rest)
+
+
+def test_steps_of_one_name_are_the_same_step_and_results_do_not_collide() -> None:
+    every: dict[str, Step] = {}
+    for part in STUDY.parts.values():
+        for step in part.steps(SETTING):
+            assert every.setdefault(step.name, step) == step
+    results = [step.result for step in every.values() if not step.name.startswith("tuning ")]  # which share one
+    assert len(set(results)) == len(results)
+
+
+def test_each_network_has_its_seeds_and_each_part_about_ten_minutes() -> None:
+    trained = {name.removeprefix("dino-") for name in STUDY.parts if name.startswith("dino-")}
+    tiny = {f"tiny-{family.label}-s{seed}" for family in STUDY_FAMILIES for seed in (0, 1, 2)}
+    small = {f"small-{family.label}-s0" for family in STUDY_FAMILIES} | {"small-vit-s1", "small-vit-s2"}
+    assert trained == tiny | small
+    assert {f"look-{name}" for name in trained} <= set(STUDY.parts)
+    assert all(part.minutes < 12 for part in STUDY.parts.values())
+
+
+def test_tuning_and_ablations_never_see_validation_images_and_use_a_tuned_rate_where_it_belongs() -> None:
+    for name, part in STUDY.parts.items():
+        for step in part.steps(SETTING):
+            if name.startswith("tune") and step.arguments[0] in ("pretrain", "knn"):
+                assert step.arguments[step.arguments.index("--data") + 1] == "heldout:photos"
+            if step.arguments[0] == "speedrun":
+                assert ("--held-out" in step.arguments) == name.startswith("ablate")
+                assert ("optim.lr=0.0005" in step.arguments) == ("tiny-mambareg" in name)
+
+
+def test_ablations_cover_what_the_page_promises_and_change_one_thing() -> None:
+    asked = {"crops", "momentum", "temperature", "koleo", "rate", "batch", "registers", "length"}
+    assert asked | {"base"} == set(ABLATIONS)
+    assert with_steps(("batch=512", "steps=/2"), 1500) == ("steps=750", "batch=512")
+    assert with_steps((), 1500) == ("steps=1500",)
+
+
+def test_the_tuned_rate_is_used_and_only_results_and_16_bits_are_kept(studied: Path) -> None:
+    run = studied / "run"
+    chosen = read_json(run / "results" / "tuning.json")["chosen"]["dino-tiny"]["vit"]
+    record = read_record(run / "vit-tiny-s0")
+    assert record["changed"]["optim.lr"] == chosen in QUICK.tuned_rates
+    assert not list(run.glob("tuning/*/weights.safetensors")) and not list(run.rglob("checkpoints"))
+    weights = run / "vit-tiny-s0" / "weights.safetensors"
+    assert weights.stat().st_size < 3 * record["measurements"][0]["subject"]["num_parameters"], "bytes of a parameter"
+
+
+def test_the_folder_goes_on_elsewhere_without_its_weights(studied: Path) -> None:
+    other = shutil.copytree(studied / "run", studied / "elsewhere", ignore=shutil.ignore_patterns("*.safetensors"))
+    marks = {mark: mark.read_text() for mark in (other / "steps").glob("*.json") if mark.name != "parts.json"}
+    go(studied, RUN_PARTS, run="elsewhere")
+    assert {mark: mark.read_text() for mark in marks} == marks
+    assert not list(other.rglob("*.safetensors")), "something was trained again"
+
+
+def test_parts_are_listed_with_their_minutes_and_chosen_by_patterns(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["study", "small", "--list", "--part", "dino-tiny-*", "cost"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert len(lines) == 1 + 15 + 1 and lines[-1].startswith("cost\t")
+    assert main(["study", "small", "--list", "--part", "dino-huge-*"]) == 1
+    assert main(["study", "small", "--part", "cost"]) == 1
+    assert main(["study", "miniature", "--run", "x", "--voc", "y"]) == 1
+    said = " ".join(capfd.readouterr().err.split())
+    assert "no part dino-huge-*" in said and "give --run DIR" in said and "--voc has no effect" in said

@@ -1,0 +1,189 @@
+"""The speedrun: stopped, resumed, scored, timed, published; and the page that is made from records."""
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mixlab.backbones.weights import model_from_file
+from mixlab.cli import main
+from mixlab.data.labelled import labelled_splits
+from mixlab.evaluation.knn import evaluate_knn
+from mixlab.evaluation.settings import KnnSettings
+from mixlab.evaluation.target import load_target
+from mixlab.run.directory import read_json, write_json
+from mixlab.studies import shipping
+from mixlab.studies.speedrun import page
+from mixlab.studies.speedrun.record import read_record
+from mixlab.training.loop import Trainer
+from tests.drawn_folders import draw_folders
+
+REPORT = Trainer.report
+
+SETTINGS = (
+    "model.dim=32", "model.depth=2", "model.head_dim=16", "model.image=32", "data.size=32", "steps=12", "batch=8",
+    "optim.warmup_steps=0", "log.every_steps=1", "method.num_prototypes=32", "method.hidden=32", "method.num_local=1",
+    "method.global_size=32", "method.local_size=16",
+)  # fmt: skip
+
+
+def go(root: Path, name: str, *more: str, data: bool = True) -> int:
+    given = ("--data", str(root / "photos"), "--device", "cpu", "--workers", "0") if data else ()
+    settings = [part for setting in SETTINGS for part in ("--set", setting)] if data else []
+    return main(["speedrun", "dino_vit_tiny160", "--run", str(root / name), *given, *settings, *more])
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """ROOT with a run that was stopped in the middle and then finished, and one on the held-out fifth."""
+    root = tmp_path_factory.mktemp("speedrun")
+    draw_folders(root)
+
+    def stop_after_six(trainer: Trainer) -> None:
+        REPORT(trainer)
+        if trainer.step == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stopped:
+        patch.setattr(Trainer, "report", stop_after_six)
+        go(root, "run", "--seed", "1")
+    assert stopped.value.code == 143
+    assert not (root / "run" / "results" / "speedrun.json").exists()
+    (root / "stopped.json").write_text((root / "run" / "seconds.json").read_text())
+    assert go(root, "run", "--publish", data=False) == 1, "an unfinished run was published"
+    assert go(root, "run", "--seed", "1") == 0
+    assert go(root, "tuned", "--held-out", "--set", "optim.lr=2e-3") == 0
+    return root
+
+
+@pytest.fixture
+def docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the page without records."""
+    shutil.copy(page.DOCS / page.PAGE, tmp_path)
+    monkeypatch.setattr(page, "DOCS", tmp_path)
+    page.write_page()
+    return tmp_path
+
+
+def clean(root: Path, name: str) -> None:
+    """As if a commit without changes had made it."""
+    place = root / name / "results" / "speedrun.json"
+    record = read_json(place)
+    for origin in (*record["sessions"], record["provenance"]):
+        origin["commit"] = "abc1234"
+    write_json(place, record)
+
+
+def test_a_stopped_run_resumes_and_its_record_has_scores_that_can_be_measured_again(ran: Path) -> None:
+    run = ran / "run"
+    record = read_record(run)
+    assert [session["from_step"] for session in record["sessions"]] == [0, 6] and record["steps"] == 12
+    seconds = record["seconds"]
+    assert seconds["training"] > read_json(ran / "stopped.json")["training"] > 0
+    assert seconds["all_in"] == pytest.approx(seconds["training"] + seconds["scoring"], abs=0.02)
+    assert (record["timed_on"], record["seed"], record["held_out"], record["images_seen"]) == ("CPU", 1, False, 96)
+    knn, probe = record["measurements"]
+    val = len(list((ran / "photos" / "val").rglob("*.png")))
+    assert knn["n"] == probe["n"] == record["num_val"] == val
+    again = evaluate_knn(load_target(str(run), device="cpu"), str(ran / "photos"), KnnSettings(k=(20,)))
+    assert again.measurements[0].value == knn["value"]
+    stored = model_from_file(run).state_dict()["layers.0.mlp.up.weight"]
+    assert torch.equal(stored, stored.half().float()), "what is kept has 16 bits"
+    assert [row["step"] for row in record["curve"]] == list(range(1, 13))
+
+
+def test_tuning_scores_the_held_out_fifth(ran: Path) -> None:
+    record = read_record(ran / "tuned")
+    fifth = labelled_splits(f"heldout:{ran / 'photos'}")
+    assert record["held_out"] and record["num_val"] == len(fifth.val) and record["num_train"] == len(fifth.train)
+    assert record["changed"]["optim.lr"] == 2e-3 and "seed" not in record["changed"]
+
+
+def test_runs_of_a_changed_tree_unknown_commits_or_other_settings_are_refused(
+    ran: Path, docs: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    place = ran / "run" / "results" / "speedrun.json"
+    before = place.read_text()
+
+    def said(*more: str, **changed: Any) -> str:
+        record = json.loads(before)
+        record["provenance"]["commit"] = "abc1234"
+        for session in record["sessions"]:
+            session |= {"commit": "abc1234"} | changed
+        write_json(place, record)
+        assert go(ran, "run", *more, data=False) == 1
+        place.write_text(before)
+        return " ".join(capfd.readouterr().err.split())
+
+    assert "by a changed source tree (abc1234-dirty)" in said("--publish", commit="abc1234-dirty")
+    assert "does not say which commit made it" in said("--publish", commit=None)
+    assert "by several commits (abc1234, def5678)" in said("--publish", commit="def5678")
+    assert "another speedrun (seed was 1, is 2)" in said("--seed", "2")
+    assert "needs labelled images: give --data" in (go(ran, "new", data=False), capfd.readouterr().err)[1]
+    trained = ["--run", str(ran / "new"), "--data", str(ran / "photos" / "train")]
+    assert main(["speedrun", "dino_vit_tiny160", *trained]) == 1
+    assert "no validation images of its own; add val/" in " ".join(capfd.readouterr().err.split())
+    shutil.copytree(ran / "run", ran / "other", ignore=shutil.ignore_patterns("seconds.json", "speedrun.json"))
+    assert go(ran, "other", "--seed", "1") == 1
+    assert "begun by another command" in " ".join(capfd.readouterr().err.split())
+    assert page.NONE_YET in (docs / page.PAGE).read_text() and not page.read_records(docs)
+
+
+def test_published_runs_are_rows_without_places_that_can_be_made_again(ran: Path, docs: Path) -> None:
+    empty = (docs / page.PAGE).read_text()
+    assert empty.count(page.NONE_YET) == 2
+    for name in ("run", "tuned"):
+        clean(ran, name)
+        assert go(ran, name, "--publish", data=False) == 0
+    text = (docs / page.PAGE).read_text()
+    assert page.NONE_YET not in text and "CPU-seconds" in text and "abc1234" in text
+    knn = read_record(ran / "run")["measurements"][0]["value"]
+    table, tuned = (
+        text.partition(f"<!-- {mark} -->")[2].partition("<!-- end")[0] for mark in ("runs", "held-out runs")
+    )
+    assert f"| 1: {100 * knn:.1f} |" in table and "mixlab speedrun dino_vit_tiny160 --data photos" in table
+    assert "optim.lr=0.002" in tuned and "optim.lr" not in table
+    for file in docs.rglob("*.json"):
+        assert str(ran) not in file.read_text(), f"{file} names a place on this machine"
+    assert go(ran, "run", "--publish", data=False) == 0
+    assert (docs / page.PAGE).read_text() == text, "a run published twice is one row"
+    shutil.rmtree(docs / page.RECORDS)
+    page.write_page()
+    assert (docs / page.PAGE).read_text() == empty
+
+
+def test_a_difference_is_from_the_run_with_one_change_less(ran: Path) -> None:
+    record = json.loads((ran / "tuned" / "results" / "speedrun.json").read_text())
+    base = {**record, "changed": {name: value for name, value in record["changed"].items() if name != "optim.lr"}}
+    fewer = {**base, "changed": {}}
+    assert page._base(record, [record, fewer, base]) is base and page._base(base, [record, base]) is None
+    assert "| +0.0" in page.held_out_table([record, base])
+
+
+def test_the_page_of_this_checkout_is_the_one_that_its_records_make() -> None:
+    text = (page.DOCS / page.PAGE).read_text(encoding="utf-8")
+    assert page.page_text(text, page.read_records(page.DOCS)) == text, "run python -m mixlab.studies.speedrun.page"
+
+
+def test_a_network_is_shipped_with_a_card_of_what_was_measured(
+    ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, data = tmp_path / "vit.safetensors", str(ran / "photos")
+    options = ["--bits", "8", "--device", "cpu", "--data", data, "--licence", "drawn by us"]
+    assert main(["ship", str(ran / "run"), "--out", str(out), *options]) == 0
+    card = out.with_suffix(".md").read_text()
+    knn, probe = read_record(ran / "run")["measurements"]
+    for part in ("# shipped/vit", "`dino_vit_tiny160`, 12 steps", "drawn by us", "| seed, commit | 1, ",
+                 f"{100 * knn['value']:.1f} [", f"{100 * probe['value']:.1f} ["):  # fmt: skip
+        assert part in card
+    assert str(ran) not in card
+    assert load_target(str(out), device="cpu").backbone.num_parameters == knn["subject"]["num_parameters"]
+    assert main(["ship", str(ran / "run"), "--out", str(out), *options]) == 1, "a file was replaced without --force"
+    monkeypatch.setattr(shipping, "MOST_LOST", -1.0)
+    assert main(["ship", str(ran / "run"), "--out", str(tmp_path / "worse.safetensors"), *options]) == 1
+    assert not (tmp_path / "worse.safetensors").exists()
