@@ -14,6 +14,7 @@ from mixlab.backbones.timm_backbone import TimmBackbone
 from mixlab.errors import naming_extras
 from mixlab.ops.operator import operators_kept_whole
 from mixlab.run.aside import written_aside
+from mixlab.run.disk import naming_file
 
 MAX_BATCH, MAX_CELLS = 4096, 512  # the largest sizes that a file is traced for; nothing in it depends on them
 
@@ -42,7 +43,7 @@ def export_onnx(model: Backbone, path: Path, *, height: int | None = None, width
         multiple, program = None, _translated(model, images, {})
     program.model.metadata_props.update(_metadata(model, multiple))
     path.parent.mkdir(parents=True, exist_ok=True)
-    with written_aside(path) as aside:
+    with naming_file(path), written_aside(path) as aside:
         program.save(aside)
     return multiple
 

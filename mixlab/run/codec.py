@@ -9,8 +9,9 @@ from __future__ import annotations
 import types
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from mixlab.errors import InputError, did_you_mean
 from mixlab.plugins import Registry
@@ -30,14 +31,15 @@ def from_json(cls: type[T], values: object, *, kinds: Kinds | None = None, where
     """The dataclass that `to_json` wrote; fields that are left out take their defaults. `where` is for errors."""
     if not isinstance(values, Mapping):
         raise InputError(f"{where} must be an object with fields, got {values!r}")
-    values, made, kinds = dict(values), cls, kinds or {}
+    values, kinds = dict(values), kinds or {}
+    made: Any = cls
     if cls in kinds:
         kind = values.pop("kind", None)
         if kind not in kinds[cls]:
             load = ", or load the plugin that adds it (mixlab --import)" if isinstance(kinds[cls], Registry) else ""
             raise InputError(f"{where}.kind is {kind!r}; choose one of {', '.join(kinds[cls])}{load}")
         made = kinds[cls][kind]
-    hints, known = get_type_hints(made), {field.name: field for field in fields(made)}  # type: ignore[arg-type]
+    hints, known = _fields_of(made)
     for name in values:
         if name not in known:
             hint = did_you_mean(str(name), known, otherwise=f"fields are {', '.join(known)}")
@@ -45,7 +47,8 @@ def from_json(cls: type[T], values: object, *, kinds: Kinds | None = None, where
     required = [name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING]
     if missing := [name for name in required if name not in values]:
         raise InputError(f"{where} lacks {', '.join(missing)}; give a value for each")
-    return made(**{name: check(hints[name], value, f"{where}.{name}", kinds) for name, value in values.items()})
+    read = {name: check(hints[name], value, f"{where}.{name}", kinds) for name, value in values.items()}
+    return cast(T, made(**read))
 
 
 def check(hint: Any, value: object, where: str, kinds: Kinds | None = None) -> Any:
@@ -74,6 +77,12 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str
         elif old != new:
             found[f"{prefix}{key}"] = (old, new)
     return found
+
+
+@cache  # a study has thousands of records of a few classes
+def _fields_of(cls: Any) -> tuple[dict[str, Any], dict[str, Field[Any]]]:
+    """The types of a dataclass's fields, and the fields, by name."""
+    return get_type_hints(cls), {field.name: field for field in fields(cls)}
 
 
 def _plain(value: Any) -> Any:
@@ -126,5 +135,6 @@ def _rule(hint: Any) -> str:
     return "None" if hint is type(None) else str((get_origin(hint) or hint).__name__)
 
 
+@cache
 def _options(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)

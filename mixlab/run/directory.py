@@ -109,14 +109,15 @@ class RunDirectory:
     def name_for(self, name: str, result: dict[str, Any]) -> str:
         """The name that `write` gives a result: NAME, NAME_2, ..."""
         names = chain((name,), (f"{name}_{number}" for number in count(2)))
-        return next(each for each in names if self._is_free(each, result))
+        identity = identity_of(result)
+        return next(each for each in names if self._is_free(each, identity))
 
-    def _is_free(self, name: str, result: dict[str, Any]) -> bool:
+    def _is_free(self, name: str, identity: object) -> bool:
         """Whether writing under this name would replace nothing but the same result, or an unreadable file."""
         if not self.file_of(name).is_file():
             return True
         try:
-            return identity_of(read_json(self.file_of(name))) == identity_of(result)
+            return identity_of(read_json(self.file_of(name))) == identity
         except ValueError:
             return True
 
@@ -126,18 +127,19 @@ class RunDirectory:
 
     def results(self) -> dict[str, dict[str, Any]]:
         """All results by name; their measurements are lists of records."""
-        found = {}
-        for file in sorted((self.path / "results").glob("*.json")):
-            try:
-                found[file.stem] = read_json(file)
-            except ValueError as error:
-                raise InputError(f"{error}; {AGAIN}") from error
-            measurements_of(found[file.stem], file)
-        return found
+        return {name: result for name, result, _ in self._read_results()}
 
     def measurements(self) -> list[Measurement]:
         """All measurements of all results, each once."""
-        return once(m for name, result in self.results().items() for m in measurements_of(result, self.file_of(name)))
+        return once(measurement for _, _, found in self._read_results() for measurement in found)
+
+    def _read_results(self) -> Iterator[tuple[str, dict[str, Any], list[Measurement]]]:
+        for file in sorted((self.path / "results").glob("*.json")):
+            try:
+                result = read_json(file)
+            except ValueError as error:
+                raise InputError(f"{error}; {AGAIN}") from error
+            yield file.stem, result, measurements_of(result, file)
 
     def arrays(self, name: str) -> dict[str, npt.NDArray[Any]]:
         file = self.path / "results" / f"{name}.npz"

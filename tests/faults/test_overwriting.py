@@ -6,7 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
+from mixlab.analysis.figures import save_figure
 from mixlab.backbones.weights import model_from_file, save_weights
 from mixlab.backbones.zoo import create_model
 from mixlab.cli import main
@@ -193,3 +195,10 @@ def test_a_study_is_published_into_a_mounted_folder_and_a_full_one_stays_as_it_w
     with pytest.raises(WorkError, match="No space left on device"):
         publish_study(run, out)
     assert {entry: entry.read_bytes() for entry in out.iterdir()} == before
+
+
+def test_a_picture_that_a_full_disk_does_not_take_is_named(small_disk: Callable[[int], Path]) -> None:
+    place = small_disk(2**14)
+    (place / "other").write_bytes(bytes(2**14))
+    with pytest.raises(WorkError, match=r"maps\.png could not be written .No space left on device.*are free in"):
+        save_figure(Figure(), place / "maps.png")

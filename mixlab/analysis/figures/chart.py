@@ -15,6 +15,7 @@ from matplotlib.ticker import AutoLocator, FixedLocator, FuncFormatter, MaxNLoca
 
 from mixlab.analysis.figures.page_svg import LINE, PALETTE, SOFT, TEXT, hint, inline_svg, remove_hints
 from mixlab.run import base_label
+from mixlab.run.disk import naming_file
 
 FAMILY_NAMES = {
     "attention": "softmax attention",
@@ -149,7 +150,7 @@ def save_charts(charts: Sequence[Chart], path: Path) -> Path:
 def save_figure(figure: Figure, path: Path) -> Path:
     """Write a figure; no date goes into the file, and text becomes outlines, readable without any font."""
     metadata = {"Date": None} if path.suffix == ".svg" else None
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(STYLE), naming_file(path):
         remove_hints(figure)
         figure.savefig(path, metadata=metadata, dpi=150, bbox_inches="tight")
     return path

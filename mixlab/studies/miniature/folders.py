@@ -14,6 +14,7 @@ from mixlab.data.mask_formats import parse_masks
 from mixlab.data.source import HELD_OUT, SPLITS, SkippedImages, evenly_spaced, split
 from mixlab.errors import InputError
 from mixlab.run.directory import write_json
+from mixlab.run.disk import naming_file
 
 HELD_OUT_MASKS = 4
 SHORT_SIDE = 256  # px of what segmentation reads
@@ -84,7 +85,8 @@ def _copy(file: Path, place: Path, side: int = COPY_SIDE) -> None:
     else:
         scale = side / min(image.size)
         size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
-        image.resize(size, Image.Resampling.BICUBIC).save(aside, format="JPEG", quality=QUALITY, subsampling=0)
+        with naming_file(place):
+            image.resize(size, Image.Resampling.BICUBIC).save(aside, format="JPEG", quality=QUALITY, subsampling=0)
     aside.replace(place)
 
 
@@ -136,5 +138,6 @@ def write_labels(masks: str, out: str) -> None:
         ):
             place = folder / kind / part / f"{number:05d}{suffix}"
             place.parent.mkdir(parents=True, exist_ok=True)
-            picture.save(place, quality=95)
+            with naming_file(place):
+                picture.save(place, quality=95)
     (folder / "classes.txt").write_text("ground\nfigure\n", encoding="utf-8")
