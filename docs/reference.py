@@ -18,7 +18,7 @@ from mixlab.cli import COMMANDS, find_command
 # Module: its title, and the names to explain; without names all of its own, or its __all__.
 MODULES = {
     "mixlab.backbones.zoo": ("Models by name", "create_model list_models register_backbone register_family"),
-    "mixlab.backbones.wrapped": ("Any module as a backbone", "WrappedBackbone"),
+    "mixlab.backbones.wrapped": ("Any module as a backbone", "wrap"),
     "mixlab.backbones.backbone": ("The contract of backbones", "Backbone LayerShape"),
     "mixlab.backbones.tokens": ("Tokens and features", "TokenLayout Features"),
     "mixlab.backbones.preprocess": ("Images for a model", "preprocess"),
@@ -99,8 +99,7 @@ def reference_page() -> str:
 def _public_names() -> str:
     """The names of `mixlab.__all__`, each with a link to its entry below."""
     entries = {name: _first_sentence(_own_doc(getattr(mixlab, name))) for name in mixlab.__all__}
-    titles = {name: getattr(getattr(mixlab, name), "__name__", name).lower() for name in entries}  # wrap is a class
-    listed = [f"- [`mixlab.{name}`](#{titles[name]}): {about}" for name, about in entries.items()]
+    listed = [f"- [`mixlab.{name}`](#{name.lower()}): {about}" for name, about in entries.items()]
     return "\n".join(["### Public names: `mixlab`\n", *listed])
 
 
