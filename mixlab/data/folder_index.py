@@ -22,6 +22,7 @@ from .decode import SUFFIXES
 from .index_file import Names, StoredIndex, index_file, is_trusted, read_index, write_index
 
 _FORMAT = 3
+_BLOCK = 10_000  # paths that are looked up at once
 _SETTLED_NS = 50_000_000  # file systems count time in ticks: a folder changed within this time may change unseen
 _JUST_CHANGED = -1  # the stamp of such a folder
 _LONGEST_RUN = 2**32 - 2**16  # bytes of names: their places are 32 bits
@@ -69,6 +70,22 @@ class PathTable(Sequence[str]):
         name = os.fsdecode(self._names[base + first : base + int(self._ends[place])].tobytes())
         folder = self.folders[int(self.run_folders[run])]
         return f"{folder}/{name}" if folder else name
+
+    def __iter__(self) -> Iterator[str]:
+        for run, (start, number) in enumerate(zip(self.run_starts.tolist(), self.run_lengths().tolist(), strict=True)):
+            folder, base = self.folders[int(self.run_folders[run])], int(self.run_bases[run])
+            prefix, first = f"{folder}/" if folder else "", 0
+            for block in range(start, start + number, _BLOCK):
+                ends = self._ends[block : min(block + _BLOCK, start + number)].tolist()
+                text = self._names[base + first : base + ends[-1]].tobytes()
+                for end, last in zip(ends, [first, *ends], strict=False):
+                    yield prefix + os.fsdecode(text[last - first : end - first])
+                first = ends[-1]
+
+    def arrays(self) -> list[NDArray[Any]]:
+        """All that the paths are made of."""
+        runs = [self.run_folders, self.run_starts, self.run_bases]
+        return [self.folders.text, self.folders.ends, *runs, self._names, self._ends]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and len(self) == len(other) and all(map(str.__eq__, self, other))

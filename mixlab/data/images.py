@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from mixlab.errors import InputError
 from .decode import SUFFIXES, Reduction, decode, decode_pixels, decode_reduced, fit_image, printable, to_tensor
 from .folder_index import PathTable, list_images
 from .given import PREFIX, Data, GivenData
+from .index_file import digest_of
 from .registered import open_registered
 from .shapes import parse_shapes
 from .shards import TarShards
@@ -71,6 +73,12 @@ class ImageFolder(ImageSource):
 
     def name(self, index: int) -> str:
         return printable(self.paths[self.check(index)])
+
+    def names(self) -> Iterator[str]:
+        return map(printable, self.paths)
+
+    def digest(self) -> str:
+        return digest_of(["folder", *self.classes], [*self.paths.arrays(), self._run_labels])
 
 
 def parse_source(name: Data, *, split: str = "train", cache: str | Path | None = None) -> ImageSource:

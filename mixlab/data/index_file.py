@@ -11,7 +11,7 @@ import json
 import os
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -115,6 +115,15 @@ def read_index(file: Path) -> StoredIndex | None:
         return StoredIndex(content["about"], arrays)
     except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return None
+
+
+def digest_of(about: list[str], arrays: Iterable[NDArray[Any]]) -> str:
+    """A checksum of texts and of mapped arrays, some GB a second."""
+    digest = hashlib.blake2b(json.dumps(about).encode(), digest_size=16)
+    for array in arrays:
+        digest.update(f"{array.dtype.str}{len(array)} ".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
 
 
 def _start_of(header: int) -> int:

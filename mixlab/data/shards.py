@@ -40,7 +40,7 @@ from .decode import (
     printable,
     to_tensor,
 )
-from .index_file import Names, StoredIndex, index_file, is_trusted, read_index, write_index
+from .index_file import Names, StoredIndex, digest_of, index_file, is_trusted, read_index, write_index
 from .source import ImageSource, few
 
 _FORMAT = 4
@@ -106,6 +106,10 @@ class TarShards(ImageSource):
     def name(self, index: int) -> str:
         shard, place = self._place(index)
         return printable(f"{self.shards[shard].name}/{self._indexes[shard].key(place)}")
+
+    def digest(self) -> str:
+        arrays = (index.arrays[name] for index in self._indexes for name in ("keys", "ends", "labels"))
+        return digest_of(["shards", *(shard.name for shard in self.shards)], arrays)
 
     def _place(self, index: int) -> tuple[int, int]:
         """The number of its shard, and its place in it."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor
 from mixlab.errors import InputError, did_you_mean
 
 from .decode import Reduction, UnreadableImage, fit_image, to_pil, to_tensor
+from .index_file import digest_of
 
 SPLITS = ("train", "val")
 HELD_OUT = 5  # without a split of its own, every fifth sample of a class is for validation
@@ -65,6 +65,14 @@ class Source(ABC, Generic[T]):
     def labels(self) -> Tensor:
         """All labels, int64 (n,)."""
         return torch.tensor([self.label(index) for index in range(len(self))], dtype=torch.int64)
+
+    def names(self) -> Iterator[str]:
+        """The names of all samples, in order."""
+        return map(self.name, range(len(self)))
+
+    def digest(self) -> str | None:
+        """Another where a name, a label or a class is another, without a look at each; None where there is none."""
+        return None
 
     def load_fitted(self, index: int, size: int, fit: str) -> tuple[Tensor, tuple[int, int]]:
         """The image alone as uint8 (3, size, size), see `fit_image`, and its own (height, width)."""
@@ -128,6 +136,10 @@ class Subset(Source[T]):
     def labels(self) -> Tensor:
         return self.source.labels()[torch.from_numpy(self.indexes)]
 
+    def digest(self) -> str | None:
+        whole = self.source.digest()
+        return None if whole is None else digest_of(["part", whole], [self.indexes])
+
     def load_fitted(self, index: int, size: int, fit: str) -> tuple[Tensor, tuple[int, int]]:
         return self.source.load_fitted(int(self.indexes[index]), size, fit)
 
@@ -140,16 +152,16 @@ def split(source: Source[T]) -> tuple[Subset[T], Subset[T]]:
 
     Where no class has two samples, it is every fifth of them all.
     """
-    labels: list[int] = source.labels().tolist()
-    if len(set(labels)) == len(labels):
-        labels = [-1] * len(labels)
-    seen = Counter[int]()
-    train: list[int] = []
-    val: list[int] = []
-    for index, label in enumerate(labels):
-        (val if seen[label] % HELD_OUT == 0 else train).append(index)
-        seen[label] += 1
-    return Subset(source, train), Subset(source, val)
+    labels = source.labels().numpy()
+    by_class = np.argsort(labels, kind="stable")
+    is_first = np.diff(labels[by_class], prepend=np.nan) != 0  # of its class
+    if is_first.all():
+        by_class, is_first = np.arange(len(labels)), np.arange(len(labels)) == 0
+    starts = np.flatnonzero(is_first)
+    place = np.arange(len(labels)) - np.repeat(starts, np.diff(starts, append=len(labels)))  # in its class
+    is_val = np.empty(len(labels), dtype=bool)
+    is_val[by_class] = place % HELD_OUT == 0
+    return Subset(source, np.flatnonzero(~is_val)), Subset(source, np.flatnonzero(is_val))
 
 
 def part_of(source: Source[T], which: str, *, name: str) -> Source[T]:

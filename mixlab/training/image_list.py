@@ -1,7 +1,8 @@
 """RUN/images.jsonl.gz: the images that a run was started with, so that it resumes after some were removed.
 
-A first line with their number, classes and checksum, then a line [label, name] for each. An image's number decides when
-it is seen; the next one takes the place of one that is gone.
+A first line with their number, classes, checksum and the digest of their source, then a line [label, name] for each. An
+image's number decides when it is seen; the next one takes the place of one that is gone. Where the digest is the same,
+no line is looked at.
 """
 
 import gzip
@@ -31,6 +32,7 @@ def write_list(folder: Path, source: Source[Any]) -> None:
                 digest.update(line)
                 number += 1
         about = {"number": number, "classes": list(source.classes), "checksum": digest.hexdigest()}
+        about["source"] = source.digest()
         first = gzip.compress(json.dumps(about).encode() + b"\n", compresslevel=1, mtime=0)
         size = len(first) + lines.tell()
         lines.seek(0)
@@ -50,6 +52,8 @@ def changed_list(folder: Path, source: Source[Any]) -> ImageList | None:
     try:
         with gzip.open(place, "rt", encoding="utf-8") as file:
             about = json.loads(file.readline())
+            if about.get("source") is not None and about["source"] == source.digest():
+                return None
             if about["checksum"] == _checksum(_rows(source)) and tuple(about["classes"]) == source.classes:
                 return None
             stored = [line.rstrip("\n") for line in file]
@@ -65,9 +69,9 @@ def changed_list(folder: Path, source: Source[Any]) -> ImageList | None:
 
 
 def _rows(source: Source[Any]) -> Iterator[str]:
-    labels = source.labels().numpy()
-    for index in range(len(source)):
-        yield json.dumps([int(labels[index]), source.name(index)])
+    labels = source.labels().numpy()  # not a list: it may be long
+    for label, name in zip(labels, source.names(), strict=True):
+        yield f"[{label}, {json.dumps(name)}]"
 
 
 def as_listed(source: Source[Any], listed: ImageList, *, name: str) -> tuple[ListedSource[Any], str]:

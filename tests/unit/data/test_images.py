@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mixlab.data import ImageFolder, Shapes, Subset, TarShards, UnreadableImage, parse_source
+from mixlab.data import ImageFolder, Shapes, Subset, TarShards, UnreadableImage, folder_index, parse_source
 from mixlab.data.folder_index import PathTable, list_images, scan_folder
 from mixlab.data.index_file import (
     StoredIndex,
@@ -160,7 +160,7 @@ def test_a_damaged_index_is_built_again(photos):
         assert list(ImageFolder(photos).paths) == paths
 
 
-def test_a_table_gives_the_paths_that_sorting_all_of_them_gives(tmp_path):
+def test_a_table_gives_the_paths_that_sorting_all_of_them_gives(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     parts = ["a", "a.b", "a b", "b", "é", "z" * 40, "b.jpg", "aa"]
     for _ in range(120):
@@ -174,7 +174,25 @@ def test_a_table_gives_the_paths_that_sorting_all_of_them_gives(tmp_path):
     assert list(found) == expected and found == expected and found[-2:] == expected[-2:]
     assert [found[index] for index in rng.permutation(len(found))[:20]]  # any order
     assert list(PathTable.of(expected)) == expected
+    monkeypatch.setattr(folder_index, "_BLOCK", 3)
+    assert list(found) == [found[index] for index in range(len(found))] == expected
     assert found.run_lengths().sum() == len(found) == len(expected)
+
+
+def test_a_digest_tells_of_every_name_and_label(photos, shards):
+    def digests(place: Path) -> list[str | None]:
+        source = ImageFolder(place)
+        return [source.digest(), Subset(source, [0, 1]).digest()]
+
+    seen = [*digests(photos), Subset(ImageFolder(photos), [1, 0]).digest()]
+    assert digests(photos) == seen[:2]
+    (photos / "cats" / "deep" / "er" / "b.png").rename(photos / "cats" / "deep" / "er" / "c.png")
+    seen += digests(photos)
+    (photos / "cats").rename(photos / "elks")  # another class, and another order
+    seen += [*digests(photos), TarShards(f"{shards}/set-*.tar").digest()]
+    assert None not in seen and len(set(seen)) == len(seen) == 8
+    for source in (ImageFolder(photos), TarShards(f"{shards}/set-*.tar")):
+        assert list(source.names()) == [source.name(index) for index in range(len(source))]
 
 
 def test_an_index_that_another_process_has_just_compared_is_taken_as_it_is(photos):
