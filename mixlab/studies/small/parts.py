@@ -128,11 +128,9 @@ def look(kind: str, size: str, family: Family, seed: int, setting: Setting) -> I
     place = _place(kind, size, family, seed, setting)
     heads = (*PAPERS_PROBE, "--epochs", str(setting.effort.probe_epochs)) if setting.effort is QUICK else PAPERS_PROBE
     yield from score_run(place, place.name, data=setting.data, seed=seed, heads=heads, here=setting.here, twin=True)
-    needs = (f"train {place.name}", f"probe {place.name}")
-    if "registers" in family.strategies:
-        one = _register_probe(setting, place, seed)
-        yield one
-        needs = (*needs, one.name)
+    probes = [_register_probe(setting, place, seed)] if "registers" in family.strategies else []
+    yield from probes
+    needs = (f"train {place.name}", f"probe {place.name}", *(step.name for step in probes))
     yield from _looked_at(setting, place, family, size, seed, needs)
 
 
