@@ -18,7 +18,7 @@ from mixlab.cli import COMMANDS, find_command
 # Module: its title, and the names to explain; without names all of its own, or its __all__.
 MODULES = {
     "mixlab.backbones.zoo": ("Models by name", "create_model list_models register_backbone register_family"),
-    "mixlab.backbones.wrapped": ("Any module as a backbone", "WrappedBackbone"),
+    "mixlab.backbones.wrapped": ("Any module as a backbone", "wrap"),
     "mixlab.backbones.backbone": ("The contract of backbones", "Backbone LayerShape"),
     "mixlab.backbones.tokens": ("Tokens and features", "TokenLayout Features"),
     "mixlab.backbones.preprocess": ("Images for a model", "preprocess"),

@@ -4,6 +4,7 @@ Parts leave JSON, and weights in 16 bits. `look-X` needs the weights of `dino-X`
 any, so that the folder of a study may go to another machine without them.
 """
 
+import shutil
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -127,7 +128,25 @@ def look(kind: str, size: str, family: Family, seed: int, setting: Setting) -> I
     place = _place(kind, size, family, seed, setting)
     heads = (*PAPERS_PROBE, "--epochs", str(setting.effort.probe_epochs)) if setting.effort is QUICK else PAPERS_PROBE
     yield from score_run(place, place.name, data=setting.data, seed=seed, heads=heads, here=setting.here, twin=True)
-    yield from _looked_at(setting, place, family, size, seed)
+    probes = [_register_probe(setting, place, seed)] if "registers" in family.strategies else []
+    yield from probes
+    needs = (f"train {place.name}", f"probe {place.name}", *(step.name for step in probes))
+    yield from _looked_at(setting, place, family, size, seed, needs)
+
+
+def _register_probe(setting: Setting, place: Path, seed: int) -> Step:
+    named = (f"{place}={place.name}", "--data", setting.data, "--seed", str(seed), "--name", "register_probe")
+    rates = ("--lrs", "0.01", "0.1", "0.5", "--weight-decays", "0", "--batch", "256")
+    heads = ("--mode", "cached", "--blocks", "1", "--strategies", "registers", *rates)
+    return Step(
+        f"register probe {place.name}",
+        f"{place.name}: a probe of each register",
+        "do registers that look at objects also know the class?",
+        ("probe", *named, *heads, "--epochs", str(setting.effort.probe_epochs)),
+        place / "results" / "register_probe.json",
+        here=setting.here,
+        needs=(f"train {place.name}",),
+    )
 
 
 def _place(kind: str, size: str, family: Family, seed: int, setting: Setting) -> Path:
@@ -149,9 +168,11 @@ def _speedrun(setting: Setting, recipe: str, place: Path, seed: int, settings: t
     )
 
 
-def _looked_at(setting: Setting, place: Path, family: Family, size: str, seed: int) -> Iterator[Step]:
-    """Maps against masks, corrupted images, ranks, pictures and segmentation."""
-    effort, trained = setting.effort, (f"train {place.name}", f"probe {place.name}")
+def _looked_at(
+    setting: Setting, place: Path, family: Family, size: str, seed: int, trained: tuple[str, ...]
+) -> Iterator[Step]:
+    """Maps against masks, corrupted images, ranks, pictures and segmentation, after these steps."""
+    effort = setting.effort
     wanted = {"register": "registers" in family.strategies, "head": "cls" in family.strategies, "layer": True}
     studies = ("map", *(study for study, there in wanted.items() if there), "model")
     yield score(setting, [place], studies, into=place, needs=trained)
@@ -262,6 +283,8 @@ def keep_16_bits(run: Path) -> None:
     """Keep the weights of a network of the study in 16 bits; of trials, twins and segmenters only their results."""
     for place in (run / "untrained" / WEIGHTS, run / "segmenter.safetensors"):
         place.unlink(missing_ok=True)
+    for folder in (place for place in run.glob("*probe*") if place.is_dir()):
+        shutil.rmtree(folder)
     weights = run / WEIGHTS
     if run.parent.name in ("tuning", "ablate") or "-segment-" in run.name:
         weights.unlink(missing_ok=True)
