@@ -31,8 +31,17 @@ copybutton_prompt_text = "$ "
 
 SECTIONS = {
     "First steps": ["tutorial", "own_images", "own_timm_model", "gallery"],
-    "How to": ["scaling", "dense_tasks", "reliability"],
-    "The papers": ["reproduce", "choices", "table1", "miniature", "speedrun", "long_sequences", "mambas"],
+    "How to": ["segment", "detect", "export", "reproduce_one", "scaling", "reliability"],
+    "The papers": [
+        "reproduce",
+        "choices",
+        "dense_tasks",
+        "table1",
+        "miniature",
+        "speedrun",
+        "long_sequences",
+        "mambas",
+    ],
     "Your own parts": [
         "any_model",
         "any_data",

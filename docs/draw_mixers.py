@@ -24,7 +24,7 @@ SIZE, GRID, PATCH = 192, 24, (7, 10)  # pixels, patches a side, and the patch on
 
 
 def photograph() -> NDArray[np.uint8]:
-    """The photograph that comes with matplotlib, in the public domain, as a square."""
+    """The portrait that comes with mixlab, as a square."""
     picture = Image.fromarray(np.moveaxis(np.asarray(parse_source("photo").load(0)), 0, -1))
     side = min(picture.size)
     left, top = (picture.width - side) // 2, (picture.height - side) // 2
@@ -113,4 +113,4 @@ if __name__ == "__main__":
     _save(figure, list(axes), "mixers.jpg")
     figure, axes = plt.subplots(1, 3, figsize=(8.4, 3.1), layout="constrained")
     draw_matrices(list(axes), found)
-    _save(figure, list(axes), "mixer-matrices.png")
+    _save(figure, list(axes), "mixer-matrices.jpg")

@@ -21,7 +21,10 @@ from mixlab.plugins import load_for_all
 from mixlab.signals import STOP_SIGNALS, raising, say_stopped
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("mixlab.commands.demo", "both papers in miniature on drawn images, and a report"),
+    "demo": (
+        "mixlab.commands.demo",
+        "look inside trained networks, train one further, and a report: minutes on two cores",
+    ),
     "study": ("mixlab.commands.study", "both papers on your own photographs, in parts of a few minutes on one GPU"),
     "reproduce": (
         "mixlab.commands.reproduce",
@@ -43,8 +46,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rank": ("mixlab.commands.rank", "ranks of the blocks of mixing matrices"),
     "maps": ("mixlab.commands.maps", "activation maps and principal components as pictures"),
     "auc": ("mixlab.commands.auc", "Binary-AUC of activation maps, with its baselines"),
-    "matrices": ("mixlab.analysis.matrices", "mixing matrices on a photograph, as a picture: which tokens read which"),
-    "norms": ("mixlab.analysis.norms", "high-norm tokens by layer: their share and place, the untrained twin beside"),
+    "matrices": ("mixlab.commands.matrices", "mixing matrices on a photograph, as a picture: which tokens read which"),
+    "norms": ("mixlab.commands.norms", "high-norm tokens by layer: their share and place, the untrained twin beside"),
     "claims": ("mixlab.commands.claims", "what the papers claim, what was measured, the verdict"),
     "report": ("mixlab.commands.report", "runs as one self-contained page"),
     "look": ("mixlab.commands.look", "your photographs on the page: what does each patch attend to?"),
@@ -138,9 +141,9 @@ def find_command(name: str) -> Callable[..., Any]:
     """The function of a command; of an analysis, the command that follows from it."""
     module = import_module(COMMANDS[name][0]) if name in COMMANDS else None
     analysis = registered_analyses().get(name)
-    if analysis is None:
+    if analysis is None or (module is not None and analysis.function.__module__.startswith("mixlab.")):
         return getattr(module, name)
-    if module is not None and analysis.function.__module__ != module.__name__:
+    if module is not None:
         raise InputError(
             f"{analysis.function.__module__} registers an analysis {name!r}, which is a command already; rename it"
         )

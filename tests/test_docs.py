@@ -4,12 +4,14 @@ import json
 import re
 import runpy
 import shlex
+import shutil
 import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from command_line import help_of, parse_command
 from sphinx.errors import ExtensionError
 
@@ -83,6 +85,28 @@ def test_every_command_is_one_that_mixlab_knows(file: Path) -> None:
             pytest.fail(f"{file.name}: {line!r} is not understood")
 
 
+def test_the_commands_of_the_readme_are_ones_that_mixlab_knows() -> None:
+    """`mixlab rank|maps TARGET    what they do` are two of them."""
+    lines = [re.split(r" {3,}| #", line)[0] for line in command_lines(ROOT / "README.md")]
+    assert len(lines) > 15
+    for line in lines:
+        _, names, *rest = shlex.split(line)
+        for name in names.split("|"):
+            if name != "bench":  # WHAT is one of a list
+                parse_command(name, rest)
+
+
+def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ROOT / "mixlab" / "photographs" / "cat.jpg", "photo.jpg")
+    [code] = blocks(ROOT / "README.md", "python")
+    names: dict[str, Any] = {}
+    exec(compile(code, "README.md", "exec"), names)
+    looked = names["mixing"].matrix() @ names["mixing"].values
+    torch.testing.assert_close(names["mixing"].apply(), looked, rtol=1e-4, atol=1e-5)
+    assert names["maps"].ndim == 3 and names["found"].measurements
+
+
 @pytest.mark.parametrize(
     "file", [f for f in WRITTEN if f.stem.startswith(("add_", "any_"))], ids=lambda file: file.stem
 )
@@ -125,12 +149,34 @@ def words(cell: str) -> str:
     return re.sub(r"<[^>]+>", "", cell).strip()
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "examples").glob("*.py")), ids=lambda file: file.stem)
+SCRIPTS = [file for file in sorted((ROOT / "examples").glob("*.py")) if not file.with_suffix(".ipynb").exists()]
+
+
+@pytest.mark.parametrize("file", SCRIPTS, ids=lambda file: file.stem)
 def test_every_example_runs_and_is_cut_into_cells(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = file.read_text(encoding="utf-8")
     assert text.startswith("# %% [markdown]\n# # ") and text.count("# %%\n") >= 3
     runpy.run_path(str(file), run_name="__main__")
     assert capsys.readouterr().out.count("\n") >= 4
+
+
+@pytest.mark.usefixtures("own_registries")
+@pytest.mark.parametrize("name", import_module("make_notebook").RUN)
+def test_a_notebook_has_the_cells_of_its_script_and_the_outputs_that_they_have_now(name: str) -> None:
+    """Its numbers and pictures may differ with the versions of others; not what it prints and draws."""
+    make_notebook = import_module("make_notebook")
+    cells = make_notebook.script_cells(ROOT / "examples" / f"{name}.py")
+    stored = json.loads((ROOT / "examples" / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
+    sources = [[(cell["cell_type"], cell["source"]) for cell in found] for found in (cells, stored)]
+    assert sources[0] == sources[1], "run python docs/make_notebook.py"
+    assert "".join(cells[0]["source"]).startswith("# ") and cells[1]["source"][0].startswith("%pip install")
+    make_notebook.run_cells(cells)
+
+    def shown(found: list[dict[str, Any]]) -> list[Any]:
+        outputs = [output for cell in found for output in cell.get("outputs", [])]
+        return [(output["output_type"], len(output.get("text", [])), [*output.get("data", {})]) for output in outputs]
+
+    assert shown(cells) == shown(stored) and any(kind == "display_data" for kind, _, _ in shown(stored))
 
 
 def test_the_notebook_runs_cell_by_cell_and_is_the_page_on_ones_own_loop() -> None:

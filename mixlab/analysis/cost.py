@@ -1,10 +1,14 @@
 """The cost of a backbone: parameters and multiply-accumulates, counted from shapes, and measured speed."""
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from mixlab.backbones.backbone import Backbone
@@ -109,10 +113,30 @@ def _answer(num_tokens: int, threshold: int, length: Length, costs: list[MixerCo
 TIMED_BATCH, TIMED_SECONDS = 16, 0.6
 
 
+class _Unfilled(TorchFunctionMode):
+    """Nothing is filled: parameters without storage have no values, and drawing them is most of the time."""
+
+    fills = frozenset(
+        getattr(Tensor, f"{name}_") for name in ("uniform", "normal", "erfinv", "mul", "add", "clamp", "fill", "zero")
+    )
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return args[0] if func in self.fills and args[0].is_meta else func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def without_storage() -> Iterator[None]:
+    """Networks that are built within have shapes alone."""
+    with torch.device("meta"), _Unfilled():
+        yield
+
+
 def on_meta(name: str, **fields: Any) -> Backbone:
     """The backbone without storage: shapes only."""
     shipped = create_model(name, **fields).architecture() if name in SHIPPED else None  # its shape is in its file
-    with torch.device("meta"):
+    with without_storage():
         model = create_model(name, **fields) if shipped is None else build_architecture(shipped)
         return model.eval().requires_grad_(False)
 
@@ -133,14 +157,14 @@ def count_parameters(model: torch.nn.Module) -> int:
 
 def count_with_classifier(model: Backbone, num_classes: int = 1000) -> int:
     """Parameters with the classifier that papers count: a linear layer on the summary, or timm's own head."""
-    with torch.device("meta"):
+    with without_storage():
         return count_parameters(model.with_classifier(num_classes))
 
 
 def measure_cost(target: Target) -> dict[str, Any]:
     """Parameters, multiply-accumulates and images per second of a forward pass at the backbone's own image size."""
     backbone, size = target.backbone, target.backbone.image
-    with torch.device("meta"):
+    with without_storage():
         flat = build_architecture(backbone.architecture()).eval().requires_grad_(False)
     rate = median_interval(_images_per_second(backbone, size))
     device = str(next(backbone.parameters()).device)

@@ -1,22 +1,25 @@
 """Any registered analysis as a command: the options that all of them share, then its own."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mixlab.analysis.registry import Analysis
-from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.choices import Fit
 from mixlab.commands.answer import Answer
 from mixlab.commands.options import Flat, SeveralTargets
 from mixlab.commands.output import drawing, evaluation_machine, print_left_out, progress_bar
 from mixlab.console import console
-from mixlab.data.decode import SUFFIXES
 from mixlab.errors import InputError, check_counts
 from mixlab.plugins import needed_plugins
 from mixlab.run import provenance
+
+if TYPE_CHECKING:
+    from mixlab.analysis.registry import Analysis
 
 
 @dataclass(frozen=True)
@@ -24,8 +27,8 @@ class ViewedTargets(SeveralTargets):
     """Networks on some images of a set. A photograph among the targets is the image."""
 
     data: str | None = None  # type: ignore[assignment]
-    """shapes, photo (one that comes with mixlab), a photograph, a folder, wds:PATTERN, or images with masks, as for
-    `maps`; default: the analysis' own. A photograph may also stand among the targets."""
+    """shapes, photo, photo:NAME or photo:all (they come with mixlab), a photograph, a folder, wds:PATTERN, or images
+    with masks, as for `maps`; default: the analysis' own. A photograph may also stand among the targets."""
     num_images: int | None = None  # number of images, evenly spaced; default: the analysis' own number.
     fit: Fit | None = None
     """crop (centre crop, as in kNN and probes) or squash (the whole image, aspect ratio not kept); default: the
@@ -49,8 +52,18 @@ def command_of(analysis: Analysis) -> Callable[..., dict[str, Any]]:
     return command
 
 
+def run_named(name: str, on: ViewedTargets, answer: Answer, **options: Any) -> dict[str, Any]:
+    """One of mixlab's own, by the name of its module."""
+    import_module(f"mixlab.analysis.{name}")
+    from mixlab.analysis.registry import ANALYSES
+
+    return run_analysis(ANALYSES[name], on, answer, options)
+
+
 def run_analysis(analysis: Analysis, on: ViewedTargets, answer: Answer, options: dict[str, Any]) -> dict[str, Any]:
     """Analyse, write the result and its pictures, print its table."""
+    from mixlab.analysis.viewed_images import ViewedImages
+
     answer.check()
     check_counts(num_images=on.num_images)
     on, data = _with_photograph(on, analysis.data)
@@ -94,6 +107,8 @@ def run_analysis(analysis: Analysis, on: ViewedTargets, answer: Answer, options:
 
 def _with_photograph(on: ViewedTargets, usual: str) -> tuple[ViewedTargets, str]:
     """The targets alone, and the data: a photograph among them, else --data, else what is usual."""
+    from mixlab.data.decode import SUFFIXES
+
     places = [text for text in on.targets if Path(text).suffix.lower() in SUFFIXES]
     if len(places) + (on.data is not None) > 1:
         raise InputError(

@@ -9,7 +9,7 @@ from mixlab.commands.answer import Answer
 from mixlab.commands.options import Flat
 from mixlab.console import console
 from mixlab.errors import InputError
-from mixlab.run import UNTRAINED, find_runs
+from mixlab.run import UNTRAINED, find_runs, provenance
 
 
 def report(
@@ -49,10 +49,12 @@ def report(
 
 def measure_costs(places: list[Path]) -> None:
     """Size and speed of the exported backbones that have no results/cost.json yet."""
-    from mixlab.studies.demo import write_costs
+    from mixlab.analysis.cost import measure_cost
+    from mixlab.evaluation.target import load_target
 
     for run in find_runs(place for place in places if place.is_dir()):
         is_whole = (run.path / "weights.safetensors").is_file() and (run.path / "config.json").is_file()
         if is_whole and run.path.name != UNTRAINED and not run.file_of("cost").is_file():
             console.print(f"measuring {run.path}")
-            write_costs(run.path)
+            result = measure_cost(load_target(str(run.path), device="cpu"))
+            run.write_result("cost", result | {"provenance": provenance(device="cpu")})

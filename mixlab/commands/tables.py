@@ -30,7 +30,8 @@ def aligned(columns: Sequence[str], rows: Rows, width: int) -> Iterator[tuple[st
     numeric = [all(isinstance(row[i], int | float) or row[i] in ("", "-", None) for row in rows) for i in _all(columns)]
     cells = [[_cell(value) for value in row] for row in rows]
     widths = [max(map(cell_len, [columns[i], *(row[i] for row in cells)])) for i in _all(columns)]
-    widths = _narrowed(widths, [_is_prose(row[i] for row in cells) for i in _all(columns)], width)
+    words = [max((cell_len(word) for row in cells for word in row[i].split()), default=0) for i in _all(columns)]
+    widths = _narrowed(widths, [_is_prose(row[i] for row in cells) for i in _all(columns)], words, width)
     named = next((i for i in _all(columns) if any(_is_figure(row[i]) for row in rows)), len(columns))
     gap = GAP if sum(widths) + GAP * (len(widths) - 1) <= width else 1
     for part in _parts(widths, named, width, gap):
@@ -55,13 +56,18 @@ def _is_prose(cells: Iterator[str]) -> bool:
     return any(" " in cell and cell_len(cell) > PROSE for cell in cells)
 
 
-def _narrowed(widths: list[int], prose: list[bool], width: int) -> list[int]:
-    """Columns of sentences share the room that the others leave."""
-    free = width - sum(own for own, long in zip(widths, prose, strict=True) if not long) - GAP * (len(widths) - 1)
-    share = max(NARROW, free // max(1, sum(prose)))
-    if sum(widths) + GAP * (len(widths) - 1) <= width:
+def _narrowed(widths: list[int], prose: list[bool], words: list[int], width: int) -> list[int]:
+    """Columns of sentences share the room that the others leave; each has room for its longest word."""
+    free = width - GAP * (len(widths) - 1)
+    if sum(widths) <= free:
         return widths
-    return [min(own, share) if long else own for own, long in zip(widths, prose, strict=True)]
+    fixed = {i: own for i, own in enumerate(widths) if not prose[i]}
+    while True:
+        share = max(NARROW, (free - sum(fixed.values())) // max(1, len(widths) - len(fixed)))
+        long = {i: words[i] for i in range(len(widths)) if i not in fixed and words[i] > share}
+        if not long:
+            return [fixed.get(i, min(own, share)) for i, own in enumerate(widths)]
+        fixed |= long
 
 
 def _parts(widths: Sequence[int], named: int, width: int, gap: int) -> list[list[int]]:

@@ -16,6 +16,7 @@ from .decode import SUFFIXES, Reduction, decode, decode_pixels, decode_reduced, 
 from .folder_index import PathTable, list_images
 from .given import PREFIX, Data, GivenData
 from .index_file import digest_of
+from .photographs import photograph_place
 from .registered import open_registered
 from .shapes import parse_shapes
 from .shards import TarShards
@@ -83,7 +84,7 @@ class ImageFolder(ImageSource):
 
 def parse_source(name: Data, *, split: str = "train", cache: str | Path | None = None) -> ImageSource:
     """A source from its name: `shapes[:size=64,n=2000,seed=0]`, a folder, an image file, `wds:PATTERN`, or
-    `photo`, which comes with matplotlib.
+    photographs that come with mixlab: `photo` is a portrait, `photo:cat` another, `photo:all` are all.
 
     A folder with a sub-folder for the split (train; val, validation, valid, test) means that sub-folder. One that has
     a sub-folder for the other split alone means that one: `labelled_splits` then cuts it in two. `NAME:REST` is what a
@@ -102,10 +103,8 @@ def parse_source(name: Data, *, split: str = "train", cache: str | Path | None =
         return own
     if name.startswith("wds:"):
         return TarShards(name.removeprefix("wds:"), cache=cache)
-    if name == "photo":  # Grace Hopper, in the public domain
-        from matplotlib import get_data_path  # takes a moment, and is rarely asked for
-
-        name = f"{get_data_path()}/sample_data/grace_hopper.jpg"
+    if (photographs := photograph_place(name)) is not None:
+        return ImageFolder(photographs)
     folder = Path(name).expanduser()
     if folder.is_file() and folder.suffix.lower() in SUFFIXES:
         return ImageFolder(folder)

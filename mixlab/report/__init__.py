@@ -3,6 +3,6 @@
 from mixlab.errors import naming_extras
 
 with naming_extras():
-    from mixlab.report.page import check_page, write_report
+    from mixlab.report.page import check_page, first_sentences, write_report
 
-__all__ = ["check_page", "write_report"]
+__all__ = ["check_page", "first_sentences", "write_report"]

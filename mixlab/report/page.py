@@ -85,6 +85,13 @@ def write_report(places: Sequence[Path], out: Path, *, title: str | None = None,
     return out
 
 
+def first_sentences(places: Sequence[Path]) -> list[str]:
+    """What the page of these run directories says first."""
+    findings = read_findings(places)
+    claims = [ledger_part(record) for record in findings.of("claims")]
+    return ["".join(part.text for part in said) for said in conclusions(model_table(findings), findings, claims)]
+
+
 def check_page(out: Path) -> None:
     """Refuse a place where something would be lost."""
     if os.path.lexists(out) and not _is_ours(out):

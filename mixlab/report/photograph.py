@@ -8,7 +8,7 @@ from mixlab.analysis.figures import FAMILY_NAMES, LineStyle, line_styles
 from mixlab.report.findings import Findings, Record
 from mixlab.report.pictures import colour_picture, map_picture, matrix_picture, photograph
 from mixlab.report.sections import place_of
-from mixlab.run import base_label
+from mixlab.run import UNTRAINED, base_label
 from mixlab.run.directory import file_name
 
 MOST_MODELS = 6
@@ -28,7 +28,8 @@ def _worth(look: dict[str, Any]) -> tuple[Any, ...]:
 def _look(record: Record, findings: Findings, styles: dict[str, LineStyle]) -> dict[str, Any]:
     content, arrays = record.content, record.arrays()
     subjects = {base_label(subject["label"]): subject for subject in reversed(content["subjects"])}  # one of its seeds
-    chosen = _of_all_families([*reversed(subjects.values())])
+    trained = [one for one in reversed(subjects.values()) if one.get("training") != UNTRAINED]
+    chosen = _of_all_families(trained or [*reversed(subjects.values())])
     chosen.sort(key=lambda subject: place_of(subject["label"], styles)[0])
     models = [_model(subject, record, findings, styles) for subject in chosen]
     return {

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mixlab.backbones.weights import model_from_file, save_weights
+from mixlab.backbones.zoo import SHIPPED, create_model
 from mixlab.run import RunDirectory
 from mixlab.studies.steps import Step
 
@@ -17,23 +18,27 @@ def score_run(
     heads: tuple[str, ...] | None,
     here: tuple[str, ...],
     twin: bool = True,
+    shipped: str | None = None,
 ) -> Iterator[Step]:
-    """Steps after `train LABEL`; `heads` are the arguments of `mixlab probe`, None for no probe."""
-    cases = [("", run, f"train {label}", tuple[str, ...]())]
+    """Steps after `train LABEL`; `heads` are the arguments of `mixlab probe`, None for no probe. The run of a `shipped`
+    network, which nobody trains here, holds its results alone."""
+    trained = (f"train {label}",) if shipped is None else ()
+    named = (f"{run}={label}",) if shipped is None else (f"{shipped}={label}", "--run", str(run))
+    cases = [("", run, trained, named)]
     if twin:
         place = run / "untrained"
         made = Step(
             f"twin {label}",
             f"{label}: an untrained twin",
             "the same network with random weights, as a baseline",
-            ("twin", str(run), str(place), str(seed)),
+            ("twin", shipped or str(run), str(place), str(seed)),
             place / "config.json",
-            needs=(f"train {label}",),
+            needs=trained,
         )
         yield made
-        cases.append((" untrained", place, made.name, ("--training", "untrained")))
-    for note, place, needs, said in cases:
-        rest = (f"{place}={label}", "--data", data, "--seed", str(seed), *said)
+        cases.append((" untrained", place, (made.name,), (f"{place}={label}", "--training", "untrained")))
+    for note, place, needs, (target, *said) in cases:
+        rest = (target, "--data", data, "--seed", str(seed), *said)
         yield Step(
             f"knn {label}{note}",
             f"{label}{note}: nearest neighbours",
@@ -41,7 +46,7 @@ def score_run(
             ("knn", *rest),
             place / "results" / f"knn_{label}.json",
             here=here,
-            needs=(needs,),
+            needs=needs,
         )
         if heads is not None:
             yield Step(
@@ -51,13 +56,14 @@ def score_run(
                 ("probe", *rest, *heads),
                 place / "results" / "probe.json",
                 here=here,
-                needs=(needs,),
+                needs=needs,
             )
 
 
 def write_twin(run: str, out: str, seed: str) -> None:
-    """The backbone of a run with fresh weights, as a run of its own."""
+    """The backbone of a run, or a shipped one, with fresh weights, as a run of its own."""
     folder = RunDirectory.create(out)
     folder.write_config({"seed": int(seed), "twin_of": Path(run).name})
-    twin = model_from_file(Path(run) / "weights.safetensors").twin(int(seed))
+    trained = create_model(run) if run in SHIPPED else model_from_file(Path(run) / "weights.safetensors")
+    twin = trained.twin(int(seed))
     save_weights(twin, folder.path / "weights.safetensors")

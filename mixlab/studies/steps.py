@@ -32,9 +32,9 @@ LOG, MARK = "logs/{}.txt", "steps/{}.json"  # of a step, in the folder of the wh
 POLL_S = 0.3
 WATCH_S = 0.5
 PATIENCE_S = 30.0  # seconds to wait for the workers of a killed command: they write a checkpoint first
+SHOWN_METRICS = {"loss": "loss", "knn_accuracy": "kNN", "accuracy": "accuracy"}  # while training
 OWN_JOBS = {  # what has no command of its own: a function of text arguments
     "twin": ("mixlab.studies.scoring", "write_twin"),
-    "speed": ("mixlab.studies.demo", "write_all_costs"),
     "split": ("mixlab.studies.miniature.folders", "hold_out"),
     "labels": ("mixlab.studies.miniature.folders", "write_labels"),
     "choose": ("mixlab.studies.miniature.jobs", "choose_rates"),
@@ -230,7 +230,16 @@ def _finish(part: _Running, code: int, folder: Path) -> None:
     write_json(
         _place(folder, step, MARK), {"arguments": _told(step, folder), "seconds": round(seconds, 1), "date": now}
     )
-    console.print(Text.assemble("  ", ("done", "green"), f" {step.title}, {seconds:.1f} s"))
+    moved = "" if step.trains is None else _moved(RunDirectory(step.trains))
+    console.print(Text.assemble("  ", ("done", "green"), f" {step.title}, {seconds:.1f} s{moved}"))
+
+
+def _moved(run: RunDirectory) -> str:
+    """First and last of what training showed."""
+    rows = list(run.read_metrics())
+    series = {name: [row[key] for row in rows if key in row] for key, name in SHOWN_METRICS.items()}
+    said = [f"{name} {values[0]:.3g} to {values[-1]:.3g}" for name, values in series.items() if len(values) > 1]
+    return f": {', '.join(said)}" if said else ""
 
 
 def _show(progress: Progress, part: _Running) -> None:
@@ -241,8 +250,7 @@ def _show(progress: Progress, part: _Running) -> None:
     for row in run.read_metrics():
         last |= row
     if last:
-        known = {"loss": "loss", "knn_accuracy": "kNN", "accuracy": "accuracy"}
-        text = "  ".join(f"{name} {last[key]:.3g}" for key, name in known.items() if key in last)
+        text = "  ".join(f"{name} {last[key]:.3g}" for key, name in SHOWN_METRICS.items() if key in last)
         with contextlib.suppress(OSError, ValueError, KeyError):
             progress.update(part.task, total=run.read_config()["total_steps"])
         progress.update(part.task, completed=last["step"], note=text)

@@ -10,7 +10,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mixlab.analysis.claims.evidence import Status, Verdict
 from mixlab.analysis.claims.theorems import listed, settled
-from mixlab.analysis.cost import count_macs, count_parameters, count_with_classifier, give_advice, on_meta
+from mixlab.analysis.cost import (
+    count_macs,
+    count_parameters,
+    count_with_classifier,
+    give_advice,
+    on_meta,
+    without_storage,
+)
 from mixlab.backbones.block import Layer
 from mixlab.evaluation.detection.detector import Detector
 from mixlab.evaluation.detection.regions import DetectorConfig, RegionStage
@@ -186,12 +193,12 @@ def _block_flops(dim: int, length: int) -> int:
 
 @cache
 def _pyramid(size: str) -> Pyramid:
-    with torch.device("meta"):
+    with without_storage():
         return Pyramid(on_meta(f"mambaout_{size}"))
 
 
 def _mask_rcnn(size: str) -> tuple[float, float]:
-    with torch.device("meta"):
+    with without_storage():
         network = Detector(_pyramid(size), DetectorConfig(), num_classes=80).eval()
 
     def run() -> None:
@@ -206,6 +213,6 @@ def _mask_rcnn(size: str) -> tuple[float, float]:
 
 
 def _upernet(size: str) -> tuple[float, float]:
-    with torch.device("meta"):
+    with without_storage():
         network = UperNet(_pyramid(size), num_classes=150).eval()
     return count_parameters(network) / 1e6, _flops(lambda: network(torch.empty(1, 3, 512, 2048))) / 2e9

@@ -1,6 +1,8 @@
 """Matrices as pictures: what is strong is bright, whatever the scale, and the command draws them for any mixer."""
 
+import inspect
 import json
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ from PIL import Image
 
 import mixlab
 from mixlab.analysis.matrices import LEAST_DECADES, MOST_DECADES, grey_levels, matrices_of
+from mixlab.analysis.registry import ANALYSES
 from mixlab.cli import main
 from mixlab.errors import InputError
 from mixlab.evaluation.target import Target
@@ -61,3 +64,12 @@ def test_a_photograph_among_the_targets_is_drawn(tmp_path: Path, capsys: pytest.
     capsys.readouterr()
     assert main(["matrices", "shipped/vit", str(photo), "--data", "shapes", *options]) == 1
     assert "give one source of images; --data takes a folder" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("name", ["matrices", "norms"])
+def test_a_command_that_is_declared_without_torch_has_the_options_of_its_analysis(name: str) -> None:
+    import_module(f"mixlab.analysis.{name}")
+    analysis, command = ANALYSES[name], getattr(import_module(f"mixlab.commands.{name}"), name)
+    declared = inspect.signature(command, eval_str=True).parameters.values()
+    assert [part for part in declared if part.kind is part.KEYWORD_ONLY] == analysis.options
+    assert inspect.getdoc(command) == inspect.getdoc(analysis.function)

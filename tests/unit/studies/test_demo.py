@@ -12,38 +12,41 @@ from typing import Any
 
 import pytest
 from command_line import parse_command
+from in_process import here
 
 from mixlab.commands.demo import run_demo
+from mixlab.report import write_report
 from mixlab.run import RunDirectory
-from mixlab.studies.demo import FULL, MODELS, QUICK, DemoEffort, plan
+from mixlab.studies.demo import FULL, QUICK, TUNED, DemoEffort, plan
+from tests.terminal import terminal
 
 LITTLE = DemoEffort(
-    num_images=64, dino_epochs=1, num_labelled=64, supervised_epochs=30, probe_epochs=2, num_scored=8, num_ranked=1,
-    num_pictures=2,
+    minutes="seconds", networks=("shipped/vit",), num_tuned=8, batch=8, epochs=18, num_watched=8, num_judged=8,
+    num_scored=4, num_ranked=1, num_photographs=1, photo_image=64, studies=("model",),
 )  # fmt: skip
-TWO = tuple(model for model in MODELS if model.label in ("vit", "gatedconv"))
 START = """
-from pathlib import Path
-from test_demo import LITTLE, TWO, run_demo
-if __name__ == "__main__":
-    run_demo(Path({folder!r}), LITTLE, seed=0, models=TWO, workers=1)
+if __name__ == "__main__":  # workers read this file, too
+    from pathlib import Path
+    from mixlab.commands.demo import run_demo
+    from mixlab.studies.demo import DemoEffort
+    run_demo(Path({folder!r}), {effort!r}, seed=0, workers=1)
 """
 
 
 @pytest.mark.parametrize("effort", [FULL, QUICK])
 def test_every_step_is_a_command_line_that_parses_and_comes_after_what_it_needs(effort: DemoEffort) -> None:
     seen: set[str] = set()
-    for step in plan(Path("demo"), effort, seed=1):
-        assert set(step.needs) <= seen, f"{step.name} comes before what it needs"
+    steps = plan(Path("demo"), effort, seed=1)
+    for step in steps:
+        assert set(step.needs) <= seen | {other.name for other in steps[: steps.index(step)]}, step.name
         seen.add(step.name)
         name, *rest = step.arguments
-        if name in ("twin", "speed"):
+        if name == "twin":
             continue
         given = parse_command(name, rest)
         assert given.get("run") in (None, Path("demo")) or given["run"].parent == Path("demo")
         if "seed" in given:
             assert given["seed"] == 1
-    assert {f"train {model.label}" for model in MODELS} <= seen
 
 
 @dataclass
@@ -57,33 +60,40 @@ class Killed:
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> Killed:
+def module_patch() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory, module_patch: pytest.MonkeyPatch) -> Killed:
     folder = tmp_path_factory.mktemp("demo") / "a demo"
     script = folder.with_name("start.py")
-    script.write_text(START.format(folder=str(folder)))
-    places = (Path(__file__).parents[number] for number in (0, 2, 3))
-    environment = os.environ | {"PYTHONPATH": ":".join(map(str, places))}
+    script.write_text(START.format(folder=str(folder), effort=LITTLE))
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
     process = subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.PIPE)
-    run = RunDirectory(folder / "gatedconv")
+    run = RunDirectory(folder / TUNED)
     deadline = time.monotonic() + 120
-    while not any(row["step"] >= 4 for row in run.read_metrics()):
+    while not any(row["step"] >= 2 for row in run.read_metrics()):
         assert process.poll() is None, process.communicate()[1].decode()
         assert time.monotonic() < deadline, "training did not begin"
         time.sleep(0.05)
     worker = int((run.path / ".lock").read_text().split()[1])
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert not (folder / "gatedconv" / "weights.safetensors").exists(), "training was over before the kill"
-    result = run_demo(folder, LITTLE, seed=0, models=TWO, workers=1)
-    sessions = run.read_config()["sessions"]
-    return Killed(folder, worker, sessions[-1]["from_step"], result)
+    assert not (run.path / "weights.safetensors").exists(), "training was over before the kill"
+    module_patch.setattr("mixlab.studies.steps.worker_pool", here)
+    module_patch.setattr(sys, "argv", ["mixlab"])
+    module_patch.setenv("OMP_NUM_THREADS", "1")
+    result = run_demo(folder, LITTLE, seed=0, workers=1)
+    return Killed(folder, worker, run.read_config()["sessions"][-1]["from_step"], result)
 
 
-def test_a_killed_demo_goes_on_from_a_checkpoint(killed: Killed) -> None:
-    assert killed.steps_before >= 4
-    rows = list(RunDirectory(killed.folder / "gatedconv").read_metrics())
+def test_a_killed_demo_resumes_from_a_checkpoint(killed: Killed) -> None:
+    assert killed.steps_before >= 2
+    rows = list(RunDirectory(killed.folder / TUNED).read_metrics())
     steps = [row["step"] for row in rows if "loss" in row]
-    assert steps[-1] == 30 and steps == sorted(set(steps)), "steps are missing or twice there"
+    assert steps[-1] == 18 and steps == sorted(set(steps)), "steps are missing or twice there"
 
 
 def test_a_killed_demo_leaves_no_process_behind(killed: Killed) -> None:
@@ -93,7 +103,7 @@ def test_a_killed_demo_leaves_no_process_behind(killed: Killed) -> None:
         time.sleep(0.1)
 
 
-def test_the_demo_ends_with_a_self_contained_report(killed: Killed) -> None:
+def test_the_demo_ends_with_three_sentences_and_a_self_contained_report(killed: Killed) -> None:
     page = (killed.folder / "report.html").read_text(encoding="utf-8")
     assert not re.findall(r"""(?:src|href)=["'](?!data:|#)""", page), "the page fetches something"
     assert all(re.search(r'alt="[^"]+"', image) for image in re.findall(r"<img[^>]+>", page))
@@ -101,35 +111,64 @@ def test_the_demo_ends_with_a_self_contained_report(killed: Killed) -> None:
     assert sections[0] == "ledger" and {"models", "maps", "auc", "ranks", "training"} < set(sections)
     assert len(page) < 5e6
     assert killed.result["report"] == str(killed.folder / "report.html")
+    found = killed.result["found"]
+    assert len(found) == 3 and all(sentence.endswith(".") for sentence in found)
+    words = re.sub(r"<[^>]+>", "", page)
+    assert all(sentence in words for sentence in found)
+
+
+def test_the_first_screen_shows_trained_networks_and_the_maps_their_untrained_twins(killed: Killed) -> None:
+    page = (killed.folder / "report.html").read_text(encoding="utf-8")
+    [first] = re.findall(r'<figure class="through.*?</figure>', page, re.S)
+    assert "Mixing matrix of vit" in first and "untrained" not in first
+    assert "vit, untrained" in page.split('<section id="maps"')[1].split("</section>")[0]
 
 
 def test_results_name_the_command_that_anyone_could_type(killed: Killed) -> None:
     results = RunDirectory.open(killed.folder / "vit").results()
     command = results["knn_vit"]["provenance"]["command"]
-    assert command.startswith("mixlab knn ") and "--data shapes:n=64" in command
-    assert results["cost"]["macs"] > 1e6 and results["cost"]["num_parameters"] > 1e5
+    assert command.startswith("mixlab knn ") and "--data shapes:n=8" in command
     untrained = RunDirectory.open(killed.folder / "vit" / "untrained").results()
     assert {result["measurements"][0]["subject"]["training"] for result in untrained.values()} == {"untrained"}
-    matrices = RunDirectory.open(killed.folder).results()["matrices"]
+    matrices = RunDirectory.open(killed.folder / "photographs").results()["matrices"]
     assert all(model["run_and_look_differ_by"] < 1e-5 for model in matrices["models"])
 
 
 def test_a_finished_demo_runs_only_what_is_missing(killed: Killed) -> None:
-    ledger = killed.folder / "results" / "claims.json"
-    weights = killed.folder / "vit" / "weights.safetensors"
+    matrices = killed.folder / "photographs" / "results" / "matrices.json"
+    weights = killed.folder / TUNED / "weights.safetensors"
     before = weights.stat().st_mtime_ns
-    ledger.unlink()
-    run_demo(killed.folder, LITTLE, seed=0, models=TWO, workers=1)
-    assert ledger.is_file() and weights.stat().st_mtime_ns == before
+    matrices.unlink()
+    with terminal(80) as screen:
+        run_demo(killed.folder, LITTLE, seed=0, workers=1)
+    assert matrices.is_file() and weights.stat().st_mtime_ns == before
+    assert re.match(r"Done in \d+ s\. What was found:\n- ", screen.text) and screen.text.count("\n- ") == 3
+    assert all(len(line) <= 80 or "/" in line for line in screen.lines), "only a path may be longer"
+    last = " ".join(screen.text.split())
+    assert f"The report: open {killed.folder}/report.html" in last and "mixlab app shipped/vit" in last
 
 
 def test_another_demo_does_not_go_into_the_same_directory(killed: Killed) -> None:
     with pytest.raises(ValueError, match=r"something else than this demo.*another --run"):
-        run_demo(killed.folder, LITTLE, seed=1, models=TWO, workers=1)
+        run_demo(killed.folder, LITTLE, seed=1, workers=1)
 
 
-def test_a_step_that_fails_names_its_log(tmp_path: Path) -> None:
-    RunDirectory.create(tmp_path / "gatedconv").write_config({"nonsense": 1})
-    (model,) = (model for model in MODELS if model.label == "gatedconv")
-    with pytest.raises(RuntimeError, match=r"gatedconv: train failed.*something other than a training run.*logs"):
-        run_demo(tmp_path, LITTLE, seed=0, models=(model,), workers=1)
+def test_a_step_that_fails_names_its_log(tmp_path: Path, module_patch: pytest.MonkeyPatch) -> None:
+    module_patch.setattr("mixlab.studies.steps.worker_pool", here)
+    RunDirectory.create(tmp_path / TUNED).write_config({"nonsense": 1})
+    with pytest.raises(RuntimeError, match=r"fine-tune .* failed.*something other than a training run.*logs"):
+        run_demo(tmp_path, LITTLE, seed=0, workers=1)
+
+
+def test_a_folder_of_an_earlier_demo_still_makes_a_report_and_is_not_continued(tmp_path: Path, killed: Killed) -> None:
+    """Earlier demos trained five networks, each beside its twin, and had no photographs; files were as they are."""
+    old = RunDirectory.create(tmp_path / "demo")
+    old.write_config({"demo": {"seed": 0, "num_images": 768, "dino_epochs": 5}})
+    run = RunDirectory.create(old.path / "vit")
+    run.write_config({"seed": 0, "settings": {"method": {"kind": "dino"}}})
+    for name, content in RunDirectory.open(killed.folder / "vit").results().items():
+        run.write_result(name, content)
+    page = write_report([old.path], tmp_path / "report.html")
+    assert "kNN" in page.read_text(encoding="utf-8")
+    with pytest.raises(ValueError, match="something else than this demo"):
+        run_demo(old.path, LITTLE, seed=0, workers=1)

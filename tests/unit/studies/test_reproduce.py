@@ -5,16 +5,14 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import timm
 import torch
 from command_line import command, parse_command
+from in_process import here
 from reproduce_root import draw_root
 
 import mixlab
@@ -36,20 +34,6 @@ from tests.unit.backbones.released_stages import staged_state
 ROOT = Path(__file__).parents[3]
 reproduce = command("reproduce")
 EVERYTHING = os.environ.get("MIXLAB_TEST_REPRODUCE") == "1"
-
-
-class Here:
-    """Runs what it is given at once, in this process."""
-
-    def submit(self, function: Callable[..., int], *arguments: Any) -> Future[int]:
-        future: Future[int] = Future()
-        future.set_result(function(*arguments))
-        return future
-
-
-@contextmanager
-def here(workers: int) -> Iterator[Here]:
-    yield Here()
 
 
 @pytest.fixture
