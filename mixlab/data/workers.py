@@ -78,10 +78,12 @@ def start_workers(loader: Iterable[T]) -> Iterator[T]:
     example. It is taken away: whoever waits for the next batch is told, within seconds.
     """
     before = signal.getsignal(signal.SIGCHLD)
-    with held():
-        batches = iter(loader)
-    if before is not None and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGCHLD, before)
+    with held():  # a signal that comes meanwhile raises at its end, when torch's handler is gone
+        try:
+            batches = iter(loader)
+        finally:
+            if before is not None and threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGCHLD, before)
     try:
         yield from batches
     except (RuntimeError, ConnectionError, EOFError) as error:  # the latter while a batch was handed over

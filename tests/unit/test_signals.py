@@ -158,3 +158,20 @@ def test_a_reading_process_ends_with_its_parent_also_where_the_signal_of_the_gro
     os.kill(worker.pid, signal.SIGCONT)
     worker.join(5)
     assert not worker.is_alive(), "its parent would wait for it forever"
+
+
+class SignalsWhileStarting:
+    """A sampler, which torch asks for its first numbers once the processes are there."""
+
+    def __iter__(self) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return iter(range(2))
+
+
+def test_a_signal_while_reading_processes_start_leaves_no_handler_of_torchs_behind() -> None:
+    """It would raise at the end of the program, when Python ends these processes."""
+    before = signal.getsignal(signal.SIGCHLD)
+    loader = DataLoader(range(2), sampler=SignalsWhileStarting(), **worker_settings(1))  # type: ignore[arg-type]
+    with pytest.raises(StopSignal), raising():
+        next(iter(start_workers(loader)))
+    assert signal.getsignal(signal.SIGCHLD) is before
