@@ -263,8 +263,8 @@ def _size_and_date(file: str) -> bytes:
 
 def _lines(source: ImageSource) -> Iterator[str]:
     yield " ".join(source.classes) + "\n"
-    for index in range(len(source)):
-        yield f"{source.name(index)} {source.label(index)}\n"
+    for name, label in zip(source.names(), source.labels().numpy(), strict=True):
+        yield f"{name} {label}\n"
 
 
 def _checksum(content: dict[str, Any]) -> str:

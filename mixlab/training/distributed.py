@@ -75,7 +75,8 @@ def describe_workers(asked: int | None, world: World) -> str:
         else "no extra process reads data"
     )
     per_rank = " for each rank" if world.size > 1 else ""
-    why = "as asked" if asked is not None else f"of {world.cores or num_cores():.4g} cores"
+    cores = f"{world.cores or num_cores():.4g}"
+    why = "as asked" if asked is not None else f"of {cores} core{'s' * (cores != '1')}"
     return f"{what}{per_rank} ({why})"
 
 

@@ -17,6 +17,7 @@ from mixlab.training.distributed import World, join_world, whole
 from mixlab.training.pieces import Pieces
 from mixlab.training.recipe import Recipe
 from mixlab.training.settings import override
+from mixlab.training.supervised import SupervisedRecipe
 
 SIZES: dict[str, Any] = {"num_classes": 5, "total_steps": 10, "steps_per_epoch": 10}
 RECIPES = {  # a teacher that is a copy, in another type; weights that timm draws again; layers in stages
@@ -43,9 +44,10 @@ def tensors(recipe: Recipe) -> dict[str, Tensor]:
     return {name: whole(value).detach() for name, value in state.items()}
 
 
-def logits(recipe: Recipe) -> Tensor:
-    backbone = recipe.exported().eval()
-    return backbone(torch.ones(1, 3, 64, 64, dtype=next(backbone.parameters()).dtype)).detach()
+def outputs(recipe: Recipe) -> Tensor:
+    """Of the classifier, where there is one."""
+    network = recipe.run.eval() if isinstance(recipe, SupervisedRecipe) else recipe.exported().eval()
+    return network(torch.ones(1, 3, 64, 64, dtype=next(network.parameters()).dtype)).detach()
 
 
 def rank_of_two(rank: int, port: int, found: SimpleQueue) -> None:
@@ -67,7 +69,7 @@ def rank_of_two(rank: int, port: int, found: SimpleQueue) -> None:
             alone, _ = build_recipe(config, world=World(torch.device("cpu")), **SIZES)
             ours, theirs = tensors(sharded), tensors(alone)
             unlike = [key for key in ours.keys() | theirs.keys() if not torch.equal(ours[key], theirs[key])]
-            found.put((name, unlike, float((logits(sharded) - logits(alone)).abs().max())))
+            found.put((name, unlike, float((outputs(sharded) - outputs(alone)).abs().max())))
 
 
 def test_two_ranks_build_the_weights_of_one_process_and_hold_a_part_of_them() -> None:

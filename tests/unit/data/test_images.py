@@ -23,7 +23,7 @@ from mixlab.data.index_file import (
     trusting_indexes,
     write_index,
 )
-from mixlab.data.labelled import labelled_splits
+from mixlab.data.labelled import Relabelled, labelled_splits
 from mixlab.data.shards import expand_pattern
 from mixlab.data.source import part_of
 from mixlab.errors import InputError
@@ -191,6 +191,7 @@ def test_a_digest_tells_of_every_name_and_label(photos, shards):
     (photos / "cats").rename(photos / "elks")  # another class, and another order
     seen += [*digests(photos), TarShards(f"{shards}/set-*.tar").digest()]
     assert None not in seen and len(set(seen)) == len(seen) == 8
+    assert Relabelled(ImageFolder(photos), {0: 1}, ["a", "b"]).digest() is None  # its labels are its own
     for source in (ImageFolder(photos), TarShards(f"{shards}/set-*.tar")):
         assert list(source.names()) == [source.name(index) for index in range(len(source))]
 

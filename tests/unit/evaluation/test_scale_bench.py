@@ -6,7 +6,7 @@ from mixlab.bench import building, scale
 
 
 def test_files_open_from_their_index_faster_and_smaller_than_by_torchvision(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(scale, "READS", 20_000)
+    monkeypatch.setattr(scale, "READS", 5_000)
     first, again, theirs = scale.measure_opening(10_000, tmp_path)
     assert again["seconds"] < theirs["seconds"] and first["seconds"] < 4 * theirs["seconds"]
     assert again["private_bytes_each"] < 20  # theirs may lie in memory that was freed before, and count as none
@@ -27,7 +27,7 @@ def test_shards_open_from_their_index_many_times_faster(tmp_path: Path, monkeypa
 
 
 def test_two_ranks_build_a_network_with_the_bits_of_one_process(monkeypatch) -> None:
-    monkeypatch.setattr(building, "DEPTH", 4)
+    monkeypatch.setattr(building, "DEPTH", 2)
     monkeypatch.delitem(building.WAYS, "whole on every rank")
     pieces, step, alone = building.measure_building(1, 2)
     assert pieces["bits"] == alone["bits"] != step["bits"]  # a step of AdamW has changed them
