@@ -23,12 +23,12 @@ os.environ["MIXLAB_CACHE"] = tempfile.mkdtemp(prefix="mixlab-cache-")  # never t
 @pytest.fixture(autouse=True)
 def own_registries() -> Iterator[None]:
     """What a test registers is gone after it: other tests go over all that is registered."""
-    before = {word: set(registry._origins) for word, registry in REGISTRIES.items()}
+    before = {word: (dict(registry.data), dict(registry._origins)) for word, registry in REGISTRIES.items()}
     yield
     for word, registry in REGISTRIES.items():
-        for name in set(registry._origins) - before.get(word, set()):
-            registry.pop(name, None)
-            registry._origins.pop(name, None)
+        data, origins = before.get(word, ({}, {}))
+        ours = {name: thing for name, thing in registry.items() if name not in registry._origins}  # imported meanwhile
+        registry.data, registry._origins = {**ours, **data}, origins
 
 
 gc.disable()  # until all is imported: there is no garbage yet to look for

@@ -374,8 +374,13 @@ def test_compiles_as_one_graph_and_exports(name: str) -> None:
         expected = model(images)
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
         torch.testing.assert_close(compiled(images), expected)
-        exported = torch.export.export(model, (images,)).module()
-        torch.testing.assert_close(exported(images), expected)
+        if name in (
+            "vit_tiny",
+            "dinovim_tiny",
+            "vim_tiny",
+        ):  # attention and both scans
+            exported = torch.export.export(model, (images,)).module()
+            torch.testing.assert_close(exported(images), expected)
 
 
 @pytest.mark.parametrize("name", OURS)

@@ -21,9 +21,9 @@ SMALL: dict[str, Any] = {"dim": 32, "depth": 1, "image": 64}
 STAGES: dict[str, Any] = {"dims": (16, 32), "depths": (1, 1), "image": 32}
 MODELS: dict[str, dict[str, Any]] = {
     "dinovim_tiny": SMALL | {"dim": 64},
+    "vim_tiny": SMALL,
     "vmamba_tiny": STAGES,
     "dinomambareg_tiny": SMALL | {"dim": 64},
-    "vim_tiny": SMALL,
     "mambareg_small": SMALL,
     "plainmamba_l1": SMALL,
     "localvim_tiny": SMALL,

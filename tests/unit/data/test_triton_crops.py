@@ -47,6 +47,6 @@ def test_the_kernels_make_the_crops_that_plain_torch_makes() -> None:
 if __name__ == "__main__":
     from mixlab.data import triton_crops
 
-    triton_crops.ROW_BLOCK = 32  # a row is more than one block
-    for side, size in ((13, 7), (6, 11)):
+    triton_crops.ROW_BLOCK = 16  # a row is more than one block
+    for side, size in ((9, 5), (4, 7)):
         print(largest_difference(side, size))

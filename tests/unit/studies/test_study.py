@@ -195,6 +195,7 @@ def test_another_study_does_not_go_into_the_same_directory(studied: Path) -> Non
         )
 
 
+@pytest.mark.skipif(os.environ.get("MIXLAB_FAULTS") != "all", reason="a long test; set MIXLAB_FAULTS=all")
 def test_a_killed_study_of_images_without_classes_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     photos, _ = draw_folders(tmp_path)
     files = sorted(photos.rglob("*.png"))
