@@ -1,12 +1,26 @@
 """Where commands print: results to stdout, notes, progress and errors to stderr."""
 
 import os
+import re
 import sys
+from typing import Any
 
 from rich.console import Console
+from rich.text import Text
+
+
+def visible(text: str) -> str:
+    """Control characters as Python writes them: a file whose name is an escape sequence does nothing to a terminal."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], text)
+
+
+class _Plain(Console):
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(visible(text), **options)
+
 
 # Of stderr. Brackets, colons and numbers in paths and labels mean nothing to it.
-console = Console(stderr=True, markup=False, emoji=False, highlight=False)
+console = _Plain(stderr=True, markup=False, emoji=False, highlight=False)
 
 
 def put(line: str, *, bold: bool = False, to_stderr: bool = False) -> None:
@@ -14,6 +28,7 @@ def put(line: str, *, bold: bool = False, to_stderr: bool = False) -> None:
     stream = sys.stderr if to_stderr else sys.stdout
     coloured = bold and stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     try:
-        print(f"\x1b[1m{line}\x1b[0m" if coloured else line, file=stream, flush=True)
+        shown = visible(line)
+        print(f"\x1b[1m{shown}\x1b[0m" if coloured else shown, file=stream, flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

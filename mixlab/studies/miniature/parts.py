@@ -198,20 +198,24 @@ def cost(setting: Setting) -> Iterator[Step]:
 
 def ranks(setting: Setting) -> Iterator[Step]:
     """Off-diagonal ranks of trained models on real images, in blocks larger than the state."""
-    effort = setting.effort
     for family, seed in product(setting.having(*RANKED), setting.seeds):
-        run = Variant(family).run(setting, seed)
-        depth = effort.depth or MINI_DEPTHS[family.name]
-        layers = sorted({max(1, round(depth * quarter / 4)) - 1 for quarter in (1, 2, 3, 4)})
-        size = ("--image", str(effort.rank_image), "--chunk", str(effort.rank_chunk), "--num-images", "1")
-        yield Step(
-            f"rank {run.name}",
-            f"{run.name}: ranks",
-            "what is the rank of off-diagonal blocks?",
-            ("rank", str(run), "--data", setting.masks, *size, "--layers", *map(str, layers)),
-            run / "results" / f"rank_{run.name}.json",
-            here=("--device", setting.device),
-        )
+        yield rank_step(setting, Variant(family).run(setting, seed), MINI_DEPTHS[family.name])
+
+
+def rank_step(setting: Setting, run: Path, depth: int, needs: tuple[str, ...] = ()) -> Step:
+    """Ranks of a run at each quarter of its depth."""
+    effort = setting.effort
+    layers = sorted({max(1, round((effort.depth or depth) * quarter / 4)) - 1 for quarter in (1, 2, 3, 4)})
+    size = ("--image", str(effort.rank_image), "--chunk", str(effort.rank_chunk), "--num-images", "1")
+    return Step(
+        f"rank {run.name}",
+        f"{run.name}: ranks",
+        "what is the rank of off-diagonal blocks?",
+        ("rank", str(run), "--data", setting.masks, *size, "--layers", *map(str, layers)),
+        run / "results" / f"rank_{run.name}.json",
+        here=("--device", setting.device),
+        needs=needs,
+    )
 
 
 def ledger(setting: Setting) -> Iterator[Step]:

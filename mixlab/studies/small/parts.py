@@ -12,7 +12,7 @@ from pathlib import Path
 from mixlab.backbones.weights import shrink_file
 from mixlab.data.images import HELD_OUT_OF
 from mixlab.recipes import DEPTHS_160
-from mixlab.studies.miniature.parts import RANKED, TUNING_SEED, Part, ledger
+from mixlab.studies.miniature.parts import RANKED, TUNING_SEED, Part, ledger, rank_step
 from mixlab.studies.miniature.plan import STUDY_FAMILIES, Family, Setting, score, sets
 from mixlab.studies.miniature.run import Study
 from mixlab.studies.scoring import score_run
@@ -207,18 +207,7 @@ def _looked_at(
         needs=trained,
     )
     if family.label in RANKED:
-        depth = effort.depth or DEPTHS_160[family.name]
-        layers = sorted({max(1, round(depth * quarter / 4)) - 1 for quarter in (1, 2, 3, 4)})
-        blocks = ("--image", str(effort.rank_image), "--chunk", str(effort.rank_chunk), "--num-images", "1")
-        yield Step(
-            f"rank {place.name}",
-            f"{place.name}: ranks",
-            "what is the rank of off-diagonal blocks?",
-            ("rank", str(place), "--data", setting.masks, *blocks, "--layers", *map(str, layers)),
-            place / "results" / f"rank_{place.name}.json",
-            here=("--device", setting.device),
-            needs=trained,
-        )
+        yield rank_step(setting, place, DEPTHS_160[family.name], trained)
     if setting.voc is not None and seed == setting.seeds[0]:
         segmented = place.with_name(f"{place.name.rpartition('-')[0]}-segment-s{seed}")
         recipe, settings = recipe_of("segment", size, family), sets(*effort.segment, f"seed={seed}")

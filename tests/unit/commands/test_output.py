@@ -22,6 +22,7 @@ from mixlab.cli import main
 from mixlab.commands import output
 from mixlab.commands.answer import Answer, WideAnswer
 from mixlab.commands.output import console, print_left_out, progress_bar
+from mixlab.console import put
 from mixlab.data.decode import UnreadableImage
 from mixlab.data.source import TooManyUnreadableError
 from mixlab.errors import InputError
@@ -166,3 +167,11 @@ def test_a_reader_that_leaves_early_breaks_nothing() -> None:
 
 def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(Path(mixlab.__file__).parents[1])}
+
+
+def test_names_with_control_characters_do_nothing_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    put("a\x1b[2Jb\tc")
+    console.print("error: \x1b]0;title\x07 in\nd\x9b31m")
+    printed = capsys.readouterr()
+    assert printed.out == "a\\x1b[2Jb\tc\n"
+    assert printed.err == "error: \\x1b]0;title\\x07 in\nd\\x9b31m\n"
