@@ -1,8 +1,8 @@
 """Processes that tests start by multiprocessing's "forkserver" are forks of one that has everything imported already.
 
-Python would start that server as a new interpreter, which imports torch, timm and mixlab anew: seconds, for every process
-that runs tests. Here it is a fork of the process that has just collected the tests, before any test has run. It ends as
-Python's own does: when nobody holds the other end of its pipe, so never after the tests.
+Python would start that server as a new interpreter, which imports torch, timm and mixlab anew: seconds, for every
+process that runs tests. Here it is a fork of the process that has just collected the tests, before any test has run. It
+ends as Python's own does, when nobody holds the other end of its pipe: no later than the tests.
 """
 
 import os
@@ -42,7 +42,8 @@ def _fork(program: bytes, arguments: Sequence[str], kept: Sequence[int]) -> int:
 
 def _leave_others_files(kept: Sequence[int]) -> None:
     """Open files of the process that runs tests, such as its pipe to the one that counts them, become /dev/null."""
-    opened = [int(name) for name in os.listdir("/proc/self/fd")] if Path("/proc/self/fd").is_dir() else []
+    place = Path("/proc/self/fd")
+    opened = [int(file.name) for file in place.iterdir()] if place.is_dir() else []
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in {*opened} - {0, 1, 2, nothing, *kept}:
         os.dup2(nothing, number, inheritable=False)
