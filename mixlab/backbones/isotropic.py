@@ -83,6 +83,11 @@ class IsotropicConfig:
         return self.stride or self.patch
 
     @property
+    def pads(self) -> bool:
+        """Whether an image that the patches do not cover is padded with zeros: PlainMamba and LocalVim do so."""
+        return bool(self.stem_convs or self.rotary) and self.step == self.patch
+
+    @property
     def first_conv(self) -> str:
         return "embed.stem.0" if self.stem_convs else "embed.project"
 
@@ -118,6 +123,7 @@ class Isotropic(Backbone):
             position_side=config.position_side,
             layout=config.layout,
             stem_convs=config.stem_convs,
+            pads=config.pads,
             position_resize=config.position_resize,
         )
         rates = [config.drop_path * index / max(config.depth - 1, 1) for index in range(config.depth)]

@@ -8,6 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mixlab.backbones.block import MLP
 from mixlab.backbones.positions import PositionTable
+from mixlab.backbones.tokens import pad_to_multiple
 from mixlab.mixers import Grid, MixerConfig, Mixing
 from mixlab.mixers.cross_scan import from_maps, to_maps
 
@@ -35,8 +36,7 @@ class PositionStem(nn.Module):
         self.positions = PositionTable(dim, side, 0, "exact")
 
     def forward(self, images: Tensor) -> tuple[Tensor, Grid]:
-        (height, width), patch = images.shape[2:], self.project.stride[0]
-        maps = self.project(F.pad(images, (0, -width % patch, 0, -height % patch)))
+        maps = self.project(pad_to_multiple(images, self.project.stride[0]))
         grid = (maps.shape[2], maps.shape[3])
         return from_maps(maps) + self.positions(grid)[1], grid
 

@@ -5,6 +5,7 @@ from itertools import pairwise
 from typing import Literal, cast, get_args
 
 import torch
+import torch.nn.functional as F
 from timm.layers import lecun_normal_, resample_patch_embed
 from torch import Tensor, nn
 from torch.fx import wrap  # what decides by sizes, which are unknown while torch.fx traces, is one step to it
@@ -170,10 +171,11 @@ class TokenEmbedding(nn.Module):
         position_side: int,
         layout: TokenLayout,
         stem_convs: int = 0,
+        pads: bool = False,
         position_resize: PositionResize = "dino",
     ) -> None:
         super().__init__()
-        self.patch, self.stride, self.channels, self.layout = patch, stride, channels, layout
+        self.patch, self.stride, self.channels, self.layout, self.pads = patch, stride, channels, layout, pads
         self.stem: nn.Module = ConvStem(channels, stem_convs) if stem_convs else nn.Identity()
         halved = 2 if stem_convs else 1
         self.project = nn.Conv2d(
@@ -197,8 +199,10 @@ class TokenEmbedding(nn.Module):
 
     def forward(self, images: Tensor) -> tuple[Tensor, Grid]:
         """Images (B, C, H, W) -> tokens (B, L, D) and their grid."""
-        check_images(images, channels=self.channels, patch=self.patch, stride=self.stride)
-        patches = self.project(self.stem(images))
+        patch, stride = (1, 1) if self.pads else (self.patch, self.stride)
+        check_images(images, channels=self.channels, patch=patch, stride=stride)
+        maps = self.stem(images)
+        patches = self.project(pad_to_multiple(maps, self.project.stride[0]) if self.pads else maps)
         height, width = patches.shape[2:]
         front_positions, patch_positions = self.positions((height, width))
         patches = patches.flatten(2).mT + patch_positions
@@ -235,6 +239,12 @@ class TokenEmbedding(nn.Module):
                 return self.tokens + self.token_positions
             case _:
                 return self.tokens
+
+
+def pad_to_multiple(maps: Tensor, side: int) -> Tensor:
+    """Zeros at the right and at the bottom of (B, C, H, W), so that squares of this side cover it."""
+    height, width = maps.shape[2:]
+    return F.pad(maps, (0, -width % side, 0, -height % side))
 
 
 @wrap

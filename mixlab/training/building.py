@@ -10,6 +10,7 @@ from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World, spread
 from mixlab.training.pieces import Pieces
 from mixlab.training.recipe import Recipe, compile_recipe, seed_all
+from mixlab.training.update import reason_against_capture
 
 
 def build_recipe(
@@ -43,7 +44,14 @@ def build_recipe(
         dtype = torch.float64 if config.precision == "fp64" else torch.float32
         for module in recipe.modules().values():
             module.to(dtype=dtype) if pieces else module.to(world.device, dtype)
-    spread(recipe, config.sharding, world=world, find_unused=backbone.has_unused_parameters, pieces=pieces)
+    spread(
+        recipe,
+        config.sharding,
+        world=world,
+        find_unused=backbone.has_unused_parameters,
+        after_passes=config.graph is not False and reason_against_capture(recipe, config, world) is None,
+        pieces=pieces,
+    )
     if pieces:
         for module in recipe.modules().values():
             module.to(world.device)

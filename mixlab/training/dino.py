@@ -105,6 +105,7 @@ class DinoRecipe(ViewsRecipe):
         self.student = self.network
         self.teacher = copy.deepcopy(self.student).requires_grad_(False).train(config.teacher_drop_path)
         self.centre = DinoCentre(config.num_prototypes)
+        self.shared = "features (method.spread)" if config.spread else ""
 
     def modules(self) -> dict[str, nn.Module]:
         return {"network": self.student, "teacher": self.teacher, "centre": self.centre}

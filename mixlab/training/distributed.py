@@ -20,6 +20,7 @@ from mixlab.data.index_file import trusting_indexes
 from mixlab.errors import InputError
 from mixlab.training.config import Sharding
 from mixlab.training.cores import num_cores, own_cores
+from mixlab.training.exchange import GradientExchange
 from mixlab.training.pieces import Pieces
 from mixlab.training.recipe import Recipe
 
@@ -106,10 +107,16 @@ def join_world(device: str | None = None) -> Iterator[World]:
 
 
 def spread(
-    recipe: Recipe, sharding: Sharding, *, world: World, find_unused: bool, pieces: Pieces | None = None
+    recipe: Recipe,
+    sharding: Sharding,
+    *,
+    world: World,
+    find_unused: bool,
+    after_passes: bool = False,
+    pieces: Pieces | None = None,
 ) -> None:
-    """Let the recipe's network run on all ranks: copies whose gradients are averaged, or one network in shards, which
-    may have been built in pieces.
+    """Let the recipe's network run on all ranks: copies whose gradients are averaged, during the last pass of a step or
+    after it, or one network in shards, which may have been built in pieces.
     """
     if world.size == 1:
         return
@@ -117,6 +124,9 @@ def spread(
         recipe.shard(lambda module: shard_module(module, pieces))
         if pieces is not None:
             pieces.put_rest_together()
+        return
+    if after_passes:
+        recipe.exchange = GradientExchange(recipe.network)
         return
     recipe.run = DistributedDataParallel(
         recipe.network,
@@ -217,6 +227,8 @@ def gather_rows(tensor: Tensor) -> Tensor:
     """Equal numbers of rows from each rank, one under the other."""
     if not dist.is_initialized():
         return tensor
+    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():  # a recipe says so in `shared`
+        raise RuntimeError("processes exchange rows during a pass")
     parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, tensor.contiguous())
     return torch.cat(parts)

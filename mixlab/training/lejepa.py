@@ -77,6 +77,8 @@ class LeJepaConfig(ViewsConfig):
 
 
 class LeJepaRecipe(ViewsRecipe):
+    shared = "embeddings (SIGReg)"
+
     def __init__(self, config: LeJepaConfig, backbone: Backbone) -> None:
         self.config, hidden = config, config.hidden
         head = nn.Sequential(

@@ -39,6 +39,8 @@ from mixlab.training.record import RunRecord
 from mixlab.training.stopping import ScoringStopped, Stopped, agreed
 from mixlab.training.update import Update, peak_memory_gib
 
+HOST_THREADS = 4  # beside a GPU, which does the work: more would only spin on cores that other runs need
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -85,6 +87,9 @@ def train(
     with join_world(device) as world, ExitStack() as stack:
         folder = RunDirectory(run)
         stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        if world.device.type == "cuda":
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(min(torch.get_num_threads(), HOST_THREADS))
         if world.is_first:  # to others the directory may not even be visible
             RunDirectory.create(run)
             stack.enter_context(RunLock(folder.path))

@@ -1,6 +1,7 @@
 """One optimiser step, whatever the recipe: every pass forward and backward, clip, step, averages. Never waits.
 
-On one GPU a pass is one CUDA graph where it can be: kernel launches often take longer than the kernels.
+On a GPU a pass is one CUDA graph where it can be: kernel launches often take longer than the kernels. Of several ranks
+each captures its own; `Recipe.exchange` averages their gradients after the last.
 """
 
 import warnings
@@ -46,6 +47,8 @@ class Update:
         """Train on one global batch. Returns metrics that are still on the device."""
         set_rates(self.optimizer, lr=self.lr(step), weight_decay=self.weight_decay(step))
         metrics = [self._forward_backward(batch, step, index, len(passes)) for index, batch in enumerate(passes)]
+        if self.recipe.exchange is not None:
+            self.recipe.exchange()
         part = self._part(step, 0, len(passes))
         self.recipe.before_update(part)
         norm = clip_each_(gradients(self.recipe.network.parameters()), self.config.optim.clip)
@@ -104,13 +107,19 @@ def reason_against_capture(recipe: Recipe, config: TrainConfig, world: World) ->
     """Why the passes of a run cannot be one CUDA graph; None where they can."""
     if not recipe.static:
         return f"the shapes of a batch change from step to step in {config.method.title}"
-    if world.size > 1:
-        return "several processes exchange gradients during a pass"
+    if world.size > 1 and config.sharding == "fsdp":
+        return "sharding=fsdp gathers weights during a pass"
+    if world.size > 1 and (shared := recipe.shared or _shared_norms(recipe.network)):
+        return f"processes exchange {shared} during a pass"
     if config.compile:
         return "compile=true"
     if config.activation_checkpointing:
         return "activation_checkpointing=true"
     return None
+
+
+def _shared_norms(network: nn.Module) -> str:
+    return "batch statistics" if any(isinstance(part, nn.SyncBatchNorm) for part in network.modules()) else ""
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,8 @@ def rope_tables(dim: int, side: int) -> tuple[Tensor, Tensor]:
 def isotropic_features(model: str, state: State, images: Tensor, scans: list[list[str]] | None = None) -> Tensor:
     """What the released classifier reads (B, D)."""
     state = {key: value.double() for key, value in state.items()}
+    if model == "localvim":
+        images = F.pad(images, (0, -images.shape[3] % 16, 0, -images.shape[2] % 16))
     maps = F.conv2d(images.double(), state["patch_embed.proj.weight"], state["patch_embed.proj.bias"], stride=16)
     grid, x = (maps.shape[2], maps.shape[3]), maps.flatten(2).mT
     count = x.shape[1]

@@ -234,6 +234,7 @@ def plain_features(state: State, images: Tensor) -> Tensor:
         if f"patch_embed.convs.{number}.weight" in own:
             x = conv(x, own, f"patch_embed.convs.{number}", padding=1)
             x = batch_norm(x, own, f"patch_embed.convs.{number + 1}").clamp(min=0)
+    x = F.pad(x, (0, -x.shape[3] % 8, 0, -x.shape[2] % 8))
     maps = conv(x, own, "patch_embed.projection", stride=8)
     height, width = maps.shape[2:]
     table, side = own["pos_embed"], math.isqrt(own["pos_embed"].shape[1])

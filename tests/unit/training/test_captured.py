@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from mixlab.data.loader import Batch
 from mixlab.errors import WorkError
 from mixlab.recipes import RECIPES
+from mixlab.training import distributed
 from mixlab.training.distributed import World
+from mixlab.training.recipe import BatchPart
 from mixlab.training.settings import override
 from mixlab.training.update import WARM_UP, CapturedPass, reason_against_capture
 
@@ -92,13 +96,46 @@ def test_a_batch_that_does_not_fit_the_capture_is_refused(captured: CapturedPass
 
 
 def test_what_stands_against_a_capture_is_named() -> None:
-    def reason(name: str, *settings: str, ranks: int = 1) -> str | None:
+    def reason(name: str, *settings: str, ranks: int = 1, shared: str = "", part: type = nn.Identity) -> str | None:
         config = override(RECIPES[name](), settings)
-        recipe = SimpleNamespace(static=not name.startswith("detect"))
+        recipe = SimpleNamespace(static=not name.startswith("detect"), shared=shared, network=nn.Sequential(part(3)))
         return reason_against_capture(recipe, config, World(torch.device("cuda"), size=ranks))  # type: ignore[arg-type]
 
     assert reason("dino_vit_tiny64") is None
-    assert "several processes" in reason("dino_vit_tiny64", ranks=2)
+    assert reason("dino_vit_tiny64", ranks=2) is None
+    assert "gathers weights" in reason("dino_vit_tiny64", "sharding=fsdp", ranks=2)
+    assert "processes exchange rows during a pass" in reason("dino_vit_tiny64", ranks=2, shared="rows")
+    assert "processes exchange batch statistics" in reason("segment_vit_tiny64", ranks=2, part=nn.SyncBatchNorm)
+    assert reason("segment_vit_tiny64", shared="rows", part=nn.SyncBatchNorm) is None  # there is nobody to wait for
     assert "compile=true" in reason("dino_vit_tiny64", "compile=true")
     assert "activation_checkpointing" in reason("dino_vit_tiny64", "activation_checkpointing=true")
     assert "shapes of a batch change" in reason("detect_vit_tiny64")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "shared"),
+    [
+        ("dino_vit_tiny64", ["method.spread=0.1", "method.num_local=0"], "features (method.spread)"),
+        ("dino_vit_tiny64", ["method.spread=0", "method.num_local=0"], ""),
+        ("lejepa_vit_tiny64", ["method.num_local=0"], "embeddings (SIGReg)"),
+        ("supervised_vit_tiny64", [], ""),
+    ],
+)
+def test_a_recipe_names_what_its_loss_exchanges_with_other_ranks(
+    name: str, settings: list[str], shared: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = override(RECIPES[name](), ["model.dim=16", "model.depth=1", *settings])
+    recipe = config.method.build(config.model.build(), num_classes=3, total_steps=9, steps_per_epoch=3)
+    images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
+    batch = Batch(images, torch.tensor([0, 2]), torch.arange(2), torch.full((2, 2), 64))
+    inputs = recipe.prepare(batch, BatchPart(step=0, epoch=0))
+    exchanged: list[Tensor] = []
+    gather = distributed.gather_rows
+    monkeypatch.setattr(distributed, "gather_rows", lambda rows: exchanged.append(rows) or gather(rows))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        recipe.loss(inputs)
+    finally:
+        dist.destroy_process_group()
+    assert recipe.shared == shared
+    assert bool(exchanged) == bool(shared)
