@@ -1,5 +1,8 @@
-"""submitit's jobs for one machine, of processes that are forked with everything imported: the same controller, tasks
-and signals, without the seconds of imports of each task. `MIXLAB_FAULTS=all` starts new interpreters, as submitit does."""
+"""submitit's jobs for one machine, of processes that are forked with everything imported.
+
+The same controller, tasks and signals, without the seconds of imports of each task. `MIXLAB_FAULTS=all` starts new
+interpreters, as submitit does.
+"""
 
 import multiprocessing
 import os
