@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mixlab.backbones.zoo import create_model
-from mixlab.bench.images import FILE_HEIGHT, FILE_WIDTH
+from mixlab.bench.drawn_files import FILE_HEIGHT, FILE_WIDTH
 from mixlab.bench.timing import PEER_SECONDS, Row, call_seconds, measured, peak_gib, time_limit
 from mixlab.data.packed import PackedBatch, pack_images
 from mixlab.recipes import RECIPES

@@ -1,6 +1,6 @@
 """From files to crops. `measure_crops`: DINO's ten crops per image, ours on one CPU core and on a GPU, against
 torchvision on PIL images on one core. `describe_crops`: how many are enlarged, and how sharp they are, against
-torchvision from the files. `measure_feed`: the share of its time that a DINO run waits for JPEG files.
+torchvision from the files.
 
 Crops start from decoded images of 500 x 375 px, the median of ImageNet, and end with normalised tensors. Rounds
 alternate between the systems and the best round counts, so that other work on the machine touches all alike. Before
@@ -11,9 +11,6 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,6 +19,7 @@ import torchvision.transforms.functional as TF
 from PIL import Image, ImageFilter, ImageOps
 from torch import Tensor
 
+from mixlab.bench.drawn_files import FILE_HEIGHT, FILE_WIDTH, draw_scenes
 from mixlab.bench.timing import Row, synchronise
 from mixlab.data import (
     IMAGENET_MEAN,
@@ -41,13 +39,6 @@ from mixlab.data.crops import ASPECT
 from mixlab.data.packed import PackedReader
 from mixlab.data.transforms import whole_boxes
 from mixlab.evaluation.probe.training import ProbeCrops
-from mixlab.recipes import RECIPES
-from mixlab.run import RunDirectory
-from mixlab.training.config import KnnConfig, LogConfig
-from mixlab.training.loop import train
-
-FILE_WIDTH, FILE_HEIGHT = 500, 375  # the median of ImageNet
-NUM_DRAWN = 512  # files that differ; each is linked to under many names: a decoder does not care
 
 
 class Sometimes:
@@ -143,8 +134,8 @@ def describe_crops(data: str | None = None, *, num_draws: int = 60_000) -> list[
     """
     with tempfile.TemporaryDirectory() as folder:
         if data is None:
-            draw_files(Path(folder), num_files=16)
-        source = ImageFolder(data or folder)
+            data = str(draw_scenes(Path(folder), 16) / "images")
+        source = ImageFolder(data)
         dino, supervised = dino_crops(), (CropKind(size=224, scale=(0.08, 1.0)),)
         probe = ProbeCrops(224, seed=0, squashed=False).crops.kinds
         views: dict[str, tuple[Sequence[CropKind], CropKind]] = {
@@ -194,41 +185,3 @@ def _describe(
 def _sharpness(image: Tensor) -> float:
     down, along = image[:, 1:] - image[:, :-1], image[:, :, 1:] - image[:, :, :-1]
     return float(down.square().mean() + along.square().mean())
-
-
-def measure_feed(*, recipe: str = "dino_dinovim_base", batch: int = 64, steps: int = 120) -> list[Row]:
-    """One row per logged stretch of a real run, from files to updated weights."""
-    config = RECIPES[recipe]()
-    config = replace(
-        config,
-        batch=batch,
-        epochs=1,
-        optim=replace(config.optim, warmup_epochs=0),
-        log=LogConfig(every_steps=max(steps // 6, 1), tensorboard=False),
-        knn=KnnConfig(every_epochs=0),
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        files, run = Path(folder) / "images", Path(folder) / "run"
-        files.mkdir()
-        draw_files(files, num_files=batch * steps)
-        train(config, data=str(files), run=run)
-        figures = list(RunDirectory(run).read_metrics())
-    return [
-        {"step": row["step"], "images_per_s": row["images_per_s"], "waiting_for_data": row["data_wait"]}
-        for row in figures
-        if "data_wait" in row
-    ]
-
-
-def draw_files(folder: Path, *, num_files: int) -> None:
-    """`num_files` JPEG files, of which `NUM_DRAWN` differ."""
-    drawn = min(NUM_DRAWN, num_files)
-    with ProcessPoolExecutor(initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        list(pool.map(partial(_draw, folder), range(drawn), chunksize=8))
-    for number in range(drawn, num_files):
-        (folder / f"{number:06d}.jpg").hardlink_to(folder / f"{number % drawn:06d}.jpg")
-
-
-def _draw(folder: Path, number: int) -> None:
-    pixels = Shapes(size=FILE_WIDTH, num_images=NUM_DRAWN).load(number)[:, :FILE_HEIGHT]
-    Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(folder / f"{number:06d}.jpg", quality=92)

@@ -16,7 +16,7 @@ What = Literal[
     "all", "ssd", "selective", "attention", "backbone", "crops", "dino", "feed", "probe", "knn", "dense", "auc", "scale"
 ]
 Tables = dict[str, list[dict[str, Any]]]  # title: rows
-MODULES = {"ssd": "operations", "attention": "operations", "crops": "images", "feed": "images", "probe": "frozen",
+MODULES = {"ssd": "operations", "attention": "operations", "crops": "images", "probe": "frozen",
            "knn": "frozen"}  # fmt: skip
 NEED_GPU = ("dino", "feed", "probe", "dense")  # unless quick
 
@@ -41,10 +41,10 @@ def bench(
     Args:
         what: all (what the table of speed in README.md needs), ssd (the scan alone), selective (Mamba-1's scan and its
             models), attention (linear attention alone), backbone (whole passes, growth with tokens), crops (DINO's ten
-            crops against torchvision), dino (whole DINO steps), feed (the share of a DINO run spent waiting for JPEG
-            files), probe (a grid of linear probes against one), knn (a bank of ImageNet's size), dense (speed and
-            memory against input size), auc (Binary-AUC against loops of others), scale (what grows with data and
-            model: opening, memory of a process, saving, resuming; beside torchvision's ImageFolder and torch.save).
+            crops against torchvision), dino (whole DINO steps), feed (runs from files against their step alone), probe
+            (a grid of linear probes against one), knn (a bank of ImageNet's size), dense (speed and memory against
+            input size), auc (Binary-AUC against loops of others), scale (what grows with data and model: opening,
+            memory of a process, saving, resuming; beside torchvision's ImageFolder and torch.save).
         quick: fewer repeats and smaller sizes.
         peer: for dino, a clone of facebookresearch/dino, to be measured in the same run.
         readme: for all, write the table of speed into this file, between its two marks.
@@ -164,8 +164,8 @@ def run_benchmark(
             title = "A DINO step, batch 64, 2 x 224 + 8 x 96 px, 65,536 outputs, bf16"
             return {title: rows, "The same, measured elsewhere": module.PUBLISHED}
         case "feed":
-            few = {"recipe": "dino_dinovim_tiny64", "batch": 4, "steps": 3}
-            return {"A DINO run on JPEG files of 500 x 375 px": module.measure_feed(**(few if quick else {}))}
+            title = "Images/s of runs on JPEG files of 500 x 375 px, of their step alone, and time spent waiting"
+            return {title: module.measure_feed(quick=quick)}
         case "probe":
             rows, cached = module.measure_probe(quick=quick)
             return {"A step of linear probes, from images": rows, "The whole grid on cached features": cached}

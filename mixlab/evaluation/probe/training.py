@@ -31,6 +31,7 @@ from mixlab.signals import StopRequests
 from mixlab.training.checkpoint import Checkpoints
 from mixlab.training.distributed import World, any_rank, from_all, from_first, gather_rows
 from mixlab.training.log import forget_after
+from mixlab.training.loop import Clock
 from mixlab.training.optim import cosine
 from mixlab.training.precision import Precise, matrix_products
 from mixlab.training.recipe import BatchPart, to_pixels_of
@@ -67,6 +68,7 @@ class FeatureStream(ABC):
     num_images: int
     batch: int  # over all ranks
     unreadable: dict[str, str]
+    waited: float = 0.0  # seconds, for images to be read
 
     @property
     def steps_per_epoch(self) -> int:
@@ -138,7 +140,8 @@ class AugmentedStream(FeatureStream):
         self.unreadable = self.loader.skipped.reasons
         step = start
         while True:
-            for batch in self.loader:
+            batches = iter(self.loader)
+            while (batch := self._next(batches)) is not None:
                 self._check_full(len(batch.indexes))
                 batch = batch.to(self.world.device)
                 with torch.no_grad(), self.precise():
@@ -149,6 +152,13 @@ class AugmentedStream(FeatureStream):
             epoch += 1
             if step != epoch * self.steps_per_epoch:  # a batch without any image is not given out
                 self._check_full(0)
+
+    def _next(self, batches: Iterator[PackedBatch]) -> PackedBatch | None:
+        before = time.monotonic()
+        try:
+            return next(batches, None)
+        finally:
+            self.waited += time.monotonic() - before
 
     def _check_full(self, found: int) -> None:
         """Unreadable images are replaced by the next readable one, if there is one near."""
@@ -195,18 +205,21 @@ class ProbeTrainer:
         progress(self.step)
         saved_at = time.monotonic()
         batches = self.stream.steps(self.step)
+        clock: Clock | None = None
         with matrix_products(exact=self.exact):
             while self.step < self.total_steps:
                 features, labels = next(batches)
                 losses = self.grid.step(features, labels, lr_scale=self._lr_scale())
                 self.step += 1
+                clock = clock or self._clock()  # the first step waits for processes to start
                 progress(1)
                 saved = False
                 if self.step % self.stream.steps_per_epoch == 0:
                     epoch = self.step // self.stream.steps_per_epoch
                     last = epoch == self.epochs
                     if last or (self.score_every and epoch % self.score_every == 0):
-                        self._note(epoch, losses)
+                        self._note(epoch, losses, clock)
+                        clock = self._clock()  # scoring is not training time
                     if saved := from_first(last or time.monotonic() - saved_at >= self.save_every_s):
                         self._save()
                         saved_at = time.monotonic()
@@ -255,11 +268,20 @@ class ProbeTrainer:
         if self.world.is_first:
             self.checkpoints.save(self.step, heads, {"unreadable": unreadable})
 
-    def _note(self, epoch: int, losses: Tensor) -> None:
-        correct, finite = self.score()
+    def _clock(self) -> Clock:
+        return Clock(self.step, waited=self.stream.waited)
+
+    def _note(self, epoch: int, losses: Tensor, clock: Clock) -> None:
+        """Scores, and the speed since the clock's step, where that is not this one."""
         lowest = min((float(part.min()) for part in from_all(losses.cpu()) if len(part)), default=float("nan"))
+        speed, seconds = {}, clock.seconds()  # the losses have come from the device: all before them is done
+        if self.step > clock.step:
+            speed = {
+                "images_per_s": (self.step - clock.step) * self.stream.batch / seconds,
+                "data_wait": (self.stream.waited - clock.waited) / seconds,
+            }
+        correct, finite = self.score()
         if self.world.is_first:
             best = correct[finite].float().mean(1).max() if finite.any() else torch.tensor(0.0)
-            self.run.append_metrics(
-                {"step": self.step, "epoch": epoch, "lowest_loss": lowest, "best_top1": float(best)}
-            )
+            scores = {"lowest_loss": lowest, "best_top1": float(best)}
+            self.run.append_metrics({"step": self.step, "epoch": epoch, **scores, **speed})

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mixlab.bench import auc, dino, frozen, images, summary, timing
+from mixlab.bench import auc, dino, drawn_files, frozen, images, summary, timing
 from mixlab.errors import InputError
 from mixlab.evaluation.features import FeatureTable
 
@@ -15,8 +15,8 @@ CPU = torch.device("cpu")
 
 
 def test_crops_of_files_are_as_large_and_as_sharp_as_torchvisions(tmp_path) -> None:
-    images.draw_files(tmp_path, num_files=2)
-    for crop in (rows := iter(images.describe_crops(str(tmp_path), num_draws=400))):
+    drawn_files.draw_scenes(tmp_path, 2)
+    for crop in (rows := iter(images.describe_crops(str(tmp_path / "images"), num_draws=400))):
         ours, squashed = next(rows), next(rows)
         assert (crop["system"], ours["system"]) == ("torchvision", "mixlab")
         assert abs(ours["enlarged"] - crop["enlarged"]) < 0.1 < squashed["enlarged"] - crop["enlarged"]
