@@ -77,10 +77,11 @@ class ViewsRecipe(Recipe):
     """
 
     static = True
+    config: ViewsConfig
     network: ViewsNetwork
 
     def __init__(self, config: ViewsConfig, network: ViewsNetwork) -> None:
-        self.crops = config.crops()
+        self.config, self.crops = config, config.crops()
         drop_empty(network)
         self.network = self.run = network
 
@@ -99,7 +100,7 @@ class ViewsRecipe(Recipe):
     def views(self, batch: PackedBatch, part: BatchPart) -> list[Tensor]:
         """All crops of this part's images: (V, B, 3, S, S) for each size, the global ones first."""
         drawn = self.crops.draw(batch.sizes, part.generator(), rank=part.index, world_size=part.num_parts)
-        dtype = next(self.network.head.parameters()).dtype
+        dtype = next(self.network.parameters()).dtype  # a head may have none
         return [to_pixels_of(self.network.backbone, view.to(dtype)) for view in self.crops(batch.images, drawn)]
 
 
