@@ -23,6 +23,8 @@ def register_source(name: str) -> Callable[[F], F]:
     `rest` is the text behind the colon, `split` "train" or "val". Where there is no validation set of its own, the
     function returns None for "val": every fifth sample is then held out where one is needed.
     """
+    if not isinstance(name, str):
+        raise InputError('register_source needs a name first: @mixlab.register_source("my_format")')
     if name in TAKEN:
         raise InputError(f"{name!r} is a source of mixlab's own; choose another name")
 

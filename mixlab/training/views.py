@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from mixlab.backbones.backbone import Backbone
 from mixlab.data.crops import MultiCrop, dino_crops
 from mixlab.data.packed import PackedBatch
+from mixlab.errors import InputError
 from mixlab.training.config import MethodConfig, check_numbers
 from mixlab.training.recipe import BatchPart, Recipe, drop_empty, to_pixels_of
 
@@ -132,7 +133,14 @@ class CollapseWatch:
         values = {**metrics, **self.known}
         warnings = []
         for symptom in self._lasted:
-            self._lasted[symptom] = self._lasted[symptom] + 1 if symptom.shows(values) else 0
+            try:
+                shows = symptom.shows(values)
+            except KeyError as error:
+                raise InputError(
+                    f"the symptom {symptom.name!r} reads the metric {error}, which is not there; `loss` gives "
+                    f"{', '.join(values)}"
+                ) from error
+            self._lasted[symptom] = self._lasted[symptom] + 1 if shows else 0
             if self._lasted[symptom] == PATIENCE:
                 description = f"{symptom.name}: {symptom.description.format(**values)}"
                 warnings.append(f"step {step}: this looks like a collapse, {description}. Try: {symptom.advice}")
