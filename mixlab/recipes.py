@@ -41,6 +41,7 @@ from mixlab.training.config import (
     DataConfig,
     KnnConfig,
     LogConfig,
+    MethodConfig,
     ModelConfig,
     OptimConfig,
     TrainConfig,
@@ -167,6 +168,7 @@ def supervised(name: str, *, drop_path: float) -> TrainConfig:
             min_lr=1e-5,
             warmup_epochs=20,
             warmup_start=1e-6 / 4e-3,
+            decay="cosine_by_epoch",
             weight_decay=0.05,
             weight_decay_end=0.05,
         ),
@@ -195,6 +197,7 @@ def deit(name: str) -> TrainConfig:
             min_lr=1e-5,
             warmup_epochs=5,
             warmup_start=1e-6 / 1e-3,
+            decay="cosine_by_epoch",
             weight_decay=0.05,
             weight_decay_end=0.05,
         ),
@@ -529,7 +532,7 @@ def recipe_for(run: Path, name: str) -> TrainConfig:
     config = find_recipe(name)
     settings = stored.get("settings")
     if stored.get("recipe") == name and isinstance(settings, dict) and has_begun(RunDirectory(run)):
-        return train_config(settings) if is_older(settings, type(config.method)) else config
+        return train_config(settings) if is_older(settings, config) else config
     return config
 
 

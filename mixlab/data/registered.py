@@ -55,11 +55,11 @@ def open_registered(data: str, split: str) -> Source[Any] | None:
 
 def open_registered_with(data: str, split: str, kind: type[Any], what: str) -> Source[Any]:
     """The same of samples of one kind; without a validation set every fifth is held out."""
-    val = _opened(data, "val")
-    if val is None:
+    source = _opened(data, "val")
+    if source is None:
         source = part_of(_train(data), split, name=data)
-    else:
-        source = val if split == "val" else _train(data)
+    elif split == "train":
+        source = _train(data)
     check_kind(source, kind, name=data, what=what)
     return source
 
@@ -72,7 +72,7 @@ def _train(data: str) -> Source[Any]:
     found = _opened(data, "train")
     if found is None:
         name = data.partition(":")[0]
-        raise InputError(f"the function registered for {name!r} gives None for 'train'; return a Source or a data set")
+        raise InputError(f"the function registered for {name!r} gives None; return a Source or a data set")
     return found
 
 

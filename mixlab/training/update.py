@@ -72,6 +72,7 @@ class Update:
             total=self.total_steps,
             decay=optim.decay,
             drops=tuple(epoch * self.steps_per_epoch for epoch in optim.drop_epochs),
+            steps_per_epoch=self.steps_per_epoch,
         )
 
     def weight_decay(self, step: int) -> float:
@@ -216,7 +217,9 @@ def checked(found: Any, recipe: str) -> tuple[Tensor, dict[str, Tensor]]:
         raise InputError(f"{recipe}.loss gives a {type(found).__name__}; return the loss and a dict of metrics")
     for name, value in {"loss": found[0], **found[1]}.items():
         if not isinstance(value, Tensor) or value.ndim:
-            what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            what = (
+                f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            )
             raise InputError(f"{recipe}.loss gives {what} as {name!r}; return a tensor without axes, such as a mean")
     if not found[0].requires_grad:
         raise InputError(f"{recipe}.loss depends on no parameter; compute it from self.run(...), without detach()")

@@ -119,7 +119,9 @@ def test_a_registered_source_of_masks_serves_maps_and_segmentation(squares):
 
 
 def test_what_a_source_cannot_open_is_named_with_its_plugin(squares):
-    with pytest.raises(mixlab.InputError, match=r"source 'squares' of the plugin .* cannot open 'none.npy': FileNotFou"):
+    with pytest.raises(
+        mixlab.InputError, match=r"source 'squares' of the plugin .* cannot open 'none.npy': FileNotFou"
+    ):
         parse_source("squares:none.npy")
 
 
