@@ -2,7 +2,6 @@
 
 import gc
 import io
-import multiprocessing
 import os
 import tempfile
 from collections.abc import Iterator
@@ -13,10 +12,8 @@ import torch
 
 from mixlab.plugins import REGISTRIES
 from mixlab.training.cores import num_cores
+from tests import fork_server
 
-# What tests start as processes of their own begins with these imported, once for all.
-COMMANDS = ("pretrain", "train", "knn", "probe", "segment", "detect", "auc", "maps", "claims", "report")
-multiprocessing.set_forkserver_preload(["mixlab.recipes", *(f"mixlab.commands.{name}" for name in COMMANDS)])
 os.environ["MIXLAB_CACHE"] = tempfile.mkdtemp(prefix="mixlab-cache-")  # never the cache of whoever runs the tests
 
 
@@ -37,6 +34,7 @@ gc.disable()  # until all is imported: there is no garbage yet to look for
 def pytest_collection_finish() -> None:
     gc.freeze()  # nor will there be any among modules and tests
     gc.enable()
+    fork_server.start()
 
 
 def pytest_sessionfinish() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from mixlab.analysis.equal_parts import Known, running_equal_parts_once
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.weights import build_architecture
 from mixlab.backbones.zoo import SHIPPED, create_model
@@ -141,14 +142,20 @@ def on_meta(name: str, **fields: Any) -> Backbone:
         return model.eval().requires_grad_(False)
 
 
-def count_macs(model: Backbone, height: int, width: int | None = None) -> int:
+def count_macs(model: Backbone, height: int, width: int | None = None, *, known: Known | None = None) -> int:
     """Multiply-accumulates of one image through a backbone on the meta device, as its forward pass runs.
 
     Matrix products, convolutions and attention are counted; norms, gates and the taps of Mamba's convolution are not.
+    Equal parts run once; networks that are given the same `known` share them.
     """
-    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+    counter = FlopCounterMode(display=False)
+    with (
+        torch.device("meta"),
+        counter,
+        running_equal_parts_once(model, counter, {} if known is None else known) as parts,
+    ):
         model(torch.empty(1, model.channels, height, width or height))
-    return counter.get_total_flops() // 2
+        return parts.total // 2
 
 
 def count_parameters(model: torch.nn.Module) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mixlab.errors import InputError
 
-from .packed import PackedImages, pack_images
+from .packed import PackedImages, pack_images, to_device
 from .transforms import JITTER, blur, resize_box, resize_boxes, solarise, to_grey, whole_boxes
 
 NUM_TRIES = 10  # as torchvision's RandomResizedCrop, before it falls back to a centre crop
@@ -240,7 +240,7 @@ def _colour(x: Tensor, parameters: CropParameters) -> Tensor:
         kinds = parameters.order[jittered, step]
         for kind in sorted(set(kinds.tolist())):
             rows = jittered[kinds == kind]
-            factor = _to_device(parameters.factors[rows, kind, None, None, None].float(), x)
+            factor = to_device(parameters.factors[rows, kind, None, None, None].float(), x.device)
             _change(x, rows, partial(JITTER[kind], factor=factor))
     _change(x, parameters.grey.nonzero()[:, 0], lambda some: to_grey(some)[:, None].expand_as(some))
     blurred = parameters.blur.nonzero()[:, 0]
@@ -277,11 +277,11 @@ def _make_on_gpu(images: PackedImages, parameters: CropParameters, box: Tensor, 
     with torch.cuda.device_of(images.pixels):
         x = kernels.resize_boxes(images, parameters, box, size)
         chosen = torch.stack([parameters.jitter, parameters.grey, parameters.solarise, *parameters.order.T]).int()
-        jitter, grey, solarised, *order = _to_device(chosen, x)
-        factors = _to_device(parameters.factors.float(), x)
+        jitter, grey, solarised, *order = to_device(chosen, x.device)
+        factors = to_device(parameters.factors.float(), x.device)
         kernels.jitter_and_grey_(x, jitter, torch.stack(order, dim=1), factors, grey)
         kernels.blur_(x, torch.where(parameters.blur, parameters.sigma, 0.0))
-        gain, shift = _to_device(torch.stack([_GAIN, _SHIFT]).flatten(1), x)
+        gain, shift = to_device(torch.stack([_GAIN, _SHIFT]).flatten(1), x.device)
         return kernels.solarise_and_normalise_(x, solarised, gain, shift)
 
 
@@ -292,14 +292,10 @@ def _change(x: Tensor, rows: Tensor, change: Callable[[Tensor], Tensor]) -> None
         if changed is not x:
             x.copy_(changed)
     elif len(rows):
-        there = _to_device(rows, x)
+        there = to_device(rows, x.device)
         x.index_copy_(0, there, change(x.index_select(0, there)))
 
 
 def _normalise(x: Tensor, *, out: Tensor) -> Tensor:
-    shift, gain = (_to_device(part.to(x.dtype), x) for part in (_SHIFT, _GAIN))
+    shift, gain = (to_device(part.to(x.dtype), x.device) for part in (_SHIFT, _GAIN))
     return torch.addcmul(shift, x, gain, out=out)
-
-
-def _to_device(values: Tensor, like: Tensor) -> Tensor:
-    return values.to(like.device, non_blocking=True)

@@ -21,6 +21,12 @@ from .source import ImageSource
 from .workers import start_workers, worker_settings
 
 
+def to_device(values: Tensor, device: torch.device | str) -> Tensor:
+    """A table from the host, without waiting for what the device does: a copy of pageable memory may wait for it."""
+    values = values.pin_memory() if torch.device(device).type == "cuda" else values
+    return values.to(device, non_blocking=True)
+
+
 class PackedImages(NamedTuple):
     """B uint8 images of any sizes, one after the other, each (H, W, 3): as decoders give them."""
 
@@ -155,7 +161,7 @@ class PackedLoader(BatchLoader[PackedBatch]):
         for _, indexes in self._position:
             here = rows[torch.from_numpy(indexes)]
             here = here[here >= 0]
-            labels = whole.labels[here.to(whole.labels.device, non_blocking=True)]
+            labels = whole.labels[to_device(here, whole.labels.device)]
             yield PackedBatch(whole.images.select(here), labels, whole.indexes[here], whole.sizes[here])
 
     def _load_all(self, device: torch.device) -> tuple[PackedBatch, Tensor]:

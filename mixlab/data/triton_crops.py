@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .packed import PackedImages
+from .packed import PackedImages, to_device
 from .transforms import BLUR_REACH, CUBIC, CUBIC_REACH, LUMA, SOLARISE_FROM, ResizeChoices
 
 BLOCK = 1024  # pixels of a crop at a time
@@ -35,7 +35,7 @@ def resize_boxes(images: PackedImages, chosen: ResizeChoices, box: Tensor, size:
     ends = num_made.cumsum(0)
     starts, pitches = images.starts[chosen.image], images.shapes[chosen.image, 1]
     table = [*box.T, starts, pitches, chosen.flip, ends - num_made, chosen.bilinear]
-    where = torch.stack(table, dim=1).to(device, non_blocking=True)  # int64 (n, 9)
+    where = to_device(torch.stack(table, dim=1), device)  # int64 (n, 9)
     rows = torch.empty(int(ends[-1]), device=device)
     out = torch.empty(number, 3, size, size, device=device)
     blocks = triton.cdiv(3 * int(width.max()), ROW_BLOCK)
@@ -49,7 +49,7 @@ def blur_(x: Tensor, sigma: Tensor) -> Tensor:
     if not bool((sigma > 0).any()):
         return x
     reach, side = math.ceil(BLUR_REACH * float(sigma.max())), x.shape[-1]
-    there = sigma.float().to(x.device, non_blocking=True)
+    there = to_device(sigma.float(), x.device)
     rows, grid, block = torch.empty_like(x), (len(x) * 3, side), triton.next_power_of_2(side)
     _blur[grid](x, there, rows, side, reach, DOWN=True, BLOCK=block, num_warps=1)
     _blur[grid](rows, there, x, side, reach, DOWN=False, BLOCK=block, num_warps=1)

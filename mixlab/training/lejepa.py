@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone
-from mixlab.data.packed import PackedBatch
+from mixlab.data.packed import PackedBatch, to_device
 from mixlab.training.config import check_numbers
 from mixlab.training.distributed import rows_of_all
 from mixlab.training.recipe import BatchPart
@@ -94,8 +94,7 @@ class LeJepaRecipe(ViewsRecipe):
         directions = torch.randn(shape, generator=part.generator())
         directions /= directions.norm(dim=0)
         weight = next(self.network.head.parameters())
-        directions = directions.to(weight.device, weight.dtype, non_blocking=True)
-        return directions, *self.views(batch, part)
+        return to_device(directions.to(weight.dtype), weight.device), *self.views(batch, part)
 
     def loss(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
         directions, *views = inputs

@@ -5,7 +5,7 @@ each captures its own; `Recipe.exchange` averages their gradients after the last
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -21,6 +21,7 @@ from mixlab.training.optim import build_adamw, clip_each_, cosine, gradients, le
 from mixlab.training.precision import Precise, autocast
 from mixlab.training.recipe import BatchPart, Recipe, seed_all
 
+After = Callable[[], dict[str, Tensor]]
 WARM_UP = 3  # plain steps before a capture: kernels compile, libraries take their memory
 
 
@@ -39,7 +40,9 @@ class Update:
         if world.device.type == "cuda" and config.graph is not False:
             why = reason_against_capture(recipe, config, world)
             if why is None:
-                self.captured = CapturedPass(recipe, self.precise, must=config.graph is True)
+                alone = world.size == 1 and config.accumulate == 1  # the gradient of a pass is that of the step
+                after = self.clip if alone else None
+                self.captured = CapturedPass(recipe, self.precise, must=config.graph is True, after=after)
             else:
                 warnings.warn(f"passes are launched kernel by kernel, not as a CUDA graph: {why}", stacklevel=2)
 
@@ -49,15 +52,19 @@ class Update:
         metrics = [self._forward_backward(batch, step, index, len(passes)) for index, batch in enumerate(passes)]
         if self.recipe.exchange is not None:
             self.recipe.exchange()
+        norm = {} if "grad_norm" in metrics[0] else self.clip()
         part = self._part(step, 0, len(passes))
         self.recipe.before_update(part)
-        norm = clip_each_(gradients(self.recipe.network.parameters()), self.config.optim.clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         mean = metrics[0]
         if len(metrics) > 1:
             mean = {name: torch.stack([part[name] for part in metrics]).mean() for name in mean}
-        return {**mean, "grad_norm": norm, **self.recipe.after_update(part)}
+        return {**mean, **norm, **self.recipe.after_update(part)}
+
+    def clip(self) -> dict[str, Tensor]:
+        """Each gradient by its own norm: a launch for every parameter, so a capture has them where it can."""
+        return {"grad_norm": clip_each_(gradients(self.recipe.network.parameters()), self.config.optim.clip)}
 
     def lr(self, step: int) -> float:
         optim = self.config.optim
@@ -148,11 +155,12 @@ class CapturedPass:
     """Runs a recipe's passes and leaves gradients on the parameters; from the fourth step on it replays a capture.
 
     Random numbers follow the seed set before the call, as they do in a plain pass. A pass that cannot be captured runs
-    as a plain one from then on, unless it `must` be.
+    as a plain one from then on, unless it `must` be. `after` is captured with it: it may change
+    gradients in place, and gives more metrics.
     """
 
-    def __init__(self, recipe: Recipe, precise: Precise, *, must: bool = True) -> None:
-        self.recipe, self.precise, self.must = recipe, precise, must
+    def __init__(self, recipe: Recipe, precise: Precise, *, must: bool = True, after: After | None = None) -> None:
+        self.recipe, self.precise, self.must, self.after = recipe, precise, must, after
         self.steps = 0
         self.failed = False
         self.capture: Capture | None = None
@@ -163,7 +171,7 @@ class CapturedPass:
         self.steps += index == 0
         if self.steps > WARM_UP and self.capture is None and not self.failed:
             try:
-                self.capture = capture_pass(self.recipe, inputs, self.precise)
+                self.capture = capture_pass(self.recipe, inputs, self.precise, self.after)
             except WorkError as error:
                 if self.must:
                     raise
@@ -187,15 +195,15 @@ class CapturedPass:
         return self.sums
 
 
-def capture_pass(recipe: Recipe, inputs: tuple[Tensor, ...], precise: Precise) -> Capture:
-    """Record forward and backward for inputs of these shapes; nothing has run yet when it returns."""
+def capture_pass(recipe: Recipe, inputs: tuple[Tensor, ...], precise: Precise, after: After | None = None) -> Capture:
+    """Record forward, backward and `after` for inputs of these shapes; nothing has run yet when it returns."""
     graph, inputs = torch.cuda.CUDAGraph(), tuple(torch.empty_like(part) for part in inputs)
     recipe.network.zero_grad(set_to_none=True)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()  # the capture takes memory of its own
     try:
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may pin memory meanwhile
-            metrics = run_pass(recipe, inputs, precise)
+            metrics = run_pass(recipe, inputs, precise) | (after() if after is not None else {})
             values = torch.stack([value.float() for value in metrics.values()])
     except RuntimeError as error:
         recipe.network.zero_grad(set_to_none=True)

@@ -13,7 +13,7 @@ from mixlab.app.laboratory import Laboratory
 from tests.unit.app.live_page import serve, tiny_laboratory
 
 if TYPE_CHECKING:  # fixtures import it when used: without playwright this file must still load
-    from tests.browser.visiting import Browser, BrowserContext, OpenPage, Page
+    from tests.browser.visiting import Browser, OpenPage, Page, Tab
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -32,6 +32,21 @@ def browser() -> Iterator["Browser"]:
         made.close()
 
 
+@pytest.fixture(scope="module")
+def shared_tab(browser: "Browser") -> Iterator["Tab"]:
+    from tests.browser.visiting import Tab
+
+    made = Tab(browser)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def tab(shared_tab: "Tab") -> Iterator["Tab"]:
+    yield shared_tab
+    shared_tab.leave()
+
+
 @pytest.fixture(scope="session")
 def laboratory() -> Laboratory:
     return tiny_laboratory()
@@ -44,14 +59,15 @@ def address(laboratory: Laboratory) -> Iterator[str]:
 
 
 @pytest.fixture
-def open_page(browser: "Browser", address: str) -> Iterator["OpenPage"]:
-    """Open the page at a view. Afterwards: no script errors, nothing asked of anyone but the server.
+def open_page(browser: "Browser", tab: "Tab", address: str) -> Iterator["OpenPage"]:
+    """Open the page at a view; another visitor's, where a test has opened one. Afterwards: no script errors, nothing
+    asked of anyone but the server.
 
     `refusals` are what a test provokes, as the browser logs it: each is an error in its console.
     """
-    from tests.browser.visiting import settle
+    from tests.browser.visiting import Tab, settle
 
-    contexts: list[BrowserContext] = []
+    tabs: list[Tab] = []
     errors: list[str] = []
     outside: list[str] = []
     provoked: list[str] = []
@@ -66,20 +82,20 @@ def open_page(browser: "Browser", address: str) -> Iterator["OpenPage"]:
     ) -> "Page":
         provoked.extend(refusals)
         host = at or address
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
-        contexts.append(context)
-        page = context.new_page()
+        tabs.append(Tab(browser) if tabs else tab)
+        page = tabs[-1].prepare(width=width, height=900, theme=theme)
         page.set_default_timeout(15_000)
-        page.on("console", lambda message: message.type in ("error", "warning") and errors.append(message.text))
-        page.on("pageerror", lambda error: errors.append(f"uncaught: {error}"))
-        page.on("request", lambda asked: _is_outside(asked.url, host) and outside.append(asked.url))
+        listen = tabs[-1].listen
+        listen("console", lambda message: message.type in ("error", "warning") and errors.append(message.text))
+        listen("pageerror", lambda error: errors.append(f"uncaught: {error}"))
+        listen("request", lambda asked: _is_outside(asked.url, host) and outside.append(asked.url))
         page.goto(f"http://{host}/{view}")
         settle(page)
         return page
 
     yield open_at
-    for context in contexts:
-        context.close()
+    for other in tabs[1:]:
+        other.close()
     unexpected = [text for text in errors if not any(words in text for words in provoked)]
     assert not unexpected, unexpected
     assert not outside, outside

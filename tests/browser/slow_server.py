@@ -1,6 +1,5 @@
-"""A server to kill: tiny models, on a port, whose scores of every layer take long. It serves once told to on stdin."""
+"""A server to kill: tiny models, on a port, whose scores of every layer take long."""
 
-import sys
 import time
 from typing import Any
 
@@ -32,9 +31,6 @@ def slow_laboratory() -> SlowLaboratory:
     return laboratory  # type: ignore[return-value]
 
 
-if __name__ == "__main__":
+def serve_slowly(port: int) -> None:
     torch.set_num_threads(1)
-    application = create_app(slow_laboratory())
-    print("ready", flush=True)
-    sys.stdin.readline()
-    uvicorn.run(application, host="127.0.0.1", port=int(sys.argv[1]), log_level="critical")
+    uvicorn.run(create_app(slow_laboratory()), host="127.0.0.1", port=port, log_level="critical")

@@ -15,14 +15,14 @@ from mixlab.backbones.weights import save_weights
 from mixlab.backbones.zoo import create_model
 from mixlab.report import write_report
 from mixlab.run import RunDirectory
-from tests.browser.visiting import expect, settle
+from tests.browser.visiting import expect, leave, settle
 from tests.unit.app.live_page import serve
 
 sys.path.append(str(Path(__file__).parents[1] / "unit" / "report"))
 from example_run import make_example
 
 if TYPE_CHECKING:
-    from tests.browser.visiting import Browser, OpenPage, Page
+    from tests.browser.visiting import OpenPage, Page, Tab
 
 NASTY = "'\"><b class=injected>x<img src=x onerror=window.hit=1><svg onload=window.hit=1>&amp;${hit}{{7*7}}"
 CLOSING = f"</title></pre></style></script><script>window.hit=1</script>{NASTY}"
@@ -63,7 +63,7 @@ def test_a_run_and_an_image_called_like_html_do_nothing_on_the_page(open_page: "
         expect(page.locator("#status")).to_contain_text(NASTY)
         settle(page)
         assert_nothing_happened(page)
-        page.close()
+        leave(page)
 
 
 @pytest.fixture(scope="module")
@@ -88,15 +88,12 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def report_page(browser: "Browser", report: Path) -> Iterator["Page"]:
-    context = browser.new_context()
-    page = context.new_page()
+def report_page(tab: "Tab", report: Path) -> Iterator["Page"]:
     complaints: list[str] = []
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("request", lambda request: request.url.startswith(("file:", "data:")) or complaints.append(request.url))
-    page.goto(report.as_uri())
-    yield page
-    context.close()
+    tab.listen("console", lambda message: complaints.append(message.text))
+    tab.listen("request", lambda request: request.url.startswith(("file:", "data:")) or complaints.append(request.url))
+    tab.page.goto(report.as_uri())
+    yield tab.page
     assert not complaints
 
 

@@ -1,10 +1,8 @@
 """Long work and lost servers: the page says what happens, and goes on."""
 
 import io
-import os
+import multiprocessing
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,44 +10,30 @@ from pathlib import Path
 
 from PIL import Image
 
-from tests.browser.slow_server import slow_laboratory
-from tests.browser.visiting import OpenPage, expect, settle
+from tests.browser.slow_server import serve_slowly, slow_laboratory
+from tests.browser.visiting import OpenPage, expect, leave, settle
 from tests.unit.app.live_page import request, serve
 
-ROOT = Path(__file__).parents[2]
 VIEW = "#model=vit_tiny&model=dinovim_tiny&mask=sample"
 
 
 @contextmanager
-def loaded_server(port: int) -> Iterator[subprocess.Popen[str]]:
-    """A process with everything loaded, that serves once a line is written to it."""
-    command = [sys.executable, str(Path(__file__).with_name("slow_server.py")), str(port)]
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=_environment()
-    )
+def started_server(port: int) -> Iterator[multiprocessing.process.BaseProcess]:
+    """A process of its own."""
+    process = multiprocessing.get_context("forkserver").Process(target=serve_slowly, args=(port,))
+    process.start()
     try:
+        for _ in range(400):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.025)
+        else:
+            raise AssertionError("the server did not start")
         yield process
     finally:
         process.kill()
-        process.wait()
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-
-
-def begin(process: subprocess.Popen[str], port: int) -> None:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    process.stdin.write("serve\n")
-    process.stdin.flush()
-    for _ in range(400):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.025)
-    raise AssertionError("the server did not start")
+        process.join()
 
 
 def test_long_work_shows_its_progress_and_can_be_cancelled(open_page: OpenPage) -> None:
@@ -69,7 +53,7 @@ def test_long_work_shows_its_progress_and_can_be_cancelled(open_page: OpenPage) 
         expect(page.locator("#sweep")).to_be_visible()
         assert page.locator("#layers circle").count() == 0
         settle(page)
-        page.close()
+        leave(page)
 
 
 def test_a_picture_that_takes_long_says_so_and_can_be_cancelled_and_asked_for_again(open_page: OpenPage) -> None:
@@ -84,7 +68,7 @@ def test_a_picture_that_takes_long_says_so_and_can_be_cancelled_and_asked_for_ag
         expect(panel.locator("figcaption")).to_contain_text("of the variance")
         settle(page)
         expect(panel.locator(".note")).to_be_hidden()
-        page.close()
+        leave(page)
 
 
 def test_an_answer_that_the_server_gave_up_on_is_asked_for_again(open_page: OpenPage) -> None:
@@ -102,15 +86,14 @@ def test_an_answer_that_the_server_gave_up_on_is_asked_for_again(open_page: Open
         expect(panel.locator("figcaption")).to_contain_text("of the variance")
         settle(page)
         expect(page.locator("#banner")).to_be_hidden()
-        page.close()
+        leave(page)
 
 
 def test_a_server_killed_in_mid_request_is_announced_and_the_page_recovers(open_page: OpenPage, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with loaded_server(port) as first, loaded_server(port) as second:
-        begin(first, port)
+    with started_server(port) as first:
         page = open_page(
             VIEW, at=f"127.0.0.1:{port}", refusals=("ERR_CONNECTION", "ERR_EMPTY_RESPONSE", "status of 404")
         )
@@ -129,7 +112,7 @@ def test_a_server_killed_in_mid_request_is_announced_and_the_page_recovers(open_
         first.kill()
         expect(page.locator("#banner")).to_contain_text("The server does not answer")
         page.locator("#layer").fill("1")
-        begin(second, port)
+    with started_server(port):
         expect(page.locator("#banner")).to_be_hidden()
         expect(page.locator("#status")).to_have_text("The server is back.")
         expect(page.locator(".answer header p").nth(1)).to_contain_text("layer 1 of 5")
@@ -140,3 +123,4 @@ def test_a_server_killed_in_mid_request_is_announced_and_the_page_recovers(open_
         expect(page.locator("#stage")).to_have_attribute("aria-label", "Image: your image")  # sent again by the page
         expect(page.locator("#score-table tbody tr")).to_have_count(3)  # scored again, the blob in the centre beside
         expect(page.locator("#sweep")).to_be_visible()
+        leave(page)

@@ -8,6 +8,7 @@ import pytest
 from mixlab.app.exhibits import run_exhibits
 from mixlab.app.laboratory import Laboratory
 from mixlab.app.pictures import read_samples
+from tests.browser.visiting import leave
 from tests.unit.app.live_page import serve, tiny_subjects
 from tests.unit.app.test_exhibits import make_run
 
@@ -30,4 +31,4 @@ def test_a_result_of_an_unknown_kind_opens_with_its_picture(open_page: "OpenPage
         assert page.locator("#exhibits figcaption").inner_text() == "By layer."
         assert page.locator("#exhibits td").all_inner_texts() == ["vit", "0.25", "x", "–"]
         assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
-        page.close()
+        leave(page)

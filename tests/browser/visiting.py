@@ -1,6 +1,7 @@
 """Playwright for the tests of this folder; without it they are skipped, and say so."""
 
 from collections.abc import Callable
+from typing import Any, Literal
 
 import pytest
 
@@ -23,4 +24,38 @@ def settle(page: Page) -> None:
     )
 
 
-__all__ = ["Browser", "BrowserContext", "OpenPage", "Page", "expect", "settle", "sync_playwright"]
+def leave(page: Page) -> None:
+    """Go away, as a visitor who was never here: the server may end, and the next visit is a first one."""
+    page.evaluate("() => { if (location.protocol !== 'about:') { localStorage.clear(); sessionStorage.clear(); } }")
+    page.goto("about:blank")
+
+
+class Tab:
+    """A page for all tests of a file, each as if it were the first: a new page is a new process, a second of work."""
+
+    def __init__(self, browser: Browser) -> None:
+        self._context = browser.new_context()
+        self.page = self._context.new_page()
+        self._listeners: list[tuple[str, Callable[..., Any]]] = []
+
+    def prepare(self, *, width: int, height: int, theme: Literal["light", "dark"]) -> Page:
+        self.page.set_viewport_size({"width": width, "height": height})
+        self.page.emulate_media(media="screen", color_scheme=theme)
+        return self.page
+
+    def listen(self, event: Any, listener: Callable[..., Any]) -> None:
+        self.page.on(event, listener)
+        self._listeners.append((event, listener))
+
+    def leave(self) -> None:
+        leave(self.page)
+        self.page.mouse.move(0, 0)
+        while self._listeners:
+            self.page.remove_listener(*self._listeners.pop())
+        self._context.clear_permissions()
+
+    def close(self) -> None:
+        self._context.close()
+
+
+__all__ = ["Browser", "BrowserContext", "OpenPage", "Page", "Tab", "expect", "leave", "settle", "sync_playwright"]

@@ -20,6 +20,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import mixlab.commands.pretrain
+import mixlab.recipes  # noqa: F401  here, so that no process that is forked for a test imports them
+
 ALL = os.environ.get("MIXLAB_FAULTS") == "all"
 SEED = int(os.environ.get("MIXLAB_FAULT_SEED", "0"))
 STOPS = int(os.environ.get("MIXLAB_FAULT_STOPS", "20" if ALL else "1"))  # signals of each kind

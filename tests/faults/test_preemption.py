@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import submitit
 from fault_processes import ALL, SLOW, STOPS, children_of, family_of, last_logged, moments, steps_of, wait_for
+from forked_jobs import start_controller
 from small_runs import assert_same_end, pretraining, wait_for_moment
 
 from mixlab.cli import main
@@ -74,6 +75,8 @@ def catches(process: int, number: int) -> bool:
 def submitted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], Job]]:
     """Jobs as the command submits them; never to the cluster that these tests may themselves run on."""
     monkeypatch.setattr(submitit.AutoExecutor, "which", staticmethod(lambda: "local"))
+    if not ALL:
+        monkeypatch.setattr("submitit.local.local.start_controller", start_controller)
     jobs: list[Job] = []
 
     def submit(run: Path) -> Job:

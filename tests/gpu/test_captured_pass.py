@@ -56,6 +56,13 @@ def test_captured_passes_train_as_plain_ones(name: str, num_passes: int) -> None
     assert len(set(captured)) == STEPS
 
 
+def test_a_captured_pass_clips_as_a_plain_one() -> None:
+    recipe = find_recipe("dino_vit_tiny64")
+    recipe = replace(recipe, optim=replace(recipe.optim, clip=0.01))  # every gradient is longer
+    (_, weights), (_, same) = (train(recipe, graph=graph) for graph in (False, True))
+    assert all(torch.equal(weights[key], same[key]) for key in weights)
+
+
 def test_a_pass_is_captured_by_itself() -> None:
     recipe = find_recipe("dino_dinovim_tiny64")
     assert recipe.graph is None

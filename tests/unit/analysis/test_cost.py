@@ -1,10 +1,14 @@
 """Counted, not typed in: the arithmetic of mixers and the advice that follows. Sizes: test_published_sizes.py."""
 
+from typing import Any
+
 import pytest
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from mixlab.analysis.cost import count_macs, give_advice, mixer_costs, on_meta
+from mixlab.analysis.equal_parts import form_of
 from mixlab.backbones.block import Layer
 from mixlab.mixers import AttentionConfig, GatedConvConfig, LinearAttentionConfig, MixerConfig
 
@@ -68,3 +72,31 @@ def test_autoregressive_tasks_are_told_about_the_state() -> None:
 def test_impossible_sizes_are_refused(bad: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="patch|at least 1"):
         give_advice(**{"height": 224, "width": 224, "patch": 16, "dim": 384, **bad})
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("dinovim_tiny", {"dim": 32, "depth": 3, "drop_path": 0.2}),
+        ("localvim_tiny", {"dim": 32, "depth": 3}),  # every layer has scans of its own, some pad the grid
+        ("plainmamba_l1", {"dim": 32, "depth": 3}),  # the first layer has one convolution more
+        ("efficientvmamba_tiny", {"dims": (16, 32, 64, 128), "depths": (1, 2, 2, 1)}),
+        ("mambaout_femto", {}),
+    ],
+)
+def test_equal_parts_are_run_once_and_counted_as_often_as_they_are_there(name: str, fields: dict[str, Any]) -> None:
+    def counted_one_by_one(side: int) -> int:
+        with torch.device("meta"), FlopCounterMode(display=False) as counter:
+            model(torch.empty(1, 3, side, side))
+        return counter.get_total_flops() // 2
+
+    model, known = on_meta(name, **fields), {}
+    assert [count_macs(model, 224, known=known) for _ in range(2)] == [counted_one_by_one(224)] * 2
+    if name == "mambaout_femto":  # other shapes are other work
+        assert count_macs(model, 192, known=known) == counted_one_by_one(192)
+
+
+def test_parts_that_differ_in_a_setting_are_not_equal() -> None:
+    one, other, wider = (nn.Conv2d(4, 4, 3, stride=stride, padding=1) for stride in (1, 1, 2))
+    assert form_of(one) == form_of(other) != form_of(wider)
+    assert form_of(nn.Sequential(one, nn.ReLU())) != form_of(nn.Sequential(one, nn.GELU()))

@@ -1,10 +1,10 @@
 """The command behind the page: which models it offers, and where it serves."""
 
 import json
+import multiprocessing
+import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,7 +15,8 @@ from mixlab.app.laboratory import build_laboratory
 from mixlab.app.pictures import read_samples
 from mixlab.backbones.weights import save_weights
 from mixlab.backbones.zoo import create_model
-from mixlab.commands.app import bind
+from mixlab.commands.answer import Answer
+from mixlab.commands.app import app, bind
 from mixlab.run import RunDirectory
 from tests.unit.app.live_page import MODELS, request
 
@@ -90,10 +91,18 @@ def test_a_taken_port_is_named_with_a_way_out() -> None:
         bind("127.0.0.1", 70_000)
 
 
+def run_app(told: Path, printed: Path) -> None:
+    """The command, in a process of its own."""
+    with printed.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    app((), Answer(json=str(told)), port=0, data=DATA)
+
+
 def test_the_command_says_where_the_page_is_serves_it_and_ends_with_ctrl_c(tmp_path: Path) -> None:
-    told = tmp_path / "page.json"
-    code = f"from mixlab.commands.app import Answer, app; app((), Answer(json={str(told)!r}), port=0, data={DATA!r})"
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    told, printed = tmp_path / "page.json", tmp_path / "printed.txt"
+    process = multiprocessing.get_context("forkserver").Process(target=run_app, args=(told, printed))
+    process.start()
     try:
         for _ in range(600):
             if told.is_file():
@@ -104,13 +113,13 @@ def test_the_command_says_where_the_page_is_serves_it_and_ends_with_ctrl_c(tmp_p
         address = url.removeprefix("http://").rstrip("/")
         assert b"mixlab" in request(address, "GET", "/").body
         assert len(request(address, "GET", "/api/about").body["models"]) == 5
-        process.send_signal(signal.SIGINT)
-        printed, notes = process.communicate(timeout=20)
+        os.kill(process.pid or 0, signal.SIGINT)
+        process.join(20)
     finally:
         process.kill()
-    assert process.returncode == 0
-    assert url in printed
-    assert "Traceback" not in notes
+    assert process.exitcode == 0
+    assert url in printed.read_text()
+    assert "Traceback" not in printed.read_text()
 
 
 def test_samples_of_a_plain_folder_come_without_masks(tmp_path: Path) -> None:

@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from in_process import here
 from PIL import Image
 
 from mixlab.cli import main
@@ -46,6 +48,15 @@ def go(root: Path, parts: tuple[str, ...], *, families: Any = TWO, seeds: tuple[
         device="cpu",
         families=families,
     )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_this_process() -> Iterator[None]:
+    """Steps, not in a worker, which imports torch anew: test_demo.py and test_steps.py have workers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mixlab.studies.miniature.run.worker_pool", here)
+        patch.setattr(sys, "argv", ["mixlab"])
+        yield
 
 
 @pytest.fixture(scope="module")
