@@ -53,7 +53,7 @@ def help_of(name: str) -> dict[str, str]:
     name = ""
     for line in printed.getvalue().splitlines():
         words = line.strip("│ ").split()
-        if words and words[0].startswith("--") and set(words[0]) != {"-"}:
+        if words and line.startswith("│ --"):  # help that names another option is indented
             name = words[0].rstrip(",")
         if name:
             found[name] = " ".join([found.get(name, ""), *words]).strip()

@@ -112,10 +112,9 @@ def _ranks(table: Table) -> Iterator[Sentence]:
         return
     ordered = sorted(rows, key=lambda pair: pair[1].value)
     (low, lowest), (high, highest) = ordered[0], ordered[-1]
+    more, less = _capital(high.mixer or high.label), low.mixer or low.label
     yield [
-        Part(
-            f"{_capital(high.mixer or high.label)} can pass more between distant patches than {low.mixer or low.label}: "
-        ),
+        Part(f"{more} can pass more between distant patches than {less}: "),
         Part("off the diagonal, the blocks of its matrices have rank "),
         Part(f"{highest.value:.0f}", highest.record),
         Part(" against "),

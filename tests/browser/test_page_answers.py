@@ -51,11 +51,13 @@ def test_an_answer_says_how_far_the_weight_lies_as_the_server_counts_it(open_pag
 
 def asked_row(page: Page, model: str, x: float, y: float) -> np.ndarray:
     """What the server says that a patch attends to: |weights| on the grid."""
+    page.wait_for_function('() => location.hash.includes("image=")')  # the address follows the view
     found = page.evaluate(
         """async ([model, x, y]) => {
           const { ask, toArray } = await import("/static/server.js");
           const picture = new URLSearchParams(location.hash.slice(1)).get("image");
-          const { answer } = await ask({ kind: "row", picture, fit: "crop", model, layer: 2, head: null, x, y, sense: "row" });
+          const place = { picture, fit: "crop", model, layer: 2, head: null, x, y };
+          const { answer } = await ask({ kind: "row", ...place, sense: "row" });
           const { shape, values } = toArray(answer.values);
           return [shape, [...values]];
         }""",
