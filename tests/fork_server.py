@@ -15,6 +15,8 @@ from unittest.mock import patch
 
 import torch
 
+_start_interpreter = util.spawnv_passfds
+
 
 def start() -> None:
     """Fork the server now, while this process has no threads of its own."""
@@ -29,6 +31,7 @@ def _fork(program: bytes, arguments: Sequence[str], kept: Sequence[int]) -> int:
     if child := os.fork():
         return child
     try:
+        util.spawnv_passfds = _start_interpreter  # for what its children start
         _leave_others_files(kept)
         torch.set_num_threads(1)
         forkserver._forkserver._lock = threading.Lock()  # type: ignore[attr-defined]  # held while it forks

@@ -36,6 +36,7 @@ from mixlab.ops.short_conv import triton_short_conv
 from mixlab.ops.ssd import op as ssd_op
 from mixlab.ops.ssd.reference import ssd_recurrence
 from tests.tolerances import TOLERANCES, relative_error
+from tests.unit.ops.interpreted_crops import crop_errors
 
 Run = Callable[..., Any]
 Errors = dict[str, float]
@@ -298,7 +299,7 @@ def main() -> None:
             report[name] = measure(*sizes)
         except Exception:
             report[name] = traceback.format_exc()
-    print(json.dumps({"tolerance": TOLERANCES[torch.float32], "cases": report}))
+    print(json.dumps({"tolerance": TOLERANCES[torch.float32], "cases": report, "crops": crop_errors()}))
 
 
 if __name__ == "__main__":

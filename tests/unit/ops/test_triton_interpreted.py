@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 PROGRAM = Path(__file__).with_name("interpreted_kernels.py")
 
 
-def test_interpreted_kernels_give_the_reference_and_every_gradient() -> None:
+def test_interpreted_kernels_give_the_reference_every_gradient_and_the_crops_of_plain_torch() -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, PROGRAM], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
@@ -27,6 +27,8 @@ def test_interpreted_kernels_give_the_reference_and_every_gradient() -> None:
         assert errors, case
         for name, error in errors.items():
             assert error < report["tolerance"], f"{case}: {name} is off by {error:.1e}"
+    assert len(report["crops"]) == 2
+    assert max(report["crops"]) < 1e-4  # of normalised pixels, which go from -2 to 2.6
 
 
 def test_heads_divide_evenly_among_programs_whatever_their_number() -> None:

@@ -1,9 +1,7 @@
 """The demo: commands that anyone could type, a report at the end, and a kill on the way that costs nothing."""
 
-import os
+import multiprocessing
 import re
-import signal
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -24,13 +22,6 @@ LITTLE = DemoEffort(
     minutes="seconds", networks=("shipped/vit",), num_tuned=8, batch=8, epochs=18, num_watched=8, num_judged=8,
     num_scored=4, num_ranked=1, num_photographs=1, photo_image=64, studies=("model",),
 )  # fmt: skip
-START = """
-if __name__ == "__main__":  # workers read this file, too
-    from pathlib import Path
-    from mixlab.commands.demo import run_demo
-    from mixlab.studies.demo import DemoEffort
-    run_demo(Path({folder!r}), {effort!r}, seed=0, workers=1)
-"""
 
 
 @pytest.mark.parametrize("effort", [FULL, QUICK])
@@ -65,22 +56,25 @@ def module_patch() -> Any:
         yield patch
 
 
+def start_demo(folder: Path) -> None:
+    """In a process of its own, which starts a worker as the command does."""
+    run_demo(folder, LITTLE, seed=0, workers=1)
+
+
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory, module_patch: pytest.MonkeyPatch) -> Killed:
     folder = tmp_path_factory.mktemp("demo") / "a demo"
-    script = folder.with_name("start.py")
-    script.write_text(START.format(folder=str(folder), effort=LITTLE))
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
-    process = subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.PIPE)
+    process = multiprocessing.get_context("forkserver").Process(target=start_demo, args=(folder,))
+    process.start()
     run = RunDirectory(folder / TUNED)
     deadline = time.monotonic() + 120
     while not any(row["step"] >= 2 for row in run.read_metrics()):
-        assert process.poll() is None, process.communicate()[1].decode()
+        assert process.is_alive()
         assert time.monotonic() < deadline, "training did not begin"
         time.sleep(0.05)
     worker = int((run.path / ".lock").read_text().split()[1])
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.kill()
+    process.join()
     assert not (run.path / "weights.safetensors").exists(), "training was over before the kill"
     module_patch.setattr("mixlab.studies.steps.worker_pool", here)
     module_patch.setattr(sys, "argv", ["mixlab"])
