@@ -171,7 +171,7 @@ export class Card {
     const [row, column] = this.#cell(answer.grid);
     const token = answer.patch_tokens[row * answer.grid[1] + column];
     markLine(panel.canvases[0], (token + 0.5) / answer.num_tokens, this.view.sense);
-    const caption = `line: this patch; ${answer.head_name}, ${answer.num_tokens}\u00a0tokens, log scale`;
+    const caption = `line: this patch; ${answer.head_name}, ${answer.num_tokens} tokens, log scale`;
     panel.show({
       caption, low: short(answer.low), high: short(answer.high),
       labels: [`${panel.title.textContent} of ${this.model.id}: ${caption}, token ${token + 1} marked`],
