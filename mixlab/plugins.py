@@ -110,7 +110,7 @@ def load_plugin(text: str) -> ModuleType:
     except InputError as error:
         raise InputError(f"the plugin {text}: {error}") from error
     except Exception as error:  # whatever the plugin's own code raises
-        raise InputError(f"the plugin {text} cannot be imported: {_in_words(error)}") from error
+        raise InputError(f"the plugin {text} cannot be imported: {in_words(error)}") from error
 
 
 def load_for_all(text: str) -> None:
@@ -129,7 +129,7 @@ def load_at_start() -> None:
             point.load()
         except Exception as error:
             warnings.warn(
-                f"the plugin {point.value} of the package {package} is left out: {_in_words(error)}; update or "
+                f"the plugin {point.value} of the package {package} is left out: {in_words(error)}; update or "
                 "uninstall it",
                 stacklevel=2,
             )
@@ -249,7 +249,7 @@ def _is_interactive(module: str) -> bool:
     return module == "__main__" and getattr(sys.modules.get(module), "__file__", None) is None
 
 
-def _in_words(error: Exception) -> str:
+def in_words(error: Exception) -> str:
     """An error, and the line of the plugin where it came up."""
     trace, line = error.__traceback__, ""
     while trace is not None:

@@ -22,7 +22,7 @@ detect_FAMILY_tiny64, detect_mambaout_femto64
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,6 +41,7 @@ from mixlab.training.config import (
     DataConfig,
     KnnConfig,
     LogConfig,
+    MethodConfig,
     ModelConfig,
     OptimConfig,
     TrainConfig,
@@ -49,7 +50,6 @@ from mixlab.training.dino import DinoConfig
 from mixlab.training.lejepa import LeJepaConfig
 from mixlab.training.settings import has_begun, is_older, override
 from mixlab.training.supervised import SupervisedConfig
-from mixlab.training.views import ViewsConfig
 
 RECIPE_FAMILIES = ("vit", "linearvit", "dinovim", "dinomambareg", "gatedconv")
 DEIT_FAMILIES = ("vit", "linearvit")
@@ -135,10 +135,22 @@ def lejepa_mini(family: str) -> TrainConfig:
     return replace(config, optim=replace(config.optim, lr=1e-3, weight_decay=0.05, weight_decay_end=0.05))
 
 
-def with_method(config: TrainConfig, method: type[ViewsConfig], **settings: Any) -> TrainConfig:
-    """The same training by another method, on the same views; `settings` are the method's own."""
-    views = {field.name: getattr(config.method, field.name) for field in fields(ViewsConfig)}
-    return replace(config, method=method(**views, **settings))
+def with_method(config: TrainConfig, method: type[MethodConfig], **settings: Any) -> TrainConfig:
+    """The same training by another method of the same kind, such as another `ViewsConfig` or `SupervisedConfig`.
+
+    What both kinds have keeps the recipe's values: views, crops, augmentation. `settings` are the method's own.
+    """
+    shared = next(base for base in method.__mro__ if isinstance(config.method, base))
+    if not is_dataclass(shared) or not fields(shared):
+        raise InputError(
+            f"{method.__name__} has no settings in common with {type(config.method).__name__}, the method of this "
+            "recipe; start from a recipe of its own kind"
+        )
+    if unknown := [name for name in settings if name not in {field.name for field in fields(method)}]:
+        hint = did_you_mean(unknown[0], [field.name for field in fields(method)], otherwise="see its class")
+        raise InputError(f"{method.__name__} has no setting {unknown[0]!r}; {hint}")
+    kept = {field.name: getattr(config.method, field.name) for field in fields(shared)}
+    return replace(config, method=method(**{**kept, **settings}))
 
 
 def supervised(name: str, *, drop_path: float) -> TrainConfig:
@@ -156,6 +168,7 @@ def supervised(name: str, *, drop_path: float) -> TrainConfig:
             min_lr=1e-5,
             warmup_epochs=20,
             warmup_start=1e-6 / 4e-3,
+            decay="cosine_by_epoch",
             weight_decay=0.05,
             weight_decay_end=0.05,
         ),
@@ -184,6 +197,7 @@ def deit(name: str) -> TrainConfig:
             min_lr=1e-5,
             warmup_epochs=5,
             warmup_start=1e-6 / 1e-3,
+            decay="cosine_by_epoch",
             weight_decay=0.05,
             weight_decay_end=0.05,
         ),
@@ -518,7 +532,7 @@ def recipe_for(run: Path, name: str) -> TrainConfig:
     config = find_recipe(name)
     settings = stored.get("settings")
     if stored.get("recipe") == name and isinstance(settings, dict) and has_begun(RunDirectory(run)):
-        return train_config(settings) if is_older(settings, type(config.method)) else config
+        return train_config(settings) if is_older(settings, config) else config
     return config
 
 

@@ -144,7 +144,7 @@ class Backbone(
                 setattr(block, name, DropPath(own) if own else nn.Identity())
 
     @property
-    def blocks(self) -> Sequence[nn.Module]:
+    def layer_modules(self) -> Sequence[nn.Module]:
         """One module per layer, in order, each run as a whole; none where layers are not modules of their own."""
         return ()
 
@@ -260,6 +260,12 @@ def _check_complete(model: Backbone) -> None:
     ]
     if wrong:
         raise InputError(f"{type(model).__name__} is not a complete backbone: set {', '.join(wrong)} in its __init__")
+    own = [*model._modules, *model._parameters, *model._buffers]
+    if hidden := [name for name in own if hasattr(type(model), name)]:  # the class's would be read in its place
+        raise InputError(
+            f"{type(model).__name__} calls a part of its network {hidden[0]!r}, which is the name of something that "
+            f"every backbone has; call it another, such as {hidden[0]}_"
+        )
 
 
 def chosen_layers(layers: Layers, depth: int) -> list[int]:

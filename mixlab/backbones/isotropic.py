@@ -146,7 +146,7 @@ class Isotropic(Backbone):
         self.dim = config.dim if self.neck is None else self.neck.dim
 
     @property
-    def blocks(self) -> Sequence[nn.Module]:
+    def layer_modules(self) -> Sequence[nn.Module]:
         return list(self.layers)
 
     def forward(self, images: Tensor) -> Tensor:

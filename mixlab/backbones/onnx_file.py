@@ -11,7 +11,7 @@ from torch.export import Dim, ExportedProgram
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.timm_backbone import TimmBackbone
-from mixlab.errors import naming_extras
+from mixlab.errors import InputError, naming_extras
 from mixlab.ops.operator import operators_kept_whole
 from mixlab.run.aside import written_aside
 from mixlab.run.disk import naming_file
@@ -40,7 +40,15 @@ def export_onnx(model: Backbone, path: Path, *, height: int | None = None, width
         with suppress(Exception):  # each model is bound to its size in its own way
             program = _translated(model, images, sides)
     if program is None:
-        multiple, program = None, _translated(model, images, {})
+        multiple = None
+        try:
+            program = _translated(model, images, {})
+        except Exception as error:  # torch.export has many kinds
+            what = str(error).strip().partition("\n")[0] or type(error).__name__
+            raise InputError(
+                f"{model.name} cannot be written as ONNX: {what}; in the code of the model write x.shape[0] for "
+                "len(x) and decide nothing by the values of tensors, or export safetensors"
+            ) from error
     program.model.metadata_props.update(_metadata(model, multiple))
     path.parent.mkdir(parents=True, exist_ok=True)
     with naming_file(path), written_aside(path) as aside:
@@ -70,7 +78,7 @@ def _translated(model: Backbone, images: Tensor, sides: dict[int, Any]) -> Any:
 
 def _pads_windows(model: Backbone) -> bool:
     """Whether scans walk windows: how far they pad a grid is decided while they are traced."""
-    configs = [getattr(getattr(block, "mixer", None), "config", None) for block in model.blocks]
+    configs = [getattr(getattr(block, "mixer", None), "config", None) for block in model.layer_modules]
     return any(kind.startswith("w") for config in configs for kind in getattr(config, "scans", ()))
 
 

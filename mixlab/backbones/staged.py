@@ -146,7 +146,7 @@ class Staged(Backbone):
         self.summary_norm = nn.LayerNorm(config.dim, config.final_eps) if config.summary_norm else nn.Identity()
 
     @property
-    def blocks(self) -> Sequence[nn.Module]:
+    def layer_modules(self) -> Sequence[nn.Module]:
         return [block for stage in self.stages for block in stage.blocks]  # type: ignore[union-attr]
 
     def forward(self, images: Tensor) -> Tensor:

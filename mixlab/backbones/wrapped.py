@@ -176,8 +176,16 @@ class WrappedBackbone(Backbone):
         parameter, was_training = next(self.network.parameters()), self.network.training
 
         def shapes(image: int) -> list[tuple[int, ...]]:
-            outputs = self._outputs(parameter.new_zeros(1, self.channels, image, image))
-            return [tuple(output.shape) for output in outputs]
+            blank = parameter.new_zeros(1, self.channels, image, image)
+            try:
+                return [tuple(output.shape) for output in self._outputs(blank)]
+            except InputError:
+                raise
+            except Exception as error:  # whatever the network's own code raises
+                raise InputError(
+                    f"{type(self.network).__name__} fails on a blank image {tuple(blank.shape)}: "
+                    f"{type(error).__name__}: {error}; say image= and channels= as it takes them, or correct maps="
+                ) from error
 
         self.network.eval()  # no statistics of a blank image
         try:

@@ -90,6 +90,8 @@ def register_backbone(
     What is decorated is a class of `Backbone`, or a function that returns one, from fields that JSON can hold:
     `create_model(name, **fields)` calls it. `source` is what `mixlab models` shows.
     """
+    if not isinstance(name, str):
+        raise InputError(f"register_backbone needs a name first: @mixlab.register_backbone({_own_name(name)!r})")
     if config is None:
 
         def register(builder: B) -> B:
@@ -118,6 +120,11 @@ def register_family(
     for model, entry in _family(name, source, widths, build).items():
         _check_name(model)
         ZOO[model] = entry
+
+
+def _own_name(thing: Any) -> str:
+    """What a class or function is called: a name to suggest."""
+    return str(getattr(thing, "__name__", "my_model")).lower()
 
 
 def _check_name(name: str) -> None:
@@ -249,7 +256,7 @@ def _parameters(entry: ZooEntry) -> set[str] | None:
 
 def _owner(key: str, owners: dict[str, str | None]) -> str | None:
     if key not in owners:
-        hint = did_you_mean(key, owners, otherwise=f"fields are {', '.join(sorted(owners))}")
+        hint = did_you_mean(key, owners, otherwise=f"fields are {', '.join(sorted(owners)) or 'none'}")
         raise InputError(f"unknown field {key!r}; {hint}")
     return owners[key]
 

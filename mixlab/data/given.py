@@ -79,6 +79,12 @@ def as_data(data: AnyData | Any) -> Data:
 
 def as_source(data: Any) -> Source[Any]:
     """A source as it is, and a data set as a `DatasetSource`."""
+    if isinstance(data, str | Path):
+        name = str(data)
+        raise InputError(
+            f"{name!r} is a name among data sets; open it with mixlab.data.parse_source({name!r}, split=...), or give "
+            "the name of a folder with train and val alone"
+        )
     if not isinstance(data, Source):
         return DatasetSource(data)
     if not len(data):

@@ -111,9 +111,11 @@ def parse_source(name: Data, *, split: str = "train", cache: str | Path | None =
     if not folder.is_dir() and name.startswith(PREFIX):
         raise InputError(f"{name} was given in Python and cannot be opened by its name; give the same data set there")
     if not folder.is_dir():
+        word, colon, _ = name.partition(":")
+        plugin = f"; for a source {word!r} of a plugin, write `mixlab --import PLUGIN ...`" if colon else ""
         raise FileNotFoundError(
             f"{name!r} is not a data source: not 'shapes', 'wds:PATTERN', an existing folder or an image file; "
-            f"{nearest_place(name)}"
+            f"{nearest_place(name)}{plugin}"
         )
     return ImageFolder(folder, split=split, cache=cache)
 

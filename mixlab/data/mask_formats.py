@@ -32,6 +32,7 @@ from .masks import (
     read_values,
     voc_mask,
 )
+from .registered import is_registered, open_registered, open_registered_with
 from .shapes import parse_shapes
 from .source import SPLITS, ImageSource, Subset, check_split, nearest_place, parse_options, part_of
 
@@ -54,6 +55,9 @@ def parse_masks(name: Data, *, split: str = "val") -> MaskSource:
         return name.part(split)
     if shapes := parse_shapes(name, split=split, num_images=500):
         return ShapesMasks(shapes)
+    if (own := open_registered(name, split)) is not None:
+        check_kind(own, MaskedImage, name=name, what="a score of maps")
+        return own
     head, place, options = _split_name(name)
     path = Path(place).expanduser()
     if not path.exists():
@@ -216,6 +220,8 @@ def parse_label_maps(name: Data, *, split: str = "train") -> MaskSource:
         return name.part_with(split, MaskedImage, "segmentation")
     if shapes := parse_shapes(name, split=split):
         return ShapesMasks(shapes, kind="semantic")
+    if is_registered(name):
+        return open_registered_with(name, split, MaskedImage, "segmentation")
     root = Path(name).expanduser()
     if not root.is_dir():
         raise FileNotFoundError(

@@ -25,6 +25,7 @@ from .coco import (
 )
 from .decode import printable
 from .given import Data, GivenData
+from .registered import is_registered, open_registered_with
 from .shapes import Shapes, parse_shapes
 from .source import SPLITS, Source, Subset, check_split, few, nearest_place, part_of
 
@@ -200,6 +201,8 @@ def parse_objects(name: Data, *, split: str = "train", keep_empty: bool = True) 
         source: ObjectSource = name.part_with(split, AnnotatedImage, "detection")
     elif shapes := parse_shapes(name, split=split):
         return ShapeObjects(shapes)
+    elif is_registered(name):
+        source = open_registered_with(name, split, AnnotatedImage, "detection")
     else:
         source = _open_coco(name, split)
         if split == "val":

@@ -56,7 +56,7 @@ class Pyramid(nn.Module):
         if frozen:
             backbone.requires_grad_(False)
         else:
-            for block in backbone.blocks[self.taps[-1].layer + 1 :]:
+            for block in backbone.layer_modules[self.taps[-1].layer + 1 :]:
                 block.requires_grad_(False)  # never run
         self.train(self.training)
 

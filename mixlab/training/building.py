@@ -6,6 +6,7 @@ import torch
 
 from mixlab.backbones.backbone import Architecture, Backbone
 from mixlab.backbones.weights import check_can_be_rebuilt
+from mixlab.errors import InputError
 from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World, spread
 from mixlab.training.pieces import Pieces
@@ -39,6 +40,9 @@ def build_recipe(
         recipe = config.method.build(
             backbone, num_classes=num_classes, total_steps=total_steps, steps_per_epoch=steps_per_epoch
         )
+        if not isinstance(recipe, Recipe):
+            what = f"{type(config.method).__name__}.build"
+            raise InputError(f"{what} gives a {type(recipe).__name__}; return a Recipe, such as a ViewsRecipe")
         if config.compile:
             compile_recipe(recipe)
         dtype = torch.float64 if config.precision == "fp64" else torch.float32

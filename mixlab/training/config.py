@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 TrainingPrecision = Literal["bf16", "fp32", "fp64"]
 Sharding = Literal["ddp", "fsdp"]
-Decay = Literal["cosine", "poly", "drops"]
+Decay = Literal["cosine", "cosine_by_epoch", "poly", "drops"]
 
 
 def check_numbers(
@@ -149,7 +149,9 @@ class OptimConfig:
     lr: float
     lr_batch: int = 256  # `lr` is meant for this batch and grows in proportion
     min_lr: float = 1e-6
-    decay: Decay = "cosine"  # poly: linearly to `min_lr`; drops: to a tenth after each of `drop_epochs`
+    # cosine: from the end of the warm-up (DINO); cosine_by_epoch: timm's, see `learning_rate`; poly: linearly to
+    # `min_lr`; drops: to a tenth after each of `drop_epochs`
+    decay: Decay = "cosine"
     drop_epochs: tuple[int, int] = (8, 11)  # of 12: the 1x schedule
     warmup_epochs: int = 10
     warmup_steps: int | None = None  # instead of `warmup_epochs`

@@ -92,8 +92,10 @@ class DinoConfig(ViewsConfig):
 
 
 class DinoRecipe(ViewsRecipe):
+    config: DinoConfig
+
     def __init__(self, config: DinoConfig, backbone: Backbone, *, total_steps: int) -> None:
-        self.config, self.total_steps = config, total_steps
+        self.total_steps = total_steps
         head = DinoHead(
             dim=backbone.dim,
             hidden=config.hidden,

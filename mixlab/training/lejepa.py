@@ -77,10 +77,11 @@ class LeJepaConfig(ViewsConfig):
 
 
 class LeJepaRecipe(ViewsRecipe):
+    config: LeJepaConfig
     shared = "embeddings (SIGReg)"
 
     def __init__(self, config: LeJepaConfig, backbone: Backbone) -> None:
-        self.config, hidden = config, config.hidden
+        hidden = config.hidden
         head = nn.Sequential(
             nn.Linear(backbone.dim, hidden), nn.LayerNorm(hidden), nn.GELU(),
             nn.Linear(hidden, hidden), nn.LayerNorm(hidden), nn.GELU(),

@@ -101,14 +101,22 @@ def learning_rate(
     start: float = 0.0,
     decay: str = "cosine",
     drops: tuple[int, ...] = (),
+    steps_per_epoch: int = 1,
 ) -> float:
     """Linearly from `start` to `peak`, which the last warm-up step has (DINO), then as `decay` says. A warm-up of one
     step is that last step.
 
-    cosine  along half a cosine towards `end`
-    poly    in a straight line towards `end`
-    drops   a tenth of it after each step of `drops`
+    cosine           along half a cosine towards `end`
+    cosine_by_epoch  along half a cosine that begins with step 0, under the warm-up, and in stairs of an epoch: timm's,
+                     and so MambaOut's and DeiT's
+    poly             in a straight line towards `end`
+    drops            a tenth of it after each step of `drops`
     """
+    if decay == "cosine_by_epoch":
+        step -= step % steps_per_epoch
+        if step < warmup:
+            return start + (peak - start) * step / warmup
+        return cosine(step, start=peak, end=end, total=total)
     if step < warmup:
         return start + (peak - start) * step / (warmup - 1) if warmup > 1 else peak
     match decay:
@@ -118,7 +126,7 @@ def learning_rate(
             return end + (peak - end) * (1 - min(step - warmup, total - warmup) / max(total - warmup, 1))
         case "drops":
             return peak * 0.1 ** sum(step >= drop for drop in drops)
-    raise InputError(f"decay {decay!r} is unknown; choose cosine, poly or drops")
+    raise InputError(f"decay {decay!r} is unknown; choose cosine, cosine_by_epoch, poly or drops")
 
 
 def linear_by_epoch(epoch: int, *, start: float, end: float, epochs: int) -> float:

@@ -227,10 +227,14 @@ def as_recorded(stored: Mapping[str, Any], method: type[MethodConfig]) -> dict[s
     return {**stored, "method": {**method.earlier, **stored["method"]}}
 
 
-def is_older(stored: Mapping[str, Any], method: type[MethodConfig]) -> bool:
-    """Whether settings were stored before the newest of this method existed."""
-    before = stored.get("method")
-    return isinstance(before, Mapping) and before.get("kind") == method.kind and not method.earlier.keys() <= {*before}
+def is_older(stored: Mapping[str, Any], config: TrainConfig) -> bool:
+    """Whether settings were stored before the newest of this method, or the recipe's learning rate, existed."""
+    before, optim, method = stored.get("method"), stored.get("optim"), type(config.method)
+    if not isinstance(before, Mapping) or before.get("kind") != method.kind:
+        return False
+    # the supervised recipes had DINO's cosine once
+    other = isinstance(optim, Mapping) and (optim.get("decay"), config.optim.decay) == ("cosine", "cosine_by_epoch")
+    return other or not method.earlier.keys() <= {*before}
 
 
 def has_begun(folder: RunDirectory) -> bool:

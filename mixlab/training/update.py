@@ -8,13 +8,14 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mixlab.data.loader import AnyBatch
-from mixlab.errors import WorkError
+from mixlab.errors import InputError, WorkError
 from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World
 from mixlab.training.optim import build_adamw, clip_each_, cosine, gradients, learning_rate, parameter_groups, set_rates
@@ -78,6 +79,7 @@ class Update:
             total=self.total_steps,
             decay=optim.decay,
             drops=tuple(epoch * self.steps_per_epoch for epoch in optim.drop_epochs),
+            steps_per_epoch=self.steps_per_epoch,
         )
 
     def weight_decay(self, step: int) -> float:
@@ -217,10 +219,25 @@ def peak_memory_gib(device: torch.device) -> float:
     return torch.cuda.max_memory_reserved(device) / 2**30
 
 
+def checked(found: Any, recipe: str) -> tuple[Tensor, dict[str, Tensor]]:
+    """What `Recipe.loss` gave, refused by what is wrong with it; by shapes alone, so that nothing waits."""
+    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], dict):
+        raise InputError(f"{recipe}.loss gives a {type(found).__name__}; return the loss and a dict of metrics")
+    for name, value in {"loss": found[0], **found[1]}.items():
+        if not isinstance(value, Tensor) or value.ndim:
+            what = (
+                f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            )
+            raise InputError(f"{recipe}.loss gives {what} as {name!r}; return a tensor without axes, such as a mean")
+    if not found[0].requires_grad:
+        raise InputError(f"{recipe}.loss depends on no parameter; compute it from self.run(...), without detach()")
+    return found
+
+
 def run_pass(recipe: Recipe, inputs: object, precise: Precise, *, weight: float = 1.0) -> dict[str, Tensor]:
     """Forward and backward; the gradient counts by `weight`."""
     with precise():
-        loss, metrics = recipe.loss(inputs)
+        loss, metrics = checked(recipe.loss(inputs), type(recipe).__name__)
     (loss * weight if weight != 1.0 else loss).backward()
     return {"loss": loss.detach(), **metrics}
 

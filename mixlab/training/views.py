@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from mixlab.backbones.backbone import Backbone
 from mixlab.data.crops import MultiCrop, dino_crops
 from mixlab.data.packed import PackedBatch
+from mixlab.errors import InputError
 from mixlab.training.config import MethodConfig, check_numbers
 from mixlab.training.recipe import BatchPart, Recipe, drop_empty, to_pixels_of
 
@@ -77,10 +78,11 @@ class ViewsRecipe(Recipe):
     """
 
     static = True
+    config: ViewsConfig
     network: ViewsNetwork
 
     def __init__(self, config: ViewsConfig, network: ViewsNetwork) -> None:
-        self.crops = config.crops()
+        self.config, self.crops = config, config.crops()
         drop_empty(network)
         self.network = self.run = network
 
@@ -99,7 +101,7 @@ class ViewsRecipe(Recipe):
     def views(self, batch: PackedBatch, part: BatchPart) -> list[Tensor]:
         """All crops of this part's images: (V, B, 3, S, S) for each size, the global ones first."""
         drawn = self.crops.draw(batch.sizes, part.generator(), rank=part.index, world_size=part.num_parts)
-        dtype = next(self.network.head.parameters()).dtype
+        dtype = next(self.network.parameters()).dtype  # a head may have none
         return [to_pixels_of(self.network.backbone, view.to(dtype)) for view in self.crops(batch.images, drawn)]
 
 
@@ -131,7 +133,14 @@ class CollapseWatch:
         values = {**metrics, **self.known}
         warnings = []
         for symptom in self._lasted:
-            self._lasted[symptom] = self._lasted[symptom] + 1 if symptom.shows(values) else 0
+            try:
+                shows = symptom.shows(values)
+            except KeyError as error:
+                raise InputError(
+                    f"the symptom {symptom.name!r} reads the metric {error}, which is not there; `loss` gives "
+                    f"{', '.join(values)}"
+                ) from error
+            self._lasted[symptom] = self._lasted[symptom] + 1 if shows else 0
             if self._lasted[symptom] == PATIENCE:
                 description = f"{symptom.name}: {symptom.description.format(**values)}"
                 warnings.append(f"step {step}: this looks like a collapse, {description}. Try: {symptom.advice}")

@@ -152,7 +152,7 @@ def table5_settings() -> list[tuple[str, Any, Any]]:
                 ("epochs", config.epochs, 300),
                 ("batch", config.batch, 4096),
                 ("learning rate", optim.lr * config.batch / optim.lr_batch, 4e-3),
-                ("decay", optim.decay, "cosine"),
+                ("decay", optim.decay.partition("_")[0], "cosine"),
                 ("betas", optim.betas, (0.9, 0.999)),
                 ("gradient clipping", optim.clip, None),
                 ("warm-up epochs", optim.warmup_epochs, 20),

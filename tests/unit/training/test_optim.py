@@ -5,9 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from timm.scheduler import CosineLRScheduler
 from torch import nn
 
 from mixlab.backbones.zoo import create_model
+from mixlab.recipes import RECIPES
+from mixlab.run.codec import to_json
 from mixlab.training.config import OptimConfig
 from mixlab.training.optim import (
     build_adamw,
@@ -19,6 +22,7 @@ from mixlab.training.optim import (
     parameter_groups,
     set_rates,
 )
+from mixlab.training.settings import is_older
 
 SMALL = {"dim": 32, "depth": 2, "patch": 8, "image": 32}
 FIELDS = {
@@ -122,6 +126,27 @@ def test_the_learning_rate_follows_the_table_of_dino_at_every_step(epochs: int, 
     np.testing.assert_allclose(ours, table, rtol=1e-12, atol=1e-15)
 
 
+def test_the_learning_rate_by_epoch_is_that_of_timm() -> None:
+    optimiser = torch.optim.SGD([torch.zeros(1)], lr=4e-3)
+    timms = CosineLRScheduler(optimiser, t_initial=30, lr_min=1e-5, warmup_t=4, warmup_lr_init=1e-6)
+    schedule = {"peak": 4e-3, "end": 1e-5, "start": 1e-6, "warmup": 4 * 7, "total": 30 * 7, "steps_per_epoch": 7}
+    for epoch in range(30):
+        (expected,) = timms._get_lr(epoch)
+        ours = [learning_rate(7 * epoch + step, **schedule, decay="cosine_by_epoch") for step in (0, 6)]
+        np.testing.assert_allclose(ours, expected, rtol=1e-12)
+
+
+def test_published_recipes_with_labels_have_timms_learning_rate_and_older_runs_keep_theirs() -> None:
+    for name in ("supervised_mambaout_tiny", "supervised_vit_small"):
+        config = RECIPES[name]()
+        assert config.optim.decay == "cosine_by_epoch"
+        stored = to_json(config)
+        assert not is_older(stored, config)
+        assert is_older({**stored, "optim": {**stored["optim"], "decay": "cosine"}}, config)
+    dino = RECIPES["dino_vit_small"]()
+    assert dino.optim.decay == "cosine" and not is_older(to_json(dino), dino)
+
+
 def test_momentum_and_weight_decay_follow_a_cosine_without_warm_up() -> None:
     table = dino_table(0.996, 1.0, 6, 11)
     np.testing.assert_allclose([cosine(s, start=0.996, end=1.0, total=66) for s in range(66)], table, rtol=1e-12)
@@ -154,7 +179,7 @@ def test_drops_leave_a_tenth_each() -> None:
 
 
 def test_an_unknown_decay_is_refused() -> None:
-    with pytest.raises(ValueError, match="choose cosine, poly or drops"):
+    with pytest.raises(ValueError, match="choose cosine, cosine_by_epoch, poly or drops"):
         learning_rate(5, peak=1.0, end=0.0, warmup=0, total=9, decay="stairs")
 
 
