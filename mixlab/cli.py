@@ -57,6 +57,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("mixlab.commands.export", "a backbone as safetensors or ONNX"),
 }
 
+GROUPS: dict[str, tuple[str, ...]] = {
+    "start here": ("demo", "look", "app"),
+    "look inside a network": ("maps", "matrices", "auc", "rank", "norms"),
+    "measure it": ("knn", "probe", "robust", "segment", "detect"),
+    "train one": ("pretrain", "train", "speedrun"),
+    "choose one": ("models", "advise", "bench"),
+    "both papers": ("study", "reproduce", "claims"),
+    "share": ("report", "export", "ship"),
+}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 1 failed, 2 wrong call, 130 and 143 stopped by Ctrl-C and by SIGTERM.
@@ -107,13 +117,15 @@ def run_command(arguments: list[str], *, even_ignored: bool = False) -> int:
     warnings.formatwarning = plain_warning
     import tyro
 
+    from mixlab.commands.optional import registry
+
     number: int | None = None
     try:
         with naming_extras():
             function = find_command(name)
             with raising(even_ignored=even_ignored) as handler:
                 try:
-                    tyro.cli(function, prog=f"mixlab {name}", args=rest)
+                    tyro.cli(function, prog=f"mixlab {name}", args=rest, registry=registry)
                 finally:
                     number = handler.number
     except KeyboardInterrupt as stopped:
@@ -205,14 +217,18 @@ def overview() -> str:
     known = {name: line for name, (_, line) in COMMANDS.items()}
     known |= {name: analysis.about for name, analysis in registered_analyses().items() if name not in known}
     width = max(map(len, known))
+    plugins = tuple(name for name in known if name not in COMMANDS)
     lines = []
-    for name, line in known.items():
-        first, *rest = textwrap.wrap(line, 76 - width)  # of 80 columns
-        lines += [f"  {name:<{width}}  {first}", *(f"  {'':<{width}}  {part}" for part in rest)]
+    for group, names in {**GROUPS, **({"plugins": plugins} if plugins else {})}.items():
+        lines += ["", f"{group}:"]
+        for name in names:
+            first, *rest = textwrap.wrap(known[name], 76 - width)  # of 80 columns
+            lines += [f"  {name:<{width}}  {first}", *(f"  {'':<{width}}  {part}" for part in rest)]
     return (
-        "mixlab: a laboratory for vision token mixers\n\n"
+        "mixlab: see what an image model looks at; compare attention, Mamba, convolution\n"
         + "\n".join(lines)
-        + "\n\nmixlab COMMAND --help\nmixlab --import MODULE_OR_FILE COMMAND ...: with a plugin"
+        + "\n\nmixlab COMMAND --help explains one; for example, mixlab look photo.jpg"
+        + "\nmixlab --import MODULE_OR_FILE COMMAND ...: with a plugin"
     )
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import io
+import re
 from collections.abc import Callable
 from dataclasses import is_dataclass
 from functools import partial, wraps
@@ -53,7 +54,7 @@ def help_of(name: str) -> dict[str, str]:
     name = ""
     for line in printed.getvalue().splitlines():
         words = line.strip("│ ").split()
-        if words and words[0].startswith("--") and set(words[0]) != {"-"}:
+        if re.match(r"[│ ] --\w", line):  # in a box or without; help that names another option is indented
             name = words[0].rstrip(",")
         if name:
             found[name] = " ".join([found.get(name, ""), *words]).strip()

@@ -28,13 +28,18 @@ def own_registries() -> Iterator[None]:
         registry.data, registry._origins = {**ours, **data}, origins
 
 
+@pytest.fixture(scope="session", autouse=True)
+def forked_processes() -> None:
+    """Before the first test, and where what they print is captured."""
+    fork_server.start()
+
+
 gc.disable()  # until all is imported: there is no garbage yet to look for
 
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # nor will there be any among modules and tests
     gc.enable()
-    fork_server.start()
 
 
 def pytest_sessionfinish() -> None:

@@ -1,11 +1,12 @@
 """Processes that tests start by multiprocessing's "forkserver" are forks of one that has everything imported already.
 
 Python would start that server as a new interpreter, which imports torch, timm and mixlab anew: seconds, for every
-process that runs tests. Here it is a fork of the process that has just collected the tests, before any test has run. It
+process that runs tests. Here it is a fork of the process that has collected the tests, before any test has run. It
 ends as Python's own does, when nobody holds the other end of its pipe: no later than the tests.
 """
 
 import os
+import sys
 import threading
 import traceback
 from collections.abc import Sequence
@@ -32,6 +33,7 @@ def _fork(program: bytes, arguments: Sequence[str], kept: Sequence[int]) -> int:
         return child
     try:
         util.spawnv_passfds = _start_interpreter  # for what its children start
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, closefd=False) for number in (1, 2))  # not pytest's
         _leave_others_files(kept)
         torch.set_num_threads(1)
         forkserver._forkserver._lock = threading.Lock()  # type: ignore[attr-defined]  # held while it forks

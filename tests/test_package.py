@@ -42,9 +42,18 @@ def test_the_wheel_has_every_file_of_the_package(wheel: Path) -> None:
 
 INSTALLED = """
 import sys
-from pathlib import Path
-import timm
 import mixlab
+assert not {"torch", "timm", "torchvision"} & set(sys.modules), "import mixlab imports what it does not need"
+import importlib.util
+assert importlib.util.find_spec("timm") is not None  # whoever only asks for timm does not use the hook up
+class Wrapped:
+    def __init__(self, finder): self.finder = finder
+    def __getattr__(self, name): return getattr(self.finder, name)
+sys.meta_path[:] = map(Wrapped, list(sys.meta_path))  # as tools that watch imports do
+import timm
+assert timm.is_model("dinovim_tiny") and timm.get_pretrained_cfg("vit_tiny") is not None
+assert mixlab.create_model is sys.modules["mixlab.backbones.zoo"].create_model
+from pathlib import Path
 assert Path(mixlab.__file__).is_relative_to(sys.argv[1]), mixlab.__file__
 late = {"scipy", "torchmetrics", "matplotlib", "sklearn"} & sys.modules.keys()
 assert not late, late
@@ -62,7 +71,9 @@ for call in (
 """
 
 
-def test_the_wheel_works_away_from_the_repository_and_imports_late_what_few_need(wheel: Path, tmp_path: Path) -> None:
+def test_the_wheel_works_away_from_the_repository_imports_late_and_registers_with_timm(
+    wheel: Path, tmp_path: Path
+) -> None:
     site = tmp_path / "site"
     with zipfile.ZipFile(wheel) as archive:  # a pure wheel, so this is what pip does
         archive.extractall(site)

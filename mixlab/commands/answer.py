@@ -74,13 +74,19 @@ class WideAnswer(Answer):
     wide: bool = False  # print every column of tables, not only those that answer the question.
 
     def table(
-        self, title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, more: Collection[str] = ()
+        self,
+        title: str,
+        columns: Sequence[str],
+        rows: Iterable[Sequence[Any]],
+        *,
+        more: Collection[str] = (),
+        hint: bool = True,
     ) -> None:
-        """Print a table; the columns in `more` only with --wide."""
+        """Print a table; the columns in `more` only with --wide, as a `hint` says."""
         shown = [i for i, name in enumerate(columns) if self.wide or name not in more]
         super().table(title, [columns[i] for i in shown], ([row[i] for i in shown] for row in rows))
-        if len(shown) < len(columns) and sys.stderr.isatty():
-            console.print(f"--wide shows {', '.join(more)}", style="dim", soft_wrap=True)
+        if hint and len(shown) < len(columns) and sys.stderr.isatty():
+            console.print(f"--wide shows {', '.join(more)}", style="dim")
 
 
 def _is_json(file: Path) -> bool:
@@ -100,6 +106,8 @@ def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any
         for text in tab_separated(columns, rows):
             put(text, to_stderr=to_stderr)
         return
-    put(title, bold=True, to_stderr=to_stderr)
-    for text, is_header in aligned(columns, rows, shutil.get_terminal_size().columns):
+    width = shutil.get_terminal_size().columns
+    for line in textwrap.wrap(title, width):
+        put(line, bold=True, to_stderr=to_stderr)
+    for text, is_header in aligned(columns, rows, width):
         put(text, bold=is_header, to_stderr=to_stderr)

@@ -20,7 +20,7 @@ FILES_OF_RUNS = tuple(f"{part}.safetensors" for part in _PARTS_OF_RUNS)
 
 
 def export(
-    target: Annotated[str, tyro.conf.Positional],
+    target: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")],
     answer: Flat[Answer] = Answer(),
     *,
     out: Path,

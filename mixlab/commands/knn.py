@@ -51,7 +51,8 @@ def knn(
     result = found.to_json() | {"seed": settings.seed, "provenance": about}
     directory.write(f"knn_{file_name(loaded.label)}", result)
     answer.table(
-        f"Nearest neighbours of {loaded.label} on {on.data}, among {found.num_neighbours:,} images",
+        f"Nearest neighbours of {loaded.label} on {on.data}, among {found.num_neighbours:,} images of "
+        f"{found.num_classes:,} classes (chance {100 / found.num_classes:.3g} %)",
         ("k", "top-1 %", "95 %", "n"),
         [(row["k"], percent(row["top1"]), percent_interval(row), row["n"]) for row in result["scores"]],
     )

@@ -72,7 +72,10 @@ def maps(
         (label, result.names[label], "x".join(str(side) for side in found.shape[1:]))
         for label, found in result.maps.items()
     ]
-    answer.table(f"Maps of {len(result.seen.names)} images after layer {layer}", ("model", "map", "size"), rows)
+    count = len(result.seen.names)
+    where = "the last layer" if layer == -1 else f"layer {layer}"
+    title = f"Maps of {count} image{'s' * (count != 1)} after {where}"
+    answer.table(title, ("model", "map", "size"), rows)
     print_left_out(images)
     for path in paths:
         console.print(f"picture: {path}", soft_wrap=True)

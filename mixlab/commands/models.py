@@ -12,7 +12,10 @@ from mixlab.errors import InputError, did_you_mean
 
 
 def models(
-    pattern: Annotated[str, tyro.conf.Positional] = "*", answer: Flat[WideAnswer] = WideAnswer(), *, image: int = 224
+    pattern: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATTERN")] = "*",
+    answer: Flat[WideAnswer] = WideAnswer(),
+    *,
+    image: int = 224,
 ) -> dict[str, Any]:
     """List the backbones, and the trained networks that come with mixlab: parameters, multiply-accumulates, mixer.
 

@@ -30,7 +30,7 @@ Device = Annotated[str | None, tyro.conf.arg(help="auto (a GPU where there is on
 class OneTarget:
     """The network that a command measures, and where its results go."""
 
-    target: tyro.conf.Positional[str]
+    target: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")]
     """a run, an exported file, a name of the zoo, shipped/NAME or timm/NAME; TARGET=LABEL sets the label in
     tables."""
     _: KW_ONLY
@@ -103,7 +103,7 @@ class SeveralTargets:
 class DenseTarget(OneTarget):
     """The backbone of a dense task, and how the task is trained on it."""
 
-    target: tyro.conf.Positional[str]
+    target: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")]
     """a run (its backbone), an exported file, a name of the zoo, shipped/NAME, timm/NAME, or a recipe such as
     segment_dinovim_tiny64 or detect_mambaout_femto64 for its own backbone from scratch."""
     _: KW_ONLY
@@ -121,7 +121,7 @@ class DenseTarget(OneTarget):
 class TrainingRun:
     """A recipe on data, and where it is trained."""
 
-    recipe: tyro.conf.Positional[str]
+    recipe: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")]
     """a recipe such as dino_dinovim_tiny64 or supervised_mambaout_tiny, or the config.json of another run."""
     _: KW_ONLY
     data: str

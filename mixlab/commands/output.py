@@ -59,7 +59,7 @@ def evaluation_machine(
 ) -> Iterator[Machine]:
     """This process, or all that torchrun started; the first rank shows bars and notes."""
     from mixlab.evaluation.machine import Machine, no_bar
-    from mixlab.training.distributed import describe_workers, join_world, num_workers
+    from mixlab.training.distributed import join_world, num_workers
 
     with join_world(device) as world:
 
@@ -67,8 +67,6 @@ def evaluation_machine(
             if world.is_first:
                 warn(text)
 
-        if world.is_first and workers is None:
-            console.print(describe_workers(workers, world))
         yield Machine(
             world, num_workers(workers, world), batch, features, progress_bar if world.is_first else no_bar, say
         )

@@ -104,11 +104,19 @@ def _print(answer: WideAnswer, results: dict[str, dict[str, Any]]) -> None:
             bound = part["bound"]["max"]
             rows.append((label, kind.replace("_", "-"), result["chunk"], part["num_blocks"], bound, *means))
     hidden = ("C", "num", "practical", "stable", "99 % energy")
-    answer.table("Mean rank of full blocks, by five definitions", columns, rows, more=hidden)
+    chunks = " and ".join(map(str, sorted({result["chunk"] for result in results.values()})))
+    title = f"Mean rank of blocks of {chunks} x {chunks} tokens; bound: the highest that theory allows"
+    answer.table(title, columns, rows, more=hidden)
     for label, result in results.items():
         overall = result["overall"]
         held = "no block exceeds its bound" if overall["bound_holds"] else "a block EXCEEDS its bound"
-        text = f"{label}: {held}; {overall['off_diagonal']['num_zero']} off-diagonal blocks are zero"
+        distance = overall["distance"]
+        answer.line(
+            f"{label}: a patch keeps {distance['self_share']:.0%} of its weight, the rest lies "
+            f"{distance['distance_to_others']:.1f} patches off (uniform: {result['uniform_distance_to_others']:.1f}), "
+            f"{distance['far_share']:.0%} of all farther than half the side"
+        )
+        text = f"  {held}; {overall['off_diagonal']['num_zero']} off-diagonal blocks are zero"
         if "scan" in overall:
             mask = overall["scan"]["mask"]
             text += f"; rank of the mask {mask['min']:.0f} to {mask['max']:.0f}"
@@ -116,16 +124,11 @@ def _print(answer: WideAnswer, results: dict[str, dict[str, Any]]) -> None:
         left = overall["off_diagonal"]["left_by_rank"]
         if left["mean"] is not None and result["rank"] is not None:
             text += (
-                f"; the best approximation of rank {result['rank']} leaves {left['mean']:.2%} of the energy of "
-                f"off-diagonal blocks (at most {left['max']:.2%}), of rank 1 "
-                f"{overall['off_diagonal']['left_by_one']['mean']:.2%}"
+                f"\n  off-diagonal energy that the best approximation leaves: rank {result['rank']}: {left['mean']:.2%}"
             )
-        distance = overall["distance"]
-        text += (
-            f"; a patch keeps {distance['self_share']:.0%} of its weight, the rest lies "
-            f"{distance['distance_to_others']:.1f} patches off (uniform: {result['uniform_distance_to_others']:.1f}), "
-            f"{distance['far_share']:.0%} of all farther than half the side"
-        )
+            text += f" (at most {left['max']:.2%})"
+            if result["rank"] != 1:
+                text += f", rank 1: {overall['off_diagonal']['left_by_one']['mean']:.2%}"
         answer.line(text)
 
 

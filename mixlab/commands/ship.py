@@ -12,7 +12,7 @@ from mixlab.errors import InputError
 
 
 def ship(
-    run: Annotated[Path, tyro.conf.Positional],
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")],
     answer: Flat[Answer] = Answer(),
     *,
     out: Path,

@@ -17,7 +17,7 @@ from mixlab.errors import InputError
 
 
 def speedrun(
-    recipe: Annotated[str, tyro.conf.Positional],
+    recipe: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")],
     answer: Flat[Answer] = Answer(),
     *,
     run: Path,

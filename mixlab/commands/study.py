@@ -15,7 +15,7 @@ STUDIES = ("miniature", "small")
 
 
 def study(
-    name: Annotated[str, tyro.conf.Positional],
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STUDY")],
     answer: Flat[Answer] = Answer(),
     *,
     run: Path | None = None,

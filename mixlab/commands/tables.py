@@ -28,7 +28,8 @@ def aligned(columns: Sequence[str], rows: Rows, width: int) -> Iterator[tuple[st
     number.
     """
     numeric = [all(isinstance(row[i], int | float) or row[i] in ("", "-", None) for row in rows) for i in _all(columns)]
-    cells = [[_cell(value) for value in row] for row in rows]
+    places = [_decimals(row[i] for row in rows) for i in _all(columns)]
+    cells = [[_cell(value, places[i]) for i, value in enumerate(row)] for row in rows]
     widths = [max(map(cell_len, [columns[i], *(row[i] for row in cells)])) for i in _all(columns)]
     words = [max((cell_len(word) for row in cells for word in row[i].split()), default=0) for i in _all(columns)]
     widths = _narrowed(widths, [_is_prose(row[i] for row in cells) for i in _all(columns)], words, width)
@@ -90,8 +91,18 @@ def _line(cells: Sequence[str], part: Sequence[int], widths: Sequence[int], nume
     return (" " * gap).join(padded).rstrip()
 
 
-def _cell(value: Any) -> str:
+def _decimals(values: Iterator[Any]) -> int | None:
+    """Of numbers that were rounded, the decimals that all are shown with, so that their points are aligned; of others,
+    none: they have four significant digits."""
+    texts = [repr(value).partition(".")[2] for value in values if isinstance(value, float)]
+    most = max((len(text) if text != "0" else 0 for text in texts), default=0)
+    return most if most <= 2 and all(text.isdigit() for text in texts) else None
+
+
+def _cell(value: Any, decimals: int | None = None) -> str:
     if isinstance(value, float):
+        if decimals is not None:
+            return f"{value:,.{decimals}f}"
         return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"

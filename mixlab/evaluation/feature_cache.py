@@ -88,13 +88,18 @@ def extract_features(
             return cache.fill(machine, step)
 
 
-def describe_needs(extraction: Extraction, sources: Iterable[ImageSource], machine: Machine) -> str:
-    """What features of these images will take, before anything is read."""
+WORTH_SAYING = 100e6  # bytes
+
+
+def describe_needs(extraction: Extraction, sources: Iterable[ImageSource], machine: Machine) -> str | None:
+    """What features of these images will take, before anything is read; nothing where that is little."""
     number, width = sum(map(len, sources)), extraction.plan.width
     num_bytes = number * width * np.dtype(extraction.stored).itemsize
     where = machine.features or Path(tempfile.gettempdir())
     place = next(folder for folder in (where, *where.absolute().parents) if folder.is_dir())
     free = shutil.disk_usage(place).free
+    if num_bytes < min(WORTH_SAYING, free):
+        return None
     short = "" if num_bytes < free else ", which is too little; choose another --run or fewer images"
     return (
         f"features of {number:,} images, {width:,} values each: {in_units(num_bytes)} in {where}, where "

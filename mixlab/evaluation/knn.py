@@ -98,9 +98,8 @@ def evaluate_knn(
     inputs = head_inputs(backbone, (settings.blocks,), (settings.strategy,))
     plan = FeaturePlan.build(backbone, inputs, source=settings.read_source(backbone), image=view.size)
     extraction = Extraction(plan, view, precision_in_use(settings.precision, device), stored="float32")
-    machine.say(describe_needs(extraction, (cut.train, cut.val), machine))
-    products = len(cut.train) * len(cut.val) * plan.width
-    machine.say(f"{len(cut.val):,} queries against {len(cut.train):,} images: {2 * products / 1e9:,.0f} GFLOP")
+    if needs := describe_needs(extraction, (cut.train, cut.val), machine):
+        machine.say(needs)
     bank = extract_features(backbone, cut.train, extraction, name=splits.name("train"), machine=machine).to(device)
     queries = extract_features(backbone, cut.val, extraction, name=splits.name("val"), machine=machine)
     fitting = fitting_ks(settings.k, len(bank))

@@ -39,13 +39,14 @@ def _learnt(table: Table) -> Iterator[Sentence]:
     if not known:
         return
     yes, no = ([row.label for row in known if row.learnt is learnt] for learnt in (True, False))
+    networks = f"{len(known)} networks{'' if len(known) == len(table.rows) else ' with untrained twins'}"
     twin = "its untrained twin" if len(known) == 1 else "their untrained twins"
     if not no:
-        who = f"All {len(known)} networks with untrained twins have" if len(known) > 1 else f"{yes[0]} has"
+        who = f"All {networks} have" if len(known) > 1 else f"{yes[0]} has"
         start = f"{who} learnt: kNN or a linear probe reads significantly more from them than from {twin}"
         start = start.replace("them than", "it than") if len(known) == 1 else start
     elif not yes:
-        who = f"None of the {len(known)} networks with untrained twins has" if len(known) > 1 else f"{no[0]} has not"
+        who = f"None of the {networks} has" if len(known) > 1 else f"{no[0]} has not"
         start = f"{who} learnt anything that kNN or a linear probe can tell from {twin}: what follows is about "
         start += "architectures, not about training"
     else:
@@ -68,7 +69,7 @@ def _best(table: Table, titles: Sequence[str]) -> Iterator[Sentence]:
             continue
         (low, lowest), (high, highest) = ordered[0], ordered[-1]
         name = f"{column.title[0].upper()}{column.title[1:]}" if column.title[1].islower() else column.title  # not kNN
-        parts = [Part(f"{name} on {column.data}: ")]
+        parts = [Part(f"{name} on {_data(column.data)}: ")]
         if len(ordered) == 1:
             yield [*parts, Part(_shown(highest, column), highest.record), Part(f" for {high.label}.")]
         else:
@@ -89,7 +90,10 @@ def _maps(table: Table, findings: Findings) -> Iterator[Sentence]:
         return
     row, cell = max(rows, key=lambda pair: pair[1].value)
     clearest = "has the clearest maps" if len(rows) > 1 else "has maps"
-    parts = [Part(f"{row.label} {clearest} on {column.data}: Binary-AUC "), Part(_shown(cell, column), cell.record)]
+    parts = [
+        Part(f"{row.label} {clearest} on {_data(column.data)}: Binary-AUC "),
+        Part(_shown(cell, column), cell.record),
+    ]
     same = [gains for gains in table.gains if (gains.title, gains.data) == (column.title, column.data)]
     gain = next((gains.cells[row.network] for gains in same if row.network in gains.cells), None)
     if gain is not None and gain.untrained:
@@ -108,12 +112,14 @@ def _ranks(table: Table) -> Iterator[Sentence]:
         return
     ordered = sorted(rows, key=lambda pair: pair[1].value)
     (low, lowest), (high, highest) = ordered[0], ordered[-1]
+    more, less = _capital(high.mixer or high.label), low.mixer or low.label
     yield [
-        Part(f"Far from the diagonal, the matrices of {high.mixer or high.label} have rank "),
+        Part(f"{more} can pass more between distant patches than {less}: "),
+        Part("off the diagonal, the blocks of its matrices have rank "),
         Part(f"{highest.value:.0f}", highest.record),
-        Part(f", those of {low.mixer or low.label} rank "),
+        Part(" against "),
         Part(f"{lowest.value:.0f}", lowest.record),
-        Part(": so much can distant tokens tell each other."),
+        Part("."),
     ]
 
 
@@ -148,6 +154,15 @@ def _rows(table: Table, column: Column) -> list[tuple[Row, Cell]]:
 
 def _shown(cell: Cell, column: Column) -> str:
     return f"{100 * cell.value:.1f} %" if column.unit == "%" else f"{cell.value:.3f}"
+
+
+def _data(name: str) -> str:
+    """Drawn scenes by what they are: shapes:n=512 says nothing to a stranger."""
+    return f"drawn scenes ({name})" if name.split(":")[0] == "shapes" else name
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _listed(names: Sequence[str]) -> str:

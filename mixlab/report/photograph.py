@@ -44,6 +44,7 @@ def _look(record: Record, findings: Findings, styles: dict[str, LineStyle]) -> d
         "has_components": any(model["components"] for model in models),
         "has_matrices": any(model["matrix"] for model in models),
         "left_out": len(subjects) - len(chosen),
+        "left_out_untrained": bool(trained) and len(chosen) == len(trained),
     }
 
 

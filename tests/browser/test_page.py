@@ -275,11 +275,7 @@ def test_files_that_are_no_good_are_refused_in_words_and_the_page_goes_on(open_p
         page.locator("#samples label").nth(number % 2 + 1).click()
         expect(page.locator("#stage")).to_have_attribute("aria-label", f"Image: sample {number % 2 + 2}")
         settle(page)
-
-
-def test_a_mask_of_another_shape_is_refused_in_words(open_page: OpenPage, tmp_path: Path) -> None:
     Image.new("L", (64, 20)).save(tmp_path / "mask.png")
-    page = open_page(TWO, refusals=("status of 422",))
     page.set_input_files("#mask-file", tmp_path / "mask.png")
     expect(page.locator("#banner")).to_contain_text("another shape")
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.browser.test_page import TWO, canvas, drag, pixels
-from tests.browser.visiting import Browser, OpenPage, expect, settle
+from tests.browser.visiting import Browser, OpenPage, Page, expect, settle
 
 PATCH = "Patch in row {}, column {} of 8 × 8."
 
@@ -35,6 +35,36 @@ def test_a_row_of_the_matrix_is_shown_while_the_pointer_is_there(open_page: Open
     expect(page.locator("#patch-text")).to_have_text(PATCH.format(3, 4))
     page.locator("h1").hover()
     expect(page.locator("#patch-text")).to_have_text(chosen)
+
+
+def test_an_answer_says_how_far_the_weight_lies_as_the_server_counts_it(open_page: OpenPage) -> None:
+    page = open_page(f"{TWO}&x=0.9&y=0.9")
+    weights, own = asked_row(page, "vit_tiny", 0.9, 0.9), (7, 7)
+    distance = np.hypot(*(np.indices(weights.shape) - np.reshape(own, (2, 1, 1)))).ravel()
+    order = np.argsort(distance, kind="stable")[1:]  # without itself
+    total = np.cumsum(weights.ravel()[order])
+    far = round(distance[order][np.searchsorted(total, total[-1] / 2)])
+    captions = page.locator(".answer figcaption")
+    expect(captions.first).to_contain_text(re.compile(rf"^half of the weight within {far}\spatch"))
+    expect(captions.nth(1)).to_contain_text("line: this patch")
+
+
+def asked_row(page: Page, model: str, x: float, y: float) -> np.ndarray:
+    """What the server says that a patch attends to: |weights| on the grid."""
+    page.wait_for_function('() => location.hash.includes("image=")')  # the address follows the view
+    found = page.evaluate(
+        """async ([model, x, y]) => {
+          const { ask, toArray } = await import("/static/server.js");
+          const picture = new URLSearchParams(location.hash.slice(1)).get("image");
+          const place = { picture, fit: "crop", model, layer: 2, head: null, x, y };
+          const { answer } = await ask({ kind: "row", ...place, sense: "row" });
+          const { shape, values } = toArray(answer.values);
+          return [shape, [...values]];
+        }""",
+        [model, x, y],
+    )
+    shape, values = found
+    return np.abs(np.array(values).reshape(shape))
 
 
 def test_all_patches_are_played_until_somebody_stops_it(open_page: OpenPage) -> None:

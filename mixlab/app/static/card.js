@@ -51,8 +51,8 @@ export class Card {
     Object.assign(this, { view, image });
     this.layer = layerOf(this.model, view.layer, deepest);
     const { family, training, num_parameters: count, num_layers: depth, facts } = this.model;
-    const size = count >= 1e6 ? `${(count / 1e6).toFixed(1)} M` : `${Math.round(count / 1e3)} k`;
-    this.about.textContent = [FAMILIES[family] ?? family, training, `${size} parameters`, ...facts, `layer ${this.layer + 1} of ${depth}`].join(" · ");
+    const size = count >= 1e6 ? `${(count / 1e6).toFixed(1)}\u00a0M` : `${Math.round(count / 1e3)}\u00a0k`;
+    this.about.textContent = [FAMILIES[family] ?? family, training, `${size} parameters`, ...facts, `layer\u00a0${this.layer + 1}\u00a0of\u00a0${depth}`].join(" · ");
     const head = view.head === 0 ? null : view.head - 1;
     this.#ask("map", { map: view.map }, this.#lacksMap(view.map));
     this.#ask("pca", {});
@@ -147,7 +147,9 @@ export class Card {
     panel.title.textContent = !this.model.has_matrix ? "Patches like it"
       : this.view.sense === "row" ? "What it attends to" : "What attends to it";
     const extra = answer.share_of_extra > 0.0005 ? `, extra tokens ${percent(answer.share_of_extra)}` : "";
-    const caption = this.model.has_matrix ? `${answer.head_name}; itself ${percent(answer.share_of_self)}${extra}` : answer.head_name;
+    const far = reach(sizes, shape, own);
+    const weights = `half of the weight within ${far}\u00a0${far === 1 ? "patch" : "patches"}; itself ${percent(answer.share_of_self)}${extra}`;
+    const caption = this.model.has_matrix ? `${weights}; ${answer.head_name}` : answer.head_name;
     const ends = (this.view.scale === "log" ? [Math.exp(low), Math.exp(high)] : [low, high]).map(short);
     panel.show({ caption, low: ends[0], high: ends[1], labels: [`${panel.title.textContent}, ${this.model.id}: ${caption}`] });
   }
@@ -169,7 +171,7 @@ export class Card {
     const [row, column] = this.#cell(answer.grid);
     const token = answer.patch_tokens[row * answer.grid[1] + column];
     markLine(panel.canvases[0], (token + 0.5) / answer.num_tokens, this.view.sense);
-    const caption = `${answer.head_name}, ${answer.num_tokens} tokens`;
+    const caption = `line: this patch; ${answer.head_name}, ${answer.num_tokens} tokens, log scale`;
     panel.show({
       caption, low: short(answer.low), high: short(answer.high),
       labels: [`${panel.title.textContent} of ${this.model.id}: ${caption}, token ${token + 1} marked`],
@@ -274,9 +276,20 @@ function range(values, without = -1) {
   return [low, high];
 }
 
+// How far away, in patches, half of the weight on other patches lies.
+function reach(sizes, [, width], own) {
+  const [row, column] = [Math.floor(own / width), own % width];
+  const others = [...sizes.keys()].filter((cell) => cell !== own);
+  const distance = (cell) => Math.hypot(Math.floor(cell / width) - row, (cell % width) - column);
+  let left = others.reduce((sum, cell) => sum + sizes[cell], 0) / 2;
+  const ordered = others.map((cell) => [distance(cell), sizes[cell]]).sort(([a], [b]) => a - b);
+  const [far] = ordered.find(([, size]) => (left -= size) <= 0) ?? [0];
+  return Math.round(far);
+}
+
 function percent(share) {
   const value = 100 * share;
-  return `${value >= 10 || value === 0 ? Math.round(value) : value.toPrecision(2)} %`;
+  return `${value >= 10 || value === 0 ? Math.round(value) : value.toPrecision(2)}\u00a0%`;
 }
 
 function capital(text) {

@@ -164,13 +164,16 @@ class _ProbeRun:
             seed=settings.seed,
             world=world,
         )
-        self._say_needs(plan, len(grid.heads))
+        sources = (self.splits.train, self.splits.val) if settings.mode == "cached" else (self.splits.val,)
+        if needs := describe_needs(self._extraction(plan), sources, self.machine):
+            self.machine.say(needs)
         val = self._table("val", plan)
         if not len(val):
             named = next(iter(val.unreadable))
             raise InputError(f"none of the {len(self.splits.val)} validation images can be read; {named}")
         stream = self._stream(plan)
-        self.machine.say(self._cost(plan, stream.batch))
+        heads = f"{len(grid.heads):,} heads of {len(self.splits.classes):,} classes"
+        self.machine.say(f"{heads}, {self._cost(plan, stream.batch)}")
         if world.is_first and not (self.folder / "settings.json").is_file():
             self.folder.mkdir(parents=True, exist_ok=True)
             write_json(self.folder / "settings.json", stored_settings(settings, self.backbone, self.splits))
@@ -217,8 +220,9 @@ class _ProbeRun:
         once = (time.perf_counter() - start) / len(blank) * number / self.machine.world.size
         what = f"{settings.epochs} epochs of {number:,} images in batches of {batch}"
         if settings.mode == "cached":
-            return f"cached: {what}, each image through the network once, about {_duration(once)}"
-        note = f"augmented: {what}, each through the network every time, about {_duration(settings.epochs * once)}"
+            return f"cached: {what}, each image through the network once, about {_duration(once)} and the heads"
+        every = _duration(settings.epochs * once)
+        note = f"augmented: {what}, each through the network every time, about {every} and the heads"
         return note if device.type != "cpu" else f"{note}; --mode cached passes each once, about {_duration(once)}"
 
     def _neighbours(self, scores: GridScores, val: FeatureTable) -> Accuracy | None:
@@ -252,15 +256,6 @@ class _ProbeRun:
             precise=run_precision(settings.precision, world.device),
             workers=self.machine.workers,
             resident=self.resident,
-        )
-
-    def _say_needs(self, plan: FeaturePlan, num_heads: int) -> None:
-        cached, splits = self.settings.mode == "cached", self.splits
-        sources = (splits.train, splits.val) if cached else (splits.val,)
-        self.machine.say(describe_needs(self._extraction(plan), sources, self.machine))
-        passes = "" if cached else f"; the backbone runs on {len(splits.train):,} images in each of them"
-        self.machine.say(
-            f"{num_heads:,} heads of {len(splits.classes):,} classes, {self.settings.epochs} epochs{passes}"
         )
 
     def _extraction(self, plan: FeaturePlan) -> Extraction:

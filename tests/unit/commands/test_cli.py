@@ -4,10 +4,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
-from mixlab.cli import COMMANDS, main
+from mixlab.cli import COMMANDS, GROUPS, main
 from mixlab.errors import InputError
 
 
@@ -15,6 +16,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     printed = capsys.readouterr().out
     assert all(command in printed for command in COMMANDS)
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(COMMANDS)
 
 
 def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
@@ -22,7 +24,26 @@ def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> No
         with pytest.raises(SystemExit) as stopped:
             main([command, "--help"])
         assert (command, stopped.value.code) == (command, 0)
-        assert "--json" in capsys.readouterr().out
+        printed = capsys.readouterr().out
+        assert "--json" in printed and "None}" not in printed  # of `int | None`, the INT
+
+
+def test_an_option_that_may_be_left_out_can_be_given_as_none() -> None:
+    import tyro
+
+    from mixlab.commands.optional import registry
+
+    def call(image: int | None = 3, fit: Literal["crop", "squash"] | None = None) -> tuple[int | None, str | None]:
+        return image, fit
+
+    found = {
+        words: tyro.cli(call, args=words.split(), registry=registry)
+        for words in ("", "--image None", "--image 5 --fit crop", "--fit None")
+    }
+    assert list(found.values()) == [(3, None), (None, None), (5, "crop"), (3, None)]
+    for wrong in (["--image", "many"], ["--fit", "stretch"]):
+        with pytest.raises(SystemExit):
+            tyro.cli(call, args=wrong, registry=registry)
 
 
 def test_models_counts_what_it_lists(tmp_path: Path) -> None:

@@ -22,7 +22,10 @@ knn = command("knn")
 OPTIONS = {"workers": 0, "device": "cpu"}
 
 
-def test_scores_go_to_the_run_and_follow_the_vote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scores_go_to_the_run_and_follow_the_vote(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mixlab.evaluation.feature_cache.WORTH_SAYING", 0)  # else only from 100 MB on
     vit = make_run(tmp_path / "vit", "vit_tiny")
     result = knn(str(vit), data="shapes:n=80,size=64", image=64, crop_share=1.0, k=(1, 20, 500), **OPTIONS)
     stored = sum(file.stat().st_size for file in (vit / "features").glob("*/00000.npy"))

@@ -98,7 +98,7 @@ LONG = {
     "scan of nine heads, one reverse, over two tiles",
     "selective scan of 65 steps",
     "mixer both ways, two tiles",
-    "mixer that keeps its scan, one tile",
+    "mixer that keeps its scan, two tiles",
     "mixer of three heads, whose rows are cut in thirds",
     "linear attention of a tile and a token",
 }
