@@ -34,6 +34,7 @@ from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import join_world, num_workers
 from mixlab.training.loop import Trainer, train
 from mixlab.training.settings import override
+from mixlab.training.stopping import Stopped
 
 STRETCHES = 6  # into which a run is divided; the first third does not count
 ROUNDS = 3  # of the step alone, of which the best counts
@@ -93,6 +94,8 @@ def _row(kind: Kind, scenes: Path, folder: Path, *, quick: bool) -> Row:
             found = measure_probe(config, data, folder / "run", batch=batch)
         else:
             found = measure_run(_of_length(config, kind, batch=batch, steps=steps), data, folder / "run")
+    except Stopped as stopped:  # a benchmark has nothing to resume
+        raise SystemExit(stopped.exit_code) from stopped
     except (RuntimeError, OSError, ValueError, ImportError) as error:
         return {**row, "note": f"not measured: {error}"[:160]}
     finally:
