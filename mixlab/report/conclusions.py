@@ -158,7 +158,10 @@ def _shown(cell: Cell, column: Column) -> str:
 
 def _data(name: str) -> str:
     """Drawn scenes by what they are: shapes:n=512 says nothing to a stranger."""
-    return f"drawn scenes ({name})" if name.split(":")[0] == "shapes" else name
+    kind, _, rest = name.partition(":")
+    if kind != "shapes":
+        return name
+    return f"{rest[2:]} drawn scenes" if rest[:2] == "n=" and rest[2:].isdigit() else f"drawn scenes ({name})"
 
 
 def _capital(text: str) -> str:
