@@ -32,7 +32,7 @@ LOG, MARK = "logs/{}.txt", "steps/{}.json"  # of a step, in the folder of the wh
 POLL_S = 0.3
 WATCH_S = 0.5
 PATIENCE_S = 30.0  # seconds to wait for the workers of a killed command: they write a checkpoint first
-SHOWN_METRICS = {"loss": ("loss", "{:.3g}"), "knn_accuracy": ("kNN", "{:.1%}"), "accuracy": ("accuracy", "{:.1%}")}
+SHOWN_METRICS = {"loss": "loss", "knn_accuracy": "kNN", "accuracy": "accuracy"}  # while training
 OWN_JOBS = {  # what has no command of its own: a function of text arguments
     "twin": ("mixlab.studies.scoring", "write_twin"),
     "split": ("mixlab.studies.miniature.folders", "hold_out"),
@@ -238,11 +238,15 @@ def _moved(run: RunDirectory) -> str:
     """First and last of what training showed."""
     rows = list(run.read_metrics())
     said = []
-    for key, (name, form) in SHOWN_METRICS.items():
-        values = [row[key] for row in rows if key in row]
+    for key, name in SHOWN_METRICS.items():
+        values = [_said(key, row[key]) for row in rows if key in row]
         if len(values) > 1:
-            said.append(f"{name} {form.format(values[0])} to {form.format(values[-1])}")
+            said.append(f"{name} {values[0]} to {values[-1]}")
     return f": {', '.join(said)}" if said else ""
+
+
+def _said(metric: str, value: float) -> str:
+    return f"{value:.3g}" if metric == "loss" else f"{100 * value:.1f} %"
 
 
 def _show(progress: Progress, part: _Running) -> None:
@@ -253,9 +257,7 @@ def _show(progress: Progress, part: _Running) -> None:
     for row in run.read_metrics():
         last |= row
     if last:
-        text = "  ".join(
-            f"{name} {form.format(last[key])}" for key, (name, form) in SHOWN_METRICS.items() if key in last
-        )
+        text = "  ".join(f"{name} {_said(key, last[key])}" for key, name in SHOWN_METRICS.items() if key in last)
         with contextlib.suppress(OSError, ValueError, KeyError):
             progress.update(part.task, total=run.read_config()["total_steps"])
         progress.update(part.task, completed=last["step"], note=text)
