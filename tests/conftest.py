@@ -46,6 +46,7 @@ def pytest_sessionfinish() -> None:
     gc.unfreeze()
 
 
+@pytest.hookimpl(optionalhook=True)  # tests run without xdist, too
 def pytest_xdist_auto_num_workers() -> int:
     """`-n auto`: three for two cores, since tests also wait for processes, signals and browsers."""
     return max(2, num_cores() * 3 // 2)
