@@ -114,7 +114,8 @@ def test_the_demo_ends_with_three_sentences_and_a_self_contained_report(killed: 
 def test_the_first_screen_shows_trained_networks_and_the_maps_their_untrained_twins(killed: Killed) -> None:
     page = (killed.folder / "report.html").read_text(encoding="utf-8")
     [first] = re.findall(r'<figure class="through.*?</figure>', page, re.S)
-    assert "Mixing matrix of vit" in first and "untrained" not in first
+    shown, told = first.split("<figcaption>")
+    assert "Mixing matrix of vit" in shown and "untrained" not in shown and "1 untrained twin is below" in told
     assert "vit, untrained" in page.split('<section id="maps"')[1].split("</section>")[0]
 
 
