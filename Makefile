@@ -9,9 +9,10 @@ INSTALLED := $(VENV)/.installed
 demo: $(INSTALLED)
 	$(BIN)/mixlab demo
 
-# One process per core, one thread each: faster than threads that wait for each other.
+# One thread for each process: faster than threads that wait for each other. Python keeps what it compiled, since many
+# tests start mixlab anew.
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 app: $(INSTALLED)
 	$(BIN)/mixlab app --open
