@@ -90,17 +90,14 @@ def _print(answer: WideAnswer, result: dict[str, Any]) -> None:
             if len(rows_of_table) > 1:
                 fixed = ", ".join(f"{other} {rows_of_table[0][other]}" for other in VARIED if other != name)
                 answer.line("")
-                varied, values = (
-                    (title, "top-1 %", "95 %", "paper %"),
-                    [
-                        (row[name], percent(row["top1"]), percent_interval(row), percent(row["paper"]))
-                        for row in rows_of_table
-                    ],
-                )
+                names = (title, "top-1 %", "95 %", "paper %")
+                values = [
+                    (row[name], percent(row["top1"]), percent_interval(row), percent(row["paper"]))
+                    for row in rows_of_table
+                ]
                 known = any(row["paper"] is not None for row in rows_of_table) or not sys.stdout.isatty()
-                answer.table(
-                    f"{title} ({kind}; {fixed})", varied, values, more=() if known else ("paper %",), hint=False
-                )
+                hidden = () if known else ("paper %",)
+                answer.table(f"{title} ({kind}; {fixed})", names, values, more=hidden, hint=False)
         name_unreadable(found["unreadable"])
     if result["difference"]:
         for name, gap in result["difference"].items():

@@ -49,9 +49,7 @@ class Recipe(ABC):
 
     network: nn.Module  # what the optimiser changes
     run: nn.Module  # the same, perhaps wrapped for many devices: what `loss` calls
-    exchange: Callable[[], None] | None = (
-        None  # averages gradients over ranks after a step's passes, where `run` does not
-    )
+    exchange: Callable[[], None] | None = None  # averages gradients of ranks after a step's passes, if `run` does not
     static: bool = False  # `loss` sees tensors of the same shapes at every step and decides nothing by their values
     shared: str = ""  # what `loss` exchanges with other ranks, in words: such a pass is no CUDA graph
     head_name: str = "classifier"  # the file of `exported_head`

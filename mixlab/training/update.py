@@ -157,8 +157,8 @@ class CapturedPass:
     """Runs a recipe's passes and leaves gradients on the parameters; from the fourth step on it replays a capture.
 
     Random numbers follow the seed set before the call, as they do in a plain pass. A pass that cannot be captured runs
-    as a plain one from then on, unless it `must` be. `after` is captured with it: it may change
-    gradients in place, and gives more metrics.
+    as a plain one from then on, unless it `must` be. `after` is captured with it: it may change gradients in place,
+    and gives more metrics.
     """
 
     def __init__(self, recipe: Recipe, precise: Precise, *, must: bool = True, after: After | None = None) -> None:

@@ -1,16 +1,15 @@
 """The promise: gradients that ranks average after a step's passes, as CUDA graphs need it, give the bits of DDP."""
 
-import os
 import signal
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from deadly_photos import DeadlyPhotos
 from ranks import CASES, DINO, join, run_ranks, weights_after
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import Dataset
 
 from mixlab.recipes import find_recipe
 from mixlab.run.directory import read_json
@@ -73,27 +72,10 @@ def test_buckets_hold_neighbours_of_one_type_and_a_large_parameter_is_alone() ->
     assert found == [[3, 2], [9], [1, 1], [1]]
 
 
-class Photos(Dataset):
-    """Kills its process at a number of reads."""
-
-    def __init__(self, kill_at: int) -> None:
-        self.left = kill_at
-
-    def __len__(self) -> int:
-        return 32
-
-    def __getitem__(self, index: int) -> tuple[Tensor, str]:
-        self.left -= 1
-        if self.left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        pixels = torch.randint(256, (3, 40, 32), generator=torch.Generator().manual_seed(index), dtype=torch.uint8)
-        return pixels, "ab"[index % 2]
-
-
 def train_a_rank(rank: int, size: int, port: int, folder: str, kill_at: int, settings: list[str]) -> None:
     join(rank, size, port)
     config = override(find_recipe("dino_vit_tiny64"), [*DINO, "epochs=2", "data.workers=0", *settings])
-    train(config, data=Photos(kill_at if rank == 1 else -1), run=folder, device="cpu")
+    train(config, data=DeadlyPhotos(32, kill_at if rank == 1 else -1), run=folder, device="cpu")
 
 
 def test_a_rank_that_is_killed_and_resumed_ends_with_the_bits_of_ddp(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import command
+from deadly_photos import DeadlyPhotos
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from mixlab.recipes import find_recipe
 from mixlab.run.directory import read_json
@@ -63,27 +63,10 @@ def child_stuck_in_a_write(folder: str, step: int, stuck: Event) -> None:
     child(folder)
 
 
-class OwnPhotos(Dataset):
-    """A data set of somebody's own, which kills its process at a number of reads."""
-
-    def __init__(self, kill_at: int = -1) -> None:
-        self.left = kill_at
-
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, index: int) -> tuple[Tensor, str]:
-        self.left -= 1
-        if self.left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        pixels = torch.randint(256, (3, 40, 32), generator=torch.Generator().manual_seed(index), dtype=torch.uint8)
-        return pixels, "ab"[index % 2]
-
-
 def child_with_own_data(folder: str, kill_at: int) -> None:
     torch.set_num_threads(1)
     config = override(find_recipe("dino_vit_tiny64"), [*SETTINGS, "epochs=1", "data.workers=0"])
-    train(config, data=OwnPhotos(kill_at), run=folder, device="cpu")
+    train(config, data=DeadlyPhotos(64, kill_at), run=folder, device="cpu")
 
 
 def start(target: Callable[..., None], *arguments: object) -> multiprocessing.Process:
