@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 WARNING_S = 120  # seconds before time is up: a step, and a checkpoint on a busy file system
 
+FIRST_PORT, FIRST_CLIENT_PORT = 20_000, 32_768
+
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmConfig:
@@ -54,6 +56,11 @@ class TrainingJob:
         train(self.config, data=self.data, run=self.run, **given)
 
 
+def free_of_clients(port: int) -> int:
+    """The same port on every task, below those that Linux gives to outgoing connections: one of them may be taken."""
+    return FIRST_PORT + port % (FIRST_CLIENT_PORT - FIRST_PORT)
+
+
 @dataclass(frozen=True)
 class Task:
     """One process of a job. What it does travels folded up: importing takes seconds, in which no signal may be lost.
@@ -72,6 +79,7 @@ class Task:
         requeue = requeue_signal()
         with StopRequests((requeue,)) as stop:
             _submitit().helpers.TorchDistributedEnvironment().export(set_cuda_visible_devices=False)
+            os.environ["MASTER_PORT"] = str(free_of_clients(int(os.environ["MASTER_PORT"])))
             from mixlab.training.stopping import Stopped
 
             try:

@@ -19,7 +19,7 @@ from mixlab.errors import InputError
 from mixlab.evaluation.accuracy import write_accuracy
 from mixlab.run.directory import read_json
 from mixlab.signals import StopRequests
-from mixlab.training.slurm import SlurmConfig, Task, TrainingJob, is_over
+from mixlab.training.slurm import SlurmConfig, Task, TrainingJob, free_of_clients, is_over
 from tests.drawn_folders import draw_folders
 
 QUICK = ("--set", "epochs=1", "--set", "batch=16", "--set", "knn.every_epochs=0")
@@ -131,3 +131,9 @@ def test_without_submitit_the_error_names_what_to_install(
     call = ["train", "supervised_vit_tiny64", "--data", "shapes", "--run", str(tmp_path), "--launcher", "slurm"]
     assert main(call) == 1
     assert "install mixlab[slurm]" in " ".join(capsys.readouterr().err.split())
+
+
+def test_ports_of_jobs_lie_below_those_of_connections_and_differ_from_job_to_job() -> None:
+    ports = [free_of_clients(port) for port in range(20_000, 60_001)]  # what submitit chooses from
+    assert min(ports) == 20_000 and max(ports) == 32_767
+    assert len(set(ports)) == 12_768
