@@ -36,6 +36,7 @@ gc.disable()  # until all is imported: there is no garbage yet to look for
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # nor will there be any among modules and tests
+    gc.set_threshold(20_000)  # most of what tests leave behind is freed without it
     gc.enable()
 
 

@@ -1,7 +1,7 @@
 """Tests run by several processes at once: forks of the one that has imported and collected everything, once for all.
 
-`pytest -p tests.forked_workers`. Files are given out in their order, each to the next process that is free; the tests of
-a file stay together, since they share fixtures. A process that dies is a failed test, and another takes its place.
+`pytest -p tests.forked_workers`. Files are given out in their order, each to the next process that is free; the tests
+of a file stay together, since they share fixtures. A process that dies is a failed test, and another takes its place.
 """
 
 import warnings
@@ -74,7 +74,8 @@ class Team:
         try:
             kind, said = worker.channel.recv()
         except (EOFError, ConnectionError):
-            return self.replace(worker)
+            self.replace(worker)
+            return
         if kind == "next file":
             worker.waiting += (numbers := self.files.popleft() if self.files else [])
             worker.channel.send(numbers)
@@ -114,7 +115,9 @@ def work(session: pytest.Session, channel: connection.Connection, others: list[c
     torch.set_num_threads(1)
     plugins = session.config.pluginmanager
     plugins.unregister(name="terminalreporter")
-    plugins.register(Messages(session.config, channel))
+    messages = Messages(session.config, channel)
+    plugins.register(messages)
+    messages.of_now = True
     capture: Any = plugins.getplugin("capturemanager")
     capture.stop_global_capturing()  # into a file that other processes write to as well
     capture.start_global_capturing()
@@ -141,15 +144,16 @@ class Messages:
 
     def __init__(self, config: pytest.Config, channel: connection.Connection) -> None:
         self.config, self.channel = config, channel
+        self.of_now = False  # a new plugin first hears of warnings from before the fork
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.channel.send(
-            ("report", self.config.hook.pytest_report_to_serializable(config=self.config, report=report))
-        )
+        self.channel.send(("report", self.config.hook.pytest_report_to_serializable(config=self.config, report=report)))
 
     def pytest_warning_recorded(
         self, warning_message: warnings.WarningMessage, when: str, nodeid: str, location: tuple[str, int, str] | None
     ) -> None:
+        if not self.of_now:
+            return
         text = UserWarning(f"{warning_message.category.__name__}: {warning_message.message}")  # not all can be sent
         sent = warnings.WarningMessage(text, UserWarning, warning_message.filename, warning_message.lineno)
         said = {"warning_message": sent, "when": when, "nodeid": nodeid, "location": location}
