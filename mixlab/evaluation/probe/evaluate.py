@@ -211,7 +211,7 @@ class _ProbeRun:
         return found
 
     def _cost(self, plan: FeaturePlan, grid: HeadGrid) -> str:
-        """What the probe will take, from the time of one small batch and of one step; on a CPU, what would be quicker."""
+        """What the probe will take, from the time of a small batch and of one step; on a CPU, what would be quicker."""
         settings, world = self.settings, self.machine.world
         device, number, unseen = world.device, len(self.splits.train), len(self.splits.val)
         batch = _batch(settings.batch or BATCH, number, world)
