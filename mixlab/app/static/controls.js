@@ -39,7 +39,7 @@ export function buildTools(stage) {
     stage.tool = tool;
     stage.canvas.style.touchAction = tool === "pick" ? "manipulation" : "none"; // a finger scrolls, or draws
     element("stage-help").textContent = tool === "pick"
-      ? "Click, or use the arrow keys, to choose a patch."
+      ? `${matchMedia("(hover: none)").matches ? "Tap" : "Click"}, or use the arrow keys, to choose a patch.`
       : `Drag to ${tool}; with the keyboard, arrows move and Enter ${tool === "draw" ? "fills" : "clears"} the patch.`;
   };
   const useBrush = (size) => {
@@ -87,6 +87,19 @@ export function setTheme(theme) {
   element("theme").value = theme;
   const isDark = theme === "dark" || (theme === "auto" && matchMedia("(prefers-color-scheme: dark)").matches);
   document.documentElement.dataset.theme = isDark ? "dark" : "light";
+}
+
+// On a phone the buttons of the bar are a menu, which closes after a choice, Escape, or a touch elsewhere.
+export function foldMenu() {
+  const menu = element("menu");
+  const phone = matchMedia("(max-width: 640px)");
+  const close = () => phone.matches && (menu.open = false);
+  const fit = () => (menu.open = !phone.matches);
+  phone.addEventListener("change", fit);
+  menu.addEventListener("click", (event) => event.target.closest("button") && close());
+  addEventListener("pointerdown", (event) => menu.contains(event.target) || close());
+  addEventListener("keydown", (event) => event.key === "Escape" && close());
+  fit();
 }
 
 // On a phone the choices come after the answers, and only the first group starts open.

@@ -2,7 +2,7 @@
 
 import { Card } from "./card.js";
 import { seriesOf } from "./colours.js";
-import { acceptDrops, buildControls, buildTools, foldControls, listen, MAX_MODELS, setTheme, syncControls } from "./controls.js";
+import { acceptDrops, buildControls, buildTools, foldControls, foldMenu, listen, MAX_MODELS, setTheme, syncControls } from "./controls.js";
 import { showExhibits } from "./exhibits.js";
 import { exportPage } from "./export.js";
 import { saveFigure } from "./figure.js";
@@ -27,6 +27,7 @@ let imageAsked = "";
 
 setTheme(localStorage.getItem("theme") ?? "auto");
 listen("theme", (node) => setTheme(node.value));
+foldMenu();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setTheme(element("theme").value));
 onConnection({ lost, back, busy: (isBusy) => element("cards").setAttribute("aria-busy", isBusy) });
 start();
