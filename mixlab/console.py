@@ -17,8 +17,9 @@ def visible(text: str) -> str:
 class _Plain(Console):
     def print(self, *objects: Any, **options: Any) -> None:
         """Sentences in lines that fit, of which no word is broken: a path can be copied."""
-        is_text = all(isinstance(thing, str | Text) for thing in objects)
-        super().print(*objects, **(({"overflow": "ignore", "crop": False} if is_text else {}) | options))
+        if all(isinstance(thing, str | Text) for thing in objects):
+            options = {"overflow": "ignore", "crop": False, **options}
+        super().print(*objects, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(visible(text), **options)
