@@ -115,9 +115,7 @@ def run_command(arguments: list[str], *, even_ignored: bool = False) -> int:
         console.print(Text.assemble((f"unknown command {name!r}", "red"), f"; {hint}"))
         return 2
     warnings.formatwarning = plain_warning
-    import tyro
-
-    from mixlab.commands.optional import registry
+    from mixlab.commands.help import run_parsed
 
     number: int | None = None
     try:
@@ -125,7 +123,7 @@ def run_command(arguments: list[str], *, even_ignored: bool = False) -> int:
             function = find_command(name)
             with raising(even_ignored=even_ignored) as handler:
                 try:
-                    tyro.cli(function, prog=f"mixlab {name}", args=rest, registry=registry)
+                    run_parsed(function, name, rest)
                 finally:
                     number = handler.number
     except KeyboardInterrupt as stopped:

@@ -2,6 +2,7 @@
 
 import { element } from "./messages.js";
 import { make } from "./panel.js";
+import { numbered } from "./state.js";
 
 export const MAX_MODELS = 4;
 const OWN_MAP = "cosine of the summary to each patch; of the mean patch where a model has no class token or registers";
@@ -66,18 +67,18 @@ export function syncControls(about, view, models) {
   element("mask-sample").disabled = !about.samples.find((sample) => sample.id === view.image)?.has_mask;
 
   const deepest = Math.max(...models.map((model) => model.num_layers));
-  const layer = Math.min(view.layer, deepest);
-  setRange("layer", 1, deepest, layer, `${layer} of ${deepest}`);
+  const layer = Math.min(view.layer, deepest - 1);
+  setRange("layer", 0, deepest - 1, layer, numbered(layer, deepest));
   // A convolution has a head per channel: far more than others, so others set the range.
   const withHeads = models.filter((model) => model.family !== "gated_conv" && model.num_heads);
   const mostHeads = Math.max(0, ...(withHeads.length ? withHeads : models).map((model) => model.num_heads));
-  const head = Math.min(view.head, mostHeads);
-  setRange("head", 0, mostHeads, head, head ? `${head} of up to ${mostHeads}` : "mean");
+  const head = Math.min(view.head, mostHeads - 1);
+  setRange("head", -1, mostHeads - 1, head, head < 0 ? "mean" : numbered(head, mostHeads));
   const counts = { direction: 2, register: Math.max(1, ...models.map((model) => model.num_registers)) };
   const mostParts = counts[map?.parts] ?? 0;
-  const part = Math.min(view.part, mostParts);
+  const part = Math.min(view.part, mostParts - 1);
   element("part-name").textContent = map?.parts === "direction" ? "Direction" : "Register";
-  setRange("part", 0, mostParts, part, !mostParts ? "for maps of registers" : part ? `${part} of ${mostParts}` : "mean");
+  setRange("part", -1, mostParts - 1, part, !mostParts ? "for maps of registers" : part < 0 ? "mean" : numbered(part, mostParts));
   return { ...view, layer, head };
 }
 

@@ -76,7 +76,7 @@ function checkView() {
   view.models = models.length ? models : known.slice(0, 3);
   if (view.map !== "default" && !about.maps.some((map) => map.id === view.map)) view.map = "default";
   if (!view.image) view.image = about.samples[0].id;
-  if (view.layer < 1) view.layer = deepestOf(chosenModels());
+  if (view.layer < 0) view.layer = deepestOf(chosenModels()) - 1;
 }
 
 function chosenModels() {
