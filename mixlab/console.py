@@ -15,6 +15,12 @@ def visible(text: str) -> str:
 
 
 class _Plain(Console):
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Sentences in lines that fit, of which no word is broken: a path can be copied."""
+        if all(isinstance(thing, str | Text) for thing in objects):
+            options = {"overflow": "ignore", "crop": False, **options}
+        super().print(*objects, **options)
+
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(visible(text), **options)
 

@@ -22,7 +22,7 @@ NEED_GPU = ("dino", "feed", "probe", "dense")  # unless quick
 
 
 def bench(
-    what: Annotated[What, tyro.conf.Positional],
+    what: Annotated[What, tyro.conf.Positional, tyro.conf.arg(metavar="WHAT")],
     answer: Flat[Answer] = Answer(),
     *,
     quick: bool = False,
@@ -64,7 +64,8 @@ def bench(
     for name, given, goes_with in (("peer", peer, "dino"), ("figure", figure, "dense"), ("readme", readme, "all")):
         if given is not None and what not in (goes_with, "all" if name == "peer" else goes_with):
             raise InputError(f"--{name} has no effect on `mixlab bench {what}`; it goes with {goes_with}")
-    console.print(f"Operations run on {backend_name()}, {torch.get_num_threads()} threads.")
+    threads = torch.get_num_threads()
+    console.print(f"Operations run on {backend_name()}, {threads} thread{'s' * (threads != 1)}.")
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     if what == "all":
         found = _run_all(answer, quick, peer, readme)
@@ -135,7 +136,7 @@ def run_benchmark(
             return {title: module.scan_on_gpu(quick=quick)}
         case "ssd":
             rows = module.scan_on_cpu((38, 198), repeats=2) if quick else module.scan_on_cpu()
-            return {"The two-way scan in plain torch, one image": rows}
+            return {"The two-way scan in plain torch, one image; taken: the chunk that models use": rows}
         case "selective":
             return {
                 "Selective scans of a layer, bf16: GPU kernel time; x: times as long as mixlab": module.scans(

@@ -35,7 +35,7 @@ def maps(
         map: which map; default: cosine (pooled_cosine for backbones without class token and registers).
             Also: dot, register_cosine, register_dot, front_cosine, pooled_cosine, norm, pca, mixing_rows, mixing_mean,
             direction_rows, register_rows; several of features together as cosine+front_cosine.
-        layer: after which layer; negative numbers count from the end.
+        layer: after which layer, counted from 0; negative numbers count from the end.
         num_images: number of images to draw, evenly spaced.
         fit: crop (centre crop, as in kNN and probes) or squash (whole image, aspect ratio not kept); also for masks.
         pca_fit: fit principal components to each image, or to all images together.

@@ -41,8 +41,8 @@ def rank(
     Args:
         num_images: number of images, evenly spaced; ranks are means over them.
         fit: crop (centre crop, as in kNN and probes) or squash (the whole image, aspect ratio not kept).
-        layers: which layers; default: all. Negative numbers count from the end.
-        heads: which heads; default: all, or 64 evenly spaced ones.
+        layers: which layers, counted from 0; default: all. Negative numbers count from the end.
+        heads: which heads, counted from 0; default: all, or 64 evenly spaced ones.
         chunk: the side C of a block in tokens; default: 256, or half the tokens if there are fewer than 512.
         tolerance: singular values above this fraction of the largest count for the numerical rank; default: eps C.
         method: factors (fast for scans and linear attention) or svd (of every full block).

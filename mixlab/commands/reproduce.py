@@ -180,7 +180,11 @@ def _show(answer: Answer, plan: ItemPlan, root: Path | None) -> None:
         for number, said in enumerate(plan.problems, start=1):
             console.print(f"{number}. {said}", style="red", soft_wrap=True)
     elif needed:
-        console.print(f"the data is there: {', '.join(DATA_SETS[name].title for name in needed)}", style="green")
+        titles = ", ".join(DATA_SETS[name].title for name in needed)
+        if plan.doubts:
+            console.print(f"the data can be used, with the warnings above: {titles}", style="yellow")
+        else:
+            console.print(f"the data is there: {titles}", style="green")
     for line in command_lines(plan):
         put(line, to_stderr=answer.json == "-")
     figures = [(cell.row, cell.column, cell.said if cell.paper is None else cell.paper) for cell in item.cells]

@@ -81,6 +81,14 @@ def test_a_progress_bar_takes_any_label(monkeypatch: pytest.MonkeyPatch) -> None
     assert "ranks of [/run]" in printed.getvalue() and "[/other]" in printed.getvalue()
 
 
+def test_notes_fit_the_terminal_and_a_path_is_whole(capfd: pytest.CaptureFixture[str]) -> None:
+    path = f"/{'long' * 30}/photo.jpg"
+    console.print(f"{'words ' * 30}in {path}, and {'more ' * 20}")
+    lines = capfd.readouterr().err.splitlines()
+    assert any(f"{path}," in line for line in lines)
+    assert all(len(line) <= console.width for line in lines if path not in line)
+
+
 def test_images_that_cannot_be_read_are_named_whatever_their_folder_is_called(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

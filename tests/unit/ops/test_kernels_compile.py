@@ -50,6 +50,7 @@ def every_kernel() -> list[Launch]:
         *launches.selective_scan(HALF, scans=4, width=96, state=1),
         *launches.add_norm(HALF, centred=True),
         *launches.add_norm(HALF, centred=False),
+        *launches.silu_gate(HALF),
         *launches.attention(HALF, batch=64, length=198),
         *launches.attention(HALF, batch=1, length=4097),
         *launches.crops(),
