@@ -96,17 +96,17 @@ def run_command(arguments: list[str], *, even_ignored: bool = False) -> int:
     """What `main` does, for a command within a program; `even_ignored` as in `signals.raising`."""
     from rich.text import Text
 
-    from mixlab.console import console
+    from mixlab.console import console, put
 
     try:
         arguments = import_plugins(arguments)
     except InputError as error:
         if os.environ.get("MIXLAB_DEBUG") == "1":
             raise
-        console.print(Text.assemble(("error:", "red"), f" {error}"), soft_wrap=True)
+        console.print(Text.assemble(("error:", "red"), f" {error}"))
         return 1
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(overview())
+        put(overview())
         return 0
     name, *rest = arguments
     known = {**COMMANDS, **registered_analyses()}
@@ -128,7 +128,7 @@ def run_command(arguments: list[str], *, even_ignored: bool = False) -> int:
                     number = handler.number
     except KeyboardInterrupt as stopped:
         if os.environ.get("RANK", "0") == "0":
-            console.print(str(stopped) or "stopped", soft_wrap=True)
+            console.print(str(stopped) or "stopped")
         return int(getattr(stopped, "exit_code", 128 + signal.SIGINT))
     except Exception as error:
         if number is not None:  # a library turned the signal's exception into this one, or another rank left first

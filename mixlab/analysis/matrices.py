@@ -56,7 +56,7 @@ def draw_matrices(
     return Exhibit(
         title="Mixing matrices",
         about=ABOUT,
-        columns=("model", "layer", "heads", "of", "tokens", "apply() differs by"),
+        columns=("model", "layer", "heads", "of all", "tokens", "fast path differs by"),
         rows=[
             (
                 model["label"],

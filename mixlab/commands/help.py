@@ -5,6 +5,7 @@ import re
 import shutil
 import textwrap
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import is_dataclass, replace
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -19,6 +20,8 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
+from mixlab.console import put
+
 NONE = ["None"]  # may still be written out
 WIDEST = 100  # columns of a sentence
 registry = ConstructorRegistry()
@@ -27,10 +30,11 @@ registry = ConstructorRegistry()
 def run_parsed(function: Callable[..., Any], name: str, arguments: Sequence[str]) -> None:
     """Call the function of a command with what these arguments say, or print its help and exit."""
     said = inspect.getdoc(function) or ""
-    if {"-h", "--help"} & {*arguments}:
+    is_help = bool({"-h", "--help"} & {*arguments})
+    if is_help:
         width = min(shutil.get_terminal_size().columns, WIDEST)
         parts = said.partition("\nArgs:\n")[0].strip().split("\n\n")
-        print("\n\n".join(textwrap.fill(part, width) for part in parts), end="\n\n")
+        put("\n\n".join(textwrap.fill(part, width) for part in parts) + "\n")
 
     def command(**given: Any) -> Any:
         return function(**given)
@@ -43,7 +47,8 @@ def run_parsed(function: Callable[..., Any], name: str, arguments: Sequence[str]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {part.name: part.annotation for part in parameters}
     command.__doc__ = re.sub(r"\n {8,}", " ", said)  # an option's lines are one sentence
-    tyro.cli(command, prog=f"mixlab {name}", description="", args=arguments, registry=registry)
+    with suppress(BrokenPipeError) if is_help else nullcontext():  # `| head`
+        tyro.cli(command, prog=f"mixlab {name}", description="", args=arguments, registry=registry)
 
 
 def plain_default(value: str) -> str:

@@ -160,10 +160,10 @@ def _show(answer: Answer, plan: ItemPlan, root: Path | None) -> None:
     from mixlab.studies.reproduce.run import command_lines
 
     item = plan.item
-    console.print(f"{item.name}: {item.paper}, {item.place}", style="bold", soft_wrap=True)
+    console.print(f"{item.name}: {item.paper}, {item.place}", style="bold")
     console.print(item.title)
     if item.note:
-        console.print(item.note, soft_wrap=True)
+        console.print(item.note)
     training, then = hours_of(plan.planned)
     if plan.planned:
         console.print(f"about {show_hours(training)} GPU-hours of training, {show_hours(then)} after it (one H200)")
@@ -174,11 +174,10 @@ def _show(answer: Answer, plan: ItemPlan, root: Path | None) -> None:
         for name in needed:
             console.print(
                 f"needs {DATA_SETS[name].title} in DATA/{DATA_SETS[name].place}. {DATA_SETS[name].unpack}",
-                soft_wrap=True,
             )
     elif plan.problems:
         for number, said in enumerate(plan.problems, start=1):
-            console.print(f"{number}. {said}", style="red", soft_wrap=True)
+            console.print(f"{number}. {said}", style="red")
     elif needed:
         titles = ", ".join(DATA_SETS[name].title for name in needed)
         if plan.doubts:

@@ -53,7 +53,10 @@ class RunDirectory:
     def open(cls, path: str | Path) -> "RunDirectory":
         run = cls(path)
         if not run.exists():
-            raise FileNotFoundError(f"{run.path} is not a run directory: it has neither config.json nor results/")
+            raise FileNotFoundError(
+                f"{run.path} is not a run directory: it has neither config.json nor results/; name a folder that "
+                "`pretrain`, `maps` or another command has written, such as runs/look"
+            )
         return run
 
     def exists(self) -> bool:

@@ -73,8 +73,8 @@ def pca_pictures(images: Tensor, components: Mapping[str, PCAMaps]) -> Figure:
     """Images, and for each model the first component, then components 2 to 4 as colours on its foreground."""
     columns: dict[str, list[NDArray[np.generic]]] = {"image": [_pixels(image) for image in images]}
     for name, found in components.items():
-        columns[f"{name}\nfirst"] = [_unit(one) for one in found.first]
-        columns[f"{name}\n2 to 4"] = [one.numpy() for one in found.colours]
+        columns[f"{name}\nfirst component"] = [_unit(one) for one in found.first]
+        columns[f"{name}\ncomponents 2 to 4"] = [one.numpy() for one in found.colours]
     return _grid_of_pictures(columns)
 
 

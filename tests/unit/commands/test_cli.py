@@ -57,6 +57,9 @@ def test_models_counts_what_it_lists(tmp_path: Path) -> None:
     assert list(rows) == ["dinovim_base"]
     assert rows["dinovim_base"]["params_M"] == pytest.approx(88.97, abs=0.01)
     assert rows["dinovim_base"]["mixer"] == "mamba2"
+    assert main(["models", "mamba2d", "--json", str(file)]) == 0  # a part of names
+    names = [row["name"] for row in json.loads(file.read_text())["models"]]
+    assert names and all("mamba2d" in name for name in names)
 
 
 def test_sizes_are_read_as_people_write_them() -> None:
