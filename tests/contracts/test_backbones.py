@@ -359,8 +359,8 @@ def test_bfloat16_autocast_stays_close_to_float32(name: str) -> None:
     assert ((rounded.float() - exact).norm() / exact.norm()).item() < 0.05
 
 
-# One of each kind of mixer, and MIXLAB_COMPILE_ALL=1 the others, and as far as AOTAutograd, which opcheck tries for every
-# operator; of those with long graphs, as little as there can be.
+# One of each kind of mixer, and MIXLAB_COMPILE_ALL=1 the others, and as far as AOTAutograd, which opcheck tries for our
+# operators; of those with long graphs, as little as there can be.
 COMPILED: dict[str, dict[str, object]] = {
     **{name: {"depth": 1} for name in ("vit_tiny", "linearvit_tiny", "gatedconv_tiny", "dinovim_tiny", "vim_tiny")},
     "efficientvmamba_tiny": {"dims": (8, 16), "depths": (1, 1), "late_stages": 1},
