@@ -30,10 +30,11 @@ STAGED = [
 ]  # each kind of stem and block
 OURS = [*ISOTROPIC, *STAGED]
 VIT = {"depth": 3, "embed_dim": 64, "num_heads": 2}
-TIMM: dict[str, dict[str, int]] = {
-    "mambaout_femto": {},
+STAGED_TIMM = {"dims": (8, 16, 24, 32), "depths": (1, 1, 1, 1)}
+TIMM: dict[str, dict[str, Any]] = {
+    "mambaout_femto": STAGED_TIMM,
     "timm/vit_tiny_patch16_224": VIT,
-    "timm/convnext_atto": {},
+    "timm/convnext_atto": STAGED_TIMM,
     "timm/vit_small_patch14_reg4_dinov2": VIT,
 }
 

@@ -249,7 +249,7 @@ def test_real_photographs_train_and_are_judged(tmp_path):
     result = run(
         tmp_path / "run", "steps=2", "batch=2", "method.short=64,96", "method.long=160", data=str(PHOTOGRAPHS / "coco")
     )
-    assert result["n"] == 8 and len(result["classes"]["masks"]) == 80
+    assert result["n"] == NUM and len(result["classes"]["masks"]) == 80
     assert result["boxes"]["AP"] is not None
 
 
