@@ -5,7 +5,7 @@ from mixlab.studies.miniature.plan import Family, StudyEffort
 from mixlab.training.settings import override
 
 SIZES = ("tiny", "small")
-# Images per second of DINO on one H200, and of each family as a share of ViT's. Of the small size ViT's alone is measured.
+# Images per second of DINO on one H200; each family as a share of ViT's. Of the small size, ViT's alone is measured.
 IMAGES_PER_S = {"tiny": 11_100.0, "small": 3_860.0}
 SPEED = {
     "tiny": {"vit": 1.0, "linearvit": 1.02, "dinovim": 0.49, "mambareg": 0.42, "gatedconv": 0.56},
