@@ -1,0 +1,90 @@
+"""The mean or the sum of several scans times SiLU of a gate, and back, each in one pass.
+
+Every scan has the same gradient, which is written once: it is returned as a view that repeats it.
+"""
+
+# mypy: disallow-untyped-defs=False
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mixlab.ops.short_conv.triton_short_conv import sigmoid
+
+ROWS, CHANNELS = 8, 256  # of a program
+
+
+@triton.jit
+def _total(y_ptr, row, c, inside, L, y_b, y_l, y_s, SCANS: tl.constexpr):
+    """The sum of the scans of each token."""
+    at = y_ptr + row // L * y_b + row % L * y_l + c
+    total = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    for scan in tl.static_range(1, SCANS):
+        total += tl.load(at + scan * y_s, mask=inside, other=0.0).to(tl.float32)
+    return total
+
+
+@triton.jit(do_not_specialize=["num_rows", "L"])
+def _gated_scans_forward_kernel(
+    y_ptr, gate_ptr, out_ptr, num_rows, L, E, y_b, y_l, y_s, gate_l, share,
+    SCANS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
+    c = (tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS))[None, :]
+    inside = (row < num_rows) & (c < E)
+    gate = tl.load(gate_ptr + row * gate_l + c, mask=inside, other=0.0).to(tl.float32)
+    total = _total(y_ptr, row, c, inside, L, y_b, y_l, y_s, SCANS) * share
+    tl.store(out_ptr + row * E + c, (total * gate * sigmoid(gate)).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_rows", "L"])
+def _gated_scans_backward_kernel(
+    dout_ptr, y_ptr, gate_ptr, dy_ptr, dgate_ptr, num_rows, L, E, y_b, y_l, y_s, gate_l, share,
+    SCANS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
+    c = (tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS))[None, :]
+    inside = (row < num_rows) & (c < E)
+    gate = tl.load(gate_ptr + row * gate_l + c, mask=inside, other=0.0).to(tl.float32)
+    dout = tl.load(dout_ptr + row * E + c, mask=inside, other=0.0).to(tl.float32) * share
+    opened = sigmoid(gate)
+    dgate = dout * _total(y_ptr, row, c, inside, L, y_b, y_l, y_s, SCANS) * opened * (1.0 + gate * (1.0 - opened))
+    tl.store(dy_ptr + row * E + c, (dout * gate * opened).to(dy_ptr.dtype.element_ty), mask=inside)
+    tl.store(dgate_ptr + row * E + c, dgate.to(dgate_ptr.dtype.element_ty), mask=inside)
+
+
+def gated_scans_forward(y: Tensor, gate: Tensor, mean: bool) -> Tensor:
+    out = torch.empty(gate.shape, dtype=y.dtype, device=y.device)
+    y, gate = _dense_channels(y), _even_rows(gate)
+    _gated_scans_forward_kernel[_grid(gate)](
+        y, gate, out, *_sizes(y, gate, mean), SCANS=y.shape[2], ROWS=ROWS, CHANNELS=CHANNELS
+    )
+    return out
+
+
+def gated_scans_backward(dout: Tensor, y: Tensor, gate: Tensor, mean: bool) -> list[Tensor]:
+    dy, dgate = torch.empty(2, *gate.shape, dtype=y.dtype, device=y.device)
+    dout, y, gate = dout.contiguous(), _dense_channels(y), _even_rows(gate)
+    _gated_scans_backward_kernel[_grid(gate)](
+        dout, y, gate, dy, dgate, *_sizes(y, gate, mean), SCANS=y.shape[2], ROWS=ROWS, CHANNELS=CHANNELS
+    )
+    return [dy.unsqueeze(2).expand(y.shape), dgate]
+
+
+def _grid(gate: Tensor) -> tuple[int, int]:
+    return triton.cdiv(gate.shape[0] * gate.shape[1], ROWS), triton.cdiv(gate.shape[2], CHANNELS)
+
+
+def _sizes(y: Tensor, gate: Tensor, mean: bool) -> tuple[float, ...]:
+    batch, length, width = gate.shape
+    return batch * length, length, width, *y.stride()[:3], gate.stride(1), 1 / y.shape[2] if mean else 1.0
+
+
+def _dense_channels(y: Tensor) -> Tensor:
+    return y if y.stride(3) == 1 else y.contiguous()
+
+
+def _even_rows(x: Tensor) -> Tensor:
+    """As it is where tokens lie at even distances, a slice of the channels of a dense tensor; else a copy."""
+    return x if x.stride(2) == 1 and x.stride(0) == x.shape[1] * x.stride(1) else x.contiguous()
