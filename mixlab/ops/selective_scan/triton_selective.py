@@ -27,6 +27,24 @@ def _advance(state, v, dt, k, A):
 
 
 @triton.jit
+def _raw(ptr, i, L, stride, lane, num_lanes):
+    inside = lane < tl.where((i < L) & (i >= 0), num_lanes, 0)
+    return tl.load(ptr + i * stride + lane, mask=inside, other=0.0)
+
+
+@triton.jit
+def _float(x):
+    return x.to(tl.float32)
+
+
+@triton.jit
+def _rows(ptr, step, L, stride, lane, num_lanes):
+    """(lanes, 2): the numbers of two steps."""
+    inside = (lane < num_lanes)[:, None] & (step < L)[None, :]
+    return tl.load(ptr + step[None, :] * stride + lane[:, None], mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
 def _row(ptr, i, L, stride, lane, num_lanes):
     """The numbers of step i, zeros from L on: a step of zeros changes no state."""
     inside = lane < tl.where(i < L, num_lanes, 0)
@@ -53,14 +71,13 @@ def _reciprocal(x):
 
 
 @triton.jit
-def _steps(ptr, i, L, stride, e, E, bias, RAW: tl.constexpr):
-    """dt of step i as given, or softplus(raw + bias), and the derivative of that; zero from L on."""
-    dt = _row(ptr, i, L, stride, e, E)
+def _steps(dt, inside, bias, RAW: tl.constexpr):
+    """dt as given, or softplus(raw + bias), and the derivative of that; zero where no step is inside."""
     slope = dt
     if RAW:
         raw = dt + bias
         small = tl.exp2(-tl.abs(raw) * LOG2_E)
-        dt = tl.where(i < L, tl.maximum(raw, 0.0) + _log1p(small), 0.0)
+        dt = tl.where(inside, tl.maximum(raw, 0.0) + _log1p(small), 0.0)
         part = _reciprocal(1.0 + small)
         slope = tl.where(raw > 0.0, part, small * part)
     return dt, slope
@@ -103,12 +120,12 @@ def _walk_kernel(
     state = tl.zeros((STATES, CHANNELS), tl.float32)
     i = 0
     v = _row(v_ptr, i, L, v_l, e, E)
-    dt, _ = _steps(dt_ptr, i, L, dt_l, e, E, bias, RAW)
+    dt, _ = _steps(_row(dt_ptr, i, L, dt_l, e, E), i < L, bias, RAW)
     k, q = _row(k_ptr, i, L, q_l, n, N), _row(q_ptr, i, L, q_l, n, N)
     for i in range(L):
         # the next step is loaded before this one is taken
         next_v = _row(v_ptr, i + 1, L, v_l, e, E)
-        next_dt, _ = _steps(dt_ptr, i + 1, L, dt_l, e, E, bias, RAW)
+        next_dt, _ = _steps(_row(dt_ptr, i + 1, L, dt_l, e, E), i + 1 < L, bias, RAW)
         next_k, next_q = _row(k_ptr, i + 1, L, q_l, n, N), _row(q_ptr, i + 1, L, q_l, n, N)
         if NOTE:  # noqa: SIM102  the first is known when the kernel is compiled
             if i % GROUP == 0:
@@ -122,41 +139,29 @@ def _walk_kernel(
 
 
 @triton.jit
-def _retreat(
-    i, state, g, dA, dbias, dy, v, dt, slope, A, skip, q_ptr, k_ptr, dq_ptr, dk_ptr, dv_ptr, ddt_ptr, q_l, dq_l, dv_l,
-    L, e, n, E, N, RAW: tl.constexpr,
-):  # fmt: skip
-    """Back over step i, from the state before it and g, the gradient of the state after it by all later steps.
+def _retreat(state, g, dA, dy, v, dt, k, q, A):
+    """Back over a step, from the state before it and g, the gradient of the state after it by all later steps.
 
-    Returns the gradient of the state before it, and dA and dbias with the shares of this step.
+    Returns the gradient of the state before it, dA with the share of this step, and the gradients of q, k, of what is
+    fed to each channel and of the logarithm of its decays.
     """
-    k, q = _row(k_ptr, i, L, q_l, n, N)[:, None], _row(q_ptr, i, L, q_l, n, N)[:, None]
     decay = tl.exp2(dt[None, :] * A)
     kept = decay * state
     fed = dt * v
-    dq = tl.sum((kept + k * fed[None, :]) * dy[None, :], 1)
-    g += q * dy[None, :]
+    dq = tl.sum((kept + k[:, None] * fed[None, :]) * dy[None, :], 1)
+    g += q[:, None] * dy[None, :]
     dk = tl.sum(g * fed[None, :], 1)
-    dfed = tl.sum(g * k, 0)
+    dfed = tl.sum(g * k[:, None], 0)
     through = g * kept
-    channels, states = e < tl.where(i < L, E, 0), n < tl.where(i < L, N, 0)
-    tl.store(dv_ptr + i * dv_l + e, dt * dfed + skip * dy, mask=channels)
-    ddt = tl.sum(through * A, 0) / LOG2_E + v * dfed
-    if RAW:
-        ddt *= slope
-        dbias += tl.where(i < L, ddt, 0.0)
-    tl.store(ddt_ptr + i * dv_l + e, ddt, mask=channels)
-    tl.store(dq_ptr + i * dq_l + n, dq, mask=states)
-    tl.store(dk_ptr + i * dq_l + n, dk, mask=states)
-    return g * decay, dA + through * dt[None, :], dbias
+    return g * decay, dA + through * dt[None, :], dq, dk, dfed, tl.sum(through * A, 0)
 
 
 @triton.jit(do_not_specialize=["L", "first_reverse", "B"])
 def _walk_back_kernel(
     dy_ptr, q_ptr, k_ptr, v_ptr, dt_ptr, A_ptr, skip_ptr, bias_ptr, noted_ptr,
-    dq_ptr, dk_ptr, dv_ptr, ddt_ptr, dA_ptr, dskip_ptr, dbias_ptr,
+    dq_ptr, dv_ptr, ddt_ptr, dA_ptr, dskip_ptr, dbias_ptr,
     B, L, S, E, N, first_reverse, dy_b, dy_l, dy_s, q_b, q_l, q_s, v_b, v_l, v_s, dt_b, dt_l, dt_s,
-    by_n, by_e, STATES: tl.constexpr, CHANNELS: tl.constexpr, GROUP: tl.constexpr, RAW: tl.constexpr,
+    by_n, by_e, STATES: tl.constexpr, CHANNELS: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr, RAW: tl.constexpr,
 ):  # fmt: skip
     """Every gradient; those of q and k for these channels alone, those of A and skip for this image alone."""
     part = tl.program_id(0)
@@ -170,13 +175,12 @@ def _walk_back_kernel(
     q_ptr += b * q_b + start * q_l + s * q_s
     dv_ptr += ((b * L + start) * S + s) * E
     ddt_ptr += ((b * L + start) * S + s) * E
-    dq_ptr += (((part * B + b) * L + start) * S + s) * N
-    dk_ptr += (((part * B + b) * L + start) * S + s) * N
+    dq_ptr += (((part * B + b) * L + start) * S + s) * 2 * N
     dA_ptr += (b * S + s) * N * E
     noted_ptr += (b * S + s) * tl.cdiv(L, GROUP) * N * E
     tile = n[:, None] * by_n + e[None, :] * by_e
     dy_l, v_l, dt_l, q_l = dy_l * way, v_l * way, dt_l * way, q_l * way
-    dv_l, dq_l = way * S * E, way * S * N
+    dv_l, dq_l = way * S * E, way * S * 2 * N
     mine, known = e < E, n < N
     both = known[:, None] & mine[None, :]
     A = _rates(A_ptr, s, e, n, E, N, tile)
@@ -188,23 +192,39 @@ def _walk_back_kernel(
     dA = tl.zeros((STATES, CHANNELS), tl.float32)
     dskip = tl.zeros((CHANNELS,), tl.float32)
     dbias = tl.zeros((CHANNELS,), tl.float32)
-    for group in range(tl.cdiv(L, GROUP) - 1, -1, -1):
+    two, both_ways = tl.arange(0, 2), tl.arange(0, 2)
+    last = tl.cdiv(L, GROUP) * GROUP - GROUP
+    next_dt0, next_dt1 = _raw(dt_ptr, last, L, dt_l, e, E), _raw(dt_ptr, last + 1, L, dt_l, e, E)
+    for group in tl.range(tl.cdiv(L, GROUP) - 1, -1, -1, num_stages=STAGES):
         i0 = group * GROUP
-        i1 = i0 + 1
+        step = i0 + two
         state0 = tl.load(noted_ptr + tl.cast(group, tl.int64) * N * E + tile, mask=both, other=0.0)
-        v0, dy0 = _row(v_ptr, i0, L, v_l, e, E), _row(dy_ptr, i0, L, dy_l, e, E)
-        v1, dy1 = _row(v_ptr, i1, L, v_l, e, E), _row(dy_ptr, i1, L, dy_l, e, E)
-        dt0, slope0 = _steps(dt_ptr, i0, L, dt_l, e, E, bias, RAW)
-        dt1, slope1 = _steps(dt_ptr, i1, L, dt_l, e, E, bias, RAW)
-        state1 = _advance(state0, v0, dt0, _row(k_ptr, i0, L, q_l, n, N), A)
-        g, dA, dbias = _retreat(
-            i1, state1, g, dA, dbias, dy1, v1, dt1, slope1, A, skip, q_ptr, k_ptr, dq_ptr, dk_ptr, dv_ptr, ddt_ptr,
-            q_l, dq_l, dv_l, L, e, n, E, N, RAW,
-        )  # fmt: skip
-        g, dA, dbias = _retreat(
-            i0, state0, g, dA, dbias, dy0, v0, dt0, slope0, A, skip, q_ptr, k_ptr, dq_ptr, dk_ptr, dv_ptr, ddt_ptr,
-            q_l, dq_l, dv_l, L, e, n, E, N, RAW,
-        )  # fmt: skip
+        v = _rows(v_ptr, step, L, v_l, e, E)
+        dy = _rows(dy_ptr, step, L, dy_l, e, E)
+        dt0, slope0 = _steps(next_dt0.to(tl.float32), True, bias, RAW)
+        dt1, slope1 = _steps(next_dt1.to(tl.float32), i0 + 1 < L, bias, RAW)
+        next_dt0, next_dt1 = _raw(dt_ptr, i0 - 2, L, dt_l, e, E), _raw(dt_ptr, i0 - 1, L, dt_l, e, E)
+        k0, k1 = tl.split(_rows(k_ptr, step, L, q_l, n, N))
+        q0, q1 = tl.split(_rows(q_ptr, step, L, q_l, n, N))
+        v0, v1 = tl.split(v)
+        dy0, dy1 = tl.split(dy)
+        state1 = _advance(state0, v0, dt0, k0, A)
+        g, dA, dq1, dk1, dfed1, dlog1 = _retreat(state1, g, dA, dy1, v1, dt1, k1, q1, A)
+        g, dA, dq0, dk0, dfed0, dlog0 = _retreat(state0, g, dA, dy0, v0, dt0, k0, q0, A)
+        dv = tl.join(dt0 * dfed0 + skip * dy0, dt1 * dfed1 + skip * dy1)
+        ddt0, ddt1 = dlog0 / LOG2_E + v0 * dfed0, dlog1 / LOG2_E + v1 * dfed1
+        channels = mine[:, None] & (step < L)[None, :]
+        at = step[None, :] * dv_l + e[:, None]
+        tl.store(dv_ptr + at, dv, mask=channels)
+        if RAW:
+            ddt0 *= slope0
+            ddt1 *= slope1
+            dbias += ddt0 + tl.where(i0 + 1 < L, ddt1, 0.0)
+        tl.store(ddt_ptr + i0 * dv_l + e, ddt0, mask=mine)
+        tl.store(ddt_ptr + (i0 + 1) * dv_l + e, ddt1, mask=e < tl.where(i0 + 1 < L, E, 0))
+        dqk = tl.join(tl.join(dq0, dk0), tl.join(dq1, dk1))  # (N, q or k, step)
+        at = step[None, None, :] * dq_l + both_ways[None, :, None] * N + n[:, None, None]
+        tl.store(dq_ptr + at, dqk, mask=known[:, None, None] & (step < L)[None, None, :])
         dskip += dy0 * v0 + dy1 * v1
     tl.store(dA_ptr + tile, dA, mask=both)
     tl.store(dskip_ptr + (b * S + s) * E + e, dskip, mask=mine)
@@ -234,7 +254,7 @@ def scan_backward(
     launch = _launch_of(state, backward=True)
     num_groups, num_parts = triton.cdiv(length, GROUP), triton.cdiv(width, launch["CHANNELS"])
     dv, ddt = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (v, dt))
-    dq, dk = torch.empty(2, *q.shape, device=v.device)
+    dqk = torch.empty(*q.shape[:3], 2, state, device=v.device)
     dA = torch.empty(batch, num_scans, state, width, device=v.device)
     dskip, dbias = torch.empty(2, batch, num_scans, width, device=v.device)
     at_once = max(1, NOTED_BYTES // (4 * num_scans * num_groups * state * width))
@@ -243,17 +263,17 @@ def scan_backward(
         images = (q[some], k[some], v[some], dt[some])
         num_images = len(images[0])
         noted = torch.empty(num_images, num_scans, num_groups, state, width, device=v.device)
-        parts = torch.empty(2, num_parts, *images[0].shape, device=v.device)
+        parts = torch.empty(num_parts, num_images, length, num_scans, 2, state, device=v.device)
         _walk(*images, A, skip, bias, num_reverse, noted=noted)
         _walk_back_kernel[(num_parts, num_scans, num_images)](
             dy[some], *images, A, skip, bias, noted,
-            parts[0], parts[1], dv[some], ddt[some], dA[some], dskip[some], dbias[some],
+            parts, dv[some], ddt[some], dA[some], dskip[some], dbias[some],
             num_images, length, num_scans, width, state, num_scans - num_reverse,
             *dy.stride()[:3], *q.stride()[:3], *v.stride()[:3], *dt.stride()[:3], *_by(state, width), RAW=bias is not None, **launch,
         )  # fmt: skip
-        torch.sum(parts[0], 0, out=dq[some])
-        torch.sum(parts[1], 0, out=dk[some])
-    gradients = [dq.to(q.dtype), dk.to(k.dtype), dv, ddt, _unlaid(dA.sum(0)), dskip.sum(0)]
+        torch.sum(parts, 0, out=dqk[some])
+    dq, dk = dqk.to(q.dtype).unbind(3)
+    gradients = [dq, dk, dv, ddt, _unlaid(dA.sum(0)), dskip.sum(0)]
     return gradients if bias is None else [*gradients, dbias.sum(0)]
 
 
@@ -277,6 +297,7 @@ def _launch_of(state: int, *, backward: bool) -> dict[str, Any]:
         "STATES": states,
         "CHANNELS": int(os.environ.get("CH_B" if backward else "CH_F", 0)) or min(32 if backward else 64, max(numbers // states, 8)),
         "GROUP": GROUP,
+        **({"STAGES": int(os.environ.get("STAGES", 1))} if backward else {}),
         "num_warps": 1,
         "maxnreg": int(os.environ.get("REGS", 168)) or None if backward and state > 1 else None,  # more programs at a time
     }
