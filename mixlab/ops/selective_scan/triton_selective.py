@@ -17,7 +17,7 @@ from torch import Tensor
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 NOTED_BYTES = 2**31  # of noted states at a time: a large batch goes backward in parts
-Walk = Literal["read", "note", "back"]
+Walk = Literal["read", "note", "both", "back"]
 
 
 @triton.jit
@@ -96,10 +96,10 @@ def _vectors(A_ptr, skip_ptr, bias_ptr, s, e, tile, both, E, N, RAW: tl.constexp
 def _walk_kernel(
     q_ptr, k_ptr, v_ptr, dt_ptr, A_ptr, skip_ptr, bias_ptr, y_ptr, noted_ptr, L, S, E, N, first_reverse,
     q_b, q_l, q_s, v_b, v_l, v_s, dt_b, dt_l, dt_s,
-    NOTE: tl.constexpr, RAW: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr, STATES_FAST: tl.constexpr,
-    STAGES: tl.constexpr,
+    READ: tl.constexpr, NOTE: tl.constexpr, RAW: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr,
+    STATES_FAST: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """y, or with NOTE the states before every second step."""
+    """With READ y, with NOTE the states before every second step."""
     e, n, two = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS), tl.arange(0, STATES), tl.arange(0, 2)
     s, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
     start, way = tl.where(s >= first_reverse, L - 1, 0).to(tl.int64), tl.where(s >= first_reverse, -1, 1)
@@ -109,7 +109,7 @@ def _walk_kernel(
     q_ptr += b * q_b + start * q_l + s * q_s
     if NOTE:
         noted_ptr += (b * S + s) * tl.cdiv(L, 2) * N * E
-    else:
+    if READ:
         y_ptr += ((b * L + start) * S + s) * E
     v_l, dt_l, q_l = v_l * way, dt_l * way, q_l * way
     y_l = way * S * E
@@ -120,7 +120,7 @@ def _walk_kernel(
     next_dt0, next_dt1 = _row(dt_ptr, 0, L, dt_l, e, E), _row(dt_ptr, 1, L, dt_l, e, E)
     next_k = _two_rows(k_ptr, two, L, q_l, n, N)
     next_q = next_k
-    if not NOTE:
+    if READ:
         next_q = _two_rows(q_ptr, two, L, q_l, n, N)
     for pair in tl.range(tl.cdiv(L, 2), num_stages=STAGES):
         i = 2 * pair
@@ -131,13 +131,13 @@ def _walk_kernel(
         k0, k1 = _each(next_k)
         q0, q1 = _each(next_q)
         next_k = _two_rows(k_ptr, step + 2, L, q_l, n, N)
-        if not NOTE:
+        if READ:
             next_q = _two_rows(q_ptr, step + 2, L, q_l, n, N)
         dt0, _ = _steps(next_dt0, True, bias, RAW)
         dt1, _ = _steps(next_dt1, i + 1 < L, bias, RAW)
         next_dt0, next_dt1 = _row(dt_ptr, i + 2, L, dt_l, e, E), _row(dt_ptr, i + 3, L, dt_l, e, E)
         state = _advance(state, v0, dt0, k0, A)
-        if NOTE:
+        if not READ:
             state = _advance(state, v1, dt1, k1, A)
         else:
             y0 = tl.sum(state * q0[:, None], 0) + skip * v0
@@ -280,13 +280,14 @@ def _walk(
     walk: Walk, q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, bias: Tensor | None,
     num_reverse: int, *, y: Tensor | None = None, noted: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Fill `y`, or `noted` with the states."""
+    """Fill `y`, and `noted` with the states."""
     batch, length, num_scans, width = v.shape
     launch = launch_of(q.shape[3], walk)
     _walk_kernel[(triton.cdiv(width, launch["CHANNELS"]), num_scans, batch)](
         q, k, v, dt, _laid_out(A, launch), skip, bias, y, noted,
         length, num_scans, width, q.shape[3], num_scans - num_reverse,
-        *q.stride()[:3], *v.stride()[:3], *dt.stride()[:3], NOTE=y is None, RAW=bias is not None, **launch,
+        *q.stride()[:3], *v.stride()[:3], *dt.stride()[:3], READ=y is not None, NOTE=noted is not None,
+        RAW=bias is not None, **launch,
     )  # fmt: skip
 
 
