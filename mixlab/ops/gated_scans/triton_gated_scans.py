@@ -57,7 +57,8 @@ def _gated_scans_backward_kernel(
 def gated_scans_forward(y: Tensor, gate: Tensor, mean: bool) -> Tensor:
     out = torch.empty(gate.shape, dtype=y.dtype, device=y.device)
     y, gate = _dense_channels(y), _even_rows(gate)
-    _gated_scans_forward_kernel[_grid(gate)](
+    grid = _grid(gate)
+    _gated_scans_forward_kernel[grid](
         y, gate, out, *_sizes(y, gate, mean), SCANS=y.shape[2], ROWS=ROWS, CHANNELS=CHANNELS
     )
     return out
@@ -66,7 +67,8 @@ def gated_scans_forward(y: Tensor, gate: Tensor, mean: bool) -> Tensor:
 def gated_scans_backward(dout: Tensor, y: Tensor, gate: Tensor, mean: bool) -> list[Tensor]:
     dy, dgate = torch.empty(2, *gate.shape, dtype=y.dtype, device=y.device)
     dout, y, gate = dout.contiguous(), _dense_channels(y), _even_rows(gate)
-    _gated_scans_backward_kernel[_grid(gate)](
+    grid = _grid(gate)
+    _gated_scans_backward_kernel[grid](
         dout, y, gate, dy, dgate, *_sizes(y, gate, mean), SCANS=y.shape[2], ROWS=ROWS, CHANNELS=CHANNELS
     )
     return [dy.unsqueeze(2).expand(y.shape), dgate]

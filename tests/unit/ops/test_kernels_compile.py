@@ -48,6 +48,7 @@ def every_kernel() -> list[Launch]:
         *launches.mixer(HALF, directions=1, length=38),
         *launches.selective_scan(HALF, scans=2, width=384, state=16),
         *launches.selective_scan(HALF, scans=4, width=96, state=1),
+        *launches.gated_scans(HALF, scans=2, width=384),
         *launches.add_norm(HALF, centred=True),
         *launches.add_norm(HALF, centred=False),
         *launches.attention(HALF, batch=64, length=198),
