@@ -12,7 +12,7 @@ demo: $(INSTALLED)
 # One thread for each process: faster than threads that wait for each other. Python keeps what it compiled, since many
 # tests start mixlab anew.
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -p tests.forked_workers
 
 app: $(INSTALLED)
 	$(BIN)/mixlab app --open

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from mixlab.errors import InputError, MissingExtraError, WorkError, did_you_mean, naming_extras
-from mixlab.plugins import load_for_all
+from mixlab.plugins import load_for_all, plugin_at_fault
 from mixlab.signals import STOP_SIGNALS, raising, say_stopped
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -96,17 +96,17 @@ def run_command(arguments: list[str], *, even_ignored: bool = False) -> int:
     """What `main` does, for a command within a program; `even_ignored` as in `signals.raising`."""
     from rich.text import Text
 
-    from mixlab.console import console
+    from mixlab.console import console, put
 
     try:
         arguments = import_plugins(arguments)
     except InputError as error:
         if os.environ.get("MIXLAB_DEBUG") == "1":
             raise
-        console.print(Text.assemble(("error:", "red"), f" {error}"), soft_wrap=True)
+        console.print(Text.assemble(("error:", "red"), f" {error}"))
         return 1
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(overview())
+        put(overview())
         return 0
     name, *rest = arguments
     known = {**COMMANDS, **registered_analyses()}
@@ -115,9 +115,7 @@ def run_command(arguments: list[str], *, even_ignored: bool = False) -> int:
         console.print(Text.assemble((f"unknown command {name!r}", "red"), f"; {hint}"))
         return 2
     warnings.formatwarning = plain_warning
-    import tyro
-
-    from mixlab.commands.optional import registry
+    from mixlab.commands.help import run_parsed
 
     number: int | None = None
     try:
@@ -125,20 +123,21 @@ def run_command(arguments: list[str], *, even_ignored: bool = False) -> int:
             function = find_command(name)
             with raising(even_ignored=even_ignored) as handler:
                 try:
-                    tyro.cli(function, prog=f"mixlab {name}", args=rest, registry=registry)
+                    run_parsed(function, name, rest)
                 finally:
                     number = handler.number
     except KeyboardInterrupt as stopped:
         if os.environ.get("RANK", "0") == "0":
-            console.print(str(stopped) or "stopped", soft_wrap=True)
+            console.print(str(stopped) or "stopped")
         return int(getattr(stopped, "exit_code", 128 + signal.SIGINT))
     except Exception as error:
         if number is not None:  # a library turned the signal's exception into this one, or another rank left first
             say_stopped(number)
             return 128 + number
-        if not is_for_users(error) or os.environ.get("MIXLAB_DEBUG") == "1":
+        said = str(error) if is_for_users(error) else plugin_at_fault(error)
+        if not said or os.environ.get("MIXLAB_DEBUG") == "1":
             raise
-        console.print(Text.assemble(("error:", "red"), f" {error}"))
+        console.print(Text.assemble(("error:", "red"), f" {said}"))
         return 1
     return 0
 

@@ -14,7 +14,28 @@ def visible(text: str) -> str:
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], text)
 
 
+def filled(text: Text, width: int) -> Text:
+    """With line breaks in place of spaces, where lines would be wider. Words are never broken: a path can be copied."""
+    plain, start = list(text.plain), 0
+    for word in re.finditer(r"\S+|\n", text.plain):
+        if word[0] == "\n":
+            start = word.end()
+        elif word.end() - start > width and text.plain[start : word.start()].strip():
+            plain[word.start() - 1], start = "\n", word.start()
+    text = text.copy()
+    text.plain = "".join(plain)  # as long as before, so that styles stay where they are
+    return text
+
+
 class _Plain(Console):
+    def print(self, *objects: Any, **options: Any) -> None:
+        """A sentence in lines that fit the terminal; in a log, in one."""
+        if len(objects) == 1 and isinstance(objects[0], str | Text):
+            text = objects[0] if isinstance(objects[0], Text) else self.render_str(objects[0])
+            objects = (filled(text, self.width) if self.is_terminal else text,)
+            options["soft_wrap"] = True
+        super().print(*objects, **options)
+
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(visible(text), **options)
 

@@ -77,6 +77,11 @@ class Registry(UserDict[str, T]):
         """The module that registered it; None of ours, and of what is not there."""
         return self._origins.get(name)
 
+    @property
+    def origins(self) -> set[str]:
+        """All modules that registered something."""
+        return {*self._origins.values()}
+
     def _add(self, name: str, thing: T, origin: str | None) -> None:
         self.data[name] = thing
         if origin is not None:
@@ -177,6 +182,21 @@ def check_plugins(needed: object, place: str | Path) -> None:
     """Refuse what needs a plugin that is not loaded."""
     if missing := missing_plugins(needed):
         raise InputError(f"{place} {missing}")
+
+
+def plugin_at_fault(error: Exception) -> str:
+    """One sentence on the line of a plugin where an error came up; empty where our code was the last before others'."""
+    known = {origin.partition(".")[0] for table in REGISTRIES.values() for origin in table.origins} | {*_FILES}
+    trace, said = error.__traceback__, ""
+    while trace is not None:
+        code, module = trace.tb_frame.f_code, str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0]
+        if module in known:
+            said = f"the plugin {module} failed in {code.co_qualname}, {code.co_filename}:{trace.tb_lineno}"
+        elif module == "mixlab":
+            said = ""
+        trace = trace.tb_next
+    what = " ".join(str(error).split())
+    return said and f"{said}: {type(error).__name__}{': ' * bool(what)}{what}; MIXLAB_DEBUG=1 shows the traceback"
 
 
 def _is_file(text: str) -> bool:

@@ -3,7 +3,6 @@
 import gc
 import io
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +10,7 @@ import pytest
 import torch
 
 from mixlab.plugins import REGISTRIES
-from mixlab.training.cores import num_cores
 from tests import fork_server
-
-os.environ["MIXLAB_CACHE"] = tempfile.mkdtemp(prefix="mixlab-cache-")  # never the cache of whoever runs the tests
 
 
 @pytest.fixture(autouse=True)
@@ -29,8 +25,9 @@ def own_registries() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def forked_processes() -> None:
+def forked_processes(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Before the first test, and where what they print is captured."""
+    os.environ["MIXLAB_CACHE"] = str(tmp_path_factory.mktemp("cache"))  # never that of whoever runs the tests
     fork_server.start()
 
 
@@ -39,17 +36,12 @@ gc.disable()  # until all is imported: there is no garbage yet to look for
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # nor will there be any among modules and tests
+    gc.set_threshold(20_000)  # most of what tests leave behind is freed without it
     gc.enable()
 
 
 def pytest_sessionfinish() -> None:
     gc.unfreeze()
-
-
-@pytest.hookimpl(optionalhook=True)  # tests run without xdist, too
-def pytest_xdist_auto_num_workers() -> int:
-    """`-n auto`: three for two cores, since tests also wait for processes, signals and browsers."""
-    return max(2, num_cores() * 3 // 2)
 
 
 LONGEST_FIRST = ("unit/studies/", "unit/ops/", "browser/", "contracts/")  # so that no core waits for one at the end
@@ -71,8 +63,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from sphinx.application import Sphinx
 
     shared = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        shared = shared.parent
     out, docs, complaints = shared / "site", Path(__file__).parents[1] / "docs", io.StringIO()
     with FileLock(shared / "site.lock"):
         if not out.is_dir():

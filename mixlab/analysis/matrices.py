@@ -36,8 +36,8 @@ def draw_matrices(
     """The mixing matrices of one or more backbones on one image, as a picture: which tokens read which.
 
     Args:
-        layer: the mixing of which layer; negative numbers count from the end.
-        heads: which heads; default: three, evenly spaced. A convolution has one for each channel.
+        layer: the mixing of which layer, counted from 0; negative numbers count from the end.
+        heads: which heads, counted from 0; default: three, evenly spaced. A convolution has one for each channel.
     """
     seen = images.together()
     pixels, arrays, models = seen.images[:1], {"image": seen.images[0].numpy()}, []
@@ -56,7 +56,7 @@ def draw_matrices(
     return Exhibit(
         title="Mixing matrices",
         about=ABOUT,
-        columns=("model", "layer", "heads", "of", "tokens", "apply() differs by"),
+        columns=("model", "layer", "heads", "of all", "tokens", "fast path differs by"),
         rows=[
             (
                 model["label"],

@@ -31,7 +31,7 @@ class Look:
 
     def __init__(self, traces: Traces, sight: Sight, card: ModelCard, *, layer: int, progress: Progress) -> None:
         if layer >= card.num_layers:
-            raise InputError(f"{card.id} has no layer {layer + 1}; choose 1 to {card.num_layers}")
+            raise InputError(f"{card.id} has no layer {layer}; choose 0 to {card.num_layers - 1}")
         self._traces, self._sight, self._card, self._layer, self._progress = traces, sight, card, layer, progress
 
     def map(self, name: str) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class Look:
         scores = []
         for layer in range(self._card.num_layers):
             scores.append(_either_sign(_raw_auc(_part(self._map(chosen, layer), question.part), mask)))
-            self._progress(layer + 1, self._card.num_layers, f"layer {layer + 1} of {self._card.id}")
+            self._progress(layer + 1, self._card.num_layers, f"layer {layer} of {self._card.id}")
         return {"map": chosen, "auc": scores}
 
     def _chosen(self, name: str) -> str:
@@ -177,7 +177,7 @@ class Look:
 def head_name(mixing: Mixing, head: int | None) -> str:
     if head is None:
         return f"mean of {mixing.num_heads} heads"
-    name = f"head {head + 1} of {mixing.num_heads}"
+    name = f"head {head} (0 to {mixing.num_heads - 1})"
     if isinstance(mixing, SelectiveMixing):
         return f"{name}, scan {mixing.scan_of(head)}"
     if isinstance(mixing, SSDMixing) and mixing.num_reverse:

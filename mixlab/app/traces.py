@@ -59,7 +59,7 @@ class Traces:
         length = mixing.values.shape[2]
         if length > MAX_TOKENS:
             raise InputError(
-                f"layer {layer + 1} of {sight.subject.label} mixes {length} tokens; matrices are shown up to "
+                f"layer {layer} of {sight.subject.label} mixes {length} tokens; matrices are shown up to "
                 f"{MAX_TOKENS}: choose a later layer"
             )
 

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mixlab.mixers import Grid, MixerConfig, Mixing, TokenMixer
 from mixlab.ops.add_norm.op import add_norm
+from mixlab.ops.linear import Linear
 
 wrap("add_norm")
 NormKind = Literal["rms", "layer"]
@@ -54,8 +55,8 @@ class Add(nn.Module):
 class MLP(nn.Module):
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
-        self.up = nn.Linear(dim, hidden)
-        self.down = nn.Linear(hidden, dim)
+        self.up = Linear(dim, hidden)
+        self.down = Linear(hidden, dim)
         for linear in (self.up, self.down):
             nn.init.trunc_normal_(linear.weight, std=0.02)
             nn.init.zeros_(linear.bias)

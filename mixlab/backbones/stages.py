@@ -11,6 +11,7 @@ from mixlab.backbones.positions import PositionTable
 from mixlab.backbones.tokens import pad_to_multiple
 from mixlab.mixers import Grid, MixerConfig, Mixing
 from mixlab.mixers.cross_scan import from_maps, to_maps
+from mixlab.ops.linear import PatchConv
 
 
 class PatchStem(nn.Module):
@@ -18,7 +19,7 @@ class PatchStem(nn.Module):
 
     def __init__(self, channels: int, dim: int, eps: float, patch: int) -> None:
         super().__init__()
-        self.project = nn.Conv2d(channels, dim, kernel_size=patch, stride=patch)
+        self.project = PatchConv(channels, dim, kernel_size=patch, stride=patch)
         self.norm = nn.LayerNorm(dim, eps)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Grid]:
@@ -32,7 +33,7 @@ class PositionStem(nn.Module):
 
     def __init__(self, channels: int, dim: int, patch: int, side: int) -> None:
         super().__init__()
-        self.project = nn.Conv2d(channels, dim, kernel_size=patch, stride=patch)
+        self.project = PatchConv(channels, dim, kernel_size=patch, stride=patch)
         self.positions = PositionTable(dim, side, 0, "exact")
 
     def forward(self, images: Tensor) -> tuple[Tensor, Grid]:

@@ -13,6 +13,7 @@ from torch.fx import wrap  # what decides by sizes, which are unknown while torc
 from mixlab.backbones.positions import PositionResize, PositionTable, like
 from mixlab.errors import InputError
 from mixlab.mixers import Grid
+from mixlab.ops.linear import PatchConv
 
 Place = Literal["none", "front", "middle", "back", "spread"]
 
@@ -178,7 +179,7 @@ class TokenEmbedding(nn.Module):
         self.patch, self.stride, self.channels, self.layout, self.pads = patch, stride, channels, layout, pads
         self.stem: nn.Module = ConvStem(channels, stem_convs) if stem_convs else nn.Identity()
         halved = 2 if stem_convs else 1
-        self.project = nn.Conv2d(
+        self.project = PatchConv(
             ConvStem.width if stem_convs else channels, dim, kernel_size=patch // halved, stride=stride // halved
         )
         self.positions = PositionTable(dim, position_side, layout.num_positioned, position_resize)
@@ -219,7 +220,7 @@ class TokenEmbedding(nn.Module):
         self.positions.resize(side)
         if patch != self.patch:
             weight, bias = cast("nn.Parameter", self.project.weight), self.project.bias
-            self.project = nn.Conv2d(self.channels, weight.shape[0], kernel_size=patch, stride=patch)
+            self.project = PatchConv(self.channels, weight.shape[0], kernel_size=patch, stride=patch)
             self.project.weight = like(weight, resample_patch_embed(weight, [patch, patch]))
             self.project.bias = bias
             self.patch = self.stride = patch

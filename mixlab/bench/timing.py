@@ -22,7 +22,7 @@ def measured(row: Row) -> Row:
     """Show a row as soon as it is there; the tables come at the end."""
     parts = (f"{key.replace('_', ' ')} {value:.4g}" if isinstance(value, float) else f"{key.replace('_', ' ')} {value}"
              for key, value in row.items() if value not in (None, ""))  # fmt: skip
-    console.print("measured: " + ", ".join(parts), soft_wrap=True)
+    console.print("measured: " + ", ".join(parts))
     return row
 
 

@@ -100,8 +100,8 @@ def run_analysis(analysis: Analysis, on: ViewedTargets, answer: Answer, options:
     )
     print_left_out(images)
     for figure in content["exhibit"]["figures"]:
-        console.print(f"picture: {folder / figure['file']}", soft_wrap=True)
-    console.print(f"results in {directory.path}", soft_wrap=True)
+        console.print(f"picture: {folder / figure['file']}")
+    console.print(f"results in {directory.path}")
     return answer.emit(content)
 
 

@@ -63,7 +63,7 @@ class Answer:
             put(json.dumps(result, indent=2, ensure_ascii=False).encode(errors="backslashreplace").decode())
         elif self.json:
             write_json(Path(self.json), result)
-            console.print(f"written to {self.json}", soft_wrap=True)
+            console.print(f"written to {self.json}")
         return result
 
 
@@ -102,7 +102,7 @@ def _is_json(file: Path) -> bool:
 def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, to_stderr: bool) -> None:
     """Of a table for a program, the title is a note."""
     if not (sys.stderr if to_stderr else sys.stdout).isatty():
-        console.print(title, soft_wrap=True)
+        console.print(title)
         for text in tab_separated(columns, rows):
             put(text, to_stderr=to_stderr)
         return

@@ -65,7 +65,8 @@ def app(
     url = f"http://{name}:{listener.getsockname()[1]}/"
     names = [] if _is_loopback(host) else [host, socket.gethostname()]
     server = server_of(create_app(laboratory, hosts=names))
-    answer.line(f"{len(laboratory.models)} models. The page: {url}   (stop with Ctrl-C)")
+    count = len(laboratory.models)
+    answer.line(f"{count} model{'s' * (count != 1)}. The page: {url}   (stop with Ctrl-C)")
     if not _is_loopback(host):
         warn(f"Anyone who reaches {host} can use this page.")
     result = answer.emit({"url": url, "models": [card.id for card in laboratory.models]})

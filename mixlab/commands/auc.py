@@ -1,5 +1,6 @@
 """`mixlab auc`: Binary-AUC of activation maps, its baselines beside it, and the studies of the paper's Figure 4."""
 
+import sys
 from typing import Any
 
 from mixlab.choices import SCORED_FIT, Fit
@@ -102,6 +103,12 @@ COLUMNS = (
 )  # fmt: skip
 
 
+LEGEND = (
+    "centre: a blob in the middle of every image; untrained: the same network before training; difference: AUC minus "
+    "untrained"
+)
+
+
 def _print(answer: WideAnswer, content: dict[str, Any]) -> None:
     order = [subject["label"] for subject in content["subjects"]]
     rows = sorted([*content["rows"], *content["beside"]], key=lambda row: order.index(row["label"]))
@@ -133,13 +140,17 @@ def _print(answer: WideAnswer, content: dict[str, Any]) -> None:
     ]
     about = f"{content['data']}, n = {max((row['auc']['n'] for row in rows), default=0)}, ±: 95 %"
     answer.table(f"Binary-AUC by {content['study']} on {about}", COLUMNS, lines, more=sorted(hidden, key=COLUMNS.index))
+    if sys.stderr.isatty():
+        console.print(LEGEND, style="dim")
     if unscored := dict.fromkeys(row["label"] for row in content["rows"] if not row["auc"]["n"]):
         console.print(
             f"no map of {', '.join(unscored)} could be scored: at {content['image']} px no map has both foreground and "
             "background cells; use a larger --image or other --data"
         )
     for comparison in content["comparisons"]:
-        answer.line(f"{comparison['better']} over {comparison['worse']}: {_signed(comparison['difference'])}")
+        found = comparison["difference"]
+        doubt = ", not significant" if found["low"] is not None and found["low"] <= 0 <= found["high"] else ""
+        answer.line(f"{comparison['better']} over {comparison['worse']}: {_signed(found)}{doubt}")
     for label, correlation in content["correlations"].items():
         figure = correlation | {"mean": correlation["spearman"]}
         answer.line(f"rank correlation, {label}: {_signed(figure)}, n = {correlation['n']}")

@@ -22,7 +22,7 @@ NEED_GPU = ("dino", "feed", "probe", "dense")  # unless quick
 
 
 def bench(
-    what: Annotated[What, tyro.conf.Positional],
+    what: Annotated[What, tyro.conf.Positional, tyro.conf.arg(metavar="WHAT")],
     answer: Flat[Answer] = Answer(),
     *,
     quick: bool = False,
@@ -64,7 +64,8 @@ def bench(
     for name, given, goes_with in (("peer", peer, "dino"), ("figure", figure, "dense"), ("readme", readme, "all")):
         if given is not None and what not in (goes_with, "all" if name == "peer" else goes_with):
             raise InputError(f"--{name} has no effect on `mixlab bench {what}`; it goes with {goes_with}")
-    console.print(f"Operations run on {backend_name()}, {torch.get_num_threads()} threads.")
+    threads = torch.get_num_threads()
+    console.print(f"Operations run on {backend_name()}, {threads} thread{'s' * (threads != 1)}.")
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     if what == "all":
         found = _run_all(answer, quick, peer, readme)
@@ -85,7 +86,12 @@ def _show(tables: Tables, answer: Answer) -> None:
     for number, (title, rows) in enumerate(tables.items()):
         if number:
             answer.line("")
-        answer.table(title, [key.replace("_", " ") for key in rows[0]], [list(row.values()) for row in rows])
+        answer.table(title, [column_name(key) for key in rows[0]], [list(row.values()) for row in rows])
+
+
+def column_name(key: str) -> str:
+    units = {"mib": "MiB", "gib": "GiB", "gflops": "GFLOPs"}
+    return " ".join(units.get(word, word) for word in key.split("_"))
 
 
 def _run_all(answer: Answer, quick: bool, peer: Path | None, readme: Path | None) -> dict[str, Any]:
@@ -99,7 +105,7 @@ def _run_all(answer: Answer, quick: bool, peer: Path | None, readme: Path | None
         try:
             results[part] = run_benchmark(part, quick=quick, peer=peer)  # type: ignore[arg-type]
         except (RuntimeError, WorkError, OSError) as error:
-            console.print(f"{part} is left out: {error}", soft_wrap=True)
+            console.print(f"{part} is left out: {error}")
             continue
         _show(results[part], answer)
     if quick:
@@ -135,7 +141,7 @@ def run_benchmark(
             return {title: module.scan_on_gpu(quick=quick)}
         case "ssd":
             rows = module.scan_on_cpu((38, 198), repeats=2) if quick else module.scan_on_cpu()
-            return {"The two-way scan in plain torch, one image": rows}
+            return {"The two-way scan in plain torch, one image; taken: the chunk that models use": rows}
         case "selective":
             return {
                 "Selective scans of a layer, bf16: GPU kernel time; x: times as long as mixlab": module.scans(
@@ -150,7 +156,10 @@ def run_benchmark(
             return {"Forward and backward, bf16": module.run_gpu()}
         case "backbone":
             forward, growth = module.run_cpu(repeats=2, batch=2, width="tiny") if quick else module.run_cpu()
-            return {"Forward at 224 px": forward, "Growth with the number of tokens, one image": growth}
+            return {
+                "Forward at 224 px; share: GFLOPs per s beside timm's ViT": forward,
+                "Growth with the number of tokens, one image": growth,
+            }
         case "crops":
             few = {"num_images": 4, "rounds": 1}
             return {

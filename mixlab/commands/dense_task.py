@@ -116,7 +116,7 @@ def stoppable() -> Iterator[None]:
         yield
     except Stopped as stopped:
         if is_first():
-            console.print(f"{stopped}; run the same command again to resume", soft_wrap=True)
+            console.print(f"{stopped}; run the same command again to resume")
         raise SystemExit(stopped.exit_code) from stopped
     except TooManyUnreadableError as error:
         raise WorkError(f"{error} (data.skip_limit)") from error

@@ -56,7 +56,8 @@ def export(
         raise InputError(f"--image is for ONNX; {chosen} takes any size")
     size = None if image is None else parse_size(image)
     answer.check()
-    model = load_target(target, weights=weights, seed=seed, device="cpu").backbone
+    loaded = load_target(target, weights=weights, seed=seed, device="cpu")
+    model = loaded.backbone
     takes = ""
     if chosen == "safetensors":
         save_weights(model, out, half=half)
@@ -72,7 +73,7 @@ def export(
         sides = f"{height or model.image} x {width or model.image} px"
         takes = f"; it takes {f'sides of multiples of {multiple} px' if multiple else sides}"
     size_of = sum(file.stat().st_size for file in (out.iterdir() if out.is_dir() else [out]))
-    answer.line(f"{model.name} written to {out} ({size_of / 2**20:.1f} MiB){takes}")
+    answer.line(f"{loaded.label} written to {out} ({size_of / 2**20:.1f} MiB){takes}")
     return answer.emit({"model": model.name, "format": chosen, "file": str(out), "bytes": size_of})
 
 

@@ -12,6 +12,8 @@ from mixlab.console import console
 from mixlab.errors import check_counts
 from mixlab.run import provenance
 
+COARSE = 12  # patches a side: fewer show little of a photograph
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -32,10 +34,12 @@ def maps(
     """Draw activation maps and principal components, models side by side on the same images.
 
     Args:
-        map: which map; default: cosine (pooled_cosine for backbones without class token and registers).
-            Also: dot, register_cosine, register_dot, front_cosine, pooled_cosine, norm, pca, mixing_rows, mixing_mean,
+        map: which map; default: cosine, of the summary (class token or registers) to each patch, or pooled_cosine, of
+            the mean patch to each, where there is no such token. Also: dot, norm (length of each patch's feature), pca
+            (first component), register_cosine, register_dot (one map for each register), front_cosine (the class
+            token's copy in front), mixing_rows (what the summary reads, by head), mixing_mean (its mean),
             direction_rows, register_rows; several of features together as cosine+front_cosine.
-        layer: after which layer; negative numbers count from the end.
+        layer: after which layer, counted from 0; negative numbers count from the end.
         num_images: number of images to draw, evenly spaced.
         fit: crop (centre crop, as in kNN and probes) or squash (whole image, aspect ratio not kept); also for masks.
         pca_fit: fit principal components to each image, or to all images together.
@@ -78,7 +82,10 @@ def maps(
     answer.table(title, ("model", "map", "size"), rows)
     print_left_out(images)
     for path in paths:
-        console.print(f"picture: {path}", soft_wrap=True)
+        console.print(f"picture: {path}")
+    sides = max(max(found.shape[-2:]) for found in result.maps.values())
+    if on.image is None and sides < COARSE and not on.data.startswith("shapes"):
+        console.print(f"maps of {sides} x {sides} patches are coarse; --image {3 * size} makes them 3 times as fine")
     return answer.emit(content)
 
 

@@ -14,7 +14,7 @@ def matrices(
     """The mixing matrices of one or more backbones on one image, as a picture: which tokens read which.
 
     Args:
-        layer: the mixing of which layer; negative numbers count from the end.
-        heads: which heads; default: three, evenly spaced. A convolution has one for each channel.
+        layer: the mixing of which layer, counted from 0; negative numbers count from the end.
+        heads: which heads, counted from 0; default: three, evenly spaced. A convolution has one for each channel.
     """
     return run_named("matrices", on, answer, layer=layer, heads=heads)

@@ -20,7 +20,8 @@ def models(
     """List the backbones, and the trained networks that come with mixlab: parameters, multiply-accumulates, mixer.
 
     Args:
-        pattern: a shell pattern such as "dinovim_*" or "shipped/*"; "timm/NAME" shows one of timm's models.
+        pattern: a name, a part of names such as vim, or a shell pattern such as "shipped/*"; "timm/NAME" shows one of
+            timm's models.
         image: image size in pixels for the multiply-accumulates.
     """
     from mixlab.backbones.zoo import SHIPPED, list_models
@@ -29,6 +30,7 @@ def models(
     answer.check()
     known = [*SHIPPED, *list_models()]
     names = [pattern] if pattern.startswith("timm/") else [name for name in known if fnmatch(name, pattern)]
+    names = names or [name for name in known if pattern in name]
     if not names:
         hint = did_you_mean(pattern, known, otherwise="`mixlab models` without a pattern lists all")
         raise InputError(f"no model matches {pattern!r}; {hint}")
@@ -41,7 +43,7 @@ def models(
         if collects:
             gc.enable()
     columns = [column.replace("_", " ") for column in rows[0]]
-    title = f"Backbones at {image} px; the scan runs on {backend_name()}"
+    title = f"Backbones; GMACs: billions of multiply-adds for an image of {image} px"
     answer.table(title, columns, [list(row.values()) for row in rows], more=("with classifier M", "dim"))
     return answer.emit({"image": image, "backend": backend_name(), "models": rows})
 

@@ -119,7 +119,7 @@ def with_margin(figure: dict[str, Any], form: str = ".3f") -> str:
 
 
 def warn(note: str) -> None:
-    console.print(note, style="yellow", soft_wrap=True)
+    console.print(note, style="yellow")
 
 
 def name_unreadable(images: dict[str, str]) -> None:

@@ -82,13 +82,13 @@ def _print(answer: WideAnswer, result: dict[str, Any]) -> None:
              percent(best["paper"]))
         )  # fmt: skip
     heads = len(next(iter(result["modes"].values()))["heads"])
-    title = f"Linear probe of {result['subject']['label']} on {result['data']}: the best of {heads}"
+    title = f"Linear probe of {result['subject']['label']} on {result['data']}: the best of {heads} heads"
     answer.table(title, columns, rows, more=("other half %", "paper %"))
     for kind, found in result["modes"].items():
         for name, title in VARIED.items():
             rows_of_table = found["tables"][name]
             if len(rows_of_table) > 1:
-                fixed = ", ".join(f"{other} {rows_of_table[0][other]}" for other in VARIED if other != name)
+                fixed = ", ".join(f"{VARIED[other]} {rows_of_table[0][other]}" for other in VARIED if other != name)
                 answer.line("")
                 names = (title, "top-1 %", "95 %", "paper %")
                 values = [
@@ -97,7 +97,13 @@ def _print(answer: WideAnswer, result: dict[str, Any]) -> None:
                 ]
                 known = any(row["paper"] is not None for row in rows_of_table) or not sys.stdout.isatty()
                 hidden = () if known else ("paper %",)
-                answer.table(f"{title} ({kind}; {fixed})", names, values, more=hidden, hint=False)
+                answer.table(
+                    f"By {title} ({kind}), at {fixed}",
+                    names,
+                    values,
+                    more=hidden,
+                    hint=False,
+                )
         name_unreadable(found["unreadable"])
     if result["difference"]:
         for name, gap in result["difference"].items():

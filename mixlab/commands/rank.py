@@ -41,8 +41,8 @@ def rank(
     Args:
         num_images: number of images, evenly spaced; ranks are means over them.
         fit: crop (centre crop, as in kNN and probes) or squash (the whole image, aspect ratio not kept).
-        layers: which layers; default: all. Negative numbers count from the end.
-        heads: which heads; default: all, or 64 evenly spaced ones.
+        layers: which layers, counted from 0; default: all. Negative numbers count from the end.
+        heads: which heads, counted from 0; default: all, or 64 evenly spaced ones.
         chunk: the side C of a block in tokens; default: 256, or half the tokens if there are fewer than 512.
         tolerance: singular values above this fraction of the largest count for the numerical rank; default: eps C.
         method: factors (fast for scans and linear attention) or svd (of every full block).
@@ -95,7 +95,18 @@ def rank(
 
 
 def _print(answer: WideAnswer, results: dict[str, dict[str, Any]]) -> None:
-    columns = ("model", "blocks", "C", "num", "bound", "numerical", "practical", "effective", "stable", "99 % energy")
+    columns = (
+        "model",
+        "blocks",
+        "chunk",
+        "number",
+        "bound",
+        "numerical",
+        "practical",
+        "effective",
+        "stable",
+        "99 % energy",
+    )
     rows = []
     for label, result in results.items():
         for kind in ("off_diagonal", "diagonal"):
@@ -103,32 +114,37 @@ def _print(answer: WideAnswer, results: dict[str, dict[str, Any]]) -> None:
             means = [part[name]["mean"] for name in ("numerical", "practical", "effective", "stable", "energy")]
             bound = part["bound"]["max"]
             rows.append((label, kind.replace("_", "-"), result["chunk"], part["num_blocks"], bound, *means))
-    hidden = ("C", "num", "practical", "stable", "99 % energy")
-    chunks = " and ".join(map(str, sorted({result["chunk"] for result in results.values()})))
-    title = f"Mean rank of blocks of {chunks} x {chunks} tokens; bound: the highest that theory allows"
+    hidden = ("chunk", "number", "practical", "stable", "99 % energy")
+    chunks = " or ".join(f"{chunk} x {chunk}" for chunk in sorted({result["chunk"] for result in results.values()}))
+    title = (
+        f"Mean rank of blocks of {chunks} tokens. bound: the highest that theory allows; numerical: singular values "
+        "above rounding; effective: how many directions share the weight"
+    )
     answer.table(title, columns, rows, more=hidden)
     for label, result in results.items():
         overall = result["overall"]
         held = "no block exceeds its bound" if overall["bound_holds"] else "a block EXCEEDS its bound"
         distance = overall["distance"]
         answer.line(
-            f"{label}: a patch keeps {distance['self_share']:.0%} of its weight, the rest lies "
-            f"{distance['distance_to_others']:.1f} patches off (uniform: {result['uniform_distance_to_others']:.1f}), "
-            f"{distance['far_share']:.0%} of all farther than half the side"
+            f"{label}: a patch gives {distance['self_share']:.0%} of its weight to itself; the rest lies "
+            f"{distance['distance_to_others']:.1f} patches away on average (uniform weights: "
+            f"{result['uniform_distance_to_others']:.1f}); {distance['far_share']:.0%} of all lies farther than half "
+            "the side of the image"
         )
         text = f"  {held}; {overall['off_diagonal']['num_zero']} off-diagonal blocks are zero"
         if "scan" in overall:
             mask = overall["scan"]["mask"]
-            text += f"; rank of the mask {mask['min']:.0f} to {mask['max']:.0f}"
+            ranks = f"{mask['min']:.0f}" + (f" to {mask['max']:.0f}" if mask["max"] > mask["min"] else "")
+            text += f"; rank of the decay mask {ranks}"
             text += f", of q kᵀ at most {overall['scan']['product']['max']:.0f}"
         left = overall["off_diagonal"]["left_by_rank"]
         if left["mean"] is not None and result["rank"] is not None:
+            one = overall["off_diagonal"]["left_by_one"]["mean"]
             text += (
-                f"\n  off-diagonal energy that the best approximation leaves: rank {result['rank']}: {left['mean']:.2%}"
+                f"\n  the best approximation of rank {result['rank']} misses {left['mean']:.2%} of the energy of "
+                f"off-diagonal blocks (at most {left['max']:.2%})"
             )
-            text += f" (at most {left['max']:.2%})"
-            if result["rank"] != 1:
-                text += f", rank 1: {overall['off_diagonal']['left_by_one']['mean']:.2%}"
+            text += f", of rank 1 {one:.2%}" if result["rank"] != 1 else ""
         answer.line(text)
 
 

@@ -160,10 +160,10 @@ def _show(answer: Answer, plan: ItemPlan, root: Path | None) -> None:
     from mixlab.studies.reproduce.run import command_lines
 
     item = plan.item
-    console.print(f"{item.name}: {item.paper}, {item.place}", style="bold", soft_wrap=True)
+    console.print(f"{item.name}: {item.paper}, {item.place}", style="bold")
     console.print(item.title)
     if item.note:
-        console.print(item.note, soft_wrap=True)
+        console.print(item.note)
     training, then = hours_of(plan.planned)
     if plan.planned:
         console.print(f"about {show_hours(training)} GPU-hours of training, {show_hours(then)} after it (one H200)")
@@ -174,13 +174,16 @@ def _show(answer: Answer, plan: ItemPlan, root: Path | None) -> None:
         for name in needed:
             console.print(
                 f"needs {DATA_SETS[name].title} in DATA/{DATA_SETS[name].place}. {DATA_SETS[name].unpack}",
-                soft_wrap=True,
             )
     elif plan.problems:
         for number, said in enumerate(plan.problems, start=1):
-            console.print(f"{number}. {said}", style="red", soft_wrap=True)
+            console.print(f"{number}. {said}", style="red")
     elif needed:
-        console.print(f"the data is there: {', '.join(DATA_SETS[name].title for name in needed)}", style="green")
+        titles = ", ".join(DATA_SETS[name].title for name in needed)
+        if plan.doubts:
+            console.print(f"the data can be used, with the warnings above: {titles}", style="yellow")
+        else:
+            console.print(f"the data is there: {titles}", style="green")
     for line in command_lines(plan):
         put(line, to_stderr=answer.json == "-")
     figures = [(cell.row, cell.column, cell.said if cell.paper is None else cell.paper) for cell in item.cells]

@@ -19,6 +19,7 @@ from mixlab.mixers.mixer import (
     num_heads_of,
     split_heads,
 )
+from mixlab.ops.linear import Linear
 
 
 @dataclass
@@ -54,8 +55,8 @@ class QKVMixer(TokenMixer):
         super().__init__()
         num_heads_of(dim, head_dim)
         self.head_dim = head_dim
-        self.qkv = nn.Linear(dim, 3 * dim)
-        self.out_proj = nn.Linear(dim, dim)
+        self.qkv = Linear(dim, 3 * dim)
+        self.out_proj = Linear(dim, dim)
         for linear in (self.qkv, self.out_proj):
             nn.init.trunc_normal_(linear.weight, std=0.02)
             nn.init.zeros_(linear.bias)

@@ -11,6 +11,11 @@ from torch.fx import wrap
 
 from mixlab.errors import InputError
 from mixlab.mixers.mixer import ALL, Grid, MixerConfig, Mixing, TokenMixer, overlap
+from mixlab.ops.depthwise import depthwise_conv
+from mixlab.ops.silu_gate.op import silu_gate
+
+wrap("depthwise_conv")
+wrap("silu_gate")
 
 
 @dataclass
@@ -42,8 +47,7 @@ class ConvMixing(Mixing):
 
     def apply(self) -> Tensor:
         images = self.values.squeeze(-1).unflatten(-1, self.grid)  # (B, C, h, w)
-        mixed = F.conv2d(images, self.kernel.unsqueeze(1), padding="same", groups=self.kernel.shape[0])
-        return mixed.flatten(2).unsqueeze(-1)
+        return depthwise_conv(images, self.kernel).flatten(2).unsqueeze(-1)
 
     def sides(self, head: int) -> tuple[bool, bool]:
         taps = self.kernel[head].flatten()  # an odd number, the centre on the reading token
@@ -117,9 +121,11 @@ class GatedConv(TokenMixer):
 
     def merge(self, mixed: Tensor, bypass: Tensor | None) -> Tensor:
         assert bypass is not None
-        y = mixed.squeeze(-1).mT.unflatten(-1, (self.num_directions, -1))  # (B, L, R, E)
-        y = F.silu(y + self.conv_bias.to(y.dtype)).mean(2)
-        return self.out_proj(y * F.silu(bypass))
+        y = mixed.squeeze(-1).mT  # (B, L, R E)
+        if self.num_directions == 1:
+            return self.out_proj(silu_gate(y, bypass, self.conv_bias[0]))
+        y = y.unflatten(-1, (self.num_directions, -1))
+        return self.out_proj(F.silu(y + self.conv_bias.to(y.dtype)).mean(2) * F.silu(bypass))
 
 
 @wrap  # sizes are unknown while torch.fx traces

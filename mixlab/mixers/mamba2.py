@@ -11,11 +11,13 @@ from torch.fx import wrap
 from mixlab.errors import InputError
 from mixlab.mixers.mixer import ALL, Grid, MixerConfig, Mixing, TokenMixer, num_heads_of, overlap
 from mixlab.ops.gated_norm.reference import gated_norm
+from mixlab.ops.linear import linear_in_rows
 from mixlab.ops.mamba2.op import mamba2
 from mixlab.ops.mamba2.reference import scan_inputs, split_projected
 from mixlab.ops.ssd.op import ssd
 from mixlab.ops.ssd.reference import decay_matrix, per_head, ssd_matrix
 
+wrap("linear_in_rows")
 wrap("mamba2")
 
 
@@ -130,7 +132,7 @@ class Mamba2(TokenMixer):
         self.out_proj.weight /= math.sqrt(depth)
 
     def prepare(self, x: Tensor, grid: Grid) -> tuple[SSDMixing, Tensor]:
-        gate, xkq, dt = split_projected(self.in_proj(x), self.conv_weight, self.dt_bias)
+        gate, xkq, dt = split_projected(self.in_proj(x), self.conv_weight, self.dt_bias, self.norm_weight)
         directions = zip(self.conv_weight, self.conv_bias, self.dt_bias, strict=True)
         scans = [
             scan_inputs(xkq, dt, *parameters, head_dim=self.config.head_dim, reverse=r == 1)
@@ -151,7 +153,7 @@ class Mamba2(TokenMixer):
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """The same as prepare, apply, merge, with everything behind the input projection in one fused operation."""
         return mamba2(
-            self.in_proj(x),
+            linear_in_rows(x, self.in_proj.weight),
             self.conv_weight,
             self.conv_bias,
             self.dt_bias,

@@ -139,8 +139,8 @@ def _training(findings: Findings) -> Iterator[Sentence]:
 
 
 def _exhibits(findings: Findings) -> Iterator[Sentence]:
-    """The first row of each, by the names of its columns."""
-    for record in findings.records:
+    """The first row of each, by the names of its columns; what matrices look like is no sentence."""
+    for record in (record for record in findings.records if record.kind != "matrices"):
         about = record.content.get("exhibit") or {"rows": []}
         for row in about["rows"][:1]:
             cells = [f"{name} {cell}" for name, cell in zip(about["columns"][1:], row[1:], strict=False)][:3]

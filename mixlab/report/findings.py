@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mixlab.errors import InputError
 from mixlab.report.forms import check_config, check_form
-from mixlab.run import Measurement, RunDirectory, find_runs, measurements_of
+from mixlab.run import Measurement, RunDirectory, find_runs
 from mixlab.run.directory import AGAIN
 
 LONG = 60  # lists longer than this are cut on the page; the file has them all
@@ -106,9 +106,9 @@ def read_findings(places: Iterable[Path]) -> Findings:
         top = next(folder for folder in named if run.path.is_relative_to(folder))
         shown = (named[top] / run.path.relative_to(top)).as_posix()
         findings.runs.append(run)
-        for name, content in run.results().items():
+        for name, content, measured in run.read_results():
             file = f"{shown}/results/{name}.json"
-            record = Record(run, name, file, content, measurements_of(content, file))
+            record = Record(run, name, file, content, measured)
             check_form(content, record.kind, file)
             findings.add(record)
         if rows := list(run.read_metrics()):

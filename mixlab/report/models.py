@@ -256,6 +256,7 @@ def words(choices: Mapping[str, Any]) -> str:
             parts.append(f"classifier {str(value).partition(',')[0]}")  # of a probe, not which head was best
         elif name != "kind" and value != "":
             shown = f"{value:g}" if isinstance(value, float) else value
+            shown = " ".join(map(str, value)) if isinstance(value, tuple | list) else shown
             shown = "yes" if value is True else "no" if value is False else shown
             parts.append(f"{name.replace('_', ' ')} {shown}")
     return ", ".join(parts)

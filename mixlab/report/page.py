@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -123,17 +124,17 @@ def _as_page(findings: Findings, title: str | None) -> str:
 
 def _in_markdown(findings: Findings) -> str:
     """The tables alone, for readers of a repository."""
-    environment = _templates(autoescape=False)
-    environment.filters["plain"] = lambda text: re.sub(r"([\\`*_|<>\[\]])", r"\\\1", str(text))
-    text = environment.get_template("summary.md").render(**page_parts(findings, pictures=False))
+    text = _templates(autoescape=False).get_template("summary.md").render(**page_parts(findings, pictures=False))
     return re.sub(r"\n{3,}", "\n\n", text.strip()) + "\n"
 
 
+@cache  # to compile them takes longer than to fill them in
 def _templates(*, autoescape: bool) -> Environment:
     environment = Environment(
         loader=PackageLoader("mixlab.report"), autoescape=autoescape, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters["number"] = show_number
+    environment.filters["plain"] = lambda text: re.sub(r"([\\`*_|<>\[\]])", r"\\\1", str(text))  # in Markdown
     environment.filters["svg"] = lambda chart, scale=1.0: Markup(chart.svg(scale))  # its texts are escaped
     return environment
 

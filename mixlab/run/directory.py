@@ -53,7 +53,10 @@ class RunDirectory:
     def open(cls, path: str | Path) -> "RunDirectory":
         run = cls(path)
         if not run.exists():
-            raise FileNotFoundError(f"{run.path} is not a run directory: it has neither config.json nor results/")
+            raise FileNotFoundError(
+                f"{run.path} is not a run directory: it has neither config.json nor results/; name a folder that "
+                "`pretrain`, `maps` or another command has written, such as runs/look"
+            )
         return run
 
     def exists(self) -> bool:
@@ -127,13 +130,14 @@ class RunDirectory:
 
     def results(self) -> dict[str, dict[str, Any]]:
         """All results by name; their measurements are lists of records."""
-        return {name: result for name, result, _ in self._read_results()}
+        return {name: result for name, result, _ in self.read_results()}
 
     def measurements(self) -> list[Measurement]:
         """All measurements of all results, each once."""
-        return once(measurement for _, _, found in self._read_results() for measurement in found)
+        return once(measurement for _, _, found in self.read_results() for measurement in found)
 
-    def _read_results(self) -> Iterator[tuple[str, dict[str, Any], list[Measurement]]]:
+    def read_results(self) -> Iterator[tuple[str, dict[str, Any], list[Measurement]]]:
+        """Name, content and measurements of every result."""
         for file in sorted((self.path / "results").glob("*.json")):
             try:
                 result = read_json(file)

@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ def processor_name() -> str:
     return platform.processor() or platform.machine()
 
 
+@cache
 def _version(name: str) -> str | None:
     try:
         return version(name)
@@ -62,6 +64,7 @@ def _version(name: str) -> str | None:
         return None
 
 
+@cache  # the code that runs stays what it was when it was imported
 def _commit() -> str | None:
     """The commit of a source checkout, with a mark if it was changed; elsewhere what MIXLAB_COMMIT says, or nothing."""
     root = Path(__file__).resolve().parents[2]

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixlab.errors import InputError
+from mixlab.ops.linear import Linear
 from mixlab.training.distributed import mean_over_ranks_
 
 
@@ -42,7 +43,7 @@ class DinoHead(nn.Module):
     ) -> None:
         super().__init__()
         self.mlp = nn.Sequential(
-            nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.GELU(), nn.Linear(hidden, bottleneck)
+            Linear(dim, hidden), nn.GELU(), Linear(hidden, hidden), nn.GELU(), Linear(hidden, bottleneck)
         )
         for layer in self.mlp:
             if isinstance(layer, nn.Linear):

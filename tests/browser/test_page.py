@@ -101,19 +101,19 @@ def test_arrow_keys_move_the_patch_and_stop_at_the_edge(open_page: OpenPage) -> 
 
 def test_sliders_go_over_layers_heads_and_registers(open_page: OpenPage) -> None:
     page = open_page("#model=vit_tiny&model=dinovim_tiny&model=dinomambareg_tiny&map=register_cosine")
-    expect(page.locator("#layer-text")).to_have_text("5 of 5")
-    slide(page, "#layer", 3)
-    expect(page.locator(".answer header p").first).to_contain_text("layer 2 of 3")  # half the depth
-    expect(page.locator(".answer header p").nth(1)).to_contain_text("layer 3 of 5")
-    slide(page, "#head", 2)
-    page.wait_for_function("() => document.body.textContent.includes('head 2 of 2, 65 tokens')")
-    slide(page, "#part", 3)
-    assert "register 3 of 4" in label(page, "dinomambareg_tiny", 0)
+    expect(page.locator("#layer-text")).to_have_text("4 (0 to 4)")
+    slide(page, "#layer", 2)
+    expect(page.locator(".answer header p").first).to_contain_text("layer 1 (0 to 2)")  # half the depth
+    expect(page.locator(".answer header p").nth(1)).to_contain_text("layer 2 (0 to 4)")
+    slide(page, "#head", 1)
+    page.wait_for_function("() => document.body.textContent.includes('head 1 (0 to 1), 65 tokens')")
+    slide(page, "#part", 2)
+    assert "register 2 (0 to 3)" in label(page, "dinomambareg_tiny", 0)
     assert "This map needs registers" in label(page, "vit_tiny", 0)
     page.select_option("#map", "direction_rows")
     settle(page)
-    slide(page, "#part", 2)
-    assert "direction 2 of 2" in label(page, "dinovim_tiny", 0)
+    slide(page, "#part", 1)
+    assert "direction 1 (0 to 1)" in label(page, "dinovim_tiny", 0)
     expect(page.locator("#part-name")).to_have_text("Direction")
 
 
@@ -212,7 +212,7 @@ def test_the_sample_has_its_mask_and_every_layer_can_be_scored(open_page: OpenPa
     last = page.locator("#score-table tbody tr td strong").first.inner_text()
     said = page.locator("#layers svg").get_attribute("aria-label") or ""
     assert said.split("vit_tiny: ")[1].split(";")[0].split(", ")[-1] == f"{float(last):.2f}"
-    slide(page, "#layer", 1)
+    slide(page, "#layer", 0)
     expect(page.locator("#layers circle")).to_have_count(3 + 5)  # the curve is about all layers, whichever is shown
     page.select_option("#map", "norm")
     expect(page.locator("#layers circle")).to_have_count(0)  # and about this map only
@@ -282,6 +282,7 @@ def test_files_that_are_no_good_are_refused_in_words_and_the_page_goes_on(open_p
 
 def test_a_link_is_the_view_mask_and_all(open_page: OpenPage) -> None:
     page = open_page("#model=vit_tiny&model=gatedconv_tiny&image=sample-3&map=norm&layer=2&head=1&x=0.1&y=0.9")
+    expect(page.locator("#layer-text")).to_have_text("1 (0 to 2)")  # links without `from` count from 1, as they did
     page.get_by_text("Draw", exact=True).click()
     drag(page, (0.3, 0.3), (0.6, 0.5))
     expect(page.locator("#score-table tbody tr")).to_have_count(3)
@@ -290,7 +291,7 @@ def test_a_link_is_the_view_mask_and_all(open_page: OpenPage) -> None:
     page.locator("#share").click()
     expect(page.locator("#status")).to_have_text("Link copied.")
     link = page.evaluate("() => navigator.clipboard.readText()")
-    assert link == page.url
+    assert link == page.url and "from=0&" in link and "layer=1&head=0" in link
     settle(page)
     other = open_page(link[link.index("#") :])
     for selector in ("#score-table", "#patch-text", "#layer-text", "#head-text", "#answers", "#cards"):
@@ -361,13 +362,13 @@ def test_everything_that_can_be_used_has_a_name(open_page: OpenPage) -> None:
 
 
 def test_two_visitors_at_once_see_their_own_views(open_page: OpenPage) -> None:
-    first = open_page("#model=vit_tiny&model=dinovim_tiny&image=sample-1&layer=1")
-    second = open_page("#model=vit_tiny&model=dinovim_tiny&image=sample-4&layer=5")
-    for layers in ((4, 2), (1, 5)):
+    first = open_page("#model=vit_tiny&model=dinovim_tiny&image=sample-1&from=0&layer=0")
+    second = open_page("#model=vit_tiny&model=dinovim_tiny&image=sample-4&from=0&layer=4")
+    for layers in ((3, 1), (0, 4)):
         for page, layer in zip((first, second), layers, strict=True):
             slide(page, "#layer", layer)
-    expect(first.locator(".answer header p").nth(1)).to_contain_text("layer 1 of 5")
-    expect(second.locator(".answer header p").nth(1)).to_contain_text("layer 5 of 5")
+    expect(first.locator(".answer header p").nth(1)).to_contain_text("layer 0 (0 to 4)")
+    expect(second.locator(".answer header p").nth(1)).to_contain_text("layer 4 (0 to 4)")
     shown = [pixels(second, canvas(second, "dinovim_tiny", figure)) for figure in range(4)]
     first.goto("about:blank")
     second.reload()  # with nobody else there

@@ -25,6 +25,28 @@ def test_image_and_answers_are_in_view_together(open_page: OpenPage, width: int,
         assert box["y"] + box["height"] <= 901
 
 
+def test_on_a_phone_the_buttons_are_a_menu_for_fingers_and_keys(open_page: OpenPage) -> None:
+    page = open_page(TWO, width=390)
+    menu, tour = page.locator("#menu summary"), page.locator("#tour-start")
+    assert page.locator(".bar").bounding_box()["height"] < 60  # type: ignore[index]
+    expect(tour).to_be_hidden()
+    menu.press("Enter")
+    expect(tour).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(tour).to_be_hidden()
+    page.locator("#tour-end").click()
+    menu.click()
+    tour.click()
+    expect(page.locator("#tour-step")).to_have_text("1 of 4")
+    expect(tour).to_be_hidden()
+    menu.click()
+    page.locator("#stage").click()
+    expect(tour).to_be_hidden()
+    page.set_viewport_size({"width": 1300, "height": 900})
+    expect(tour).to_be_visible()
+    expect(menu).to_be_hidden()
+
+
 def test_a_row_of_the_matrix_is_shown_while_the_pointer_is_there(open_page: OpenPage) -> None:
     page = open_page(f"{TWO}&x=0.9&y=0.9")
     chosen = PATCH.format(8, 8)

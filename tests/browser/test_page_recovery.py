@@ -43,11 +43,11 @@ def test_long_work_shows_its_progress_and_can_be_cancelled(open_page: OpenPage) 
         expect(page.locator("#sweep-progress")).to_be_visible()
         page.wait_for_function("() => document.getElementById('sweep-bar').value > 0.01")
         matrix = page.locator(".answer figure:nth-child(2) figcaption").first
-        page.locator("#head").fill("2")  # the rest of the page stays live meanwhile
-        expect(matrix).to_contain_text("head 2 of 2")
+        page.locator("#head").fill("1")  # the rest of the page stays live meanwhile
+        expect(matrix).to_contain_text("head 1 (0 to 1)")
         expect(page.locator("#sweep-progress")).to_be_visible()
-        page.locator("#layer").fill("2")
-        expect(page.locator(".answer header p").nth(1)).to_contain_text("layer 2 of 5")
+        page.locator("#layer").fill("1")
+        expect(page.locator(".answer header p").nth(1)).to_contain_text("layer 1 (0 to 4)")
         page.locator("#sweep-cancel").click()
         expect(page.locator("#sweep-progress")).to_be_hidden()
         expect(page.locator("#sweep")).to_be_visible()
@@ -58,8 +58,8 @@ def test_long_work_shows_its_progress_and_can_be_cancelled(open_page: OpenPage) 
 
 def test_a_picture_that_takes_long_says_so_and_can_be_cancelled_and_asked_for_again(open_page: OpenPage) -> None:
     with serve(slow_laboratory()) as address:
-        page = open_page("#model=vit_tiny&model=dinovim_tiny&layer=5", at=address)
-        page.locator("#layer").fill("1")
+        page = open_page("#model=vit_tiny&model=dinovim_tiny&from=0&layer=4", at=address)
+        page.locator("#layer").fill("0")
         panel = page.locator(".card").first.locator("figure").nth(1)
         expect(panel.locator(".note")).to_contain_text("thinking")
         panel.get_by_role("button", name="Cancel").click()
@@ -74,11 +74,11 @@ def test_a_picture_that_takes_long_says_so_and_can_be_cancelled_and_asked_for_ag
 def test_an_answer_that_the_server_gave_up_on_is_asked_for_again(open_page: OpenPage) -> None:
     with serve(slow_laboratory()) as address:
         page = open_page(
-            "#model=vit_tiny&model=dinovim_tiny&layer=5", at=address, refusals=("status of 404", "status of 409")
+            "#model=vit_tiny&model=dinovim_tiny&from=0&layer=4", at=address, refusals=("status of 404", "status of 409")
         )
         asked: list[str] = []
         page.on("request", lambda request: "/api/questions/" in request.url and asked.append(request.url))
-        page.locator("#layer").fill("1")
+        page.locator("#layer").fill("0")
         panel = page.locator(".card").first.locator("figure").nth(1)
         expect(panel.locator(".note")).to_contain_text("thinking")
         for url in set(asked):  # as if nobody had asked for too long
@@ -109,11 +109,11 @@ def test_a_server_killed_in_mid_request_is_announced_and_the_page_recovers(open_
         page.wait_for_function("() => document.getElementById('sweep-bar').value > 0")
         first.kill()
         expect(page.locator("#banner")).to_contain_text("The server does not answer")
-        page.locator("#layer").fill("1")
+        page.locator("#layer").fill("0")
     with started_server(port):
         expect(page.locator("#banner")).to_be_hidden()
         expect(page.locator("#status")).to_have_text("The server is back.")
-        expect(page.locator(".answer header p").nth(1)).to_contain_text("layer 1 of 5")
+        expect(page.locator(".answer header p").nth(1)).to_contain_text("layer 0 (0 to 4)")
         page.wait_for_function(
             "() => document.querySelectorAll('#answers figure.empty, #cards figure.empty').length === 0"
         )

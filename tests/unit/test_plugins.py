@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -104,6 +105,50 @@ def test_a_plugin_that_fails_says_why_in_a_sentence(
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("line", "place", "said"),
+    [
+        ("raise ValueError('too\\n  few')", "prepare", "ValueError: too few"),
+        ("x @ x", "prepare", "RuntimeError: "),  # in torch, called by the plugin
+        ("{}['depth']", "build", "KeyError: 'depth'"),
+    ],
+)
+def test_an_error_in_the_code_of_a_plugin_names_it_and_its_line(
+    plugin: Path, line: str, place: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = {"prepare": "return super().prepare(x, grid)", "build": "return super().build(dim, depth)"} | {place: line}
+    made = f"""
+from mixlab.mixers.attention import Attention
+
+class Mixer(Attention):
+    def prepare(self, x, grid):
+        {code["prepare"]}
+
+@mixlab.register_mixer
+@dataclass(frozen=True, kw_only=True)
+class Failing(AttentionConfig):
+    kind: ClassVar[str] = "failing"
+
+    def build(self, dim, depth):
+        {code["build"] if place == "build" else "return Mixer(self, dim)"}
+
+mixlab.register_family("failing", lambda dim: transformer(dim, Failing()))
+"""
+    plugin.write_text(PLUGIN.partition("@mixlab")[0] + made)
+    call = ["--import", str(plugin), "rank", "failing_tiny", "--data", "shapes:n=1", "--image", "32", "--device", "cpu"]
+    call += ["--run", str(plugin.parent / "look"), "--chunk", "2"]
+    assert main(call) == 1
+    told = " ".join(capsys.readouterr().err.split())
+    number = plugin.read_text().splitlines().index(f"        {line}") + 1
+    assert (
+        f"error: the plugin otherkin_plugin failed in {'Mixer' if place == 'prepare' else 'Failing'}.{place}," in told
+    )
+    assert f"otherkin_plugin.py:{number}: {said}" in told and "Traceback" not in told
+    monkeypatch.setenv("MIXLAB_DEBUG", "1")
+    with pytest.raises((ValueError, RuntimeError, KeyError)):
+        main(call)
+
+
 def test_names_that_lead_nowhere_say_what_to_give(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for given, sentence in (
         (["--import"], "--import needs the name of a module, or a file"),
@@ -170,7 +215,12 @@ def test_a_run_names_its_plugins_and_says_where_one_is_missing(
     printed = " ".join(capsys.readouterr().err.split())
     assert printed.count("which is not loaded; write `mixlab --import") == 3
     assert plugin.stem not in sys.modules, "a file is never a reason to import code"
-    assert main(["report", str(run), "--out", str(tmp_path / "page.html")]) == 0  # it needs no code of the plugin
+    record = {"measurements": [{"metric": "petals", "value": 5.0}], "plugins": [needed]}
+    (run / "results" / "petals.json").write_text(json.dumps(record))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert main(["report", str(run), "--out", str(tmp_path / "page.html")]) == 0  # it needs no code of the plugin
+    assert sum("its measurements are left out" in str(one.message) for one in told) == 1
     assert main(["--import", str(plugin), *command]) == 0
 
 

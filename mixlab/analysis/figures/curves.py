@@ -31,7 +31,7 @@ def layer_curves(lines: Mapping[str, Sequence[float]], ylabel: str, title: str, 
     def draw(ax: Axes) -> None:
         for label, values in lines.items():
             plot_line(ax, range(len(values)), values, styles.get(label, OTHER), label)
-        ax.set(xlabel="layer", ylabel=ylabel)
+        ax.set(xlabel="layer, from 0", ylabel=ylabel)
         if not any(map(any, lines.values())):
             ax.set_ylim(0, 1)  # nothing but zeros
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))

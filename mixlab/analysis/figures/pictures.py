@@ -19,6 +19,8 @@ from mixlab.analysis.pca import PCAMaps
 from mixlab.data.coco import decode_segmentation
 from mixlab.data.masks import IGNORE, MaskedImage, voc_palette
 
+NO_TICKS: dict[str, Any] = {"xticks": (), "yticks": ()}  # axes that are off lay theirs out nevertheless
+
 
 def map_pictures(images: Tensor, maps: Mapping[str, Tensor], masks: Tensor | None = None) -> Figure:
     """Images uint8 (B, 3, H, W), then their masks if given, then each model's maps (B, h, w), dark low and bright high.
@@ -51,7 +53,7 @@ def layer_pictures(
     highest = max(marked, *(float(values.max()) for row in maps.values() for values in row.values()))
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(cell * (columns + 1) + 1.6, cell * len(maps) + 0.5), layout="constrained")
-        axes = figure.subplots(len(maps), columns + 1, squeeze=False)
+        axes = figure.subplots(len(maps), columns + 1, squeeze=False, subplot_kw=NO_TICKS)
         for ax in axes.flat:
             ax.set_axis_off()
         for row, (name, found) in zip(axes, maps.items(), strict=True):
@@ -71,8 +73,8 @@ def pca_pictures(images: Tensor, components: Mapping[str, PCAMaps]) -> Figure:
     """Images, and for each model the first component, then components 2 to 4 as colours on its foreground."""
     columns: dict[str, list[NDArray[np.generic]]] = {"image": [_pixels(image) for image in images]}
     for name, found in components.items():
-        columns[f"{name}\nfirst"] = [_unit(one) for one in found.first]
-        columns[f"{name}\n2 to 4"] = [one.numpy() for one in found.colours]
+        columns[f"{name}\nfirst component"] = [_unit(one) for one in found.first]
+        columns[f"{name}\ncomponents 2 to 4"] = [one.numpy() for one in found.colours]
     return _grid_of_pictures(columns)
 
 
@@ -86,7 +88,7 @@ def _grid_of_pictures(
     num_rows = len(next(iter(columns.values())))
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(cell * len(columns) + 0.3, cell * num_rows + 0.4 + below), layout="constrained")
-        axes = figure.subplots(num_rows, len(columns), squeeze=False)
+        axes = figure.subplots(num_rows, len(columns), squeeze=False, subplot_kw=NO_TICKS)
         for column, (name, pictures) in enumerate(columns.items()):
             for row, picture in enumerate(pictures):
                 ax = axes[row, column]
@@ -147,7 +149,7 @@ def detection_pictures(
     """Pairs of truth and detections for images uint8 (3, H, W); `names` of COCO's categories."""
     rows = -(-len(images) // _PAIRS)
     figure = Figure(figsize=(2 * _PAIRS * _OBJECT_CELL, _OBJECT_CELL * rows + 0.3), layout="constrained")
-    axes = figure.subplots(rows, 2 * _PAIRS, squeeze=False)
+    axes = figure.subplots(rows, 2 * _PAIRS, squeeze=False, subplot_kw=NO_TICKS)
     for ax in axes.flat:
         ax.set_axis_off()
     pairs = axes.reshape(-1, 2)

@@ -39,7 +39,7 @@ def rank_by_layer(results: Results, measure: str, styles: Styles) -> Chart:
             bound = result["overall"]["off_diagonal"]["bound"]["max"]
             if bound is not None and measure in ("numerical", "practical"):
                 ax.axhline(bound, color=style.colour, linestyle=":", linewidth=1.3)
-        ax.set(xlabel="layer", ylabel=f"{measure} rank", ylim=(0, None))
+        ax.set(xlabel="layer, from 0", ylabel=f"{measure} rank", ylim=(0, None))
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
 
     last = (f"{label}: {mean[-1]:.1f} in the last" for label, mean in means.items() if not np.isnan(mean[-1]))
@@ -153,7 +153,7 @@ def mixing_pictures(
             row[0].text(-0.06, 0.5, f"{label}\nlayer {about['layer']}", fontsize=10, **place)
             for ax, head, one in zip(row[1:], about["heads"], levels, strict=False):
                 ax.imshow(shrunk(one), cmap="magma", vmin=0, vmax=255, interpolation="nearest")
-                ax.set_title(f"head {head} of {about['num_heads']}", loc="center", fontsize=8)
+                ax.set_title(f"head {head} (0 to {about['num_heads'] - 1})", loc="center", fontsize=8)
     return figure
 
 

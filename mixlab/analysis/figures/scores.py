@@ -16,7 +16,7 @@ from mixlab.analysis.figures.page_svg import GROUND, LINE, PALETTE, SOFT, TEXT, 
 
 Row = Mapping[str, Any]
 ABOVE, BELOW = PALETTE[4], PALETTE[3]  # chance
-AXIS = {"layer": ("layer", "layer"), "index": ("register", "register, in the order of the sequence")}
+AXIS = {"layer": ("layer", "layer, from 0"), "index": ("register", "register, from 0, in the order of the sequence")}
 
 
 def styles_of(rows: Sequence[Row]) -> Styles:
@@ -115,7 +115,7 @@ def scores_by_head(label: str, rows: Sequence[Row]) -> Chart:
             if width > 0.33:
                 ax.text(x, y, f"{value:.2f}", ha="center", va="center")
         ends = sorted({0, len(heads) - 1})
-        ax.set(xlabel="head", xticks=ends, xticklabels=[heads[end] for end in ends], yticks=range(len(layers)))
+        ax.set(xlabel="head, from 0", xticks=ends, xticklabels=[heads[end] for end in ends], yticks=range(len(layers)))
         ax.set_yticklabels([f"layer {layer}" for layer in layers])
         ax.set(xlim=(-0.6, 4.1 / width - 0.6), ylim=(len(layers) - 0.4, -0.6))
         ax.xaxis.set_label_coords((len(heads) / 2 + 0.1) * width / 4.1, -0.3 / len(layers) - 0.1)

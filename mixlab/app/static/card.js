@@ -5,7 +5,7 @@ import { FAMILIES, magma, viridis } from "./colours.js";
 import { drawColours, drawHeat, drawShades, markCell, markLine, short } from "./drawing.js";
 import { make, Panel } from "./panel.js";
 import { ask, CancelledError, Channel, OfflineError, toArray } from "./server.js";
-import { layerOf } from "./state.js";
+import { layerOf, numbered } from "./state.js";
 
 const MATRIX_NAMES = { attention: "Attention matrix", linear_attention: "Attention matrix", mamba2: "Scan matrix", mamba1: "Scan matrix", gated_conv: "Convolution matrix" };
 const KINDS = ["row", "matrix", "map", "pca"];
@@ -52,8 +52,8 @@ export class Card {
     this.layer = layerOf(this.model, view.layer, deepest);
     const { family, training, num_parameters: count, num_layers: depth, facts } = this.model;
     const size = count >= 1e6 ? `${(count / 1e6).toFixed(1)}\u00a0M` : `${Math.round(count / 1e3)}\u00a0k`;
-    this.about.textContent = [FAMILIES[family] ?? family, training, `${size} parameters`, ...facts, `layer\u00a0${this.layer + 1}\u00a0of\u00a0${depth}`].join(" · ");
-    const head = view.head === 0 ? null : view.head - 1;
+    this.about.textContent = [FAMILIES[family] ?? family, training, `${size} parameters`, ...facts, `layer ${numbered(this.layer, depth)}`.replaceAll(" ", "\u00a0")].join(" · ");
+    const head = view.head < 0 ? null : view.head;
     this.#ask("map", { map: view.map }, this.#lacksMap(view.map));
     this.#ask("pca", {});
     this.#ask("matrix", { head });
@@ -78,7 +78,7 @@ export class Card {
 
   // All rows in shades, for a view to take along.
   async rows() {
-    const head = this.view.head === 0 ? null : this.view.head - 1;
+    const head = this.view.head < 0 ? null : this.view.head;
     return decoded((await ask({ ...this.#base("rows"), head })).answer);
   }
 
@@ -102,8 +102,8 @@ export class Card {
   part() {
     const map = this.view.map === "default" ? this.model.default_map : this.view.map;
     const parts = this.maps.find((card) => card.id === map)?.parts;
-    const number = parts === "head" ? this.view.head : parts ? this.view.part : 0;
-    return number === 0 ? null : number - 1;
+    const number = parts === "head" ? this.view.head : parts ? this.view.part : -1;
+    return number < 0 ? null : number;
   }
 
   draw() {
@@ -122,7 +122,7 @@ export class Card {
     drawHeat(panel.canvases[0], { shape: [height, width], values: one }, { colours: viridis, low, high, image: this.view.overlay ? this.image : null });
     const here = this.#mark(panel.canvases[0], [height, width]);
     const parts = this.maps.find((map) => map.id === answer.map).parts;
-    const which = !parts ? "" : index === null ? `, mean of ${count} ${parts}s` : `, ${parts} ${index + 1} of ${count}`;
+    const which = !parts ? "" : index === null ? `, mean of ${count} ${parts}s` : `, ${parts} ${numbered(index, count)}`;
     const caption = `${answer.map.replaceAll("_", " ")}${which}; here ${short(one[here])}`;
     panel.show({ caption, low: short(low), high: short(high), labels: [`Activation map of ${this.model.id}: ${caption}`] });
   }

@@ -2,6 +2,7 @@
 
 import { element } from "./messages.js";
 import { make } from "./panel.js";
+import { numbered } from "./state.js";
 
 export const MAX_MODELS = 4;
 const OWN_MAP = "cosine of the summary to each patch; of the mean patch where a model has no class token or registers";
@@ -38,7 +39,7 @@ export function buildTools(stage) {
     stage.tool = tool;
     stage.canvas.style.touchAction = tool === "pick" ? "manipulation" : "none"; // a finger scrolls, or draws
     element("stage-help").textContent = tool === "pick"
-      ? "Click, or use the arrow keys, to choose a patch."
+      ? `${matchMedia("(hover: none)").matches ? "Tap" : "Click"}, or use the arrow keys, to choose a patch.`
       : `Drag to ${tool}; with the keyboard, arrows move and Enter ${tool === "draw" ? "fills" : "clears"} the patch.`;
   };
   const useBrush = (size) => {
@@ -66,18 +67,18 @@ export function syncControls(about, view, models) {
   element("mask-sample").disabled = !about.samples.find((sample) => sample.id === view.image)?.has_mask;
 
   const deepest = Math.max(...models.map((model) => model.num_layers));
-  const layer = Math.min(view.layer, deepest);
-  setRange("layer", 1, deepest, layer, `${layer} of ${deepest}`);
+  const layer = Math.min(view.layer, deepest - 1);
+  setRange("layer", 0, deepest - 1, layer, numbered(layer, deepest));
   // A convolution has a head per channel: far more than others, so others set the range.
   const withHeads = models.filter((model) => model.family !== "gated_conv" && model.num_heads);
   const mostHeads = Math.max(0, ...(withHeads.length ? withHeads : models).map((model) => model.num_heads));
-  const head = Math.min(view.head, mostHeads);
-  setRange("head", 0, mostHeads, head, head ? `${head} of up to ${mostHeads}` : "mean");
+  const head = Math.min(view.head, mostHeads - 1);
+  setRange("head", -1, mostHeads - 1, head, head < 0 ? "mean" : numbered(head, mostHeads));
   const counts = { direction: 2, register: Math.max(1, ...models.map((model) => model.num_registers)) };
   const mostParts = counts[map?.parts] ?? 0;
-  const part = Math.min(view.part, mostParts);
+  const part = Math.min(view.part, mostParts - 1);
   element("part-name").textContent = map?.parts === "direction" ? "Direction" : "Register";
-  setRange("part", 0, mostParts, part, !mostParts ? "for maps of registers" : part ? `${part} of ${mostParts}` : "mean");
+  setRange("part", -1, mostParts - 1, part, !mostParts ? "for maps of registers" : part < 0 ? "mean" : numbered(part, mostParts));
   return { ...view, layer, head };
 }
 
@@ -86,6 +87,19 @@ export function setTheme(theme) {
   element("theme").value = theme;
   const isDark = theme === "dark" || (theme === "auto" && matchMedia("(prefers-color-scheme: dark)").matches);
   document.documentElement.dataset.theme = isDark ? "dark" : "light";
+}
+
+// On a phone the buttons of the bar are a menu, which closes after a choice, Escape, or a touch elsewhere.
+export function foldMenu() {
+  const menu = element("menu");
+  const phone = matchMedia("(max-width: 640px)");
+  const close = () => phone.matches && (menu.open = false);
+  const fit = () => (menu.open = !phone.matches);
+  phone.addEventListener("change", fit);
+  menu.addEventListener("click", (event) => event.target.closest("button") && close());
+  addEventListener("pointerdown", (event) => menu.contains(event.target) || close());
+  addEventListener("keydown", (event) => event.key === "Escape" && close());
+  fit();
 }
 
 // On a phone the choices come after the answers, and only the first group starts open.

@@ -2,7 +2,7 @@
 
 import { Card } from "./card.js";
 import { seriesOf } from "./colours.js";
-import { acceptDrops, buildControls, buildTools, foldControls, listen, MAX_MODELS, setTheme, syncControls } from "./controls.js";
+import { acceptDrops, buildControls, buildTools, foldControls, foldMenu, listen, MAX_MODELS, setTheme, syncControls } from "./controls.js";
 import { showExhibits } from "./exhibits.js";
 import { exportPage } from "./export.js";
 import { saveFigure } from "./figure.js";
@@ -27,6 +27,7 @@ let imageAsked = "";
 
 setTheme(localStorage.getItem("theme") ?? "auto");
 listen("theme", (node) => setTheme(node.value));
+foldMenu();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setTheme(element("theme").value));
 onConnection({ lost, back, busy: (isBusy) => element("cards").setAttribute("aria-busy", isBusy) });
 start();
@@ -76,7 +77,7 @@ function checkView() {
   view.models = models.length ? models : known.slice(0, 3);
   if (view.map !== "default" && !about.maps.some((map) => map.id === view.map)) view.map = "default";
   if (!view.image) view.image = about.samples[0].id;
-  if (view.layer < 1) view.layer = deepestOf(chosenModels());
+  if (view.layer < 0) view.layer = deepestOf(chosenModels()) - 1;
 }
 
 function chosenModels() {

@@ -1,20 +1,24 @@
-// The view: what is looked at and how. It lives in the address, so that a link is a view.
+// The view: what is looked at and how. It lives in the address, so that a link is a view. Layers, heads, registers and
+// directions count from 0, as everywhere; -1 is the last layer, and the mean of the others.
 
 export const DEFAULTS = {
-  image: "", fit: "crop", models: [], map: "default", layer: 0, head: 0, part: 0,
+  image: "", fit: "crop", models: [], map: "default", layer: -1, head: -1, part: -1,
   x: 0.5, y: 0.5, sense: "row", scale: "linear", overlay: true, mask: "",
 };
-const NUMBERS = ["layer", "head", "part", "x", "y"];
+const COUNTED = ["layer", "head", "part"];
 const CHOICES = { fit: ["crop", "squash"], sense: ["row", "column"], scale: ["linear", "log"] };
 
 // What an address says, with the rest as it is by default; whatever makes no sense is left out.
 export function readAddress(hash) {
   const said = new URLSearchParams(hash.replace(/^#/, ""));
   const view = { ...DEFAULTS, models: said.getAll("model") };
+  const first = said.get("from") === "0" ? 0 : 1; // older links count from 1
   for (const [key, value] of said) {
-    if (NUMBERS.includes(key)) {
-      const number = Number(value);
-      if (Number.isFinite(number) && number >= 0) view[key] = ["x", "y"].includes(key) ? Math.min(number, 1) : Math.round(number);
+    const number = Number(value);
+    if (COUNTED.includes(key)) {
+      if (Number.isFinite(number) && number >= 0) view[key] = Math.round(number) - first;
+    } else if (["x", "y"].includes(key)) {
+      if (Number.isFinite(number) && number >= 0) view[key] = Math.min(number, 1);
     } else if (key in CHOICES) {
       if (CHOICES[key].includes(value)) view[key] = value;
     } else if (["image", "map", "mask"].includes(key)) {
@@ -29,6 +33,7 @@ export function readAddress(hash) {
 // The same, backwards; what is as by default is left out.
 export function writeAddress(view) {
   const said = new URLSearchParams();
+  if (COUNTED.some((key) => view[key] !== DEFAULTS[key])) said.set("from", "0");
   for (const [key, standard] of Object.entries(DEFAULTS)) {
     if (key === "models") view.models.forEach((model) => said.append("model", model));
     else if (key === "overlay") view.overlay || said.set("overlay", "0");
@@ -37,7 +42,12 @@ export function writeAddress(view) {
   return `#${said}`;
 }
 
-// A slider over the deepest model: shallower ones are read at the same share of their depth. All count from 0.
+// A slider over the deepest model: shallower ones are read at the same share of their depth.
 export function layerOf(model, layer, deepest) {
-  return deepest <= 1 ? 0 : Math.round(((layer - 1) / (deepest - 1)) * (model.num_layers - 1));
+  return deepest <= 1 ? 0 : Math.round((layer / (deepest - 1)) * (model.num_layers - 1));
+}
+
+// "2 (0 to 11)": which one of how many.
+export function numbered(index, count) {
+  return `${index} (0 to ${count - 1})`;
 }

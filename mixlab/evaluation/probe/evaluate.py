@@ -36,6 +36,7 @@ from mixlab.run.directory import RunLock, read_json, write_json
 from mixlab.signals import StopRequests
 from mixlab.training.distributed import World, from_all, from_first
 from mixlab.training.knn import fitting_ks, knn_correct
+from mixlab.training.precision import matrix_products
 
 NEIGHBOURS = 10  # of the kNN that a probe on few images is compared with
 STORED: Literal["float16"] = "float16"  # features of plain images
@@ -167,13 +168,13 @@ class _ProbeRun:
         sources = (self.splits.train, self.splits.val) if settings.mode == "cached" else (self.splits.val,)
         if needs := describe_needs(self._extraction(plan), sources, self.machine):
             self.machine.say(needs)
+        heads = f"{len(grid.heads):,} heads of {len(self.splits.classes):,} classes"
+        self.machine.say(f"{heads}, {self._cost(plan, grid)}")
         val = self._table("val", plan)
         if not len(val):
             named = next(iter(val.unreadable))
             raise InputError(f"none of the {len(self.splits.val)} validation images can be read; {named}")
         stream = self._stream(plan)
-        heads = f"{len(grid.heads):,} heads of {len(self.splits.classes):,} classes"
-        self.machine.say(f"{heads}, {self._cost(plan, stream.batch)}")
         if world.is_first and not (self.folder / "settings.json").is_file():
             self.folder.mkdir(parents=True, exist_ok=True)
             write_json(self.folder / "settings.json", stored_settings(settings, self.backbone, self.splits))
@@ -209,21 +210,25 @@ class _ProbeRun:
         self._write_best(grid, found)
         return found
 
-    def _cost(self, plan: FeaturePlan, batch: int) -> str:
-        """What the probe will take, from the time of one small batch; on a CPU, what would be quicker."""
-        settings, device, number = self.settings, self.machine.world.device, len(self.splits.train)
+    def _cost(self, plan: FeaturePlan, grid: HeadGrid) -> str:
+        """What the probe will take, from the time of a small batch and of one step; on a CPU, what would be quicker."""
+        settings, world = self.settings, self.machine.world
+        device, number, unseen = world.device, len(self.splits.train), len(self.splits.val)
+        batch = _batch(settings.batch or BATCH, number, world)
+        with matrix_products(exact=settings.precision == "fp32"):
+            heads = settings.epochs * max(1, number // batch) * grid.seconds_of_step(batch)
         blank = next(self.backbone.parameters()).new_zeros(4, self.backbone.channels, self.view.size, self.view.size)
         with run_precision(settings.precision, device)():
             plan.extract(self.backbone, blank)
             start = time.perf_counter()
             plan.extract(self.backbone, blank).cpu()
-        once = (time.perf_counter() - start) / len(blank) * number / self.machine.world.size
-        what = f"{settings.epochs} epochs of {number:,} images in batches of {batch}"
+        each = (time.perf_counter() - start) / len(blank) / world.size
+        what = f"{settings.epochs} epoch{'s' * (settings.epochs != 1)} of {number:,} images in batches of {batch}"
+        once, every = each * (number + unseen), each * (settings.epochs * number + unseen)
         if settings.mode == "cached":
-            return f"cached: {what}, each image through the network once, about {_duration(once)} and the heads"
-        every = _duration(settings.epochs * once)
-        note = f"augmented: {what}, each through the network every time, about {every} and the heads"
-        return note if device.type != "cpu" else f"{note}; --mode cached passes each once, about {_duration(once)}"
+            return f"cached: {what}, each image through the network once, {_estimate(once, heads)}"
+        note = f"augmented: {what}, each through the network every time, {_estimate(every, heads)}"
+        return note if device.type != "cpu" else f"{note}; --mode cached passes each once, {_estimate(once, heads)}"
 
     def _neighbours(self, scores: GridScores, val: FeatureTable) -> Accuracy | None:
         """kNN in the features that the best head reads, where training images are few: a probe should not be below."""
@@ -288,6 +293,11 @@ class _ProbeRun:
         weight, bias = tensors[f"{name}/weight"][row], tensors[f"{name}/bias"][row]
         probe = ProbeHead(weight, bias, head.input, scores.plan.source, self.splits.classes, about)
         save_head(probe, self.folder / "best_head.safetensors")
+
+
+def _estimate(network: float, heads: float) -> str:
+    """Seconds of both in words."""
+    return f"about {_duration(network + heads)}, of which the heads take {_duration(heads)}"
 
 
 def _duration(seconds: float) -> str:

@@ -7,6 +7,7 @@ can go straight into the momentum, and no gradient is ever stored.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
@@ -127,6 +128,19 @@ class HeadGrid:
             for head_input, group in self.groups.items()
         ]
         return torch.cat(losses) if losses else features.new_zeros(0)
+
+    def seconds_of_step(self, batch: int) -> float:
+        """How long one step takes; before training, which it leaves as it was."""
+        features = torch.ones(batch, self.plan.width, device=self.world.device)
+        labels = torch.zeros(batch, dtype=torch.int64, device=self.world.device)
+        for _ in range(2):  # the first one also warms up
+            start = time.perf_counter()
+            self.step(features, labels, lr_scale=0.0).cpu()
+            seconds = time.perf_counter() - start
+        for group in self.groups.values():
+            group.weight_momentum.zero_()
+            group.bias_momentum.zero_()
+        return seconds
 
     @torch.no_grad()
     def predict(self, features: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ def mamba2(
     head_dim: int,
     eps: float,
 ) -> Tensor:
-    """From the input projection (B, L, 2E + 2N + heads) to the mixer's output (B, L, D)."""
+    """From the input projection (B, L, 2E + 2N + heads or more) to the mixer's output (B, L, D)."""
     parameters = (conv_weight, conv_bias, dt_bias, A_log, skip, norm_weight, out_weight)
     if not runs_kernels(projected, conv_weight, norm_weight, head_dim=head_dim):
         plain = partial(reference.mamba2, head_dim=head_dim, eps=eps)

@@ -26,11 +26,13 @@ def scan_inputs(
     return q.unsqueeze(2), k.unsqueeze(2), v.unflatten(-1, (num_heads, -1)), F.softplus(dt.to(precise) + dt_bias)
 
 
-def split_projected(projected: Tensor, conv_weight: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The input projection [gate, x, k, q, dt] (B, L, 2E + 2N + heads) as gate (E), xkq (E + 2N) and dt (heads)."""
-    channels, num_heads = conv_weight.shape[1], dt_bias.shape[1]
-    gate, xkq, dt = projected.split([projected.shape[-1] - channels - num_heads, channels, num_heads], dim=-1)
-    return gate, xkq, dt
+def split_projected(
+    projected: Tensor, conv_weight: Tensor, dt_bias: Tensor, norm_weight: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The input projection [gate, x, k, q, dt, unused] as gate (E), xkq (E + 2N) and dt (heads)."""
+    inner, channels, num_heads = (each.shape[1] for each in (norm_weight, conv_weight, dt_bias))
+    behind = inner + channels
+    return projected[..., :inner], projected[..., inner:behind], projected[..., behind : behind + num_heads]
 
 
 def mamba2(
@@ -46,8 +48,8 @@ def mamba2(
     head_dim: int,
     eps: float,
 ) -> Tensor:
-    """From the input projection (B, L, 2E + 2N + heads) to the mixer's output (B, L, D)."""
-    gate, xkq, dt = split_projected(projected, conv_weight, dt_bias)
+    """From the input projection (B, L, 2E + 2N + heads or more) to the mixer's output (B, L, D)."""
+    gate, xkq, dt = split_projected(projected, conv_weight, dt_bias, norm_weight)
     A = -A_log.exp()
     outputs = []
     for r in range(A.shape[0]):

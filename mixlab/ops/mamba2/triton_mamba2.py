@@ -22,9 +22,9 @@ def mamba2_forward(
     projected: Tensor, conv_weight: Tensor, conv_bias: Tensor, dt_bias: Tensor, A_log: Tensor, skip: Tensor,
     norm_weight: Tensor, out_weight: Tensor, *, head_dim: int, eps: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """From the input projection (B, L, 2E + 2N + heads) to the output (B, L, D), and that of the scan (B, L, H, P)."""
+    """From the input projection (B, L, 2E + 2N + heads or more) to the output (B, L, D) and the scan's (B, L, H, P)."""
     projected = projected.contiguous()
-    gate, xkq, dt = split_projected(projected, conv_weight, dt_bias)
+    gate, xkq, dt = split_projected(projected, conv_weight, dt_bias, norm_weight)
     tiles = tiling(projected.shape[1], projected.dtype)
     num_reverse = A_log[1:].numel()
     q, k, v = _scanned(xkq, conv_weight, conv_bias, A_log, head_dim)
@@ -42,8 +42,9 @@ def mamba2_backward(
     """Gradients of the projection and of all parameters, in their order and dtypes; an empty y is made again."""
     projected = projected.contiguous()
     dprojected = torch.empty(projected.shape, dtype=projected.dtype, device=projected.device)
-    gate, xkq, dt = split_projected(projected, conv_weight, dt_bias)
-    dgate, dxkq, ddt = split_projected(dprojected, conv_weight, dt_bias)
+    gate, xkq, dt = split_projected(projected, conv_weight, dt_bias, norm_weight)
+    dgate, dxkq, ddt = split_projected(dprojected, conv_weight, dt_bias, norm_weight)
+    dprojected[..., dgate.shape[2] + dxkq.shape[2] + ddt.shape[2] :] = 0  # nothing where there is no padding
     tiles = tiling(projected.shape[1], projected.dtype)
     num_reverse = A_log[1:].numel()
     A, bias, skips = A_log.flatten(), dt_bias.flatten(), skip.flatten()

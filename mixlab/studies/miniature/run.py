@@ -119,7 +119,7 @@ def run_study(
                 _write_summary(study, directory, setting, sizes)
         if "ledger" in parts:
             page = write_report([run], run / "report.html", force=True)
-            console.print(f"the report: open {page}", soft_wrap=True)
+            console.print(f"the report: open {page}")
     return {"parts": took, "report": None if page is None else str(page)}
 
 

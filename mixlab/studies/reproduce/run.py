@@ -29,9 +29,14 @@ class ItemPlan:
     item: Item
     setting: ItemSetting
     problems: tuple[str, ...]
-    notes: tuple[str, ...]
+    lacking: tuple[str, ...]  # networks that are left out, and why
+    doubts: tuple[str, ...]  # what is odd about the data, which can be used
     arranged: tuple[Step, ...]
     planned: tuple[Planned, ...]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (*self.lacking, *self.doubts)
 
     @property
     def steps(self) -> list[Step]:
@@ -55,7 +60,7 @@ def plan_item(
     given = _checked(weights or {})
     bare = ItemSetting(run=run, data={}, weights=given, scale=scale, device=device)
     lacking = {network: said for network in item.wanted(only) if (said := bare.lacks(network)) is not None}
-    notes = [*lacking.values()]
+    doubts: list[str] = []
     if root is None:  # to show commands: with a place for the released weights that are not given
         named = {network.key: "FILE" for network in lacking if network.exists}
         bare = replace(bare, weights={**given, **named})
@@ -67,14 +72,15 @@ def plan_item(
         for name in item.needs(bare, only):
             found = DATA_SETS[name].find(root)
             problems += found.problems
-            notes += found.notes
+            doubts += found.notes
             if found.arrange:
                 arranged.append(_arrange(name, found, run))
                 places |= dict.fromkeys((name, name.removesuffix("-val")), str(_arranged_place(name, run)))
             elif found.place is not None:
                 places |= dict.fromkeys((name, name.removesuffix("-val")), str(found.place))
     setting = replace(bare, data=places)
-    return ItemPlan(item, setting, tuple(problems), tuple(notes), tuple(arranged), tuple(item.plan(setting, only)))
+    planned = tuple(item.plan(setting, only))
+    return ItemPlan(item, setting, tuple(problems), tuple(lacking.values()), tuple(doubts), tuple(arranged), planned)
 
 
 def check_plan(plan: ItemPlan) -> None:

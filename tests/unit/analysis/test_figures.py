@@ -62,7 +62,7 @@ def test_a_chart_in_a_page_has_text_hints_the_page_s_colours_and_no_ids() -> Non
     svg = chart.svg()
     root = ElementTree.fromstring(svg)
     assert root.get("aria-label") == "AUC by layer. Bands are 95 % intervals; 0.5 is chance."
-    assert {"layer", "mean AUC (raw)", "0"} <= {part.text for part in root.iter("text")}
+    assert {"layer, from 0", "mean AUC (raw)", "0"} <= {part.text for part in root.iter("text")}
     titles = [part.text for part in root.iter("title")]
     assert f"{label}: 0.75 at 1" in titles, "a point does not say its value"
     assert "var(--c0)" in svg and "var(--line)" in svg

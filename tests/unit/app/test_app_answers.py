@@ -152,7 +152,7 @@ def test_a_model_without_a_mixing_matrix_shows_how_alike_its_features_are() -> N
 def test_a_head_beyond_the_last_is_the_last(address: str) -> None:
     last = answer(address, "matrix", "vit_tiny", 0, {"head": 1})
     assert answer(address, "matrix", "vit_tiny", 0, {"head": 500}) == last
-    assert last["head_name"] == "head 2 of 2"
+    assert last["head_name"] == "head 1 (0 to 1)"
 
 
 def test_the_first_component_is_the_one_of_a_plain_decomposition(address: str, laboratory: Laboratory) -> None:

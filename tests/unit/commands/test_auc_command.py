@@ -69,7 +69,7 @@ def test_a_study_on_a_second_data_set_or_view_stays_beside_the_first(tmp_path: P
     assert {path.name for path in (conv / "figures").iterdir()} == charts
 
 
-def test_training_said_on_the_command_line_pairs_targets(tmp_path: Path) -> None:
+def test_training_said_on_the_command_line_pairs_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     taught = make_run(tmp_path / "taught", "vit_tiny", training="supervised", seed=1)
     dino = make_run(tmp_path / "dino", "vit_tiny")
     for said in ((), ("taught=supervised", "dino=dino")):
@@ -83,6 +83,9 @@ def test_training_said_on_the_command_line_pairs_targets(tmp_path: Path) -> None
         )
         (comparison,) = found["results"]["training"]["comparisons"]
         assert (comparison["better"], comparison["worse"]) == ("dino", "taught")
+        found_none = comparison["difference"]["low"] <= 0 <= comparison["difference"]["high"]
+        [line] = [line for line in capsys.readouterr().out.splitlines() if "dino over taught" in line]
+        assert line.endswith(", not significant") is found_none
 
 
 def test_probe_accuracies_stored_in_runs_are_correlated_with_scores(tmp_path: Path) -> None:

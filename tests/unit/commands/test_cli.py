@@ -1,6 +1,7 @@
 """The command line as a person or a script meets it."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,19 +20,22 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert sorted(name for names in GROUPS.values() for name in names) == sorted(COMMANDS)
 
 
-def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     for command in COMMANDS:
         with pytest.raises(SystemExit) as stopped:
             main([command, "--help"])
         assert (command, stopped.value.code) == (command, 0)
         printed = capsys.readouterr().out
         assert "--json" in printed and "None}" not in printed  # of `int | None`, the INT
+        assert not re.search(r"default:\s+(None|False)?\)", printed), "words say what happens"
+        assert all(len(line) <= 80 or line.startswith("usage:") for line in printed.splitlines()), printed
 
 
 def test_an_option_that_may_be_left_out_can_be_given_as_none() -> None:
     import tyro
 
-    from mixlab.commands.optional import registry
+    from mixlab.commands.help import registry
 
     def call(image: int | None = 3, fit: Literal["crop", "squash"] | None = None) -> tuple[int | None, str | None]:
         return image, fit
@@ -53,6 +57,9 @@ def test_models_counts_what_it_lists(tmp_path: Path) -> None:
     assert list(rows) == ["dinovim_base"]
     assert rows["dinovim_base"]["params_M"] == pytest.approx(88.97, abs=0.01)
     assert rows["dinovim_base"]["mixer"] == "mamba2"
+    assert main(["models", "mamba2d", "--json", str(file)]) == 0  # a part of names
+    names = [row["name"] for row in json.loads(file.read_text())["models"]]
+    assert names and all("mamba2d" in name for name in names)
 
 
 def test_sizes_are_read_as_people_write_them() -> None:

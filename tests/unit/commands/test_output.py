@@ -81,6 +81,17 @@ def test_a_progress_bar_takes_any_label(monkeypatch: pytest.MonkeyPatch) -> None
     assert "ranks of [/run]" in printed.getvalue() and "[/other]" in printed.getvalue()
 
 
+def test_notes_fit_a_terminal_with_paths_whole_and_are_one_line_in_a_log() -> None:
+    path = f"/{'long' * 30}/photo.jpg"
+    for is_terminal in (True, False):
+        file = io.StringIO()
+        shown = type(console)(file=file, width=80, force_terminal=is_terminal, highlight=False)
+        shown.print(f"{'word ' * 30}in {path}, {'more ' * 20}")
+        lines = file.getvalue().splitlines()
+        assert any(f"{path}," in line for line in lines)
+        assert all(len(line) <= 80 for line in lines if path not in line) and (len(lines) > 1) is is_terminal
+
+
 def test_images_that_cannot_be_read_are_named_whatever_their_folder_is_called(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,7 +169,16 @@ def test_while_json_has_stdout_tables_are_on_stderr(capfd: pytest.CaptureFixture
 
 
 def test_a_reader_that_leaves_early_breaks_nothing() -> None:
-    script = "from mixlab.console import put; [put('x' * 1000) for _ in range(1000)]; open('done', 'w').close()"
+    script = """
+from contextlib import suppress
+from mixlab.cli import main
+from mixlab.console import put
+[put('x' * 1000) for _ in range(1000)]
+main([])
+with suppress(SystemExit):
+    main(["models", "--help"])
+open('done', 'w').close()
+"""
     with tempfile.TemporaryDirectory() as folder:
         shell = f"{sys.executable} -c {shlex.quote(script)} | head -1"
         done = subprocess.run(shell, shell=True, cwd=folder, capture_output=True, text=True, env=environment())

@@ -1,5 +1,8 @@
 """The grid against each of its heads trained alone by torch's own SGD."""
 
+import time
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -54,6 +57,22 @@ def train_grid(batches: list[tuple[Tensor, Tensor]], *, epochs: int, seed: int =
         for features, labels in batches:
             grid.step(features, labels, lr_scale=float(scale) * BATCH / LR_BATCH)
     return grid
+
+
+def test_the_time_of_a_step_is_taken_without_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    grid, fresh = (train_grid([], epochs=1) for _ in range(2))
+    assert 0 < grid.seconds_of_step(BATCH) < 10
+    for head_input, group in grid.groups.items():
+        for name, tensor in group.tensors().items():
+            assert torch.equal(tensor, fresh.groups[head_input].tensors()[name]), name
+    step = HeadGrid.step
+
+    def slow(*given: Any, **options: Any) -> Tensor:
+        time.sleep(0.05)
+        return step(*given, **options)
+
+    monkeypatch.setattr(HeadGrid, "step", slow)
+    assert grid.seconds_of_step(BATCH) > 0.05
 
 
 def test_after_an_epoch_each_head_of_the_grid_is_the_one_trained_alone() -> None:

@@ -34,6 +34,8 @@ from mixlab.ops.selective_scan import triton_selective
 from mixlab.ops.selective_scan.reference import selective_scan_recurrence
 from mixlab.ops.short_conv import op as short_conv_op
 from mixlab.ops.short_conv import triton_short_conv
+from mixlab.ops.silu_gate import op as gate_op
+from mixlab.ops.silu_gate import reference as gate_reference
 from mixlab.ops.ssd import op as ssd_op
 from mixlab.ops.ssd.reference import ssd_recurrence
 from tests.tolerances import TOLERANCES, relative_error
@@ -202,7 +204,7 @@ def mixer_inputs(directions: int, length: int, num_heads: int, state: int, width
     inner = num_heads * width
     channels = inner + 2 * state
     return [
-        torch.randn(1, length, inner + channels + num_heads),
+        torch.randn(1, length, inner + channels + num_heads + -num_heads % 8),  # as wide as `linear_in_rows` makes it
         torch.randn(directions, channels, 4) / 2,
         torch.randn(directions, channels) / 10,
         torch.randn(directions, num_heads) - 1,
@@ -243,6 +245,11 @@ def add_norm_errors(centred: bool) -> Errors:
     )
 
 
+def silu_gate_errors() -> Errors:
+    gate, y = torch.randn(2, 3, 82).chunk(2, -1)[0], torch.randn(2, 41, 3).mT  # both lie apart
+    return compare(gate_op._gate, gate_reference.silu_gate, [y, gate, torch.randn(41)])
+
+
 def attention_errors(length: int, num_heads: int, width: int, spans: tuple[int, int] | None) -> Errors:
     choose = triton_linear_attention._spans
     with patch.object(triton_linear_attention, "_spans", lambda *sizes: spans or choose(*sizes)):
@@ -265,6 +272,8 @@ def registered_errors() -> Errors:
         mamba2_op._mixer.registered, (*mixer, 16, 1e-5, True), test_utils=("test_schema", "test_faketensor")
     )
     torch.library.opcheck(add_norm_op._add_norm.registered, (*norm, None, 1e-5))
+    gated = [torch.randn(*shape, requires_grad=True) for shape in ((1, 2, 5), (1, 2, 5), (5,))]
+    torch.library.opcheck(gate_op._gate.registered, tuple(gated))
     torch.library.opcheck(attention_op._attention.registered, (torch.randn(1, 3, 48, requires_grad=True), 16))
     return compare(
         lambda *inputs: mamba2_op._mixer.registered(*inputs, 16, 1e-5, False)[0],
@@ -301,6 +310,7 @@ def main() -> None:
         "mixer in float32 under autocast": (autocast_errors, ()),
         "add and RMSNorm": (add_norm_errors, (False,)),
         "add and LayerNorm": (add_norm_errors, (True,)),
+        "bias, SiLU and gate": (silu_gate_errors, ()),
         "registered operators": (registered_errors, ()),
     }
     report: dict[str, Errors | str] = {}

@@ -24,6 +24,7 @@ from mixlab.ops.gated_scans import op as gated_scans_op
 from mixlab.ops.linear_attention import op as attention_op
 from mixlab.ops.mamba2 import op as mamba2_op
 from mixlab.ops.selective_scan import op as selective_op
+from mixlab.ops.silu_gate import op as gate_op
 from mixlab.ops.ssd import op as ssd_op
 from mixlab.ops.ssd.triton_launch import NUM_STAGES
 
@@ -142,6 +143,11 @@ def mixer(
 def add_norm(dtype: torch.dtype, *, centred: bool, width: int = 768) -> list[Launch]:
     branch, stream, weight = _empty(2, 198, width, dtype=dtype), _empty(2, 198, width), _empty(width)
     return _launches(lambda: add_norm_op._add_norm(branch, stream, weight, weight if centred else None, 1e-5)[1])
+
+
+def silu_gate(dtype: torch.dtype) -> list[Launch]:
+    gate, y, bias = _empty(2, 144, 768, dtype=dtype).chunk(2, -1)[0], _empty(2, 144, 384, dtype=dtype), _empty(384)
+    return _launches(lambda: gate_op._gate(y, gate, bias))
 
 
 def attention(dtype: torch.dtype, *, batch: int, length: int, width: int = 64) -> list[Launch]:

@@ -51,6 +51,7 @@ def every_kernel() -> list[Launch]:
         *launches.gated_scans(HALF, scans=2, width=384),
         *launches.add_norm(HALF, centred=True),
         *launches.add_norm(HALF, centred=False),
+        *launches.silu_gate(HALF),
         *launches.attention(HALF, batch=64, length=198),
         *launches.attention(HALF, batch=1, length=4097),
         *launches.crops(),

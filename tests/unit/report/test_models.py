@@ -11,7 +11,7 @@ from scipy import stats
 from mixlab.analysis.comparisons import training_gains
 from mixlab.report import write_report
 from mixlab.report.findings import Findings, Record
-from mixlab.report.models import Column, Table, model_table
+from mixlab.report.models import Column, Table, model_table, words
 from mixlab.run import METRICS, UNTRAINED, Measurement, RunDirectory, Subject
 from mixlab.run.protocols import (
     PROTOCOLS,
@@ -216,3 +216,8 @@ def test_columns_say_their_protocol() -> None:
     (parameters, knn) = table_of(measured("vit", 0.5)).columns
     assert isinstance(knn, Column) and knn.protocol == "data shapes, all labels, k 20"
     assert parameters.title == "parameters"
+
+
+def test_choices_of_a_protocol_are_plain_words() -> None:
+    choices = {"kind": "rank", "chunk": 32, "layers": (0, 5), "centre": True, "k": 20, "map": ""}
+    assert words(choices) == "chunk 32, layers 0 5, centre yes, k 20"

@@ -3,6 +3,7 @@
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,16 @@ from reproduce_root import classes, draw_imagenet, draw_imagenet_s, draw_root, p
 from scipy.io import savemat
 
 from mixlab.cli import main
+from mixlab.commands.answer import Answer
+from mixlab.commands.reproduce import _show
 from mixlab.data import imagenet_labels
 from mixlab.data.imagenet_labels import imagenet_classes
 from mixlab.data.labelled import labelled_splits
 from mixlab.data.mask_formats import parse_masks
 from mixlab.studies.reproduce.arrange import pair_masks, read_val_labels, sort_val
 from mixlab.studies.reproduce.folders import DATA_SETS, check_root
+from mixlab.studies.reproduce.listing import ITEMS
+from mixlab.studies.reproduce.run import plan_item
 
 
 @pytest.fixture(scope="module")
@@ -302,6 +307,17 @@ def test_plain_commands_say_what_to_do_about_the_same_folders_before_they_train(
     told = "".join(capsys.readouterr().err.split())  # lines break anywhere in a long path
     assert re.search(sentence.replace(" ", ""), told), told
     assert not [*run.glob("checkpoints/*"), *run.glob("*.safetensors")], "nothing was trained"
+
+
+def test_data_with_gaps_is_not_said_to_be_there(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(Image.new("L", (8, 8)), root / "ADEChallengeData2016" / "annotations" / "training" / "alone.png")
+    assert main(["reproduce", "mambaout-table3", "--root", str(root)]) == 0
+    told = " ".join(capsys.readouterr().err.split())
+    assert "1 files of training have no counterpart" in told and "the data is there" not in told
+    assert "the data can be used, with the warnings above: " in told
+    plan = plan_item(ITEMS["mambaout-table3"], root=root, run=root / "run")
+    _show(Answer(), replace(plan, doubts=()), root)
+    assert "the data is there: " in capsys.readouterr().err
 
 
 def test_a_class_folder_too_many_is_a_problem_and_a_class_too_few_a_note(root: Path) -> None:

@@ -1,0 +1,60 @@
+"""Tests that pass, fail, warn and kill their process, run by several processes."""
+
+import multiprocessing
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+FIRST = """
+import os, warnings
+def test_passes(): warnings.warn("a word of warning")
+def test_fails(): print("its last words"); assert 1 == 2
+def test_dies(): os._exit(3)
+def test_comes_after_it(): pass
+"""
+OTHER = """
+import os, pytest
+@pytest.fixture(scope="module")
+def made(): return os.getpid()
+@pytest.mark.parametrize("number", range(3))
+def test_tests_of_a_file_share_their_fixtures(made, number): assert made == os.getpid()
+"""
+
+
+def run_pytest(folder: Path, *options: str) -> None:
+    """In a process of its own, whose exit code is pytest's."""
+    output = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    plugins = ["-p", "tests.forked_workers", "-p", "no:cacheprovider"]
+    os._exit(pytest.main([*plugins, "-c", os.devnull, "--rootdir", str(folder), *options, str(folder)]))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "test_first.py").write_text(FIRST)
+    for name in "abcdef":
+        (tmp_path / f"test_{name}.py").write_text(OTHER)
+    return tmp_path
+
+
+def ran(folder: Path, *options: str) -> tuple[int | None, str]:
+    process = multiprocessing.get_context("forkserver").Process(target=run_pytest, args=(folder, *options))
+    process.start()
+    process.join(60)
+    return process.exitcode, (folder / "output.txt").read_text()
+
+
+def test_every_test_is_reported_once_and_the_death_of_a_process_is_a_failure(folder: Path) -> None:
+    code, said = ran(folder, "--verbose")
+    assert code == 1 and "2 failed, 20 passed, 1 warning in" in said
+    for words in ("\nits last words", "E   assert 1 == 2", "ended with code 3", "UserWarning: a word of warning"):
+        assert said.count(words) == 1, words
+    assert len(re.findall(r"test_\w+\.py::\S+ (?:PASSED|FAILED)", said)) == 22
+
+
+def test_the_first_failure_ends_all_where_that_is_asked_for(folder: Path) -> None:
+    code, said = ran(folder, "--exitfirst")
+    assert code == 1 and "1 failed" in said and "stopping after 1 failures" in said
