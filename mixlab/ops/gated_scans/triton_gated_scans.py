@@ -1,6 +1,7 @@
 """The mean or the sum of several scans times SiLU of a gate, and back, each in one pass.
 
-Every scan has the same gradient, which is written once: it is returned as a view that repeats it.
+Every scan has the same gradient, which is written once: it is returned as a view that repeats it. In `ops/silu_gate` it
+has not, and a bias to be summed over all rows: a kernel for both would be two kernels behind one switch.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -10,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mixlab.ops.add_norm.triton_add_norm import in_rows
 from mixlab.ops.short_conv.triton_short_conv import sigmoid
 
 ROWS, CHANNELS = 8, 256  # of a program
@@ -56,7 +58,7 @@ def _gated_scans_backward_kernel(
 
 def gated_scans_forward(y: Tensor, gate: Tensor, mean: bool) -> Tensor:
     out = torch.empty(gate.shape, dtype=y.dtype, device=y.device)
-    y, gate = _dense_channels(y), _even_rows(gate)
+    y, gate = _dense_channels(y), in_rows(gate)
     grid = _grid(gate)
     _gated_scans_forward_kernel[grid](
         y, gate, out, *_sizes(y, gate, mean), SCANS=y.shape[2], ROWS=ROWS, CHANNELS=CHANNELS
@@ -65,8 +67,8 @@ def gated_scans_forward(y: Tensor, gate: Tensor, mean: bool) -> Tensor:
 
 
 def gated_scans_backward(dout: Tensor, y: Tensor, gate: Tensor, mean: bool) -> list[Tensor]:
-    dy, dgate = torch.empty(2, *gate.shape, dtype=y.dtype, device=y.device)
-    dout, y, gate = dout.contiguous(), _dense_channels(y), _even_rows(gate)
+    dy, dgate = (torch.empty(gate.shape, dtype=y.dtype, device=y.device) for _ in range(2))
+    dout, y, gate = dout.contiguous(), _dense_channels(y), in_rows(gate)
     grid = _grid(gate)
     _gated_scans_backward_kernel[grid](
         dout, y, gate, dy, dgate, *_sizes(y, gate, mean), SCANS=y.shape[2], ROWS=ROWS, CHANNELS=CHANNELS
@@ -85,8 +87,3 @@ def _sizes(y: Tensor, gate: Tensor, mean: bool) -> tuple[float, ...]:
 
 def _dense_channels(y: Tensor) -> Tensor:
     return y if y.stride(3) == 1 else y.contiguous()
-
-
-def _even_rows(x: Tensor) -> Tensor:
-    """As it is where tokens lie at even distances, a slice of the channels of a dense tensor; else a copy."""
-    return x if x.stride(2) == 1 and x.stride(0) == x.shape[1] * x.stride(1) else x.contiguous()

@@ -17,15 +17,10 @@ from torch import Tensor
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 NOTED_BYTES = 2**31  # of noted states at a time: a large batch goes backward in parts
-Walk = Literal["read", "note", "both", "back"]
-
-
-@triton.jit
-def _tile(e, n, E, N, STATES_FAST: tl.constexpr):
-    """Where the numbers (N, E) of channels e and states n lie: what lies side by side is shared among fewer lanes."""
-    if STATES_FAST:
-        return n[:, None] + e[None, :] * N
-    return n[:, None] * E + e[None, :]
+Walk = Literal["read", "note", "back"]
+# Numbers and channels of a program at most, stages of the compiler's pipeline with one state and with more: measured
+# for 1 and 16 states.
+LAUNCHES = {"read": (1024, 64, 4, 1), "note": (512, 64, 3, 2), "back": (512, 32, 3, 2)}
 
 
 @triton.jit
@@ -82,9 +77,9 @@ def _steps(given, inside, bias, RAW: tl.constexpr):
 
 
 @triton.jit
-def _vectors(A_ptr, skip_ptr, bias_ptr, s, e, tile, both, E, N, RAW: tl.constexpr):
+def _vectors(A_ptr, skip_ptr, bias_ptr, s, e, tile, inside, E, N, RAW: tl.constexpr):
     """What holds for all steps: A in base 2 (N, E), skip and bias (E)."""
-    A = tl.load(A_ptr + s * N * E + tile, mask=both, other=0.0) * LOG2_E
+    A = tl.load(A_ptr + s * N * E + tile, mask=inside, other=0.0) * LOG2_E
     skip = tl.load(skip_ptr + s * E + e, mask=e < E, other=0.0).to(tl.float32)
     bias = skip
     if RAW:
@@ -94,12 +89,14 @@ def _vectors(A_ptr, skip_ptr, bias_ptr, s, e, tile, both, E, N, RAW: tl.constexp
 
 @triton.jit(do_not_specialize=["L", "first_reverse"])
 def _walk_kernel(
-    q_ptr, k_ptr, v_ptr, dt_ptr, A_ptr, skip_ptr, bias_ptr, y_ptr, noted_ptr, L, S, E, N, first_reverse,
+    q_ptr, k_ptr, v_ptr, dt_ptr, A_ptr, skip_ptr, bias_ptr, out_ptr, L, S, E, N, first_reverse,
     q_b, q_l, q_s, v_b, v_l, v_s, dt_b, dt_l, dt_s,
-    READ: tl.constexpr, NOTE: tl.constexpr, RAW: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr,
-    STATES_FAST: tl.constexpr, STAGES: tl.constexpr,
+    READ: tl.constexpr, RAW: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """With READ y, with NOTE the states before every second step."""
+    """With READ y, from A (S, N, E); else the states before every second step (B, S, pairs, E, N), from A (S, E, N).
+
+    The layout of A becomes that of the states in registers: what lies side by side is shared among fewer lanes.
+    """
     e, n, two = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS), tl.arange(0, STATES), tl.arange(0, 2)
     s, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
     start, way = tl.where(s >= first_reverse, L - 1, 0).to(tl.int64), tl.where(s >= first_reverse, -1, 1)
@@ -107,14 +104,15 @@ def _walk_kernel(
     dt_ptr += b * dt_b + start * dt_l + s * dt_s
     k_ptr += b * q_b + start * q_l + s * q_s
     q_ptr += b * q_b + start * q_l + s * q_s
-    if NOTE:
-        noted_ptr += (b * S + s) * tl.cdiv(L, 2) * N * E
     if READ:
-        y_ptr += ((b * L + start) * S + s) * E
-    v_l, dt_l, q_l = v_l * way, dt_l * way, q_l * way
-    y_l = way * S * E
-    tile, both = _tile(e, n, E, N, STATES_FAST), (n < N)[:, None] & (e < E)[None, :]
-    A, skip, bias = _vectors(A_ptr, skip_ptr, bias_ptr, s, e, tile, both, E, N, RAW)
+        out_ptr += ((b * L + start) * S + s) * E
+        tile = n[:, None] * E + e[None, :]
+    else:
+        out_ptr += (b * S + s) * tl.cdiv(L, 2) * N * E
+        tile = n[:, None] + e[None, :] * N
+    v_l, dt_l, q_l, y_l = v_l * way, dt_l * way, q_l * way, way * S * E
+    inside = (n < N)[:, None] & (e < E)[None, :]
+    A, skip, bias = _vectors(A_ptr, skip_ptr, bias_ptr, s, e, tile, inside, E, N, RAW)
     state = tl.zeros((STATES, CHANNELS), tl.float32)
     # Small rows are loaded two steps ahead by hand, those of channels by the compiler's pipeline.
     next_dt0, next_dt1 = _row(dt_ptr, 0, L, dt_l, e, E), _row(dt_ptr, 1, L, dt_l, e, E)
@@ -125,8 +123,8 @@ def _walk_kernel(
     for pair in tl.range(tl.cdiv(L, 2), num_stages=STAGES):
         i = 2 * pair
         step = i + two
-        if NOTE:
-            tl.store(noted_ptr + tl.cast(pair, tl.int64) * N * E + tile, state, mask=both)
+        if not READ:
+            tl.store(out_ptr + tl.cast(pair, tl.int64) * N * E + tile, state, mask=inside)
         v0, v1 = _each(_two_rows(v_ptr, step, L, v_l, e, E))
         k0, k1 = _each(next_k)
         q0, q1 = _each(next_q)
@@ -140,11 +138,11 @@ def _walk_kernel(
         if not READ:
             state = _advance(state, v1, dt1, k1, A)
         else:
-            y0 = tl.sum(state * q0[:, None], 0) + skip * v0
+            y0 = tl.sum(state * q0[:, None], 0) + skip * v0  # before the second step: both states need more registers
             state = _advance(state, v1, dt1, k1, A)
             y1 = tl.sum(state * q1[:, None], 0) + skip * v1
             known = (e < E)[:, None] & (step < L)[None, :]
-            tl.store(y_ptr + step[None, :] * y_l + e[:, None], tl.join(y0, y1), mask=known)
+            tl.store(out_ptr + step[None, :] * y_l + e[:, None], tl.join(y0, y1), mask=known)
 
 
 @triton.jit
@@ -170,7 +168,7 @@ def _walk_back_kernel(
     dy_ptr, q_ptr, k_ptr, v_ptr, dt_ptr, A_ptr, skip_ptr, bias_ptr, noted_ptr,
     dqk_ptr, dv_ptr, ddt_ptr, dA_ptr, dskip_ptr, dbias_ptr,
     B, L, S, E, N, first_reverse, dy_b, dy_l, dy_s, q_b, q_l, q_s, v_b, v_l, v_s, dt_b, dt_l, dt_s,
-    RAW: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr, STATES_FAST: tl.constexpr, STAGES: tl.constexpr,
+    RAW: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Every gradient; those of q and k for these channels alone, those of A and skip for this image alone."""
     part = tl.program_id(0)
@@ -189,8 +187,8 @@ def _walk_back_kernel(
     dy_l, v_l, dt_l, q_l = dy_l * way, v_l * way, dt_l * way, q_l * way
     dv_l, dqk_l = way * S * E, way * S * 2 * N
     mine = e < E
-    tile, both = _tile(e, n, E, N, STATES_FAST), (n < N)[:, None] & mine[None, :]
-    A, skip, bias = _vectors(A_ptr, skip_ptr, bias_ptr, s, e, tile, both, E, N, RAW)
+    tile, inside = n[:, None] + e[None, :] * N, (n < N)[:, None] & mine[None, :]
+    A, skip, bias = _vectors(A_ptr, skip_ptr, bias_ptr, s, e, tile, inside, E, N, RAW)
     g = tl.zeros((STATES, CHANNELS), tl.float32)
     dA = tl.zeros((STATES, CHANNELS), tl.float32)
     dskip = tl.zeros((CHANNELS,), tl.float32)
@@ -201,7 +199,7 @@ def _walk_back_kernel(
     for pair in tl.range(tl.cdiv(L, 2) - 1, -1, -1, num_stages=STAGES):
         i = 2 * pair
         step = i + two
-        state0 = tl.load(noted_ptr + tl.cast(pair, tl.int64) * N * E + tile, mask=both, other=0.0)
+        state0 = tl.load(noted_ptr + tl.cast(pair, tl.int64) * N * E + tile, mask=inside, other=0.0)
         v0, v1 = _each(_two_rows(v_ptr, step, L, v_l, e, E))
         dy0, dy1 = _each(_two_rows(dy_ptr, step, L, dy_l, e, E))
         k0, k1 = _each(next_k)
@@ -225,7 +223,7 @@ def _walk_back_kernel(
         at = step[None, None, :] * dqk_l + two[None, :, None] * N + n[:, None, None]
         tl.store(dqk_ptr + at, dqk, mask=(n < N)[:, None, None] & (step < L)[None, None, :])
         dskip += dy0 * v0 + dy1 * v1
-    tl.store(dA_ptr + (b * S + s) * N * E + tile, dA, mask=both)
+    tl.store(dA_ptr + (b * S + s) * N * E + tile, dA, mask=inside)
     tl.store(dskip_ptr + (b * S + s) * E + e, dskip, mask=mine)
     if RAW:
         tl.store(dbias_ptr + (b * S + s) * E + e, dbias, mask=mine)
@@ -236,7 +234,7 @@ def scan_forward(
 ) -> Tensor:
     """y (B, L, S, E) in the dtype of v. With a bias (S, E), steps are softplus(dt + bias)."""
     y = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-    _walk("read", *_dense(q, k, v, dt), A, skip, bias, num_reverse, y=y)
+    _walk("read", y, *_dense(q, k, v, dt), A.mT.contiguous(), skip, bias, num_reverse)
     return y
 
 
@@ -246,67 +244,59 @@ def scan_backward(
 ) -> list[Tensor]:  # fmt: skip
     """The gradients of all inputs that are tensors, in their shapes and dtypes."""
     q, k, v, dt, dy = _dense(q, k, v, dt, dy)
+    A = A.contiguous()
     batch, length, num_scans, width = v.shape
     state = q.shape[3]
     launch = launch_of(state, "back")
     num_pairs, num_parts = triton.cdiv(length, 2), triton.cdiv(width, launch["CHANNELS"])
     dv, ddt = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (v, dt))
     dqk = torch.empty(*q.shape[:3], 2, state, device=v.device)
-    dA = torch.empty(batch, num_scans, width * state, device=v.device)
+    dA = torch.empty(batch, *A.shape, device=v.device)
     dskip, dbias = torch.empty(2, batch, num_scans, width, device=v.device)
     at_once = max(1, NOTED_BYTES // (4 * num_scans * num_pairs * state * width))
     for first in range(0, batch, at_once):
         some = slice(first, first + at_once)
         images = (q[some], k[some], v[some], dt[some])
         num_images = len(images[0])
-        noted = torch.empty(num_images, num_scans, num_pairs, state * width, device=v.device)
+        noted = torch.empty(num_images, num_scans, num_pairs, width, state, device=v.device)
         parts = torch.empty(num_parts, *dqk[some].shape, device=v.device)
-        _walk("note", *images, A, skip, bias, num_reverse, noted=noted)
+        _walk("note", noted, *images, A, skip, bias, num_reverse)
         _walk_back_kernel[(num_parts, num_scans, num_images)](
-            dy[some], *images, _laid_out(A, launch), skip, bias, noted,
+            dy[some], *images, A, skip, bias, noted,
             parts, dv[some], ddt[some], dA[some], dskip[some], dbias[some],
             num_images, length, num_scans, width, state, num_scans - num_reverse,
             *dy.stride()[:3], *q.stride()[:3], *v.stride()[:3], *dt.stride()[:3], RAW=bias is not None, **launch,
         )  # fmt: skip
         torch.sum(parts, 0, out=dqk[some])
     dq, dk = dqk.to(q.dtype).unbind(3)
-    rows, columns = (width, state) if launch["STATES_FAST"] else (state, width)
-    dA = dA.sum(0).view(num_scans, rows, columns)
-    gradients = [dq, dk, dv, ddt, dA if launch["STATES_FAST"] else dA.mT.contiguous(), dskip.sum(0)]
+    gradients = [dq, dk, dv, ddt, dA.sum(0), dskip.sum(0)]
     return gradients if bias is None else [*gradients, dbias.sum(0)]
 
 
 def _walk(
-    walk: Walk, q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, bias: Tensor | None,
-    num_reverse: int, *, y: Tensor | None = None, noted: Tensor | None = None,
+    walk: Literal["read", "note"], out: Tensor, q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor,
+    bias: Tensor | None, num_reverse: int,
 ) -> None:  # fmt: skip
-    """Fill `y`, and `noted` with the states."""
+    """Fill `out`, with y or with the states."""
     batch, length, num_scans, width = v.shape
     launch = launch_of(q.shape[3], walk)
     _walk_kernel[(triton.cdiv(width, launch["CHANNELS"]), num_scans, batch)](
-        q, k, v, dt, _laid_out(A, launch), skip, bias, y, noted,
-        length, num_scans, width, q.shape[3], num_scans - num_reverse,
-        *q.stride()[:3], *v.stride()[:3], *dt.stride()[:3], READ=y is not None, NOTE=noted is not None,
-        RAW=bias is not None, **launch,
+        q, k, v, dt, A, skip, bias, out, length, num_scans, width, q.shape[3], num_scans - num_reverse,
+        *q.stride()[:3], *v.stride()[:3], *dt.stride()[:3], READ=walk == "read", RAW=bias is not None, **launch,
     )  # fmt: skip
 
 
 def launch_of(state: int, walk: Walk) -> dict[str, Any]:
     """One warp per program, so that sums over channels wait for nobody; as many channels as registers hold."""
-    states, numbers = triton.next_power_of_2(state), 512 if walk == "back" else 1024  # measured for 1 and 16 states
+    states = triton.next_power_of_2(state)
+    numbers, channels, stages_of_one, stages = LAUNCHES[walk]
     return {
         "STATES": states,
-        "CHANNELS": min(32 if walk == "back" else 64, max(numbers // states, 8)),
-        "STATES_FAST": walk != "read" and state % 16 == 0,  # as the noted states lie, so do A and its gradient
-        "STAGES": 2,
+        "CHANNELS": min(channels, max(numbers // states, 8)),
+        "STAGES": stages_of_one if state == 1 else stages,
         "num_warps": 1,
-        "maxnreg": None if state == 1 else 168 if walk == "back" else 128,  # more programs at a time
+        "maxnreg": 128 if walk == "read" and state > 1 else None,  # more programs at a time
     }
-
-
-def _laid_out(A: Tensor, launch: dict[str, Any]) -> Tensor:
-    """(S, E, N) as the walk reads it."""
-    return A.contiguous() if launch["STATES_FAST"] else A.mT.contiguous()
 
 
 def _dense(*tensors: Tensor) -> list[Tensor]:

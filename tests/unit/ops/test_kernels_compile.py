@@ -32,7 +32,6 @@ SPILLS = {
     "_values_kernel": (760, 128, 328),
     "_gated_norm_backward_kernel": (216, 144, 216),
     "_gather_both_span_kernel": (16, 0, 0),
-    "_walk_back_kernel": (96, 96, 96),
     "_backward_kernel": (168, 136, 0),
     "_write_gradients_span_kernel": (144, 128, 0),
 }
