@@ -17,6 +17,7 @@ project = "mixlab"
 extensions = ["myst_parser", "sphinx_copybutton"]
 exclude_patterns = ["studies"]
 myst_heading_anchors = 4
+highlight_language = "text"  # of blocks that name none: commands
 html_theme = "furo"
 html_title = "mixlab"
 html_static_path = ["docs.css"]
@@ -94,6 +95,17 @@ def set_formulas(_: Sphinx, name: str, template: str, context: dict[str, Any], d
     context["body"] = body
 
 
+def keep_options_whole(_: Sphinx, name: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Lines may be broken anywhere but in the middle of an option."""
+    option = r"--?[a-z][\w.-]*"
+
+    def spare(block: re.Match[str]) -> str:
+        return re.sub(rf"(?<=[\s\[]){option}", r'<span class="whole">\g<0></span>', block[0])
+
+    body = re.sub(r'<div class="highlight-text .*?</pre>', spare, context.get("body", ""), flags=re.DOTALL)
+    context["body"] = re.sub(rf'<span class="pre">(?={option}<)', '<span class="pre whole">', body)
+
+
 def to_mathml(name: str, formula: str, *, display: str) -> str:
     try:
         return convert(html.unescape(formula.strip()), display=display)
@@ -104,4 +116,5 @@ def to_mathml(name: str, formula: str, *, display: str) -> str:
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("source-read", read_page)
     app.connect("html-page-context", set_formulas)
+    app.connect("html-page-context", keep_options_whole)
     return {"parallel_read_safe": False}

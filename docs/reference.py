@@ -158,7 +158,9 @@ def _help(notes: list[Any]) -> str:
 
 def _option(name: str, default: Any, meaning: str, *, positional: bool) -> tuple[str, str]:
     flag = name.upper() if positional else f"--{name.replace('_', '-')}"
-    said = "required" if default is inspect.Parameter.empty else "" if default is None else f"`{_short(default)}`"
+    said = "required" if default is inspect.Parameter.empty else f"`{_short(default)}`"
+    if default is None or default is False or default == ():
+        said = ""  # off, or as its meaning says
     return flag, f"{said} | {_cell(meaning)}"
 
 

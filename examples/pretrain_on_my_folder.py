@@ -47,6 +47,7 @@ print(f"{done.step} steps; the same call again would resume, or find that all is
 # %% [markdown]
 # A run is a folder: `config.json`, `metrics.jsonl`, checkpoints, and `weights.safetensors`, the backbone. The loss of
 # DINO may rise: its target, the teacher, changes with the student. So judge by kNN, beside an untrained network.
+# Six steps only show how it is done: what is read here was learnt before, by the network that training started from.
 
 # %%
 rows = list(RunDirectory(place / "first").read_metrics())

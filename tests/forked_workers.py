@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import chain, groupby, pairwise
 from multiprocessing import connection, get_context
 from multiprocessing.context import ForkProcess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +31,11 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     return True
 
 
+def together(file: Path) -> Path:
+    """What one process runs: a file, or a folder whose files share a browser."""
+    return file.parent if file.parent.name == "browser" else file
+
+
 @dataclass
 class Worker:
     """A process, as the one that has collected the tests knows it."""
@@ -46,7 +52,7 @@ class Team:
     def __init__(self, session: pytest.Session) -> None:
         self.session, self.config = session, session.config
         self.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # one for all
-        by_file = groupby(range(len(session.items)), key=lambda number: session.items[number].path)
+        by_file = groupby(range(len(session.items)), key=lambda number: together(session.items[number].path))
         self.files = deque([*numbers] for _, numbers in by_file)
         self.workers: dict[Any, Worker] = {}  # by their channel
 

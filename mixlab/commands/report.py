@@ -10,6 +10,7 @@ from mixlab.commands.options import Flat
 from mixlab.console import console
 from mixlab.errors import InputError
 from mixlab.run import UNTRAINED, find_runs, provenance
+from mixlab.run.disk import in_units
 
 
 def report(
@@ -43,7 +44,7 @@ def report(
         measure_costs(runs)
     page = write_report(runs, out, title=title, force=force)
     size = page.stat().st_size
-    answer.line(f"{page}, {size / 1e6:.1f} MB{': open it in any browser' if out.suffix == '.html' else ''}")
+    answer.line(f"{page}, {in_units(size)}{': open it in any browser' if out.suffix == '.html' else ''}")
     return answer.emit({"page": str(page), "bytes": size, "runs": [str(run) for run in runs]})
 
 

@@ -18,7 +18,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Column
 from rich.text import Text
 
 from mixlab.console import console
@@ -102,11 +103,9 @@ def run_steps(steps: Sequence[Step], folder: Path, pool: ProcessPoolExecutor, *,
     if done:
         console.print(f"{len(done)} of {len(steps)} steps are done already")
     left = [step for step in steps if step.name not in done]
-    name, note = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[note]}")
-    columns = (SpinnerColumn(), name, BarColumn(bar_width=24), note, TimeElapsedColumn())
     running: dict[Future[int], _Running] = {}
     told: set[str] = set()
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*_columns(), console=console, transient=True) as progress:
         while left or running:
             for step in list(left):
                 if len(running) >= workers or any(part.step.alone for part in running.values()):
@@ -249,6 +248,13 @@ def _said(metric: str, value: float) -> str:
     return f"{value:.3g}" if metric == "loss" else f"{100 * value:.1f} %"
 
 
+def _columns() -> tuple[ProgressColumn, ...]:
+    """Of the steps that run; where the terminal is narrow, the bar alone gives way."""
+    name, note = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[note]}")
+    spinner = SpinnerColumn(table_column=Column(no_wrap=True))
+    return spinner, name, BarColumn(bar_width=24), note, TimeElapsedColumn(table_column=Column(no_wrap=True))
+
+
 def _show(progress: Progress, part: _Running) -> None:
     if part.step.trains is None:
         return
@@ -257,7 +263,7 @@ def _show(progress: Progress, part: _Running) -> None:
     for row in run.read_metrics():
         last |= row
     if last:
-        text = "  ".join(f"{name} {_said(key, last[key])}" for key, name in SHOWN_METRICS.items() if key in last)
+        text = " ".join(f"{name} {_said(key, last[key])}" for key, name in SHOWN_METRICS.items() if key in last)
         with contextlib.suppress(OSError, ValueError, KeyError):
             progress.update(part.task, total=run.read_config()["total_steps"])
         progress.update(part.task, completed=last["step"], note=text)

@@ -55,7 +55,7 @@ def check_enough(num_images: int, config: TrainConfig, world: World) -> None:
         parts = world.size * config.accumulate
         possible = num_images // parts * parts
         raise InputError(
-            f"{num_images} images are fewer than one batch of {config.batch}; set batch={possible} or less"
+            f"{num_images} images are fewer than one batch of {config.batch}; write --set batch={possible}, or less"
         )
 
 

@@ -77,7 +77,7 @@ def describe_workers(asked: int | None, world: World) -> str:
     )
     per_rank = " for each rank" if world.size > 1 else ""
     cores = f"{world.cores or num_cores():.4g}"
-    why = "as asked" if asked is not None else f"of {cores} core{'s' * (cores != '1')}"
+    why = f"workers is {asked}" if asked is not None else f"of {cores} core{'s' * (cores != '1')}"
     return f"{what}{per_rank} ({why})"
 
 

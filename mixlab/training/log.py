@@ -13,7 +13,16 @@ from typing import Any, Self
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
 from torch import Tensor
 
 from mixlab.errors import InputError
@@ -147,13 +156,7 @@ class TrainingProgress:
         self._shown: dict[str, float] = {}
         self._last = ""
         self._bar = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[metrics]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+            *bar_columns(self.console.width),
             console=self.console,
             disable=not (enabled and self.console.is_terminal),
         )
@@ -175,7 +178,7 @@ class TrainingProgress:
         """The newest metrics; outside a terminal, a line every half minute and one at the end."""
         self._shown |= {name: metrics[name] for name in self.names if name in metrics}
         text = "  ".join(f"{name.replace('_per_s', '/s')} {value:.4g}" for name, value in self._shown.items())
-        self._bar.update(self._task, metrics=text)
+        self._bar.update(self._task, metrics=" ".join(map(briefly, self._shown, self._shown.values())))
         now = time.monotonic()
         if done == self.total:
             self._last = f"step {done}/{self.total}  {text}"
@@ -187,3 +190,23 @@ class TrainingProgress:
 
     def say(self, text: str, *, style: str = "") -> None:
         self.console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
+def briefly(name: str, value: float) -> str:
+    """A metric for a bar, which has to fit beside others."""
+    shown = f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return f"{'kNN' if name == 'knn_accuracy' else name.replace('_per_s', '/s')} {shown}"
+
+
+def bar_columns(width: int) -> tuple[ProgressColumn, ...]:
+    """Of a training's progress. In a narrow terminal the bar gives way, and the time that has passed is left out."""
+    whole = Column(no_wrap=True)
+    return (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(table_column=whole),
+        TextColumn("{task.fields[metrics]}"),
+        *([TimeElapsedColumn(table_column=whole)] if width >= 100 else []),
+        TextColumn("left"),
+        TimeRemainingColumn(table_column=whole),
+    )

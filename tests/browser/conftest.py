@@ -15,10 +15,11 @@ from tests.unit.app.live_page import serve, tiny_laboratory
 if TYPE_CHECKING:  # fixtures import it when used: without playwright this file must still load
     from tests.browser.visiting import Browser, OpenPage, Page, Tab
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")  # the first is the smallest
+CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 
 
-@pytest.fixture(scope="module")  # playwright allows one at a time
+@pytest.fixture(scope="package")  # for this folder: playwright allows one at a time, and no other event loop beside it
 def browser() -> Iterator["Browser"]:
     from tests.browser.visiting import sync_playwright
 
@@ -32,7 +33,7 @@ def browser() -> Iterator["Browser"]:
         made.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def shared_tab(browser: "Browser") -> Iterator["Tab"]:
     from tests.browser.visiting import Tab
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 
@@ -71,7 +70,7 @@ def test_the_colours_of_a_map_are_the_values_of_the_model(open_page: OpenPage, l
     assert np.abs(centres - expected).max() < 6
 
 
-def test_a_click_on_the_image_a_map_or_the_matrix_chooses_the_patch(open_page: OpenPage) -> None:
+def test_clicks_on_the_image_a_map_or_the_matrix_and_arrow_keys_choose_the_patch(open_page: OpenPage) -> None:
     page = open_page(TWO)
     drag(page, (0.9, 0.1))
     expect(page.locator("#patch-text")).to_have_text("Patch in row 1, column 8 of 8 × 8.")
@@ -85,15 +84,11 @@ def test_a_click_on_the_image_a_map_or_the_matrix_chooses_the_patch(open_page: O
     size = matrix.bounding_box()["width"]  # type: ignore[index]
     matrix.click(position={"x": 5, "y": size * (1 + 19.5) / 65})  # token 20 is patch 19, after the class token
     expect(page.locator("#patch-text")).to_have_text("Patch in row 3, column 4 of 8 × 8.")
-
-
-def test_arrow_keys_move_the_patch_and_stop_at_the_edge(open_page: OpenPage) -> None:
-    page = open_page(f"{TWO}&x=0.5&y=0.05")
     page.locator("#stage").focus()
-    for key in ("ArrowUp", "ArrowRight", "ArrowDown", "ArrowDown", "ArrowLeft", "ArrowLeft"):
-        page.keyboard.press(key)
-    expect(page.locator("#patch-text")).to_have_text("Patch in row 3, column 4 of 8 × 8.")
-    expect(page.locator("#status")).to_have_text("Patch in row 3, column 4.")
+    for key in ("ArrowUp", "ArrowUp", "ArrowUp", "ArrowRight", "ArrowDown", "ArrowDown", "ArrowLeft", "ArrowLeft"):
+        page.keyboard.press(key)  # from row 3, column 4, over the edge and back
+    expect(page.locator("#patch-text")).to_have_text("Patch in row 3, column 3 of 8 × 8.")
+    expect(page.locator("#status")).to_have_text("Patch in row 3, column 3.")
     for _ in range(9):
         page.keyboard.press("ArrowLeft")
     expect(page.locator("#patch-text")).to_contain_text("column 1 of")
@@ -205,7 +200,9 @@ def test_a_mask_can_be_drawn_with_the_keyboard(open_page: OpenPage, address: str
 
 def test_the_sample_has_its_mask_and_every_layer_can_be_scored(open_page: OpenPage) -> None:
     page = open_page("#model=vit_tiny&model=dinovim_tiny&image=sample-2")
+    assert not page.locator("#scores").evaluate("(node) => node.open")
     page.locator("#mask-sample").click()
+    expect(page.locator("#roc svg")).to_be_visible()  # the panel opens with a mask
     expect(page.locator("#score-table tbody tr")).to_have_count(3)  # and the blob in the centre
     page.locator("#sweep").click()
     expect(page.locator("#layers circle")).to_have_count(3 + 5)
@@ -218,7 +215,9 @@ def test_the_sample_has_its_mask_and_every_layer_can_be_scored(open_page: OpenPa
     expect(page.locator("#layers circle")).to_have_count(0)  # and about this map only
 
 
-def test_an_upload_is_shown_with_its_own_mask(open_page: OpenPage, tmp_path: Path) -> None:
+def test_an_upload_is_shown_with_its_own_mask_and_an_image_can_be_dropped_on_the_page(
+    open_page: OpenPage, tmp_path: Path
+) -> None:
     picture, mask = np.zeros((90, 120, 3), dtype=np.uint8), np.zeros((90, 120), dtype=np.uint8)
     picture[:, 60:] = (250, 20, 20)
     mask[:, 60:] = 255
@@ -236,10 +235,6 @@ def test_an_upload_is_shown_with_its_own_mask(open_page: OpenPage, tmp_path: Pat
     expect(page.locator("#status")).to_have_text("Mask from mask.png.")
     expect(page.locator("#score-table tbody tr").last).to_contain_text("0.500")  # the blob is the same on both sides
     expect(page).to_have_url(re.compile("image=upload-"))
-
-
-def test_an_image_can_be_dropped_on_the_page(open_page: OpenPage) -> None:
-    page = open_page(TWO)
     buffer = io.BytesIO()
     Image.new("RGB", (32, 32), (10, 200, 30)).save(buffer, format="PNG")
     page.evaluate(
@@ -335,17 +330,17 @@ def test_both_themes_are_readable_and_remembered(open_page: OpenPage) -> None:
     assert page.evaluate(ground) == "rgb(255, 255, 255)"
 
 
-@pytest.mark.parametrize("width", [390, 768, 1300])
-def test_nothing_is_cut_off_at_any_width(open_page: OpenPage, width: int) -> None:
-    page = open_page(
-        "#model=vit_tiny&model=dinovim_tiny&model=dinomambareg_tiny&model=gatedconv_tiny&mask=sample", width=width
-    )
-    assert page.evaluate("() => document.documentElement.scrollWidth") <= width
-    for box in page.locator("canvas, .card h3, .answer h3, button").evaluate_all(
-        "(nodes) => nodes.map((n) => n.getBoundingClientRect()).filter((b) => b.width).map((b) => [b.left, b.right])"
-    ):
-        assert box[0] >= -0.5
-        assert box[1] <= width + 0.5
+def test_nothing_is_cut_off_at_any_width(open_page: OpenPage) -> None:
+    models = "#model=vit_tiny&model=dinovim_tiny&model=dinomambareg_tiny&model=gatedconv_tiny"
+    page = open_page(f"{models}&mask=sample", width=390)
+    for width in (390, 768, 1300):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("() => document.documentElement.scrollWidth") <= width
+        for box in page.locator("canvas, .card h3, .answer h3, button").evaluate_all(
+            "(all) => all.map((n) => n.getBoundingClientRect()).filter((b) => b.width).map((b) => [b.left, b.right])"
+        ):
+            assert box[0] >= -0.5
+            assert box[1] <= width + 0.5
 
 
 def test_everything_that_can_be_used_has_a_name(open_page: OpenPage) -> None:

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from tests.browser.test_page import TWO, canvas, drag, pixels
 from tests.browser.visiting import Browser, OpenPage, Page, expect, settle
@@ -12,42 +11,22 @@ from tests.browser.visiting import Browser, OpenPage, Page, expect, settle
 PATCH = "Patch in row {}, column {} of 8 × 8."
 
 
-@pytest.mark.parametrize(("width", "theme"), [(1300, "light"), (390, "dark")])
-def test_image_and_answers_are_in_view_together(open_page: OpenPage, width: int, theme: str) -> None:
-    page = open_page(TWO, width=width, theme=theme)
+def test_image_and_answers_are_in_view_together(open_page: OpenPage) -> None:
+    page = open_page(TWO, width=390, theme="dark")
     page.locator("#tour-end").click()
-    if width == 390:  # the image stays in view over the last answer
-        page.locator(".answer").last.scroll_into_view_if_needed()
-    for selector in ("#stage", canvas(page, "dinomambareg_tiny", 1)):
-        box = page.locator(selector).bounding_box()
-        assert box is not None
-        assert box["y"] >= -1
-        assert box["y"] + box["height"] <= 901
+    for width in (390, 1300):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.evaluate("() => scrollTo(0, 0)")
+        if width == 390:  # the image stays in view over the last answer
+            page.locator(".answer").last.scroll_into_view_if_needed()
+        for selector in ("#stage", canvas(page, "dinomambareg_tiny", 1)):
+            box = page.locator(selector).bounding_box()
+            assert box is not None
+            assert box["y"] >= -1
+            assert box["y"] + box["height"] <= 901
 
 
-def test_on_a_phone_the_buttons_are_a_menu_for_fingers_and_keys(open_page: OpenPage) -> None:
-    page = open_page(TWO, width=390)
-    menu, tour = page.locator("#menu summary"), page.locator("#tour-start")
-    assert page.locator(".bar").bounding_box()["height"] < 60  # type: ignore[index]
-    expect(tour).to_be_hidden()
-    menu.press("Enter")
-    expect(tour).to_be_visible()
-    page.keyboard.press("Escape")
-    expect(tour).to_be_hidden()
-    page.locator("#tour-end").click()
-    menu.click()
-    tour.click()
-    expect(page.locator("#tour-step")).to_have_text("1 of 4")
-    expect(tour).to_be_hidden()
-    menu.click()
-    page.locator("#stage").click()
-    expect(tour).to_be_hidden()
-    page.set_viewport_size({"width": 1300, "height": 900})
-    expect(tour).to_be_visible()
-    expect(menu).to_be_hidden()
-
-
-def test_a_row_of_the_matrix_is_shown_while_the_pointer_is_there(open_page: OpenPage) -> None:
+def test_a_row_is_shown_while_the_pointer_is_there_and_says_how_far_its_weight_lies(open_page: OpenPage) -> None:
     page = open_page(f"{TWO}&x=0.9&y=0.9")
     chosen = PATCH.format(8, 8)
     expect(page.locator("#patch-text")).to_have_text(chosen)
@@ -57,10 +36,11 @@ def test_a_row_of_the_matrix_is_shown_while_the_pointer_is_there(open_page: Open
     expect(page.locator("#patch-text")).to_have_text(PATCH.format(3, 4))
     page.locator("h1").hover()
     expect(page.locator("#patch-text")).to_have_text(chosen)
+    settle(page)
+    assert_weight_lies_as_the_server_counts_it(page)
 
 
-def test_an_answer_says_how_far_the_weight_lies_as_the_server_counts_it(open_page: OpenPage) -> None:
-    page = open_page(f"{TWO}&x=0.9&y=0.9")
+def assert_weight_lies_as_the_server_counts_it(page: Page) -> None:
     weights, own = asked_row(page, "vit_tiny", 0.9, 0.9), (7, 7)
     distance = np.hypot(*(np.indices(weights.shape) - np.reshape(own, (2, 1, 1)))).ravel()
     order = np.argsort(distance, kind="stable")[1:]  # without itself
@@ -120,13 +100,6 @@ def test_a_first_visit_is_led_through_four_steps_once(open_page: OpenPage) -> No
     expect(page.locator("#tour")).to_be_hidden()
     page.locator("#tour-start").click()
     expect(step).to_have_text("1 of 4")
-
-
-def test_the_mask_panel_opens_with_a_mask(open_page: OpenPage) -> None:
-    page = open_page(f"{TWO}&image=sample-2")
-    assert not page.locator("#scores").evaluate("(node) => node.open")
-    page.locator("#mask-sample").click()
-    expect(page.locator("#roc svg")).to_be_visible()
 
 
 def test_a_view_is_saved_as_one_page_that_needs_no_server(

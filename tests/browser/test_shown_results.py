@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
 from mixlab.app.exhibits import run_exhibits
 from mixlab.app.laboratory import Laboratory
 from mixlab.app.pictures import read_samples
@@ -16,19 +14,20 @@ if TYPE_CHECKING:
     from tests.browser.visiting import OpenPage
 
 
-@pytest.mark.parametrize("width", [1300, 390])
-def test_a_result_of_an_unknown_kind_opens_with_its_picture(open_page: "OpenPage", tmp_path: Path, width: int) -> None:
+def test_a_result_of_an_unknown_kind_opens_with_its_picture(open_page: "OpenPage", tmp_path: Path) -> None:
     samples = read_samples(["shapes:size=64,n=1"], 1)
     laboratory = Laboratory(
         tiny_subjects()[:1], samples, cache_bytes=2**20, exhibits=run_exhibits({"mine": make_run(tmp_path)})
     )
     with serve(laboratory) as host:
-        page = open_page(at=host, width=width)
+        page = open_page(at=host, width=390)
         summary = page.locator("#exhibits summary")
         summary.wait_for()
         assert summary.inner_text() == "<b>Norms</b>: mine" and page.locator("#exhibits b").count() == 0
         summary.click()
         assert page.locator("#exhibits figcaption").inner_text() == "By layer."
         assert page.locator("#exhibits td").all_inner_texts() == ["vit", "0.25", "x", "–"]
-        assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+        for width in (390, 1300):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
         leave(page)

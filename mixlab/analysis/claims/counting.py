@@ -18,6 +18,7 @@ from mixlab.analysis.cost import (
     on_meta,
     without_storage,
 )
+from mixlab.analysis.equal_parts import running_equal_parts_once
 from mixlab.backbones.block import Layer
 from mixlab.evaluation.detection.detector import Detector
 from mixlab.evaluation.detection.regions import DetectorConfig, RegionStage
@@ -152,10 +153,16 @@ def _growth(counts: Iterable[int]) -> float:
     return max(second / first for first, second in pairwise(counts))
 
 
-def _flops(run: Callable[[], object]) -> int:
-    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
+def _flops(run: Callable[[], object], network: nn.Module | None = None) -> int:
+    """Equal parts of a network run once."""
+    with (
+        torch.device("meta"),
+        torch.no_grad(),
+        FlopCounterMode(display=False) as counter,
+        running_equal_parts_once(network or nn.Identity(), counter, {}) as parts,
+    ):
         run()
-    return counter.get_total_flops()
+        return parts.total
 
 
 def _scan_flops(length: int, state: int) -> int:
@@ -209,10 +216,10 @@ def _mask_rcnn(size: str) -> tuple[float, float]:
         stage.boxes(torch.empty(_NUM_BOXES, channels, 7, 7))
         stage.masks(torch.empty(_NUM_MASKS, channels, 14, 14))
 
-    return count_parameters(network) / 1e6, _flops(run) / 2e9
+    return count_parameters(network) / 1e6, _flops(run, network) / 2e9
 
 
 def _upernet(size: str) -> tuple[float, float]:
     with without_storage():
         network = UperNet(_pyramid(size), num_classes=150).eval()
-    return count_parameters(network) / 1e6, _flops(lambda: network(torch.empty(1, 3, 512, 2048))) / 2e9
+    return count_parameters(network) / 1e6, _flops(lambda: network(torch.empty(1, 3, 512, 2048)), network) / 2e9

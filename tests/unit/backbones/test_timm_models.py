@@ -45,9 +45,10 @@ def test_the_config_names_the_first_and_the_last_layer(name: str) -> None:
 @pytest.mark.parametrize("name", TINY)
 @torch.no_grad()
 def test_all_feature_nets_give_the_same_maps(name: str) -> None:
-    check_feature_nets(name, None, expected=[0, 1, 2, 3])
-    check_feature_nets(name, 2, expected=[2, 3])
     check_feature_nets(name, [0, -2], expected=[0, 2])
+    if name in ("vit_tiny", "dinovim_tiny"):  # which layers, no backbone decides for itself
+        check_feature_nets(name, None, expected=[0, 1, 2, 3])
+        check_feature_nets(name, 2, expected=[2, 3])
 
 
 def check_feature_nets(name: str, out_indices: int | list[int] | None, expected: list[int]) -> None:

@@ -15,7 +15,7 @@ FIELDS = {
     "dinovim_tiny": {"dim": 32, "depth": 2, "patch": 8, "image": 32, "head_dim": 16, "state": 8},
     "vim_tiny": {"dim": 32, "depth": 2, "patch": 8, "image": 32},
     "vmamba_tiny": {"dims": [16, 32, 64, 128], "depths": [1, 1, 1, 1], "image": 64},
-    "mambaout_femto": {},
+    "mambaout_femto": {"dims": [8, 16, 24, 32], "depths": [1, 1, 1, 1]},
 }
 
 

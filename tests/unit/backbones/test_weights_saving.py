@@ -41,7 +41,7 @@ SMALL = {
     },
     "linearvit_tiny": {"dim": 64, "depth": 1, "feature_map": "elu", "drop_path": 0.1},
     "gatedconv_tiny": {"dim": 64, "depth": 1, "channels": 3},
-    "mambaout_femto": {},
+    "mambaout_femto": {"dims": [8, 16, 24, 32], "depths": [1, 1, 1, 1]},
     "timm/vit_tiny_patch16_224": {"depth": 2, "img_size": [64, 64]},
 }
 

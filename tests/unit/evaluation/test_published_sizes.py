@@ -37,9 +37,9 @@ class Row(NamedTuple):
 IMAGENET = [  # MambaOut, Tables 1 and 4, 224 x 224: with the classifier
     Row("mambaout_femto", "7.3", "1.2"),
     Row("mambaout_kobe", "9.1", only=ALL),  # its README
-    Row("mambaout_tiny", "26.5", "4.5"),
+    Row("mambaout_tiny", "26.5", "4.5", ALL),  # all sizes of MambaOut are counted for claims 24 and 33: test_claims.py
     Row("mambaout_small", "48.5", "9.0", ALL),
-    Row("mambaout_base", "84.8", "15.8"),
+    Row("mambaout_base", "84.8", "15.8", ALL),
     Row("vit_tiny", "6", "1.3"),  # DeiT
     Row("vit_small", "22", "4.6", ALL),
     Row("vit_base", "86.57", "17.5"),  # printed as 86
@@ -97,7 +97,7 @@ DINO_BACKBONES = [  # Dino-Mamba, Table 1, which cuts digits off, and its releas
 MASK_RCNN = [  # MambaOut, Table 2, 800 x 1280, 80 classes
     Row("mambaout_tiny", "43", "262"),
     Row("mambaout_small", "65", "354", ALL),
-    Row("mambaout_base", "100", "495"),
+    Row("mambaout_base", "100", "495", ALL),
     Row("vmamba_tiny", "42", "286", ALL),
     Row("vmamba_small", "64", "400", ALL),
     Row("vmamba_base", "96", "540", ALL),
@@ -120,7 +120,7 @@ MASK_RCNN = [  # MambaOut, Table 2, 800 x 1280, 80 classes
 UPERNET = [  # MambaOut, Table 3, 512 x 2048, 150 classes
     Row("mambaout_tiny", "54", "938"),
     Row("mambaout_small", "76", "1032", ALL),
-    Row("mambaout_base", "112", "1178"),
+    Row("mambaout_base", "112", "1178", ALL),
     Row("vmamba_tiny", "55", "964", ALL),
     Row("vmamba_small", "76", "1081", ALL),
     Row("vmamba_base", "110", "1226", ALL),

@@ -1,12 +1,16 @@
 """Steps in a few processes: one that fails ends the others, and none is left behind."""
 
+import io
 import os
 import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from rich.progress import Progress
 
-from mixlab.studies.steps import Step, rename_folder, run_step, run_steps, worker_pool
+from mixlab.studies.demo import QUICK, plan
+from mixlab.studies.steps import Step, _columns, rename_folder, run_step, run_steps, worker_pool
 
 ENDLESS = ("epochs=100000", "model.dim=32", "model.depth=2", "batch=16", "log.every_steps=1", "knn.every_epochs=0")
 
@@ -47,3 +51,15 @@ def test_a_step_that_fails_stops_the_others_which_save(tmp_path: Path) -> None:
 )
 def test_a_folder_gets_another_name_and_words_with_its_letters_do_not(text: str, place: str, told: str) -> None:
     assert rename_folder(text, place, "RUN") == told
+
+
+def test_running_steps_fit_eighty_columns_with_numbers_and_time_whole() -> None:
+    screen = Console(width=80, record=True, file=io.StringIO())
+    progress = Progress(*_columns(), console=screen)
+    [trained] = [step for step in plan(Path("demo"), QUICK, seed=0) if step.trains]
+    note = "loss 2.31 kNN 47.8 % accuracy 36.0 %"
+    progress.add_task(trained.title, total=10, completed=3, note=note)
+    progress.add_task("ranks of the mixing matrices", total=None, note="")
+    screen.print(progress.get_renderable())
+    shown = screen.export_text()
+    assert f"{trained.title} " in shown and note in shown and shown.count("0:00:00") == 2 and "…" not in shown, shown

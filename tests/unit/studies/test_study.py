@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from mixlab.studies.miniature.publish import publish_study
 from mixlab.studies.miniature.run import run_miniature
 from tests.drawn_folders import NUM_MASKS, draw_folders
 
+SMALL = replace(QUICK, training=(*QUICK.training, "model.dim=32"), num_scored=4)
 TWO = tuple(family for family in STUDY_FAMILIES if family.label in ("vit", "mambareg"))
 START = """
 from pathlib import Path
@@ -43,7 +45,7 @@ def go(root: Path, parts: tuple[str, ...], *, families: Any = TWO, seeds: tuple[
         run=root / "run",
         parts=parts,
         seeds=seeds,
-        effort=QUICK,
+        effort=SMALL,
         at_once=1,
         device="cpu",
         families=families,
@@ -163,7 +165,7 @@ def test_published_scores_of_images_give_the_published_mean(published: Path) -> 
     for row in result["rows"]:
         raw = np.array(result["raw_auc_by_image"][row["label"]], dtype=float)
         assert np.nanmean(np.maximum(raw, 1 - raw)) == pytest.approx(row["auc"]["mean"], abs=1e-3)
-        assert len(raw) == NUM_MASKS
+        assert len(raw) == SMALL.num_scored
 
 
 def test_a_folder_that_is_no_study_is_not_published(tmp_path: Path, studied: Path) -> None:

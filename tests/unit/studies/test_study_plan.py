@@ -1,5 +1,7 @@
 """What a study would do: command lines that parse, each after what it needs, each part by itself."""
 
+import re
+import shlex
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -29,15 +31,18 @@ def steps_of(setting: Setting) -> dict[str, list[Step]]:
 
 
 def test_every_step_is_a_command_line_that_parses_and_comes_after_what_it_needs() -> None:
-    """Those of a quick study are run: test_study.py."""
+    """Those of a quick study are run: test_study.py. Lines that differ in numbers alone are parsed once."""
+    parsed: set[str] = set()
     for steps in steps_of(replace(SETTING, effort=FULL)).values():
         seen: set[str] = set()
         for step in steps:
             assert set(step.needs) <= seen, f"{step.name} comes before what it needs"
             seen.add(step.name)
             name, *rest = (*step.arguments, *step.here)
-            if name not in OWN_JOBS:
+            form = re.sub(r"\d+", "0", shlex.join(rest))
+            if name not in OWN_JOBS and f"{name} {form}" not in parsed:
                 parse_command(name, rest)
+                parsed.add(f"{name} {form}")
 
 
 def test_no_two_steps_share_a_name_a_result_or_a_run() -> None:

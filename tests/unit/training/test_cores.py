@@ -75,9 +75,9 @@ def test_the_number_is_said_with_its_reason() -> None:
     alone = World(torch.device("cpu"), cores=2.0)
     assert describe_workers(None, alone) == "1 process reads data (of 2 cores)"
     assert describe_workers(3, World(torch.device("cpu"), size=4, cores=2.0)) == (
-        "3 processes read data for each rank (as asked)"
+        "3 processes read data for each rank (workers is 3)"
     )
-    assert describe_workers(0, alone) == "no extra process reads data (as asked)"
+    assert describe_workers(0, alone) == "no extra process reads data (workers is 0)"
 
 
 def bound(number: int, port: int, found: SimpleQueue) -> None:

@@ -36,6 +36,7 @@ from tests.photographs import PHOTOGRAPHS, needs_photographs
 segment = command("segment")
 
 DATA = "shapes:n=48,size=32"
+NUM = 3  # images to score and to draw
 SMALL = ["steps=8", "batch=8", "model.dim=16", "model.depth=4", "model.image=32", "model.patch=4",
          "method.crop=32", "method.short_side=32", "method.channels=16", "method.auxiliary_channels=8",
          "optim.warmup_steps=1", "log.every_steps=2", "checkpoint.every_steps=1", "checkpoint.keep=99"]  # fmt: skip
@@ -51,7 +52,7 @@ def one_thread():
 
 
 def call(folder: Path, *extra: str, target: str = "segment_gatedconv_tiny64", **options) -> dict:
-    return segment(target, data=DATA, run=folder, set=[*SMALL, *extra], num_val=10, device="cpu", **options)
+    return segment(target, data=DATA, run=folder, set=[*SMALL, *extra], num_val=NUM, device="cpu", **options)
 
 
 def planned(target: str, *, data: str = DATA, recipe: str | None = None, **options) -> DensePlan:
@@ -75,17 +76,17 @@ def assert_same_end(folder: Path, other: Path, step: int = 8) -> None:
 
 def test_a_finished_run_holds_scores_pictures_and_all_that_rebuilds_it(finished: Path) -> None:
     result = json.loads((finished / "results" / "segmentation.json").read_text())
-    assert result["n"] == 10 and result["seed"] == 0 and len(result["classes"]) == 11
+    assert result["n"] == NUM and result["seed"] == 0 and len(result["classes"]) == 11
     with np.load(finished / "results" / "segmentation.npz", allow_pickle=False) as stored:
         matrix = stored["confusion"]
-    assert matrix.sum() == 10 * 32 * 32
+    assert matrix.sum() == NUM * 32 * 32
     assert result["aacc"] == pytest.approx(np.trace(matrix) / matrix.sum())
     assert result["provenance"]["versions"]["torch"]
     (found,) = RunDirectory(finished).measurements()
-    assert (found.metric, found.value, found.n, found.seed) == ("miou", result["miou"], 10, 0)
+    assert (found.metric, found.value, found.n, found.seed) == ("miou", result["miou"], NUM, 0)
     assert (found.subject.family, found.subject.training, found.subject.label) == ("gated_conv", "untrained", "run")
     protocol = found.protocol
-    assert (protocol.data, protocol.split, protocol.num_images, protocol.precision) == (DATA, "val", 10, "fp32")
+    assert (protocol.data, protocol.split, protocol.num_images, protocol.precision) == (DATA, "val", NUM, "fp32")
     assert (protocol.head, protocol.image, protocol.frozen, protocol.steps) == ("upernet", 32, False, 8)
     assert (protocol.mode, protocol.scales, protocol.flip, protocol.short_side) == ("single", (1.0,), False, 32)
     assert (finished / "figures" / "segmentation.png").stat().st_size > 1000
@@ -185,11 +186,11 @@ def test_a_backbone_at_a_small_share_of_the_learning_rate_moves_less(finished: P
 
 
 def test_judging_a_finished_run_again_gives_the_scores_of_its_training(finished: Path, tmp_path: Path) -> None:
-    again = segment(str(finished), data=DATA, run=tmp_path / "again", num_val=10, evaluate_only=True, device="cpu")
+    again = segment(str(finished), data=DATA, run=tmp_path / "again", num_val=NUM, evaluate_only=True, device="cpu")
     first = json.loads((finished / "results" / "segmentation.json").read_text())
     assert again["classes"] == first["classes"]
     for mode in ("multi", "slide"):
-        segment(str(finished), data=DATA, run=tmp_path / "again", num_val=3, evaluate_only=True, inference=mode,
+        segment(str(finished), data=DATA, run=tmp_path / "again", num_val=2, evaluate_only=True, inference=mode,
                 device="cpu")  # fmt: skip
     assert {file.stem for file in (tmp_path / "again" / "results").glob("*.json")} == {
         "segmentation", "segmentation_multi", "segmentation_slide"}  # fmt: skip
@@ -199,19 +200,19 @@ def test_scores_of_other_ways_to_look_stand_beside_the_first(finished: Path, tmp
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
     for mode in ("multi", "single"):
-        segment(str(folder), data=DATA, num_val=10, evaluate_only=True, inference=mode, device="cpu")
-    segment(str(folder), data=DATA, num_val=3, evaluate_only=True, device="cpu")
+        segment(str(folder), data=DATA, num_val=NUM, evaluate_only=True, inference=mode, device="cpu")
+    segment(str(folder), data=DATA, num_val=2, evaluate_only=True, device="cpu")
     found = {(m.protocol.mode, m.protocol.num_images): m for m in RunDirectory(folder).measurements()}
-    assert set(found) == {("single", 10), ("multi", 10), ("single", 3)}
-    assert found["multi", 10].protocol.scales == (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
-    assert found["multi", 10].protocol.flip and not found["single", 10].protocol.flip
-    assert found["single", 10] == RunDirectory(finished).measurements()[0]
+    assert set(found) == {("single", NUM), ("multi", NUM), ("single", 2)}
+    assert found["multi", NUM].protocol.scales == (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
+    assert found["multi", NUM].protocol.flip and not found["single", NUM].protocol.flip
+    assert found["single", NUM] == RunDirectory(finished).measurements()[0]
     elsewhere = segment(
         str(folder), data="shapes:n=4,size=32", run=tmp_path / "other", evaluate_only=True, device="cpu"
     )
     (measurement,) = RunDirectory(tmp_path / "other").measurements()
     assert elsewhere["data"] == measurement.protocol.val_data == "shapes:n=4,size=32"
-    assert measurement.protocol.data == DATA and measurement.subject == found["single", 10].subject
+    assert measurement.protocol.data == DATA and measurement.subject == found["single", NUM].subject
 
 
 FEW_STEPS = [setting for setting in SMALL if not setting.startswith("model.")] + ["steps=2", "checkpoint.every_steps=2"]
@@ -283,8 +284,8 @@ def test_a_run_that_was_stopped_is_scored_as_far_as_it_came(finished: Path, tmp_
     for file in ("weights.safetensors", "segmenter.safetensors"):
         (stopped / file).unlink()
     with pytest.warns(UserWarning, match="is not finished: these are the weights of step 8"):
-        found = segment(str(stopped), data=DATA, run=tmp_path / "a", num_val=10, evaluate_only=True, device="cpu")
-    whole = segment(str(finished), data=DATA, run=tmp_path / "b", num_val=10, evaluate_only=True, device="cpu")
+        found = segment(str(stopped), data=DATA, run=tmp_path / "a", num_val=NUM, evaluate_only=True, device="cpu")
+    whole = segment(str(finished), data=DATA, run=tmp_path / "b", num_val=NUM, evaluate_only=True, device="cpu")
     assert found["classes"] == whole["classes"]
 
 
@@ -300,7 +301,7 @@ def test_training_lowers_the_loss_with_every_mixer(tmp_path: Path) -> None:
 
 
 def test_live_scores_are_those_of_the_held_out_part(tmp_path: Path) -> None:
-    call(tmp_path / "run", "steps=6", "method.score_every_epochs=1", "method.score_images=10")
+    call(tmp_path / "run", "steps=6", "method.score_every_epochs=1", f"method.score_images={NUM}")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     result = json.loads((tmp_path / "run" / "results" / "segmentation.json").read_text())
     scored = [line for line in lines if "miou" in line]
@@ -326,7 +327,7 @@ def test_a_wrong_call_is_answered(target: str, options: dict, says: str) -> None
 
 
 def test_a_bound_on_the_images_to_judge_by_bounds_the_live_scores_too(finished: Path) -> None:
-    assert json.loads((finished / "config.json").read_text())["settings"]["method"]["score_images"] == 10
+    assert json.loads((finished / "config.json").read_text())["settings"]["method"]["score_images"] == NUM
     for asked, bound in ((None, 200), (500, 200), (7, 7)):
         assert planned("segment_vit_tiny64", num_val=asked).config.method.score_images == bound
 
