@@ -234,7 +234,8 @@ def scan_forward(
 ) -> Tensor:
     """y (B, L, S, E) in the dtype of v. With a bias (S, E), steps are softplus(dt + bias)."""
     y = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-    _walk("read", y, *_dense(q, k, v, dt), A.mT.contiguous(), skip, bias, num_reverse)
+    q, k, v, dt = _dense(q, k, v, dt)
+    _walk("read", y, q, k, v, dt, A.mT.contiguous(), skip, bias, num_reverse)
     return y
 
 

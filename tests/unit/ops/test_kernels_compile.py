@@ -32,6 +32,8 @@ SPILLS = {
     "_values_kernel": (760, 128, 328),
     "_gated_norm_backward_kernel": (216, 144, 216),
     "_gather_both_span_kernel": (16, 0, 0),
+    "_walk_kernel": (24, 0, 40),
+    "_walk_back_kernel": (32, 0, 48),
     "_backward_kernel": (168, 136, 0),
     "_write_gradients_span_kernel": (144, 128, 0),
 }
