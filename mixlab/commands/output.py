@@ -45,7 +45,8 @@ def progress_bar(description: str, total: int) -> Iterator[Any]:
         TimeElapsedColumn(table_column=Column(no_wrap=True)),
         TimeRemainingColumn(table_column=Column(no_wrap=True)),
     )
-    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as progress:
+    hidden = not console.is_terminal  # a log would get an empty line
+    with Progress(*columns, console=console, transient=True, redirect_stdout=False, disable=hidden) as progress:
         task = progress.add_task(description, total=total)
 
         def step(count: int = 1, note: str | None = None) -> None:
