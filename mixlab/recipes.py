@@ -7,8 +7,8 @@ dino_FAMILY_mini, supervised_FAMILY_mini, segment_FAMILY_mini
                        Families share all but the depth (without an MLP a layer is half as large) and the learning rate,
                        which the study tunes; the length is given in steps, so it does not depend on the data set
 dino_FAMILY_small160, dino_FAMILY_tiny160, lejepa_vit_small160, supervised_FAMILY_SIZE160, segment_FAMILY_SIZE160
-                       photographs of 160 px, patches of 16, about 22 and 5.5 million parameters in every family:
-                       minutes on one GPU (`mixlab speedrun`, `mixlab study small`)
+                       photographs of 160 px: about 22 million parameters and patches of 16 px, or 5.5 million and
+                       patches of 8, in every family; minutes on one GPU (`mixlab speedrun`, `mixlab study small`)
 dino_FAMILY_tiny64     DINO on 64 px images such as `shapes`: minutes on two cores
 supervised_NAME        classification on ImageNet: MambaOut Table 5, visual Mambas with their own drop path; for vit_*,
                        vit_causal_* and linearvit_* DeiT's
@@ -62,7 +62,12 @@ MAMBA_FAMILIES = ("vim", "mambareg", "plainmamba", "mamba2d", "localvim", "vmamb
 BIG_TRANSFORMERS = ("vit_base", "linearvit_base")
 MINI_IMAGE = 64  # px of a view: 8 x 8 patches
 # Matched parameters, as the widths of ViT-Ti and ViT-S give them: a layer without an MLP is half as large.
-WIDTHS_160 = {"tiny": 192, "small": 384}
+SIZES_160: dict[str, dict[str, Any]] = {
+    "tiny": {"dim": 192, "patch": 8, "image": 80, "drop_path": 0.0},
+    "small": {"dim": 384, "patch": 16, "image": 160, "drop_path": 0.1},
+}
+# px of global and local views, steps: at equal cost, tiny networks learn more from many small views than from few large
+VIEWS_160 = {"tiny": (64, 32, 4500), "small": (160, 64, 5040)}
 DEPTHS_160 = {"vit": 12, "linearvit": 12, "dinovim": 22, "dinomambareg": 22, "gatedconv": 22}
 MINI_DEPTHS = {"vit": 6, "linearvit": 6, "dinovim": 12, "dinomambareg": 12, "gatedconv": 12}  # 1.2 to 1.5 M parameters
 
@@ -336,33 +341,35 @@ def segment_mini(family: str) -> TrainConfig:
 
 
 def model_160(family: str, size: str) -> ModelConfig:
-    """A backbone for images of 160 px in patches of 16: 100 tokens."""
+    """A backbone for 100 tokens."""
     name = f"{family}_{size}"
-    fields = {"patch": 16, "image": 160, "depth": DEPTHS_160[family], "dim": WIDTHS_160[size], "drop_path": 0.1}
-    return ModelConfig(name=name, fields=fields_of_small(name, fields))
+    return ModelConfig(name=name, fields=fields_of_small(name, {**SIZES_160[size], "depth": DEPTHS_160[family]}))
 
 
 def dino_160(family: str, size: str) -> TrainConfig:
-    """DINO with crops of 160 and 64 px; ViT-S makes 3,700 images/s on one H200: 6 minutes.
+    """DINO in minutes on one H200: ViT-S 6, tiny networks 2 to 4 (docs/speedrun.md).
 
     Where the papers' recipes differ, it is for a small set: few prototypes, a teacher that follows, KoLeo (`spread`).
-    Tune it with `--data heldout:FOLDER`.
+    Tune it with `--data heldout:FOLDER`. So were the rates of tiny networks: of ViT, and of a gated CNN for all that
+    have no MLP.
     """
+    global_size, local_size, steps = VIEWS_160[size]
+    lr = 2e-3 if size == "tiny" and DEPTHS_160[family] > DEPTHS_160["vit"] else 1e-3
     method = DinoConfig(
         num_prototypes=4096,
         teacher_temperature=0.04,
         teacher_warmup_epochs=0,
         teacher_momentum=0.99,
-        global_size=160,
-        local_size=64,
+        global_size=global_size,
+        local_size=local_size,
         num_local=6,
         spread=0.02,
     )
     return TrainConfig(
         method=method,
         model=model_160(family, size),
-        optim=OptimConfig(lr=1e-3, min_lr=1e-6, warmup_steps=300, weight_decay=0.04, weight_decay_end=0.4, clip=3.0),
-        steps=5040,
+        optim=OptimConfig(lr=lr, min_lr=1e-6, warmup_steps=300, weight_decay=0.04, weight_decay_end=0.4, clip=3.0),
+        steps=steps,
         **_resident_160(),
     )
 
@@ -375,19 +382,21 @@ def lejepa_160(family: str, size: str) -> TrainConfig:
 
 def supervised_160(family: str, size: str) -> TrainConfig:
     """Classification of the same pixels by the same models: the twin with labels, for half as many steps."""
+    view, _, steps = VIEWS_160[size]
     return TrainConfig(
-        method=SupervisedConfig(size=160, scale=(0.25, 1.0), rand_augment=0.0, mixup=0.2, cutmix=1.0, erasing=0.0),
+        method=SupervisedConfig(size=view, scale=(0.25, 1.0), rand_augment=0.0, mixup=0.2, cutmix=1.0, erasing=0.0),
         model=model_160(family, size),
         optim=OptimConfig(lr=1e-3, min_lr=1e-6, warmup_steps=300, weight_decay=0.05, weight_decay_end=0.05, clip=3.0),
-        steps=2520,
+        steps=steps // 2,
         **_resident_160(),
     )
 
 
 def segment_160(family: str, size: str) -> TrainConfig:
-    """`segment_mini` in patches of 16 px, at 320 px: 400 tokens, four times as many as in pretraining."""
-    config = override(segment_mini(family), ("method.crop=320", "method.short_side=320", "method.long_side=640"))
-    return replace(config, model=model_160(family, size), data=DataConfig(size=320))
+    """`segment_mini` at 400 tokens, four times as many as the backbone was made for."""
+    side = 2 * SIZES_160[size]["image"]
+    sizes = (f"method.crop={side}", f"method.short_side={side}", f"method.long_side={2 * side}")
+    return replace(override(segment_mini(family), sizes), model=model_160(family, size), data=DataConfig(size=side))
 
 
 def _resident_160() -> dict[str, Any]:
@@ -435,7 +444,7 @@ OWN: dict[str, Callable[[], TrainConfig]] = {
         f"{kind}_{family}_{size}160": partial(make, family, size)
         for kind, make in (("dino", dino_160), ("supervised", supervised_160), ("segment", segment_160))
         for family in RECIPE_FAMILIES
-        for size in WIDTHS_160
+        for size in SIZES_160
     },
     "lejepa_vit_small160": partial(lejepa_160, "vit", "small"),
     **{f"dino_{family}_tiny64": partial(dino_64, family) for family in RECIPE_FAMILIES},

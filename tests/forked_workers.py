@@ -4,6 +4,7 @@
 of a file stay together, since they share fixtures. A process that dies is a failed test, and another takes its place.
 """
 
+import sys
 import warnings
 from collections import deque
 from collections.abc import Iterator
@@ -96,7 +97,7 @@ class Team:
         """One that has ended: because there are no more tests, or in the middle of one."""
         del self.workers[worker.channel]
         worker.process.join()
-        if worker.process.exitcode == 0:
+        if worker.process.exitcode == 0 and not worker.waiting:
             return
         if worker.running is None:
             raise RuntimeError(f"a process for tests did not start: code {worker.process.exitcode}")
@@ -132,8 +133,9 @@ def work(session: pytest.Session, channel: connection.Connection, others: list[c
         for item, following in pairwise(chain(given_items(session, channel), [None])):
             channel.send(("begun", None))
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-    except (EOFError, OSError, KeyboardInterrupt):  # nobody is interested any more
+    except (EOFError, OSError, KeyboardInterrupt):  # most likely, nobody is interested any more
         session._setupstate.teardown_exact(None)
+        sys.exit(1)
 
 
 def given_items(session: pytest.Session, channel: connection.Connection) -> Iterator[pytest.Item]:

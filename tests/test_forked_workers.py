@@ -12,6 +12,7 @@ import os, warnings
 def test_passes(): warnings.warn("a word of warning")
 def test_fails(): print("its last words"); assert 1 == 2
 def test_dies(): os._exit(3)
+def test_interrupts(): raise KeyboardInterrupt
 def test_comes_after_it(): pass
 """
 OTHER = """
@@ -49,10 +50,16 @@ def ran(folder: Path, *options: str) -> tuple[int | None, str]:
 
 def test_every_test_is_reported_once_and_the_death_of_a_process_is_a_failure(folder: Path) -> None:
     code, said = ran(folder, "--verbose")
-    assert code == 1 and "2 failed, 20 passed, 1 warning in" in said
-    for words in ("\nits last words", "E   assert 1 == 2", "ended with code 3", "UserWarning: a word of warning"):
+    assert code == 1 and "3 failed, 20 passed, 1 warning in" in said
+    for words in (
+        "\nits last words",
+        "E   assert 1 == 2",
+        "ended with code 3",
+        "ended with code 1",
+        "UserWarning: a word of warning",
+    ):
         assert said.count(words) == 1, words
-    assert len(re.findall(r"test_\w+\.py::\S+ (?:PASSED|FAILED)", said)) == 22
+    assert len(re.findall(r"test_\w+\.py::\S+ (?:PASSED|FAILED)", said)) == 23
 
 
 def test_the_first_failure_ends_all_where_that_is_asked_for(folder: Path) -> None:

@@ -37,6 +37,9 @@ def run_parsed(function: Callable[..., Any], name: str, arguments: Sequence[str]
         put("\n\n".join(textwrap.fill(part, width) for part in parts) + "\n")
 
     def command(**given: Any) -> Any:
+        for options in given.values():
+            if hasattr(options, "check"):
+                options.check()
         return function(**given)
 
     hints = get_type_hints(function, include_extras=True)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import tyro
 
+from mixlab.choices import NO_TARGET
 from mixlab.commands.output import open_run
-from mixlab.errors import check_counts
+from mixlab.errors import InputError, check_counts
 from mixlab.run import RunDirectory
 from mixlab.training.slurm import SlurmConfig
 
@@ -87,6 +88,11 @@ class SeveralTargets:
     run: Path | None = None
     """directory for results and figures; default: the target if it is a single run, else runs/look."""
     workers: int | None = None  # data loading processes per rank; default: this rank's cores, less one.
+
+    def check(self) -> None:
+        """Before anything is imported that takes seconds."""
+        if not self.targets:
+            raise InputError(NO_TARGET)
 
     def load(self, device: torch.device | None = None) -> list[Target]:
         from mixlab.evaluation.target import load_targets

@@ -20,6 +20,7 @@ from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.weights import build_architecture, model_from_file
 from mixlab.backbones.weights.reading import read_epoch
 from mixlab.backbones.zoo import SHIPPED, SHIPPED_TRAINING, create_model
+from mixlab.choices import NO_TARGET
 from mixlab.errors import InputError
 from mixlab.evaluation.paper import pretrained_as_published, pretraining_epochs
 from mixlab.plugins import check_plugins
@@ -137,7 +138,7 @@ def load_targets(
     """Load several with distinct labels. `weights`: NAME=FILE for each name or label, or FILE for a single one;
     `training`: LABEL=KIND for each whose run does not record it."""
     if not texts:
-        raise InputError("no target given; name a run, a model of the zoo (`mixlab models`), shipped/NAME or timm/NAME")
+        raise InputError(NO_TARGET)
     names = {text: split_target(text)[0] for text in texts}
     labels = [label_of(text) for text in texts]
     files = dict(_name_and_file(text, names.values(), labels) for text in weights)

@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
@@ -19,21 +20,33 @@ NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chro
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 
 
-@pytest.fixture(scope="package")  # for this folder: playwright allows one at a time, and no other event loop beside it
-def browser() -> Iterator["Browser"]:
+OPENED: list["Browser"] = []  # one for all files of this folder
+CLOSING = ExitStack()
+
+
+@pytest.fixture(scope="module")
+def browser() -> "Browser":
     from tests.browser.visiting import sync_playwright
 
     if CHROMIUM is None:
         pytest.skip("no chromium, chromium-browser or google-chrome on the PATH: install one to test the page")
-    torch.set_num_threads(1)
-    options = ["--no-sandbox"] if os.geteuid() == 0 else []
-    with sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
-        yield made
-        made.close()
+    if not OPENED:
+        torch.set_num_threads(1)
+        options = ["--no-sandbox"] if os.geteuid() == 0 else []
+        playwright = CLOSING.enter_context(sync_playwright())
+        OPENED.append(playwright.chromium.launch(executable_path=CHROMIUM, args=options))
+        CLOSING.callback(lambda: OPENED.pop().close())
+    return OPENED[0]
 
 
-@pytest.fixture(scope="package")
+@pytest.hookimpl(trylast=True)  # after fixtures
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Other tests have event loops of their own, and playwright allows none beside it."""
+    if nextitem is None or nextitem.path.parent != item.path.parent:
+        CLOSING.close()
+
+
+@pytest.fixture(scope="module")
 def shared_tab(browser: "Browser") -> Iterator["Tab"]:
     from tests.browser.visiting import Tab
 

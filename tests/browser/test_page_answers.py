@@ -11,9 +11,10 @@ from tests.browser.visiting import Browser, OpenPage, Page, expect, settle
 PATCH = "Patch in row {}, column {} of 8 × 8."
 
 
-def test_image_and_answers_are_in_view_together(open_page: OpenPage) -> None:
+def test_image_and_answers_are_in_view_together_and_on_a_phone_the_buttons_are_a_menu(open_page: OpenPage) -> None:
     page = open_page(TWO, width=390, theme="dark")
     page.locator("#tour-end").click()
+    assert_buttons_are_a_menu_for_fingers_and_keys(page)
     for width in (390, 1300):
         page.set_viewport_size({"width": width, "height": 900})
         page.evaluate("() => scrollTo(0, 0)")
@@ -24,6 +25,27 @@ def test_image_and_answers_are_in_view_together(open_page: OpenPage) -> None:
             assert box is not None
             assert box["y"] >= -1
             assert box["y"] + box["height"] <= 901
+
+
+def assert_buttons_are_a_menu_for_fingers_and_keys(page: Page) -> None:
+    menu, tour = page.locator("#menu summary"), page.locator("#tour-start")
+    assert page.locator(".bar").bounding_box()["height"] < 60  # type: ignore[index]
+    expect(tour).to_be_hidden()
+    menu.press("Enter")
+    expect(tour).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(tour).to_be_hidden()
+    menu.click()
+    tour.click()
+    expect(page.locator("#tour-step")).to_have_text("1 of 4")
+    expect(tour).to_be_hidden()
+    menu.click()
+    page.locator("#stage").click()
+    expect(tour).to_be_hidden()
+    page.locator("#tour-end").click()
+    page.set_viewport_size({"width": 1300, "height": 900})
+    expect(tour).to_be_visible()
+    expect(menu).to_be_hidden()
 
 
 def test_a_row_is_shown_while_the_pointer_is_there_and_says_how_far_its_weight_lies(open_page: OpenPage) -> None:

@@ -133,6 +133,7 @@ import sys
 from mixlab.cli import COMMANDS, main
 from contextlib import suppress
 main([]), main(["modls"])
+main(["maps"]), main(["matrices"]), main(["knn", "vit_tiny", "--json", "/"])
 for name in COMMANDS:
     for option in ("--help", "--no-such-option"):
         with suppress(SystemExit):
