@@ -1,4 +1,4 @@
-"""Linear layers and convolutions in the forms that a GPU runs, under autocast, against torch's own in float64."""
+"""Layers and mixers in the forms that a GPU runs, under autocast, against torch's own in float64."""
 
 from collections.abc import Callable
 
@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mixlab.mixers.gated_conv import GatedConv, GatedConvConfig
+from mixlab.mixers.mamba1 import Mamba1, Mamba1Config
 from mixlab.mixers.mamba2 import Mamba2, Mamba2Config
 from mixlab.ops.linear import Linear, PatchConv
 from tests.tolerances import relative_error
@@ -15,6 +16,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], tuple[object, 
     "linear": (lambda: Linear(192, 768), (4, 197, 192), ()),
     "patches": (lambda: PatchConv(3, 192, kernel_size=8, stride=8), (4, 3, 64, 72), ()),
     "gated conv": (lambda: GatedConv(GatedConvConfig(), 64, 4), (4, 96, 64), ((8, 12),)),
+    "scans under a gate": (lambda: Mamba1(Mamba1Config(), 64, 4), (4, 70, 64), ((7, 10),)),
     "a projection of 902 columns": (lambda: Mamba2(Mamba2Config(), 192, 4), (4, 70, 192), ((7, 10),)),
 }
 
