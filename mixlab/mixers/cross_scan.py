@@ -12,7 +12,7 @@ from mixlab.errors import InputError
 from mixlab.mixers.gated_conv import check_fills_grid
 from mixlab.mixers.mixer import Grid, MixerConfig, TokenMixer
 from mixlab.mixers.scan_orders import CROSS, SKIPPING, check_scans, scan_orders
-from mixlab.mixers.selective import ChannelGate, Selection, SelectiveMixing, rank_of
+from mixlab.mixers.selective import ChannelGate, Selection, SelectiveMixer, SelectiveMixing, rank_of
 
 wrap("check_fills_grid")
 wrap("scan_orders")
@@ -47,16 +47,16 @@ class CrossScanConfig(MixerConfig):
         return 2 * visits * self.state * self.expand * dim
 
 
-class CrossScan(TokenMixer):
+class CrossScan(SelectiveMixer):
     """Project, convolve on the grid, scan in several orders with weights of their own, sum, normalise, project back."""
 
     def __init__(self, config: CrossScanConfig, dim: int) -> None:
         super().__init__()
         inner = config.expand * dim
-        self.config = config
+        self.config, self.num_scans = config, len(config.scans)
         self.in_proj = nn.Linear(dim, inner * (1 + config.gate), bias=False)
         self.conv = grid_conv(inner, config.kernel, bias=config.conv_bias)
-        self.selection = Selection(len(config.scans), inner, config.state, rank_of(dim))
+        self.selection = Selection(self.num_scans, inner, config.state, rank_of(dim))
         self.channel_gate = ChannelGate(inner) if config.channel_gate else None
         self.out_norm = nn.LayerNorm(inner)
         self.out_proj = nn.Linear(inner, dim, bias=False)
@@ -70,11 +70,11 @@ class CrossScan(TokenMixer):
             projected, gate = projected.chunk(2, dim=-1)
         v = from_maps(F.silu(self.conv(to_maps(projected, grid))))
         orders = scan_orders(self.config.scans, grid, x.shape[1], x.device)
-        places = orders.arrange(v, len(self.config.scans))
+        places = orders.arrange(v, self.num_scans)
         return self.selection(places, orders, self.config.scans, grid), gate
 
-    def merge(self, mixed: Tensor, bypass: Tensor | None) -> Tensor:
-        y = mixed.squeeze(-1).unflatten(1, (len(self.config.scans), -1)).mT  # (B, S, L, E)
+    def merge_scans(self, scans: Tensor, bypass: Tensor | None) -> Tensor:
+        y = scans
         if bypass is not None:
             y = y[:, :, : bypass.shape[1]]  # without the cells that pad the grid to whole windows
         if self.channel_gate is not None:
@@ -98,12 +98,12 @@ class SkipScanConfig(CrossScanConfig):
         return SkipScan(self, dim)
 
 
-class SkipScan(TokenMixer):
+class SkipScan(SelectiveMixer):
     """The sum of a scan and a convolution, each under the same gate per channel."""
 
     def __init__(self, config: SkipScanConfig, dim: int) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.num_scans = config, len(config.scans)
         self.scan = CrossScan(config, dim)
         self.local = nn.Sequential(grid_conv(dim, 3, bias=True), nn.BatchNorm2d(dim), nn.GELU(), nn.Conv2d(dim, dim, 1))
         self.channel_gate = ChannelGate(dim)
@@ -113,11 +113,11 @@ class SkipScan(TokenMixer):
         assert gate is not None
         return mixing, torch.cat([gate, from_maps(self.local(to_maps(x, grid)))], dim=-1)
 
-    def merge(self, mixed: Tensor, bypass: Tensor | None) -> Tensor:
+    def merge_scans(self, scans: Tensor, bypass: Tensor | None) -> Tensor:
         assert bypass is not None
         width = self.scan.in_proj.in_features
         gate, local = bypass.split([self.scan.out_proj.in_features, width], dim=-1)
-        scanned = self.scan.merge(mixed, gate)
+        scanned = self.scan.merge_scans(scans, gate)
         return self.channel_gate(scanned) + self.channel_gate(local)
 
 

@@ -10,12 +10,14 @@ from torch import Tensor, nn
 from torch.fx import wrap
 
 from mixlab.errors import InputError
-from mixlab.mixers.mixer import Grid, MixerConfig, TokenMixer
+from mixlab.mixers.mixer import Grid, MixerConfig
 from mixlab.mixers.scan_orders import SEQUENCE, check_scans, count_reverse, scan_orders
-from mixlab.mixers.selective import ChannelGate, Selection, SelectiveMixing, rank_of
+from mixlab.mixers.selective import ChannelGate, Selection, SelectiveMixer, SelectiveMixing, rank_of
+from mixlab.ops.gated_scans.op import gated_scans
 from mixlab.ops.short_conv.op import two_way_short_conv
 from mixlab.ops.short_conv.reference import short_conv
 
+wrap("gated_scans")
 wrap("scan_orders")
 wrap("two_way_short_conv")
 Combine = Literal["mean", "sum", "gated_sum"]
@@ -51,15 +53,16 @@ class Mamba1Config(MixerConfig):
         return 2 * num_tokens * self.state * self.expand * dim * len(self.scans)
 
 
-class Mamba1(TokenMixer):
+class Mamba1(SelectiveMixer):
     """One input projection for all scans; each has its own convolution, selection, decay and skip."""
 
     stacked = ("conv_bias",)
 
     def __init__(self, config: Mamba1Config, dim: int, depth: int) -> None:
         super().__init__()
-        inner, num_scans = config.expand * dim, len(config.scans)
+        inner = config.expand * dim
         self.config = config
+        self.num_scans = num_scans = len(config.scans)
         self.in_proj = nn.Linear(dim, 2 * inner, bias=False)
         self.conv_weight = nn.Parameter(torch.empty(num_scans, inner, config.conv))
         self.conv_bias = nn.Parameter(torch.empty(num_scans, inner))
@@ -82,24 +85,21 @@ class Mamba1(TokenMixer):
         if self.config.scans in (SEQUENCE, SEQUENCE[:1]):
             v = two_way_short_conv(x, self.conv_weight, self.conv_bias)
         else:
-            v = self.convolved(orders.arrange(x, len(self.config.scans)))
+            v = self.convolved(orders.arrange(x, self.num_scans))
         return self.selection(v, orders, self.config.scans, grid), gate
 
     def convolved(self, places: Tensor) -> Tensor:
         """(B, T, S, E): each scan under its own filter, which looks back along it."""
-        num_scans = len(self.config.scans)
-        num_forward = num_scans - count_reverse(self.config.scans, flips=False)
+        num_forward = self.num_scans - count_reverse(self.config.scans, flips=False)
         scans = [
             short_conv(places[:, :, scan], self.conv_weight[scan], self.conv_bias[scan], reverse=scan >= num_forward)
-            for scan in range(num_scans)
+            for scan in range(self.num_scans)
         ]
         return torch.stack(scans, dim=2)
 
-    def merge(self, mixed: Tensor, bypass: Tensor | None) -> Tensor:
+    def merge_scans(self, scans: Tensor, bypass: Tensor | None) -> Tensor:
         assert bypass is not None
-        y = mixed.squeeze(-1).unflatten(1, (len(self.config.scans), -1)).mT[:, :, : bypass.shape[1]]  # (B, S, L, E)
-        gate = F.silu(bypass)
+        y = scans[:, :, : bypass.shape[1]]
         if self.channel_gate is not None:
-            return self.out_proj(self.channel_gate(y * gate.unsqueeze(1)).sum(1))
-        y = y.mean(1) if self.config.combine == "mean" else y.sum(1)
-        return self.out_proj(y * gate)
+            return self.out_proj(self.channel_gate(y * F.silu(bypass).unsqueeze(1)).sum(1))
+        return self.out_proj(gated_scans(y.transpose(1, 2), bypass, mean=self.config.combine == "mean"))

@@ -10,11 +10,13 @@ from torch.fx import wrap
 
 from mixlab.mixers.cross_scan import from_maps, grid_conv, to_maps
 from mixlab.mixers.gated_conv import check_fills_grid
-from mixlab.mixers.mixer import Grid, MixerConfig, TokenMixer
+from mixlab.mixers.mixer import Grid, MixerConfig
 from mixlab.mixers.scan_orders import SERPENTINE, ScanOrders, grid_order
-from mixlab.mixers.selective import SelectiveMixing, rank_of
+from mixlab.mixers.selective import SelectiveMixer, SelectiveMixing, rank_of
+from mixlab.ops.gated_scans.op import gated_scans
 
 wrap("check_fills_grid")
+wrap("gated_scans")
 START, RIGHT, LEFT, UP, DOWN = range(5)
 
 
@@ -33,11 +35,12 @@ class PlainMambaConfig(MixerConfig):
         return 2 * num_tokens * self.state * self.expand * dim * len(SERPENTINE)
 
 
-class PlainMamba(TokenMixer):
+class PlainMamba(SelectiveMixer):
     """As released, two things are odd. Values are put in the order of a scan; steps, keys and queries are not: place t
     takes those of patch t in raster order. And the bias of the steps enters twice."""
 
     stacked = ("A_log",)
+    num_scans = len(SERPENTINE)
 
     def __init__(self, config: PlainMambaConfig, dim: int) -> None:
         super().__init__()
@@ -65,24 +68,22 @@ class PlainMamba(TokenMixer):
         dt = self.dt_proj(low)
         dt = F.softplus(dt.to(self.dt_proj.bias.dtype) + self.dt_proj.bias)  # its bias is in dt already
         orders, moves = serpentine(grid, x.device)
-        num_scans = len(SERPENTINE)
         mixing = SelectiveMixing(
-            q.unsqueeze(2).expand(-1, -1, num_scans, -1),
+            q.unsqueeze(2).expand(-1, -1, self.num_scans, -1),
             k.unsqueeze(2) + self.moves.to(k.dtype)[moves],
-            orders.arrange(x, num_scans),
-            dt.unsqueeze(2).expand(-1, -1, num_scans, -1),
-            -self.A_log.exp().expand(num_scans, -1, -1),
-            self.skip.expand(num_scans, -1),
+            orders.arrange(x, self.num_scans),
+            dt.unsqueeze(2).expand(-1, -1, self.num_scans, -1),
+            -self.A_log.exp().expand(self.num_scans, -1, -1),
+            self.skip.expand(self.num_scans, -1),
             orders,
             SERPENTINE,
             grid,
         )
         return mixing, gate
 
-    def merge(self, mixed: Tensor, bypass: Tensor | None) -> Tensor:
+    def merge_scans(self, scans: Tensor, bypass: Tensor | None) -> Tensor:
         assert bypass is not None
-        y = mixed.squeeze(-1).unflatten(1, (len(SERPENTINE), -1)).sum(1).mT  # (B, L, E)
-        return self.out_proj(y * F.silu(bypass))
+        return self.out_proj(gated_scans(scans.transpose(1, 2), bypass, mean=False))
 
 
 @wrap

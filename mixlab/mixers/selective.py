@@ -1,6 +1,7 @@
 """The selective scan of Mamba-1 as a mixing: one head per channel of each scan, always seen in image order."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import wrap
 
-from mixlab.mixers.mixer import ALL, Grid, Mixing, overlap
+from mixlab.mixers.mixer import ALL, Grid, Mixing, TokenMixer, overlap
 from mixlab.mixers.scan_orders import ScanOrders
 from mixlab.ops.selective_scan.op import selective_scan, softplus_steps
 from mixlab.ops.selective_scan.reference import selective_scan_matrix, steps_between
@@ -51,8 +52,13 @@ class SelectiveMixing(Mixing):
         return self.skip.numel()
 
     def apply(self) -> Tensor:
+        return _as_heads(self.scanned())
+
+    def scanned(self) -> Tensor:
+        """The same as tokens of each scan (B, S, L, E)."""
         inputs = (self.q, self.k, self.v, self.dt, self.A, self.skip)
-        return self._heads(selective_scan(*inputs, dt_bias=self.dt_bias, num_reverse=self.orders.num_reverse))
+        y = selective_scan(*inputs, dt_bias=self.dt_bias, num_reverse=self.orders.num_reverse)
+        return self.orders.restore(y)
 
     def matrix(self, heads: slice = ALL) -> Tensor:
         scan, channel = self._chosen(heads)
@@ -125,7 +131,7 @@ class SelectiveMixing(Mixing):
 
     def _heads(self, places: Tensor) -> Tensor:
         """(B, T, S, E) -> (B, S E, L, 1)."""
-        return self.orders.restore(places).transpose(2, 3).flatten(1, 2).unsqueeze(-1)
+        return _as_heads(self.orders.restore(places))
 
     def _is_reverse(self, scan: Tensor) -> Tensor:
         return scan >= self.skip.shape[0] - self.orders.num_reverse
@@ -147,6 +153,32 @@ class SelectiveMixing(Mixing):
         rows = places[None, :, :, None].expand(batch, -1, -1, length)
         columns = places[None, :, None, :].expand(batch, -1, places.shape[1], -1)
         return matrix.gather(2, rows).gather(3, columns)
+
+
+def _as_heads(scans: Tensor) -> Tensor:
+    """(B, S, L, E) -> (B, S E, L, 1)."""
+    return scans.transpose(2, 3).flatten(1, 2).unsqueeze(-1)
+
+
+class SelectiveMixer(TokenMixer):
+    """A mixer around selective scans. It runs without their form as heads, whose gradient is a transposed copy."""
+
+    num_scans: int
+
+    @abstractmethod
+    def prepare(self, x: Tensor, grid: Grid) -> tuple[SelectiveMixing, Tensor | None]: ...
+
+    @abstractmethod
+    def merge_scans(self, scans: Tensor, bypass: Tensor | None) -> Tensor:
+        """Mixed values (B, S, L, E) back to tokens (B, L, D)."""
+
+    def merge(self, mixed: Tensor, bypass: Tensor | None) -> Tensor:
+        return self.merge_scans(mixed.squeeze(-1).unflatten(1, (self.num_scans, -1)).mT, bypass)
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        """The same as prepare, apply, merge."""
+        mixing, bypass = self.prepare(x, grid)
+        return self.merge_scans(mixing.scanned(), bypass)
 
 
 class Selection(nn.Module):

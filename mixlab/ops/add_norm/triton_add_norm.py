@@ -132,6 +132,11 @@ def row_programs(num_rows: int) -> int:
     return min(num_rows, 1024)
 
 
+def in_rows(x: Tensor) -> Tensor:
+    """(B, L, E) whose rows follow each other at one distance: a part of a wider tensor is read where it lies."""
+    return x if x.stride(2) == 1 and x.stride(0) == x.shape[1] * x.stride(1) else x.contiguous()
+
+
 def row_unit(rows: Tensor) -> int:
     """The largest power of two up to 16 in the stride between rows: a kernel told so loads as many numbers at once."""
     return math.gcd(16, rows.stride(-2))

@@ -29,26 +29,22 @@ def runs_kernels(x: Tensor, weight: Tensor) -> bool:
 
 
 def _forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    from mixlab.ops.short_conv.triton_short_conv import short_conv_forward  # without a GPU there may be no Triton
+    from mixlab.ops.add_norm.triton_add_norm import in_rows  # here: without a GPU there may be no Triton
+    from mixlab.ops.short_conv.triton_short_conv import short_conv_forward
 
-    values, _, _ = short_conv_forward(_dense_rows(x), weight, bias, 0)
+    values, _, _ = short_conv_forward(in_rows(x), weight, bias, 0)
     return values.unflatten(2, weight.shape[:2])
 
 
 def _backward(dout: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> list[Tensor]:
+    from mixlab.ops.add_norm.triton_add_norm import in_rows
     from mixlab.ops.short_conv.triton_short_conv import short_conv_backward
 
-    x = _dense_rows(x)
+    x = in_rows(x)
     dx = torch.empty(*x.shape[:2], x.stride(1), dtype=x.dtype, device=x.device)[..., : x.shape[2]]  # strided as x is
     nothing = dout.new_empty(2, *x.shape[:2], 0)
     dconv = short_conv_backward(dout.contiguous().flatten(2), nothing, x, weight, bias, dx)
     return [dx, dconv[..., :-1].to(weight.dtype), dconv[..., -1].to(bias.dtype)]
-
-
-def _dense_rows(x: Tensor) -> Tensor:
-    """As it is where it is a slice of the channels of a dense tensor, which the kernels can read; else a copy."""
-    _, length, _ = x.shape
-    return x if x.stride(2) == 1 and x.stride(0) == length * x.stride(1) else x.contiguous()
 
 
 _conv = Operator(

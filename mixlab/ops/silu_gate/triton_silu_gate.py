@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixlab.ops.add_norm.triton_add_norm import row_block, row_programs, row_unit, row_warps
+from mixlab.ops.add_norm.triton_add_norm import in_rows, row_block, row_programs, row_unit, row_warps
 
 
 @triton.jit
@@ -50,7 +50,7 @@ def _silu_gate_backward_kernel(
 
 
 def silu_gate_forward(y: Tensor, gate: Tensor, bias: Tensor) -> Tensor:
-    y, gate = y.contiguous(), _in_rows(gate)
+    y, gate = y.contiguous(), in_rows(gate)
     width, unit = y.shape[-1], row_unit(gate)
     out = torch.empty(y.shape, dtype=y.dtype, device=y.device)
     _silu_gate_forward_kernel[(y.numel() // width,)](
@@ -61,7 +61,7 @@ def silu_gate_forward(y: Tensor, gate: Tensor, bias: Tensor) -> Tensor:
 
 def silu_gate_backward(dout: Tensor, y: Tensor, gate: Tensor, bias: Tensor) -> list[Tensor]:
     """Gradients of y, the gate and the bias, whose partial sums are added in a fixed order."""
-    dout, y, gate = dout.contiguous(), y.contiguous(), _in_rows(gate)
+    dout, y, gate = dout.contiguous(), y.contiguous(), in_rows(gate)
     width, unit = y.shape[-1], row_unit(gate)
     num_rows = y.numel() // width
     num_programs = row_programs(num_rows)
@@ -72,9 +72,3 @@ def silu_gate_backward(dout: Tensor, y: Tensor, gate: Tensor, bias: Tensor) -> l
         UNIT=unit, BLOCK=row_block(width), num_warps=row_warps(width),
     )  # fmt: skip
     return [dy, dgate, dbias.sum(0).to(bias.dtype)]
-
-
-def _in_rows(gate: Tensor) -> Tensor:
-    """Half of a projection (B, L, 2E) is read where it lies: its rows follow each other at one distance."""
-    lies_so = gate.stride(2) == 1 and gate.stride(0) == gate.shape[1] * gate.stride(1)
-    return gate if lies_so else gate.contiguous()

@@ -23,6 +23,8 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[3]))
 from mixlab.ops.add_norm import op as add_norm_op
 from mixlab.ops.add_norm import reference as add_norm_reference
+from mixlab.ops.gated_scans import op as gated_scans_op
+from mixlab.ops.gated_scans import reference as gated_scans_reference
 from mixlab.ops.linear_attention import op as attention_op
 from mixlab.ops.linear_attention import reference as attention_reference
 from mixlab.ops.linear_attention import triton_linear_attention
@@ -190,6 +192,15 @@ def short_conv_errors(directions: int) -> Errors:
     return compare(short_conv_op._conv, short_conv_op.two_way_short_conv, inputs)
 
 
+def gated_scans_errors(scans: int, mean: bool) -> Errors:
+    y = torch.randn(2, scans, 5, 40).transpose(1, 2)  # scan by scan, as orders restore them
+    return compare(
+        lambda *inputs: gated_scans_op._gate(*inputs, mean),
+        lambda *inputs: gated_scans_reference.gated_scans(*inputs, mean=mean),
+        [y, torch.randn(2, 5, 80)[..., 40:]],
+    )
+
+
 def mixer_inputs(directions: int, length: int, num_heads: int, state: int, width: int) -> list[Tensor]:
     inner = num_heads * width
     channels = inner + 2 * state
@@ -264,6 +275,8 @@ def registered_errors() -> Errors:
     torch.library.opcheck(add_norm_op._add_norm.registered, (*norm, None, 1e-5))
     gated = [torch.randn(*shape, requires_grad=True) for shape in ((1, 2, 5), (1, 2, 5), (5,))]
     torch.library.opcheck(gate_op._gate.registered, tuple(gated))
+    scans, gate = torch.randn(1, 2, 2, 5, requires_grad=True), torch.randn(1, 2, 5, requires_grad=True)
+    torch.library.opcheck(gated_scans_op._gate.registered, (scans, gate, True))
     torch.library.opcheck(attention_op._attention.registered, (torch.randn(1, 3, 48, requires_grad=True), 16))
     return compare(
         lambda *inputs: mamba2_op._mixer.registered(*inputs, 16, 1e-5, False)[0],
@@ -294,6 +307,8 @@ def main() -> None:
         **{name: (attention_errors, sizes) for name, sizes in ATTENTIONS.items()},
         "short convolution one way": (short_conv_errors, (1,)),
         "short convolution both ways": (short_conv_errors, (2,)),
+        "mean of two scans under a gate": (gated_scans_errors, (2, True)),
+        "sum of four scans under a gate": (gated_scans_errors, (4, False)),
         "scan of tokens that lie far apart": (far_scan_errors, ()),
         "mixer in float32 under autocast": (autocast_errors, ()),
         "add and RMSNorm": (add_norm_errors, (False,)),

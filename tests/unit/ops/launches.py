@@ -20,6 +20,7 @@ from triton.runtime.jit import JITFunction
 from mixlab.data import triton_crops
 from mixlab.data.packed import pack_images
 from mixlab.ops.add_norm import op as add_norm_op
+from mixlab.ops.gated_scans import op as gated_scans_op
 from mixlab.ops.linear_attention import op as attention_op
 from mixlab.ops.mamba2 import op as mamba2_op
 from mixlab.ops.selective_scan import op as selective_op
@@ -120,6 +121,11 @@ def selective_scan(dtype: torch.dtype, *, scans: int, width: int, state: int) ->
     inputs = (_empty(*shape, width, dtype=dtype), _empty(*shape, width, dtype=dtype), _empty(scans, width, state))
     skip, bias = _empty(scans, width), _empty(scans, width)
     return _launches(lambda: selective_op._scan(q, k, *inputs, skip, bias, scans // 2))
+
+
+def gated_scans(dtype: torch.dtype, *, scans: int, width: int) -> list[Launch]:
+    y, gate = _empty(8, 197, scans, width, dtype=dtype), _empty(8, 197, 2 * width, dtype=dtype)[..., width:]
+    return _launches(lambda: gated_scans_op._gate(y, gate, True))
 
 
 def mixer(

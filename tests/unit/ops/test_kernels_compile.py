@@ -32,7 +32,8 @@ SPILLS = {
     "_values_kernel": (760, 128, 328),
     "_gated_norm_backward_kernel": (216, 144, 216),
     "_gather_both_span_kernel": (16, 0, 0),
-    "_walk_back_kernel": (96, 96, 96),
+    "_walk_kernel": (24, 0, 40),
+    "_walk_back_kernel": (32, 0, 48),
     "_backward_kernel": (168, 136, 0),
     "_write_gradients_span_kernel": (144, 128, 0),
 }
@@ -48,6 +49,7 @@ def every_kernel() -> list[Launch]:
         *launches.mixer(HALF, directions=1, length=38),
         *launches.selective_scan(HALF, scans=2, width=384, state=16),
         *launches.selective_scan(HALF, scans=4, width=96, state=1),
+        *launches.gated_scans(HALF, scans=2, width=384),
         *launches.add_norm(HALF, centred=True),
         *launches.add_norm(HALF, centred=False),
         *launches.silu_gate(HALF),
