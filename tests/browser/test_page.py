@@ -335,12 +335,15 @@ def test_nothing_is_cut_off_at_any_width(open_page: OpenPage) -> None:
     page = open_page(f"{models}&mask=sample", width=390)
     for width in (390, 768, 1300):
         page.set_viewport_size({"width": width, "height": 900})
-        assert page.evaluate("() => document.documentElement.scrollWidth") <= width
-        for box in page.locator("canvas, .card h3, .answer h3, button").evaluate_all(
-            "(all) => all.map((n) => n.getBoundingClientRect()).filter((b) => b.width).map((b) => [b.left, b.right])"
-        ):
-            assert box[0] >= -0.5
-            assert box[1] <= width + 0.5
+        page.wait_for_function(  # canvases take their new size in the next frame
+            """(width) => document.documentElement.scrollWidth <= width
+              && [...document.querySelectorAll("canvas, .card h3, .answer h3, button")]
+                .map((node) => node.getBoundingClientRect())
+                .filter((box) => box.width)
+                .every((box) => box.left >= -0.5 && box.right <= width + 0.5)""",
+            arg=width,
+            timeout=5000,
+        )
 
 
 def test_everything_that_can_be_used_has_a_name(open_page: OpenPage) -> None:
