@@ -21,7 +21,7 @@ import torch
 from mixlab.training.cores import num_cores
 
 FORK = get_context("fork")
-NUM_WORKERS = max(2, num_cores() * 3 // 2)  # tests also wait for processes, signals and browsers
+NUM_WORKERS = 2 * num_cores()  # tests also wait for processes, signals and browsers
 
 
 @pytest.hookimpl(tryfirst=True)
