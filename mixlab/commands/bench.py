@@ -126,8 +126,10 @@ def run_benchmark(
     import torch
 
     on_gpu = torch.cuda.is_available()
-    if not on_gpu and (what in ("attention", "selective") or (what in NEED_GPU and not quick)):
-        raise WorkError(f"`mixlab bench {what}` needs a GPU; --quick runs a miniature on the CPU where there is one")
+    if not on_gpu and what in ("attention", "selective"):
+        raise WorkError(f"`mixlab bench {what}` needs a GPU: it measures kernels, which have no miniature on a CPU")
+    if not on_gpu and what in NEED_GPU and not quick:
+        raise WorkError(f"`mixlab bench {what}` needs a GPU; --quick runs a miniature on the CPU")
     module: Any = import_module(f"mixlab.bench.{MODULES.get(what, what)}")
     few: dict[str, Any]
     match what:
