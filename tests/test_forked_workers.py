@@ -1,11 +1,14 @@
 """Tests that pass, fail, warn and kill their process, run by several processes."""
 
-import multiprocessing
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+REPOSITORY = Path(__file__).parents[1]
 
 FIRST = """
 import os, warnings
@@ -24,15 +27,6 @@ def test_tests_of_a_file_share_their_fixtures(made, number): assert made == os.g
 """
 
 
-def run_pytest(folder: Path, *options: str) -> None:
-    """In a process of its own, whose exit code is pytest's."""
-    output = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    plugins = ["-p", "tests.forked_workers", "-p", "no:cacheprovider"]
-    os._exit(pytest.main([*plugins, "-c", os.devnull, "--rootdir", str(folder), *options, str(folder)]))
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "test_first.py").write_text(FIRST)
@@ -41,16 +35,20 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def ran(folder: Path, *options: str) -> tuple[int | None, str]:
-    process = multiprocessing.get_context("forkserver").Process(target=run_pytest, args=(folder, *options))
-    process.start()
-    process.join(60)
-    return process.exitcode, (folder / "output.txt").read_text()
+def ran(folder: Path, *options: str) -> tuple[int, str]:
+    """By an interpreter of its own, which knows nothing of the tests around it."""
+    plugins = ["-p", "tests.forked_workers", "-p", "no:cacheprovider"]
+    places = ["-c", os.devnull, "--rootdir", str(folder), "--basetemp", str(folder / "temporary"), str(folder)]
+    alone = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-m", "pytest", *plugins, *options, *places]
+    done = subprocess.run(command, cwd=folder, env=alone, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
 
 
 def test_every_test_is_reported_once_and_the_death_of_a_process_is_a_failure(folder: Path) -> None:
     code, said = ran(folder, "--verbose")
-    assert code == 1 and "3 failed, 20 passed, 1 warning in" in said
+    assert code == 1, said
+    assert "3 failed, 20 passed, 1 warning in" in said, said
     for words in (
         "\nits last words",
         "E   assert 1 == 2",
@@ -58,10 +56,10 @@ def test_every_test_is_reported_once_and_the_death_of_a_process_is_a_failure(fol
         "ended with code 1",
         "UserWarning: a word of warning",
     ):
-        assert said.count(words) == 1, words
-    assert len(re.findall(r"test_\w+\.py::\S+ (?:PASSED|FAILED)", said)) == 23
+        assert said.count(words) == 1, (words, said)
+    assert len(re.findall(r"test_\w+\.py::\S+ (?:PASSED|FAILED)", said)) == 23, said
 
 
 def test_the_first_failure_ends_all_where_that_is_asked_for(folder: Path) -> None:
     code, said = ran(folder, "--exitfirst")
-    assert code == 1 and "1 failed" in said and "stopping after 1 failures" in said
+    assert code == 1 and "1 failed" in said and "stopping after 1 failures" in said, said
