@@ -104,3 +104,9 @@ def test_no_two_test_files_share_a_name() -> None:
         file.name for file in Path(__file__).parent.rglob("*.py") if file.name not in ("conftest.py", "__init__.py")
     ]
     assert len(set(names)) == len(names), sorted({name for name in names if names.count(name) > 1})
+
+
+def test_no_merge_was_left_half_done() -> None:
+    root = PACKAGE.parent
+    texts = [*root.glob("*.md"), *root.glob("docs/**/*.md"), *PACKAGE.rglob("*.js"), *PACKAGE.rglob("*.css")]
+    assert not [text for text in texts if "\n<<<<<<< " in text.read_text(encoding="utf-8")]
