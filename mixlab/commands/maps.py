@@ -49,6 +49,7 @@ def maps(
     from mixlab.analysis.figures import save_figure
     from mixlab.analysis.maps import activation_maps, find_map
     from mixlab.analysis.viewed_images import ViewedImages
+    from mixlab.data.source import is_drawn
 
     answer.check()
     if map is not None:
@@ -85,7 +86,7 @@ def maps(
     for path in paths:
         console.print(f"picture: {path}")
     sides = max(max(found.shape[-2:]) for found in result.maps.values())
-    if on.image is None and sides < COARSE and not on.data.startswith("shapes"):
+    if on.image is None and sides < COARSE and not is_drawn(on.data):
         console.print(f"maps of {sides} x {sides} patches are coarse; --image {3 * size} makes them 3 times as fine")
     return answer.emit(content)
 

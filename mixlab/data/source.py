@@ -21,7 +21,8 @@ from .index_file import digest_of
 
 SPLITS = ("train", "val")
 HELD_OUT = 5  # without a split of its own, every fifth sample of a class is for validation
-BUILT_IN = ("shapes", "photo")  # sources that need no files of the user's
+DRAWN = "shapes"
+BUILT_IN = (DRAWN, "photo")
 
 
 class HasImage(Protocol):
@@ -272,6 +273,16 @@ def to_number(name: str, options: dict[str, str], key: str, default: int) -> int
     if not value.isdecimal():
         raise InputError(f"{name!r}: {key}={value} is not a whole number; give for example {key}={default}")
     return int(value)
+
+
+def is_built_in(name: str) -> bool:
+    """Whether a source needs no files of the user's."""
+    return name.partition(":")[0] in BUILT_IN
+
+
+def is_drawn(name: str) -> bool:
+    """Whether a source is the scenes that mixlab draws."""
+    return name.partition(":")[0] == DRAWN
 
 
 def nearest_place(name: str) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from mixlab.analysis.figures import FAMILY_NAMES, LineStyle, line_styles
+from mixlab.data.source import is_drawn
 from mixlab.report.findings import Findings, Record
 from mixlab.report.pictures import colour_picture, map_picture, matrix_picture, photograph
 from mixlab.report.sections import place_of
@@ -36,7 +37,7 @@ def _look(record: Record, findings: Findings, styles: dict[str, LineStyle]) -> d
         "record": record,
         "data": content["data"],
         "layer": content["layer"],
-        "is_photograph": not str(content["data"]).startswith("shapes"),
+        "is_photograph": not is_drawn(str(content["data"])),
         "size": arrays["images"].shape[-1],
         "name": str(content["images"][0]) if content["images"] else "",
         "image": photograph(arrays["images"][0]),

@@ -14,6 +14,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from mixlab.backbones.zoo import check_fields, known_fields
 from mixlab.data.images import HELD_OUT_OF
+from mixlab.data.source import is_built_in
 from mixlab.errors import InputError, did_you_mean
 from mixlab.run import RunDirectory
 from mixlab.run.codec import check, differences, from_json, to_json
@@ -247,11 +248,6 @@ def has_begun(folder: RunDirectory) -> bool:
 def same_data(before: str, now: str) -> bool:
     """Whether two names of data mean the same, however a path in them was typed."""
     return before == now or _resolved(before) == _resolved(now)
-
-
-def is_built_in(data: str) -> bool:
-    """Whether it needs no files of the user's."""
-    return data.partition(":")[0] in ("shapes", "photo")
 
 
 def _resolved(data: str) -> str:

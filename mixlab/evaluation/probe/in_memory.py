@@ -14,7 +14,7 @@ from mixlab.evaluation.features import FeatureTable
 from mixlab.evaluation.probe.heads import LR_BATCH, Head, HeadGroup
 from mixlab.evaluation.probe.training import CachedStream
 from mixlab.evaluation.settings import LRS, WEIGHT_DECAYS
-from mixlab.training.knn import LabelledFeatures
+from mixlab.training.knn import LabelledFeatures, check_classes
 from mixlab.training.optim import cosine
 
 
@@ -51,6 +51,8 @@ def linear_probe(
     device = train.features.device
     heads = [Head(1, "output", lr, decay) for lr, decay in product(lrs, weight_decays)]
     num_classes = 1 + int(max(train.labels.max(), val.labels.max()))
+    check_classes(train.labels, num_classes, "the training set")
+    check_classes(val.labels, num_classes, "the validation set")
     group = HeadGroup(heads, width=train.features.shape[1], num_classes=num_classes, seed=seed, device=device)
     table = FeatureTable.from_tensors(train.features, train.labels)
     stream = CachedStream(table, batch=min(batch, len(train)), seed=seed, device=device)
