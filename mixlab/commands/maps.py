@@ -36,9 +36,10 @@ def maps(
     Args:
         map: which map; default: cosine, of the summary (class token or registers) to each patch, or pooled_cosine, of
             the mean patch to each, where there is no such token. Also: dot, norm (length of each patch's feature), pca
-            (first component), register_cosine, register_dot (one map for each register), front_cosine (the class
-            token's copy in front), mixing_rows (what the summary reads, by head), mixing_mean (its mean),
-            direction_rows, register_rows; several of features together as cosine+front_cosine.
+            (first component), cut (normalised cut into two parts that are alike), register_cosine, register_dot (one
+            map for each register), front_cosine (the class token's copy in front), mixing_rows (what the summary reads,
+            by head), mixing_mean (its mean), direction_rows, register_rows; several of features together as
+            cosine+front_cosine.
         layer: after which layer, counted from 0; negative numbers count from the end.
         num_images: number of images to draw, evenly spaced.
         fit: crop (centre crop, as in kNN and probes) or squash (whole image, aspect ratio not kept); also for masks.
