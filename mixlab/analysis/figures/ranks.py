@@ -137,26 +137,6 @@ def matrix_with_ranks(
     return Chart(f"Mixing matrix of {label}, head {head}", about, draw, 300 / 72, 300 / 72, has_legend=False)
 
 
-def mixing_pictures(
-    image: NDArray[np.uint8], models: Mapping[str, tuple[Mapping[str, Any], NDArray[np.uint8]]]
-) -> Figure:
-    """A row for each model: the image (3, H, W), and the matrices of some heads as grey levels (h, L, L)."""
-    columns, cell = max(len(levels) for _, levels in models.values()), 2.1
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(cell * (columns + 1) + 1.1, cell * len(models) + 0.35), layout="constrained")
-        axes = figure.subplots(len(models), columns + 1, squeeze=False)
-        for ax in axes.flat:
-            ax.set_axis_off()
-        for row, (label, (about, levels)) in zip(axes, models.items(), strict=True):
-            row[0].imshow(image.transpose(1, 2, 0), interpolation="nearest")
-            place = {"transform": row[0].transAxes, "va": "center", "ha": "right"}
-            row[0].text(-0.06, 0.5, f"{label}\nlayer {about['layer']}", fontsize=10, **place)
-            for ax, head, one in zip(row[1:], about["heads"], levels, strict=False):
-                ax.imshow(shrunk(one), cmap="magma", vmin=0, vmax=255, interpolation="nearest")
-                ax.set_title(f"head {head} (0 to {about['num_heads'] - 1})", loc="center", fontsize=8)
-    return figure
-
-
 def _by_layer(result: dict[str, Any], measure: str) -> list[dict[str, Any]]:
     return [entry["off_diagonal"][measure] for entry in result["layers"]]
 
