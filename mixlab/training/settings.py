@@ -51,6 +51,24 @@ def override(config: TrainConfig, settings: Iterable[str]) -> TrainConfig:
     return changed
 
 
+def with_method(config: TrainConfig, method: type[MethodConfig], **settings: Any) -> TrainConfig:
+    """The same training by another method of the same kind, such as another `ViewsConfig` or `SupervisedConfig`.
+
+    What both kinds have keeps the recipe's values: views, crops, augmentation. `settings` are the method's own.
+    """
+    shared = next(base for base in method.__mro__ if isinstance(config.method, base))
+    if not is_dataclass(shared) or not fields(shared):
+        raise InputError(
+            f"{method.__name__} has no settings in common with {type(config.method).__name__}, the method of this "
+            "recipe; start from a recipe of its own kind"
+        )
+    if unknown := [name for name in settings if name not in {field.name for field in fields(method)}]:
+        hint = did_you_mean(unknown[0], [field.name for field in fields(method)], otherwise="see its class")
+        raise InputError(f"{method.__name__} has no setting {unknown[0]!r}; {hint}")
+    kept = {field.name: getattr(config.method, field.name) for field in fields(shared)}
+    return replace(config, method=method(**{**kept, **settings}))
+
+
 # Settings that another one overrules: which, by which, when, and what holds instead.
 OVERRULED: tuple[tuple[tuple[str, ...], str, Callable[[TrainConfig], bool], str], ...] = (
     (("epochs",), "steps", lambda c: c.steps is not None, "this recipe counts steps"),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from mixlab.recipes import MINI_DEPTHS
+from mixlab.recipes.small import MINI_DEPTHS
 from mixlab.studies.miniature.plan import Setting, Training, Variant, score, score_variant, sets, train
 from mixlab.studies.steps import Step
 

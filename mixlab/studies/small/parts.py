@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mixlab.backbones.weights import shrink_file
 from mixlab.data.images import HELD_OUT_OF
-from mixlab.recipes import DEPTHS_160
+from mixlab.recipes.small import DEPTHS_160
 from mixlab.studies.miniature.parts import RANKED, TUNING_SEED, Part, ledger, rank_step
 from mixlab.studies.miniature.plan import STUDY_FAMILIES, Family, Setting, score, sets
 from mixlab.studies.miniature.run import Study
