@@ -3,15 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from mixlab.analysis.figures.chart import INK, OTHER, STYLE, Chart, Styles, log_axis, plot_line
+from mixlab.analysis.figures.chart import INK, OTHER, Chart, Styles, log_axis, plot_line
 from mixlab.analysis.figures.page_svg import SOFT, hint
 from mixlab.analysis.rank import block_grid
 from mixlab.errors import InputError
