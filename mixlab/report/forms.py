@@ -130,6 +130,8 @@ FORMS: dict[str, dict[str, Rule]] = {
         "models.*.num_heads": COUNT,
         "models.*.num_tokens": COUNT,
         "models.*.decades?": NUMBER,
+        "models.*.patch?": ITEMS,
+        "models.*.patch?.*": COUNT,
         "models.*.run_and_look_differ_by": NUMBER,
     },
     "claims": {
