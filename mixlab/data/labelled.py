@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mixlab.errors import InputError
+from mixlab.errors import InputError, few
 
 from .given import AnyData, Data, GivenData, as_data
 from .images import SPLIT_FOLDERS, ImageFolder, child, parse_source
 from .shapes import Shapes
-from .source import ImageSource, Subset, few, split
+from .source import ImageSource, Subset, split
 
 
 class Relabelled(Subset[Tensor]):
