@@ -22,8 +22,8 @@ MOST_DECADES, LEAST_DECADES = 4.0, 0.5  # powers of ten from black to white
 READING = "reading_"  # before a model's name: what its patch reads
 ABOUT = (
     "What the framed patch reads, as the mean over heads, itself left out. Then mixing matrices: a row per token that "
-    "reads, a column per token that is read, in the order of the sequence. Bright is strong, on a logarithmic scale from "
-    "the weak entries of each matrix to its strongest."
+    "reads, a column per token that is read, in the order of the sequence. Bright is strong, on a logarithmic scale "
+    "from the weak entries of each matrix to its strongest."
 )
 
 
