@@ -31,6 +31,7 @@ from mixlab.run.protocols import METRICS
 
 AGAIN = "remove it, and run the command that wrote it again"
 KEPT_FOLDERS, KEPT_FILES = {"checkpoints", "results"}, {"config.json", "metrics.jsonl"}
+MOST_LINES = 60  # of a training curve that is published, about
 NOT_RUNS = ("checkpoints", "results", "figures", "features", "tensorboard", "logs", "steps", "tuning", "data", "labels")
 
 
@@ -83,6 +84,12 @@ class RunDirectory:
                 continue
             if isinstance(row, dict) and type(row.get("step")) is int:
                 yield {name: value for name, value in row.items() if type(value) in (int, float)}
+
+    def thinned_metrics(self) -> list[dict[str, Any]]:
+        """About MOST_LINES lines of metrics, evenly spaced, with the last one and every line of scores."""
+        rows = list(self.read_metrics())
+        apart, last = max(1, len(rows) // MOST_LINES), len(rows) - 1
+        return [row for at, row in enumerate(rows) if at % apart == 0 or at == last or "loss" not in row]
 
     def write_result(
         self,

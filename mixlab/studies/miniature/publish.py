@@ -20,7 +20,6 @@ from mixlab.studies.miniature.manifest import Manifest
 from mixlab.studies.miniature.parts import finished_runs
 from mixlab.studies.steps import rename_folder
 
-MOST_ROWS = 60  # of a training curve, about
 PAGES = ("report.html", "README.md")
 FILES_NAMED = ("skipped", "unreadable", "unmatched", "unpaired", "images")  # lists of file names, kept as numbers
 OTHER_PLACES = re.compile(r"(?:^|(?<=[\s'\"=]))/(?:[^\s/'\"]+/)+")  # folders above a file of any other absolute path
@@ -84,7 +83,7 @@ def _short_names(run: Path, config: dict[str, Any]) -> list[tuple[str, str]]:
 def _copy(source: RunDirectory, target: RunDirectory, names: list[tuple[str, str]]) -> None:
     if (source.path / "config.json").is_file():
         target.write_config(cleaned(source.read_config(), names))
-    for row in thinned(list(source.read_metrics())):
+    for row in source.thinned_metrics():
         target.append_metrics(cleaned(row, names))
     for name, result in source.results().items():
         check_form(result, str(result.get("kind", name)), str(source.file_of(name)))
@@ -102,12 +101,6 @@ def _copy(source: RunDirectory, target: RunDirectory, names: list[tuple[str, str
                 raise InputError(f"{file} does not fit {name}.json ({error}); {AGAIN}") from error
             kept |= more
         target.write_result(name, kept, arrays, one_line=True)
-
-
-def thinned(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """About MOST_ROWS lines of a training curve, evenly spaced, with its last one and every line of scores."""
-    apart, last = max(1, len(rows) // MOST_ROWS), len(rows) - 1
-    return [row for at, row in enumerate(rows) if at % apart == 0 or at == last or "loss" not in row]
 
 
 def _published_arrays(result: dict[str, Any], stored: Arrays) -> tuple[Arrays, dict[str, Any]]:

@@ -239,12 +239,15 @@ def test_photographs_stay_at_home_whatever_their_folder_is_called(tmp_path: Path
     assert "results/maps.json" in published(out) and "results/maps_2.json" not in published(out)
 
 
-def test_a_long_curve_keeps_its_scores_and_its_last_step() -> None:
+def test_a_long_curve_keeps_its_scores_and_its_last_step(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path)
+    assert run.thinned_metrics() == []
     rows = [{"step": step, "loss": 1.0} for step in range(500)]
     rows.insert(251, {"step": 250, "knn_accuracy": 0.5})
-    kept = publish.thinned(rows)
+    for row in rows:
+        run.append_metrics(row)
+    kept = run.thinned_metrics()
     assert len(kept) < 80 and kept[-1]["step"] == 499 and {"step": 250, "knn_accuracy": 0.5} in kept
-    assert publish.thinned([]) == [] and publish.thinned(rows[:100]) == rows[:100]
 
 
 def test_a_study_without_results_is_not_published(tmp_path: Path) -> None:
