@@ -10,9 +10,9 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 from PIL import Image
 
+from mixlab.analysis.matrices import mean_matrix
 from mixlab.data import parse_source
 from mixlab.evaluation.target import Target, load_targets
-from mixlab.mixers import ConvMixing, Mixing
 
 GALLERY = Path(__file__).parent / "gallery"
 MODELS = {
@@ -32,19 +32,13 @@ def photograph() -> NDArray[np.uint8]:
 
 
 @torch.no_grad()
-def mean_matrix(target: Target, image: NDArray[np.uint8]) -> NDArray[np.float32]:
+def mean_among_patches(target: Target, image: NDArray[np.uint8]) -> NDArray[np.float32]:
     """The mean of |matrix| over the heads of the last layer, among the patches."""
     small = np.array(Image.fromarray(image).resize((SIZE, SIZE)))
     images = target.backbone.preprocess(torch.from_numpy(small).permute(2, 0, 1)[None])
     *_, (_, mixing) = target.backbone.mixings(images)
     patches = target.backbone.layout.patch_columns(GRID * GRID)
-    return _mean(mixing)[patches][:, patches].numpy()
-
-
-def _mean(mixing: Mixing) -> torch.Tensor:
-    if isinstance(mixing, ConvMixing):  # the mean of hundreds of channels is the convolution with their mean kernel
-        mixing = ConvMixing(mixing.values[:, :1], mixing.kernel.abs().mean(0, keepdim=True), mixing.grid)
-    return mixing.matrix()[0].abs().mean(0)
+    return mean_matrix(mixing)[patches][:, patches].numpy()
 
 
 def frame(axes: Axes, side: float) -> None:
@@ -106,7 +100,7 @@ def _save(figure: plt.Figure, axes: tuple[Axes, ...] | list[Axes], name: str) ->
 
 if __name__ == "__main__":
     photo = photograph()
-    found = {target.label: mean_matrix(target, photo) for target in load_targets(tuple(MODELS), device="cpu")}
+    found = {target.label: mean_among_patches(target, photo) for target in load_targets(tuple(MODELS), device="cpu")}
     draw_tokens(photo)
     figure, axes = plt.subplots(1, 4, figsize=(11, 3.1), layout="constrained")
     draw_rows(list(axes), photo, found)

@@ -51,11 +51,11 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.evaluation.detection.task import evaluate_detection as evaluate_detection
     from mixlab.evaluation.detection.task import fit_detection as fit_detection
     from mixlab.evaluation.detection.task import plan_detection as plan_detection
+    from mixlab.evaluation.in_memory import labelled_features as labelled_features
+    from mixlab.evaluation.in_memory import linear_probe as linear_probe
     from mixlab.evaluation.knn import evaluate_knn as evaluate_knn
-    from mixlab.evaluation.labelled_features import labelled_features as labelled_features
     from mixlab.evaluation.methods import register_method as register_method
     from mixlab.evaluation.probe.evaluate import evaluate_linear_probe as evaluate_linear_probe
-    from mixlab.evaluation.probe.in_memory import linear_probe as linear_probe
     from mixlab.evaluation.robustness import evaluate_robustness as evaluate_robustness
     from mixlab.evaluation.segmentation.task import evaluate_segmentation as evaluate_segmentation
     from mixlab.evaluation.segmentation.task import fit_segmentation as fit_segmentation
@@ -109,11 +109,10 @@ _NAMES = {
     "errors": ["InputError", "WorkError"],
     "evaluation.classifier": ["load_classifier"],
     "evaluation.detection.task": ["evaluate_detection", "fit_detection", "plan_detection"],
+    "evaluation.in_memory": ["labelled_features", "linear_probe"],
     "evaluation.knn": ["evaluate_knn"],
-    "evaluation.labelled_features": ["labelled_features"],
     "evaluation.methods": ["register_method"],
     "evaluation.probe.evaluate": ["evaluate_linear_probe"],
-    "evaluation.probe.in_memory": ["linear_probe"],
     "evaluation.robustness": ["evaluate_robustness"],
     "evaluation.segmentation.task": ["evaluate_segmentation", "fit_segmentation", "plan_segmentation"],
     "evaluation.settings": ["KnnSettings", "ProbeSettings"],

@@ -83,6 +83,14 @@ def test_no_file_is_named_for_nothing() -> None:
         assert file.stem not in ("utils", "common", "helpers", "misc"), f"{file} should be named for what it owns"
 
 
+def test_no_file_has_the_marks_of_an_unfinished_merge() -> None:
+    root = PACKAGE.parent
+    texts = [*FILES, *root.glob("*.md"), *(root / "docs").glob("*.md"), *(root / "tests").rglob("*.py")]
+    marks = ("<" * 7 + " ", ">" * 7 + " ")
+    wrong = [str(file) for file in texts if any(line.startswith(marks) for line in file.open(encoding="utf-8"))]
+    assert not wrong, f"merge conflicts are left in {', '.join(wrong)}"
+
+
 def test_only_backbones_know_which_class_a_backbone_is() -> None:
     classes = ("mixlab.backbones.isotropic.", "mixlab.backbones.timm_backbone.", "mixlab.backbones.classifier.")
     for file in FILES:

@@ -142,8 +142,8 @@ def on_meta(name: str, **fields: Any) -> Backbone:
         return model.eval().requires_grad_(False)
 
 
-def count_macs(model: Backbone, height: int, width: int | None = None, *, known: Known | None = None) -> int:
-    """Multiply-accumulates of one image through a backbone on the meta device, as its forward pass runs.
+def count_macs(model: Backbone, image: int, *, known: Known | None = None) -> int:
+    """Multiply-accumulates of one image of so many px through a backbone on the meta device, as its forward pass runs.
 
     Matrix products, convolutions and attention are counted; norms, gates and the taps of Mamba's convolution are not.
     Equal parts run once; networks that are given the same `known` share them.
@@ -154,7 +154,7 @@ def count_macs(model: Backbone, height: int, width: int | None = None, *, known:
         counter,
         running_equal_parts_once(model, counter, {} if known is None else known) as parts,
     ):
-        model(torch.empty(1, model.channels, height, width or height))
+        model(torch.empty(1, model.channels, image, image))
         return parts.total // 2
 
 
@@ -162,10 +162,11 @@ def count_parameters(model: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def count_with_classifier(model: Backbone, num_classes: int = 1000) -> int:
-    """Parameters with the classifier that papers count: a linear layer on the summary, or timm's own head."""
+def count_with_classifier(model: Backbone) -> int:
+    """Parameters with the classifier that papers count, of 1,000 classes: a linear layer on the summary, or timm's own
+    head."""
     with without_storage():
-        return count_parameters(model.with_classifier(num_classes))
+        return count_parameters(model.with_classifier(1000))
 
 
 def measure_cost(target: Target) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mixlab.analysis.cut import cut_maps
 from mixlab.analysis.pca import PCAMaps, pca_maps
 from mixlab.analysis.viewed_images import ImageBatch, ViewedImages
 from mixlab.backbones.backbone import Backbone, Layers
@@ -74,7 +75,7 @@ def summary_rows(mixing: Mixing, layout: TokenLayout, grid: Grid) -> Tensor:
     if not rows:
         raise InputError(
             "rows of a mixing matrix need a class token or registers, and this backbone has neither; "
-            'use "pooled_cosine", "norm" or "pca"'
+            'use "pooled_cosine", "norm", "pca" or "cut"'
         )
     chosen = torch.tensor(columns, device=mixing.values.device)
     return mixing.rows(rows)[..., chosen].abs().unflatten(-1, grid)  # (B, H, S, h, w)
@@ -125,6 +126,10 @@ def _first_component(features: Features) -> Tensor:
     return pca_maps(features.patches).first
 
 
+def _cut(features: Features) -> Tensor:
+    return cut_maps(features.patches)
+
+
 def _rows_by_head(rows: Tensor, mixing: Mixing) -> Tensor:
     """The mean over summary tokens, per head. Of a scan in several directions, head h of each are one map together:
     each sees the patches on its side of the token.
@@ -159,6 +164,7 @@ MAPS: dict[str, MapOfFeatures | MapOfMixing] = {
     "pooled_cosine": MapOfFeatures("cosine of the mean patch to each patch", _pooled_cosine),
     "norm": MapOfFeatures("length of the feature of each patch", _norm),
     "pca": MapOfFeatures("first principal component of the patches of each image", _first_component),
+    "cut": MapOfFeatures("normalised cut of each image into two parts whose patches are alike", _cut),
     "mixing_rows": MapOfMixing("|row| of the mixing matrix at the summary, per head, (B, H, h, w)", _rows_by_head),
     "mixing_mean": MapOfMixing("the mean of mixing_rows over heads", lambda rows, m: _rows_by_head(rows, m).mean(1)),
     "direction_rows": MapOfMixing(

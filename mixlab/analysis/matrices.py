@@ -13,13 +13,17 @@ from mixlab.analysis.registry import register_analysis
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.errors import InputError
 from mixlab.evaluation.target import Target
+from mixlab.mixers import ConvMixing, Mixing
 from mixlab.run.directory import file_name
 
 NUM_HEADS = 3
+_VALUES_AT_ONCE = 1 << 22  # of a matrix with its heads: bounds the working memory
 MOST_DECADES, LEAST_DECADES = 4.0, 0.5  # powers of ten from black to white
+READING = "reading_"  # before a model's name: what its patch reads
 ABOUT = (
-    "The mixing matrix of one image: a row per token that reads, a column per token that is read, in the order of the "
-    "sequence. Bright is strong, on a logarithmic scale from the weak entries of each matrix to its strongest."
+    "What the framed patch reads, as the mean over heads, itself left out. Then mixing matrices: a row per token that "
+    "reads, a column per token that is read, in the order of the sequence. Bright is strong, on a logarithmic scale "
+    "from the weak entries of each matrix to its strongest."
 )
 
 
@@ -31,6 +35,7 @@ def draw_matrices(
     *,
     layer: int = -1,
     heads: tuple[int, ...] = (),
+    patch: tuple[float, float] = (0.5, 0.5),
     progress: Callable[[], None] | None = None,
 ) -> Exhibit:
     """The mixing matrices of one or more backbones on one image, as a picture: which tokens read which.
@@ -38,15 +43,22 @@ def draw_matrices(
     Args:
         layer: the mixing of which layer, counted from 0; negative numbers count from the end.
         heads: which heads, counted from 0; default: three, evenly spaced. A convolution has one for each channel.
+        patch: of which patch to show what it reads, as the mean over heads: its place from the top and from the left, 0
+            to 1.
     """
+    if not all(0 <= share <= 1 for share in patch):
+        raise InputError(f"--patch {patch[0]:g} {patch[1]:g} lies outside of the image; both shares are from 0 to 1")
     seen = images.together()
     pixels, arrays, models = seen.images[:1], {"image": seen.images[0].numpy()}, []
     for target in targets:
-        about, arrays[file_name(target.label)] = matrices_of(target, pixels, layer=layer, heads=heads)
-        models.append(about)
+        name = file_name(target.label)
+        about, arrays[name] = matrices_of(target, pixels, layer=layer, heads=heads)
+        arrays[f"{READING}{name}"], cell = reading_of(target, pixels, layer=layer, patch=patch)
+        models.append(about | {"patch": cell})
         if progress is not None:
             progress()
-    shown = {model["label"]: (model, arrays[file_name(model["label"])]) for model in models}
+    names = [file_name(model["label"]) for model in models]
+    shown = [(model, arrays[name], arrays[f"{READING}{name}"]) for model, name in zip(models, names, strict=True)]
 
     def draw() -> Any:
         from mixlab.analysis.figures import mixing_pictures
@@ -109,6 +121,37 @@ def matrices_of(
         "run_and_look_differ_by": error,
     }
     return about, np.stack(levels)
+
+
+@torch.no_grad()
+def reading_of(
+    target: Target, pixels: Tensor, *, layer: int = -1, patch: tuple[float, float] = (0.5, 0.5)
+) -> tuple[NDArray[np.float32], list[int]]:
+    """With what weight one patch reads each patch (h, w), as the mean of |matrix| over heads; and which one it is."""
+    backbone = target.backbone
+    prepared = backbone.preprocess(pixels)
+    [(_, features)] = backbone.features(prepared, layers=[layer])
+    [(_, mixing)] = backbone.mixings(prepared, layers=[layer])
+    cell = [min(int(share * count), count - 1) for share, count in zip(patch, features.grid, strict=True)]
+    tokens = backbone.layout.patch_columns(features.grid[0] * features.grid[1])
+    row = mean_matrix(mixing)[tokens[cell[0] * features.grid[1] + cell[1]]].cpu()
+    return row[tokens].unflatten(0, features.grid).numpy(), cell
+
+
+def mean_matrix(mixing: Mixing, progress: Callable[[int, int, str], None] | None = None) -> Tensor:
+    """The mean of |matrix| over heads, (L, L)."""
+    if isinstance(mixing, ConvMixing):  # one kernel stands for hundreds of channels: they differ in their taps alone
+        mean = ConvMixing(mixing.values[:, :1], mixing.kernel.abs().mean(0, keepdim=True), mixing.grid)
+        return mean.matrix()[0, 0].float().clone()
+    length, count = mixing.values.shape[2], mixing.num_heads
+    total = torch.zeros(length, length, device=mixing.values.device)
+    at_once = max(1, _VALUES_AT_ONCE // length**2)
+    for first in range(0, count, at_once):
+        heads = slice(first, min(first + at_once, count))
+        total += mixing.matrix(heads)[0].float().abs().sum(0)
+        if progress is not None:
+            progress(heads.stop, count, f"the mean of {count} matrices")
+    return total / count
 
 
 def grey_levels(strength: Tensor) -> tuple[NDArray[np.uint8], float]:

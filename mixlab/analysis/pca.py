@@ -45,16 +45,18 @@ def pca_maps(patches: Tensor, *, fit: Literal["image", "set"] = "image", thresho
     One threshold serves all images and models, since the component is measured in its own standard deviations: 0 keeps
     what lies on the foreground side of the mean. Colours are scaled to [0, 1] over the foreground of each fit.
     """
-    if patches.ndim != 4 or 0 in patches.shape:
-        raise InputError(f"patches have shape {tuple(patches.shape)}; they must be (B, h, w, D) and not empty")
     if fit not in ("image", "set"):
         raise InputError(f'fit is {fit!r}; components are fitted to each "image" or to the whole "set"')
-    if not patches.isfinite().all():
-        raise InputError(
-            "patches hold NaN or infinity, which have no principal components; check the weights and images"
-        )
+    check_patches(patches)
     parts = [_fitted_maps(part, threshold) for part in (patches.split(1) if fit == "image" else [patches])]
     return PCAMaps(*(torch.cat(field) for field in zip(*parts, strict=True)))
+
+
+def check_patches(patches: Tensor) -> None:
+    if patches.ndim != 4 or 0 in patches.shape:
+        raise InputError(f"patches have shape {tuple(patches.shape)}; they must be (B, h, w, D) and not empty")
+    if not patches.isfinite().all():
+        raise InputError("patches hold NaN or infinity, which have no map; check the weights and images")
 
 
 def fit_pca(patches: Tensor, num_components: int = NUM_COMPONENTS) -> tuple[PCA, Tensor]:
@@ -71,7 +73,7 @@ def fit_pca(patches: Tensor, num_components: int = NUM_COMPONENTS) -> tuple[PCA,
     variances = torch.cat([variances, variances.new_zeros(missing)])
     directions = torch.cat([directions, directions.new_zeros(missing, directions.shape[1])])
     signs = directions.pow(3).sum(-1).sign()
-    on_border = (centred @ directions[0]).reshape(patches.shape[:3])[:, _border(patches)].mean()
+    on_border = (centred @ directions[0]).reshape(patches.shape[:3])[:, is_on_border(patches)].mean()
     if on_border.abs() > 1e-6 * variances[0].sqrt():  # zero up to rounding where every patch lies on the border
         signs[0] = -on_border.sign()
     directions = directions * torch.where(signs == 0, 1, signs)[:, None]
@@ -91,8 +93,8 @@ def _fitted_maps(patches: Tensor, threshold: float) -> PCAMaps:
     return PCAMaps(first, foreground, torch.where(foreground[..., None], scaled, 0), shares[None])
 
 
-def _border(patches: Tensor) -> Tensor:
-    """True on the outermost patches, (h, w)."""
+def is_on_border(patches: Tensor) -> Tensor:
+    """True on the outermost patches of (B, h, w, ...): (h, w)."""
     border = torch.ones(patches.shape[1:3], dtype=torch.bool, device=patches.device)
     border[1:-1, 1:-1] = False
     return border

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mixlab.analysis.matrices import mean_matrix
 from mixlab.app.byte_cache import ByteCache
 from mixlab.app.jobs import Progress
 from mixlab.app.pictures import Picture, square_picture
@@ -14,10 +15,9 @@ from mixlab.backbones.tokens import Features
 from mixlab.choices import Fit
 from mixlab.errors import InputError
 from mixlab.evaluation.target import Target
-from mixlab.mixers import ConvMixing, Mixing
+from mixlab.mixers import Mixing
 
 MAX_TOKENS = 4096  # a matrix of so many is 64 MB
-_VALUES_AT_ONCE = 1 << 22  # of a matrix with its heads: bounds the working memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +66,7 @@ class Traces:
         def compute() -> Tensor:
             if head is not None:
                 return mixing.matrix(slice(head, head + 1))[0, 0].float().cpu().clone()
-            return _mean_matrix(mixing, progress).cpu()
+            return mean_matrix(mixing, progress).cpu()
 
         return self._cache.get_or_make(("matrix", *sight.key, layer, head), compute)
 
@@ -81,21 +81,6 @@ class Traces:
             return found
 
         return self._cache.get_or_make((what, *sight.key), compute)
-
-
-def _mean_matrix(mixing: Mixing, progress: Progress) -> Tensor:
-    """The mean of |matrix| over heads, (L, L)."""
-    if isinstance(mixing, ConvMixing):  # one kernel stands for hundreds of channels: they differ in their taps alone
-        mean = ConvMixing(mixing.values[:, :1], mixing.kernel.abs().mean(0, keepdim=True), mixing.grid)
-        return mean.matrix()[0, 0].float().clone()
-    length, count = mixing.values.shape[2], mixing.num_heads
-    total = torch.zeros(length, length, device=mixing.values.device)
-    at_once = max(1, _VALUES_AT_ONCE // length**2)
-    for first in range(0, count, at_once):
-        heads = slice(first, min(first + at_once, count))
-        total += mixing.matrix(heads)[0].float().abs().sum(0)
-        progress(heads.stop, count, f"the mean of {count} matrices")
-    return total / count
 
 
 def _on_host(features: Features) -> Features:

@@ -211,9 +211,6 @@ class Isotropic(Backbone):
         """A linear classifier on the summary; the backbone in it is this one, not a copy."""
         return IsotropicClassifier(self, num_classes)
 
-    def name_in_classifier(self, name: str) -> str:
-        return f"backbone.{name}"
-
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         for _, layer in self._first(self.num_layers):
             layer.grad_checkpointing = enable

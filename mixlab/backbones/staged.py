@@ -208,9 +208,6 @@ class Staged(Backbone):
         """A linear classifier on the summary; the backbone in it is this one, not a copy."""
         return StagedClassifier(self, num_classes)
 
-    def name_in_classifier(self, name: str) -> str:
-        return f"backbone.{name}"
-
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         for _, block in self._first(self.num_layers):
             block.grad_checkpointing = enable

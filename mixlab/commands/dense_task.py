@@ -72,7 +72,7 @@ def target_and_recipe(target: str, recipe: str | None) -> tuple[str | None, Trai
 
 def say_recipe(plan: DensePlan, *, device: str | None, published: str) -> None:
     """Say which recipe is the default here and, on a CPU, name a smaller one than the papers'."""
-    from mixlab.evaluation.dense_task import draws_shapes
+    from mixlab.data.source import is_drawn
     from mixlab.training.distributed import choose_device
 
     if not is_first():
@@ -80,7 +80,7 @@ def say_recipe(plan: DensePlan, *, device: str | None, published: str) -> None:
     config = plan.config
     length = f"{config.steps:,} steps" if config.steps is not None else f"{config.epochs:,} epochs"
     about = f"{length} in batches of {config.batch}, images of {config.method.image} px"
-    if draws_shapes(plan.data):
+    if is_drawn(str(plan.data)):
         console.print(f"no --recipe: the small one for shapes, {about}")
         return
     console.print(f"no --recipe: the papers' for {published}, {about}")

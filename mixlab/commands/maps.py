@@ -36,9 +36,10 @@ def maps(
     Args:
         map: which map; default: cosine, of the summary (class token or registers) to each patch, or pooled_cosine, of
             the mean patch to each, where there is no such token. Also: dot, norm (length of each patch's feature), pca
-            (first component), register_cosine, register_dot (one map for each register), front_cosine (the class
-            token's copy in front), mixing_rows (what the summary reads, by head), mixing_mean (its mean),
-            direction_rows, register_rows; several of features together as cosine+front_cosine.
+            (first component), cut (normalised cut into two parts that are alike), register_cosine, register_dot (one
+            map for each register), front_cosine (the class token's copy in front), mixing_rows (what the summary reads,
+            by head), mixing_mean (its mean), direction_rows, register_rows; several of features together as
+            cosine+front_cosine.
         layer: after which layer, counted from 0; negative numbers count from the end.
         num_images: number of images to draw, evenly spaced.
         fit: crop (centre crop, as in kNN and probes) or squash (whole image, aspect ratio not kept); also for masks.
@@ -48,6 +49,7 @@ def maps(
     from mixlab.analysis.figures import save_figure
     from mixlab.analysis.maps import activation_maps, find_map
     from mixlab.analysis.viewed_images import ViewedImages
+    from mixlab.data.source import is_drawn
 
     answer.check()
     if map is not None:
@@ -65,13 +67,11 @@ def maps(
                 loaded, images, map_name=map, layer=layer, pca_fit=pca_fit, pca_threshold=pca_threshold, progress=step
             )
     content = result.to_json()
-    name = directory.name_for("maps", content)
-    paths = [save_figure(chart, directory.figure_path(file)) for file, chart in _pictures(result, name).items()]
-    content |= {
-        "figures": [path.name for path in paths],
-        "provenance": provenance(seed=on.seed, device=str(next(loaded[0].backbone.parameters()).device)),
-    }
-    directory.write_result(name, content, result.arrays)
+    content["provenance"] = provenance(seed=on.seed, device=str(next(loaded[0].backbone.parameters()).device))
+    with directory.named("maps", content) as name:
+        paths = [save_figure(chart, directory.figure_path(file)) for file, chart in _pictures(result, name).items()]
+        content["figures"] = [path.name for path in paths]
+        directory.write_result(name, content, result.arrays)
     rows = [
         (label, result.names[label], "x".join(str(side) for side in found.shape[1:]))
         for label, found in result.maps.items()
@@ -84,7 +84,7 @@ def maps(
     for path in paths:
         console.print(f"picture: {path}")
     sides = max(max(found.shape[-2:]) for found in result.maps.values())
-    if on.image is None and sides < COARSE and not on.data.startswith("shapes"):
+    if on.image is None and sides < COARSE and not is_drawn(on.data):
         console.print(f"maps of {sides} x {sides} patches are coarse; --image {3 * size} makes them 3 times as fine")
     return answer.emit(content)
 

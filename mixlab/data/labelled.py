@@ -1,21 +1,23 @@
-"""Labelled images for training and validation, with one list of classes; and few labels of each class."""
+"""Labelled images for training and validation, with one list of classes; what is wrong with their folders; and few
+labels of each class."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mixlab.errors import InputError
+from mixlab.errors import InputError, few
 
 from .given import AnyData, Data, GivenData, as_data
-from .images import ImageFolder, parse_source
+from .images import SPLIT_FOLDERS, ImageFolder, child, parse_source
 from .shapes import Shapes
-from .source import ImageSource, Subset, few, split
+from .source import ImageSource, Subset, split
 
 
 class Relabelled(Subset[Tensor]):
@@ -129,6 +131,44 @@ def check_sorted(val: ImageSource, train: ImageSource) -> None:
             f"of its class, such as {val.root}/{train.classes[0]}; for ImageNet-1k `mixlab reproduce ITEM --root` does "
             "it by links, from LOC_val_solution.csv or the development kit"
         )
+
+
+def check_class_folders(source: ImageSource, data: str) -> None:
+    """Refuse folders whose images have no classes, or whose classes are something else. Other sources pass."""
+    if not isinstance(source, ImageFolder):
+        return
+    root = source.root
+    folders = [entry for entry in sorted(root.iterdir()) if entry.is_dir() and entry.name[0] != "."]
+    if not source.classes:
+        raise InputError(_without_classes(source, folders, data))
+    sets = [folder for folder in folders if all(child(folder, *names) for names in SPLIT_FOLDERS.values())]
+    if sets:
+        raise InputError(
+            f"{root} holds data sets, not classes: {few([folder.name for folder in sets])}, with parts for training "
+            f"and validation; give one of them, such as {sets[0]}"
+        )
+    if len(source.classes) == 1 and folders:
+        inner = [entry.name for entry in sorted(folders[0].iterdir()) if entry.is_dir()]
+        advice = f"move its folders ({few(inner)}) up into {root}" if inner else "add a folder for each class"
+        raise InputError(f"{root} has one folder, {folders[0].name}, which is one class; {advice}")
+    check_sorted(parse_source(data, split="val"), source)
+
+
+def _without_classes(source: ImageFolder, folders: list[Path], data: str) -> str:
+    root = source.root
+    loose = [path for path in source.paths if "/" not in path]
+    if folders and loose:
+        return (
+            f"{root} has {len(loose):,} images beside its {len(folders):,} class folders, such as {loose[0]}: then no "
+            "image has a class; move them into their folders, or elsewhere"
+        )
+    missing = ""
+    if root.name in SPLIT_FOLDERS["val"] and root.name != Path(data).name:
+        missing = f"{root.parent} has no train/, and "
+    return (
+        f"{missing}the {len(source):,} images of {root} have no classes, since they lie in one folder; put each into a "
+        "folder of its class, or pretrain without labels (`mixlab pretrain`)"
+    )
 
 
 def label_subset(source: ImageSource, share: float, *, seed: int = 0) -> ImageSource:

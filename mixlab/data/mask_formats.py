@@ -34,7 +34,7 @@ from .masks import (
 )
 from .registered import is_registered, open_registered, open_registered_with
 from .shapes import parse_shapes
-from .source import SPLITS, ImageSource, Subset, check_split, nearest_place, parse_options, part_of
+from .source import DRAWN, SPLITS, ImageSource, Subset, check_split, is_drawn, nearest_place, parse_options, part_of
 
 
 def parse_images_or_masks(name: Data, *, split: str = "val") -> ImageSource | MaskSource:
@@ -82,8 +82,8 @@ def mask_format(name: str) -> str | None:
     their classes are the foreground. Whether there is anything at all is for `parse_source` to say.
     """
     head, text, _ = _split_name(name)
-    if head or text.partition(":")[0] == "shapes":
-        return head or "shapes"
+    if head or is_drawn(text):
+        return head or DRAWN
     place = Path(text).expanduser()
     found = _recognise(place)
     return None if found == "ade" and _has_other_labels(place) else found

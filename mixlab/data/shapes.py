@@ -21,7 +21,7 @@ from mixlab.errors import InputError
 
 from .drawing import draw_label, draw_plan, paint
 from .patterns import OUTLINES
-from .source import SPLITS, ImageSource, check_split, parse_options, to_number
+from .source import SPLITS, ImageSource, check_split, is_drawn, parse_options, to_number
 
 SHAPE_CLASSES = tuple(OUTLINES)
 
@@ -96,10 +96,9 @@ class Shapes(ImageSource):
 
 def parse_shapes(name: str, *, split: str, num_images: int = 2000) -> Shapes | None:
     """The embedded set from its name, `shapes[:size=64,n=2000,seed=0]`; None for any other name."""
-    head, _, options_text = name.partition(":")
-    if head != "shapes":
+    if not is_drawn(name):
         return None
-    options = parse_options(name, options_text, known=("size", "n", "seed"))
+    options = parse_options(name, name.partition(":")[2], known=("size", "n", "seed"))
     defaults = (("size", 64), ("n", num_images), ("seed", 0))
     size, num, seed = (to_number(name, options, *default) for default in defaults)
     return Shapes(size=size, num_images=num, seed=seed, split=split)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Generic, Protocol, TypeAlias, TypeVar
@@ -14,14 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mixlab.errors import InputError, did_you_mean
+from mixlab.errors import InputError, did_you_mean, few
 
 from .decode import Reduction, UnreadableImage, fit_image, to_pil, to_tensor
 from .index_file import digest_of
 
 SPLITS = ("train", "val")
 HELD_OUT = 5  # without a split of its own, every fifth sample of a class is for validation
-BUILT_IN = ("shapes", "photo")  # sources that need no files of the user's
+DRAWN = "shapes"
+BUILT_IN = (DRAWN, "photo")
 
 
 class HasImage(Protocol):
@@ -245,13 +246,6 @@ def read_first(data: str, source: Source[T], most: int) -> list[tuple[int, T]]:
     return found
 
 
-def few(names: Iterable[object], most: int = 5) -> str:
-    """The first few of many names."""
-    listed = [str(name) for name in names]
-    rest = f" and {len(listed) - most} more" if len(listed) > most else ""
-    return ", ".join(listed[:most]) + rest
-
-
 def parse_options(name: str, options: str, *, known: tuple[str, ...]) -> dict[str, str]:
     """Options of a source; `name` is the full name, for the error."""
     values: dict[str, str] = {}
@@ -272,6 +266,16 @@ def to_number(name: str, options: dict[str, str], key: str, default: int) -> int
     if not value.isdecimal():
         raise InputError(f"{name!r}: {key}={value} is not a whole number; give for example {key}={default}")
     return int(value)
+
+
+def is_built_in(name: str) -> bool:
+    """Whether a source needs no files of the user's."""
+    return name.partition(":")[0] in BUILT_IN
+
+
+def is_drawn(name: str) -> bool:
+    """Whether a source is the scenes that mixlab draws."""
+    return name.partition(":")[0] == DRAWN
 
 
 def nearest_place(name: str) -> str:

@@ -16,7 +16,7 @@ from mixlab.backbones.weights import model_from_file
 from mixlab.backbones.weights.reading import read_weights
 from mixlab.backbones.zoo import SHIPPED, SHIPPED_TRAINING
 from mixlab.data.given import AnyData, Data, as_data
-from mixlab.data.source import Source
+from mixlab.data.source import Source, is_drawn
 from mixlab.errors import InputError
 from mixlab.evaluation.dense_recipe import DenseConfig, DenseRecipe
 from mixlab.evaluation.methods import train_config
@@ -175,7 +175,7 @@ def plan_dense(
         config = replace(recipe, model=start.model)
     else:
         start = starting_point(target, weights=weights)
-        config = _with_model(recipe, start) if recipe else (small if draws_shapes(given) else published)(start.model)
+        config = _with_model(recipe, start) if recipe else (small if is_drawn(str(given)) else published)(start.model)
     if not isinstance(config.method, method):
         raise InputError(f"{name or 'this'} is a {config.method.kind} recipe, not one for `mixlab {method.kind}`")
     config = override(config, [*settings, *(["method.frozen=true"] if frozen else [])])
@@ -188,10 +188,6 @@ def plan_dense(
     if num_val is not None and num_val < config.method.score_images:
         config = override(config, [f"method.score_images={num_val}"])
     return DensePlan(config=config, data=given, start=start, training=training, name=name, settings=tuple(settings))
-
-
-def draws_shapes(data: Data) -> bool:
-    return str(data).partition(":")[0] == "shapes"
 
 
 def starting_point(target: str | Target | Backbone, *, weights: str | None = None) -> StartingPoint:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from mixlab.analysis.comparisons import Network
+from mixlab.data.source import is_drawn
 from mixlab.report.findings import Findings, Record
 from mixlab.report.models import Cell, Column, Row, Table
 from mixlab.statistics import Significance
@@ -158,9 +159,9 @@ def _shown(cell: Cell, column: Column) -> str:
 
 def _data(name: str) -> str:
     """Drawn scenes by what they are: shapes:n=512 says nothing to a stranger."""
-    kind, _, rest = name.partition(":")
-    if kind != "shapes":
+    if not is_drawn(name):
         return name
+    rest = name.partition(":")[2]
     return f"{rest[2:]} drawn scenes" if rest[:2] == "n=" and rest[2:].isdigit() else f"drawn scenes ({name})"
 
 

@@ -205,7 +205,7 @@ def _is_shown_above(record: Record, through: dict[str, Any] | None) -> bool:
         through is not None
         and through["record"] is record
         and len(record.content["images"]) == 1
-        and not (through["left_out"])
+        and not through["left_out"]
     )
 
 

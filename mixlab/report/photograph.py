@@ -1,12 +1,15 @@
-"""The picture of the first screen: one image through every model, as map, components and matrix."""
+"""The picture of the first screen: one image through every model: what one patch reads, matrix, map, components."""
 
+import operator
 from typing import Any
 
 import numpy as np
 
-from mixlab.analysis.figures import FAMILY_NAMES, LineStyle, line_styles
+from mixlab.analysis.figures import FAMILY_NAMES, LineStyle, framed, line_styles, reading_over
+from mixlab.analysis.matrices import READING
+from mixlab.data.source import is_drawn
 from mixlab.report.findings import Findings, Record
-from mixlab.report.pictures import colour_picture, map_picture, matrix_picture, photograph
+from mixlab.report.pictures import colour_picture, inline_picture, map_picture, matrix_picture, photograph
 from mixlab.report.sections import place_of
 from mixlab.run import UNTRAINED, base_label
 from mixlab.run.directory import file_name
@@ -36,13 +39,14 @@ def _look(record: Record, findings: Findings, styles: dict[str, LineStyle]) -> d
         "record": record,
         "data": content["data"],
         "layer": content["layer"],
-        "is_photograph": not str(content["data"]).startswith("shapes"),
+        "is_photograph": not is_drawn(str(content["data"])),
         "size": arrays["images"].shape[-1],
         "name": str(content["images"][0]) if content["images"] else "",
-        "image": photograph(arrays["images"][0]),
+        "image": _image(record, models),
         "models": models,
         "has_components": any(model["components"] for model in models),
         "has_matrices": any(model["matrix"] for model in models),
+        "has_readings": any(model["matrix"] and model["matrix"]["reading"] for model in models),
         "left_out": len(subjects) - len(chosen),
         "left_out_untrained": bool(trained) and len(chosen) == len(trained),
     }
@@ -71,8 +75,27 @@ def _matrix(label: str, beside: Record, findings: Findings) -> dict[str, Any] | 
         for model in record.content["models"]:
             if model["label"] == label:
                 levels = record.array(file_name(label))
-                return {"source": matrix_picture(np.max(levels, axis=0)), "record": record, "heads": len(levels)}
+                source = matrix_picture(np.max(levels, axis=0))
+                return {"source": source, "record": record, "heads": len(levels)} | _reading(record, model)
     return None
+
+
+def _reading(record: Record, model: dict[str, Any]) -> dict[str, Any]:
+    """What its patch reads, over the image of that record: results from before readings were kept have none."""
+    weights, cell = record.arrays().get(f"{READING}{file_name(model['label'])}"), model.get("patch", [])
+    if weights is None or weights.ndim != 2 or len(cell) != 2 or not all(map(operator.lt, cell, weights.shape)):
+        return {"reading": None}
+    over = reading_over(record.array("image"), weights, cell)
+    return {"reading": inline_picture(over), "patch": cell, "grid": weights.shape}
+
+
+def _image(record: Record, models: list[dict[str, Any]]) -> str:
+    """The first image; if it is the one whose patch reads, with a frame around that patch."""
+    image = record.arrays()["images"][0]
+    for found in (model["matrix"] for model in models):
+        if found and found["reading"] and found["record"].content.get("images") == record.content["images"][:1]:
+            return inline_picture(framed(image, found["patch"], found["grid"]))
+    return photograph(image)
 
 
 def _of_all_families(subjects: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -113,12 +113,12 @@ def photograph(image: NDArray[np.uint8]) -> str:
     """uint8 (3, H, W)."""
     picture = Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0)))
     picture.thumbnail((LARGEST, LARGEST))
-    return _uri(picture)
+    return inline_picture(picture)
 
 
 def _mask_picture(mask: NDArray[np.integer]) -> str:
     """Foreground white, background black, ignored grey."""
-    return _uri(Image.fromarray(np.where(mask == 1, 255, np.where(mask == 0, 0, 128)).astype(np.uint8)))
+    return inline_picture(Image.fromarray(np.where(mask == 1, 255, np.where(mask == 0, 0, 128)).astype(np.uint8)))
 
 
 def map_picture(values: NDArray[np.floating]) -> str:
@@ -126,20 +126,21 @@ def map_picture(values: NDArray[np.floating]) -> str:
     known = np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
     span = known.max() - known.min()
     levels = (known - known.min()) / span if span > 0 else np.zeros_like(known)
-    return _uri(Image.fromarray(mpl.colormaps["viridis"](levels, bytes=True)[..., :3]))
+    return inline_picture(Image.fromarray(mpl.colormaps["viridis"](levels, bytes=True)[..., :3]))
 
 
 def colour_picture(colours: NDArray[np.uint8]) -> str:
     """uint8 (h, w, 3)."""
-    return _uri(Image.fromarray(colours))
+    return inline_picture(Image.fromarray(colours))
 
 
 def matrix_picture(levels: NDArray[np.uint8]) -> str:
     """Grey levels (L, L), dark low and bright high."""
-    return _uri(Image.fromarray(mpl.colormaps["magma"](shrunk(levels), bytes=True)[..., :3]).quantize(256))
+    return inline_picture(Image.fromarray(mpl.colormaps["magma"](shrunk(levels), bytes=True)[..., :3]).quantize(256))
 
 
-def _uri(picture: Image.Image) -> str:
+def inline_picture(picture: Image.Image) -> str:
+    """As a data URI."""
     file = io.BytesIO()
     picture.save(file, "PNG", optimize=True)
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -3,7 +3,7 @@ are drawn as one: means, with 95 % intervals over seeds (Student's t).
 """
 
 import json
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mixlab.analysis import figures
@@ -43,7 +43,7 @@ def auc_part(findings: Findings, styles: Styles) -> dict[str, Any] | None:
             "chart": None,
             "file": None,
         }
-        shown += [about | chart for chart in _auc_charts(alike[0], rows, styles)]
+        shown += [about | chart for chart in _auc_charts(alike, rows, styles)]
     comparisons = [
         {"study": record.content["study"], "record": record, "images": images_of(record), **one}
         for record in records
@@ -65,20 +65,18 @@ def _first_seeds(rows: list[Row]) -> list[Row]:
     return list({(r["label"], r["layer"], r["index"]): r for r in rows if r["label"] in first.values()}.values())
 
 
-def _auc_charts(record: Record, rows: list[Row], styles: Styles) -> list[Row]:
+def _auc_charts(records: list[Record], rows: list[Row], styles: Styles) -> list[Row]:
     """Title and chart, or a picture where the run has only that."""
-    study = record.content["study"]
+    study = records[0].content["study"]
     title = {"map": "By kind of map", "head": "Heads of {}"}.get(study, f"By {study}")
     labels = dict.fromkeys(row["label"] for row in rows)
     charts = figures.study_charts(study, rows, styles)
     found: list[Row] = [
         {"title": title.format(label), "chart": chart} for label, chart in zip(labels, charts, strict=False)
     ]
-    file = record.run.path / "figures" / "auc_roc.svg"
-    if "roc" in record.content:
-        roc = record.content["roc"]
-        roc = {**roc, "true_positive_rate": merge_roc(roc["true_positive_rate"])}
-        found.append({"title": "Mean ROC", "chart": figures.roc(roc, styles)})
+    file = records[0].run.path / "figures" / "auc_roc.svg"
+    if curves := [record.content["roc"] for record in records if record.content.get("roc")]:
+        found.append({"title": "Mean ROC", "chart": figures.roc(merge_roc(curves), styles)})
     elif study == "model" and file.is_file():
         found.append({"title": "Mean ROC", "file": file_picture(file)})
     return found
@@ -215,16 +213,21 @@ def merge_rows(rows: Iterable[Row]) -> list[Row]:
 
 
 def merge_curves(curves: Iterable[Curve]) -> list[Curve]:
-    """Training curves, one for all seeds: means at the steps that all of them logged."""
+    """Training curves, one for all seeds: of each metric, means at the steps at which all of them logged it."""
     return [_merged_curve(group) for group in grouped(curves, lambda curve: (base_label(curve.label), curve.method))]
 
 
-def merge_roc(rates: dict[str, list[float]]) -> dict[str, list[float]]:
-    groups = grouped(rates.items(), lambda item: base_label(item[0]))
-    return {
+def merge_roc(curves: Sequence[Row]) -> Row:
+    """Mean ROC curves of some records as one, seeds averaged; what was read at other rates than the first is left out.
+    A label that two records share counts once."""
+    at = curves[0]["false_positive_rate"]
+    alike = [curve["true_positive_rate"] for curve in curves if curve["false_positive_rate"] == at]
+    once = {label: rates for part in alike for label, rates in part.items() if len(rates) == len(at)}
+    merged = {
         base_label(group[0][0]): [sum(column) / len(column) for column in zip(*(v for _, v in group), strict=True)]
-        for group in groups
+        for group in grouped(once.items(), lambda item: base_label(item[0]))
     }
+    return {"false_positive_rate": at, "true_positive_rate": merged}
 
 
 def _merged_row(group: list[Row]) -> Row:
@@ -242,13 +245,15 @@ def _merged_row(group: list[Row]) -> Row:
 
 
 def _merged_curve(group: list[Curve]) -> Curve:
+    """Losses and scores are lines of their own. A metric without a step in common is the first seed's."""
     lead = group[0]
     if len(group) == 1:
         return Curve(base_label(lead.label), lead.rows, lead.config)
-    steps = [{row["step"]: row for row in curve.rows if "loss" in row} for curve in group]
-    rows = []
-    for step in sorted(set.intersection(*(set(part) for part in steps))):
-        here = [part[step] for part in steps]
-        names = [name for name, value in here[0].items() if all(isinstance(row.get(name), int | float) for row in here)]
-        rows.append({name: sum(row[name] for row in here) / len(here) for name in names} | {"step": step})
-    return Curve(base_label(lead.label), rows or lead.rows, lead.config)
+    rows: dict[int, Row] = {}
+    for name in dict.fromkeys(name for row in lead.rows for name in row if name != "step"):
+        values = [{row["step"]: row[name] for row in curve.rows if name in row} for curve in group]
+        shared = set.intersection(*map(set, values))
+        for step in shared or values[0]:
+            here = [part[step] for part in (values if shared else values[:1])]
+            rows.setdefault(step, {"step": step})[name] = sum(here) / len(here)
+    return Curve(base_label(lead.label), [rows[step] for step in sorted(rows)], lead.config)

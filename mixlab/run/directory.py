@@ -15,6 +15,7 @@ import re
 import socket
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, Self
@@ -31,6 +32,7 @@ from mixlab.run.protocols import METRICS
 
 AGAIN = "remove it, and run the command that wrote it again"
 KEPT_FOLDERS, KEPT_FILES = {"checkpoints", "results"}, {"config.json", "metrics.jsonl"}
+MOST_LINES = 60  # of a training curve that is published, about
 NOT_RUNS = ("checkpoints", "results", "figures", "features", "tensorboard", "logs", "steps", "tuning", "data", "labels")
 
 
@@ -84,6 +86,12 @@ class RunDirectory:
             if isinstance(row, dict) and type(row.get("step")) is int:
                 yield {name: value for name, value in row.items() if type(value) in (int, float)}
 
+    def thinned_metrics(self) -> list[dict[str, Any]]:
+        """About MOST_LINES lines of metrics, evenly spaced, with the last one and every line of scores."""
+        rows = list(self.read_metrics())
+        apart, last = max(1, len(rows) // MOST_LINES), len(rows) - 1
+        return [row for at, row in enumerate(rows) if at % apart == 0 or at == last or "loss" not in row]
+
     def write_result(
         self,
         name: str,
@@ -105,15 +113,24 @@ class RunDirectory:
 
         Results without measurements are the same if `kind`, `subject`, `subjects` and `protocol` are.
         """
-        chosen = self.name_for(name, result)
-        self.write_result(chosen, result, arrays)
+        with self.named(name, result) as chosen:
+            self.write_result(chosen, result, arrays)
         return chosen
 
-    def name_for(self, name: str, result: dict[str, Any]) -> str:
-        """The name that `write` gives a result: NAME, NAME_2, ..."""
-        names = chain((name,), (f"{name}_{number}" for number in count(2)))
-        identity = identity_of(result)
-        return next(each for each in names if self._is_free(each, identity))
+    @contextmanager
+    def named(self, name: str, result: dict[str, Any]) -> Iterator[str]:
+        """The name that `write` gives a result: NAME, NAME_2, ... No other process takes it until the context ends."""
+        folder = self.path / "results"
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            names = chain((name,), (f"{name}_{number}" for number in count(2)))
+            identity = identity_of(result)
+            yield next(each for each in names if self._is_free(each, identity))
+        finally:
+            os.close(handle)
 
     def _is_free(self, name: str, identity: object) -> bool:
         """Whether writing under this name would replace nothing but the same result, or an unreadable file."""

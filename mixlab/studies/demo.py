@@ -39,6 +39,7 @@ QUICK = DemoEffort(
 TUNED = "vit-tuned"
 RECIPE, START = "supervised_vit_tiny64", "shipped/vit"  # attention learns the scenes in the fewest seconds
 RANK_IMAGE, RANK_CHUNK = 128, 64  # 256 patches: blocks of 64 are then larger than the state of a scan
+EYE = "0.35", "0.3"  # of the cat
 HERE = ("--workers", "0", "--device", "cpu")
 
 
@@ -104,7 +105,7 @@ def _photographs(run: Path, effort: DemoEffort, seed: int) -> Iterator[Step]:
         "matrices",
         "their mixing matrices",
         "which patches read which: attention everywhere, a scan along its direction, a convolution nearby",
-        ("matrices", *_labelled(effort), "--data", "photo:cat", "--image", str(RANK_IMAGE), *seen),
+        ("matrices", *_labelled(effort), "--data", "photo:cat", "--image", str(RANK_IMAGE), "--patch", *EYE, *seen),
         place / "results" / "matrices.json",
     )
 

@@ -13,6 +13,7 @@ from mixlab.evaluation.knn import evaluate_knn
 from mixlab.evaluation.settings import KnnSettings
 from mixlab.evaluation.target import load_target
 from mixlab.run import Measurement, RunDirectory
+from mixlab.run.aside import folder_aside
 from mixlab.run.directory import write_atomically
 from mixlab.studies.speedrun.record import K
 
@@ -34,15 +35,18 @@ def ship_network(
     if "recipe" not in config:
         raise InputError(f"{run} is not a training run: its config.json names no recipe; ship the run that trained it")
     said = {"recipe": str(config["recipe"]), "seed": str(config["seed"]), "training": _method(config)}
-    save_weights(model, out, bits=bits, extra_metadata=said)
     lost = None
-    if data is not None:
-        before, after = (_knn(str(place), data, device) for place in (run, out))
-        lost = (before, after)
-        if before.value - after.value > MOST_LOST:
-            out.unlink()
-            figures = f"{100 * before.value:.2f} to {100 * after.value:.2f} %"
-            raise InputError(f"{bits} bits change the kNN of {run} from {figures}, by over 0.5 points; give --bits 16")
+    with folder_aside(out) as aside:
+        made = aside / out.name
+        save_weights(model, made, bits=bits, extra_metadata=said)
+        if data is not None:
+            before, after = lost = (_knn(str(run), data, device), _knn(str(made), data, device))
+            if before.value - after.value > MOST_LOST:
+                raise InputError(
+                    f"{bits} bits change the kNN of {run} from {100 * before.value:.2f} to {100 * after.value:.2f} %, "
+                    "by over 0.5 points; give --bits 16"
+                )
+        made.replace(out)
     text = card(directory, name=out.stem, bits=bits, num_bytes=out.stat().st_size, lost=lost, licence=licence)
     place = out.with_suffix(".md")
     write_atomically(place, lambda file: file.write(text.encode()))

@@ -151,6 +151,14 @@ def _keys(query: Tensor, bank: LabelledRows, start: int, size: int, bits: int) -
     return keys[:, start - first :]
 
 
+def check_classes(labels: Tensor, num_classes: int, what: str) -> None:
+    """Refuse labels (n,) that are no class: -1 stands for none, see `Source.label`."""
+    if unlabelled := int((labels < 0).sum()):
+        raise InputError(f"{unlabelled} of the {len(labels)} features of {what} have no label (-1); leave them out")
+    if len(labels) and (highest := int(labels.max())) >= num_classes:
+        raise InputError(f"{what} holds class {highest}; num_classes={num_classes} are 0 to {num_classes - 1}")
+
+
 def fitting_ks(ks: Sequence[int], num_images: int) -> tuple[int, ...]:
     """The k that do not exceed the size of the bank, each once, in the given order; if there are none, that size."""
     return tuple(dict.fromkeys(k for k in ks if k <= num_images)) or (num_images,)
@@ -183,6 +191,8 @@ def knn_correct(
     """For each k, which queries the vote of the k nearest gets right, bool (n,). A k above the bank takes all of it."""
     if not ks or min(ks) < 1:
         raise InputError(f"k {tuple(ks)}: give at least one number from 1 on")
+    check_classes(bank.labels, num_classes, "the bank")
+    check_classes(queries.labels, num_classes, "the queries")
     labels = bank.labels.to(device)
     right: dict[int, list[Tensor]] = {k: [] for k in ks}
     start = 0

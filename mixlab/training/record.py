@@ -6,7 +6,7 @@ from typing import Any
 from mixlab.backbones.weights import parts_of
 from mixlab.data.given import Data, GivenData
 from mixlab.data.listed import ListedSource
-from mixlab.data.source import Source
+from mixlab.data.source import Source, is_built_in
 from mixlab.errors import InputError
 from mixlab.plugins import needed_plugins
 from mixlab.run import RunDirectory, provenance
@@ -15,7 +15,7 @@ from mixlab.training.checkpoint import Checkpoints
 from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World, from_first, once_per_machine
 from mixlab.training.image_list import FILE, as_listed, changed_list, write_list
-from mixlab.training.settings import check_settings, has_begun, is_built_in, note_changes, same_data
+from mixlab.training.settings import check_settings, has_begun, note_changes, same_data
 
 Warn = Callable[[str], None]
 

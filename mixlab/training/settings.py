@@ -14,6 +14,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from mixlab.backbones.zoo import check_fields, known_fields
 from mixlab.data.images import HELD_OUT_OF
+from mixlab.data.source import is_built_in
 from mixlab.errors import InputError, did_you_mean
 from mixlab.run import RunDirectory
 from mixlab.run.codec import check, differences, from_json, to_json
@@ -48,6 +49,24 @@ def override(config: TrainConfig, settings: Iterable[str]) -> TrainConfig:
     check_fields(changed.model.name, changed.model.fields)  # before anything is built
     check_effects(changed, pairs)
     return changed
+
+
+def with_method(config: TrainConfig, method: type[MethodConfig], **settings: Any) -> TrainConfig:
+    """The same training by another method of the same kind, such as another `ViewsConfig` or `SupervisedConfig`.
+
+    What both kinds have keeps the recipe's values: views, crops, augmentation. `settings` are the method's own.
+    """
+    shared = next(base for base in method.__mro__ if isinstance(config.method, base))
+    if not is_dataclass(shared) or not fields(shared):
+        raise InputError(
+            f"{method.__name__} has no settings in common with {type(config.method).__name__}, the method of this "
+            "recipe; start from a recipe of its own kind"
+        )
+    if unknown := [name for name in settings if name not in {field.name for field in fields(method)}]:
+        hint = did_you_mean(unknown[0], [field.name for field in fields(method)], otherwise="see its class")
+        raise InputError(f"{method.__name__} has no setting {unknown[0]!r}; {hint}")
+    kept = {field.name: getattr(config.method, field.name) for field in fields(shared)}
+    return replace(config, method=method(**{**kept, **settings}))
 
 
 # Settings that another one overrules: which, by which, when, and what holds instead.
@@ -247,11 +266,6 @@ def has_begun(folder: RunDirectory) -> bool:
 def same_data(before: str, now: str) -> bool:
     """Whether two names of data mean the same, however a path in them was typed."""
     return before == now or _resolved(before) == _resolved(now)
-
-
-def is_built_in(data: str) -> bool:
-    """Whether it needs no files of the user's."""
-    return data.partition(":")[0] in ("shapes", "photo")
 
 
 def _resolved(data: str) -> str:

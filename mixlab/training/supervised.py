@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone
-from mixlab.data.class_folders import check_class_folders
 from mixlab.data.crops import IMAGENET_MEAN, IMAGENET_STD, CropKind, MultiCrop
 from mixlab.data.given import Data
 from mixlab.data.images import parse_source
-from mixlab.data.labelled import check_labels
+from mixlab.data.labelled import check_class_folders, check_labels
 from mixlab.data.packed import PackedBatch, PackedLoader
 from mixlab.data.source import ImageSource
 from mixlab.errors import InputError

@@ -76,14 +76,12 @@ def orders_groups(
 def orders_families(
     metrics: Sequence[str],
     *,
-    families: Sequence[str] = RANKING,
     training: str | None = SELF_SUPERVISED,
     keep: Keep = lambda m: True,
-    papers: Mapping[str, Sequence[Any]] | None = None,
 ) -> Check:
-    """The same of families of mixers."""
-    kinds = {family: _of_family(family) for family in families}
-    return orders_groups(metrics, kinds, keep=lambda m: training in (None, m["training"]) and keep(m), papers=papers)
+    """The same of the first paper's families of mixers."""
+    kinds = {family: _of_family(family) for family in RANKING}
+    return orders_groups(metrics, kinds, keep=lambda m: training in (None, m["training"]) and keep(m))
 
 
 def first_measured(*checks: Check) -> Check:

@@ -30,11 +30,11 @@ with naming_extras():
         block_ranks,
         distances,
         matrix_with_ranks,
-        mixing_pictures,
         rank_by_layer,
         shrunk,
         spectra,
     )
+    from mixlab.analysis.figures.readings import framed, mixing_pictures, reading_over
     from mixlab.analysis.figures.scores import roc, study_charts
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "cost_by_tokens",
     "detection_pictures",
     "distances",
+    "framed",
     "layer_curves",
     "layer_pictures",
     "legend_key",
@@ -59,6 +60,7 @@ __all__ = [
     "pca_pictures",
     "prediction_pictures",
     "rank_by_layer",
+    "reading_over",
     "roc",
     "save_charts",
     "save_figure",

@@ -3,15 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from mixlab.analysis.figures.chart import INK, OTHER, STYLE, Chart, Styles, log_axis, plot_line
+from mixlab.analysis.figures.chart import INK, OTHER, Chart, Styles, log_axis, plot_line
 from mixlab.analysis.figures.page_svg import SOFT, hint
 from mixlab.analysis.rank import block_grid
 from mixlab.errors import InputError
@@ -135,26 +133,6 @@ def matrix_with_ranks(
                 ax.text(*place, text, ha="center", va="center", color=INK, fontsize=17, bbox=box)
 
     return Chart(f"Mixing matrix of {label}, head {head}", about, draw, 300 / 72, 300 / 72, has_legend=False)
-
-
-def mixing_pictures(
-    image: NDArray[np.uint8], models: Mapping[str, tuple[Mapping[str, Any], NDArray[np.uint8]]]
-) -> Figure:
-    """A row for each model: the image (3, H, W), and the matrices of some heads as grey levels (h, L, L)."""
-    columns, cell = max(len(levels) for _, levels in models.values()), 2.1
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(cell * (columns + 1) + 1.1, cell * len(models) + 0.35), layout="constrained")
-        axes = figure.subplots(len(models), columns + 1, squeeze=False)
-        for ax in axes.flat:
-            ax.set_axis_off()
-        for row, (label, (about, levels)) in zip(axes, models.items(), strict=True):
-            row[0].imshow(image.transpose(1, 2, 0), interpolation="nearest")
-            place = {"transform": row[0].transAxes, "va": "center", "ha": "right"}
-            row[0].text(-0.06, 0.5, f"{label}\nlayer {about['layer']}", fontsize=10, **place)
-            for ax, head, one in zip(row[1:], about["heads"], levels, strict=False):
-                ax.imshow(shrunk(one), cmap="magma", vmin=0, vmax=255, interpolation="nearest")
-                ax.set_title(f"head {head} (0 to {about['num_heads'] - 1})", loc="center", fontsize=8)
-    return figure
 
 
 def _by_layer(result: dict[str, Any], measure: str) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 // components.
 
 import { FAMILIES, magma, viridis } from "./colours.js";
-import { drawColours, drawHeat, drawShades, markCell, markLine, short } from "./drawing.js";
+import { drawColours, drawHeat, drawShades, markCell, markLine, percent, short } from "./drawing.js";
 import { make, Panel } from "./panel.js";
 import { ask, CancelledError, Channel, OfflineError, toArray } from "./server.js";
 import { layerOf, numbered } from "./state.js";
@@ -52,7 +52,7 @@ export class Card {
     this.layer = layerOf(this.model, view.layer, deepest);
     const { family, training, num_parameters: count, num_layers: depth, facts } = this.model;
     const size = count >= 1e6 ? `${(count / 1e6).toFixed(1)}\u00a0M` : `${Math.round(count / 1e3)}\u00a0k`;
-    this.about.textContent = [FAMILIES[family] ?? family, training, `${size} parameters`, ...facts, `layer ${numbered(this.layer, depth)}`.replaceAll(" ", "\u00a0")].join(" · ");
+    this.about.textContent = [FAMILIES[family] ?? family, training, `${size} parameters`, ...facts, `layer ${numbered(this.layer, depth)}`.replaceAll(" ", "\u00a0")].join(", ");
     const head = view.head < 0 ? null : view.head;
     this.#ask("map", { map: view.map }, this.#lacksMap(view.map));
     this.#ask("pca", {});
@@ -146,9 +146,9 @@ export class Card {
     markCell(panel.canvases[0], row, column, shape);
     panel.title.textContent = !this.model.has_matrix ? "Patches like it"
       : this.view.sense === "row" ? "What it attends to" : "What attends to it";
-    const extra = answer.share_of_extra > 0.0005 ? `, extra tokens ${percent(answer.share_of_extra)}` : "";
+    const extra = answer.share_of_extra > 0.0005 ? `, class token and registers ${percent(answer.share_of_extra)}` : "";
     const far = reach(sizes, shape, own);
-    const weights = `half of the weight within ${far}\u00a0${far === 1 ? "patch" : "patches"}; itself ${percent(answer.share_of_self)}${extra}`;
+    const weights = `half of the weight at most ${far}\u00a0${far === 1 ? "patch" : "patches"} away; itself ${percent(answer.share_of_self)}${extra}`;
     const caption = this.model.has_matrix ? `${weights}; ${answer.head_name}` : answer.head_name;
     const ends = (this.view.scale === "log" ? [Math.exp(low), Math.exp(high)] : [low, high]).map(short);
     panel.show({ caption, low: ends[0], high: ends[1], labels: [`${panel.title.textContent}, ${this.model.id}: ${caption}`] });
@@ -285,11 +285,6 @@ function reach(sizes, [, width], own) {
   const ordered = others.map((cell) => [distance(cell), sizes[cell]]).sort(([a], [b]) => a - b);
   const [far] = ordered.find(([, size]) => (left -= size) <= 0) ?? [0];
   return Math.round(far);
-}
-
-function percent(share) {
-  const value = 100 * share;
-  return `${value >= 10 || value === 0 ? Math.round(value) : value.toPrecision(2)}\u00a0%`;
 }
 
 function capital(text) {

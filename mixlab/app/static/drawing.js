@@ -119,6 +119,11 @@ export function saveBlob(blob, name) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
+export function percent(share) {
+  const value = 100 * share;
+  return `${value >= 10 || value === 0 ? Math.round(value) : value.toPrecision(2)}\u00a0%`;
+}
+
 // Short figures: three digits, and powers of ten where they say more.
 export function short(value) {
   const size = Math.abs(value);

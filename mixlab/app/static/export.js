@@ -11,7 +11,7 @@ export async function exportPage(image, cards, cell, grid) {
   const models = await Promise.all(cards.map(async (card) => {
     const { shades, own, grid, head_name } = await card.rows();
     return {
-      name: card.model.id, about: card.about.textContent, colour: card.series.name, grid, headName: head_name,
+      name: card.model.id, about: card.about.textContent, matrixName: card.panels.matrix.title.textContent, colour: card.series.name, grid, headName: head_name,
       hasMatrix: card.model.has_matrix, shades: toText(shades.values), own: [...own.values].map((share) => Number(share.toPrecision(3))),
       matrix: drawn((canvas) => drawShades(canvas, card.answers.matrix.shades, magma)).toDataURL(), map: card.panels.map.joined().toDataURL(), pca: card.panels.pca.joined().toDataURL(),
       tokens: card.answers.matrix.patch_tokens, numTokens: card.answers.matrix.num_tokens,

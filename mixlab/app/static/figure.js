@@ -5,7 +5,7 @@ import { make } from "./panel.js";
 
 const [CELL, GAP, HEAD, LINE] = [320, 26, 84, 64];
 const FONT = "system-ui, -apple-system, 'Segoe UI', sans-serif";
-const ROWS = [["map", 0], ["row", 0], ["pca", 0], ["pca", 1], ["matrix", 0]];
+const ROWS = [["row", 0], ["matrix", 0], ["map", 0], ["pca", 0], ["pca", 1]];
 const PCA_TITLES = ["First component", "Components 2 to 4"];
 
 export function saveFigure(stage, cards) {

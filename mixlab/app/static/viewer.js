@@ -1,8 +1,10 @@
 // A view that was taken along: click a patch, or a row of a matrix, and see what it attends to. Needs no server.
 
 import { viridis } from "./colours.js";
-import { drawHeat, drawGround, markCell, markLine } from "./drawing.js";
+import { drawHeat, drawGround, markCell, markLine, percent } from "./drawing.js";
 
+const INTRODUCTION = "Click a patch of the image. Each model shows which patches that one reads: bright is strong. Beside it is the "
+  + "matrix of all patches: each row is one that reads, each column one that is read, and the line is the chosen patch. Move along the rows to choose another.";
 const view = JSON.parse(document.getElementById("data").textContent);
 let [row, column] = view.cell;
 
@@ -26,17 +28,21 @@ const image = await picture(view.image);
 const models = await Promise.all(view.models.map(async (model) => {
   const shades = Uint8Array.from(atob(model.shades), (character) => character.charCodeAt(0));
   const canvases = [0, 1].map(() => node("canvas", { width: 320, height: 320 }));
+  const figures = [model.hasMatrix ? "What it attends to" : "Patches like it", model.matrixName].map((title, place) =>
+    node("figure", {}, node("figcaption", { textContent: title }), canvases[place]));
   const caption = node("p", { className: "soft" });
   const heading = node("h2", { textContent: model.name });
   const about = node("p", { className: "soft", textContent: model.about });
   const more = node("details", {}, node("summary", { textContent: "Map and principal components" }),
     node("img", { src: model.map, alt: `Activation map of ${model.name}` }), node("img", { src: model.pca, alt: `Principal components, ${model.name}`, className: "wide" }));
-  const element = node("article", { className: model.colour }, heading, about, node("div", { className: "pair" }, ...canvases), caption, more);
+  const element = node("article", { className: model.colour }, heading, about, node("div", { className: "pair" }, ...figures), caption, more);
   return { ...model, shades, canvases, caption, element, picture: await picture(model.matrix) };
 }));
 document.getElementById("view").append(
-  node("section", { className: "stage" }, node("h1", { textContent: "What does this patch attend to?" }), stage, said, play),
+  node("header", {}, node("h1", { textContent: "What does this patch attend to?" }), node("p", { textContent: INTRODUCTION })),
+  node("section", { className: "stage" }, stage, said, play),
   node("section", { className: "answers" }, ...models.map((model) => model.element)),
+  node("footer", { className: "soft" }, "Saved from mixlab. Look at a photograph of your own: ", node("code", { textContent: "mixlab look photo.jpg" })),
 );
 
 function cellIn([height, width]) {
@@ -56,7 +62,7 @@ function draw() {
     markCell(canvases[0], down, right, grid);
     drawGround(canvases[1].getContext("2d"), picture);
     markLine(canvases[1], (tokens[patch] + 0.5) / numTokens, "row");
-    caption.textContent = hasMatrix ? `${headName}; itself ${Math.round(100 * own[patch])} %` : headName;
+    caption.textContent = hasMatrix ? `${headName}; itself ${percent(own[patch])}` : headName;
     canvases[0].setAttribute("aria-label", `What the patch attends to, ${name}: ${caption.textContent}`);
     canvases[1].setAttribute("aria-label", `Matrix of ${name}`);
   }

@@ -38,6 +38,7 @@ from mixlab.training.recipe import BatchPart, to_pixels_of
 from mixlab.training.stopping import Stopped, agreed
 
 SCORE_ROWS = 2048  # images whose logits are in memory at once
+SCORE_EVERY = 10  # epochs
 SAVE_EVERY_S = 300.0
 PROBE_SCALE = (0.08, 1.0)  # torchvision's RandomResizedCrop, which DINO's probe uses as it comes: bilinear
 
@@ -186,14 +187,13 @@ class ProbeTrainer:
         folder: Path,
         say: Say = lambda text: None,
         exact: bool = False,
-        score_every: int = 10,
         save_every_s: float = SAVE_EVERY_S,
     ) -> None:
         if epochs < 1:
             raise InputError(f"{epochs} epochs train nothing; give at least 1")
         self.grid, self.stream, self.val, self.epochs = grid, stream, val, epochs
         self.world, self.say, self.exact = grid.world, say, exact
-        self.score_every, self.save_every_s = score_every, save_every_s
+        self.save_every_s = save_every_s
         self.run = RunDirectory.create(folder)
         self.checkpoints = Checkpoints(folder / "checkpoints", keep=2)
         self.total_steps = epochs * stream.steps_per_epoch
@@ -217,7 +217,7 @@ class ProbeTrainer:
                 if self.step % self.stream.steps_per_epoch == 0:
                     epoch = self.step // self.stream.steps_per_epoch
                     last = epoch == self.epochs
-                    if last or (self.score_every and epoch % self.score_every == 0):
+                    if last or epoch % SCORE_EVERY == 0:
                         self._note(epoch, losses, clock)
                         clock = self._clock()  # scoring is not training time
                     if saved := from_first(last or time.monotonic() - saved_at >= self.save_every_s):

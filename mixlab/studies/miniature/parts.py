@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from mixlab.recipes import MINI_DEPTHS
-from mixlab.studies.miniature.plan import Setting, Training, Variant, score, score_variant, sets, train
+from mixlab.recipes.small import MINI_DEPTHS
+from mixlab.studies.miniature.plan import Family, Setting, Training, Variant, score, score_variant, sets, train
 from mixlab.studies.steps import Step
 
 TUNING_SEED = 100  # none of those that are compared
@@ -82,13 +82,11 @@ def dino(setting: Setting) -> Iterator[Step]:
     yield from _trained_and_judged(setting, [Variant(family) for family in setting.families], setting.seeds, twin=True)
     runs = _runs(setting, "dino")
     if setting.labelled:
-        yield from (_shifts(setting, run) for run in runs)
+        yield from (shifts_step(setting, run, (f"probe {run.name}",)) for run in runs)
     yield score(setting, runs, ("model",), needs=_judged(setting, runs))
     for family, seed in product(setting.families, setting.seeds):
         run = Variant(family).run(setting, seed)
-        wanted = {"register": "registers" in family.strategies, "head": "cls" in family.strategies, "layer": True}
-        studies = tuple(study for study, there in wanted.items() if there)
-        for asked in (studies, ("map",)):
+        for asked in (map_studies(family), ("map",)):
             yield score(setting, [run], asked, into=run, needs=_judged(setting, [run]))
     first = [Variant(family).run(setting, setting.seeds[0]) for family in setting.families]
     yield Step(
@@ -102,7 +100,13 @@ def dino(setting: Setting) -> Iterator[Step]:
     )
 
 
-def _shifts(setting: Setting, run: Path) -> Step:
+def map_studies(family: Family) -> tuple[str, ...]:
+    """The studies of Binary-AUC by the parts of a network, as far as the family has them."""
+    wanted = {"register": "registers" in family.strategies, "head": "cls" in family.strategies, "layer": True}
+    return tuple(study for study, there in wanted.items() if there)
+
+
+def shifts_step(setting: Setting, run: Path, needs: tuple[str, ...]) -> Step:
     return Step(
         f"shifts {run.name}",
         f"{run.name}: changed images",
@@ -110,7 +114,7 @@ def _shifts(setting: Setting, run: Path) -> Step:
         ("robust", f"{run}={run.name}", "--shifts", setting.data),
         run / "results" / f"shifts_{run.name}.json",
         here=(*setting.here, "--batch", "256"),
-        needs=(f"probe {run.name}",),
+        needs=needs,
     )
 
 
@@ -181,19 +185,21 @@ def registers(setting: Setting) -> Iterator[Step]:
 
 def cost(setting: Setting) -> Iterator[Step]:
     """Images per second and memory against tokens, with nothing else running."""
+    yield cost_step(setting, [f"{family.label}={family.recipe('dino')}" for family in setting.families])
+
+
+def cost_step(setting: Setting, models: Iterable[str]) -> Step:
+    """Of each LABEL=RECIPE."""
     effort = setting.effort
-    yield Step(
+    return Step(
         "cost",
         "speed and memory against tokens",
         "forward alone, and forward with backward, at rising image sizes; alone on the machine",
-        (
-            "scaling", str(setting.run), ",".join(map(str, effort.scaling)), str(effort.scaling_tokens),
-            *(f"{family.label}={family.recipe('dino')}" for family in setting.families),
-        ),
+        ("scaling", str(setting.run), ",".join(map(str, effort.scaling)), str(effort.scaling_tokens), *models),
         setting.run / "results" / "scaling.json",
         here=(setting.device,),
         alone=True,
-    )  # fmt: skip
+    )
 
 
 def ranks(setting: Setting) -> Iterator[Step]:

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mixlab.console import console
-from mixlab.data.source import few
-from mixlab.errors import InputError
+from mixlab.data.source import is_drawn
+from mixlab.errors import InputError, few
 from mixlab.report import write_report
 from mixlab.report.forms import check_form
 from mixlab.run import RunDirectory, write_archive
@@ -20,7 +20,6 @@ from mixlab.studies.miniature.manifest import Manifest
 from mixlab.studies.miniature.parts import finished_runs
 from mixlab.studies.steps import rename_folder
 
-MOST_ROWS = 60  # of a training curve
 PAGES = ("report.html", "README.md")
 FILES_NAMED = ("skipped", "unreadable", "unmatched", "unpaired", "images")  # lists of file names, kept as numbers
 OTHER_PLACES = re.compile(r"(?:^|(?<=[\s'\"=]))/(?:[^\s/'\"]+/)+")  # folders above a file of any other absolute path
@@ -84,15 +83,14 @@ def _short_names(run: Path, config: dict[str, Any]) -> list[tuple[str, str]]:
 def _copy(source: RunDirectory, target: RunDirectory, names: list[tuple[str, str]]) -> None:
     if (source.path / "config.json").is_file():
         target.write_config(cleaned(source.read_config(), names))
-    rows = list(source.read_metrics())
-    for row in rows[:: max(1, len(rows) // MOST_ROWS)]:
+    for row in source.thinned_metrics():
         target.append_metrics(cleaned(row, names))
     for name, result in source.results().items():
         check_form(result, str(result.get("kind", name)), str(source.file_of(name)))
         kept = cleaned(result, names)
         arrays: Arrays = {}
         if result.get("kind") == "maps":
-            if str(result["data"]).startswith("shapes"):  # drawn by us; photographs are not ours to show
+            if is_drawn(str(result["data"])):  # photographs are not ours to show
                 target.write_result(name, kept | {"images": result["images"]}, source.arrays(name), one_line=True)
             continue
         if (source.path / "results" / f"{name}.npz").is_file():

@@ -59,11 +59,6 @@ class Study:
 MINIATURE = Study("miniature", PARTS)
 
 
-def run_miniature(**given: Any) -> dict[str, Any]:
-    """`run_study` of the miniature."""
-    return run_study(MINIATURE, **given)
-
-
 def run_study(
     study: Study,
     *,

@@ -36,5 +36,5 @@ def show_hours(hours: float) -> str:
     return f"{hours:.1f}" if hours < 9.95 else f"{float(f'{hours:.2g}'):,.0f}"
 
 
-def missing_networks(item: Item, setting: ItemSetting = ON_PAPER) -> list[str]:
-    return [said for network in item.networks if (said := setting.lacks(network)) is not None]
+def missing_networks(item: Item) -> list[str]:
+    return [said for network in item.networks if (said := ON_PAPER.lacks(network)) is not None]

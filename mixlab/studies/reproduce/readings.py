@@ -5,9 +5,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from mixlab.analysis.cost import count_macs, on_meta
+from mixlab.analysis.cost import count_macs, count_with_classifier, on_meta
 from mixlab.backbones.zoo import ZOO
 from mixlab.run.directory import file_name, read_json
 from mixlab.studies.reproduce.items import Read, Reading
@@ -161,8 +159,7 @@ def _macs(name: str) -> int:
 
 @cache
 def _parameters(name: str) -> int:
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in on_meta(name).with_classifier(1000).parameters())
+    return count_with_classifier(on_meta(name))
 
 
 def _result(place: Path, name: str) -> dict[str, Any] | None:

@@ -11,8 +11,17 @@ from pathlib import Path
 
 from mixlab.backbones.weights import shrink_file
 from mixlab.data.images import HELD_OUT_OF
-from mixlab.recipes import DEPTHS_160
-from mixlab.studies.miniature.parts import RANKED, TUNING_SEED, Part, ledger, rank_step
+from mixlab.recipes.small import DEPTHS_160
+from mixlab.studies.miniature.parts import (
+    RANKED,
+    TUNING_SEED,
+    Part,
+    cost_step,
+    ledger,
+    map_studies,
+    rank_step,
+    shifts_step,
+)
 from mixlab.studies.miniature.plan import STUDY_FAMILIES, Family, Setting, score, sets
 from mixlab.studies.miniature.run import Study
 from mixlab.studies.scoring import score_run
@@ -173,9 +182,7 @@ def _looked_at(
 ) -> Iterator[Step]:
     """Maps against masks, corrupted images, ranks, pictures and segmentation, after these steps."""
     effort = setting.effort
-    wanted = {"register": "registers" in family.strategies, "head": "cls" in family.strategies, "layer": True}
-    studies = ("map", *(study for study, there in wanted.items() if there), "model")
-    yield score(setting, [place], studies, into=place, needs=trained)
+    yield score(setting, [place], ("map", *map_studies(family), "model"), into=place, needs=trained)
     if setting.voc is not None:
         other = ("map", "layer", "model")
         size_of = ("--image", str(effort.auc_image), "--num-images", str(effort.num_scored))
@@ -188,15 +195,7 @@ def _looked_at(
             here=("--device", setting.device, "--batch", "64"),
             needs=trained,
         )
-    yield Step(
-        f"shifts {place.name}",
-        f"{place.name}: changed images",
-        "accuracy of the probe on grey, blurred, noisy and pale images, and on edges",
-        ("robust", f"{place}={place.name}", "--shifts", setting.data),
-        place / "results" / f"shifts_{place.name}.json",
-        here=(*setting.here, "--batch", "256"),
-        needs=trained,
-    )
+    yield shifts_step(setting, place, trained)
     yield Step(
         f"maps {place.name}",
         f"{place.name}: maps and principal components",
@@ -255,17 +254,8 @@ def ablate(name: str, setting: Setting) -> Iterator[Step]:
 
 def cost(setting: Setting) -> Iterator[Step]:
     """Images per second and memory against tokens, with nothing else running."""
-    effort = setting.effort
-    models = [f"{f.label}-{size}={recipe_of('dino', size, f)}" for size in SIZES for f in setting.families]
-    yield Step(
-        "cost",
-        "speed and memory against tokens",
-        "forward alone, and forward with backward, at rising image sizes; alone on the machine",
-        ("scaling", str(setting.run), ",".join(map(str, effort.scaling)), str(effort.scaling_tokens), *models),
-        setting.run / "results" / "scaling.json",
-        here=(setting.device,),
-        alone=True,
-    )
+    families = setting.families
+    yield cost_step(setting, [f"{f.label}-{size}={recipe_of('dino', size, f)}" for size in SIZES for f in families])
 
 
 def keep_16_bits(run: Path) -> None:

@@ -20,7 +20,6 @@ SECONDS = "seconds.json"  # of training and of scoring, in the run directory
 K = 20  # neighbours
 # On features of plain images, which is fast: each of 1 to 4 last blocks and five strategies, three rates.
 PROBE = ProbeSettings(mode="cached", lrs=(0.01, 0.1, 0.5), weight_decays=(0.0,), batch=256, epochs=50)
-MOST_ROWS = 60  # of the training curve
 CURVE = ("step", "loss", "lr", "images_per_s", "knn_accuracy")
 
 
@@ -33,7 +32,6 @@ def make_record(run: RunDirectory, *, device: str) -> dict[str, Any]:
     probe = next(m for m in own if m.metric == "probe_top1" and m["blocks"] is None)  # the best head of all
     elsewhere = run.results()["probe"]["modes"]["cached"]["chosen_elsewhere"]
     seconds = elapsed(run.path / SECONDS)
-    rows = [{name: row[name] for name in CURVE if name in row} for row in run.read_metrics()]
     return {
         "kind": NAME,
         "recipe": config["recipe"],
@@ -51,7 +49,7 @@ def make_record(run: RunDirectory, *, device: str) -> dict[str, Any]:
         "sessions": [{key: each.get(key) for key in ("commit", "date", "from_step")} for each in config["sessions"]],
         "probe_chosen_elsewhere": elsewhere,
         "measurements": [knn.to_json(), probe.to_json()],
-        "curve": rows[:: max(1, len(rows) // MOST_ROWS)],
+        "curve": [{name: row[name] for name in CURVE if name in row} for row in run.thinned_metrics()],
         "provenance": provenance(seed=config["seed"], device=device),
     }
 

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import mixlab
-from mixlab.analysis.matrices import LEAST_DECADES, MOST_DECADES, grey_levels, matrices_of
+from mixlab.analysis.matrices import LEAST_DECADES, MOST_DECADES, grey_levels, matrices_of, reading_of
 from mixlab.analysis.registry import ANALYSES
 from mixlab.cli import main
 from mixlab.errors import InputError
@@ -48,6 +48,21 @@ def test_running_and_looking_agree_for_every_mixer(name: str) -> None:
         matrices_of(target, pixels, heads=(999,))
 
 
+@pytest.mark.parametrize("name", ["vit_tiny", "dinovim_tiny", "gatedconv_tiny", "vmamba_tiny"])
+def test_a_patch_reads_with_the_mean_weight_of_all_heads(name: str) -> None:
+    small = {"dims": (8, 8, 8, 8), "depths": (1, 1, 1, 1)} if name == "vmamba_tiny" else SMALL
+    heads = {"head_dim": 16} if name in ("vit_tiny", "dinovim_tiny") else {}
+    backbone = mixlab.create_model(name, **(small | heads | {"image": 32})).eval()
+    pixels = torch.randint(256, (1, 3, 32, 32), dtype=torch.uint8)
+    reading, cell = reading_of(Target(label=name, backbone=backbone), pixels, layer=0, patch=(0.3, 1.0))
+    with torch.no_grad():
+        [(_, mixing)] = backbone.mixings(backbone.preprocess(pixels), layers=[0])
+        tokens = backbone.layout.patch_columns(reading.size)
+        [row] = mixing.rows([tokens[cell[0] * reading.shape[1] + cell[1]]])[0].abs().mean(0)  # head by head
+    assert cell == [int(0.3 * reading.shape[0]), reading.shape[1] - 1]
+    np.testing.assert_allclose(reading.ravel(), row[tokens], rtol=1e-4, atol=1e-7)
+
+
 def test_a_photograph_among_the_targets_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     photo, run = tmp_path / "my photo.jpg", tmp_path / "run"
     Image.fromarray(np.random.default_rng(0).integers(256, size=(40, 60, 3), dtype=np.uint8)).save(photo)
@@ -61,7 +76,10 @@ def test_a_photograph_among_the_targets_is_drawn(tmp_path: Path, capsys: pytest.
     assert colours > 500, "the picture is blank"
     page = write_report([run], tmp_path / "page.html").read_text()
     assert 'aria-label="Mixing matrix of shipped/vit, head 0' in page
+    assert [m["patch"] for m in content["models"]] == [[2, 2], [2, 2]]
     capsys.readouterr()
+    assert main(["matrices", "shipped/vit", str(photo), *options, "--patch", "2", "0"]) == 1
+    assert "--patch 2 0 lies outside of the image" in " ".join(capsys.readouterr().err.split())
     assert main(["matrices", "shipped/vit", str(photo), "--data", "shapes", *options]) == 1
     assert "give one source of images; --data takes a folder" in " ".join(capsys.readouterr().err.split())
 

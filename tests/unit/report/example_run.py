@@ -135,17 +135,18 @@ def _pictures(run: RunDirectory, subjects: list[dict[str, Any]]) -> None:
         "images": random.integers(0, 255, (2, 3, 16, 16), dtype=np.uint8),
         "masks": random.integers(0, 2, (2, 16, 16), dtype=np.uint8),
     }
-    matrices: dict[str, Any] = {}
+    matrices: dict[str, Any] = {"image": arrays["images"][0]}
     for about in subjects:
         name = file_name(about["label"])
         arrays[f"map_{name}"] = random.random((2, 4, 4), dtype=np.float32)
         arrays[f"pca_first_{name}"] = random.random((2, 4, 4), dtype=np.float32)
         arrays[f"pca_colours_{name}"] = random.integers(0, 255, (2, 4, 4, 3), dtype=np.uint8)
         matrices[name] = random.integers(0, 255, (HEADS, SIDE, SIDE), dtype=np.uint8)
+        matrices[f"reading_{name}"] = random.random((4, 4), dtype=np.float32)
     maps = {"kind": "maps", "data": "shapes", "images": ["one", "two"], "layer": -1, "subjects": subjects}
     maps |= {"maps": {about["label"]: "cosine" for about in subjects}, "pca": {"fit": "image"}, "figures": []}
     run.write_result("maps", maps | {"provenance": ORIGIN}, arrays)
-    looked = {"layer": LAYERS - 1, "heads": [0, 1], "num_heads": HEADS, "num_tokens": SIDE}
+    looked = {"layer": LAYERS - 1, "heads": [0, 1], "num_heads": HEADS, "num_tokens": SIDE, "patch": [1, 2]}
     models = [about | looked | {"run_and_look_differ_by": 2e-7} for about in subjects]
     result = {"kind": "matrices", "image": 64, "images": ["one"], "decades": 4, "models": models}
     run.write_result("matrices", result | {"provenance": ORIGIN}, matrices)

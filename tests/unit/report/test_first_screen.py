@@ -13,7 +13,8 @@ from test_models import KNN, measured, table_of
 
 from mixlab.report import write_report
 from mixlab.report.conclusions import conclusions
-from mixlab.report.findings import Findings
+from mixlab.report.findings import Findings, read_findings
+from mixlab.report.photograph import through_models
 from mixlab.run import UNTRAINED, Measurement, RunDirectory
 from mixlab.run.protocols import MapProtocol, RankProtocol
 
@@ -99,9 +100,33 @@ def test_the_first_screen_comes_before_all_else(page: str) -> None:
     header, rest = page.split("</header>")
     assert "<title>mixlab report: run: My &lt;i&gt;title&lt;/i&gt;</title>" in page and "<i>" not in page
     assert "1</b> supported" in header and "1</b> not measured" in header
-    for what in ("Activation map of vit", "Principal components of vim as colours", "Mixing matrix of vim"):
+    for what in (
+        "What the framed patch reads in vit",
+        "Activation map of vit",
+        "Principal components of vim as colours",
+        "Mixing matrix of vim",
+    ):
         assert what in header
     assert rest.index('id="ledger"') < rest.index('id="models"') < rest.index('id="made"')
+
+
+def test_results_without_a_reading_still_have_their_matrices(tmp_path: Path) -> None:
+    run = make_example(tmp_path / "run")
+    content, arrays = run.results()["matrices"], dict(run.arrays("matrices"))
+    names = [name for name in arrays if name.startswith("reading_")]
+
+    def shown(patch: list[int] | None, readings: dict[str, Any]) -> bool:
+        models = [{k: v for k, v in (model | {"patch": patch}).items() if v is not None} for model in content["models"]]
+        kept = {name: values for name, values in arrays.items() if name not in names}
+        run.write_result("matrices", content | {"models": models}, kept | readings)
+        through = through_models(read_findings([run.path]), {})
+        assert through is not None and through["has_matrices"]
+        return bool(through["has_readings"])
+
+    whole = {name: arrays[name] for name in names}
+    assert shown([1, 2], whole)
+    assert not shown(None, whole) and not shown([1, 2], {}) and not shown([4, 0], whole) and not shown([1], whole)
+    assert not shown([1, 2], {name: values[0] for name, values in whole.items()})
 
 
 def test_a_claim_is_one_sentence_and_its_numbers_are_folded(page: str) -> None:

@@ -31,7 +31,27 @@ def test_curves_are_means_at_the_steps_that_all_seeds_logged() -> None:
     second = Curve("vit-s1", [{"step": 2, "loss": 3.0}], {})
     (merged,) = merge_curves([first, second])
     assert merged.label == "vit" and merged.rows == [{"step": 2, "loss": 2.5}]
-    assert merge_roc({"vit-s0": [0.0, 1.0], "vit-s1": [0.5, 1.0]}) == {"vit": [0.25, 1.0]}
+
+
+def test_scores_while_training_are_averaged_over_seeds_as_losses_are() -> None:
+    """The loop logs them as lines of their own, without a loss."""
+    seeds = [
+        Curve(f"vit-s{seed}", [{"step": 0, "knn_accuracy": score}, {"step": 2, "loss": 3.0}], {})
+        for seed, score in enumerate((0.2, 0.4))
+    ]
+    (merged,) = merge_curves(seeds)
+    assert merged.points("knn_accuracy") == ([0.0], [pytest.approx(0.3)]) and merged.points("loss") == ([2.0], [3.0])
+
+
+def test_roc_curves_of_all_records_are_drawn() -> None:
+    def curves(**rates: list[float]) -> dict[str, Any]:
+        named = {label.replace("_", "-"): values for label, values in rates.items()}
+        return {"false_positive_rate": [0.0, 1.0], "true_positive_rate": named}
+
+    merged = merge_roc([curves(vit_s0=[0.0, 1.0]), curves(vit_s1=[0.5, 1.0], vim=[0.2, 1.0])])
+    assert merged == curves(vit=[0.25, 1.0], vim=[0.2, 1.0])
+    other = {"false_positive_rate": [0.0, 0.5, 1.0], "true_positive_rate": {"vim": [0.0, 0.9, 1.0]}}
+    assert merge_roc([curves(vit=[0.0, 1.0]), other]) == curves(vit=[0.0, 1.0])
 
 
 def test_what_a_low_rank_leaves_stands_on_the_page(tmp_path: Path) -> None:

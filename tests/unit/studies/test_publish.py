@@ -7,6 +7,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mixlab.run import RunDirectory, provenance, unpacked
@@ -227,6 +228,26 @@ def test_a_study_with_strange_json_is_refused_by_file_and_field(
     with pytest.raises(ValueError, match=said):
         publish_study(run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_photographs_stay_at_home_whatever_their_folder_is_called(tmp_path: Path) -> None:
+    run, out = RunDirectory(make_study(tmp_path)), tmp_path / "out"
+    for name, data in (("maps", "shapes:n=2"), ("maps_2", "shapes_of_clay")):
+        about = {"data": data, "layer": 0, "images": [], "subjects": [], "maps": {}, "pca": {"fit": "image"}}
+        run.write_result(name, {"kind": "maps", **about}, {"order": np.zeros(1)})
+    publish_study(run.path, out)
+    assert "results/maps.json" in published(out) and "results/maps_2.json" not in published(out)
+
+
+def test_a_long_curve_keeps_its_scores_and_its_last_step(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path)
+    assert run.thinned_metrics() == []
+    rows = [{"step": step, "loss": 1.0} for step in range(500)]
+    rows.insert(251, {"step": 250, "knn_accuracy": 0.5})
+    for row in rows:
+        run.append_metrics(row)
+    kept = run.thinned_metrics()
+    assert len(kept) < 80 and kept[-1]["step"] == 499 and {"step": 250, "knn_accuracy": 0.5} in kept
 
 
 def test_a_study_without_results_is_not_published(tmp_path: Path) -> None:

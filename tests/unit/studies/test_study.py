@@ -24,7 +24,7 @@ from mixlab.run.directory import read_json
 from mixlab.studies.miniature.folders import hold_out, write_labels
 from mixlab.studies.miniature.plan import QUICK, STUDY_FAMILIES
 from mixlab.studies.miniature.publish import publish_study
-from mixlab.studies.miniature.run import run_miniature
+from mixlab.studies.miniature.run import MINIATURE, run_study
 from tests.drawn_folders import NUM_MASKS, draw_folders
 from tests.waiting import wait_for
 
@@ -40,7 +40,8 @@ if __name__ == "__main__":
 
 
 def go(root: Path, parts: tuple[str, ...], *, families: Any = TWO, seeds: tuple[int, ...] = (0, 1)) -> dict[str, Any]:
-    return run_miniature(
+    return run_study(
+        MINIATURE,
         data=root / "photos",
         masks=str(root / "masked"),
         run=root / "run",
@@ -197,7 +198,8 @@ def test_bad_folders_are_refused_before_anything_is_trained(tmp_path: Path, capf
 
 def test_another_study_does_not_go_into_the_same_directory(studied: Path) -> None:
     with pytest.raises(ValueError, match=r"another study \(data was .*; give another --run"):
-        run_miniature(
+        run_study(
+            MINIATURE,
             data=studied / "photos" / "train",
             masks=str(studied / "masked"),
             run=studied / "run",

@@ -210,11 +210,16 @@ def test_coco_folders_with_every_kind_of_image_train(tmp_path):
 
 def test_unreadable_images_are_named_and_left_out_of_the_figures(tmp_path):
     draw_coco(tmp_path / "data", name="annotations/instances_train.json", images="train")
-    draw_coco(tmp_path / "data", name="annotations/instances_val.json", images="val")
-    (tmp_path / "data" / "val" / "0.png").write_bytes(b"not an image")
+    content = draw_coco(tmp_path / "data", name="annotations/instances_val.json", images="val")
+    content["images"][0]["file_name"] = "more/1.png"  # beside 1.png, which can be read
+    (tmp_path / "data" / "annotations" / "instances_val.json").write_text(json.dumps(content))
+    (tmp_path / "data" / "val" / "more").mkdir()
+    (tmp_path / "data" / "val" / "more" / "1.png").write_bytes(b"not an image")
     result = run(tmp_path / "run", "batch=2", "steps=2", data=str(tmp_path / "data"))
     assert result["n"] == NUM - 1 and result["num_objects"] == 3
-    assert [Path(path).name for path in result["skipped"]] == ["0.png"]
+    assert [Path(path).relative_to(tmp_path / "data" / "val").as_posix() for path in result["skipped"]] == [
+        "more/1.png"
+    ]
 
 
 def test_activations_can_be_made_twice_instead_of_kept(tmp_path):

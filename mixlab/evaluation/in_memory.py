@@ -1,4 +1,4 @@
-"""A linear probe on features in memory, for one's own loop: no folder, no checkpoints, no command."""
+"""For one's own loop: features of images in memory, and a linear probe on them. No folder, no checkpoints."""
 
 from __future__ import annotations
 
@@ -9,13 +9,46 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from mixlab.backbones.backbone import Backbone
+from mixlab.choices import OUTPUT
+from mixlab.data.given import AnyData, as_data
+from mixlab.data.images import parse_source
 from mixlab.errors import InputError
-from mixlab.evaluation.features import FeatureTable
+from mixlab.evaluation.feature_cache import Extraction, extract_features
+from mixlab.evaluation.features import FeaturePlan, FeatureTable, head_inputs
+from mixlab.evaluation.machine import CentreView, Machine, precision_in_use
 from mixlab.evaluation.probe.heads import LR_BATCH, Head, HeadGroup
 from mixlab.evaluation.probe.training import CachedStream
 from mixlab.evaluation.settings import LRS, WEIGHT_DECAYS
-from mixlab.training.knn import LabelledFeatures
+from mixlab.training.knn import LabelledFeatures, check_classes
 from mixlab.training.optim import cosine
+
+
+def labelled_features(
+    model: Backbone,
+    data: AnyData,
+    *,
+    strategy: str = OUTPUT,
+    blocks: int = 1,
+    image: int | None = None,
+    machine: Machine | None = None,
+) -> LabelledFeatures:
+    """Features of every image that can be read, for `knn_accuracy` and `linear_probe`; labels are -1 where none are.
+
+    By default what the model returns; `strategy` and `blocks` as in `KnnSettings`. Images are centre crops of `image`
+    px, the model's own size by default. The model is left in the mode in which it came.
+    """
+    machine, was_training = machine or Machine.of(model), model.training
+    view = CentreView(image or model.image, model.crop_share)
+    given = as_data(data)
+    model.eval()
+    try:
+        plan = FeaturePlan.build(model, head_inputs(model, (blocks,), (strategy,)), source="stream", image=view.size)
+        extraction = Extraction(plan, view, precision_in_use("auto", machine.world.device), stored="float32")
+        table = extract_features(model, parse_source(given), extraction, name=str(given), machine=machine)
+    finally:
+        model.train(was_training)
+    return LabelledFeatures(table.all().to(machine.world.device), table.labels)
 
 
 @dataclass(frozen=True)
@@ -51,6 +84,8 @@ def linear_probe(
     device = train.features.device
     heads = [Head(1, "output", lr, decay) for lr, decay in product(lrs, weight_decays)]
     num_classes = 1 + int(max(train.labels.max(), val.labels.max()))
+    check_classes(train.labels, num_classes, "the training set")
+    check_classes(val.labels, num_classes, "the validation set")
     group = HeadGroup(heads, width=train.features.shape[1], num_classes=num_classes, seed=seed, device=device)
     table = FeatureTable.from_tensors(train.features, train.labels)
     stream = CachedStream(table, batch=min(batch, len(train)), seed=seed, device=device)

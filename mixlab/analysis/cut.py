@@ -1,0 +1,42 @@
+"""The normalised cut of an image into two parts whose patches look alike to a network (Shi and Malik, 2000).
+
+Patches are the nodes of a graph. Two of them are joined by the cosine of their features, or by next to nothing where
+that is negative. The best of all ways to part the graph joins the two parts least, beside what joins each to the whole.
+Solved for real values instead of yes and no it is an eigenvector, and that is the map. No token has to summarise the
+image, so every backbone has it; TokenCut (Wang et al., 2022) finds objects by it in the features of DINO.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mixlab.analysis.pca import check_patches, is_on_border
+
+WEAKEST = 1e-5  # what joins patches of other directions: the graph stays in one piece
+ALIKE = 1e-9  # an eigenvalue below is rounding: there is nothing to part
+
+
+@torch.no_grad()
+def cut_maps(patches: Tensor) -> Tensor:
+    """Patches (B, h, w, D) -> maps (B, h, w) of unit length, negative on the border; 0 where all patches are alike.
+
+    >>> left, right = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
+    >>> patches = torch.stack([left, right, right, left]).expand(1, 4, 4, 2)  # columns 1 and 2 are an object
+    >>> cut_maps(patches)[0, 0] > 0
+    tensor([False,  True,  True, False])
+    """
+    check_patches(patches)
+    maps = torch.stack([_cut(image) for image in patches.detach().double().flatten(1, 2)])  # (h w)^2 numbers at a time
+    maps = maps.unflatten(1, patches.shape[1:3])
+    on_border = maps[:, is_on_border(maps)].sum(1)[:, None, None]
+    return torch.where(on_border > 0, -maps, maps).to(patches.dtype)
+
+
+def _cut(patches: Tensor) -> Tensor:
+    directions = F.normalize(patches, dim=-1)
+    joined = (directions @ directions.mT).clamp(min=WEAKEST)
+    scale = joined.sum(-1).rsqrt()
+    values, vectors = torch.linalg.eigh(scale[:, None] * joined * scale)  # the last is known: the whole image
+    if len(values) < 2 or values[-2] < ALIKE:
+        return torch.zeros_like(scale)
+    return F.normalize(vectors[:, -2] * scale, dim=0)
