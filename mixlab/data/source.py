@@ -284,7 +284,8 @@ def nearest_place(name: str) -> str:
     while not place.parent.is_dir():
         place = place.parent
     try:
-        neighbours = [entry.name for entry in islice(place.parent.iterdir(), 10_000)]
+        entries = islice(place.parent.iterdir(), 10_000)
+        neighbours = [entry.name for entry in entries if entry.name != place.name]  # there, but of another kind
     except OSError:
         neighbours = []
     built_in = BUILT_IN if place.name == name else ()

@@ -1,13 +1,17 @@
-"""Numbers that cannot work are refused in a sentence, wherever they are given; none is an error of NumPy's or PIL's."""
+"""Numbers and folders that cannot work are refused in a sentence, wherever they are given; none is an error of NumPy's
+or PIL's."""
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from mixlab.analysis.pca import pca_maps
 from mixlab.cli import main
+from mixlab.data.images import parse_source
 from mixlab.data.labelled import label_subset
 from mixlab.data.mask_formats import parse_masks
 from mixlab.data.packed import PackedReader
@@ -20,6 +24,7 @@ from mixlab.studies.reproduce.listing import find_items
 from mixlab.training.batches import check_enough
 from mixlab.training.distributed import World, num_workers
 from mixlab.training.knn import vote
+from mixlab.training.supervised import SupervisedConfig
 
 NAN = float("nan")
 ALONE = World(torch.device("cpu"))
@@ -49,6 +54,34 @@ def test_it_is_refused_in_a_sentence(give: Callable[[], object], message: str) -
     with pytest.raises(InputError) as refused:
         give()
     assert message in str(refused.value)
+
+
+def test_images_that_cannot_be_read_are_named_by_whoever_needs_them(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for file in ("a/0.png", "a/1.png", "b/0.png", "b/1.png"):
+        (tmp_path / "data" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "data" / file).write_bytes(b"not an image")
+    data, on = str(tmp_path / "data"), ("--device", "cpu")
+    small = ("--set", "batch=2", "--set", "steps=1", "--set", "optim.warmup_steps=0")
+    assert main(["pretrain", "dino_vit_tiny64", "--data", data, "--run", str(tmp_path / "run"), *on, *small]) == 1
+    assert "none of the 2 images to score can be read, such as" in capfd.readouterr().err
+    assert main(["knn", "shipped/vit", "--data", data, "--run", str(tmp_path / "knn"), *on, "--workers", "0"]) == 1
+    assert f"none of the 2 images of {data} [train] can be read, such as" in capfd.readouterr().err
+
+
+def test_a_validation_part_that_cannot_be_scored_is_refused_before_training(tmp_path: Path) -> None:
+    for name in ("train/a", "train/b", "val/c", "val/d"):
+        (tmp_path / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / name / "0.png")
+    with pytest.raises(InputError, match="no validation image belongs to a known class: found c, d, known are a, b"):
+        SupervisedConfig().open(str(tmp_path))
+
+
+def test_what_is_there_is_not_suggested_instead_of_itself(tmp_path: Path) -> None:
+    (tmp_path / "note.txt").touch()
+    with pytest.raises(FileNotFoundError, match="check the path"):
+        parse_source(str(tmp_path / "note.txt"))
 
 
 def test_a_size_below_one_is_no_size_to_count_for(capfd: pytest.CaptureFixture[str]) -> None:
