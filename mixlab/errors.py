@@ -64,3 +64,16 @@ def did_you_mean(word: str, known: Iterable[str], *, otherwise: str = "", prefix
     if not near and len(word) > 2:  # a part of a name
         near = [name for name in names if word.lower() in name.lower()][:3]
     return f"did you mean {' or '.join(prefix + name for name in near)}?" if near else otherwise
+
+
+def few(names: Iterable[object], most: int = 5) -> str:
+    """The first few of many names."""
+    listed = [str(name) for name in names]
+    rest = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + rest
+
+
+def short(value: object, most: int = 60) -> str:
+    """A value as Python writes it, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]} ..."

@@ -16,6 +16,7 @@ from mixlab.training.building import build_recipe
 from mixlab.training.distributed import World
 from mixlab.training.settings import override
 from mixlab.training.update import Update
+from tests.waiting import exit_codes
 
 CONTEXT = multiprocessing.get_context("forkserver")
 SMALL = ["batch=8", "model.dim=16", "model.depth=2", "model.image=32", "model.drop_path=0.5", "precision=fp32",
@@ -35,18 +36,25 @@ def join(rank: int, size: int, port: int) -> None:
     os.environ |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
 
 
-def run_ranks(target: Callable[..., None], *arguments: object) -> list[int | None]:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = int(listener.getsockname()[1])
-    processes = [CONTEXT.Process(target=target, args=(rank, 2, port, *arguments)) for rank in range(2)]
+RESERVED: list[socket.socket] = []
+
+
+def free_port() -> int:
+    """A port for ranks to meet at. A socket that never listens has it until this process ends: nobody else is given it,
+    and who asks for it by number may listen there."""
+    RESERVED.append(socket.socket())
+    RESERVED[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    RESERVED[-1].bind(("127.0.0.1", 0))
+    return int(RESERVED[-1].getsockname()[1])
+
+
+def run_ranks(target: Callable[..., None], *arguments: object, size: int = 2) -> list[int | None]:
+    """Exit codes of processes that call `target` with their rank, the number of ranks, a port and the arguments."""
+    port = free_port()
+    processes = [CONTEXT.Process(target=target, args=(rank, size, port, *arguments)) for rank in range(size)]
     for process in processes:
         process.start()
-    for process in processes:
-        process.join(120)
-    for process in processes:
-        process.kill()  # one that still waits for another
-    return [process.exitcode for process in processes]
+    return exit_codes(*processes)
 
 
 def weights_after(name: str, settings: list[str], *, graph: bool | None, world: World) -> dict[str, Tensor]:

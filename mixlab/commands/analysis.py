@@ -88,11 +88,11 @@ def run_analysis(analysis: Analysis, on: ViewedTargets, answer: Answer, options:
     }
     if needed := needed_plugins([("analysis", analysis.name)]):
         content["plugins"] = needed
-    name = directory.name_for(analysis.name, content)
-    with drawing():
-        folder = directory.figure_path(name).parent
-        content["exhibit"]["figures"] = found.save_pictures(folder, name)
-    directory.write_result(name, content, dict(found.arrays))
+    with directory.named(analysis.name, content) as name:
+        with drawing():
+            folder = directory.figure_path(name).parent
+            content["exhibit"]["figures"] = found.save_pictures(folder, name)
+        directory.write_result(name, content, dict(found.arrays))
     answer.table(
         f"{found.title}: {images.num_wanted} image{'s' if images.num_wanted != 1 else ''} of {data}",
         found.columns,

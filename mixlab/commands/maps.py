@@ -67,13 +67,11 @@ def maps(
                 loaded, images, map_name=map, layer=layer, pca_fit=pca_fit, pca_threshold=pca_threshold, progress=step
             )
     content = result.to_json()
-    name = directory.name_for("maps", content)
-    paths = [save_figure(chart, directory.figure_path(file)) for file, chart in _pictures(result, name).items()]
-    content |= {
-        "figures": [path.name for path in paths],
-        "provenance": provenance(seed=on.seed, device=str(next(loaded[0].backbone.parameters()).device)),
-    }
-    directory.write_result(name, content, result.arrays)
+    content["provenance"] = provenance(seed=on.seed, device=str(next(loaded[0].backbone.parameters()).device))
+    with directory.named("maps", content) as name:
+        paths = [save_figure(chart, directory.figure_path(file)) for file, chart in _pictures(result, name).items()]
+        content["figures"] = [path.name for path in paths]
+        directory.write_result(name, content, result.arrays)
     rows = [
         (label, result.names[label], "x".join(str(side) for side in found.shape[1:]))
         for label, found in result.maps.items()

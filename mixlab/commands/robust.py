@@ -14,7 +14,7 @@ from mixlab.commands.answer import Answer
 from mixlab.commands.options import Flat, OneTarget
 from mixlab.commands.output import evaluation_machine, percent, percent_interval, warn
 from mixlab.console import console
-from mixlab.errors import InputError, check_counts
+from mixlab.errors import InputError, check_counts, few
 from mixlab.run import provenance
 from mixlab.run.directory import file_name
 
@@ -56,7 +56,6 @@ def robust(
         workers: data loading processes per rank; default: all cores, divided by the ranks.
     """
     from mixlab.data.images import parse_source
-    from mixlab.data.source import few
     from mixlab.evaluation.classifier import load_classifier
     from mixlab.evaluation.robustness import evaluate_robustness, join_parts
     from mixlab.evaluation.shifts import evaluate_shifts

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mixlab.errors import InputError
+from mixlab.errors import InputError, short
 
 from .decode import MAX_PIXELS, UnreadableImage, decode, printable, to_tensor
 from .source import Source, T
@@ -162,8 +162,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
-    return printable(text if len(text) <= 60 else f"{text[:60]} ...")
+    return printable(short(value))
 
 
 class CocoSource(Source[T]):

@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mixlab.errors import InputError
+from mixlab.errors import InputError, few
 
 from .decode import UnreadableImage, to_rgb, to_tensor
-from .source import ImageSource, evenly_spaced, few
+from .source import ImageSource, evenly_spaced
 
 _TRIES = 100  # samples that may fail before one shows what they are
 _MANY = 10_000  # samples whose labels take a while to read

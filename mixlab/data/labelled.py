@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mixlab.errors import InputError
+from mixlab.errors import InputError, few
 
 from .given import AnyData, Data, GivenData, as_data
 from .images import SPLIT_FOLDERS, ImageFolder, child, parse_source
+from .sample_order import check_seed
 from .shapes import Shapes
-from .source import ImageSource, Subset, few, split
+from .source import ImageSource, Subset, split
 
 
 class Relabelled(Subset[Tensor]):
@@ -176,6 +177,7 @@ def label_subset(source: ImageSource, share: float, *, seed: int = 0) -> ImageSo
 
     A class keeps the first of its own shuffled order, so that 1 % of a set is part of its 10 %.
     """
+    check_seed(seed)
     if not 0 < share <= 1:
         raise InputError(f"the label share is {share}; give a number above 0 and at most 1, such as 0.01")
     if share == 1:

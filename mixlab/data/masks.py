@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from mixlab.errors import InputError
+from mixlab.errors import InputError, few
 
 from .coco import CocoSource
 from .decode import (
@@ -29,7 +29,7 @@ from .decode import (
 )
 from .folder_index import list_images
 from .shapes import SHAPE_CLASSES, Shapes
-from .source import Source, few
+from .source import Source
 
 BACKGROUND, FOREGROUND, IGNORE = 0, 1, 255
 Mask = NDArray[np.uint8]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mixlab.errors import InputError
+from mixlab.errors import InputError, few
 
 from .coco import (
     CocoImage,
@@ -27,7 +27,7 @@ from .decode import printable
 from .given import Data, GivenData
 from .registered import is_registered, open_registered_with
 from .shapes import Shapes, parse_shapes
-from .source import SPLITS, Source, Subset, check_split, few, nearest_place, part_of
+from .source import SPLITS, Source, Subset, check_split, nearest_place, part_of
 
 
 class Objects(NamedTuple):

@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mixlab.errors import InputError, WorkError
+from mixlab.errors import InputError, WorkError, few
 from mixlab.signals import obey_parent_alone
 
 from .decode import (
@@ -41,7 +41,7 @@ from .decode import (
     to_tensor,
 )
 from .index_file import Names, StoredIndex, digest_of, index_file, is_trusted, read_index, write_index
-from .source import ImageSource, few
+from .source import ImageSource
 
 _FORMAT = 4
 _SHARDS_PER_PROCESS, _MOST_PROCESSES = 4, 32

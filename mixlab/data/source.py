@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Generic, Protocol, TypeAlias, TypeVar
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mixlab.errors import InputError, did_you_mean
+from mixlab.errors import InputError, did_you_mean, few
 
 from .decode import Reduction, UnreadableImage, fit_image, to_pil, to_tensor
 from .index_file import digest_of
@@ -244,13 +244,6 @@ def read_first(data: str, source: Source[T], most: int) -> list[tuple[int, T]]:
     if len(skipped):
         warnings.warn(skipped.summary(), stacklevel=2)
     return found
-
-
-def few(names: Iterable[object], most: int = 5) -> str:
-    """The first few of many names."""
-    listed = [str(name) for name in names]
-    rest = f" and {len(listed) - most} more" if len(listed) > most else ""
-    return ", ".join(listed[:most]) + rest
 
 
 def parse_options(name: str, options: str, *, known: tuple[str, ...]) -> dict[str, str]:

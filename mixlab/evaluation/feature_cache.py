@@ -9,7 +9,6 @@ FOLDER/KEY/00000.json        checksums of both, and the images that could not be
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import tempfile
@@ -36,7 +35,7 @@ from mixlab.evaluation.machine import CentreView, Machine, PrecisionInUse, run_p
 from mixlab.evaluation.target import network_digest
 from mixlab.run.directory import read_json, write_atomically, write_json
 from mixlab.run.disk import in_units
-from mixlab.training.checkpoint import sha256_of
+from mixlab.training.checkpoint import checksum_of, sha256_of
 from mixlab.training.distributed import World, from_all, only_first
 
 FORMAT = 1
@@ -115,7 +114,7 @@ class FeatureCache:
     ) -> None:
         self.extraction, self.backbone, self.source = extraction, backbone, source
         about = extraction.about(backbone, source, name)
-        self.folder = folder / _checksum(about)[:16]
+        self.folder = folder / checksum_of(about)[:16]
         self.folder.mkdir(parents=True, exist_ok=True)
         if not (self.folder / "about.json").is_file():
             write_json(self.folder / "about.json", about)
@@ -201,7 +200,7 @@ class FeatureCache:
         for file, array in zip(files, (values, numbers), strict=False):
             write_atomically(file, lambda handle, array=array: np.save(handle, array, allow_pickle=False))
         about = {"features": sha256_of(files[0]), "rows": sha256_of(files[1]), "unreadable": unreadable}
-        write_json(files[2], about | {"checksum": _checksum(about)})
+        write_json(files[2], about | {"checksum": checksum_of(about)})
 
     def _is_whole(self, number: int) -> bool:
         features, numbers, about = self._files(number)
@@ -209,7 +208,7 @@ class FeatureCache:
             stored = read_json(about)
             claimed = stored.pop("checksum")
             return (
-                claimed == _checksum(stored)
+                claimed == checksum_of(stored)
                 and sha256_of(features) == stored["features"]
                 and sha256_of(numbers) == stored["rows"]
             )
@@ -270,7 +269,3 @@ def _lines(source: ImageSource) -> Iterator[str]:
     yield " ".join(source.classes) + "\n"
     for name, label in zip(source.names(), source.labels().numpy(), strict=True):
         yield f"{name} {label}\n"
-
-
-def _checksum(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -22,8 +22,8 @@ from mixlab.data.imagenet_labels import (
     val_number,
 )
 from mixlab.data.images import ImageFolder
-from mixlab.data.source import Subset, few
-from mixlab.errors import InputError
+from mixlab.data.source import Subset
+from mixlab.errors import InputError, few
 from mixlab.evaluation.accuracy import Accuracy
 
 

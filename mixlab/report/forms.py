@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mixlab.analysis.blocks import MEASURES
-from mixlab.errors import InputError
+from mixlab.errors import InputError, short
 from mixlab.run.directory import AGAIN
 
 Rule = tuple[str, Callable[[Any], bool]]
@@ -215,8 +215,7 @@ def _problems(value: Any, path: list[str], rule: Rule, here: str) -> Iterator[st
     """What is wrong at the end of a path, or on the way to it."""
     if not path:
         if not rule[1](value):
-            text = repr(value)
-            yield f"has {here} {text if len(text) <= 40 else f'{text[:40]} ...'}, not {rule[0]}"
+            yield f"has {here} {short(value, 40)}, not {rule[0]}"
         return
     name, *rest = path
     if name in ("*", "%"):

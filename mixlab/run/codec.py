@@ -13,7 +13,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from mixlab.errors import InputError, did_you_mean
+from mixlab.errors import InputError, did_you_mean, short
 from mixlab.plugins import Registry
 
 T = TypeVar("T")
@@ -62,9 +62,7 @@ def check(hint: Any, value: object, where: str, kinds: Kinds | None = None) -> A
     try:
         return _fit(hint, value)
     except _Misfit:
-        text = repr(value)
-        text = text if len(text) <= 200 else f"{text[:200]} ..."
-        raise InputError(f"{where} is {text}; expected {_rule(hint)}") from None
+        raise InputError(f"{where} is {short(value, 200)}; expected {_rule(hint)}") from None
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:

@@ -15,6 +15,7 @@ import re
 import socket
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, Self
@@ -112,15 +113,24 @@ class RunDirectory:
 
         Results without measurements are the same if `kind`, `subject`, `subjects` and `protocol` are.
         """
-        chosen = self.name_for(name, result)
-        self.write_result(chosen, result, arrays)
+        with self.named(name, result) as chosen:
+            self.write_result(chosen, result, arrays)
         return chosen
 
-    def name_for(self, name: str, result: dict[str, Any]) -> str:
-        """The name that `write` gives a result: NAME, NAME_2, ..."""
-        names = chain((name,), (f"{name}_{number}" for number in count(2)))
-        identity = identity_of(result)
-        return next(each for each in names if self._is_free(each, identity))
+    @contextmanager
+    def named(self, name: str, result: dict[str, Any]) -> Iterator[str]:
+        """The name that `write` gives a result: NAME, NAME_2, ... No other process takes it until the context ends."""
+        folder = self.path / "results"
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            names = chain((name,), (f"{name}_{number}" for number in count(2)))
+            identity = identity_of(result)
+            yield next(each for each in names if self._is_free(each, identity))
+        finally:
+            os.close(handle)
 
     def _is_free(self, name: str, identity: object) -> bool:
         """Whether writing under this name would replace nothing but the same result, or an unreadable file."""

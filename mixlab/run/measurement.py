@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mixlab.errors import InputError
+from mixlab.errors import InputError, short
 from mixlab.run import codec
 from mixlab.run.protocols import BY_IMAGE, CHOICES, METRICS, PROTOCOLS, EvaluationProtocol
 
@@ -82,15 +82,15 @@ class Measurement:
             if number is None and name != "value":
                 continue
             if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) < _MOST:
-                raise InputError(f"{name} of {self.metric} is {_short(number)}; it must be a finite number")
+                raise InputError(f"{name} of {self.metric} is {short(number)}; it must be a finite number")
         if not metric.lowest <= self.value <= metric.highest:
             raise InputError(f"{self.metric} is {self.value}; it lies between {metric.lowest} and {metric.highest}")
         if (self.low is None) != (self.high is None) or (self.low or 0) > (self.high or 0):
             raise InputError(f"the interval of {self.metric} is {self.low} to {self.high}; give both ends, in order")
         if isinstance(self.n, bool) or not isinstance(self.n, int) or not 1 <= self.n < _MOST:
-            raise InputError(f"n of {self.metric} is {_short(self.n)}; it must be a whole number from 1 on")
+            raise InputError(f"n of {self.metric} is {short(self.n)}; it must be a whole number from 1 on")
         if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):
-            raise InputError(f"seed of {self.metric} is {_short(self.seed)}; it must be a whole number, or null")
+            raise InputError(f"seed of {self.metric} is {short(self.seed)}; it must be a whole number, or null")
         if self.by_image is not None and (self.by_image.ndim != 1 or np.isnan(self.by_image).all()):
             raise InputError(f"the scores of images of {self.metric} are not a list of numbers")
         if self.by_image is not None and not abs(np.nanmean(self.by_image) - self.value) < 1e-3:
@@ -149,7 +149,7 @@ def scores_to_text(scores: NDArray[np.float64]) -> str:
 
 def scores_from_text(text: object) -> NDArray[np.float64]:
     if not isinstance(text, str):
-        raise InputError(f"scores of images are {_short(text)}; they are one text of zeros and ones, or of numbers")
+        raise InputError(f"scores of images are {short(text)}; they are one text of zeros and ones, or of numbers")
     numbers = text.split() if " " in text or "." in text else list(text)
     try:
         return np.array(numbers, dtype=np.float64)
@@ -177,12 +177,7 @@ def once(measurements: Iterable[Measurement]) -> list[Measurement]:
 
 def _check_metric(metric: object) -> None:
     if not isinstance(metric, str) or metric not in METRICS:
-        raise InputError(f"unknown metric {_short(metric)}; known are {', '.join(METRICS)}")
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]} ..."
+        raise InputError(f"unknown metric {short(metric)}; known are {', '.join(METRICS)}")
 
 
 def _check_complete(record: dict[str, Any], *keys: str) -> None:
@@ -215,7 +210,7 @@ def measurements_of_older(record: dict[str, Any], result: dict[str, Any]) -> lis
     try:
         scores = None if raw is None else np.array(raw, dtype=np.float64)  # None as NaN
     except (ValueError, TypeError) as error:
-        raise InputError(f"raw_auc_by_image is {_short(raw)}; it is a list of numbers for each label") from error
+        raise InputError(f"raw_auc_by_image is {short(raw)}; it is a list of numbers for each label") from error
     by_image = None if scores is None else np.maximum(scores, 1 - scores)
     found = [Measurement(metric=metric, value=record["value"], by_image=by_image, **ends, **common)]
     for key, name in _BESIDE.items():

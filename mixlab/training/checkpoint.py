@@ -185,7 +185,7 @@ class Checkpoints:
             "state": state,
         }
         with aside.open("w", encoding="utf-8") as file:
-            json.dump({**content, "sha256": _checksum(content)}, file, indent=1)
+            json.dump({**content, "sha256": checksum_of(content)}, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
 
@@ -198,7 +198,7 @@ class Checkpoints:
             tensors = content["tensors"]
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise DamagedCheckpoint(f"{json_file.name} cannot be read ({type(error).__name__}: {error})") from error
-        if claimed != _checksum(content):
+        if claimed != checksum_of(content):
             raise DamagedCheckpoint(f"{json_file.name} is not what was written")
         if content["format"] not in (FORMAT, SHARDED_FORMAT):
             raise InputError(
@@ -245,7 +245,8 @@ def _on_every_rank(action: Callable[[], T], gather: Gather) -> list[T]:
     return found
 
 
-def _checksum(content: dict[str, Any]) -> str:
+def checksum_of(content: dict[str, Any]) -> str:
+    """Of what JSON holds, in any order of keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

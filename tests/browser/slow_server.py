@@ -15,22 +15,26 @@ from tests.unit.app.live_page import tiny_laboratory
 
 
 class SlowLaboratory(Laboratory):
-    """Sweeps and principal components of the first layer take a while: the real answers, in slow steps."""
+    """Sweeps take minutes, and principal components of the first layer until it hurries: the real answers, in steps."""
+
+    hurries: bool
 
     def answer(self, question: Question, picture: Picture, progress: Progress) -> dict[str, Any]:
-        steps = 200 if question.is_long else 40 if question.kind == "pca" and question.layer == 0 else 0
-        for step in range(steps):
+        step, steps = 0, 6000
+        while question.is_long or (question.kind == "pca" and question.layer == 0 and not self.hurries):
             progress(step, steps, "thinking")
             time.sleep(0.05)
+            step += 1
         return super().answer(question, picture, progress)
 
 
-def slow_laboratory() -> SlowLaboratory:
-    laboratory = tiny_laboratory()
-    laboratory.__class__ = SlowLaboratory
-    return laboratory  # type: ignore[return-value]
+def slow_laboratory(*, hurries: bool = False) -> SlowLaboratory:
+    laboratory: Any = tiny_laboratory()
+    laboratory.__class__, laboratory.hurries = SlowLaboratory, hurries
+    made: SlowLaboratory = laboratory
+    return made
 
 
 def serve_slowly(port: int) -> None:
     torch.set_num_threads(1)
-    uvicorn.run(create_app(slow_laboratory()), host="127.0.0.1", port=port, log_level="critical")
+    uvicorn.run(create_app(slow_laboratory(hurries=True)), host="127.0.0.1", port=port, log_level="critical")

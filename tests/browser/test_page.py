@@ -342,7 +342,6 @@ def test_nothing_is_cut_off_at_any_width(open_page: OpenPage) -> None:
                 .filter((box) => box.width)
                 .every((box) => box.left >= -0.5 && box.right <= width + 0.5)""",
             arg=width,
-            timeout=5000,
         )
 
 

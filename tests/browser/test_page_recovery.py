@@ -3,7 +3,6 @@
 import io
 import multiprocessing
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,9 +11,16 @@ from PIL import Image
 
 from tests.browser.slow_server import serve_slowly, slow_laboratory
 from tests.browser.visiting import OpenPage, expect, leave, settle
+from tests.ranks import free_port
 from tests.unit.app.live_page import request, serve
+from tests.waiting import wait_for
 
 VIEW = "#model=vit_tiny&model=dinovim_tiny&mask=sample"
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @contextmanager
@@ -23,13 +29,7 @@ def started_server(port: int) -> Iterator[multiprocessing.process.BaseProcess]:
     process = multiprocessing.get_context("forkserver").Process(target=serve_slowly, args=(port,))
     process.start()
     try:
-        for _ in range(400):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.025)
-        else:
-            raise AssertionError("the server did not start")
+        wait_for(lambda: answers(port), seen=lambda: "The server did not start.")
         yield process
     finally:
         process.kill()
@@ -41,7 +41,7 @@ def test_long_work_shows_its_progress_and_can_be_cancelled(open_page: OpenPage) 
         page = open_page(VIEW, at=address)
         page.locator("#sweep").click()
         expect(page.locator("#sweep-progress")).to_be_visible()
-        page.wait_for_function("() => document.getElementById('sweep-bar').value > 0.01")
+        page.wait_for_function("() => document.getElementById('sweep-bar').value > 0")
         matrix = page.locator(".answer figure:nth-child(2) figcaption").first
         page.locator("#head").fill("1")  # the rest of the page stays live meanwhile
         expect(matrix).to_contain_text("head 1 (0 to 1)")
@@ -57,13 +57,15 @@ def test_long_work_shows_its_progress_and_can_be_cancelled(open_page: OpenPage) 
 
 
 def test_a_picture_that_takes_long_says_so_and_can_be_cancelled_and_asked_for_again(open_page: OpenPage) -> None:
-    with serve(slow_laboratory()) as address:
+    laboratory = slow_laboratory()
+    with serve(laboratory) as address:
         page = open_page("#model=vit_tiny&model=dinovim_tiny&from=0&layer=4", at=address)
         page.locator("#layer").fill("0")
         panel = page.locator(".card").first.locator("figure").nth(1)
         expect(panel.locator(".note")).to_contain_text("thinking")
         panel.get_by_role("button", name="Cancel").click()
         expect(panel.locator(".note")).to_contain_text("Cancelled.")
+        laboratory.hurries = True
         panel.get_by_role("button", name="Try again").click()
         expect(panel.locator("figcaption")).to_contain_text("of the variance")
         settle(page)
@@ -72,7 +74,8 @@ def test_a_picture_that_takes_long_says_so_and_can_be_cancelled_and_asked_for_ag
 
 
 def test_an_answer_that_the_server_gave_up_on_is_asked_for_again(open_page: OpenPage) -> None:
-    with serve(slow_laboratory()) as address:
+    laboratory = slow_laboratory()
+    with serve(laboratory) as address:
         page = open_page(
             "#model=vit_tiny&model=dinovim_tiny&from=0&layer=4", at=address, refusals=("status of 404", "status of 409")
         )
@@ -81,6 +84,7 @@ def test_an_answer_that_the_server_gave_up_on_is_asked_for_again(open_page: Open
         page.locator("#layer").fill("0")
         panel = page.locator(".card").first.locator("figure").nth(1)
         expect(panel.locator(".note")).to_contain_text("thinking")
+        laboratory.hurries = True
         for url in set(asked):  # as if nobody had asked for too long
             request(address, "DELETE", url.partition(address)[2])
         expect(panel.locator("figcaption")).to_contain_text("of the variance")
@@ -90,9 +94,7 @@ def test_an_answer_that_the_server_gave_up_on_is_asked_for_again(open_page: Open
 
 
 def test_a_server_killed_in_mid_request_is_announced_and_the_page_recovers(open_page: OpenPage, tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with started_server(port) as first:
         page = open_page(VIEW, at=f"127.0.0.1:{port}", refusals=("net::ERR_", "status of 404"))
         buffer = io.BytesIO()

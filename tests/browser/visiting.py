@@ -8,7 +8,8 @@ import pytest
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright  # noqa: E402
 
-expect.set_options(timeout=15_000)
+PATIENCE_MS = 120_000  # a busy machine draws slowly; only a page that never gets there waits so long
+expect.set_options(timeout=PATIENCE_MS)
 OpenPage = Callable[..., Page]
 
 
@@ -58,4 +59,15 @@ class Tab:
         self._context.close()
 
 
-__all__ = ["Browser", "BrowserContext", "OpenPage", "Page", "Tab", "expect", "leave", "settle", "sync_playwright"]
+__all__ = [
+    "PATIENCE_MS",
+    "Browser",
+    "BrowserContext",
+    "OpenPage",
+    "Page",
+    "Tab",
+    "expect",
+    "leave",
+    "settle",
+    "sync_playwright",
+]

@@ -4,11 +4,11 @@ and are never given the whole of it.
 
 import multiprocessing
 import os
-import socket
 from multiprocessing.queues import SimpleQueue
 from typing import Any
 
 import torch
+from ranks import free_port
 from torch import Tensor, nn
 
 from mixlab.recipes import find_recipe
@@ -18,6 +18,7 @@ from mixlab.training.pieces import Pieces
 from mixlab.training.recipe import Recipe
 from mixlab.training.settings import override
 from mixlab.training.supervised import SupervisedRecipe
+from tests.waiting import exit_codes
 
 SIZES: dict[str, Any] = {"num_classes": 5, "total_steps": 10, "steps_per_epoch": 10}
 RECIPES = {  # a teacher that is a copy, in another type; weights that timm draws again; layers in stages
@@ -73,17 +74,12 @@ def rank_of_two(rank: int, port: int, found: SimpleQueue) -> None:
 
 
 def test_two_ranks_build_the_weights_of_one_process_and_hold_a_part_of_them() -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    context = multiprocessing.get_context("fork")
+    context, port = multiprocessing.get_context("fork"), free_port()
     found = context.SimpleQueue()
     processes = [context.Process(target=rank_of_two, args=(rank, port, found)) for rank in range(2)]
     for process in processes:
         process.start()
-    for process in processes:
-        process.join(120)
-    assert [process.exitcode for process in processes] == [0, 0]
+    assert exit_codes(*processes) == [0, 0]
     answers = [found.get() for _ in range(2 * (1 + len(RECIPES)))]
     two_weights, biases = 2 * 128 * 128 * 4, 10 * 128 * 4
     assert [answer[1:] for answer in answers if answer[0] == "layers"] == [(two_weights + biases, True)] * 2

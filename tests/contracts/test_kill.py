@@ -24,12 +24,15 @@ from mixlab.run.directory import read_json
 from mixlab.training import checkpoint
 from mixlab.training.loop import train
 from mixlab.training.settings import override
+from tests.paused_training import pause
+from tests.waiting import PATIENCE_S, exit_codes
 
 pretrain = command("pretrain")
 
 KILLS = int(os.environ.get("MIXLAB_KILLS", "4"))
 SEED = int(os.environ.get("MIXLAB_KILL_SEED", "0"))
-EPOCHS = 1 + KILLS // 4
+STEPS_A_KILL = 3  # at most
+EPOCHS = 1 + KILLS * STEPS_A_KILL // 8
 DATA = "shapes:size=32,n=64"
 SETTINGS = ["batch=8", "data.size=32", "model.dim=32", "model.depth=2", "model.image=32", "model.drop_path=0.1",
             "method.num_prototypes=1024", "method.hidden=64", "method.bottleneck=32", "method.num_local=2",
@@ -38,8 +41,11 @@ SETTINGS = ["batch=8", "data.size=32", "model.dim=32", "model.depth=2", "model.i
 CONTEXT = multiprocessing.get_context("forkserver")
 
 
-def child(folder: str) -> None:
+def child(folder: str, last: int | None = None) -> None:
+    """It waits for its end after step `last`."""
     torch.set_num_threads(1)
+    if last is not None:
+        pause({last: Path(folder) / "never"})
     pretrain("dino_vit_tiny64", data=DATA, run=Path(folder), set=[*SETTINGS, f"epochs={EPOCHS}"], device="cpu")
 
 
@@ -76,9 +82,7 @@ def start(target: Callable[..., None], *arguments: object) -> multiprocessing.Pr
 
 
 def run_to_the_end(folder: Path) -> None:
-    process = start(child, str(folder))
-    process.join(250)
-    assert process.exitcode == 0
+    assert exit_codes(start(child, str(folder))) == [0]
 
 
 @pytest.fixture(scope="module")
@@ -110,12 +114,14 @@ def test_killed_at_random_instants_every_restart_works_and_the_end_is_bit_identi
     inside_writes = 0
     for kill in range(KILLS):
         before = newest_step(tmp_path)
-        process = start(child, str(tmp_path))
+        last = before + STEPS_A_KILL
+        process = start(child, str(tmp_path), last)
         while newest_step(tmp_path) <= before:  # some progress each time, or the test would never end
             assert process.is_alive(), "a restart failed"
             time.sleep(0.001)
         if kill % 2:  # inside a write: as soon as a half-written file shows
-            while not list(tmp_path.glob("checkpoints/*.partial")) and process.is_alive():
+            while not list(tmp_path.glob("checkpoints/*.partial")) and newest_step(tmp_path) < last:
+                assert process.is_alive(), "a restart failed"
                 time.sleep(0.0002)
             time.sleep(chance.random() * 0.005)
             inside_writes += bool(list(tmp_path.glob("checkpoints/*.partial")))
@@ -134,7 +140,7 @@ def test_killed_inside_a_write_it_goes_on_from_the_checkpoint_before_to_the_same
 ) -> None:
     stuck = CONTEXT.Event()
     process = start(child_stuck_in_a_write, str(tmp_path), 3, stuck)
-    assert stuck.wait(250), "no checkpoint was begun"
+    assert stuck.wait(PATIENCE_S), "no checkpoint was begun"
     process.kill()
     process.join()
     (half,) = tmp_path.glob("checkpoints/*.partial")
@@ -151,8 +157,7 @@ def test_a_run_on_a_data_set_of_ones_own_is_killed_and_ends_with_the_same_bits(t
     read_before = 64 + 16 + 1  # for labels, a fingerprint, and to see what it is
     for folder, kill_at in ((killed, read_before + 8 * 4 + 3), (killed, -1), (whole, -1)):
         process = start(child_with_own_data, str(folder), kill_at)
-        process.join(250)
-        assert process.exitcode == (0 if kill_at < 0 else -signal.SIGKILL)
+        assert exit_codes(process) == [0 if kill_at < 0 else -signal.SIGKILL]
     ours, theirs = (load_file(folder / "weights.safetensors") for folder in (killed, whole))
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
     sessions = [session["from_step"] for session in read_json(killed / "config.json")["sessions"]]

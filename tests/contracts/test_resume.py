@@ -6,7 +6,6 @@ import os
 import resource
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,8 @@ from safetensors.torch import load_file
 from mixlab.recipes import RECIPES
 from mixlab.training.loop import train
 from mixlab.training.settings import override
+from tests.paused_training import pause
+from tests.waiting import exit_codes, wait_for
 
 pretrain = command("pretrain")
 
@@ -162,22 +163,21 @@ def child(folder: str, settings: list[str], file_limit: int | None = None) -> No
     pretrain("dino_vit_tiny64", data=DATA, run=Path(folder), set=settings, device="cpu")
 
 
-def wait_for(condition, seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.005)
+def child_that_pauses(folder: str, settings: list[str], go: str) -> None:
+    pause({LAST // 2: Path(go)})
+    child(folder, settings)
 
 
 def test_ctrl_c_saves_the_step_and_stops(uninterrupted, tmp_path: Path) -> None:
     """SIGTERM, and signals to groups: tests/faults."""
     folder, settings = tmp_path / "run", [*RUNS["dino"][1], "checkpoint.every_steps=1000"]
-    process = CONTEXT.Process(target=child, args=(str(folder), settings))
+    go = tmp_path / "go"
+    process = CONTEXT.Process(target=child_that_pauses, args=(str(folder), settings, str(go)))
     process.start()
     wait_for(lambda: (folder / "metrics.jsonl").is_file())
     os.kill(process.pid, signal.SIGINT)
-    process.join(60)
-    assert process.exitcode == 130
+    go.touch()
+    assert exit_codes(process) == [130]
     (saved,) = (folder / "checkpoints").glob("step-*.json")
     assert 0 < int(saved.stem.removeprefix("step-")) < LAST
     run("dino", folder, "checkpoint.every_steps=1000")
@@ -202,8 +202,7 @@ def test_a_full_disk_stops_the_run_and_leaves_the_last_good_checkpoint(uninterru
     size = (folder / "checkpoints" / "step-00000004.safetensors").stat().st_size
     process = CONTEXT.Process(target=child, args=(str(folder), RUNS["dino"][1], size // 2))
     process.start()
-    process.join(60)
-    assert process.exitcode == 1
+    assert exit_codes(process) == [1]
     assert sorted(file.name for file in (folder / "checkpoints").iterdir())[-1] == "step-00000004.safetensors"
     run("dino", folder)
     assert_same_end(folder, uninterrupted("dino"))

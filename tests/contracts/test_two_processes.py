@@ -1,8 +1,6 @@
 """The promise: two processes with half the batch each give the weights of one process, copied or sharded."""
 
-import multiprocessing
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import command
+from ranks import join, run_ranks
 
 from mixlab.run.directory import read_json
 from mixlab.training.checkpoint import Checkpoints
@@ -24,33 +23,17 @@ SETTINGS = ["batch=8", "epochs=2", "precision=fp64", "data.size=none", "model.di
             "method.num_local=2", "method.global_size=32", "method.local_size=16", "optim.warmup_epochs=0",
             "log.every_steps=3", "checkpoint.every_steps=5", "knn.every_epochs=1", "knn.bank=20",
             "knn.queries=10"]  # fmt: skip
-CONTEXT = multiprocessing.get_context("forkserver")
 
 
-def child(recipe: str, folder: str, extra: list[str], rank: int, size: int, port: int) -> None:
-    torch.set_num_threads(1)
+def child(rank: int, size: int, port: int, recipe: str, folder: str, extra: list[str]) -> None:
     if size > 1:
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank)}
-        os.environ |= {"LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
-    pretrain(recipe, data=DATA, run=Path(folder), set=[*SETTINGS, *extra], device="cpu")
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+        join(rank, size, port)
+    torch.set_num_threads(1)
+    pretrain(recipe, data=DATA, run=Path(folder.format(rank=rank)), set=[*SETTINGS, *extra], device="cpu")
 
 
 def run(recipe: str, folder: Path, extra: list[str], *, size: int) -> dict[str, torch.Tensor]:
-    port = free_port()
-    processes = [
-        CONTEXT.Process(target=child, args=(recipe, str(folder), extra, rank, size, port)) for rank in range(size)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
-    assert [process.exitcode for process in processes] == [0] * size
+    assert run_ranks(child, recipe, str(folder), extra, size=size) == [0] * size
     found = Checkpoints(folder / "checkpoints", keep=1).newest(pytest.fail)
     assert found is not None and found.step == STEPS
     assert len(found.files) == (size if "sharding=fsdp" in extra else 1)  # every rank has written its own shards
@@ -105,18 +88,8 @@ def test_two_processes_with_two_passes_each_give_the_weights_of_one_pass(tmp_pat
 
 
 def test_the_first_process_alone_touches_the_run_directory(tmp_path: Path) -> None:
-    port = free_port()
-    processes = [
-        CONTEXT.Process(
-            target=child, args=("dino_vit_tiny64", str(tmp_path / f"run{rank}"), ["steps=2"], rank, 2, port)
-        )
-        for rank in range(2)  # each on a machine of its own, where the other's folder is not seen
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
-    assert [process.exitcode for process in processes] == [0, 0]
+    each = str(tmp_path / "run{rank}")  # each on a machine of its own, where the other's folder is not seen
+    assert run_ranks(child, "dino_vit_tiny64", each, ["steps=2"]) == [0, 0]
     assert (tmp_path / "run0" / "weights.safetensors").is_file()
     assert not (tmp_path / "run1").exists()
 
@@ -129,6 +102,6 @@ def test_torchrun_works_as_is(tmp_path: Path) -> None:
     # After "--", or torchrun would take our --run for an abbreviation of its own --run-path.
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--"]
     call = [str(script), "dino_vit_tiny64", "--data", DATA, "--run", str(tmp_path / "run"), "--device", "cpu"]
-    done = subprocess.run([*torchrun, *call, *settings], capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run([*torchrun, *call, *settings], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert (tmp_path / "run" / "weights.safetensors").is_file()

@@ -9,11 +9,9 @@ import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,11 +20,13 @@ import torch
 
 import mixlab.commands.pretrain
 import mixlab.recipes  # noqa: F401  here, so that no process that is forked for a test imports them
+from tests.paused_training import pause_as_told, told
+from tests.ranks import free_port
+from tests.waiting import PATIENCE_S, wait_for
 
 ALL = os.environ.get("MIXLAB_FAULTS") == "all"
 SEED = int(os.environ.get("MIXLAB_FAULT_SEED", "0"))
 STOPS = int(os.environ.get("MIXLAB_FAULT_STOPS", "20" if ALL else "1"))  # signals of each kind
-SLOW = 900.0 if ALL else 240.0  # seconds: more than a process needs on a busy machine
 only_all = pytest.mark.skipif(not ALL, reason="a long fault test; set MIXLAB_FAULTS=all")
 CONTEXT = multiprocessing.get_context("forkserver")
 
@@ -44,6 +44,7 @@ def _child(arguments: list[str], log: str, group: int, environment: dict[str, st
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     os.environ.update(environment)
+    pause_as_told()
     leave_on_signals()  # what `main` begins with
     os.setpgid(0, group)
     torch.set_num_threads(1)
@@ -52,21 +53,25 @@ def _child(arguments: list[str], log: str, group: int, environment: dict[str, st
 
 
 class Group:
-    """A command in a process group of its own; `ranks` processes, whose output goes to one file."""
+    """A command in a process group of its own; `ranks` processes, whose output goes to one file.
 
-    def __init__(self, arguments: list[str], log: Path, *, ranks: int = 1) -> None:
+    Training pauses before the steps of `pauses`, each until its file is there.
+    """
+
+    def __init__(
+        self, arguments: list[str], log: Path, *, ranks: int = 1, pauses: Mapping[int, Path] | None = None
+    ) -> None:
         self.log = log
         log.touch()
         self._before = len(log.read_text())
         self.processes: list[multiprocessing.process.BaseProcess] = []
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            port = listener.getsockname()[1]
+        port = free_port() if ranks > 1 else 0
         for rank in range(ranks):
             places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "LOCAL_RANK": str(rank)}
             sizes = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
             group = self.processes[0].pid if self.processes else 0
-            given = (arguments, str(log), group, places | sizes if ranks > 1 else {})
+            environment = (places | sizes if ranks > 1 else {}) | told(pauses or {})
+            given = (arguments, str(log), group, environment)
             process = CONTEXT.Process(target=_child, args=given)
             process.start()
             self.processes.append(process)
@@ -90,9 +95,9 @@ class Group:
         """Exit codes, once all have ended; none of the group may be left, such as processes that read data."""
         try:
             for process in self.processes:
-                process.join(SLOW)
+                process.join(PATIENCE_S)
             found = [process.exitcode for process in self.processes]
-            wait_for(lambda: not left_in(self.number), 20)
+            wait_for(lambda: not left_in(self.number), seen=lambda: f"processes {left_in(self.number)} are left")
         finally:
             self.signal(signal.SIGKILL)
         return found
@@ -141,13 +146,6 @@ def start_program(*arguments: str, log: Path, torchrun: int = 0) -> subprocess.P
         return subprocess.Popen(
             program(*arguments, torchrun=torchrun), stdout=file, stderr=file, start_new_session=True
         )
-
-
-def wait_for(condition: Callable[[], object], seconds: float = SLOW) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.002)
 
 
 def steps_of(run: Path) -> list[int]:

@@ -17,6 +17,8 @@ from unittest.mock import patch
 from submitit.core.submission import submitit_main
 from submitit.local import local
 
+from tests.paused_training import pause_as_told
+
 
 class Started:
     """A process as `subprocess` has it."""
@@ -35,9 +37,12 @@ class Started:
             os.kill(self.pid, number)
 
 
-def start_controller(folder: Path, command: str, *, tasks_per_node: int, timeout_min: float, **_: Any) -> Started:
-    """In the place of submitit's: what it would tell a new interpreter by its environment."""
+def start_controller(
+    extra: dict[str, str], folder: Path, command: str, *, tasks_per_node: int, timeout_min: float, **_: Any
+) -> Started:
+    """In the place of submitit's: what it would tell a new interpreter by its environment, and `extra`."""
     told = {
+        **extra,
         "SUBMITIT_LOCAL_NTASKS": str(tasks_per_node),
         "SUBMITIT_LOCAL_COMMAND": command,
         "SUBMITIT_LOCAL_TIMEOUT_S": str(int(60 * timeout_min)),
@@ -67,5 +72,6 @@ def _run_task(folder: str, environment: dict[str, str], stdout: int, stderr: int
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
     os.environ.update(environment)
+    pause_as_told()
     sys.argv = ["submitit", folder]
     submitit_main()

@@ -6,11 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from fault_processes import STOPS, last_logged, wait_for
+from fault_processes import STOPS, last_logged
 from safetensors.torch import load_file
+
+from tests.waiting import wait_for
 
 STEPS = 16 * STOPS  # more than are made until the last stop, see `wait_for_moment`
 STEPS_PER_EPOCH = 8
+MOST_STEPS = 8  # of a run that is stopped: then it pauses, until the signal is sent
 SETTINGS = [f"steps={STEPS}", "batch=8", "precision=fp32", "data.size=32", "model.dim=32", "model.depth=2",
             "model.image=32", "model.drop_path=0.1", "method.num_prototypes=64", "method.hidden=32",
             "method.bottleneck=16", "method.num_local=2", "method.global_size=32", "method.local_size=16",

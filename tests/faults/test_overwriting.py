@@ -97,7 +97,6 @@ def test_what_another_process_is_writing_at_the_moment_is_not_tidied(tmp_path: P
     assert [entry.name for entry in tmp_path.iterdir()] == ["model.bin"]
 
 
-@pytest.mark.timeout(60)
 def test_many_processes_write_one_file_at_a_time_and_none_takes_the_partial_file_of_another(tmp_path: Path) -> None:
     out, children = tmp_path / "about.json", []
     for number in range(4):
@@ -155,7 +154,6 @@ def test_the_mark_is_the_digest_that_sha256sum_finds(run: Path, tmp_path: Path) 
     assert found in out.read_text().splitlines()[-1]
 
 
-@pytest.mark.timeout(60)
 def test_pipes_and_devices_are_never_replaced_by_a_file(run: Path, tmp_path: Path, capsys) -> None:
     pipe = tmp_path / "pipe.html"
     os.mkfifo(pipe)

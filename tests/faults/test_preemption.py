@@ -10,16 +10,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 import submitit
-from fault_processes import ALL, SLOW, STOPS, children_of, family_of, last_logged, moments, steps_of, wait_for
+from fault_processes import ALL, PATIENCE_S, STOPS, children_of, family_of, last_logged, moments, steps_of, wait_for
 from forked_jobs import start_controller
-from small_runs import assert_same_end, pretraining, wait_for_moment
+from small_runs import MOST_STEPS, STEPS, assert_same_end, pretraining, wait_for_moment
 
 from mixlab.cli import main
 from mixlab.run.directory import read_json
+from tests.paused_training import told
 
 pytestmark = pytest.mark.timeout(3600 if ALL else 300)
 MOST_STARTS = 6  # of a job, by submitit
@@ -33,6 +35,8 @@ class Job:
 
     number: int
     run: Path
+    preempted: Path  # the file that tells a job that pauses to go on: the signals were sent
+    seen: Path  # and this one: its next start was seen
 
     @property
     def tasks(self) -> list[int]:
@@ -58,11 +62,12 @@ class Job:
             for number in numbers:
                 with suppress(ProcessLookupError):
                     os.kill(process, number)
+        self.preempted.touch()
 
     def result(self) -> list[None]:
         found = submitit.LocalJob[None](self.run / "slurm", str(self.number), tasks=[0, 1])
         files = [self.run / "slurm" / f"{self.number}_{task}_result.pkl" for task in (0, 1)]
-        wait_for(lambda: all(file.exists() for file in files), 4 * SLOW)
+        wait_for(lambda: all(file.exists() for file in files), 4 * PATIENCE_S)
         return found.results()
 
 
@@ -75,15 +80,16 @@ def catches(process: int, number: int) -> bool:
 def submitted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], Job]]:
     """Jobs as the command submits them; never to the cluster that these tests may themselves run on."""
     monkeypatch.setattr(submitit.AutoExecutor, "which", staticmethod(lambda: "local"))
-    if not ALL:
-        monkeypatch.setattr("submitit.local.local.start_controller", start_controller)
     jobs: list[Job] = []
 
     def submit(run: Path) -> Job:
-        said = run.with_name("said.json")
+        said, preempted, seen = (run.with_name(name) for name in ("said.json", "preempted", "seen"))
+        if not ALL:
+            pauses = told({MOST_STEPS: preempted, STEPS - 1: seen})
+            monkeypatch.setattr("submitit.local.local.start_controller", partial(start_controller, pauses))
         launcher = ["--launcher", "slurm", "--slurm.gpus-per-node", "2", "--json", str(said)]
         assert main([*pretraining(run, "data.workers=2"), *launcher]) == 0
-        jobs.append(Job(int(read_json(said)["job"]), run))
+        jobs.append(Job(int(read_json(said)["job"]), run, preempted, seen))
         return jobs[-1]
 
     yield submit
@@ -102,7 +108,7 @@ def preempt_once(job: Job, numbers: tuple[int, ...], chance: random.Random) -> N
     else:
         wait_for_moment(job.run, before, chance)
     job.preempt(*numbers)
-    wait_for(lambda: job.tasks and not set(job.tasks) & set(tasks), SLOW)  # both are gone, and there are new ones
+    wait_for(lambda: job.tasks and not set(job.tasks) & set(tasks))  # both are gone, and there are new ones
     assert job.said.count("stopped by") == stops + 1, job.said
     name = signal.Signals(numbers[-1]).name
     assert f"stopped by {name} after step {last_logged(job.run)}, which is saved" in job.said
@@ -128,6 +134,7 @@ def test_a_job_that_is_preempted_saves_is_sent_again_and_ends_the_same(
             job.preempt(signal.SIGINT)  # cancelled, and submitted once more
             wait_for(lambda job=job: not job.tasks)
             job = submitted(run)
+    job.seen.touch()
     assert job.result() == [None, None], job.said
     assert_same_end(run, reference)
     print(f"{names_of(numbers)}: {times} of {times} saved and sent again, none lost a step")

@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 from fault_processes import STOPS, Group, last_logged, left_in, moments, only_all, steps_of, wait_for
-from small_runs import assert_same_end, pretraining, wait_for_moment
+from small_runs import MOST_STEPS, assert_same_end, pretraining, wait_for_moment
 
 from mixlab.signals import STOP_SIGNALS
 
@@ -58,9 +58,11 @@ def test_a_run_that_is_signalled_at_random_moments_loses_no_step(case: Case, who
     call = pretraining(run, f"data.workers={case.workers}", *BUSY[case.busy])
     for _ in range(STOPS):
         before = last_logged(run)
-        group = Group(call, log, ranks=case.ranks)
+        struck = tmp_path / f"struck after {before}"
+        group = Group(call, log, ranks=case.ranks, pauses={before + MOST_STEPS: struck})
         wait_for_moment(run, before, chance, scoring=case.busy == "scoring", is_alive=group.is_alive)
         case.strike(group, chance)
+        struck.touch()
         codes, done = group.codes(), last_logged(run)
         assert codes == [128 + case.number] * case.ranks, group.said
         line = f"stopped by {name} after step {done}, which is saved; run the same command again to resume"
@@ -84,7 +86,7 @@ def test_a_run_that_is_killed_at_random_moments_resumes_from_its_newest_checkpoi
     halves = 0
     for _ in range(STOPS):
         before = last_logged(run)
-        group = Group(call, log, ranks=ranks)
+        group = Group(call, log, ranks=ranks, pauses={before + MOST_STEPS: tmp_path / "never"})
         wait_for_moment(run, before, chance, is_alive=group.is_alive)
         group.signal(signal.SIGKILL)
         assert group.codes() == [-signal.SIGKILL] * ranks, group.said
@@ -103,9 +105,11 @@ def test_a_reading_process_that_is_killed_ends_the_run_with_a_sentence_and_every
     whole, tmp_path: Path
 ) -> None:
     run, log = tmp_path / "run", tmp_path / "log.txt"
-    group = Group(pretraining(run, "data.workers=2"), log)
+    struck = tmp_path / "struck"
+    group = Group(pretraining(run, "data.workers=2"), log, pauses={MOST_STEPS: struck})
     wait_for(lambda: last_logged(run) > 0)
     os.kill(max(left_in(group.number)), signal.SIGKILL)  # as a system without memory does
+    struck.touch()
     assert group.codes() == [1], group.said
     assert "error: a process that reads data was killed, perhaps for want of memory" in group.said
     assert "Traceback" not in group.said

@@ -15,7 +15,7 @@ import pytest
 import torch
 from fault_processes import (
     ALL,
-    SLOW,
+    PATIENCE_S,
     STOPS,
     Group,
     children_of,
@@ -141,10 +141,12 @@ def test_a_signal_while_a_command_starts_is_one_line_and_no_traceback(number: in
         wait_until_begun(process)
         time.sleep(chance.random() ** 2 * (4.0 if ALL else 0.8))  # early ones are likelier
         os.killpg(process.pid, number)
-        assert process.wait(SLOW) in (128 + number, -number, 0), log.read_text()  # by Ctrl-C itself, before our imports
+        assert process.wait(PATIENCE_S) in (128 + number, -number, 0), (
+            log.read_text()
+        )  # by Ctrl-C itself, before our imports
         said = log.read_text()
         assert "Traceback" not in said and "Error" not in said and "Exception" not in said, said
-        wait_for(lambda process=process: not left_in(process.pid), 20)
+        wait_for(lambda process=process: not left_in(process.pid))
 
 
 @only_all
@@ -168,15 +170,15 @@ def test_torchrun_that_is_signalled_gives_its_ranks_time_to_save(
             os.kill(chance.choice(children_of(process.pid)), number)
         else:
             os.killpg(process.pid, number) if to == "its group" else process.send_signal(number)
-        code = process.wait(SLOW)
-        wait_for(lambda process=process: not left_in(process.pid), 20)
+        code = process.wait(PATIENCE_S)
+        wait_for(lambda process=process: not left_in(process.pid))
         said = " ".join(log.read_text()[before:].split())
         assert said.count(f"stopped by {signal.Signals(number).name} after step {last_logged(run)}") == 1, said
         assert code == 1, said  # torchrun's own, whatever ended it
         assert to != "one rank" or f"exitcode : {128 + number}" in said, said
         assert (steps_of(run) or [0])[-1] == last_logged(run)
     process = start_program(*call, log=log, torchrun=2)
-    assert process.wait(SLOW) == 0, log.read_text()
+    assert process.wait(PATIENCE_S) == 0, log.read_text()
     assert_same_end(run, whole(2))
     print(f"{signal.Signals(number).name} to {to}, {workers} workers: {STOPS} of {STOPS} saved, bit-equal")
 
@@ -195,11 +197,11 @@ def test_a_study_that_is_signalled_stops_its_processes_and_resumes(tmp_path: Pat
         wait_until_begun(process)
         time.sleep(chance.random() * 20)
         os.killpg(process.pid, number)
-        codes.append(process.wait(SLOW))
+        codes.append(process.wait(PATIENCE_S))
         said = " ".join(log.read_text()[before:].split())
         assert codes[-1] in (128 + number, 0), said
         assert "Traceback" not in said, said
-        wait_for(lambda process=process: not left_in(process.pid), 60)
+        wait_for(lambda process=process: not left_in(process.pid))
     process = start_program(*call, log=log)
-    assert process.wait(SLOW) == 0, log.read_text()[-3000:]
+    assert process.wait(PATIENCE_S) == 0, log.read_text()[-3000:]
     print(f"study: {sum(code != 0 for code in codes)} of {STOPS} stopped before the end")

@@ -18,9 +18,9 @@ from mixlab.backbones.staged import Staged, staged_from_json
 from mixlab.backbones.timm_backbone import WEIGHT_SOURCES, TimmBackbone
 from mixlab.backbones.timm_features import build_timm
 from mixlab.backbones.weights.formats import MIXLAB, Format, describe, recognise, sizes_of, to_our_names
-from mixlab.backbones.weights.reading import StoredWeights, WeightsError, listing, read_weights
+from mixlab.backbones.weights.reading import StoredWeights, WeightsError, read_weights
 from mixlab.backbones.wrapped import WrappedBackbone
-from mixlab.errors import InputError
+from mixlab.errors import InputError, few
 from mixlab.plugins import Used
 from mixlab.run.codec import differences, to_json
 
@@ -45,7 +45,7 @@ class LoadReport:
         lines = [f"{self.num_loaded} tensors from {self.path}: {self.format}{f', {self.part}' if self.part else ''}"]
         for title in ("resized", "ignored", "not_finite", "differences"):
             names = getattr(self, title)
-            lines += [f"{title.replace('_', ' ')}: {listing(names)}"] if names else []
+            lines += [f"{title.replace('_', ' ')}: {few(names, 4)}"] if names else []
         return "\n".join(lines)
 
 
@@ -88,7 +88,7 @@ def load_stored(model: Backbone, stored: StoredWeights) -> LoadReport:
     entries = {key: candidate.entries[key].to(own.dtype) for key, own in model.state_dict().items()}
     not_finite = [key for key, entry in entries.items() if not entry.isfinite().all()]
     if not_finite:
-        warnings.warn(f"{stored.path} has values that are not finite in {listing(not_finite)}", stacklevel=3)
+        warnings.warn(f"{stored.path} has values that are not finite in {few(not_finite, 4)}", stacklevel=3)
     model.load_state_dict(entries)
     return LoadReport(
         path=stored.path,
@@ -106,7 +106,7 @@ def _for_ours(model: Backbone, stored: StoredWeights) -> Candidate:
     known = recognise(stored.entries)
     if known is None:
         raise WeightsError(
-            f"{stored.path} holds {listing(stored.entries)}, which no known format has; {model.name} takes files of "
+            f"{stored.path} holds {few(stored.entries, 4)}, which no known format has; {model.name} takes files of "
             "mixlab.save_weights, and checkpoints of Dino-Mamba, DINO's and timm's ViT, Vim, Mamba-Reg, PlainMamba, "
             "Mamba-2D, LocalMamba, VMamba and EfficientVMamba as released"
         )
@@ -182,7 +182,7 @@ def _for_timm(model: TimmBackbone, stored: StoredWeights) -> Candidate:
         entries = convert(dict(given), model.model) if convert else dict(given)
     except Exception as error:  # each filter fails in its own way on what it does not know
         raise WeightsError(
-            f"{stored.path} holds {listing(given)}, which timm cannot convert to {model.timm_name} ({error}); choose "
+            f"{stored.path} holds {few(given, 4)}, which timm cannot convert to {model.timm_name} ({error}); choose "
             "the model that these weights belong to"
         ) from error
     ignored = [key for key in entries if key not in expected and key.split(".")[0] in roots]
@@ -220,7 +220,7 @@ def _check_fit(model: Backbone, stored: StoredWeights, candidate: Candidate, unl
         if entries[key].is_floating_point() != expected[key].is_floating_point()
     ]
     faults = {"missing": missing, "unknown": unknown, "of another shape": shapes, "of another kind": kinds}
-    found = [f"{len(names)} {fault} ({listing(names)})" for fault, names in faults.items() if names]
+    found = [f"{len(names)} {fault} ({few(names, 4)})" for fault, names in faults.items() if names]
     wrong_kind = [text for text in unlike if text.startswith(("mixer.kind", "layout.place"))]
     if not found and not wrong_kind:
         return

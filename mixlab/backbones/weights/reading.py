@@ -3,7 +3,7 @@
 import pickletools
 import re
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.serialization import MAGIC_NUMBER
 
 from mixlab.backbones.weights.rows import rows_from_8_bits
-from mixlab.errors import InputError
+from mixlab.errors import InputError, few
 
 
 class WeightsError(InputError):
@@ -191,7 +191,7 @@ def _choose_part(payload: object, checkpoint_key: str, path: Path) -> tuple[str 
         return usual[0], dict(parts[usual[0]])
     if parts:
         raise WeightsError(f"{path} has no {checkpoint_key!r}; set checkpoint_key to one of {', '.join(parts)}")
-    raise WeightsError(f"{path} holds no state dict, only {listing(payload)}; save model.state_dict()")
+    raise WeightsError(f"{path} holds no state dict, only {few(payload, 4)}; save model.state_dict()")
 
 
 def _is_state(value: object) -> bool:
@@ -212,10 +212,3 @@ def _unwrap(state: dict[str, Tensor], path: Path) -> tuple[dict[str, Tensor], di
         raise WeightsError(f"{path} holds the same keys under several prefixes; save one model at a time")
     own = set(kept)
     return entries, {key: entry for key, entry in state.items() if key not in own}
-
-
-def listing(keys: Iterable[object], limit: int = 4) -> str:
-    """The first few of many names, and how many more there are."""
-    names = [str(key) for key in keys]
-    rest = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + rest

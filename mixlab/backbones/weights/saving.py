@@ -17,10 +17,10 @@ from mixlab.backbones.weights.loading import (
     load_stored,
     parts_of,
 )
-from mixlab.backbones.weights.reading import StoredWeights, WeightsError, listing, read_metadata, read_weights
+from mixlab.backbones.weights.reading import StoredWeights, WeightsError, read_metadata, read_weights
 from mixlab.backbones.weights.rows import Bits, is_scale, rows_in_8_bits
 from mixlab.backbones.weights.writing import num_bytes_of, write_safetensors
-from mixlab.errors import InputError
+from mixlab.errors import InputError, few
 from mixlab.plugins import check_plugins, needed_plugins
 from mixlab.run.aside import written_aside
 from mixlab.run.disk import naming_file
@@ -81,7 +81,7 @@ def check_can_be_rebuilt(model: Backbone) -> Architecture:
     if unlike := sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name)):
         raise WeightsError(
             f"{model.name} could not be loaded again: it was changed after it was built, its architecture does not "
-            f"give {listing(unlike)} as they are; change its fields instead (mixlab.create_model), or register what "
+            f"give {few(unlike, 4)} as they are; change its fields instead (mixlab.create_model), or register what "
             "builds it (mixlab.register_backbone)"
         )
     return architecture

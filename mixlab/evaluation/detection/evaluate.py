@@ -73,14 +73,11 @@ def to_results(
 
 @dataclass(frozen=True)
 class DetectionAnswers:
-    """COCO results of all ranks, by image; what could not be read, and why."""
+    """COCO results of all ranks, by image; which images were read, and what could not be, and why."""
 
     results: list[dict[str, Any]]
+    read: frozenset[int]  # numbers of images
     unreadable: dict[str, str]  # paths and reasons
-
-    def lacks(self, file_name: str) -> bool:
-        """Whether this image could not be read."""
-        return any(path == file_name or path.endswith(f"/{file_name}") for path in self.unreadable)
 
 
 @dataclass(frozen=True)
@@ -115,6 +112,7 @@ def find_objects(
     detector.eval()
     own = Subset(source, by_orientation(source)[world.rank :: world.size])
     results: list[dict[str, Any]] = []
+    read: set[int] = set()
     reasons: dict[str, str] = {}
     loader = None
     if len(own):
@@ -132,9 +130,11 @@ def find_objects(
             found = detector.detect(to_input(images, detector.pyramid.backbone), images.shapes())
         sizes = zip(images.shapes(), images.own_sizes.tolist(), strict=True)
         for index, one, (seen, size) in zip(images.indexes.tolist(), found, sizes, strict=True):
+            number = own.load(index).number
+            read.add(number)
             results += to_results(
                 one,
-                image_id=own.load(index).number,
+                image_id=number,
                 category_ids=own.class_ids,
                 seen=seen,
                 own=tuple(size),
@@ -142,11 +142,12 @@ def find_objects(
             )
         progress(len(images.indexes))
     detector.train(was_training)
-    everyone = from_all((results, reasons))
-    together = [entry for part, _ in everyone for entry in part]
+    everyone = from_all((results, read, reasons))
+    together = [entry for part, _, _ in everyone for entry in part]
     return DetectionAnswers(
         sorted(together, key=lambda entry: (entry["image_id"], -entry["score"])),
-        {path: reason for _, part in everyone for path, reason in part.items()},
+        frozenset().union(*(part for _, part, _ in everyone)),
+        {path: reason for _, _, part in everyone for path, reason in part.items()},
     )
 
 
@@ -162,9 +163,8 @@ def score_detections(
 
 def _score(source: ObjectSource, found: DetectionAnswers, intervals: bool) -> DetectionScores:
     truth = instances_file(source)
-    unread = {image["id"] for image in truth["images"] if found.lacks(image["file_name"])}
-    truth["images"] = [image for image in truth["images"] if image["id"] not in unread]
-    truth["annotations"] = [entry for entry in truth["annotations"] if entry["image_id"] not in unread]
+    truth["images"] = [image for image in truth["images"] if image["id"] in found.read]
+    truth["annotations"] = [entry for entry in truth["annotations"] if entry["image_id"] in found.read]
     pairs = {kind: average_precision(truth, found.results, kind) for kind in get_args(Kind)}
     return DetectionScores(
         values={kind: pair[0] for kind, pair in pairs.items()},

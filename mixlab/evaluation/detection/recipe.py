@@ -16,8 +16,8 @@ from mixlab.data.given import Data
 from mixlab.data.loader import BatchLoader
 from mixlab.data.objects import ObjectSource, parse_objects
 from mixlab.data.sample_order import AspectOrder
-from mixlab.data.source import RemovedImage, at_most, few
-from mixlab.errors import InputError
+from mixlab.data.source import RemovedImage, at_most
+from mixlab.errors import InputError, few
 from mixlab.evaluation.dense_recipe import DenseConfig, DenseRecipe, DenseScores, published_drop_path
 from mixlab.evaluation.detection.detector import Detector, to_input
 from mixlab.evaluation.detection.evaluate import find_objects, score_detections

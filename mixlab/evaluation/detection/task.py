@@ -153,7 +153,7 @@ def _score(trained: DenseRun, *, data: Data, num_val: int | None, bar: Bar) -> D
 def _examples(source: ObjectSource, answers: DetectionAnswers) -> list[DetectedExample]:
     """The first few images with objects that could be read."""
     samples = (source.load(index) for index in range(len(source)))
-    chosen = list(islice((one for one in samples if one.has_objects and not answers.lacks(one.name)), NUM_EXAMPLES))
+    chosen = list(islice((one for one in samples if one.has_objects and one.number in answers.read), NUM_EXAMPLES))
     numbers = {one.number for one in chosen}
     found: dict[int, list[dict[str, Any]]] = {number: [] for number in numbers}
     for entry in answers.results:

@@ -256,7 +256,7 @@ class _ProbeRun:
             crops=ProbeCrops(self.view.size, seed=settings.seed, squashed=bool(settings.load_size)),
             batch=_batch(settings.batch or BATCH, len(self.splits.train), world),
             seed=settings.seed,
-            load_size=settings.load_size,
+            load_size=settings.load_size or None,
             world=world,
             precise=run_precision(settings.precision, world.device),
             workers=self.machine.workers,

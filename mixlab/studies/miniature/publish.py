@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mixlab.console import console
-from mixlab.data.source import few, is_drawn
-from mixlab.errors import InputError
+from mixlab.data.source import is_drawn
+from mixlab.errors import InputError, few
 from mixlab.report import write_report
 from mixlab.report.forms import check_form
 from mixlab.run import RunDirectory, write_archive

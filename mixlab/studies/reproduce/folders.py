@@ -12,7 +12,7 @@ from pathlib import Path
 from mixlab.data.decode import SUFFIXES
 from mixlab.data.imagenet_labels import imagenet_classes, real_labels, val_number
 from mixlab.data.images import child
-from mixlab.data.source import few
+from mixlab.errors import few
 from mixlab.evaluation.shifted_sets import SETS, class_root
 from mixlab.studies.reproduce.arrange import find_val_labels
 

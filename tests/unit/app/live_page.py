@@ -17,6 +17,7 @@ from mixlab.app.laboratory import Laboratory
 from mixlab.app.pictures import read_samples
 from mixlab.backbones.zoo import create_model
 from mixlab.evaluation.target import Target
+from tests.waiting import PATIENCE_S
 
 STACK = {"dim": 32, "depth": 3, "patch": 8, "image": 64}
 MODELS: dict[str, dict[str, Any]] = {
@@ -67,7 +68,7 @@ def serve(
         yield f"127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(PATIENCE_S)
 
 
 def request(
@@ -77,7 +78,7 @@ def request(
     body: bytes | dict[str, Any] | Iterator[bytes] | None = None,
     headers: dict[str, str] | None = None,
 ) -> Reply:
-    connection = http.client.HTTPConnection(address, timeout=60)
+    connection = http.client.HTTPConnection(address, timeout=PATIENCE_S)
     sent = headers or {}
     if isinstance(body, dict):
         body, sent = json.dumps(body).encode(), {"content-type": "application/json", **sent}

@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import signal
 import socket
-import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from mixlab.commands.answer import Answer
 from mixlab.commands.app import app, bind
 from mixlab.run import RunDirectory
 from tests.unit.app.live_page import MODELS, request
+from tests.waiting import exit_codes, wait_for
 
 DATA = ("shapes:size=64,n=2",)
 
@@ -104,20 +104,16 @@ def test_the_command_says_where_the_page_is_serves_it_and_ends_with_ctrl_c(tmp_p
     process = multiprocessing.get_context("forkserver").Process(target=run_app, args=(told, printed))
     process.start()
     try:
-        for _ in range(600):
-            if told.is_file():
-                break
-            time.sleep(0.1)
+        wait_for(lambda: told.is_file() or not process.is_alive(), seen=printed.read_text)
         url = json.loads(told.read_text())["url"]
         assert url.startswith("http://localhost:")
         address = url.removeprefix("http://").rstrip("/")
         assert b"mixlab" in request(address, "GET", "/").body
         assert len(request(address, "GET", "/api/about").body["models"]) == 5
         os.kill(process.pid or 0, signal.SIGINT)
-        process.join(20)
+        assert exit_codes(process) == [0]
     finally:
         process.kill()
-    assert process.exitcode == 0
     assert url in printed.read_text()
     assert "Traceback" not in printed.read_text()
 

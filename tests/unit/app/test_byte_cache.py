@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from mixlab.app.byte_cache import ByteCache
+from tests.waiting import PATIENCE_S
 
 
 def test_what_was_not_used_for_longest_goes_first() -> None:
@@ -55,14 +56,14 @@ def test_a_failed_attempt_is_left_to_the_next_who_waits() -> None:
 
     def fail() -> bytes:
         entered.set()
-        release.wait(5)
+        release.wait(PATIENCE_S)
         raise RuntimeError("cancelled")
 
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(cache.get_or_make, "key", fail)
-        entered.wait(5)
+        entered.wait(PATIENCE_S)
         second = pool.submit(cache.get_or_make, "key", lambda: b"value")
         release.set()
-        assert second.result(5) == b"value"
+        assert second.result(PATIENCE_S) == b"value"
         with pytest.raises(RuntimeError):
-            first.result(5)
+            first.result(PATIENCE_S)

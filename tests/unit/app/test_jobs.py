@@ -8,11 +8,12 @@ from contextlib import ExitStack
 import pytest
 
 from mixlab.app.jobs import Answer, CancelledError, Jobs, Progress, QueueFullError
+from tests.waiting import PATIENCE_S, wait_for
 
 
 @pytest.fixture
 def jobs() -> Iterator[Jobs]:
-    made = Jobs(workers=1, max_open=3, patience_s=30)
+    made = Jobs(workers=1, max_open=3, patience_s=3600)
     yield made
     made.close()
 
@@ -36,21 +37,21 @@ def test_two_who_ask_the_same_share_one_work(jobs: Jobs) -> None:
     slow = Slow()
     first, second = jobs.submit("key", slow), jobs.submit("key", slow)
     slow.release.set()
-    assert first.work.future.result(5) == second.work.future.result(5) == {"value": 42}
+    assert first.work.future.result(PATIENCE_S) == second.work.future.result(PATIENCE_S) == {"value": 42}
     assert slow.starts == 1
 
 
 def test_work_goes_on_while_anybody_waits_and_stops_when_the_last_leaves(jobs: Jobs) -> None:
     slow = Slow()
     first, second = jobs.submit("key", slow), jobs.submit("key", slow)
-    assert slow.started.wait(5)
+    assert slow.started.wait(PATIENCE_S)
     jobs.leave(first)
     time.sleep(0.05)
     assert not first.work.future.done()
-    assert second.work.progress.share == 0.25
+    wait_for(lambda: second.work.progress.share == 0.25)
     jobs.leave(second)
     with pytest.raises(CancelledError):
-        second.work.future.result(5)
+        second.work.future.result(PATIENCE_S)
     assert jobs.num_open == 0
 
 
@@ -59,7 +60,7 @@ def test_who_asks_again_after_cancelling_gets_a_fresh_answer(jobs: Jobs) -> None
     jobs.leave(jobs.submit("key", slow))
     again = Slow()
     again.release.set()
-    assert jobs.submit("key", again).work.future.result(5) == {"value": 42}
+    assert jobs.submit("key", again).work.future.result(PATIENCE_S) == {"value": 42}
 
 
 def test_a_full_queue_refuses_new_work_but_not_shared_work(jobs: Jobs) -> None:
@@ -87,13 +88,13 @@ def test_work_that_no_request_waits_for_makes_room_the_longest_unasked_for_first
 def test_what_is_awaited_runs_before_what_was_asked_earlier_and_left(jobs: Jobs) -> None:
     first, order = Slow(), []
     jobs.submit("running", first)
-    assert first.started.wait(5)
+    assert first.started.wait(PATIENCE_S)
     left = jobs.submit("left", lambda progress: order.append("left") or {})
     awaited = jobs.submit("awaited", lambda progress: order.append("awaited") or {})
     with jobs.awaiting(awaited):
         first.release.set()
-        awaited.work.future.result(5)
-    left.work.future.result(5)
+        awaited.work.future.result(PATIENCE_S)
+    left.work.future.result(PATIENCE_S)
     assert order == ["awaited", "left"]
 
 
@@ -101,18 +102,18 @@ def test_quick_work_does_not_wait_behind_long_work(jobs: Jobs) -> None:
     slow, quick = Slow(), Slow()
     quick.release.set()
     jobs.submit("long", slow, is_long=True)
-    assert slow.started.wait(5)
-    assert jobs.submit("quick", quick).work.future.result(5) == {"value": 42}
+    assert slow.started.wait(PATIENCE_S)
+    assert jobs.submit("quick", quick).work.future.result(PATIENCE_S) == {"value": 42}
     slow.release.set()
 
 
 def test_work_that_nobody_asked_about_for_a_while_is_stopped() -> None:
     jobs, slow = Jobs(patience_s=0.05), Slow()
     ticket = jobs.submit("key", slow)
-    assert slow.started.wait(5)
+    assert slow.started.wait(PATIENCE_S)
     time.sleep(0.1)
     jobs.drop_abandoned()
     assert jobs.find(ticket.id) is None
     with pytest.raises(CancelledError):
-        ticket.work.future.result(5)
+        ticket.work.future.result(PATIENCE_S)
     jobs.close()

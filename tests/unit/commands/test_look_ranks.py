@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,11 @@ import pytest
 import torch
 from command_line import command
 from look_runs import make_run
+from ranks import free_port
 
 from mixlab.analysis import viewed_images
 from mixlab.run import RunDirectory
+from tests.waiting import exit_codes
 
 auc, rank, maps = (command(name) for name in ("auc", "rank", "maps"))
 DATA = "shapes:n=10,size=64"
@@ -41,12 +42,6 @@ def ranked(number: int, ports: list[int], vit: str, run: str, out: str) -> None:
     Path(out).write_text(json.dumps(look(vit, run, ports)))
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 def plain(value: Any) -> Any:
     """Without what differs between two calls."""
     if isinstance(value, dict):
@@ -54,7 +49,6 @@ def plain(value: Any) -> Any:
     return [plain(part) for part in value] if isinstance(value, list) else value
 
 
-@pytest.mark.timeout(300)
 def test_two_ranks_find_what_one_finds_and_the_first_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(viewed_images, "_BATCHES_PER_WORKER", 1)
     vit = str(make_run(tmp_path / "vit", "vit_tiny"))
@@ -68,9 +62,7 @@ def test_two_ranks_find_what_one_finds_and_the_first_writes_it(tmp_path: Path, m
     for process in processes:
         process.start()
     alone = plain(json.loads(json.dumps(look(vit, str(tmp_path / "one"), [0, 0, 0]))))
-    for process in processes:
-        process.join(120)
-    assert [process.exitcode for process in processes] == [0, 0]
+    assert exit_codes(*processes) == [0, 0]
     first, second = (json.loads(out.read_text()) for out in outs)
     assert second == [{}, {}, {}] and plain(first) == alone
     stored = [RunDirectory.open(tmp_path / name).results() for name in ("one", "two")]

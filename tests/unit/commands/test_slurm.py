@@ -4,7 +4,6 @@ import os
 import pickle
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from mixlab.run.directory import read_json
 from mixlab.signals import StopRequests
 from mixlab.training.slurm import SlurmConfig, Task, TrainingJob, free_of_clients, is_over
 from tests.drawn_folders import draw_folders
+from tests.waiting import wait_for
 
 QUICK = ("--set", "epochs=1", "--set", "batch=16", "--set", "knn.every_epochs=0")
 
@@ -40,10 +40,7 @@ def send(data: Path, run: Path, device: str) -> submitit.LocalJob[None]:
     said = run.parent / "said.json"
     train(data, run, "--device", device, "--launcher", "slurm", "--slurm.gpus-per-node", "1", "--json", str(said))
     job = submitit.LocalJob[None](run / "slurm", read_json(said)["job"])
-    end = time.monotonic() + 240
-    while not job.paths.result_pickle.exists():
-        assert time.monotonic() < end, f"the job never ended: {job.stderr()}"
-        time.sleep(0.1)
+    wait_for(job.paths.result_pickle.exists, seen=lambda: f"The job never ended: {job.stderr()}")
     return job
 
 

@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -25,6 +24,7 @@ from mixlab.data.photographs import photograph_place
 from mixlab.run import RunDirectory
 from mixlab.studies.speedrun.page import DOCS, read_records
 from tests.terminal import terminal
+from tests.waiting import wait_for
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 SMALL = ["--data", "shapes:n=8,size=32", "--device", "cpu"]
@@ -86,12 +86,9 @@ def stopped_when_it_answers(told: Path) -> Iterator[None]:
     """Ctrl-C for a command that serves a page, once the page has been visited."""
 
     def visit() -> None:
-        for _ in range(600):
-            if told.is_file():
-                urlopen(json.loads(told.read_text())["url"]).read()
-                os.kill(os.getpid(), signal.SIGINT)
-                return
-            time.sleep(0.02)
+        wait_for(told.is_file)
+        urlopen(json.loads(told.read_text())["url"]).read()
+        os.kill(os.getpid(), signal.SIGINT)
 
     told.unlink(missing_ok=True)
     visitor = threading.Thread(target=visit)

@@ -10,6 +10,7 @@ import torch
 from mixlab.bench import auc, dino, drawn_files, frozen, images, summary, timing
 from mixlab.errors import InputError
 from mixlab.evaluation.features import FeatureTable
+from tests.waiting import PATIENCE_S
 
 CPU = torch.device("cpu")
 
@@ -65,7 +66,7 @@ def test_the_dino_benchmark_measures_both_networks_in_small(monkeypatch: pytest.
 
 def test_a_peer_that_takes_too_long_is_stopped() -> None:
     with pytest.raises(TimeoutError, match=r"longer than 0\.05 s"), timing.time_limit(0.05):
-        time.sleep(5)
+        time.sleep(PATIENCE_S)
     with timing.time_limit(0.05):
         pass
     time.sleep(0.1)  # no signal comes later

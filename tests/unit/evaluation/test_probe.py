@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import signal
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from ranks import free_port
 from safetensors.torch import load_file
 from tiny_backbones import PLAIN, run_tiny, tiny_backbone, tiny_settings, tiny_splits
 
@@ -24,6 +24,7 @@ from mixlab.evaluation.probe.training import AugmentedStream, ProbeCrops
 from mixlab.run.directory import write_json
 from mixlab.training.distributed import World, join_world
 from mixlab.training.stopping import Stopped
+from tests.waiting import exit_codes
 
 LAST = 9  # 3 epochs of 44 // 12 steps
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -167,15 +168,11 @@ def child(folder: str, rank: int, size: int, port: int) -> None:
 
 
 def test_two_processes_give_the_heads_of_one(whole: dict[str, Path], tmp_path: Path) -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = int(listener.getsockname()[1])
+    port = free_port()
     processes = [CONTEXT.Process(target=child, args=(str(tmp_path), rank, 2, port)) for rank in range(2)]
     for process in processes:
         process.start()
-    for process in processes:
-        process.join(120)
-    assert [process.exitcode for process in processes] == [0, 0]
+    assert exit_codes(*processes) == [0, 0]
     for mode, folder in whole.items():
         ours, theirs = heads_in(tmp_path / mode), heads_in(folder)
         assert ours.keys() == theirs.keys()

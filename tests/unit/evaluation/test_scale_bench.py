@@ -10,11 +10,11 @@ from mixlab.bench import building, scale
 
 def test_files_open_from_their_index_faster_and_smaller_than_by_torchvision(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(scale, "READS", 5_000)
-    for attempt in range(3):  # a busy machine may hold up one of them
+    for attempt in range(6):  # a busy machine may hold up one of them
         first, again, theirs = scale.measure_opening(10_000, tmp_path / str(attempt))
-        if first["seconds"] < 4 * theirs["seconds"]:
+        if is_faster := again["seconds"] < theirs["seconds"] and first["seconds"] < 4 * theirs["seconds"]:
             break
-    assert again["seconds"] < theirs["seconds"] and first["seconds"] < 4 * theirs["seconds"]
+    assert is_faster, (first, again, theirs)
     assert again["private_bytes_each"] < 20  # theirs may lie in memory that was freed before, and count as none
     assert again["reader_grows_mb"] < 2 and again["later_mb"] < 0.5  # a few pages, and no more of them
 

@@ -7,7 +7,7 @@ from mixlab.data.crops import CropKind, draw_parameters
 from mixlab.data.packed import PackedImages, pack_images
 from mixlab.data.transforms import _resize_batched, whole_boxes
 
-SIZES = ((6, 3), (3, 5))  # of the largest image, and of crops
+SIZES = ((6, 2), (3, 4))  # of the largest image, and of crops
 
 
 def crop_errors() -> list[float]:

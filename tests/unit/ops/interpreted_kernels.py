@@ -18,7 +18,9 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
+import triton.language as tl
 from torch import Tensor
+from triton.runtime import interpreter
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 from mixlab.ops.add_norm import op as add_norm_op
@@ -56,7 +58,7 @@ SCANS = {
     "scan of two full tiles": (64, 2, 2, 1, 64, 64),
     "scan of 65 tokens": (65, 2, 2, 1, 16, 16),
     "scan of 130 tokens": (130, 2, 2, 1, 32, 16),
-    "scan with a group per head": (40, 3, 3, 0, 16, 16),
+    "scan with a group per head": (5, 3, 3, 0, 16, 16),
     "scan with heads of 128": (34, 1, 1, 0, 16, 128),
     "scan of nine heads": (3, 1, 9, 0, 16, 16),
     "scan of eleven reverse heads": (3, 1, 11, 11, 16, 16),
@@ -67,16 +69,15 @@ SCANS = {
 SELECTIVE = {
     "selective scan of one token": (2, 1, 1, 1, 5, 16, False),
     "selective scan of pairs of steps, one not full": (2, 5, 2, 1, 40, 16, True),
-    "selective scan with one state": (1, 6, 4, 2, 33, 1, True),
+    "selective scan with one state": (1, 3, 4, 2, 33, 1, True),
     "selective scan of 65 steps": (1, 65, 1, 1, 3, 2, True),
-    "selective scan with three states, an image at a time": (3, 4, 2, 0, 35, 3, False),
+    "selective scan with three states, an image at a time": (3, 3, 1, 0, 35, 3, False),
 }
 # name: directions, length, heads, N, P, tokens of a segment of the convolution, whether the scan is kept
 MIXERS = {
     "mixer both ways, short": (2, 5, 2, 16, 16, 128),
-    "mixer one way": (1, 7, 2, 16, 16, 128),
     "mixer both ways, two tiles": (2, 33, 1, 16, 16, 128),
-    "mixer with a convolution in three segments": (2, 11, 1, 16, 16, 4),
+    "mixer with a convolution in three segments": (2, 9, 1, 16, 16, 4),
     "mixer that keeps its scan, one tile": (2, 5, 2, 16, 16, 128, True),
     "mixer that keeps its scan, two tiles": (2, 33, 1, 16, 16, 128, True),
     "mixer of three heads, whose rows are cut in thirds": (2, 4, 6, 16, 16, 128),
@@ -99,6 +100,7 @@ LONG = {
     "scan of two full tiles",
     "scan of 65 tokens",
     "scan of 130 tokens",
+    "scan of thirteen heads",
     "scan of nine heads, one reverse, over two tiles",
     "selective scan of 65 steps",
     "mixer both ways, two tiles",
@@ -145,8 +147,8 @@ def scan_errors(length: int, groups: int, num_heads: int, num_reverse: int, stat
 
 
 def far_scan_errors() -> Errors:
-    """Tokens 2²⁴ numbers apart: offsets outgrow 32 bits. The file behind them has a page for each token, and holes."""
-    length, far = 130, 2**24
+    """Tokens 2²⁶ numbers apart: offsets outgrow 32 bits. The file behind them has a page for each token, and holes."""
+    length, far = 33, 2**26
     with tempfile.NamedTemporaryFile() as file:
         storage = torch.UntypedStorage.from_file(file.name, True, 4 * length * far)
         packed = torch.empty(0).set_(storage).view(1, length, far)
@@ -230,7 +232,7 @@ def mixer_errors(
 def autocast_errors() -> Errors:
     """float32 inputs stay float32, forward and backward, whatever autocast would make of the products inside."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        return mixer_errors(1, 3, 2, 16, 16, 128)
+        return mixer_errors(1, 7, 2, 16, 16, 128)
 
 
 def add_norm_inputs(centred: bool) -> list[Tensor]:
@@ -296,10 +298,24 @@ def poison_new_buffers() -> None:
     torch.empty = poisoned
 
 
+def patch_language_once() -> None:
+    """The interpreter looks through all of Triton's language whenever a kernel calls a function, though the kernel has
+    replaced it already: a quarter of its time."""
+    patch_language = interpreter._patch_lang
+
+    def patch_where_needed(fn: Any) -> Any:
+        known = [value for value in fn.__globals__.values() if value is tl or value is tl.core]
+        replaced = not any(tl.core.is_builtin(part) for lang in known for part in (lang.load, lang.tensor.__add__))
+        return None if replaced else patch_language(fn)
+
+    interpreter._patch_lang = patch_where_needed
+
+
 def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     poison_new_buffers()
+    patch_language_once()
     cases: dict[str, tuple[Callable[..., Errors], tuple[Any, ...]]] = {
         **{name: (scan_errors, sizes) for name, sizes in SCANS.items()},
         **{name: (selective_errors, sizes) for name, sizes in SELECTIVE.items()},
@@ -310,7 +326,7 @@ def main() -> None:
         "mean of two scans under a gate": (gated_scans_errors, (2, True)),
         "sum of four scans under a gate": (gated_scans_errors, (4, False)),
         "scan of tokens that lie far apart": (far_scan_errors, ()),
-        "mixer in float32 under autocast": (autocast_errors, ()),
+        "mixer one way, in float32 under autocast": (autocast_errors, ()),
         "add and RMSNorm": (add_norm_errors, (False,)),
         "add and LayerNorm": (add_norm_errors, (True,)),
         "bias, SiLU and gate": (silu_gate_errors, ()),

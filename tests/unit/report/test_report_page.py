@@ -219,7 +219,6 @@ def test_a_strange_config_is_named_and_is_not_to_be_removed(tmp_path: Path) -> N
         report(run.path)
 
 
-@pytest.mark.timeout(60)
 def test_a_pipe_among_the_results_is_not_waited_for(tmp_path: Path) -> None:
     run = make_example(tmp_path / "run")
     os.mkfifo(run.path / "results" / "pipe.json")

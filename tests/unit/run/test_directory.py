@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -114,3 +115,16 @@ def test_a_copy_without_git_names_the_commit_it_is_told(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "MIXLAB_COMMIT": "abc1234"}
     told = subprocess.run([sys.executable, "-c", asked], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert told.stdout.strip() == "abc1234", told.stderr
+
+
+def test_two_processes_never_take_one_name(tmp_path: Path) -> None:
+    """As threads: each opens the lock for itself."""
+    run = RunDirectory.create(tmp_path)
+    first, second = ({"kind": "note", "protocol": {"number": number}} for number in range(2))
+    other = Thread(target=run.write, args=("note", second))
+    with run.named("note", first) as name:
+        other.start()
+        other.join(0.3)  # long enough to write, were the name not taken
+        run.write_result(name, first)
+    other.join()
+    assert run.results() == {"note": first, "note_2": second}

@@ -1,6 +1,7 @@
 """The demo: commands that anyone could type, a report at the end, and a kill on the way that costs nothing."""
 
 import multiprocessing
+import os
 import re
 import sys
 import time
@@ -16,10 +17,14 @@ from mixlab.commands.demo import run_demo
 from mixlab.report import write_report
 from mixlab.run import RunDirectory
 from mixlab.studies.demo import FULL, QUICK, TUNED, DemoEffort, plan
+from mixlab.studies.steps import WATCH_S
+from tests.paused_training import told
 from tests.terminal import terminal
+from tests.waiting import wait_for
 
+EPOCHS = 8  # of one step
 LITTLE = DemoEffort(
-    minutes="seconds", networks=("shipped/vit",), num_tuned=8, batch=8, epochs=18, num_watched=8, num_judged=8,
+    minutes="seconds", networks=("shipped/vit",), num_tuned=8, batch=8, epochs=EPOCHS, num_watched=8, num_judged=8,
     num_scored=4, num_ranked=1, num_photographs=1, photo_image=64, studies=("model",),
 )  # fmt: skip
 
@@ -57,7 +62,8 @@ def module_patch() -> Any:
 
 
 def start_demo(folder: Path) -> None:
-    """In a process of its own, which starts a worker as the command does."""
+    """In a process of its own, which starts a worker as the command does. Training pauses, until it was killed."""
+    os.environ |= {"MIXLAB_IMPORT": "tests.paused_training", **told({EPOCHS // 2: folder.with_name("was killed")})}
     run_demo(folder, LITTLE, seed=0, workers=1)
 
 
@@ -67,15 +73,13 @@ def killed(tmp_path_factory: pytest.TempPathFactory, module_patch: pytest.Monkey
     process = multiprocessing.get_context("forkserver").Process(target=start_demo, args=(folder,))
     process.start()
     run = RunDirectory(folder / TUNED)
-    deadline = time.monotonic() + 120
-    while not any(row["step"] >= 2 for row in run.read_metrics()):
-        assert process.is_alive()
-        assert time.monotonic() < deadline, "training did not begin"
-        time.sleep(0.05)
+    wait_for(lambda: any(row["step"] >= 2 for row in run.read_metrics()) or not process.is_alive())
     worker = int((run.path / ".lock").read_text().split()[1])
     process.kill()
     process.join()
-    assert not (run.path / "weights.safetensors").exists(), "training was over before the kill"
+    assert not (run.path / "weights.safetensors").exists()
+    time.sleep(2 * WATCH_S)  # the worker looks whether its parent lives
+    folder.with_name("was killed").touch()
     module_patch.setattr("mixlab.studies.steps.worker_pool", here)
     module_patch.setattr(sys, "argv", ["mixlab"])
     module_patch.setenv("OMP_NUM_THREADS", "1")
@@ -87,14 +91,11 @@ def test_a_killed_demo_resumes_from_a_checkpoint(killed: Killed) -> None:
     assert killed.steps_before >= 2
     rows = list(RunDirectory(killed.folder / TUNED).read_metrics())
     steps = [row["step"] for row in rows if "loss" in row]
-    assert steps[-1] == 18 and steps == sorted(set(steps)), "steps are missing or twice there"
+    assert steps[-1] == EPOCHS and steps == sorted(set(steps)), "steps are missing or twice there"
 
 
 def test_a_killed_demo_leaves_no_process_behind(killed: Killed) -> None:
-    deadline = time.monotonic() + 20
-    while Path(f"/proc/{killed.worker}").exists():
-        assert time.monotonic() < deadline, "the worker of the killed demo still lives"
-        time.sleep(0.1)
+    wait_for(lambda: not Path(f"/proc/{killed.worker}").exists(), seen=lambda: "Its worker still lives.")
 
 
 def test_the_demo_ends_with_three_sentences_and_a_self_contained_report(killed: Killed) -> None:

@@ -2,7 +2,6 @@
 
 import io
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from rich.progress import Progress
 
 from mixlab.studies.demo import QUICK, plan
 from mixlab.studies.steps import Step, _columns, rename_folder, run_step, run_steps, worker_pool
+from tests.waiting import wait_for
 
 ENDLESS = ("epochs=100000", "model.dim=32", "model.depth=2", "batch=16", "log.every_steps=1", "knn.every_epochs=0")
 
@@ -25,10 +25,7 @@ def test_a_step_that_fails_stops_the_others_which_save(tmp_path: Path) -> None:
     )
     with pytest.raises(RuntimeError, match="twin failed: .*there is no file"), worker_pool(2) as pool:
         pool.submit(run_step, training, tmp_path / "log.txt", 1, "test")
-        until = time.monotonic() + 60
-        while not (run / "metrics.jsonl").is_file():
-            assert time.monotonic() < until, "training did not begin"
-            time.sleep(0.1)
+        wait_for((run / "metrics.jsonl").is_file, seen=lambda: "Training did not begin.")
         processes = list((pool._processes or {}).values())
         run_steps([fails], tmp_path, pool, workers=1, command="test")
     assert not any(process.is_alive() for process in processes)

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,12 +26,14 @@ from mixlab.studies.miniature.plan import QUICK, STUDY_FAMILIES
 from mixlab.studies.miniature.publish import publish_study
 from mixlab.studies.miniature.run import MINIATURE, run_study
 from tests.drawn_folders import NUM_MASKS, draw_folders
+from tests.waiting import wait_for
 
 SMALL = replace(QUICK, training=(*QUICK.training, "model.dim=32"), num_scored=4)
 TWO = tuple(family for family in STUDY_FAMILIES if family.label in ("vit", "mambareg"))
 START = """
 from pathlib import Path
 from test_study import TWO, go
+from tests.waiting import wait_for
 if __name__ == "__main__":
     go(Path({root!r}), ("dino",), families=TWO[1:], seeds=(0,))
 """
@@ -223,11 +224,8 @@ def test_a_killed_study_of_images_without_classes_goes_on(tmp_path: Path, capfd:
     environment = os.environ | {"PYTHONPATH": f"{Path(__file__).parent}:{Path(__file__).parents[3]}"}
     process = subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.PIPE)
     marks = tmp_path / "run" / "steps"
-    deadline = time.monotonic() + 120
-    while len(list(marks.glob("train*.json"))) < 1:
-        assert process.poll() is None, process.communicate()[1].decode()
-        assert time.monotonic() < deadline, "training did not begin"
-        time.sleep(0.02)
+    wait_for(lambda: any(marks.glob("train*.json")) or process.poll() is not None)
+    assert process.poll() is None, process.communicate()[1].decode()
     process.send_signal(signal.SIGKILL)
     process.wait()
     before = {mark.name: mark.stat().st_mtime_ns for mark in marks.glob("*.json") if mark.name != "parts.json"}

@@ -14,6 +14,7 @@ from mixlab.training import checkpoint, checkpoint_writer
 from mixlab.training.checkpoint import Checkpoints
 from mixlab.training.checkpoint_writer import CheckpointWriter
 from mixlab.training.distributed import World
+from tests.waiting import PATIENCE_S
 
 pretrain = command("pretrain")
 
@@ -34,7 +35,7 @@ def hold_writes(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     go, write = threading.Event(), checkpoint.write_tensors
 
     def write_later(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
-        assert go.wait(60)
+        assert go.wait(PATIENCE_S)
         return write(path, tensors)
 
     monkeypatch.setattr(checkpoint, "write_tensors", write_later)

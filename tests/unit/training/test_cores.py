@@ -2,17 +2,18 @@
 
 import multiprocessing
 import os
-import socket
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
 import pytest
 import torch
+from ranks import free_port
 
 from mixlab.data.index_file import is_trusted
 from mixlab.training import cores
 from mixlab.training.cores import Cores, cgroup_quota, num_cores, own_cores
 from mixlab.training.distributed import World, describe_workers, join_world, num_workers, once_per_machine, only_first
+from tests.waiting import exit_codes
 
 
 def rank(numbers: range, *, machine: str = "a", quota: float | None = None, group: str = "") -> Cores:
@@ -94,14 +95,10 @@ def bound(number: int, port: int, found: SimpleQueue) -> None:
 
 @pytest.mark.skipif(own_cores().count < 2 or own_cores().quota is not None, reason="needs two cores of its own")
 def test_real_ranks_do_not_divide_cores_of_their_own_and_one_of_them_compares_the_index() -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    context = multiprocessing.get_context("fork")
+    context, port = multiprocessing.get_context("fork"), free_port()
     found = context.SimpleQueue()
     processes = [context.Process(target=bound, args=(number, port, found)) for number in range(2)]
     for process in processes:
         process.start()
-    for process in processes:
-        process.join(60)
+    assert exit_codes(*processes) == [0, 0]
     assert sorted(found.get() for _ in processes) == [(0, 1.0, [False], 0), (1, 1.0, [True], 0)]

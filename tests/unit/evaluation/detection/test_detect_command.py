@@ -5,13 +5,13 @@ import multiprocessing
 import os
 import shutil
 import signal
-import socket
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from command_line import command
+from ranks import free_port
 from safetensors.torch import load_file
 from test_average_precision import by_pycocotools
 
@@ -26,6 +26,7 @@ from mixlab.recipes import find_recipe
 from mixlab.run import RunDirectory
 from tests.coco_folder import draw_coco
 from tests.photographs import PHOTOGRAPHS, needs_photographs
+from tests.waiting import exit_codes
 
 detect = command("detect")
 
@@ -174,28 +175,16 @@ def child(judged: str, trained: str, rank: int, ports: list[int]) -> None:
     detect("detect_dinovim_tiny64", data=DATA, run=Path(trained), head="cascade", set=settings, num_val=3, device="cpu")
 
 
-def free_ports(number: int) -> list[int]:
-    listeners = [socket.socket() for _ in range(number)]
-    for listener in listeners:
-        listener.bind(("127.0.0.1", 0))
-    ports = [int(listener.getsockname()[1]) for listener in listeners]
-    for listener in listeners:
-        listener.close()
-    return ports
-
-
 def test_two_processes_train_and_find_what_one_finds(finished, tmp_path):
     """From the same weights they find the same; in training, each rank draws its own regions."""
     judged, trained = tmp_path / "judged", tmp_path / "trained"
     shutil.copytree(finished, judged)
     (judged / "detections.json").unlink()
-    ports = free_ports(2)
+    ports = [free_port(), free_port()]
     processes = [CONTEXT.Process(target=child, args=(str(judged), str(trained), rank, ports)) for rank in range(2)]
     for process in processes:
         process.start()
-    for process in processes:
-        process.join(120)
-    assert [process.exitcode for process in processes] == [0, 0]
+    assert exit_codes(*processes) == [0, 0]
     ours, theirs = (json.loads((place / "detections.json").read_text()) for place in (judged, finished))
     assert [(entry["image_id"], entry["category_id"]) for entry in ours] == [
         (entry["image_id"], entry["category_id"]) for entry in theirs
@@ -221,11 +210,16 @@ def test_coco_folders_with_every_kind_of_image_train(tmp_path):
 
 def test_unreadable_images_are_named_and_left_out_of_the_figures(tmp_path):
     draw_coco(tmp_path / "data", name="annotations/instances_train.json", images="train")
-    draw_coco(tmp_path / "data", name="annotations/instances_val.json", images="val")
-    (tmp_path / "data" / "val" / "0.png").write_bytes(b"not an image")
+    content = draw_coco(tmp_path / "data", name="annotations/instances_val.json", images="val")
+    content["images"][0]["file_name"] = "more/1.png"  # beside 1.png, which can be read
+    (tmp_path / "data" / "annotations" / "instances_val.json").write_text(json.dumps(content))
+    (tmp_path / "data" / "val" / "more").mkdir()
+    (tmp_path / "data" / "val" / "more" / "1.png").write_bytes(b"not an image")
     result = run(tmp_path / "run", "batch=2", "steps=2", data=str(tmp_path / "data"))
     assert result["n"] == NUM - 1 and result["num_objects"] == 3
-    assert [Path(path).name for path in result["skipped"]] == ["0.png"]
+    assert [Path(path).relative_to(tmp_path / "data" / "val").as_posix() for path in result["skipped"]] == [
+        "more/1.png"
+    ]
 
 
 def test_activations_can_be_made_twice_instead_of_kept(tmp_path):

@@ -5,9 +5,7 @@ import multiprocessing
 import os
 import shutil
 import signal
-import socket
 import stat
-import time
 import warnings
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import pytest
 import torch
 from command_line import command
 from PIL import Image
+from ranks import free_port
 from safetensors.torch import load_file
 
 import mixlab
@@ -31,7 +30,9 @@ from mixlab.recipes import RECIPES
 from mixlab.run import RunDirectory
 from mixlab.training.loop import train
 from mixlab.training.settings import override
+from tests.paused_training import pause
 from tests.photographs import PHOTOGRAPHS, needs_photographs
+from tests.waiting import exit_codes, wait_for
 
 segment = command("segment")
 
@@ -112,34 +113,32 @@ def child(folder: str, extra: list[str], rank: int = 0, size: int = 1, port: int
     call(Path(folder), *extra)
 
 
+def child_that_pauses(folder: str) -> None:
+    pause({6: Path(folder) / "never"})
+    child(folder, [])
+
+
 def test_a_killed_run_goes_on_to_the_same_bits(finished: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    process = CONTEXT.Process(target=child, args=(str(folder), []))
+    process = CONTEXT.Process(target=child_that_pauses, args=(str(folder),))
     process.start()
-    end = time.monotonic() + 60
-    while not list((folder / "checkpoints").glob("step-*2.json")):
-        assert time.monotonic() < end and process.is_alive()
-        time.sleep(0.002)
-    os.kill(process.pid, signal.SIGKILL)
-    process.join(60)
+    wait_for(lambda: list((folder / "checkpoints").glob("step-*2.json")) or not process.is_alive())
+    process.kill()
+    assert exit_codes(process) == [-signal.SIGKILL]
     assert not (folder / "weights.safetensors").is_file()
     call(folder)
     assert_same_end(folder, finished)
 
 
 def test_two_processes_give_the_weights_and_the_scores_of_one(tmp_path: Path) -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = int(listener.getsockname()[1])
+    port = free_port()
     extra = ["precision=fp64", "method.dropout=0", "steps=4"]
     call(tmp_path / "one", *extra)
     both = [*extra, "method.score_every_epochs=1", "method.score_images=4"]
     processes = [CONTEXT.Process(target=child, args=(str(tmp_path / "two"), both, rank, 2, port)) for rank in range(2)]
     for process in processes:
         process.start()
-    for process in processes:
-        process.join(120)
-    assert [process.exitcode for process in processes] == [0, 0]
+    assert exit_codes(*processes) == [0, 0]
     ours, theirs = (load_file(tmp_path / name / "checkpoints" / "step-00000004.safetensors") for name in ("one", "two"))
     assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours if ours[name].numel()) < 1e-9
     one, two = (json.loads((tmp_path / name / "results" / "segmentation.json").read_text()) for name in ("one", "two"))
