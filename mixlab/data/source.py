@@ -289,8 +289,7 @@ def nearest_place(name: str) -> str:
     while not place.parent.is_dir():
         place = place.parent
     try:
-        entries = islice(place.parent.iterdir(), 10_000)
-        neighbours = [entry.name for entry in entries if entry.name != place.name]  # there, but of another kind
+        neighbours = [entry.name for entry in islice(place.parent.iterdir(), 10_000)]
     except OSError:
         neighbours = []
     built_in = BUILT_IN if place.name == name else ()

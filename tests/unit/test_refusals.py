@@ -11,7 +11,6 @@ from PIL import Image
 
 from mixlab.analysis.pca import pca_maps
 from mixlab.cli import main
-from mixlab.data.images import parse_source
 from mixlab.data.labelled import label_subset
 from mixlab.data.mask_formats import parse_masks
 from mixlab.data.packed import PackedReader
@@ -76,12 +75,6 @@ def test_a_validation_part_that_cannot_be_scored_is_refused_before_training(tmp_
         Image.new("RGB", (8, 8)).save(tmp_path / name / "0.png")
     with pytest.raises(InputError, match="no validation image belongs to a known class: found c, d, known are a, b"):
         SupervisedConfig().open(str(tmp_path))
-
-
-def test_what_is_there_is_not_suggested_instead_of_itself(tmp_path: Path) -> None:
-    (tmp_path / "note.txt").touch()
-    with pytest.raises(FileNotFoundError, match="check the path"):
-        parse_source(str(tmp_path / "note.txt"))
 
 
 def test_a_size_below_one_is_no_size_to_count_for(capfd: pytest.CaptureFixture[str]) -> None:
