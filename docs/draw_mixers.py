@@ -20,12 +20,12 @@ MODELS = {
     "shipped/mambareg": "Mamba: along the scan",
     "shipped/gatedconv": "convolution: nearby",
 }
-SIZE, GRID, PATCH = 192, 24, (7, 10)  # pixels, patches a side, and the patch on an eye
+SIZE, GRID, PATCH = 192, 24, (9, 7)  # pixels, patches a side, and the patch on an eye
 
 
 def photograph() -> NDArray[np.uint8]:
-    """The portrait that comes with mixlab, as a square."""
-    picture = Image.fromarray(np.moveaxis(np.asarray(parse_source("photo").load(0)), 0, -1))
+    """The cat that comes with mixlab, as a square."""
+    picture = Image.fromarray(np.moveaxis(np.asarray(parse_source("photo:cat").load(0)), 0, -1))
     side = min(picture.size)
     left, top = (picture.width - side) // 2, (picture.height - side) // 2
     return np.asarray(picture.crop((left, top, left + side, top + side)).resize((4 * SIZE, 4 * SIZE)))
@@ -94,7 +94,7 @@ def draw_matrices(axes: list[Axes], matrices: dict[str, NDArray[np.float32]]) ->
 def _save(figure: plt.Figure, axes: tuple[Axes, ...] | list[Axes], name: str) -> None:
     for place in axes:
         place.set_axis_off()
-    figure.savefig(GALLERY / name, dpi=120)
+    figure.savefig(GALLERY / name, dpi=120, bbox_inches="tight", pad_inches=0.04)
     plt.close(figure)
 
 

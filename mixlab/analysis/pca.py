@@ -6,6 +6,7 @@ the images (photographs show their subject inside); the others have a positive s
 same picture on any machine, and noise flips a sign only if the deciding value is as small as the noise.
 """
 
+import math
 from typing import Literal, NamedTuple
 
 import torch
@@ -47,6 +48,8 @@ def pca_maps(patches: Tensor, *, fit: Literal["image", "set"] = "image", thresho
     """
     if fit not in ("image", "set"):
         raise InputError(f'fit is {fit!r}; components are fitted to each "image" or to the whole "set"')
+    if not math.isfinite(threshold):
+        raise InputError(f"the threshold is {threshold}; give a number of standard deviations, such as 0")
     check_patches(patches)
     parts = [_fitted_maps(part, threshold) for part in (patches.split(1) if fit == "image" else [patches])]
     return PCAMaps(*(torch.cat(field) for field in zip(*parts, strict=True)))

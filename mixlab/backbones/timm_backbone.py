@@ -188,9 +188,9 @@ class TimmBackbone(Backbone):
     def _check_calls(self, num_calls: int, expected: int, where: str) -> None:
         if num_calls != expected:
             raise InputError(
-                f"{self.name} has no softmax attention over all tokens, once per layer, to show as a matrix: "
-                f"{num_calls} calls of torch's attention in {where}. Mixings exist for mixlab's backbones, MambaOut, "
-                "and timm's models that attend once per layer, with timm's fused attention on (its default)"
+                f"{self.name} has no mixing matrices: it does not attend over all tokens once per layer "
+                f"({num_calls} calls of torch's attention in {where}). Mixlab's backbones, MambaOut and timm's models "
+                "that attend once per layer have them, with timm's fused attention on (its default)"
             )
 
     def _check(self, images: Tensor) -> None:

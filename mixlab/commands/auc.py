@@ -1,6 +1,7 @@
 """`mixlab auc`: Binary-AUC of activation maps, its baselines beside it, and the studies of the paper's Figure 4."""
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from mixlab.choices import SCORED_FIT, Fit
@@ -70,13 +71,18 @@ def auc(
                 if not machine.world.is_first:
                     continue
                 contents[name] = result.to_json() | {"provenance": provenance(seed=on.seed, device=where)}
+                if not any(row["auc"]["n"] for row in contents[name]["rows"]):
+                    continue  # there is nothing to keep
                 stored = directory.write(f"auc_{name}", contents[name], result.arrays)
                 with drawing():
                     _draw(directory, stored, contents[name])
         if not machine.world.is_first:
             return {}
-    for name in study:
-        _print(answer, contents[name])
+    for content in contents.values():
+        if not any(row["auc"]["n"] for row in content["rows"]):
+            print_left_out(images)
+            raise InputError(_unscored(content, content["rows"]))
+        _print(answer, content)
     print_left_out(images)
     console.print(f"results and figures in {directory.path}")
     return answer.emit({"kind": "auc", "results": contents})
@@ -142,10 +148,13 @@ def _print(answer: WideAnswer, content: dict[str, Any]) -> None:
     answer.table(f"Binary-AUC by {content['study']} on {about}", COLUMNS, lines, more=sorted(hidden, key=COLUMNS.index))
     if sys.stderr.isatty():
         console.print(LEGEND, style="dim")
-    if unscored := dict.fromkeys(row["label"] for row in content["rows"] if not row["auc"]["n"]):
+    if unscored := [row for row in content["rows"] if not row["auc"]["n"]]:
+        console.print(_unscored(content, unscored))
+    most = max(rows, key=lambda row: row["auc"]["undefined"])
+    if most["auc"]["n"] and (missing := most["auc"]["undefined"]):
         console.print(
-            f"no map of {', '.join(unscored)} could be scored: at {content['image']} px no map has both foreground and "
-            "background cells; use a larger --image or other --data"
+            f"{missing} of {missing + most['auc']['n']} images {'is' if missing == 1 else 'are'} left out for "
+            f"{most['label']}: no foreground or no background in the cells of its map; a larger --image has more cells"
         )
     for comparison in content["comparisons"]:
         found = comparison["difference"]
@@ -154,6 +163,14 @@ def _print(answer: WideAnswer, content: dict[str, Any]) -> None:
     for label, correlation in content["correlations"].items():
         figure = correlation | {"mean": correlation["spearman"]}
         answer.line(f"rank correlation, {label}: {_signed(figure)}, n = {correlation['n']}")
+
+
+def _unscored(content: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
+    labels = ", ".join(dict.fromkeys(row["label"] for row in rows))
+    return (
+        f"no map of {labels} could be scored: at {content['image']} px no map has both foreground and background "
+        "cells; use a larger --image or other --data"
+    )
 
 
 def _mean(figure: dict[str, Any] | None) -> str | None:

@@ -78,7 +78,8 @@ def say_recipe(plan: DensePlan, *, device: str | None, published: str) -> None:
     if not is_first():
         return
     config = plan.config
-    length = f"{config.steps:,} steps" if config.steps is not None else f"{config.epochs:,} epochs"
+    count, unit = (config.steps, "step") if config.steps is not None else (config.epochs, "epoch")
+    length = f"{count:,} {unit}{'s' * (count != 1)}"
     about = f"{length} in batches of {config.batch}, images of {config.method.image} px"
     if is_drawn(str(plan.data)):
         console.print(f"no --recipe: the small one for shapes, {about}")

@@ -10,6 +10,7 @@ import tyro
 from mixlab.commands.advise import parse_size
 from mixlab.commands.answer import Answer
 from mixlab.commands.options import Flat
+from mixlab.console import console
 from mixlab.errors import InputError, naming_extras
 from mixlab.run.directory import is_kept, run_around
 
@@ -71,9 +72,11 @@ def export(
         height, width = size or (None, None)
         multiple = export_onnx(model, out, height=height, width=width)
         sides = f"{height or model.image} x {width or model.image} px"
-        takes = f"; it takes {f'sides of multiples of {multiple} px' if multiple else sides}"
+        takes = f"; it takes images {f'whose sides are multiples of {multiple} px' if multiple else f'of {sides}'}"
     size_of = sum(file.stat().st_size for file in (out.iterdir() if out.is_dir() else [out]))
     answer.line(f"{loaded.label} written to {out} ({size_of / 2**20:.1f} MiB){takes}")
+    if chosen == "transformers":
+        console.print(f'read it: mixlab.register_with_transformers(), then AutoModel.from_pretrained("{out}")')
     return answer.emit({"model": model.name, "format": chosen, "file": str(out), "bytes": size_of})
 
 

@@ -78,7 +78,8 @@ def maps(
     ]
     count = len(result.seen.names)
     where = "the last layer" if layer == -1 else f"layer {layer}"
-    title = f"Maps of {count} image{'s' * (count != 1)} after {where}"
+    total = f" of {len(images.source)}" if len(images.source) > images.num_wanted else ""
+    title = f"Maps of {count}{total} image{'s' * (count != 1 or bool(total))} after {where}"
     answer.table(title, ("model", "map", "size"), rows)
     print_left_out(images)
     for path in paths:

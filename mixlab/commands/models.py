@@ -8,7 +8,7 @@ import tyro
 
 from mixlab.commands.answer import WideAnswer
 from mixlab.commands.options import Flat
-from mixlab.errors import InputError, did_you_mean
+from mixlab.errors import InputError, check_counts, did_you_mean
 
 
 def models(
@@ -28,6 +28,7 @@ def models(
     from mixlab.ops.backend import backend_name
 
     answer.check()
+    check_counts(image=image)
     known = [*SHIPPED, *list_models()]
     names = [pattern] if pattern.startswith("timm/") else [name for name in known if fnmatch(name, pattern)]
     names = names or [name for name in known if pattern in name]

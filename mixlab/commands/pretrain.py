@@ -51,5 +51,7 @@ def start_training(
     result = {"run": str(on.run), "steps": outcome.step, "from_step": outcome.from_step, "seconds": outcome.seconds}
     if not is_first():
         return result
-    answer.line(f"done: {outcome.step} steps; the backbone is in {on.run / 'weights.safetensors'}")
+    answer.line(
+        f"done: {outcome.step} step{'s' * (outcome.step != 1)}; the backbone is in {on.run / 'weights.safetensors'}"
+    )
     return answer.emit({**result, "figures": outcome.metrics})

@@ -34,7 +34,18 @@ from .masks import (
 )
 from .registered import is_registered, open_registered, open_registered_with
 from .shapes import parse_shapes
-from .source import DRAWN, SPLITS, ImageSource, Subset, check_split, is_drawn, nearest_place, parse_options, part_of
+from .source import (
+    DRAWN,
+    SPLITS,
+    ImageSource,
+    Subset,
+    check_split,
+    is_built_in,
+    is_drawn,
+    nearest_place,
+    parse_options,
+    part_of,
+)
 
 
 def parse_images_or_masks(name: Data, *, split: str = "val") -> ImageSource | MaskSource:
@@ -58,6 +69,8 @@ def parse_masks(name: Data, *, split: str = "val") -> MaskSource:
     if (own := open_registered(name, split)) is not None:
         check_kind(own, MaskedImage, name=name, what="a score of maps")
         return own
+    if is_built_in(name):
+        raise InputError(f"{name} has no masks; give 'shapes', or a folder of images with masks")
     head, place, options = _split_name(name)
     path = Path(place).expanduser()
     if not path.exists():

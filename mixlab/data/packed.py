@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from mixlab.errors import InputError
+
 from .decode import Reduction
 from .loader import BatchLoader, SampleReader
 from .sample_order import SampleOrder
@@ -104,6 +106,8 @@ class PackedReader(SampleReader[PackedSample, PackedBatch]):
     """
 
     def __init__(self, source: ImageSource, reduction: Reduction, size: int | None) -> None:
+        if size is not None and size < 1:
+            raise InputError(f"images cannot be squashed to {size} px; give at least 1, or leave it out")
         self.source, self.reduction, self.size = source, reduction, size
 
     def read(self, index: int, epoch: int) -> PackedSample:

@@ -15,6 +15,12 @@ _ROUNDS = 6
 _MIX, _MIX_2, _MIX_3 = (np.uint64(value) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
+def check_seed(seed: int) -> None:
+    """NumPy takes no other seeds."""
+    if seed < 0:
+        raise InputError(f"the seed is {seed}; give 0 or more")
+
+
 @dataclass(frozen=True)
 class SampleOrder:
     """An epoch is one permutation, cut into global batches of batch_size x world_size; rank r takes piece r of each.
@@ -35,6 +41,7 @@ class SampleOrder:
     def __post_init__(self) -> None:
         if self.num_images < 1 or self.batch_size < 1:
             raise InputError(f"{self.num_images} images in batches of {self.batch_size}: both must be at least 1")
+        check_seed(self.seed)
         if not 0 <= self.rank < self.world_size:
             raise InputError(f"rank {self.rank} does not exist among {self.world_size}; ranks count from 0")
         if self.drop_last and self.num_images < self.global_batch:

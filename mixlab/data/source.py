@@ -279,8 +279,13 @@ def is_drawn(name: str) -> bool:
 
 
 def nearest_place(name: str) -> str:
-    """What was probably meant by data that do not exist: a name of ours, or a neighbour of what is missing."""
+    """What was probably meant by data that cannot be opened: a name of ours, or a neighbour of what is missing."""
     place = Path(name).expanduser()
+    _, _, rest = name.partition(":")
+    if rest and Path(rest).expanduser().exists():  # voc:DIR where the format is detected
+        return f"did you mean {rest}?"
+    if place.is_file():
+        return f"shards are opened as wds:{name}" if place.suffix == ".tar" else "it is a file of another kind"
     while not place.parent.is_dir():
         place = place.parent
     try:

@@ -17,7 +17,7 @@ from mixlab.errors import InputError
 from mixlab.evaluation.feature_cache import Extraction, extract_features
 from mixlab.evaluation.features import FeaturePlan, FeatureTable, head_inputs
 from mixlab.evaluation.machine import CentreView, Machine, precision_in_use
-from mixlab.evaluation.probe.heads import LR_BATCH, Head, HeadGroup
+from mixlab.evaluation.probe.heads import LR_BATCH, Head, HeadGroup, check_rates
 from mixlab.evaluation.probe.training import CachedStream
 from mixlab.evaluation.settings import LRS, WEIGHT_DECAYS
 from mixlab.training.knn import LabelledFeatures, check_classes
@@ -79,8 +79,7 @@ def linear_probe(
     """
     if epochs < 1 or batch < 1 or not len(train) or not len(val):
         raise InputError(f"{epochs} epochs of {len(train)} features, scored on {len(val)}; give at least 1 of each")
-    if not lrs or not weight_decays or min(lrs) <= 0 or min(weight_decays) < 0:
-        raise InputError(f"lr {tuple(lrs)} and wd {tuple(weight_decays)}: give some lr above 0 and some wd from 0")
+    check_rates(lrs, weight_decays)
     device = train.features.device
     heads = [Head(1, "output", lr, decay) for lr, decay in product(lrs, weight_decays)]
     num_classes = 1 + int(max(train.labels.max(), val.labels.max()))

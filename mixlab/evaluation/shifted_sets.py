@@ -138,7 +138,10 @@ def find_sets(root: Path) -> dict[str, Path]:
         found["real"] = found["val"]
     if not found:
         names = ", ".join(robust_set.folders[0] for robust_set in SETS.values() if robust_set.folders)
-        raise FileNotFoundError(f"{root} holds none of {names}; give NAME=FOLDER with NAME among {', '.join(SETS)}")
+        raise FileNotFoundError(
+            f"{root} holds none of {names}; give NAME=FOLDER with NAME among {', '.join(SETS)}, or, for images of your "
+            f"own that are then corrupted, --shifts {root} instead of --data"
+        )
     return found
 
 

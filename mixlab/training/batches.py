@@ -54,9 +54,8 @@ def check_enough(num_images: int, config: TrainConfig, world: World) -> None:
     if num_images < config.batch:
         parts = world.size * config.accumulate
         possible = num_images // parts * parts
-        raise InputError(
-            f"{num_images} images are fewer than one batch of {config.batch}; write --set batch={possible}, or less"
-        )
+        way_out = f"write --set batch={possible}, or less" if possible else f"give at least {parts}, one for each pass"
+        raise InputError(f"{num_images} images are fewer than one batch of {config.batch}; {way_out}")
 
 
 def steps(loader: BatchLoader[B], accumulate: int) -> Iterator[list[B]]:

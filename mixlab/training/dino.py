@@ -77,7 +77,7 @@ class DinoConfig(ViewsConfig):
         frozen = self.frozen_prototype_epochs * steps_per_epoch
         if total_steps <= frozen:
             warnings.warn(
-                f"a run of {total_steps} steps never trains its prototypes, which are frozen for the first {frozen}; "
+                f"this run never trains its prototypes: they are frozen for {frozen} steps, and it has {total_steps}; "
                 "train for longer, or set method.frozen_prototype_epochs=0",
                 stacklevel=2,
             )

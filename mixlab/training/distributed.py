@@ -64,6 +64,8 @@ def make_current(device: torch.device) -> None:
 
 def num_workers(asked: int | None, world: World) -> int:
     """Data loading processes per rank: as given, or this rank's share of the cores but one."""
+    if asked is not None and asked < 0:
+        raise InputError(f"{asked} processes cannot read data; give 0 or more, or leave it out")
     return asked if asked is not None else max(0, int((world.cores or num_cores()) + 1e-6) - 1)
 
 

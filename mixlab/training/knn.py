@@ -10,6 +10,7 @@ On a CPU float32 finds candidates, in half the time, and float64 ranks them. A q
 neighbour, by the largest error that a product in float32 can have, is looked up in float64 throughout.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -166,7 +167,7 @@ def fitting_ks(ks: Sequence[int], num_images: int) -> tuple[int, ...]:
 
 def vote(cosine: Tensor, labels: Tensor, *, num_classes: int, temperature: float = TEMPERATURE) -> Tensor:
     """Classes (q,) from the cosines and labels (q, k) of the nearest, nearest first."""
-    if temperature <= 0:
+    if not 0 < temperature < math.inf:
         raise InputError(f"temperature {temperature} weighs nothing; give a number above 0, such as {TEMPERATURE}")
     relative = ((cosine.double() - cosine[:, :1].double()) / temperature).exp()
     bits = min(52, 62 - cosine.shape[1].bit_length())  # as fine as float64 allows, and no sum overflows

@@ -296,7 +296,7 @@ def test_mixings_of_mambaout_are_its_convolutions() -> None:
 def test_a_model_without_a_matrix_says_so(name: str) -> None:
     model = mixlab.create_model(name)
     images = torch.randn(1, 3, 224, 224)
-    with pytest.raises(ValueError, match="no softmax attention over all tokens"):
+    with pytest.raises(ValueError, match="has no mixing matrices: it does not attend"):
         list(model.mixings(images))
     with pytest.raises(ValueError, match="has no branch features"):
         list(model.features(images, source="branch"))

@@ -171,9 +171,6 @@ class _ProbeRun:
         heads = f"{len(grid.heads):,} heads of {len(self.splits.classes):,} classes"
         self.machine.say(f"{heads}, {self._cost(plan, grid)}")
         val = self._table("val", plan)
-        if not len(val):
-            named = next(iter(val.unreadable))
-            raise InputError(f"none of the {len(self.splits.val)} validation images can be read; {named}")
         stream = self._stream(plan)
         if world.is_first and not (self.folder / "settings.json").is_file():
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -256,7 +253,7 @@ class _ProbeRun:
             crops=ProbeCrops(self.view.size, seed=settings.seed, squashed=bool(settings.load_size)),
             batch=_batch(settings.batch or BATCH, len(self.splits.train), world),
             seed=settings.seed,
-            load_size=settings.load_size,
+            load_size=settings.load_size or None,
             world=world,
             precise=run_precision(settings.precision, world.device),
             workers=self.machine.workers,

@@ -7,6 +7,7 @@ can go straight into the momentum, and no gradient is ever stored.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -87,6 +88,12 @@ class HeadGroup:
         return loss
 
 
+def check_rates(lrs: Sequence[float], weight_decays: Sequence[float]) -> None:
+    fits = all(0 < lr < math.inf for lr in lrs) and all(0 <= decay < math.inf for decay in weight_decays)
+    if not lrs or not weight_decays or not fits:
+        raise InputError(f"lr {tuple(lrs)} and wd {tuple(weight_decays)}: give some lr above 0 and some wd from 0")
+
+
 class HeadGrid:
     """Every input with every learning rate and weight decay. With ranks, head i belongs to rank i mod ranks."""
 
@@ -102,8 +109,7 @@ class HeadGrid:
     ) -> None:
         if num_classes < 2:
             raise InputError(f"{num_classes} classes cannot be classified; give labels of at least 2")
-        if not lrs or not weight_decays or min(lrs) <= 0 or min(weight_decays) < 0:
-            raise InputError(f"lr {tuple(lrs)} and wd {tuple(weight_decays)}: give some lr above 0 and some wd from 0")
+        check_rates(lrs, weight_decays)
         self.plan, self.num_classes = plan, num_classes
         self.world = world or World(torch.device("cpu"))
         self.heads = tuple(Head(*head, lr, wd) for head, lr, wd in product(plan.inputs, lrs, weight_decays))

@@ -19,7 +19,8 @@ def find_items(names: Sequence[str]) -> list[Item]:
     """Items by name or shell pattern, in the order of the papers."""
     for name in names:
         if not any(fnmatch(item, name) for item in ITEMS):
-            raise InputError(f"there is no item {name!r}; {did_you_mean(name, ITEMS)} `mixlab reproduce` lists all")
+            hint = f"{did_you_mean(name, ITEMS)} `mixlab reproduce` lists all".lstrip()
+            raise InputError(f"there is no item {name!r}; {hint}")
     return [item for item in ITEMS.values() if any(fnmatch(item.name, name) for name in names)]
 
 

@@ -10,6 +10,7 @@ from look_runs import make_run
 from PIL import Image
 
 from mixlab.cli import main
+from mixlab.errors import InputError
 from mixlab.run import RunDirectory
 
 auc = command("auc")
@@ -33,7 +34,9 @@ def test_studies_are_scored_stored_and_drawn(tmp_path: Path, capsys: pytest.Capt
     assert figures == {"auc_model.svg", "auc_layer.svg", "auc_head.svg", "auc_roc.svg"}
 
 
-def test_mismatched_and_broken_files_are_named_and_the_rest_is_scored(tmp_path: Path) -> None:
+def test_mismatched_and_broken_files_are_named_and_the_rest_is_scored(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     images, masks = tmp_path / "set" / "images", tmp_path / "set" / "masks"
     images.mkdir(parents=True)
     masks.mkdir()
@@ -51,6 +54,13 @@ def test_mismatched_and_broken_files_are_named_and_the_rest_is_scored(tmp_path: 
     assert result["rows"][0]["auc"]["undefined"] == 1
     assert [Path(path).name for path in result["skipped"]] == ["5.png"]
     assert [Path(path).name for path in result["unpaired"]] == ["alone.jpg"]
+    assert "1 of 5 images is left out for vit: no foreground" in capfd.readouterr().err
+
+    for index in range(1, 6):
+        (masks / f"{index}.png").unlink()
+    with pytest.raises(InputError, match="no map of vit could be scored: at 64 px"):
+        auc([str(vit)], data=str(tmp_path / "set"), run=tmp_path / "none")
+    assert not [*(tmp_path / "none").rglob("*.json")], "a table of dashes is no result"
 
 
 def test_a_study_on_a_second_data_set_or_view_stays_beside_the_first(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from mixlab.data.index_file import (
     write_index,
 )
 from mixlab.data.labelled import Relabelled, labelled_splits
+from mixlab.data.mask_formats import parse_label_maps
 from mixlab.data.shards import expand_pattern
 from mixlab.data.source import part_of
 from mixlab.errors import InputError
@@ -388,6 +389,14 @@ def test_a_class_called_test_stays_a_class_among_others(tmp_path):
 def test_wrong_source_names_are_answered_with_a_way_out(name, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         parse_source(name)
+
+
+def test_data_that_is_there_under_another_name_is_named(tmp_path):
+    (tmp_path / "shard.tar").write_bytes(b"")
+    with pytest.raises(FileNotFoundError, match=rf"shards are opened as wds:{tmp_path}/shard.tar$"):
+        parse_source(f"{tmp_path}/shard.tar")
+    with pytest.raises(FileNotFoundError, match=rf"did you mean {tmp_path}\?$"):
+        parse_label_maps(f"voc:{tmp_path}", split="val")
 
 
 def test_a_subset_is_those_images_in_that_order():

@@ -123,7 +123,7 @@ def test_ranks_share_the_heads_out_and_train_them_to_the_same_values() -> None:
                for row, head in enumerate(group.heads)}  # fmt: skip
     for group in whole.groups.values():
         for row, head in enumerate(group.heads):
-            torch.testing.assert_close(trained[head], group.weight[row], rtol=0, atol=1e-7)
+            torch.testing.assert_close(trained[head], group.weight[row], rtol=0, atol=1e-6)  # products of other shapes
 
 
 def test_a_head_that_blows_up_leaves_the_others_alone() -> None:
