@@ -81,7 +81,7 @@ def labelled_splits(data: AnyData | LabelledSplits, *, val_data: AnyData | None 
     if other is None and not is_held_out(given, val, train):
         return LabelledSplits(*split(train), data=str(given))
     check_sorted(val, train)
-    check_labels(val, str(other or given))
+    check_labels(val, f"the validation part of {other or given}")
     return replace(align(train, val), data=str(given), val_data=None if other is None else str(other))
 
 
@@ -152,7 +152,7 @@ def check_class_folders(source: ImageSource, data: str) -> None:
         inner = [entry.name for entry in sorted(folders[0].iterdir()) if entry.is_dir()]
         advice = f"move its folders ({few(inner)}) up into {root}" if inner else "add a folder for each class"
         raise InputError(f"{root} has one folder, {folders[0].name}, which is one class; {advice}")
-    check_sorted(parse_source(data, split="val"), source)
+    labelled_splits(data)  # what cannot be scored in the end is refused before it is trained on
 
 
 def _without_classes(source: ImageFolder, folders: list[Path], data: str) -> str:

@@ -29,7 +29,7 @@ from mixlab.data.given import fingerprint
 from mixlab.data.images import ImageFolder
 from mixlab.data.shards import TarShards
 from mixlab.data.source import ImageSource, Subset
-from mixlab.errors import InputError, WorkError
+from mixlab.errors import InputError, WorkError, few
 from mixlab.evaluation.features import FeaturePlan, FeatureTable
 from mixlab.evaluation.machine import CentreView, Machine, PrecisionInUse, run_precision
 from mixlab.evaluation.target import network_digest
@@ -84,7 +84,11 @@ def extract_features(
     with nullcontext(machine.features) if machine.features else tempfile.TemporaryDirectory() as folder:
         cache = FeatureCache(Path(folder), extraction, backbone=backbone, source=source, name=name)
         with machine.bar(f"features of {name}", len(source)) as step:
-            return cache.fill(machine, step)
+            table = cache.fill(machine, step)
+    if not len(table):
+        named = few((f"{path} ({why})" for path, why in table.unreadable.items()), 1)
+        raise InputError(f"none of the {len(source)} images of {name} can be read, such as {named}")
+    return table
 
 
 WORTH_SAYING = 100e6  # bytes

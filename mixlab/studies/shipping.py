@@ -30,10 +30,13 @@ def ship_network(
     With labelled images, nearest neighbours are asked before and after: a file that loses more than half a point is
     not kept.
     """
-    directory, model = RunDirectory.open(run), model_from_file(run)
-    config = directory.read_config()
+    directory = RunDirectory.open(run)
+    config = directory.read_config() if (run / "config.json").is_file() else {}
     if "recipe" not in config:
         raise InputError(f"{run} is not a training run: its config.json names no recipe; ship the run that trained it")
+    if not (run / "weights.safetensors").is_file():
+        raise InputError(f"{run} is not finished: it has no weights.safetensors; run the same command again, then ship")
+    model = model_from_file(run)
     said = {"recipe": str(config["recipe"]), "seed": str(config["seed"]), "training": _method(config)}
     lost = None
     with folder_aside(out) as aside:

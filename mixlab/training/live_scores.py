@@ -14,9 +14,9 @@ from mixlab.data.images import parse_source
 from mixlab.data.labelled import is_held_out
 from mixlab.data.loader import Loader
 from mixlab.data.source import ImageSource, Subset, evenly_spaced, split
-from mixlab.errors import InputError
+from mixlab.errors import InputError, few
 from mixlab.training.config import TrainConfig
-from mixlab.training.distributed import World, gather_rows, num_workers, once_per_machine
+from mixlab.training.distributed import World, any_rank, gather_rows, num_workers, once_per_machine
 from mixlab.training.knn import LabelledFeatures, knn_accuracy
 from mixlab.training.precision import Precise
 from mixlab.training.recipe import Recipe, to_pixels_of
@@ -106,6 +106,9 @@ class KnnScores(Scores):
             with self.precise():
                 outputs.append(module(to_pixels_of(backbone, images)).float())
             labels.append(batch.labels.to(self.world.device))
+        if any_rank(not outputs):
+            named = few((f"{path} ({why})" for path, why in loader.skipped.reasons.items()), 1)
+            raise InputError(f"none of the {len(source)} images to score can be read, such as {named}")
         return LabelledFeatures(gather_rows(torch.cat(outputs)), gather_rows(torch.cat(labels)).cpu())
 
     def _share(self, source: ImageSource, most: int) -> ImageSource:

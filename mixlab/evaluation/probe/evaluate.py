@@ -171,9 +171,6 @@ class _ProbeRun:
         heads = f"{len(grid.heads):,} heads of {len(self.splits.classes):,} classes"
         self.machine.say(f"{heads}, {self._cost(plan, grid)}")
         val = self._table("val", plan)
-        if not len(val):
-            named = next(iter(val.unreadable))
-            raise InputError(f"none of the {len(self.splits.val)} validation images can be read; {named}")
         stream = self._stream(plan)
         if world.is_first and not (self.folder / "settings.json").is_file():
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -306,6 +303,8 @@ def _duration(seconds: float) -> str:
 
 def _batch(asked: int, num_images: int, world: World) -> int:
     """The requested batch, or the number of images if that is smaller; the learning rate is scaled accordingly."""
+    if asked < 1:
+        raise InputError(f"a batch of {asked} images trains nothing; give at least 1")
     if num_images < world.size:
         raise InputError(f"{num_images} training images are too few for {world.size} ranks")
     return min(asked, num_images // world.size * world.size)

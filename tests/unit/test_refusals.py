@@ -1,0 +1,99 @@
+"""Numbers and folders that cannot work are refused in a sentence, wherever they are given; none is an error of NumPy's
+or PIL's."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from mixlab.analysis.pca import pca_maps
+from mixlab.backbones.zoo import create_model
+from mixlab.cli import main
+from mixlab.data.decode import fit_image
+from mixlab.data.labelled import label_subset
+from mixlab.data.mask_formats import parse_masks
+from mixlab.data.packed import PackedReader
+from mixlab.data.sample_order import SampleOrder
+from mixlab.data.shapes import Shapes
+from mixlab.errors import InputError
+from mixlab.evaluation.probe.heads import check_rates
+from mixlab.recipes import find_recipe
+from mixlab.studies.reproduce.listing import find_items
+from mixlab.training.batches import check_enough
+from mixlab.training.dino_parts import dino_loss
+from mixlab.training.distributed import World, num_workers
+from mixlab.training.knn import vote
+from mixlab.training.supervised import SupervisedConfig
+
+NAN = float("nan")
+ALONE = World(torch.device("cpu"))
+SHAPES = Shapes(num_images=4)
+
+
+@pytest.mark.parametrize(
+    ("give", "message"),
+    [
+        (lambda: SampleOrder(4, 2, seed=-1), "the seed is -1; give 0 or more"),
+        (lambda: label_subset(SHAPES, 0.5, seed=-1), "the seed is -1; give 0 or more"),
+        (lambda: PackedReader(SHAPES, lambda height, width: 1, -1), "squashed to -1 px; give at least 1"),
+        (lambda: vote(torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.int64), num_classes=2, temperature=NAN), "nan"),
+        (lambda: num_workers(-1, ALONE), "-1 processes cannot read data; give 0 or more"),
+        (lambda: pca_maps(torch.ones(1, 2, 2, 3), threshold=NAN), "the threshold is nan; give a number"),
+        (lambda: check_rates((NAN,), (0.0,)), "give some lr above 0"),
+        (lambda: check_rates((0.1,), (float("inf"),)), "some wd from 0"),
+        *(
+            (lambda name=name, field=field: create_model(name, **{field: 0}), f"{field} must be at least 1, got 0")
+            for name, field in (
+                ("vit_tiny", "head_dim"),
+                ("dinovim_tiny", "state"),
+                ("dinovim_tiny", "conv"),
+                ("vim_tiny", "expand"),
+                ("gatedconv_tiny", "kernel"),
+                ("vmamba_tiny", "state"),
+            )
+        ),
+        (lambda: create_model("vit_tiny", mlp_ratio=-1.0), "mlp_ratio must be 0 (no MLP) or above, got -1.0"),
+        (lambda: fit_image(Image.new("RGB", (4, 4)), size=0, fit="crop"), "an image of 0 px does not exist"),
+        (lambda: dino_loss(torch.ones(2, 1, 3), torch.ones(2, 1, 3), temperature=0.0), "the temperature is 0.0"),
+        (lambda: parse_masks("photo"), "photo has no masks; give 'shapes'"),
+        (lambda: find_items(["qqqq"]), "no item 'qqqq'; `mixlab reproduce` lists all"),
+        (
+            lambda: check_enough(1, find_recipe("dino_vit_tiny64"), replace(ALONE, size=2)),
+            "1 images are fewer than one batch of 64; give at least 2, one for each pass",
+        ),
+    ],
+)
+def test_it_is_refused_in_a_sentence(give: Callable[[], object], message: str) -> None:
+    with pytest.raises(InputError) as refused:
+        give()
+    assert message in str(refused.value)
+
+
+def test_images_that_cannot_be_read_are_named_by_whoever_needs_them(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for file in ("a/0.png", "a/1.png", "b/0.png", "b/1.png"):
+        (tmp_path / "data" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "data" / file).write_bytes(b"not an image")
+    data, on = str(tmp_path / "data"), ("--device", "cpu")
+    small = ("--set", "batch=2", "--set", "steps=1", "--set", "optim.warmup_steps=0")
+    assert main(["pretrain", "dino_vit_tiny64", "--data", data, "--run", str(tmp_path / "run"), *on, *small]) == 1
+    assert "none of the 2 images to score can be read, such as" in capfd.readouterr().err
+    assert main(["knn", "shipped/vit", "--data", data, "--run", str(tmp_path / "knn"), *on, "--workers", "0"]) == 1
+    assert f"none of the 2 images of {data} [train] can be read, such as" in capfd.readouterr().err
+
+
+def test_a_validation_part_that_cannot_be_scored_is_refused_before_training(tmp_path: Path) -> None:
+    for name in ("train/a", "train/b", "val/c", "val/d"):
+        (tmp_path / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / name / "0.png")
+    with pytest.raises(InputError, match="no validation image belongs to a known class: found c, d, known are a, b"):
+        SupervisedConfig().open(str(tmp_path))
+
+
+def test_a_size_below_one_is_no_size_to_count_for(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "vit_tiny", "--image", "-3"]) == 1
+    assert "--image is -3; give at least 1" in capfd.readouterr().err
