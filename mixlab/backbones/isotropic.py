@@ -23,6 +23,7 @@ from mixlab.backbones.positions import PositionResize, resize_positions
 from mixlab.backbones.tokens import Features, TokenEmbedding, TokenLayout, check_side
 from mixlab.errors import InputError
 from mixlab.mixers import MIXERS, Grid, MixerConfig, Mixing
+from mixlab.mixers.mixer import check_sizes
 from mixlab.ops.precision import at_least_float32
 from mixlab.run.codec import from_json, to_json
 
@@ -59,6 +60,9 @@ class IsotropicConfig:
         for field in ("dim", "depth", "patch", "image", "channels"):
             if getattr(self, field) < 1:
                 raise InputError(f"{field} must be at least 1, got {getattr(self, field)}")
+        check_sizes(self.mixer)
+        if self.mlp_ratio < 0:
+            raise InputError(f"mlp_ratio must be 0 (no MLP) or above, got {self.mlp_ratio}")
         if not 0 <= self.drop_path < 1:
             raise InputError(f"drop_path is a probability below 1, got {self.drop_path}")
         if self.mixer.is_causal and self.layout.place == "front" and self.layout.class_token:

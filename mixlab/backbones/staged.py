@@ -22,6 +22,7 @@ from mixlab.backbones.stages import Block, ConvDown, OverlapStem, PatchMerge, Pa
 from mixlab.backbones.tokens import Features, TokenLayout, check_images
 from mixlab.errors import InputError
 from mixlab.mixers import MIXERS, Grid, MixerConfig, Mixing
+from mixlab.mixers.mixer import check_sizes
 from mixlab.run.codec import from_json, to_json
 
 wrap("check_images")
@@ -66,6 +67,8 @@ class StagedConfig:
         for name, value in sizes.items():
             if value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
+        for mixer in filter(None, (self.mixer, self.late_mixer)):
+            check_sizes(mixer)
         if not 0 <= self.drop_path < 1:
             raise InputError(f"drop_path is a probability below 1, got {self.drop_path}")
         for name, chosen, known in (("stem", self.stem, STEMS), ("down", self.down, DOWNS)):

@@ -167,6 +167,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
 def fit_image(image: Image.Image, *, size: int, fit: str) -> Image.Image:
     """Bring an image to size x size: `squash` keeps all of it, `crop` keeps its shape and cuts the longer side."""
     box = fit_box(image.size, fit)
+    if size < 1:
+        raise InputError(f"an image of {size} px does not exist; give a size of at least 1")
     return image if image.size == (size, size) else image.resize((size, size), Image.Resampling.BICUBIC, box=box)
 
 

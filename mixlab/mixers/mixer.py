@@ -103,6 +103,13 @@ class MixerConfig(ABC):
         """Multiply-accumulates of the mixing itself (not its projections) for one image, as run."""
 
 
+def check_sizes(mixer: MixerConfig) -> None:
+    """Refuse widths, states and windows below 1, of mixers that have them."""
+    for name in ("head_dim", "expand", "state", "conv", "kernel"):
+        if (size := getattr(mixer, name, 1)) < 1:
+            raise InputError(f"{name} must be at least 1, got {size}")
+
+
 def overlap(rows: range, columns: range) -> bool:
     """Whether a block touches the diagonal, where a triangle keeps full rank."""
     return rows.start < columns.stop and columns.start < rows.stop

@@ -107,6 +107,8 @@ def dino_loss(student: Tensor, targets: Tensor, *, temperature: float) -> Tensor
     num_views, num_targets = len(student), len(targets)
     if num_views < 2 or num_targets < 1 or num_targets > num_views:
         raise InputError(f"{num_views} views and {num_targets} of the teacher make no pairs; give at least 2 and 1")
+    if not temperature > 0:
+        raise InputError(f"the temperature is {temperature}; give a number above 0, such as 0.1")
     if student.shape[1:] != targets.shape[1:]:
         shapes = f"student {tuple(student.shape)} and targets {tuple(targets.shape)}"
         raise InputError(f"{shapes} differ in images or outputs; give both networks the same views and heads")

@@ -10,7 +10,9 @@ import torch
 from PIL import Image
 
 from mixlab.analysis.pca import pca_maps
+from mixlab.backbones.zoo import create_model
 from mixlab.cli import main
+from mixlab.data.decode import fit_image
 from mixlab.data.labelled import label_subset
 from mixlab.data.mask_formats import parse_masks
 from mixlab.data.packed import PackedReader
@@ -21,6 +23,7 @@ from mixlab.evaluation.probe.heads import check_rates
 from mixlab.recipes import find_recipe
 from mixlab.studies.reproduce.listing import find_items
 from mixlab.training.batches import check_enough
+from mixlab.training.dino_parts import dino_loss
 from mixlab.training.distributed import World, num_workers
 from mixlab.training.knn import vote
 from mixlab.training.supervised import SupervisedConfig
@@ -41,6 +44,20 @@ SHAPES = Shapes(num_images=4)
         (lambda: pca_maps(torch.ones(1, 2, 2, 3), threshold=NAN), "the threshold is nan; give a number"),
         (lambda: check_rates((NAN,), (0.0,)), "give some lr above 0"),
         (lambda: check_rates((0.1,), (float("inf"),)), "some wd from 0"),
+        *(
+            (lambda name=name, field=field: create_model(name, **{field: 0}), f"{field} must be at least 1, got 0")
+            for name, field in (
+                ("vit_tiny", "head_dim"),
+                ("dinovim_tiny", "state"),
+                ("dinovim_tiny", "conv"),
+                ("vim_tiny", "expand"),
+                ("gatedconv_tiny", "kernel"),
+                ("vmamba_tiny", "state"),
+            )
+        ),
+        (lambda: create_model("vit_tiny", mlp_ratio=-1.0), "mlp_ratio must be 0 (no MLP) or above, got -1.0"),
+        (lambda: fit_image(Image.new("RGB", (4, 4)), size=0, fit="crop"), "an image of 0 px does not exist"),
+        (lambda: dino_loss(torch.ones(2, 1, 3), torch.ones(2, 1, 3), temperature=0.0), "the temperature is 0.0"),
         (lambda: parse_masks("photo"), "photo has no masks; give 'shapes'"),
         (lambda: find_items(["qqqq"]), "no item 'qqqq'; `mixlab reproduce` lists all"),
         (

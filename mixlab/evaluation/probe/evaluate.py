@@ -303,6 +303,8 @@ def _duration(seconds: float) -> str:
 
 def _batch(asked: int, num_images: int, world: World) -> int:
     """The requested batch, or the number of images if that is smaller; the learning rate is scaled accordingly."""
+    if asked < 1:
+        raise InputError(f"a batch of {asked} images trains nothing; give at least 1")
     if num_images < world.size:
         raise InputError(f"{num_images} training images are too few for {world.size} ranks")
     return min(asked, num_images // world.size * world.size)
