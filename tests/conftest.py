@@ -47,7 +47,7 @@ def pytest_sessionfinish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
-    """What most processes of a whole run need is computed before they are forked: the ledger's theorems take seconds."""
+    """What most processes of a whole run need is computed before the forks: the ledger's theorems take seconds."""
     if session.config.pluginmanager.has_plugin("tests.forked_workers") and len(session.items) > 1000:
         torch.set_num_threads(1)  # no threads before a fork
         list(draw_up(Evidence()))
