@@ -115,7 +115,8 @@ def _is_ours(page: Path) -> bool:
 def _as_page(findings: Findings, title: str | None) -> str:
     style = (Path(__file__).parent / "templates" / "style.css").read_text(encoding="utf-8")
     parts = page_parts(findings) | {"style": Markup(style)}  # our own file
-    parts |= {"title": title or title_of(parts["table"], findings), "about": about_runs(parts["table"], findings)}
+    table = parts["table"]
+    parts |= {"title": title or title_of(table, parts["through"], findings), "about": about_runs(table, findings)}
     parts |= {"contents": [(anchor, name) for anchor, name in CONTENTS.items() if parts[PART_OF.get(anchor, anchor)]]}
     parts["contents"] += [(f"exhibit-{n}", one["about"]["title"]) for n, one in enumerate(parts["exhibits"], 1)]
     parts["contents"].append(("made", "Commands and records"))
@@ -176,13 +177,16 @@ def page_parts(findings: Findings, *, pictures: bool = True) -> dict[str, Any]:
     }
 
 
-def title_of(table: Table, findings: Findings) -> str:
-    """The mixers that are compared, or the one model; else the name of the run."""
-    mixers = list(dict.fromkeys(row.mixer for row in table.rows if row.mixer and row.mixer != "other"))
+def title_of(table: Table, through: dict[str, Any] | None, findings: Findings) -> str:
+    """The mixers that are compared, or the one model, of the first picture where nothing was measured; else the name
+    of the run."""
+    models = [(row.label, row.mixer) for row in table.rows]
+    models = models or [(model["label"], model["mixer"]) for model in (through or {"models": []})["models"]]
+    mixers = list(dict.fromkeys(mixer for _, mixer in models if mixer and mixer != "other"))
     if len(mixers) > 1:
         title = f"{', '.join(mixers[:-1])} and {mixers[-1]}"
         return title[0].upper() + title[1:]
-    labels = list(dict.fromkeys(row.label for row in table.rows))
+    labels = list(dict.fromkeys(label for label, _ in models))
     if labels:
         name = ", ".join(labels[:3]) + (f" and {len(labels) - 3} more" if len(labels) > 3 else "")
         return f"{name}: {mixers[0]}" if mixers else name
