@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from mixlab.analysis.claims import Evidence, draw_up
 from mixlab.plugins import REGISTRIES
 from tests import fork_server
 
@@ -42,6 +43,14 @@ def pytest_collection_finish() -> None:
 
 def pytest_sessionfinish() -> None:
     gc.unfreeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """What most processes of a whole run need is computed before the forks: the ledger's theorems take seconds."""
+    if session.config.pluginmanager.has_plugin("tests.forked_workers") and len(session.items) > 1000:
+        torch.set_num_threads(1)  # no threads before a fork
+        list(draw_up(Evidence()))
 
 
 LONGEST_FIRST = ("unit/studies/", "unit/ops/", "browser/", "contracts/")  # so that no core waits for one at the end

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from mixlab.training.cores import num_cores
 
@@ -119,7 +118,8 @@ def work(session: pytest.Session, channel: connection.Connection, others: list[c
     """What each of the processes does."""
     for other in others:
         other.close()  # nobody would notice that their owners ended
-    torch.set_num_threads(1)
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
     plugins = session.config.pluginmanager
     plugins.unregister(name="terminalreporter")
     messages = Messages(session.config, channel)

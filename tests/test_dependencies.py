@@ -89,13 +89,14 @@ from mixlab.cli import main
 def run(*arguments, code=0):
     assert main(arguments) == code, arguments
 
-small = ("--set", "steps=1", "--set", "batch=4", "--set", "optim.warmup_steps=0", "--device", "cpu")
+settings = ("steps=1", "batch=4", "model.depth=1", "method.num_prototypes=64", "optim.warmup_steps=0")
+small = ("--device", "cpu", *(part for one in settings for part in ("--set", one)))
 run("models", "vit_tiny")
 run("advise", "--image", "224")
 run("pretrain", "dino_vit_tiny64", "--data", "shapes:n=8", "--run", "run", *small)
-run("knn", "run", "--data", "shapes:n=16", "--device", "cpu", "--workers", "0", "--k", "1")
+run("knn", "run", "--data", "shapes:n=8", "--device", "cpu", "--workers", "0", "--k", "1")
 run("rank", "run", "--chunk", "16", "--num-images", "1", "--device", "cpu")
-run("auc", "run", "--data", "shapes:n=4", "--device", "cpu")
+run("auc", "run", "--data", "shapes:n=2", "--no-twins", "--device", "cpu")
 run("claims", "run")
 run("export", "run", "--out", "run.safetensors")
 for arguments in (("maps", "run"), ("report", "run"), ("app", "run"), ("export", "run", "--out", "run.onnx")):

@@ -62,7 +62,7 @@ def check_patches(patches: Tensor) -> None:
         raise InputError("patches hold NaN or infinity, which have no map; check the weights and images")
 
 
-def fit_pca(patches: Tensor, num_components: int = NUM_COMPONENTS) -> tuple[PCA, Tensor]:
+def fit_pca(patches: Tensor) -> tuple[PCA, Tensor]:
     """Components of patch features (B, h, w, D) taken together, signs fixed; and the share of variance of each (K,)."""
     features = patches.detach().double().flatten(0, 2)  # (n, D)
     mean = features.mean(0)
@@ -70,9 +70,9 @@ def fit_pca(patches: Tensor, num_components: int = NUM_COMPONENTS) -> tuple[PCA,
     _, singular, directions = torch.linalg.svd(centred, full_matrices=False)
     variances = singular.square() / len(features)
     total = variances.sum()
-    kept = min(num_components, int((singular > singular[0] * 1e-10).sum()))  # beyond: rounding, not features
+    kept = min(NUM_COMPONENTS, int((singular > singular[0] * 1e-10).sum()))  # beyond: rounding, not features
     variances, directions = variances[:kept], directions[:kept]
-    missing = num_components - kept
+    missing = NUM_COMPONENTS - kept
     variances = torch.cat([variances, variances.new_zeros(missing)])
     directions = torch.cat([directions, directions.new_zeros(missing, directions.shape[1])])
     signs = directions.pow(3).sum(-1).sign()

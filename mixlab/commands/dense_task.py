@@ -1,17 +1,15 @@
-"""What the commands that train share: how a run ends; and, for dense tasks, which recipe is taken."""
+"""What the commands of dense tasks share: which recipe is taken, and whether to train or to evaluate."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mixlab.commands.options import DenseTarget
-from mixlab.commands.output import progress_bar, warn
+from mixlab.commands.output import is_first, progress_bar, stoppable, warn
 from mixlab.console import console
-from mixlab.errors import InputError, WorkError, check_counts
+from mixlab.errors import InputError, check_counts
 
 if TYPE_CHECKING:
     from mixlab.evaluation.dense_task import DensePlan
@@ -100,24 +98,3 @@ def small_recipe(config: TrainConfig) -> str:
         name for name in names if name in RECIPES and (not model.weights or model.name != find_recipe(name).model.name)
     )
     return next(fits)
-
-
-def is_first() -> bool:
-    """Whether this process prints and writes."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-@contextmanager
-def stoppable() -> Iterator[None]:
-    """Around training: a signal ends the command with its own exit code, and one line."""
-    from mixlab.data.source import TooManyUnreadableError
-    from mixlab.training.stopping import Stopped
-
-    try:
-        yield
-    except Stopped as stopped:
-        if is_first():
-            console.print(f"{stopped}; run the same command again to resume")
-        raise SystemExit(stopped.exit_code) from stopped
-    except TooManyUnreadableError as error:
-        raise WorkError(f"{error} (data.skip_limit)") from error

@@ -5,9 +5,9 @@ from typing import Any
 
 from mixlab.choices import HeadKind
 from mixlab.commands.answer import Answer
-from mixlab.commands.dense_task import is_first, train_or_evaluate
+from mixlab.commands.dense_task import train_or_evaluate
 from mixlab.commands.options import DenseTarget, Flat
-from mixlab.commands.output import drawing, percent, percent_interval
+from mixlab.commands.output import drawing, is_first, percent, percent_interval
 from mixlab.console import console
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import write_atomically

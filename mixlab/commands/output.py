@@ -1,4 +1,4 @@
-"""What commands share around their answers: progress bars, notes, and the directory for results.
+"""What commands share around their answers: progress bars, notes, the directory for results, and how training ends.
 
 Imports of whatever needs torch are late, so that `--help` need not wait for it.
 """
@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 
 from mixlab.console import console
-from mixlab.errors import MissingExtraError, naming_extras
+from mixlab.errors import MissingExtraError, WorkError, naming_extras
 from mixlab.run import RunDirectory
 
 if TYPE_CHECKING:
@@ -127,3 +127,24 @@ def warn(note: str) -> None:
 def name_unreadable(images: dict[str, str]) -> None:
     if images:
         console.print(f"{len(images)} images could not be read: {next(iter(images))} ...")
+
+
+def is_first() -> bool:
+    """Whether this process prints and writes."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Around training: a signal ends the command with its own exit code, and one line."""
+    from mixlab.data.source import TooManyUnreadableError
+    from mixlab.training.stopping import Stopped
+
+    try:
+        yield
+    except Stopped as stopped:
+        if is_first():
+            console.print(f"{stopped}; run the same command again to resume")
+        raise SystemExit(stopped.exit_code) from stopped
+    except TooManyUnreadableError as error:
+        raise WorkError(f"{error} (data.skip_limit)") from error

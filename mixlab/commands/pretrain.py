@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mixlab.commands.answer import Answer
-from mixlab.commands.dense_task import is_first, stoppable
 from mixlab.commands.options import Flat, TrainingRun
+from mixlab.commands.output import is_first, stoppable
 from mixlab.console import console
 from mixlab.errors import InputError
 

@@ -5,9 +5,8 @@ import sys
 from typing import Any
 
 from mixlab.commands.answer import WideAnswer
-from mixlab.commands.dense_task import stoppable
 from mixlab.commands.options import Flat, LabelledTarget
-from mixlab.commands.output import evaluation_machine, name_unreadable, percent, percent_interval, warn
+from mixlab.commands.output import evaluation_machine, name_unreadable, percent, percent_interval, stoppable, warn
 from mixlab.console import console
 from mixlab.errors import InputError, check_counts
 from mixlab.evaluation.settings import ProbeSettings

@@ -4,9 +4,9 @@ from typing import Any
 
 from mixlab.choices import InferenceMode
 from mixlab.commands.answer import Answer
-from mixlab.commands.dense_task import is_first, train_or_evaluate
+from mixlab.commands.dense_task import train_or_evaluate
 from mixlab.commands.options import DenseTarget, Flat
-from mixlab.commands.output import drawing, percent
+from mixlab.commands.output import drawing, is_first, percent
 from mixlab.console import console
 from mixlab.run import RunDirectory, provenance
 

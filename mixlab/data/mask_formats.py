@@ -47,11 +47,11 @@ from .source import (
 )
 
 
-def parse_images_or_masks(name: Data, *, split: str = "val") -> ImageSource | MaskSource:
-    """Images with their masks where the place has masks, and images alone elsewhere."""
+def parse_images_or_masks(name: Data) -> ImageSource | MaskSource:
+    """Validation images, with their masks where the place has masks."""
     if isinstance(name, GivenData):
-        return name.part(split)
-    return parse_source(name, split=split) if mask_format(name) is None else parse_masks(name, split=split)
+        return name.part("val")
+    return parse_source(name, split="val") if mask_format(name) is None else parse_masks(name)
 
 
 def parse_masks(name: Data, *, split: str = "val") -> MaskSource:

@@ -46,7 +46,7 @@ class Accuracy:
         return wilson_interval(self.correct, self.n) if self.answers is None else accuracy_interval(self.answers)
 
     def to_json(self) -> dict[str, Any]:
-        """Without images, without a share."""
+        """The share and its interval, which are None where no image was scored, and the counts."""
         found = self.estimate if self.n else None
         values = (None, None, None) if found is None else (found.value, found.low, found.high)
         return dict(zip(("top1", "low", "high"), values, strict=True)) | {"correct": self.correct, "n": self.n}

@@ -14,8 +14,8 @@ from mixlab.report.models import Cell, Column, Row, Table
 from mixlab.statistics import Significance
 
 NUM_SENTENCES = 3
-ACCURACIES = ("linear probe", "kNN", "own classifier")
-OTHERS = ("mIoU", "box AP", "mask AP")
+ACCURACY_TITLES = ("linear probe", "kNN", "own classifier")
+DENSE_TITLES = ("mIoU", "box AP", "mask AP")
 
 
 class Part(NamedTuple):
@@ -53,13 +53,13 @@ def _learnt(table: Table) -> Iterator[Sentence]:
     else:
         start = f"{_listed(yes)} {'have' if len(yes) > 1 else 'has'} learnt (kNN or a linear probe reads significantly "
         start += f"more than from untrained twins); {_listed(no)} {'have' if len(no) > 1 else 'has'} not"
-    best = next((part for part in _best(table, ACCURACIES) if part), None)
+    best = next((part for part in _best(table, ACCURACY_TITLES) if part), None)
     yield [Part(start + "."), *([Part(" "), *best] if best else [])]
 
 
 def _accuracy(table: Table) -> Iterator[Sentence]:
     if all(row.learnt is None for row in table.rows):
-        yield from _best(table, ACCURACIES)
+        yield from _best(table, ACCURACY_TITLES)
 
 
 def _best(table: Table, titles: Sequence[str]) -> Iterator[Sentence]:
@@ -80,7 +80,7 @@ def _best(table: Table, titles: Sequence[str]) -> Iterator[Sentence]:
 
 
 def _dense(table: Table) -> Iterator[Sentence]:
-    yield from _best(table, OTHERS)
+    yield from _best(table, DENSE_TITLES)
 
 
 def _maps(table: Table, findings: Findings) -> Iterator[Sentence]:

@@ -7,7 +7,7 @@ from mixlab.run import UNTRAINED, Measurement, Subject
 from mixlab.run.protocols import DetectionProtocol, SegmentationProtocol
 
 TASKS = {SegmentationProtocol: "segmentation", DetectionProtocol: "detection"}
-METHODS = {"segment": "segmentation", "detect": "detection"}  # as the config of a run calls them
+TASK_OF_METHOD = {"segment": "segmentation", "detect": "detection"}  # as the config of a run calls them
 
 
 def shown_measurements(findings: Findings) -> list[Measurement]:
@@ -19,9 +19,9 @@ def shown_measurements(findings: Findings) -> list[Measurement]:
     found = {_network(m.subject): _trained(m) for m in given if type(m.protocol) in TASKS}
     shown = []
     for m in given:
-        is_dense = type(m.protocol) in TASKS or m.subject.training in METHODS
+        is_dense = type(m.protocol) in TASKS or m.subject.training in TASK_OF_METHOD
         if is_dense:
-            training = found.get(_network(m.subject)) or METHODS[m.subject.training]
+            training = found.get(_network(m.subject)) or TASK_OF_METHOD[m.subject.training]
             record = findings.record_of[m.identity]
             m = replace(m, subject=replace(m.subject, training=training))
             findings.record_of.setdefault(m.identity, record)
@@ -34,5 +34,5 @@ def _network(subject: Subject) -> tuple[str, str, int]:
 
 
 def _trained(m: Measurement) -> str:
-    task, before = TASKS[type(m.protocol)], METHODS.get(m.subject.training, m.subject.training)
+    task, before = TASKS[type(m.protocol)], TASK_OF_METHOD.get(m.subject.training, m.subject.training)
     return task if before in ("", UNTRAINED, task) else f"{before}, then {task}"

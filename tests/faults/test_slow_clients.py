@@ -4,8 +4,10 @@ import io
 import os
 import select
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -15,7 +17,7 @@ import torch
 from PIL import Image
 
 from mixlab.app import arrivals, connections, guard, server
-from mixlab.app.jobs import Progress
+from mixlab.app.jobs import Jobs, Progress
 from mixlab.app.laboratory import Laboratory
 from mixlab.app.pictures import Picture
 from mixlab.app.questions import Question
@@ -184,44 +186,52 @@ def test_idle_connections_cannot_take_all_there_are(address: str, monkeypatch: A
 
 
 class Slow(Laboratory):
-    """Every question but those about the last layer takes long."""
+    """Questions are answered once they may be; those about the last layer at once."""
 
-    steps = 100  # of 20 ms
-    begun: list[Question]
+    begun: list[int]  # layers
+    may_answer: threading.Event
 
     def answer(self, question: Question, picture: Picture, progress: Progress) -> dict[str, Any]:
-        if question.layer < 2:
-            self.begun.append(question)
-            for step in range(self.steps):
-                progress(step, self.steps, "thinking")
-                time.sleep(0.02)
+        self.begun.append(question.layer)
+        while question.layer < 2 and not self.may_answer.is_set():
+            progress(1, 2, "thinking")
+            time.sleep(0.02)
         return super().answer(question, picture, progress)
 
 
 @pytest.fixture
 def slow_laboratory(laboratory: Laboratory, monkeypatch: Any) -> Iterator[Slow]:
-    monkeypatch.setattr(Slow, "begun", [], raising=False)
-    laboratory.__class__ = Slow
-    assert isinstance(laboratory, Slow)
-    yield laboratory
-    laboratory.__class__ = Laboratory
+    monkeypatch.setattr(server, "MAX_WAIT_MS", 10**6)  # longer than any test
+    made: Any = laboratory
+    made.__class__, made.begun, made.may_answer = Slow, [], threading.Event()
+    yield made
+    made.__class__ = Laboratory
 
 
-def test_abandoned_questions_make_room_at_once_and_are_overtaken(slow_laboratory: Slow) -> None:
+def test_abandoned_questions_make_room_at_once_and_are_overtaken(slow_laboratory: Slow, monkeypatch: Any) -> None:
     count, places = (2600, 256) if ALL else (120, 12)
-    with serve(slow_laboratory, workers=1, max_open=places) as address:
+    with serve(slow_laboratory, workers=1, max_open=places) as address, ThreadPoolExecutor(1) as pool:
         for number in range(count):
             question = {**MAP, "kind": "row", "x": number / count, "y": 0.5}
             assert request(address, "POST", "/api/questions?wait_ms=0", question).status == 202
-        before = len(slow_laboratory.begun)
-        assert ask(address, {**MAP, "layer": 2}).status == 200
-        # One abandoned answer is under way, another may begin whenever nobody waits for ours for a moment.
-        assert len(slow_laboratory.begun) - before < places / 2, "it waited for those in the queue"
+        is_awaited, awaiting = threading.Event(), Jobs.awaiting
+
+        @contextmanager
+        def awaiting_ours(jobs: Jobs, ticket: Any) -> Iterator[None]:
+            with awaiting(jobs, ticket):
+                is_awaited.set()
+                yield
+
+        monkeypatch.setattr(Jobs, "awaiting", awaiting_ours)
+        ours = pool.submit(request, address, "POST", "/api/questions?wait_ms=1000000", {**MAP, "layer": 2})
+        assert is_awaited.wait(PATIENCE_S)
+        before = len(slow_laboratory.begun)  # the last of these may be under way
+        slow_laboratory.may_answer.set()
+        assert ours.result().status == 200
+        assert slow_laboratory.begun[before] == 2, "it waited for those in the queue"
 
 
-def test_who_hangs_up_leaves_at_once(slow_laboratory: Slow, monkeypatch: Any) -> None:
-    monkeypatch.setattr(server, "MAX_WAIT_MS", 10**6)
-    monkeypatch.setattr(Slow, "steps", 10**6)  # longer than any test
+def test_who_hangs_up_leaves_at_once(slow_laboratory: Slow) -> None:
     with serve(slow_laboratory, workers=1, max_open=1) as address:
         body = b'{"kind": "map", "picture": "sample-1", "model": "vit_tiny", "layer": 0}'
         head = post(address, length=len(body), path="/api/questions?wait_ms=1000000")

@@ -86,9 +86,9 @@ def distances(arrays: Mapping[str, Arrays], results: Results, styles: Styles) ->
     return Chart("Where the weight of the matrices lies", kept, draw)
 
 
-def block_ranks(label: str, table: NDArray[np.float64], layer: int, measure: str = "effective") -> Chart:
-    """The rank of every block at its place in the matrix: means over heads and images of one layer."""
-    grid = block_grid(table, layer, measure=measure)
+def block_ranks(label: str, table: NDArray[np.float64], layer: int) -> Chart:
+    """The effective rank of every block at its place in the matrix: means over heads and images of one layer."""
+    grid = block_grid(table, layer)
     if grid is None:
         raise InputError(f"layer {layer} of {label} was not measured")
     highest = np.nanmax(grid)
@@ -103,10 +103,10 @@ def block_ranks(label: str, table: NDArray[np.float64], layer: int, measure: str
                     colour = "black" if value > highest / 2 else "white"
                     ax.text(column, row, f"{value:.0f}", ha="center", va="center", color=colour, fontsize=9)
         ax.set(xlabel="chunk that is read", ylabel="chunk that reads")
-        ax.figure.colorbar(image, ax=ax, label=f"{measure} rank")
+        ax.figure.colorbar(image, ax=ax, label="effective rank")
 
-    about = f"Mean {measure} rank of {len(grid)} x {len(grid)} blocks, {highest:.1f} at most."
-    return Chart(f"{label}, layer {layer}: {measure} rank", about, draw, height=4.0, has_legend=False)
+    about = f"Mean effective rank of {len(grid)} x {len(grid)} blocks, {highest:.1f} at most."
+    return Chart(f"{label}, layer {layer}: effective rank", about, draw, height=4.0, has_legend=False)
 
 
 def matrix_with_ranks(

@@ -51,29 +51,27 @@ class SegmentationScores:
 
 
 class ConfusionMatrix:
-    """Counts of pixels by (truth, prediction); pixels whose truth is `ignore` are left out.
+    """Counts of pixels by (truth, prediction); pixels whose truth is IGNORE are left out.
 
     Images may be counted in several groups, which `scores_of` resamples for an interval.
     """
 
-    def __init__(
-        self, num_classes: int, *, num_groups: int = 1, ignore: int = IGNORE, device: torch.device | None = None
-    ) -> None:
-        self.num_classes, self.ignore = num_classes, ignore
+    def __init__(self, num_classes: int, *, num_groups: int = 1, device: torch.device | None = None) -> None:
+        self.num_classes = num_classes
         self.matrices = torch.zeros(num_groups, num_classes, num_classes, dtype=torch.int64, device=device)
 
     def update(self, predicted: Tensor, truth: Tensor, *, group: int = 0) -> None:
         """Class numbers of the same shape."""
         if predicted.shape != truth.shape:
             raise InputError(f"predictions {tuple(predicted.shape)} and truth {tuple(truth.shape)} differ in shape")
-        counted = truth != self.ignore
+        counted = truth != IGNORE
         true, guessed = truth[counted].long(), predicted[counted].long()
         pairs = true * self.num_classes + guessed
         for what, values in (("truth", true), ("a prediction", guessed)):
             if len(values) and not 0 <= int(values.min()) <= int(values.max()) < self.num_classes:
                 raise InputError(
                     f"{what} holds classes from {int(values.min())} to {int(values.max())}; there are 0 to "
-                    f"{self.num_classes - 1}, and {self.ignore} for what is not counted"
+                    f"{self.num_classes - 1}, and {IGNORE} for what is not counted"
                 )
         counts = torch.bincount(pairs, minlength=self.num_classes**2)
         self.matrices[group] += counts.reshape(self.num_classes, self.num_classes)

@@ -184,7 +184,7 @@ def test_stages_of_mambaout_are_measured_each_on_its_own_grid() -> None:
 
 def test_a_backbone_without_mixing_matrices_says_so() -> None:
     model = mixlab.create_model("timm/convnext_atto").eval()
-    with pytest.raises(ValueError, match="convnext_atto has no softmax attention"):
+    with pytest.raises(ValueError, match="convnext_atto has no mixing matrices"):
         next(layer_ranks(model, torch.randn(1, 3, 64, 64)))
 
 

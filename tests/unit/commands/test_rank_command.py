@@ -64,7 +64,7 @@ def test_ranks_of_another_protocol_or_data_set_replace_neither_results_nor_figur
 
 def test_grid_only_models_and_bad_calls_get_a_sentence(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(ValueError, match="convnext_atto has no softmax attention"):
+    with pytest.raises(ValueError, match="convnext_atto has no mixing matrices"):
         rank(["timm/convnext_atto"], data="shapes:n=2", image=64, num_images=1, run=out)
     with pytest.raises(ValueError, match="no target given"):
         rank([], run=out)
