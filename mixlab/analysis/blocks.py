@@ -124,13 +124,14 @@ def energy_left(singular_values: Tensor, rank: int) -> Tensor:
     return squares[..., rank:].sum(-1) / squares.sum(-1).clamp_min(torch.finfo(squares.dtype).tiny)
 
 
-def numerical_rank(matrix: Tensor) -> int:
+def numerical_rank(matrix: Tensor, tolerance: float | None = None) -> int:
     """The numerical rank of one matrix (m, n), by a plain SVD.
 
     >>> numerical_rank(torch.ones(3, 5, dtype=torch.float64))
     1
     """
-    return int(rank_measures(torch.linalg.svdvals(matrix), (matrix.shape[-2], matrix.shape[-1]))["numerical"])
+    shape = (matrix.shape[-2], matrix.shape[-1])
+    return int(rank_measures(torch.linalg.svdvals(matrix), shape, tolerance=tolerance)["numerical"])
 
 
 @dataclass

@@ -189,9 +189,9 @@ def block_column(table: Table, name: str) -> NDArray[np.float64]:
     return table[:, BLOCK_COLUMNS.index(name)]
 
 
-def block_grid(table: Table, layer: int, head: int | None = None) -> Table | None:
-    """The effective rank of every block where it lies in the matrix, NaN where there is none: means over images, and
-    over heads for None or a head that was not measured. None if the layer was not measured.
+def block_grid(table: Table, layer: int, head: int | None = None, measure: str = "effective") -> Table | None:
+    """The rank of every block where it lies in the matrix, NaN where there is none: means over images, and over heads
+    for None or a head that was not measured. None if the layer was not measured.
     """
     rows = table[block_column(table, "layer") == layer]
     if head is not None and (block_column(rows, "head") == head).any():
@@ -200,7 +200,7 @@ def block_grid(table: Table, layer: int, head: int | None = None) -> Table | Non
         return None
     size = 1 + int(max(block_column(rows, name).max() for name in ("row", "column")))
     places = (block_column(rows, "row") * size + block_column(rows, "column")).astype(np.int64)
-    totals = np.bincount(places, block_column(rows, "effective"), minlength=size**2)
+    totals = np.bincount(places, block_column(rows, measure), minlength=size**2)
     counts = np.bincount(places, minlength=size**2)
     return np.where(counts > 0, totals / np.maximum(counts, 1), np.nan).reshape(size, size)
 

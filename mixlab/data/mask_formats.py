@@ -13,7 +13,6 @@ from PIL import Image
 from mixlab.errors import InputError
 
 from .coco import coco_files, need_coco_files
-from .decode import SUFFIXES
 from .given import Data, GivenData, check_kind
 from .images import IMAGE_FOLDERS, LABEL_FOLDERS, MASK_FOLDERS, SPLIT_FOLDERS, child, parse_source
 from .masks import (
@@ -104,7 +103,7 @@ def mask_format(name: str) -> str | None:
 
 def _recognise(place: Path) -> str | None:
     if place.is_file():
-        return None if place.suffix.lower() in SUFFIXES else "coco"
+        return "coco" if place.suffix.lower() in (".json", "") else None
     if child(place, "validation-segmentation", "train-semi-segmentation"):
         return "imagenet-s"
     if (place / "SegmentationClass").is_dir():

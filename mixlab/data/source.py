@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mixlab.errors import InputError, did_you_mean, few
 
-from .decode import Reduction, UnreadableImage, fit_image, to_pil, to_tensor
+from .decode import SUFFIXES, Reduction, UnreadableImage, fit_image, to_pil, to_tensor
 from .index_file import digest_of
 
 SPLITS = ("train", "val")
@@ -285,7 +285,8 @@ def nearest_place(name: str) -> str:
     if rest and Path(rest).expanduser().exists():  # voc:DIR where the format is detected
         return f"did you mean {rest}?"
     if place.is_file():
-        return f"shards are opened as wds:{name}" if place.suffix == ".tar" else "it is a file of another kind"
+        others = f"{place.suffix or 'its name'} is no known suffix; convert it to one of {' '.join(sorted(SUFFIXES))}"
+        return f"shards are opened as wds:{name}" if place.suffix == ".tar" else others
     while not place.parent.is_dir():
         place = place.parent
     try:

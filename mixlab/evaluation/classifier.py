@@ -23,7 +23,7 @@ from mixlab.backbones.weights.saving import save_tensors
 from mixlab.backbones.zoo import create_model
 from mixlab.choices import OUTPUT
 from mixlab.data.imagenet_labels import imagenet_classes
-from mixlab.errors import InputError
+from mixlab.errors import InputError, WorkError
 from mixlab.evaluation.features import FeaturePlan, HeadInput, has_class_token, published_source
 from mixlab.evaluation.machine import CentreView
 from mixlab.evaluation.paper import EPOCHS
@@ -231,7 +231,13 @@ def timm_classifier(
     """Any classifier of timm: its own pretrained weights (downloaded by timm), or a file of them."""
     if not timm.is_model(name.split(".")[0]):
         raise InputError(f"timm {timm.__version__} has no model {name!r}; timm.list_models() knows all")
-    model: Any = timm.create_model(name, pretrained=weights is None)
+    try:
+        model: Any = timm.create_model(name, pretrained=weights is None)
+    except OSError as error:  # the hub's errors of connections and missing files
+        reason = (str(error.__cause__ or error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise WorkError(
+            f"timm could not download the weights of {name} ({reason}); check the connection, or give --weights FILE"
+        ) from error
     if weights is not None:
         entries = read_weights(weights).entries
         convert = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)

@@ -46,7 +46,8 @@ class GridScores:
         return Accuracy.of(self.correct[number])
 
     def doubts(self) -> list[str]:
-        """Signs that the heads were not trained well: the best rate at the edge of the range, or kNN above them."""
+        """Signs that the heads were not trained well (the best rate at the edge of the range, kNN above them), or that
+        they are many for so few images."""
         found = []
         best, counts = self.heads[self.best], self.correct.sum(1)
         rates = sorted({head.lr for head in self.heads})
@@ -59,6 +60,11 @@ class GridScores:
         if self.knn is not None and self.knn.correct > own.correct:
             figures = f"{100 * own.correct / own.n:.1f} % against {100 * self.knn.correct / self.knn.n:.1f} %"
             found.append(f"the probe is below nearest neighbours in the same features, {figures}; give more --epochs")
+        if own.n < len(self.heads):
+            found.append(
+                f"the best of {len(self.heads)} heads was chosen on the same {own.n} images, so part of its accuracy "
+                'is luck; --wide shows it as chosen on the other half of them ("other half %")'
+            )
         return found
 
 

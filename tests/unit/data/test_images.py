@@ -24,7 +24,7 @@ from mixlab.data.index_file import (
     write_index,
 )
 from mixlab.data.labelled import Relabelled, labelled_splits
-from mixlab.data.mask_formats import parse_label_maps
+from mixlab.data.mask_formats import parse_images_or_masks, parse_label_maps
 from mixlab.data.shards import expand_pattern
 from mixlab.data.source import part_of
 from mixlab.errors import InputError
@@ -395,6 +395,9 @@ def test_data_that_is_there_under_another_name_is_named(tmp_path):
     (tmp_path / "shard.tar").write_bytes(b"")
     with pytest.raises(FileNotFoundError, match=rf"shards are opened as wds:{tmp_path}/shard.tar$"):
         parse_source(f"{tmp_path}/shard.tar")
+    (tmp_path / "phone.HEIC").write_bytes(b"")
+    with pytest.raises(FileNotFoundError, match=r"\.HEIC is no known suffix; convert it to one of \.avif .* \.jpg "):
+        parse_images_or_masks(f"{tmp_path}/phone.HEIC")  # not taken for COCO's JSON
     with pytest.raises(FileNotFoundError, match=rf"did you mean {tmp_path}\?$"):
         parse_label_maps(f"voc:{tmp_path}", split="val")
 

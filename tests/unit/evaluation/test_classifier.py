@@ -19,6 +19,7 @@ from torch import nn
 import mixlab
 from mixlab.backbones.weights import WeightsError
 from mixlab.data.imagenet_labels import imagenet_classes
+from mixlab.errors import WorkError
 from mixlab.evaluation.accuracy import write_accuracy
 from mixlab.evaluation.classifier import (
     ProbedBackbone,
@@ -175,6 +176,15 @@ def old_swin_name(name: str) -> str:
     """Before timm moved downsampling to the stage after it."""
     name = re.sub(r"layers\.(\d)\.downsample", lambda found: f"layers.{int(found[1]) - 1}.downsample", name)
     return name.replace("head.fc.", "head.")
+
+
+def test_weights_that_timm_cannot_download_are_named_with_a_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(WorkError, match=r"download the weights of resnet10t \(.*\); check the connection, or give --w"):
+        timm_classifier("resnet10t")
 
 
 @pytest.mark.parametrize(
