@@ -122,7 +122,7 @@ def test_the_first_screen_shows_trained_networks_and_the_maps_their_untrained_tw
     page = (killed.folder / "report.html").read_text(encoding="utf-8")
     [first] = re.findall(r'<figure class="through.*?</figure>', page, re.S)
     shown, told = first.split("<figcaption>")
-    assert "Mixing matrix of vit" in shown and "untrained" not in shown and "1 untrained twin is below" in told
+    assert "Mixing matrix of vit" in shown and "untrained" not in shown and "1 untrained network is below" in told
     assert "vit, untrained" in page.split('<section id="maps"')[1].split("</section>")[0]
 
 
