@@ -1,9 +1,7 @@
 """What the package imports is what pyproject.toml declares, and constraints.txt pins."""
 
 import ast
-import os
 import re
-import subprocess
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
@@ -70,49 +68,6 @@ def test_every_optional_module_is_known_with_the_extra_that_brings_it() -> None:
         name = canonicalize_name(DISTRIBUTIONS.get(module, [module])[0])
         assert name in names_of(EXTRAS[extra]), f"{module} is not part of mixlab[{extra}]"
     assert set(EXTRA_OF.values()) == {*OPTIONAL, "transformers", "wandb"}
-
-
-WITHOUT_EXTRAS = """
-import sys
-from mixlab.errors import EXTRA_OF
-
-from importlib.machinery import PathFinder
-
-class Without(PathFinder):
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):
-        return None if name.split(".")[0] in EXTRA_OF else super().find_spec(name, path, target)
-
-sys.meta_path[sys.meta_path.index(PathFinder)] = Without
-from mixlab.cli import main
-
-def run(*arguments, code=0):
-    assert main(arguments) == code, arguments
-
-settings = ("steps=1", "batch=4", "model.depth=1", "method.num_prototypes=64", "optim.warmup_steps=0")
-small = ("--device", "cpu", *(part for one in settings for part in ("--set", one)))
-run("models", "vit_tiny")
-run("advise", "--image", "224")
-run("pretrain", "dino_vit_tiny64", "--data", "shapes:n=8", "--run", "run", *small)
-run("knn", "run", "--data", "shapes:n=8", "--device", "cpu", "--workers", "0", "--k", "1")
-run("rank", "run", "--chunk", "16", "--num-images", "1", "--device", "cpu")
-run("auc", "run", "--data", "shapes:n=2", "--no-twins", "--device", "cpu")
-run("claims", "run")
-run("export", "run", "--out", "run.safetensors")
-for arguments in (("maps", "run"), ("report", "run"), ("app", "run"), ("export", "run", "--out", "run.onnx")):
-    run(*arguments, code=1)
-"""
-
-
-def test_the_core_works_without_extras_and_says_which_one_is_missing(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_EXTRAS], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    told = " ".join(done.stderr.split())
-    for module, extra in (("matplotlib", "report"), ("fastapi", "app"), ("onnx", "onnx")):
-        assert re.search(rf"error: this needs {module}\w*; run pip install 'mixlab\[{extra}\]'", told)
 
 
 def test_every_extra_that_a_sentence_names_exists() -> None:

@@ -4,6 +4,7 @@ MIXLAB_PACKAGE=all also installs the wheel with all extras into an empty environ
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -46,32 +47,51 @@ import mixlab
 assert not {"torch", "timm", "torchvision"} & set(sys.modules), "import mixlab imports what it does not need"
 import importlib.util
 assert importlib.util.find_spec("timm") is not None  # whoever only asks for timm does not use the hook up
+from mixlab.errors import EXTRA_OF
+missing = set()
 class Wrapped:
     def __init__(self, finder): self.finder = finder
     def __getattr__(self, name): return getattr(self.finder, name)
+    def find_spec(self, name, path=None, target=None):
+        return None if name.split(".")[0] in missing else self.finder.find_spec(name, path, target)
 sys.meta_path[:] = map(Wrapped, list(sys.meta_path))  # as tools that watch imports do
 import timm
 assert timm.is_model("dinovim_tiny") and timm.get_pretrained_cfg("vit_tiny") is not None
 assert mixlab.create_model is sys.modules["mixlab.backbones.zoo"].create_model
 from pathlib import Path
 assert Path(mixlab.__file__).is_relative_to(sys.argv[1]), mixlab.__file__
-late = {"scipy", "torchmetrics", "matplotlib", "sklearn"} & sys.modules.keys()
+late = {"scipy", *EXTRA_OF} & sys.modules.keys()
 assert not late, late
 assert "BinaryAUC" in dir(mixlab) and "dinovim_tiny" in timm.list_models()
+from mixlab.cli import main
+
+def run(*arguments, code=0):
+    assert main(arguments) == code, arguments
+
+missing |= EXTRA_OF.keys()  # as if none were installed
+settings = ("steps=1", "batch=4", "model.depth=1", "method.num_prototypes=64", "optim.warmup_steps=0")
+small = ("--device", "cpu", *(part for one in settings for part in ("--set", one)))
+run("models", "vit_tiny")
+run("advise", "--image", "224")
+run("pretrain", "dino_vit_tiny64", "--data", "shapes:n=8", "--run", "run", *small)
+run("knn", "run", "--data", "shapes:n=8", "--device", "cpu", "--workers", "0", "--k", "1")
+run("rank", "run", "--chunk", "16", "--num-images", "1", "--device", "cpu")
+run("auc", "run", "--data", "shapes:n=2", "--no-twins", "--device", "cpu")
+run("claims", "run")
+run("export", "run", "--out", "run.safetensors")
+for arguments in (("maps", "run"), ("report", "run"), ("app", "run"), ("export", "run", "--out", "run.onnx")):
+    run(*arguments, code=1)
+missing.clear()
 from mixlab import BinaryAUC
 assert mixlab.BinaryAUC is BinaryAUC and "torchmetrics" in sys.modules
 from mixlab.app import create_app  # its pages are files
-from mixlab.cli import main
-for call in (
-    ["models", "shipped/*"],
-    ["auc", "shipped/vit", "--data", "shapes:n=2", "--no-twins", "--map", "cosine", "--run", "run"],
-    ["report", "run", "--no-measure", "--out", "page.html"],
-):
-    assert main(call) == 0, call
+run("models", "shipped/*")
+run("auc", "shipped/vit", "--data", "shapes:n=2", "--no-twins", "--map", "cosine", "--run", "run")
+run("report", "run", "--no-measure", "--out", "page.html")
 """
 
 
-def test_the_wheel_works_away_from_the_repository_imports_late_and_registers_with_timm(
+def test_the_wheel_works_away_from_the_repository_imports_late_and_registers_with_timm_without_and_with_extras(
     wheel: Path, tmp_path: Path
 ) -> None:
     site = tmp_path / "site"
@@ -81,6 +101,9 @@ def test_the_wheel_works_away_from_the_repository_imports_late_and_registers_wit
     call = [sys.executable, "-P", "-c", INSTALLED, str(site)]
     done = subprocess.run(call, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    told = " ".join(done.stderr.split())
+    for module, extra in (("matplotlib", "report"), ("fastapi", "app"), ("onnx", "onnx")):
+        assert re.search(rf"error: this needs {module}\w*; run pip install 'mixlab\[{extra}\]'", told)
     assert "shipped/vit" in done.stdout and (tmp_path / "page.html").stat().st_size > 10_000
 
 

@@ -19,6 +19,17 @@ def wait_for(condition: Callable[[], object], seconds: float = PATIENCE_S, *, se
         time.sleep(0.002)
 
 
+def holds_once(check: Callable[[int], None], attempts: int = 6) -> None:
+    """Comparisons of times, which a busy machine may upset: in one of several attempts all of `check` must hold."""
+    for attempt in range(attempts):
+        try:
+            check(attempt)
+            return
+        except AssertionError:
+            if attempt == attempts - 1:
+                raise
+
+
 def exit_codes(*processes: BaseProcess) -> list[int | None]:
     """Of processes that end by themselves; none is left."""
     end = time.monotonic() + PATIENCE_S

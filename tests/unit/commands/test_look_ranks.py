@@ -17,7 +17,7 @@ from mixlab.run import RunDirectory
 from tests.waiting import exit_codes
 
 auc, rank, maps = (command(name) for name in ("auc", "rank", "maps"))
-DATA = "shapes:n=10,size=64"
+DATA = "shapes:n=6,size=64"
 
 
 def look(vit: str, run: str, ports: list[int]) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from mixlab.run.directory import read_json
 from mixlab.signals import StopRequests
 from mixlab.training.slurm import SlurmConfig, Task, TrainingJob, free_of_clients, is_over
 from tests.drawn_folders import draw_folders
+from tests.faults.forked_jobs import start_controller
 from tests.waiting import wait_for
 
 QUICK = ("--set", "epochs=1", "--set", "batch=16", "--set", "knn.every_epochs=0")
@@ -27,8 +29,9 @@ QUICK = ("--set", "epochs=1", "--set", "batch=16", "--set", "knn.every_epochs=0"
 
 @pytest.fixture(autouse=True)
 def one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Never the cluster that these tests may themselves run on."""
+    """Never the cluster that these tests may themselves run on; tasks of new interpreters: tests/faults."""
     monkeypatch.setattr(submitit.AutoExecutor, "which", staticmethod(lambda: "local"))
+    monkeypatch.setattr("submitit.local.local.start_controller", partial(start_controller, {}))
 
 
 def train(data: Path, run: Path, *options: str) -> None:
