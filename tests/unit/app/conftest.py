@@ -9,9 +9,13 @@ from mixlab.app.laboratory import Laboratory
 from tests.unit.app.live_page import serve, tiny_laboratory
 
 
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Until these tests are over: others compare their bits with those of processes that have all threads."""
+    before = torch.get_num_threads()
     torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,10 +29,15 @@ QUICK = ("--set", "epochs=1", "--set", "batch=16", "--set", "knn.every_epochs=0"
 
 
 @pytest.fixture(autouse=True)
-def one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Never the cluster that these tests may themselves run on; tasks of new interpreters: tests/faults."""
+def one_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Never the cluster that these tests may themselves run on; tasks of new interpreters: tests/faults. One thread, as
+    jobs have: with others, sums are rounded in another way."""
     monkeypatch.setattr(submitit.AutoExecutor, "which", staticmethod(lambda: "local"))
     monkeypatch.setattr("submitit.local.local.start_controller", partial(start_controller, {}))
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def train(data: Path, run: Path, *options: str) -> None:
