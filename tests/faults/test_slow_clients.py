@@ -17,11 +17,11 @@ import torch
 from PIL import Image
 
 from mixlab.app import arrivals, connections, guard, server
-from mixlab.app.jobs import Jobs, Progress
+from mixlab.app.jobs import Progress
 from mixlab.app.laboratory import Laboratory
 from mixlab.app.pictures import Picture
 from mixlab.app.questions import Question
-from tests.unit.app.live_page import ask, request, serve, tiny_laboratory
+from tests.unit.app.live_page import ask, count_awaiting, request, serve, tiny_laboratory
 from tests.waiting import PATIENCE_S, wait_for
 
 ALL = os.environ.get("MIXLAB_FAULTS") == "all"
@@ -210,28 +210,21 @@ def slow_laboratory(laboratory: Laboratory, monkeypatch: Any) -> Iterator[Slow]:
 
 def test_abandoned_questions_make_room_at_once_and_are_overtaken(slow_laboratory: Slow, monkeypatch: Any) -> None:
     count, places = (2600, 256) if ALL else (120, 12)
+    num_awaiting = count_awaiting(monkeypatch)
     with serve(slow_laboratory, workers=1, max_open=places) as address, ThreadPoolExecutor(1) as pool:
         for number in range(count):
             question = {**MAP, "kind": "row", "x": number / count, "y": 0.5}
             assert request(address, "POST", "/api/questions?wait_ms=0", question).status == 202
-        is_awaited, awaiting = threading.Event(), Jobs.awaiting
-
-        @contextmanager
-        def awaiting_ours(jobs: Jobs, ticket: Any) -> Iterator[None]:
-            with awaiting(jobs, ticket):
-                is_awaited.set()
-                yield
-
-        monkeypatch.setattr(Jobs, "awaiting", awaiting_ours)
         ours = pool.submit(request, address, "POST", "/api/questions?wait_ms=1000000", {**MAP, "layer": 2})
-        assert is_awaited.wait(PATIENCE_S)
+        wait_for(lambda: num_awaiting() == 1)
         before = len(slow_laboratory.begun)  # the last of these may be under way
         slow_laboratory.may_answer.set()
         assert ours.result().status == 200
         assert slow_laboratory.begun[before] == 2, "it waited for those in the queue"
 
 
-def test_who_hangs_up_leaves_at_once(slow_laboratory: Slow) -> None:
+def test_who_hangs_up_leaves_at_once(slow_laboratory: Slow, monkeypatch: Any) -> None:
+    num_awaiting = count_awaiting(monkeypatch)
     with serve(slow_laboratory, workers=1, max_open=1) as address:
         body = b'{"kind": "map", "picture": "sample-1", "model": "vit_tiny", "layer": 0}'
         head = post(address, length=len(body), path="/api/questions?wait_ms=1000000")
@@ -241,5 +234,6 @@ def test_who_hangs_up_leaves_at_once(slow_laboratory: Slow) -> None:
 
         with connect(address) as client:
             client.sendall(head.replace(b"\r\n\r\n", b"\r\ncontent-type: application/json\r\n\r\n") + body)
-            wait_for(lambda: status() == 503, seen=lambda: "Who waits has no place.")
+            wait_for(lambda: num_awaiting() == 1)
+            assert status() == 503, "who waits has no place"
         wait_for(lambda: status() == 202, seen=lambda: "Who hung up keeps the place.")

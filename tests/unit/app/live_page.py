@@ -5,14 +5,16 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 
 from mixlab.app import create_app
 from mixlab.app.connections import server_of
+from mixlab.app.jobs import Jobs, Ticket
 from mixlab.app.laboratory import Laboratory
 from mixlab.app.pictures import read_samples
 from mixlab.backbones.zoo import create_model
@@ -69,6 +71,24 @@ def serve(
     finally:
         server.should_exit = True
         thread.join(PATIENCE_S)
+
+
+def count_awaiting(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """How many requests wait for an answer. A further question would say so, too, but take a place from them."""
+    asked: list[Ticket] = []
+    awaiting = Jobs.awaiting
+
+    @contextmanager
+    def counted(jobs: Jobs, ticket: Ticket) -> Iterator[None]:
+        with awaiting(jobs, ticket):
+            asked.append(ticket)
+            try:
+                yield
+            finally:
+                asked.remove(ticket)
+
+    monkeypatch.setattr(Jobs, "awaiting", counted)
+    return lambda: len(asked)
 
 
 def request(
