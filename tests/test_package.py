@@ -11,6 +11,7 @@ import sys
 import venv
 import zipfile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -112,12 +113,13 @@ def test_the_wheel_works_away_from_the_repository_imports_late_and_registers_wit
 )
 @pytest.mark.timeout(1800)
 def test_the_wheel_with_all_extras_runs_the_demo_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
-    venv.create(tmp_path / "venv", with_pip=True)
-    bin_folder = tmp_path / "venv" / "bin"
-    install = ["install", "--quiet", "--constraint", str(ROOT / "constraints.txt"), f"{wheel}[all]"]
-    subprocess.run([str(bin_folder / "python"), "-m", "pip", *install], cwd=tmp_path, check=True)
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    subprocess.run([str(bin_folder / "mixlab"), "demo", "--quick"], cwd=tmp_path, env=environment, check=True)
+    with TemporaryDirectory(dir=tmp_path) as place:  # gigabytes
+        venv.create(place, with_pip=True)
+        bin_folder = Path(place, "bin")
+        install = ["install", "--quiet", "--constraint", str(ROOT / "constraints.txt"), f"{wheel}[all]"]
+        subprocess.run([str(bin_folder / "python"), "-m", "pip", *install], cwd=tmp_path, check=True)
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        subprocess.run([str(bin_folder / "mixlab"), "demo", "--quick"], cwd=tmp_path, env=environment, check=True)
     assert (tmp_path / "demo-quick" / "report.html").is_file()
 
 

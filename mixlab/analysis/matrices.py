@@ -134,15 +134,13 @@ def reading_of(
     [(_, mixing)] = backbone.mixings(prepared, layers=[layer])
     cell = [min(int(share * count), count - 1) for share, count in zip(patch, features.grid, strict=True)]
     tokens = backbone.layout.patch_columns(features.grid[0] * features.grid[1])
-    row = mean_matrix(mixing)[tokens[cell[0] * features.grid[1] + cell[1]]].cpu()
+    [row] = _of_all_channels(mixing).rows([tokens[cell[0] * features.grid[1] + cell[1]]])[0].float().abs().mean(0).cpu()
     return row[tokens].unflatten(0, features.grid).numpy(), cell
 
 
 def mean_matrix(mixing: Mixing, progress: Callable[[int, int, str], None] | None = None) -> Tensor:
     """The mean of |matrix| over heads, (L, L)."""
-    if isinstance(mixing, ConvMixing):  # one kernel stands for hundreds of channels: they differ in their taps alone
-        mean = ConvMixing(mixing.values[:, :1], mixing.kernel.abs().mean(0, keepdim=True), mixing.grid)
-        return mean.matrix()[0, 0].float().clone()
+    mixing = _of_all_channels(mixing)
     length, count = mixing.values.shape[2], mixing.num_heads
     total = torch.zeros(length, length, device=mixing.values.device)
     at_once = max(1, _VALUES_AT_ONCE // length**2)
@@ -152,6 +150,13 @@ def mean_matrix(mixing: Mixing, progress: Callable[[int, int, str], None] | None
         if progress is not None:
             progress(heads.stop, count, f"the mean of {count} matrices")
     return total / count
+
+
+def _of_all_channels(mixing: Mixing) -> Mixing:
+    """One kernel stands for the hundreds of channels of a convolution, which differ in their taps alone."""
+    if not isinstance(mixing, ConvMixing):
+        return mixing
+    return ConvMixing(mixing.values[:, :1], mixing.kernel.abs().mean(0, keepdim=True), mixing.grid)
 
 
 def grey_levels(strength: Tensor) -> tuple[NDArray[np.uint8], float]:
