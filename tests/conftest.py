@@ -32,6 +32,9 @@ def forked_processes(tmp_path_factory: pytest.TempPathFactory) -> None:
     fork_server.start()
 
 
+for name in ("CI", "COLUMNS", "FORCE_COLOR", "LINES", "NO_COLOR"):
+    os.environ.pop(name, None)  # what is printed depends on them: tests that say nothing of them mean none
+
 gc.disable()  # until all is imported: there is no garbage yet to look for
 
 

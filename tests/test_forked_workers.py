@@ -36,10 +36,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 def ran(folder: Path, *options: str) -> tuple[int, str]:
-    """By an interpreter of its own, which knows nothing of the tests around it."""
-    plugins = ["-p", "tests.forked_workers", "-p", "no:cacheprovider"]
+    """By an interpreter of its own, which knows nothing of the tests around it, nor whether it is CI that runs them."""
+    plugins = ["-p", "tests.forked_workers", "-p", "no:cacheprovider", "-rN"]  # no summary: it says things again
     places = ["-c", os.devnull, "--rootdir", str(folder), "--basetemp", str(folder / "temporary"), str(folder)]
-    alone = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTHONPATH": str(REPOSITORY)}
+    alone = {"PATH": os.environ["PATH"], "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(REPOSITORY)}
     command = [sys.executable, "-m", "pytest", *plugins, *options, *places]
     done = subprocess.run(command, cwd=folder, env=alone, capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
