@@ -139,7 +139,9 @@ def find_recipe(name: str) -> TrainConfig:
         check_plugins(stored.get("plugins"), name)
         return train_config(stored["settings"])
     if name not in RECIPES:
-        hint = did_you_mean(name, RECIPES, otherwise=f"recipes are {', '.join(RECIPES)}")
+        hint = did_you_mean(
+            name, RECIPES, otherwise="a name is METHOD_BACKBONE, such as dino_vit_tiny64 or supervised_vit_base"
+        )
         raise InputError(f"unknown recipe {name!r}; {hint}")
     config = RECIPES[name]()
     if not isinstance(config, TrainConfig):
