@@ -8,8 +8,9 @@ from typing import Any
 
 from mixlab.data.images import HELD_OUT_OF
 from mixlab.errors import InputError
+from mixlab.evaluation.methods import train_config
 from mixlab.evaluation.settings import ProbeSettings
-from mixlab.recipes import find_recipe
+from mixlab.recipes import RECIPES, find_recipe
 from mixlab.run import Measurement, RunDirectory, measurements_of, provenance
 from mixlab.run.codec import differences, to_json
 from mixlab.studies.elapsed import elapsed
@@ -55,7 +56,7 @@ def make_record(run: RunDirectory, *, device: str) -> dict[str, Any]:
 
 
 def read_record(run: Path) -> dict[str, Any]:
-    """The record of a finished speedrun."""
+    """The record of a finished speedrun; `changed` is what differs from its recipe as that is today."""
     directory = RunDirectory.open(run)
     found = directory.results().get(NAME)
     if found is None:
@@ -63,7 +64,10 @@ def read_record(run: Path) -> dict[str, Any]:
             f"{run} is not a finished speedrun: it has no results/{NAME}.json, which is written once it is trained and "
             "scored; run the same command again without --publish to finish it"
         )
-    return found
+    config = directory.read_config() if (run / "config.json").is_file() else {}
+    if config.get("recipe") not in RECIPES:
+        return found
+    return found | {"changed": _changed(config["recipe"], to_json(train_config(config["settings"])))}
 
 
 def check_same(record: dict[str, Any], run: Path, *, recipe: str, seed: int | None, settings: tuple[str, ...]) -> None:
