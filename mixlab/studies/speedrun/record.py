@@ -70,12 +70,26 @@ def read_record(run: Path) -> dict[str, Any]:
     return found | {"changed": _changed(config["recipe"], to_json(train_config(config["settings"])))}
 
 
-def check_same(record: dict[str, Any], run: Path, *, recipe: str, seed: int | None, settings: tuple[str, ...]) -> None:
-    """Refuse to show one run as the answer to another question; a seed or settings that are not given may be any."""
-    asked = {"recipe": recipe, "seed": record["seed"] if seed is None else seed, "changed": record["changed"]}
+def check_same(
+    record: dict[str, Any],
+    run: Path,
+    *,
+    recipe: str,
+    seed: int | None = None,
+    settings: tuple[str, ...] = (),
+    data: str | None = None,
+) -> None:
+    """Refuse to show one run as the answer to another question; what is not given may be any. Of data, the name alone
+    counts: a run may have come from another machine."""
+    asked: dict[str, Any] = {"recipe": recipe}
+    if seed is not None:
+        asked["seed"] = seed
     if settings:
         asked["changed"] = _changed(recipe, to_json(override(find_recipe(recipe), settings)))
-    if other := [f"{name} was {record[name]}, is {value}" for name, value in asked.items() if record[name] != value]:
+    if data is not None:
+        asked["data"] = _name(data)
+    was = record | {"data": _name(record["data"])}
+    if other := [f"{name} was {was[name]}, is {value}" for name, value in asked.items() if was[name] != value]:
         raise InputError(f"{run} holds another speedrun ({'; '.join(other)}); give another --run, or the same settings")
 
 
@@ -119,6 +133,12 @@ def _changed(recipe: str, settings: dict[str, Any]) -> dict[str, Any]:
     found = differences(to_json(find_recipe(recipe)), settings)
     ignored = ("seed", "precision", *MAY_CHANGE)
     return {name.replace(".fields.", "."): new for name, (_, new) in found.items() if not name.startswith(ignored)}
+
+
+def _name(data: str) -> str:
+    """A source without the folders above it."""
+    held_out = HELD_OUT_OF if data.startswith(HELD_OUT_OF) else ""
+    return held_out + Path(data.removeprefix(HELD_OUT_OF)).name
 
 
 def _text(value: Any) -> str:

@@ -135,6 +135,8 @@ def test_runs_of_a_changed_tree_unknown_commits_or_other_settings_are_refused(
     assert "does not say which commit made it" in said("--publish", commit=None)
     assert "by several commits (abc1234, def5678)" in said("--publish", commit="def5678")
     assert "another speedrun (seed was 1, is 2)" in said("--seed", "2")
+    assert "another speedrun (data was photos, is cats)" in said("--data", "cats")
+    assert "data was photos, is heldout:photos" in said("--data", "/elsewhere/photos", "--held-out")
     assert "needs labelled images: give --data" in (go(ran, "new", data=False), capfd.readouterr().err)[1]
     trained = ["--run", str(ran / "new"), "--data", str(ran / "photos" / "train")]
     assert main(["speedrun", "dino_vit_tiny160", *trained]) == 1
