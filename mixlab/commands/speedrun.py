@@ -54,11 +54,11 @@ def speedrun(
     finished = (run / "results" / f"{NAME}.json").is_file()
     if data is None and not finished and not publish:
         raise InputError("a speedrun needs labelled images: give --data FOLDER, with train/ and val/")
-    if data is not None and not finished:
-        source = f"{HELD_OUT_OF}{data}" if held_out else data
+    source = f"{HELD_OUT_OF}{data}" if held_out and data is not None else data
+    if source is not None and not finished:
         _train_and_score(recipe, source, run, settings=(f"seed={seed or 0}", *set), device=device, workers=workers)
     record = read_record(run)
-    check_same(record, run, recipe=recipe, seed=seed, settings=set)
+    check_same(record, run, recipe=recipe, seed=seed, settings=set, data=source)
     seconds, timed_on = record["seconds"], record["timed_on"]
     rows = []
     for metric, title in (("knn_top1", "kNN, k = 20"), ("probe_top1", "linear probe, the best head")):
