@@ -58,7 +58,7 @@ def check_counts(**counts: int | None) -> None:
 def did_you_mean(word: str, known: Iterable[str], *, otherwise: str = "", prefix: str = "") -> str:
     """A question that names what was probably meant, behind a prefix; `otherwise` where nothing is near."""
     names = list(known)
-    near = get_close_matches(word, names, n=3, cutoff=0.5)
+    near = get_close_matches(word, names, n=3)
     likeness = [SequenceMatcher(None, word, name).ratio() for name in near]
     near = [name for name, ratio in zip(near, likeness, strict=True) if ratio > likeness[0] - 0.1]
     if not near and len(word) > 2:  # a part of a name

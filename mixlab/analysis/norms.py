@@ -25,7 +25,13 @@ from mixlab.evaluation.target import Target
 from mixlab.run import UNTRAINED, Measurement
 from mixlab.run.directory import file_name
 from mixlab.run.protocols import NormProtocol
-from mixlab.statistics import Estimate, bootstrap_difference, bootstrap_mean
+from mixlab.statistics import (
+    Estimate,
+    bootstrap_difference,
+    bootstrap_mean,
+    paired_accuracy_difference,
+    wilson_interval,
+)
 
 FACTOR = 3.0  # 150 is about three times the median norm of DINOv2-g in the paper's Figure 3
 NUM_DRAWN_LAYERS = 6
@@ -172,7 +178,7 @@ COLUMNS = ("model", "layer", "high-norm %", "95 %", "untrained %", "largest / me
 def _row(label: str, own: list[LayerNorms], twin: list[LayerNorms] | None) -> tuple[str | float | None, ...]:
     """The layer with the largest share; where no patch is high, the one with the largest norm."""
     most = max(range(len(own)), key=lambda index: (own[index].share.mean(), own[index].largest.mean()))
-    layer, estimate = own[most], bootstrap_mean(own[most].share)
+    layer, estimate = own[most], _mean_share(own[most].share)
     return (
         label,
         most,
@@ -185,6 +191,16 @@ def _row(label: str, own: list[LayerNorms], twin: list[LayerNorms] | None) -> tu
     )
 
 
+def _mean_share(shares: NDArray[np.float64]) -> Estimate:
+    """Where no image has high-norm patches, resampling knows no other: Wilson's bound on how many images have some."""
+    return bootstrap_mean(shares) if shares.any() else wilson_interval(0, len(shares))
+
+
+def _share_difference(shares: NDArray[np.float64], others: NDArray[np.float64]) -> Estimate:
+    any_high = shares.any() or others.any()
+    return bootstrap_difference(shares, others) if any_high else paired_accuracy_difference(shares > 0, others > 0)
+
+
 def _percent(share: float) -> float:
     return round(100 * share, 2)
 
@@ -195,15 +211,15 @@ def _measurements(
     for index, layer in enumerate(own):
         alone = replace(protocol, layer=index, twin_seed=None)
         found: list[tuple[str, Estimate, NormProtocol]] = [
-            ("high_norm_share", bootstrap_mean(layer.share), alone),
+            ("high_norm_share", _mean_share(layer.share), alone),
             ("largest_norm", bootstrap_mean(layer.largest), alone),
         ]
         if layer.at_border is not None:
             found.append(("high_norm_at_border", Estimate(layer.at_border, None, None, len(layer.share)), alone))
         if twin is not None:
             beside = replace(protocol, layer=index)
-            gap = bootstrap_difference(layer.share, twin[index].share)
-            found.append(("untrained_high_norm_share", bootstrap_mean(twin[index].share), beside))
+            gap = _share_difference(layer.share, twin[index].share)
+            found.append(("untrained_high_norm_share", _mean_share(twin[index].share), beside))
             found.append(("high_norm_above_untrained", gap, beside))
         for metric, estimate, how in found:
             yield Measurement.of(metric, estimate, subject=target.subject, protocol=how, seed=target.seed)

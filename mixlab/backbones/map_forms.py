@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from math import isqrt
 from typing import Any, Literal, NamedTuple
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mixlab.backbones.tokens import Features, TokenLayout
-from mixlab.errors import InputError
+from mixlab.errors import InputError, did_you_mean
 from mixlab.mixers import Grid
 
 Axes = Literal["NCHW", "NHWC", "NLC"]  # a map with channels first, one with channels last, or tokens
@@ -77,8 +76,7 @@ def check_places(module: nn.Module, places: Sequence[str]) -> None:
     for text in places:
         name, _ = parse_place(text)
         if name not in known:
-            near = get_close_matches(name, known, n=3, cutoff=0.4)
-            hint = f"did you mean {', '.join(near)}?" if near else f"it has {', '.join(_children(module))}"
+            hint = did_you_mean(name, known, otherwise=f"it has {', '.join(_children(module))}")
             raise InputError(f"{type(module).__name__} has no submodule {name!r}; {hint}")
 
 

@@ -18,6 +18,7 @@ from mixlab.backbones.timm_features import build_timm
 from mixlab.backbones.tokens import TokenLayout
 from mixlab.backbones.visual_mambas import VISUAL_MAMBAS
 from mixlab.backbones.weights import load_weights, model_from_file
+from mixlab.data.source import nearest_place
 from mixlab.errors import InputError, did_you_mean
 from mixlab.mixers import AttentionConfig, GatedConvConfig, LinearAttentionConfig, Mamba2Config, MixerConfig
 from mixlab.plugins import Registry
@@ -273,4 +274,7 @@ def _nearest(name: str) -> str:
     if timm.is_model(name):
         return f"did you mean timm/{name}? `mixlab models` lists all"
     theirs = (f"timm/{model}" for model in timm.list_models() if model not in ZOO)  # timm lists ours beside its own
-    return f"{did_you_mean(name, [*ZOO, *SHIPPED, *theirs])} `mixlab models` lists all".lstrip()
+    near = did_you_mean(name, [*ZOO, *SHIPPED, *theirs])
+    if not near and "/" in name:
+        return f"there is no such run or file either; {nearest_place(name)}"
+    return f"{near} `mixlab models` lists all".lstrip()

@@ -8,7 +8,7 @@ from mixlab.commands.answer import Answer
 from mixlab.commands.options import Flat, LabelledTarget
 from mixlab.commands.output import evaluation_machine, name_unreadable, percent, percent_interval
 from mixlab.console import console
-from mixlab.errors import InputError, check_counts
+from mixlab.errors import InputError, check_counts, few
 from mixlab.evaluation.settings import KnnSettings
 from mixlab.run import provenance
 from mixlab.run.directory import RunLock, file_name
@@ -26,6 +26,7 @@ def knn(
     from mixlab.training.distributed import once_per_machine
 
     check_counts(image=settings.image, batch=batch, num_train=settings.num_train, num_val=settings.num_val)
+    check_counts(k=min(settings.k, default=None))
     if settings.strategy == OUTPUT and settings.blocks != 1:
         raise InputError(
             f"--blocks {settings.blocks} has no effect on the backbone's output; add --strategy, such as cls"
@@ -56,6 +57,8 @@ def knn(
         ("k", "top-1 %", "95 %", "n"),
         [(row["k"], percent(row["top1"]), percent_interval(row), row["n"]) for row in result["scores"]],
     )
+    if left_out := sorted(set(settings.k) - set(found.scores)):
+        console.print(f"k {few(left_out)} left out: there are {found.num_neighbours:,} training images")
     name_unreadable(found.unreadable)
     console.print(f"results in {directory.path}")
     return answer.emit(result)

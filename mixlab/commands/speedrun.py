@@ -54,11 +54,11 @@ def speedrun(
     finished = (run / "results" / f"{NAME}.json").is_file()
     if data is None and not finished and not publish:
         raise InputError("a speedrun needs labelled images: give --data FOLDER, with train/ and val/")
-    if data is not None and not finished:
-        source = f"{HELD_OUT_OF}{data}" if held_out else data
+    source = f"{HELD_OUT_OF}{data}" if held_out and data is not None else data
+    if source is not None and not finished:
         _train_and_score(recipe, source, run, settings=(f"seed={seed or 0}", *set), device=device, workers=workers)
     record = read_record(run)
-    check_same(record, run, recipe=recipe, seed=seed, settings=set)
+    check_same(record, run, recipe=recipe, seed=seed, settings=set, data=source)
     seconds, timed_on = record["seconds"], record["timed_on"]
     rows = []
     for metric, title in (("knn_top1", "kNN, k = 20"), ("probe_top1", "linear probe, the best head")):
@@ -84,11 +84,12 @@ def _train_and_score(
     from mixlab.data.images import parse_source
     from mixlab.data.labelled import labelled_splits
     from mixlab.evaluation.settings import KnnSettings
+    from mixlab.recipes import recipe_for
     from mixlab.run import RunDirectory
     from mixlab.studies.elapsed import noting_time
     from mixlab.studies.speedrun.record import NAME, PROBE, SECONDS, K, make_record
     from mixlab.training.distributed import choose_device
-    from mixlab.training.settings import has_begun
+    from mixlab.training.settings import has_begun, override
 
     if has_begun(RunDirectory(run)) and not (run / SECONDS).is_file():
         raise InputError(f"{run} was begun by another command, so nobody knows what it cost; choose another --run")
@@ -99,6 +100,7 @@ def _train_and_score(
     here = [f"data.workers={workers}"] if workers is not None else []
     here += ["precision=fp32"] if where == "cpu" else []
     given = TrainingRun(recipe, data=source, run=run, set=(*here, *settings), device=device)
+    override(recipe_for(run, recipe), given.set)  # a wrong name leaves no run behind
     target = LabelledTarget(str(run), data=source, device=device, workers=workers)
     with redirect_stdout(sys.stderr):  # the answers of these commands are notes here
         with noting_time(run / SECONDS, "training"):

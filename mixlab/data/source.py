@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import Generic, Protocol, TypeAlias, TypeVar
@@ -293,5 +294,7 @@ def nearest_place(name: str) -> str:
         neighbours = [entry.name for entry in islice(place.parent.iterdir(), 10_000)]
     except OSError:
         neighbours = []
-    built_in = BUILT_IN if place.name == name else ()
-    return did_you_mean(place.name, [*built_in, *neighbours], otherwise="check the path")
+    alike = [other for other in neighbours if get_close_matches(place.stem, [Path(other).stem])]  # whatever the suffix
+    if place.name == name:
+        return did_you_mean(name, [*BUILT_IN, *alike], otherwise="check the path")
+    return did_you_mean(place.name, alike, otherwise="check the path", prefix=f"{place.parent}/".replace("//", "/"))

@@ -21,6 +21,7 @@ from mixlab.backbones.weights import build_architecture, model_from_file
 from mixlab.backbones.weights.reading import read_epoch
 from mixlab.backbones.zoo import SHIPPED, SHIPPED_TRAINING, create_model
 from mixlab.choices import NO_TARGET
+from mixlab.data.decode import SUFFIXES
 from mixlab.errors import InputError
 from mixlab.evaluation.paper import pretrained_as_published, pretraining_epochs
 from mixlab.plugins import check_plugins
@@ -107,6 +108,8 @@ def load_target(
     origin: str | None
     if place.is_dir():
         backbone, origin, known = _load_run(place)
+    elif place.is_file() and place.suffix.lower() in SUFFIXES:
+        raise InputError(f"{name} is an image, not a network; give it as --data, or open it with `mixlab look {name}`")
     elif place.is_file():
         backbone, origin = model_from_file(place), name
     elif name in SHIPPED and weights is None:

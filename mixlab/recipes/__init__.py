@@ -10,6 +10,7 @@ dino_FAMILY_mini, supervised_FAMILY_mini, segment_FAMILY_mini
 dino_FAMILY_small160, dino_FAMILY_tiny160, lejepa_vit_small160, supervised_FAMILY_SIZE160, segment_FAMILY_SIZE160
                        photographs of 160 px: about 22 million parameters and patches of 16 px, or 5.5 million and
                        patches of 8, in every family; minutes on one GPU (`mixlab speedrun`, `mixlab study small`)
+dino_FAMILY_mini160    the networks of dino_FAMILY_mini, trained for as long as their size repays: to ship, and for CPUs
 dino_FAMILY_tiny64     DINO on 64 px images such as `shapes`: minutes on two cores
 supervised_NAME        classification on ImageNet: MambaOut Table 5, visual Mambas with their own drop path; for vit_*,
                        vit_causal_* and linearvit_* DeiT's
@@ -139,7 +140,9 @@ def find_recipe(name: str) -> TrainConfig:
         check_plugins(stored.get("plugins"), name)
         return train_config(stored["settings"])
     if name not in RECIPES:
-        hint = did_you_mean(name, RECIPES, otherwise=f"recipes are {', '.join(RECIPES)}")
+        hint = did_you_mean(
+            name, RECIPES, otherwise="a name is METHOD_BACKBONE, such as dino_vit_tiny64 or supervised_vit_base"
+        )
         raise InputError(f"unknown recipe {name!r}; {hint}")
     config = RECIPES[name]()
     if not isinstance(config, TrainConfig):

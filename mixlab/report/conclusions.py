@@ -113,9 +113,9 @@ def _ranks(table: Table) -> Iterator[Sentence]:
         return
     ordered = sorted(rows, key=lambda pair: pair[1].value)
     (low, lowest), (high, highest) = ordered[0], ordered[-1]
-    more, less = _capital(high.mixer or high.label), low.mixer or low.label
+    more, less = (_with_article(row.mixer) or row.label for row in (high, low))
     yield [
-        Part(f"{more} can pass more between distant patches than {less}: "),
+        Part(f"{_capital(more)} can pass more between distant patches than {less}: "),
         Part("off the diagonal, the blocks of its matrices have rank "),
         Part(f"{highest.value:.0f}", highest.record),
         Part(" against "),
@@ -167,6 +167,10 @@ def _data(name: str) -> str:
 
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
+
+
+def _with_article(mixer: str) -> str:
+    return f"a {mixer}" if mixer.endswith(("scan", "convolution")) else mixer
 
 
 def _listed(names: Sequence[str]) -> str:

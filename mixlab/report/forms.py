@@ -69,6 +69,8 @@ FORMS: dict[str, dict[str, Rule]] = {
         "study": TEXT,
         "data?": TEXT,
         "image?": PLAIN,
+        "protocol?": OBJECT,
+        "protocol?.map?": TEXT,
         "rows": ITEMS,
         "rows.*.label": TEXT,
         "rows.*.map": TEXT,

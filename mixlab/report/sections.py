@@ -19,11 +19,11 @@ from mixlab.statistics import mean_interval
 Styles = Mapping[str, LineStyle]
 Row = dict[str, Any]
 STUDY_ORDER = {"model": 0, "size": 1, "training": 2, "registers": 3, "map": 4, "layer": 5, "register": 6, "head": 7}
-ON_SAME_IMAGES = ("data", "image", "fit", "num_images", "settings")  # results that differ in one are drawn apart
+SAME_PROTOCOL = ("data", "image", "num_images", "settings", "protocol")  # results that differ in one are drawn apart
 
 
 def auc_part(findings: Findings, styles: Styles) -> dict[str, Any] | None:
-    """One chart of each study on the same images, whichever records it is spread over; seeds as one."""
+    """One chart of each study by one protocol, whichever records it is spread over; seeds as one."""
     shown: list[Row] = []
     labels: dict[str, None] = {}
     records = sorted(findings.of("auc"), key=lambda record: STUDY_ORDER.get(record.content["study"], 9))
@@ -53,8 +53,10 @@ def auc_part(findings: Findings, styles: Styles) -> dict[str, Any] | None:
 
 
 def images_of(record: Record) -> str:
-    """The images of a result of Binary-AUC: no chart is without their name."""
-    return f"{record.content.get('data', '')}, {record.content.get('image', '')} px"
+    """The images of a result of Binary-AUC, and its map where one was chosen: no chart is without their names."""
+    images = f"{record.content.get('data', '')}, {record.content.get('image', '')} px"
+    chosen = (record.content.get("protocol") or {}).get("map")
+    return f"{images}, map {chosen}" if chosen else images
 
 
 def _first_seeds(rows: list[Row]) -> list[Row]:
@@ -191,7 +193,7 @@ def place_of(label: str, styles: Styles) -> tuple[int, str]:
 
 def _drawn_together(records: Iterable[Record], *names: str) -> list[list[Record]]:
     """Records of the same images and settings, in their order."""
-    same = (*names, *ON_SAME_IMAGES)
+    same = (*names, *SAME_PROTOCOL)
     return grouped(records, lambda record: json.dumps([record.content.get(name) for name in same], sort_keys=True))
 
 

@@ -109,7 +109,9 @@ def accuracy_interval(correct: ArrayLike) -> Estimate:
 
 
 def median_interval(values: Sequence[float]) -> Estimate:
-    """The median of repeated timings and the order statistics around it that cover it 95 % of the time."""
-    ordered = sorted(values)
-    edge = max(0, int(len(ordered) / 2 - 0.98 * len(ordered) ** 0.5))
-    return Estimate(float(np.median(ordered)), ordered[edge], ordered[-1 - edge], len(ordered))
+    """The median of repeated timings and the nearest order statistics around it that cover it at least 95 % of the time
+    (the binomial distribution of how many fall below it); fewer than six values do not: then their range."""
+    ordered, n, edge = sorted(values), len(values), 0
+    while 2 * sum(math.comb(n, below) for below in range(edge + 2)) <= (1 - LEVEL) * 2**n:
+        edge += 1
+    return Estimate(float(np.median(ordered)), ordered[edge], ordered[-1 - edge], n)

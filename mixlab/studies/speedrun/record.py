@@ -8,8 +8,9 @@ from typing import Any
 
 from mixlab.data.images import HELD_OUT_OF
 from mixlab.errors import InputError
+from mixlab.evaluation.methods import train_config
 from mixlab.evaluation.settings import ProbeSettings
-from mixlab.recipes import find_recipe
+from mixlab.recipes import RECIPES, find_recipe
 from mixlab.run import Measurement, RunDirectory, measurements_of, provenance
 from mixlab.run.codec import differences, to_json
 from mixlab.studies.elapsed import elapsed
@@ -55,7 +56,7 @@ def make_record(run: RunDirectory, *, device: str) -> dict[str, Any]:
 
 
 def read_record(run: Path) -> dict[str, Any]:
-    """The record of a finished speedrun."""
+    """The record of a finished speedrun; `changed` is what differs from its recipe as that is today."""
     directory = RunDirectory.open(run)
     found = directory.results().get(NAME)
     if found is None:
@@ -63,15 +64,32 @@ def read_record(run: Path) -> dict[str, Any]:
             f"{run} is not a finished speedrun: it has no results/{NAME}.json, which is written once it is trained and "
             "scored; run the same command again without --publish to finish it"
         )
-    return found
+    config = directory.read_config() if (run / "config.json").is_file() else {}
+    if config.get("recipe") not in RECIPES:
+        return found
+    return found | {"changed": _changed(config["recipe"], to_json(train_config(config["settings"])))}
 
 
-def check_same(record: dict[str, Any], run: Path, *, recipe: str, seed: int | None, settings: tuple[str, ...]) -> None:
-    """Refuse to show one run as the answer to another question; a seed or settings that are not given may be any."""
-    asked = {"recipe": recipe, "seed": record["seed"] if seed is None else seed, "changed": record["changed"]}
+def check_same(
+    record: dict[str, Any],
+    run: Path,
+    *,
+    recipe: str,
+    seed: int | None = None,
+    settings: tuple[str, ...] = (),
+    data: str | None = None,
+) -> None:
+    """Refuse to show one run as the answer to another question; what is not given may be any. Of data, the name alone
+    counts: a run may have come from another machine."""
+    asked: dict[str, Any] = {"recipe": recipe}
+    if seed is not None:
+        asked["seed"] = seed
     if settings:
         asked["changed"] = _changed(recipe, to_json(override(find_recipe(recipe), settings)))
-    if other := [f"{name} was {record[name]}, is {value}" for name, value in asked.items() if record[name] != value]:
+    if data is not None:
+        asked["data"] = _name(data)
+    was = record | {"data": _name(record["data"])}
+    if other := [f"{name} was {was[name]}, is {value}" for name, value in asked.items() if was[name] != value]:
         raise InputError(f"{run} holds another speedrun ({'; '.join(other)}); give another --run, or the same settings")
 
 
@@ -115,6 +133,12 @@ def _changed(recipe: str, settings: dict[str, Any]) -> dict[str, Any]:
     found = differences(to_json(find_recipe(recipe)), settings)
     ignored = ("seed", "precision", *MAY_CHANGE)
     return {name.replace(".fields.", "."): new for name, (_, new) in found.items() if not name.startswith(ignored)}
+
+
+def _name(data: str) -> str:
+    """A source without the folders above it."""
+    held_out = HELD_OUT_OF if data.startswith(HELD_OUT_OF) else ""
+    return held_out + Path(data.removeprefix(HELD_OUT_OF)).name
 
 
 def _text(value: Any) -> str:

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 import mixlab
 from mixlab.analysis.exhibit import Exhibit, Picture
-from mixlab.analysis.norms import norms_by_layer
+from mixlab.analysis.norms import measure_norms, norms_by_layer
 from mixlab.analysis.registry import ANALYSES, register_analysis
 from mixlab.cli import find_command, main
 from mixlab.errors import InputError
@@ -52,6 +53,16 @@ def test_loud_patches_are_found_with_their_share_and_their_place() -> None:
     assert np.allclose(loud.share, 1 / 8) and np.allclose(loud.largest, LOUD) and len(loud.share) == 5
     assert loud.at_border == 1 and loud.frequency[:, 0].all() and not loud.frequency[:, 1:].any()
     assert loud.class_token is None and loud.registers is None and loud.median == pytest.approx(2.0)  # of (1, 1, 1, 1)
+
+
+def test_a_share_of_zero_has_an_interval_with_a_width() -> None:
+    model = mixlab.create_model("vit_tiny", dim=32, depth=1, patch=8, image=32, head_dim=16).eval()
+    target = Target(label="vit", backbone=model, training="dino")
+    found = measure_norms([target], mixlab.ViewedImages("shapes:n=4", size=32), factor=100.0).measurements
+    ends = {m.metric: (m.value, m.low, m.high) for m in found}
+    bound = stats.binomtest(0, 4).proportion_ci(method="wilson").high
+    assert ends["high_norm_share"] == ends["untrained_high_norm_share"] == pytest.approx((0, 0, bound))
+    assert ends["high_norm_above_untrained"] == pytest.approx((0, -bound, bound))
 
 
 @pytest.mark.parametrize("name", ["vit_tiny", "dinomambareg_tiny", "dinovim_tiny", "gatedconv_tiny"])

@@ -88,6 +88,19 @@ def test_json_on_stdout_is_nothing_but_json(capsys: pytest.CaptureFixture[str]) 
         (["rank", "shipped/vit", "--data", "shaps"], 1, "did you mean shapes?"),
         (["auc", "shipped/vit", "--data", "shaps"], 1, "did you mean shapes?"),
         (["maps", "shipped/vit", "--map", "cosin"], 1, "did you mean cosine?"),
+        (["maps", "shipped/vit", "--map", "nope"], 1, "choose one of cosine"),  # and not "did you mean norm?"
+        (
+            ["maps", "runs/nosuch"],
+            1,
+            "unknown model 'runs/nosuch'; there is no such run or file either; check the path",
+        ),
+        (
+            ["maps", "docs/gallery/mixers.jpg"],
+            1,
+            "mixers.jpg is an image, not a network; give it as --data, or open it",
+        ),
+        (["speedrun", "nope", "--data", "shapes", "--run", "x"], 1, "'nope'; a name is METHOD_BACKBONE, such as dino"),
+        (["knn", "vit_tiny", "--k", "0"], 1, "--k is 0; give at least 1"),
         (["advise", "--image", "big"], 1, "is not a size"),
         (["export", "dinovim_tinny", "--out", "x.safetensors"], 1, "dinovim_tiny"),
         (["export", "vit_tiny", "--out", "x", "--format", "onnx", "--image", "224px"], 1, "'224px' is not a size"),

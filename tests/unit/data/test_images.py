@@ -392,6 +392,11 @@ def test_wrong_source_names_are_answered_with_a_way_out(name, message):
 
 
 def test_data_that_is_there_under_another_name_is_named(tmp_path):
+    (tmp_path / "bigger.jpg").write_bytes(b"")
+    with pytest.raises(FileNotFoundError, match="check the path$"):  # a suffix in common is no likeness
+        parse_source(f"{tmp_path}/missing.jpg")
+    with pytest.raises(FileNotFoundError, match=rf"did you mean {tmp_path}/bigger.jpg\?$"):
+        parse_source(f"{tmp_path}/biger.jpeg")
     (tmp_path / "shard.tar").write_bytes(b"")
     with pytest.raises(FileNotFoundError, match=rf"shards are opened as wds:{tmp_path}/shard.tar$"):
         parse_source(f"{tmp_path}/shard.tar")

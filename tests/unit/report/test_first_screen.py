@@ -79,7 +79,7 @@ def test_three_sentences_are_enough_and_ranks_name_their_mixers() -> None:
     ledger = {"claims": [1, 2, 3], "counts": {"supported": 2, "not measured": 1}}
     found = said(rank("attention", 64), rank("mamba2", 16), claims=(ledger,))
     assert found == [
-        "Softmax attention can pass more between distant patches than Mamba-2 scan: off the diagonal, the blocks of "
+        "Softmax attention can pass more between distant patches than a Mamba-2 scan: off the diagonal, the blocks of "
         "its matrices have rank 64 against 16.",
         "Of 3 claims of the papers: 2 supported, 1 not measured.",
     ]

@@ -9,9 +9,10 @@ import mixlab
 from mixlab.analysis.layer_ranks import RankSettings
 from mixlab.analysis.rank import measure_ranks
 from mixlab.report import write_report
-from mixlab.report.findings import Curve
-from mixlab.report.sections import merge_curves, merge_roc, merge_rows
+from mixlab.report.findings import Curve, read_findings
+from mixlab.report.sections import auc_part, merge_curves, merge_roc, merge_rows
 from mixlab.run import RunDirectory
+from tests.unit.report.example_run import subject, write_scores
 
 
 def row(label: str, mean: float | None) -> dict[str, Any]:
@@ -24,6 +25,18 @@ def test_a_row_that_two_records_share_counts_once() -> None:
     assert merged["label"] == "vit" and merged["auc"]["mean"] == pytest.approx(0.6)
     (lone,) = merge_rows([row("vit-s0", 0.4)])
     assert lone["auc"] == {"mean": 0.4, "low": 0.0, "high": 1.0, "n": 9}, "one seed keeps its interval over images"
+
+
+def test_scores_of_another_map_have_a_chart_of_their_own_that_names_it(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run")
+    write_scores(run, [subject("vit", "attention")])
+    other = run.results()["auc_model"]
+    other["rows"][0]["map"] = "norm"
+    run.write_result("auc_model_2", other | {"protocol": {"kind": "map", "data": "shapes", "map": "norm"}})
+    drawn = auc_part(read_findings([run.path]), {})
+    assert drawn is not None
+    own = [figure for figure in drawn["figures"] if figure["study"] == "model"]
+    assert [figure["images"].endswith("map norm") for figure in own] == [False, True]
 
 
 def test_curves_are_means_at_the_steps_that_all_seeds_logged() -> None:

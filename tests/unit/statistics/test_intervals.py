@@ -3,7 +3,7 @@
 import pytest
 from scipy import stats
 
-from mixlab.statistics import mean_interval, student, wilson_interval
+from mixlab.statistics import mean_interval, median_interval, student, wilson_interval
 
 
 @pytest.mark.parametrize("freedom", [1, 1.3, 2, 2.83, 4, 30, 1e3, 1e6, 1e9, float("inf")])
@@ -34,3 +34,15 @@ def test_an_interval_of_a_share_is_wilsons_and_never_without_width(correct: int,
 def test_impossible_counts_are_refused(correct: int, n: int) -> None:
     with pytest.raises(ValueError, match=f"{correct} of {n} images cannot be right"):
         wilson_interval(correct, n)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 6, 8, 10, 11, 16, 26, 100])
+def test_an_interval_of_a_median_covers_it_and_no_narrower_one_does(n: int) -> None:
+    found = median_interval([float(value) for value in range(n)][::-1])
+    assert found.low is not None and found.high == n - 1 - found.low and found.value == (n - 1) / 2
+
+    def covered(edge: float) -> float:
+        return 1 - 2 * float(stats.binom.cdf(edge, n, 0.5))
+
+    assert covered(found.low) >= 0.95 or (n < 6 and found.low == 0)
+    assert covered(found.low + 1) < 0.95

@@ -16,11 +16,13 @@ from mixlab.data.labelled import labelled_splits
 from mixlab.evaluation.knn import evaluate_knn
 from mixlab.evaluation.settings import KnnSettings
 from mixlab.evaluation.target import load_target
+from mixlab.recipes import RECIPES, find_recipe
 from mixlab.run.directory import read_json, write_json
 from mixlab.studies import shipping
 from mixlab.studies.speedrun import page
 from mixlab.studies.speedrun.record import read_record
 from mixlab.training.loop import Trainer
+from mixlab.training.settings import override
 from tests.drawn_folders import draw_folders
 
 REPORT = Trainer.report
@@ -104,6 +106,15 @@ def test_tuning_scores_the_held_out_fifth(ran: Path) -> None:
     assert record["changed"]["optim.lr"] == 2e-3 and "seed" not in record["changed"]
 
 
+def test_a_record_says_what_differs_from_its_recipe_as_that_is_today(
+    ran: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert {"optim.lr", "steps"} <= set(read_record(ran / "tuned")["changed"])
+    then = find_recipe("dino_vit_tiny160")
+    monkeypatch.setitem(RECIPES.data, "dino_vit_tiny160", lambda: override(then, ("optim.lr=2e-3", "steps=12")))
+    assert not {"optim.lr", "steps"} & set(read_record(ran / "tuned")["changed"])
+
+
 def test_runs_of_a_changed_tree_unknown_commits_or_other_settings_are_refused(
     ran: Path, docs: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,6 +135,8 @@ def test_runs_of_a_changed_tree_unknown_commits_or_other_settings_are_refused(
     assert "does not say which commit made it" in said("--publish", commit=None)
     assert "by several commits (abc1234, def5678)" in said("--publish", commit="def5678")
     assert "another speedrun (seed was 1, is 2)" in said("--seed", "2")
+    assert "another speedrun (data was photos, is cats)" in said("--data", "cats")
+    assert "data was photos, is heldout:photos" in said("--data", "/elsewhere/photos", "--held-out")
     assert "needs labelled images: give --data" in (go(ran, "new", data=False), capfd.readouterr().err)[1]
     trained = ["--run", str(ran / "new"), "--data", str(ran / "photos" / "train")]
     assert main(["speedrun", "dino_vit_tiny160", *trained]) == 1
