@@ -39,10 +39,9 @@ def remove_hints(figure: Figure) -> None:
 
 
 def lay_out(figure: Figure, suffix: str, *, dpi: float = 72) -> None:
-    """Give all parts of a figure their places, for good: `savefig` would draw it twice, the first time for this alone."""
-    is_svg = suffix == ".svg"
-    FigureCanvasSVG(figure) if is_svg else FigureCanvasAgg(figure)
-    figure.set_dpi(72 if is_svg else dpi)  # as `savefig` does
+    """Give all parts of a figure their places, for good: `savefig` draws it twice, the first time for this alone."""
+    canvas = {".svg": FigureCanvasSVG, ".png": FigureCanvasAgg}[suffix](figure)
+    figure.set_dpi(canvas.fixed_dpi or dpi)
     if (engine := figure.get_layout_engine()) is not None:
         engine.execute(figure)
         figure.set_layout_engine(None)
