@@ -11,7 +11,7 @@ import torch
 
 from mixlab.analysis.claims import Evidence, draw_up
 from mixlab.plugins import REGISTRIES
-from tests import fork_server
+from tests import fork_server, head_start
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +34,11 @@ def forked_processes(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 for name in ("CI", "COLUMNS", "FORCE_COLOR", "LINES", "NO_COLOR"):
     os.environ.pop(name, None)  # what is printed depends on them: tests that say nothing of them mean none
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    head_start.begin(config)
+
 
 gc.disable()  # until all is imported: there is no garbage yet to look for
 

@@ -5,7 +5,7 @@ Run by test_triton_interpreted.py, as a program of its own.
 
 import os
 
-os.environ["TRITON_INTERPRET"] = "1"
+os.environ |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
 
 import json
 import sys

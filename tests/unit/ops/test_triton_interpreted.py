@@ -5,22 +5,18 @@ The interpreter is chosen when Triton is first imported, so the cases run in a p
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
+from tests import head_start
+
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-PROGRAM = Path(__file__).with_name("interpreted_kernels.py")
 
 
-def test_interpreted_kernels_give_the_reference_every_gradient_and_the_crops_of_plain_torch() -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, PROGRAM], capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout.splitlines()[-1])
+def test_interpreted_kernels_give_the_reference_every_gradient_and_the_crops_of_plain_torch(
+    pytestconfig: pytest.Config,
+) -> None:
+    report = json.loads(head_start.outcome(pytestconfig).splitlines()[-1])
     assert len(report["cases"]) > 20
     for case, errors in report["cases"].items():
         assert isinstance(errors, dict), f"{case}: {errors}"
