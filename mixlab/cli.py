@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from mixlab import __version__
 from mixlab.errors import InputError, MissingExtraError, WorkError, did_you_mean, naming_extras
 from mixlab.plugins import load_for_all, plugin_at_fault
 from mixlab.signals import STOP_SIGNALS, raising, say_stopped
@@ -105,6 +106,11 @@ def run_command(arguments: list[str], *, even_ignored: bool = False) -> int:
             raise
         console.print(Text.assemble(("error:", "red"), f" {error}"))
         return 1
+    if arguments[:1] == ["--version"]:
+        put(f"mixlab {__version__}")
+        return 0
+    if arguments[:1] == ["help"] and len(arguments) > 1:
+        arguments = [arguments[1], "--help"]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         put(overview())
         return 0

@@ -214,7 +214,11 @@ def is_default_map(m: Measurement) -> bool:
 
 def is_final_map(m: Measurement) -> bool:
     """Such a score after the last layer."""
-    return is_default_map(m) and (m["layer"] is None or m["layer"] == (m["num_layers"] or 0) - 1)
+    return is_default_map(m) and is_final_layer(m)
+
+
+def is_final_layer(m: Measurement) -> bool:
+    return m["layer"] is None or m["layer"] == (m["num_layers"] or 0) - 1
 
 
 def averaged(group: Sequence[Measurement]) -> Measurement:

@@ -15,6 +15,7 @@ def look(
     answer: Flat[Answer] = Answer(),
     *,
     models: tuple[str, ...] = (),
+    num_samples: int = 24,
     image: int | None = None,
     port: int = 8765,
     device: Device = "auto",
@@ -25,10 +26,11 @@ def look(
     Args:
         images: image files, or folders of images.
         models: runs, exported files, names of the zoo, shipped/NAME, or timm/NAME; default: as `mixlab app`.
+        num_samples: number of images of each folder, the first ones.
         image: image size in pixels; default: the size that each model was made for, or a multiple of it up to 192.
         port: the port to serve on; 0 takes a free one.
         open: open the page in a browser; `--no-open` only prints its address.
     """
     if not images:
         raise InputError("name at least one image file or folder: mixlab look photo.jpg")
-    return app(models, answer, data=images, image=image, port=port, device=device, open=open)
+    return app(models, answer, data=images, num_samples=num_samples, image=image, port=port, device=device, open=open)

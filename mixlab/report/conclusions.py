@@ -85,14 +85,14 @@ def _dense(table: Table) -> Iterator[Sentence]:
 
 def _maps(table: Table, findings: Findings) -> Iterator[Sentence]:
     """The clearest maps, beside the twin's and the centre prior where they were measured on the same images."""
-    column = next((column for column in table.scores if column.title == "Binary-AUC"), None)
+    column = next((column for column in table.scores if column.title.startswith("Binary-AUC")), None)
     rows = [] if column is None else _rows(table, column)
     if column is None or not rows:
         return
     row, cell = max(rows, key=lambda pair: pair[1].value)
     clearest = "has the clearest maps" if len(rows) > 1 else "has maps"
     parts = [
-        Part(f"{row.label} {clearest} on {_data(column.data)}: Binary-AUC "),
+        Part(f"{row.label} {clearest} on {_data(column.data)}: {column.title} "),
         Part(_shown(cell, column), cell.record),
     ]
     same = [gains for gains in table.gains if (gains.title, gains.data) == (column.title, column.data)]

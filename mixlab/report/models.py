@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mixlab.analysis.comparisons import (
+    DEFAULT_MAPS,
     Gain,
     Group,
     Network,
     comparable,
-    is_final_map,
+    is_final_layer,
     is_headline,
     learnt_features,
     over_seeds,
@@ -124,13 +125,18 @@ def _any(_: Measurement) -> bool:
     return True
 
 
+def _is_whole_map(m: Measurement) -> bool:
+    """A score of any kind of map of the whole network."""
+    return m["index"] is None and is_final_layer(m)
+
+
 # Title, metric, unit, and which of its measurements are of the whole network.
 COLUMNS: tuple[tuple[str, str, str, Callable[[Measurement], bool]], ...] = (
     ("images/s", "images_per_s", "", _any),
     ("own classifier", "top1", "%", _any),
     ("kNN", "knn_top1", "%", _any),
     ("linear probe", "probe_top1", "%", is_headline),
-    ("Binary-AUC", "binary_auc", "", is_final_map),
+    ("Binary-AUC", "binary_auc", "", _is_whole_map),
     ("mIoU", "miou", "%", _any),
     ("box AP", "box_ap", "%", _any),
     ("mask AP", "mask_ap", "%", _any),
@@ -222,6 +228,7 @@ class _ColumnMaker:
         shared = {name: value for name, value in lead.protocol.choices.items() if name not in NOT_SHARED}
         is_score = lead.metric not in NO_SCORES
         key = _key(lead, [group[0] for group in candidates])
+        title = title if lead["map"] in DEFAULT_MAPS else f"{title} by {lead['map']}"
         column = Column(title, unit, words(shared), {}, _data(lead), key if is_score else "", is_score)
         others: dict[str, Column] = {}
         for group in sorted(groups, key=lambda group: preference(group[0])):
@@ -229,7 +236,9 @@ class _ColumnMaker:
             if network not in twins and network not in column.cells and _alike(group[0], lead):
                 column.cells[network] = cell
             else:
-                protocol = words(_different(group[0], lead)) or "the same protocol"
+                different = _different(group[0], lead)
+                different.pop("layer", None)  # the last one of each network
+                protocol = words(different) or "the same protocol"
                 others.setdefault(protocol, Column(title, unit, protocol, {})).cells[network] = cell
         self.columns.append(column)
         self.others += others.values()
@@ -263,11 +272,12 @@ def words(choices: Mapping[str, Any]) -> str:
 
 
 def _lead(groups: list[Group]) -> Measurement:
-    """A measurement of the protocol that most networks share; of several such, the most preferred."""
+    """A measurement of the protocol that most networks share; of several such, the most preferred. Of maps, the paper's
+    before all others."""
 
     def order(group: Group) -> tuple[Any, ...]:
         sharing = {Network.of(other[0]) for other in groups if _alike(other[0], group[0])}
-        return (-len(sharing), preference(group[0]))
+        return (group[0]["map"] not in DEFAULT_MAPS, -len(sharing), preference(group[0]))
 
     return min(groups, key=order)[0]
 

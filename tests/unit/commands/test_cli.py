@@ -9,6 +9,7 @@ from typing import Literal
 
 import pytest
 
+import mixlab
 from mixlab.cli import COMMANDS, GROUPS, main
 from mixlab.errors import InputError
 
@@ -18,6 +19,15 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert all(command in printed for command in COMMANDS)
     assert sorted(name for names in GROUPS.values() for name in names) == sorted(COMMANDS)
+
+
+def test_version_and_help_of_a_command_are_found_where_people_look(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0 and capsys.readouterr().out == f"mixlab {mixlab.__version__}\n"
+    for words in (["help", "advise"], ["advise", "--help"]):
+        with pytest.raises(SystemExit):
+            main(words)
+    first, second = capsys.readouterr().out.split("usage: ")[1:]
+    assert first.split()[1] == second.split()[1] == "advise"
 
 
 def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from mixlab.run.protocols import (
     DetectionProtocol,
     EvaluationProtocol,
     KnnProtocol,
+    MapProtocol,
     ProbeProtocol,
     RobustnessProtocol,
     SegmentationProtocol,
@@ -79,6 +80,19 @@ def test_of_two_protocols_that_as_many_networks_have_the_preferred_one_is_the_co
     table = table_of(*(measured("a", v, p, metric="probe_top1") for v, p in ((0.4, cached), (0.5, augmented))))
     assert column(table, "linear probe") == {"a": 0.5}
     assert others(table) == {("a dino", "linear probe", "mode cached", 0.4)}
+
+
+def test_the_papers_map_is_the_column_before_others_and_those_are_named() -> None:
+    def maps(label: str, layer: int = 2, **scores: float) -> list[Measurement]:
+        at = {name: MapProtocol(data="masks", map=name, layer=layer) for name in scores}
+        return [measured(label, value, at[name], metric="binary_auc") for name, value in scores.items()]
+
+    table = table_of(*maps("a", cosine=0.7, norm=0.8), *maps("b", norm=0.6), *maps("a", layer=0, cosine=0.5))
+    assert column(table, "Binary-AUC") == {"a": 0.7}
+    assert [(other.title, other.protocol, len(other.cells)) for other in table.others] == [
+        ("Binary-AUC", "map norm", 2)
+    ]
+    assert column(table_of(*maps("b", norm=0.6)), "Binary-AUC by norm") == {"b": 0.6}
 
 
 def test_seeds_are_one_cell_with_students_interval_and_other_trainings_are_other_rows() -> None:
