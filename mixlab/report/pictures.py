@@ -142,5 +142,5 @@ def matrix_picture(levels: NDArray[np.uint8]) -> str:
 def inline_picture(picture: Image.Image) -> str:
     """As a data URI."""
     file = io.BytesIO()
-    picture.save(file, "PNG", optimize=True)
+    picture.save(file, "PNG")  # `optimize` takes ten times as long for 4 % fewer bytes
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -39,12 +39,11 @@ def from_json(cls: type[T], values: object, *, kinds: Kinds | None = None, where
             load = ", or load the plugin that adds it (mixlab --import)" if isinstance(kinds[cls], Registry) else ""
             raise InputError(f"{where}.kind is {kind!r}; choose one of {', '.join(kinds[cls])}{load}")
         made = kinds[cls][kind]
-    hints, known = _fields_of(made)
+    hints, known, required = _fields_of(made)
     for name in values:
         if name not in known:
             hint = did_you_mean(str(name), known, otherwise=f"fields are {', '.join(known)}")
             raise InputError(f"{where} has no field {name!r}; {hint}")
-    required = [name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING]
     if missing := [name for name in required if name not in values]:
         raise InputError(f"{where} lacks {', '.join(missing)}; give a value for each")
     read = {name: check(hints[name], value, f"{where}.{name}", kinds) for name, value in values.items()}
@@ -56,6 +55,8 @@ def check(hint: Any, value: object, where: str, kinds: Kinds | None = None) -> A
 
     Otherwise types must be equal (True is not an int); if not, `InputError` names the value, the rule and `where`.
     """
+    if type(value) in _kept_as_they_are(hint):
+        return value
     for option in _options(hint):
         if value is not None and (is_dataclass(option) or option in (kinds or {})):
             return from_json(option, value, kinds=kinds, where=where)
@@ -78,9 +79,11 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str
 
 
 @cache  # a study has thousands of records of a few classes
-def _fields_of(cls: Any) -> tuple[dict[str, Any], dict[str, Field[Any]]]:
-    """The types of a dataclass's fields, and the fields, by name."""
-    return get_type_hints(cls), {field.name: field for field in fields(cls)}
+def _fields_of(cls: Any) -> tuple[dict[str, Any], dict[str, Field[Any]], tuple[str, ...]]:
+    """The types of a dataclass's fields, and the fields, by name; and which of them have no default."""
+    known = {field.name: field for field in fields(cls)}
+    required = [name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING]
+    return get_type_hints(cls), known, tuple(required)
 
 
 def _plain(value: Any) -> Any:
@@ -131,6 +134,15 @@ def _rule(hint: Any) -> str:
             return f"a list of {_rule(inner[0])}"
         return f"{len(inner)} values ({', '.join(map(_rule, inner))})"
     return "None" if hint is type(None) else str((get_origin(hint) or hint).__name__)
+
+
+@cache
+def _kept_as_they_are(hint: Any) -> frozenset[type]:
+    """The types of values that `check` returns unchanged at once, where the type holds nothing but plain values."""
+    options = _options(hint)
+    if not all(option in (str, bool, int, float, type(None)) for option in options):
+        return frozenset()
+    return frozenset(options) - ({int} if float in options else set())
 
 
 @cache

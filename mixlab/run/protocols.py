@@ -7,7 +7,7 @@ evaluator is a new field here; then numbers with and without it have different i
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, NamedTuple, get_args
+from typing import Any, ClassVar, NamedTuple
 
 from mixlab.errors import InputError
 from mixlab.run import codec
@@ -28,9 +28,7 @@ class EvaluationProtocol:
 
     def __post_init__(self) -> None:
         for name, kind in ((item.name, item.type) for item in fields(self)):
-            if (value := getattr(self, name)) is None and type(None) in get_args(kind):
-                continue
-            value = codec.check(kind, value, f"{name} of a {type(self).__name__}")
+            value = codec.check(kind, getattr(self, name), f"{name} of a {type(self).__name__}")
             if name in ("data", "val_data") and value:
                 value = value.rstrip("/") or "/"  # a slash at the end means nothing
             object.__setattr__(self, name, value)  # 1 as 1.0 where it is a float: one choice, one identity

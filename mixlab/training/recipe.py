@@ -24,7 +24,10 @@ def seed_for(*parts: int) -> int:
 def seed_all(*parts: int) -> None:
     """Seed the generators of torch (every device), NumPy and Python."""
     seed = seed_for(*parts)
-    torch.manual_seed(seed)
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)  # `manual_seed` writes down the stack for each absent kind of device
     np.random.seed(seed % 2**32)  # noqa: NPY002  the global generator, for libraries that draw from it
     random.seed(seed)
 

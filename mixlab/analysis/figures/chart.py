@@ -12,8 +12,9 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import AutoLocator, FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.transforms import Bbox
 
-from mixlab.analysis.figures.page_svg import LINE, PALETTE, SOFT, TEXT, hint, inline_svg, remove_hints
+from mixlab.analysis.figures.page_svg import LINE, PALETTE, SOFT, TEXT, hint, inline_svg, lay_out, remove_hints
 from mixlab.run import base_label
 from mixlab.run.disk import naming_file
 
@@ -89,6 +90,7 @@ def untrained_style(style: LineStyle) -> LineStyle:
 
 INK = "#fefefe"  # on pictures: white whatever the theme
 UNIT = 72  # of a page's chart, an inch
+_DPI = 150  # of a file of pixels
 _MOST_COLUMNS = 3  # of panels in a file
 STYLE: dict[Any, Any] = {
     "font.size": 11,
@@ -152,7 +154,11 @@ def save_figure(figure: Figure, path: Path) -> Path:
     metadata = {"Date": None} if path.suffix == ".svg" else None
     with mpl.rc_context(STYLE), naming_file(path):
         remove_hints(figure)
-        figure.savefig(path, metadata=metadata, dpi=150, bbox_inches="tight")
+        box: Bbox | str = "tight"
+        if path.suffix in (".png", ".svg"):
+            lay_out(figure, path.suffix, dpi=_DPI)
+            box = figure.get_tightbbox().padded(mpl.rcParams["savefig.pad_inches"])
+        figure.savefig(path, metadata=metadata, dpi=_DPI, bbox_inches=box)
     return path
 
 

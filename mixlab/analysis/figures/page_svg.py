@@ -12,6 +12,8 @@ from xml.etree import ElementTree
 
 import matplotlib as mpl
 from matplotlib.artist import Artist
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -36,10 +38,20 @@ def remove_hints(figure: Figure) -> None:
                 artist.set_gid(None)
 
 
+def lay_out(figure: Figure, suffix: str, *, dpi: float = 72) -> None:
+    """Give all parts of a figure their places, for good: `savefig` draws it twice, the first time for this alone."""
+    canvas = {".svg": FigureCanvasSVG, ".png": FigureCanvasAgg}[suffix](figure)
+    figure.set_dpi(canvas.fixed_dpi or dpi)
+    if (engine := figure.get_layout_engine()) is not None:
+        engine.execute(figure)
+        figure.set_layout_engine(None)
+
+
 def inline_svg(figure: Figure, about: str) -> str:
     """A figure as an element of a page: without ids, clip paths or fonts of its own."""
     written = io.StringIO()
     with mpl.rc_context({"svg.fonttype": "none", "savefig.transparent": True}):
+        lay_out(figure, ".svg")
         figure.savefig(written, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     root = ElementTree.fromstring(re.sub(r'\sxmlns(:\w+)?="[^"]*"|xlink:', "", written.getvalue()))
     marks = {part.get("id"): part for part in root.iter("path") if part.get("id")}
@@ -101,7 +113,7 @@ def _in_few_bytes(source: str) -> str:
     start, _, code = source.partition(",")
     with Image.open(io.BytesIO(base64.b64decode(code))) as picture:
         small = io.BytesIO()
-        picture.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
+        picture.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(small, "PNG")
     return f"{start},{base64.b64encode(small.getvalue()).decode()}"
 
 

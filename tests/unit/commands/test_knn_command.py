@@ -90,7 +90,7 @@ def test_a_trained_network_knows_real_photographs_by_their_neighbours(tmp_path: 
     weights = PHOTOGRAPHS / "weights" / "tf_efficientnet_lite0_imagenet_timm.pth"
     options = {
         "data": str(tmp_path / "photos"),
-        "image": 112,
+        "image": 80,
         "crop_share": 1.0,
         "k": (10,),
         "run": tmp_path,
@@ -99,4 +99,4 @@ def test_a_trained_network_knows_real_photographs_by_their_neighbours(tmp_path: 
     trained = knn("timm/tf_efficientnet_lite0=trained", weights=str(weights), **options)["scores"][0]
     untrained = knn("timm/tf_efficientnet_lite0=untrained", **options)["scores"][0]
     assert trained["n"] >= 30
-    assert trained["low"] > 0.6 > 0.5 > untrained["high"]
+    assert trained["low"] > 0.5 > 0.4 > untrained["high"]

@@ -38,6 +38,13 @@ def make_example(folder: Path, labels: tuple[str, str] = ("vit", "vim")) -> RunD
     return run
 
 
+def keep_results(run: RunDirectory, *names: str) -> None:
+    """Remove all other results of a run: a page draws all that it finds."""
+    for file in (run.path / "results").iterdir():
+        if file.stem not in names:
+            file.unlink()
+
+
 def _judged(folder: Path, about: dict[str, Any], *, top1: float, untrained: float) -> None:
     label = about["label"].replace("/", "_")
     run, twin = RunDirectory.create(folder / label), RunDirectory.create(folder / label / "untrained")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from example_run import make_example
+from example_run import keep_results, make_example
 from PIL import Image
 from test_models import KNN, measured, table_of
 
@@ -149,6 +149,7 @@ def test_pictures_of_dense_tasks_are_shown_and_records_are_folded_at_the_end(pag
 
 def test_without_a_title_the_page_is_called_by_its_mixers(tmp_path: Path) -> None:
     run = make_example(tmp_path / "run")
+    keep_results(run, "maps")
     text = write_report([run.path], tmp_path / "page.html").read_text()
     assert "<h1>Softmax attention and Mamba-2 scan</h1>" in text
     alone = RunDirectory.create(tmp_path / "alone")

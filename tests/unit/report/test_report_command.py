@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import tyro
-from example_run import make_example
+from example_run import keep_results, make_example
 
 import mixlab
 from mixlab.analysis.cost import count_macs, on_meta
@@ -49,7 +49,7 @@ def test_nothing_is_measured_unless_asked(tmp_path: Path) -> None:
 
 def test_several_runs_share_one_page(tmp_path: Path) -> None:
     for name in ("one", "two"):
-        make_example(tmp_path / name)
+        keep_results(make_example(tmp_path / name), "auc_model")
     report([tmp_path / "one", tmp_path / "two"], out=tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "one/results/auc_model.json" in page and "two/vit/results/knn_vit.json" in page
@@ -71,7 +71,8 @@ def test_an_archive_makes_the_page_of_the_runs_in_it(tmp_path: Path) -> None:
 
 def test_two_values_of_one_thing_are_not_mixed_up_in_silence(tmp_path: Path) -> None:
     for name, value in (("one", 0.5), ("two", 0.9)):
-        run = RunDirectory(make_example(tmp_path / name).path / "vit")
+        keep_results(make_example(tmp_path / name))
+        run = RunDirectory(tmp_path / name / "vit")
         result = run.results()["knn_vit"]
         result["measurements"][0]["value"] = value
         run.write_result("knn_vit", result)

@@ -19,6 +19,7 @@ from mixlab.analysis.claims import Evidence
 from mixlab.analysis.claims.orders import mamba_does_dense_better
 from mixlab.data.objects import instances_file, parse_objects
 from mixlab.evaluation.dense_task import settings_digest
+from mixlab.evaluation.detection import task
 from mixlab.evaluation.detection.average_precision import NAMES
 from mixlab.evaluation.detection.detector import Detector
 from mixlab.evaluation.detection.task import plan_detection
@@ -30,9 +31,9 @@ from tests.waiting import exit_codes
 
 detect = command("detect")
 
-DATA = "shapes:n=24,size=32"
-NUM = 3  # images to score and to draw
-LAST = 6
+DATA = "shapes:n=16,size=32"
+NUM = 2  # images to score
+LAST = 4
 SMALL = [f"steps={LAST}", "batch=4", "model.depths=[1,1,1,1]", "model.dims=[8,8,16,16]", "method.short=32,32",
          "method.channels=16", "method.hidden=16", "method.mask_convs=1", "log.every_steps=2", "optim.warmup_steps=1",
          "checkpoint.every_steps=1", "checkpoint.keep=99", "model.drop_path_rate=0.1"]  # fmt: skip
@@ -47,9 +48,16 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def run(folder: Path, *extra: str, head: str = "cascade", data: str = DATA) -> dict:
+@pytest.fixture(scope="module", autouse=True)
+def one_picture():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(task, "NUM_EXAMPLES", 1)
+        yield
+
+
+def run(folder: Path, *extra: str, head: str = "cascade", data: str = DATA, num_val: int = NUM) -> dict:
     return detect(
-        "detect_mambaout_femto64", data=data, run=folder, head=head, set=[*SMALL, *extra], device="cpu", num_val=NUM
+        "detect_mambaout_femto64", data=data, run=folder, head=head, set=[*SMALL, *extra], device="cpu", num_val=num_val
     )
 
 
@@ -74,7 +82,7 @@ def test_figures_are_those_of_pycocotools_on_the_results_file(finished):
     images = {entry["image_id"] for entry in found}
     source = parse_objects(DATA, split="val")
     truth = instances_file(source)
-    judged = {8 * number + 1 for number in range(NUM)}  # 3 of 24, evenly
+    judged = {8 * number + 1 for number in range(NUM)}  # 2 of 16, evenly
     assert images <= judged and found
     truth["images"] = [image for image in truth["images"] if image["id"] in judged]
     truth["annotations"] = [entry for entry in truth["annotations"] if entry["image_id"] in judged]
@@ -170,9 +178,9 @@ def child(judged: str, trained: str, rank: int, ports: list[int]) -> None:
     os.environ["MASTER_PORT"] = str(ports[0])
     run(Path(judged))
     os.environ["MASTER_PORT"] = str(ports[1])
-    settings = ["steps=2", "batch=4", "method.short=32,32", "method.channels=16", "model.dim=32", "log.every_steps=1",
-                "optim.warmup_steps=1"]  # fmt: skip
-    detect("detect_dinovim_tiny64", data=DATA, run=Path(trained), head="cascade", set=settings, num_val=3, device="cpu")
+    settings = ["steps=2", "batch=4", "method.short=32,32", "method.channels=16", "method.hidden=16", "model.dim=16",
+                "model.depth=4", "log.every_steps=1", "optim.warmup_steps=1"]  # fmt: skip
+    detect("detect_dinovim_tiny64", data=DATA, run=Path(trained), head="cascade", set=settings, num_val=2, device="cpu")
 
 
 def test_two_processes_train_and_find_what_one_finds(finished, tmp_path):
@@ -195,8 +203,9 @@ def test_two_processes_train_and_find_what_one_finds(finished, tmp_path):
 
 
 def test_a_frozen_backbone_leaves_the_run_as_it_came(finished, tmp_path):
-    result = detect(str(finished), data=DATA, run=tmp_path / "run", head="mask", frozen=True, num_val=4, device="cpu",
-                    recipe="detect_mambaout_femto64", set=[s for s in SMALL if not s.startswith("model.")])  # fmt: skip
+    settings = [setting for setting in SMALL if not setting.startswith("model.")] + ["steps=2"]
+    result = detect(str(finished), data=DATA, run=tmp_path / "run", head="mask", frozen=True, num_val=NUM, device="cpu",
+                    recipe="detect_mambaout_femto64", set=settings)  # fmt: skip
     assert result["frozen"] and result["weights"] == str(finished)
     ours, theirs = (load_file(place / "weights.safetensors") for place in (tmp_path / "run", finished))
     assert not [name for name in theirs if not torch.equal(ours[name], theirs[name])]
@@ -204,7 +213,7 @@ def test_a_frozen_backbone_leaves_the_run_as_it_came(finished, tmp_path):
 
 def test_coco_folders_with_every_kind_of_image_train(tmp_path):
     draw_coco(tmp_path / "data")
-    result = run(tmp_path / "run", "batch=2", "steps=3", data=str(tmp_path / "data"))
+    result = run(tmp_path / "run", "batch=2", "steps=2", data=str(tmp_path / "data"))
     assert result["n"] == 1 and set(result["classes"]["boxes"]) == {"cat", "kite", "brush"}
 
 
@@ -215,8 +224,8 @@ def test_unreadable_images_are_named_and_left_out_of_the_figures(tmp_path):
     (tmp_path / "data" / "annotations" / "instances_val.json").write_text(json.dumps(content))
     (tmp_path / "data" / "val" / "more").mkdir()
     (tmp_path / "data" / "val" / "more" / "1.png").write_bytes(b"not an image")
-    result = run(tmp_path / "run", "batch=2", "steps=2", data=str(tmp_path / "data"))
-    assert result["n"] == NUM - 1 and result["num_objects"] == 3
+    result = run(tmp_path / "run", "batch=2", "steps=1", data=str(tmp_path / "data"), num_val=3)
+    assert result["n"] == 2 and result["num_objects"] == 3
     assert [Path(path).relative_to(tmp_path / "data" / "val").as_posix() for path in result["skipped"]] == [
         "more/1.png"
     ]
@@ -225,7 +234,7 @@ def test_unreadable_images_are_named_and_left_out_of_the_figures(tmp_path):
 def test_activations_can_be_made_twice_instead_of_kept(tmp_path):
     settings = ["steps=2", "batch=2", "method.short=32,32", "method.channels=16", "method.hidden=16",
                 "optim.warmup_steps=1",
-                "checkpoint.every_steps=2", "model.dim=32", "model.depth=4", "precision=fp64"]  # fmt: skip
+                "checkpoint.every_steps=2", "model.dim=16", "model.depth=4", "precision=fp64"]  # fmt: skip
     weights = []
     for number, extra in enumerate(["activation_checkpointing=false", "activation_checkpointing=true"]):
         folder = tmp_path / str(number)
@@ -241,7 +250,7 @@ def test_activations_can_be_made_twice_instead_of_kept(tmp_path):
 @needs_photographs
 def test_real_photographs_train_and_are_judged(tmp_path):
     result = run(
-        tmp_path / "run", "steps=2", "batch=2", "method.short=64,96", "method.long=160", data=str(PHOTOGRAPHS / "coco")
+        tmp_path / "run", "steps=1", "batch=2", "method.short=64,96", "method.long=160", data=str(PHOTOGRAPHS / "coco")
     )
     assert result["n"] == NUM and len(result["classes"]["masks"]) == 80
     assert result["boxes"]["AP"] is not None
@@ -257,7 +266,7 @@ def test_wrong_calls_get_an_answer(finished, tmp_path):
     with pytest.raises(ValueError, match="3 classes, this network was trained for 10"):
         draw_coco(tmp_path / "data")
         detect(str(finished), data=str(tmp_path / "data"), run=tmp_path / "c", evaluate_only=True, device="cpu")
-    with pytest.raises(ValueError, match="24 images are fewer than one batch of 64"):
+    with pytest.raises(ValueError, match="16 images are fewer than one batch of 64"):
         run(tmp_path / "d", "batch=64")
     with pytest.raises(ValueError, match="short sides 64 to 32"):
         run(tmp_path / "e", "method.short=64,32")
