@@ -3,6 +3,7 @@
 Imports of others are late: an overview needs none, and Ctrl-C may come before they are done.
 """
 
+import errno
 import io
 import os
 import signal
@@ -140,7 +141,7 @@ def run_command(arguments: list[str], *, even_ignored: bool = False) -> int:
         if number is not None:  # a library turned the signal's exception into this one, or another rank left first
             say_stopped(number)
             return 128 + number
-        said = str(error) if is_for_users(error) else plugin_at_fault(error)
+        said = sentence_of(error) if is_for_users(error) else plugin_at_fault(error)
         if not said or os.environ.get("MIXLAB_DEBUG") == "1":
             raise
         console.print(Text.assemble(("error:", "red"), f" {said}"))
@@ -207,6 +208,15 @@ def is_for_users(error: Exception) -> bool:
         return True
     torch = sys.modules.get("torch")  # likewise
     return torch is not None and isinstance(error, torch.OutOfMemoryError)
+
+
+def sentence_of(error: Exception) -> str:
+    """Its message; of an error of the operating system the file and the reason, without a number."""
+    if not isinstance(error, OSError) or error.filename is None or error.strerror is None:
+        return str(error)
+    forbidden = error.errno in (errno.EROFS, errno.EACCES, errno.EPERM)
+    advice = "; name another place, or change its permissions" if forbidden else ""
+    return f"{error.filename}: {error.strerror}{advice}"
 
 
 def plain_warning(

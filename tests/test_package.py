@@ -83,8 +83,6 @@ run("export", "run", "--out", "run.safetensors")
 for arguments in (("maps", "run"), ("report", "run"), ("app", "run"), ("export", "run", "--out", "run.onnx")):
     run(*arguments, code=1)
 missing.clear()
-from mixlab import BinaryAUC
-assert mixlab.BinaryAUC is BinaryAUC and "torchmetrics" in sys.modules
 from mixlab.app import create_app  # its pages are files
 run("models", "shipped/*")
 run("auc", "shipped/vit", "--data", "shapes:n=2", "--no-twins", "--map", "cosine", "--run", "run")
@@ -113,6 +111,8 @@ def test_the_wheel_works_away_from_the_repository_imports_late_and_registers_wit
 )
 @pytest.mark.timeout(1800)
 def test_the_wheel_with_all_extras_runs_the_demo_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
+    if (free := shutil.disk_usage(tmp_path).free) < 12e9:
+        pytest.skip(f"all extras take 7 GB, and some more while they are installed; {tmp_path} has {free / 1e9:.0f} GB")
     with TemporaryDirectory(dir=tmp_path) as place:  # gigabytes
         venv.create(place, with_pip=True)
         bin_folder = Path(place, "bin")

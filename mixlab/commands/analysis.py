@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -98,6 +99,8 @@ def run_analysis(analysis: Analysis, on: ViewedTargets, answer: Answer, options:
         found.columns,
         found.rows,
     )
+    if sys.stderr.isatty():
+        console.print(found.about, style="dim")
     print_left_out(images)
     for figure in content["exhibit"]["figures"]:
         console.print(f"picture: {folder / figure['file']}")

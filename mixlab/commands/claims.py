@@ -62,7 +62,7 @@ def claims(
 
 
 def _print(answer: WideAnswer, entries: list[Entry], num_measurements: int, num_runs: int) -> None:
-    title = f"Claims of the papers against {num_measurements} measurements of {num_runs} runs"
+    title = f"Claims of the papers against {num_measurements} measurements of {num_runs} run{'s' * (num_runs != 1)}"
     columns = ("claim", "verdict", "statement", "measured here", "paper", "place", "kind", "scale", "note")
     rows = []
     for entry in entries:

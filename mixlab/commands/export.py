@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -100,6 +101,9 @@ def check_folder(out: Path) -> None:
 def check_out(out: Path, *, force: bool) -> None:
     """Refuse to replace what may not be made again."""
     place = out.resolve()  # a link to a run's weights is these weights
+    parent = next(folder for folder in place.parents if folder.exists())
+    if not os.access(parent, os.W_OK):
+        raise PermissionError(f"--out {out}: {parent} may not be written to; name another file")
     if not place.exists():
         return
     if place.is_dir():

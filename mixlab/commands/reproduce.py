@@ -141,22 +141,29 @@ def _list(answer: Answer) -> dict[str, Any]:
 def _summary(item: Item) -> str:
     """Data, GPU-hours and what is missing, in one line."""
     from mixlab.studies.reproduce.folders import DATA_SETS
-    from mixlab.studies.reproduce.listing import ON_PAPER, hours_of, missing_networks, show_hours
+    from mixlab.studies.reproduce.listing import ON_PAPER, hours_of, missing_networks
 
     if item.is_drawing:
         return "a drawing: nothing to measure"
     data = ", ".join(DATA_SETS[name].title for name in item.needs(ON_PAPER))
     if not data:
         return "needs nothing: counted"
-    training, then = hours_of(item.plan(ON_PAPER))
+    hours = _hours(*hours_of(item.plan(ON_PAPER)))
     total, lacking = len(item.networks), len(missing_networks(item))
-    have = f"; {total - lacking} of {total} networks" if lacking else ""
-    return f"{data}; GPU-hours: {show_hours(training)} of training, {show_hours(then)} after it{have}"
+    given = f"; {lacking} of {total} networks need --weights" if lacking else ""
+    return f"{data}{f'; GPU-hours: {hours}' if hours else ''}{given}"
+
+
+def _hours(training: float, then: float) -> str:
+    from mixlab.studies.reproduce.listing import show_hours
+
+    parts = ((training, "of training"), (then, "after it"))
+    return ", ".join(f"{show_hours(number)} {when}" for number, when in parts if number)
 
 
 def _show(answer: Answer, plan: ItemPlan, root: Path | None) -> None:
     from mixlab.studies.reproduce.folders import DATA_SETS
-    from mixlab.studies.reproduce.listing import hours_of, show_hours
+    from mixlab.studies.reproduce.listing import hours_of
     from mixlab.studies.reproduce.run import command_lines
 
     item = plan.item
@@ -164,9 +171,8 @@ def _show(answer: Answer, plan: ItemPlan, root: Path | None) -> None:
     console.print(item.title)
     if item.note:
         console.print(item.note)
-    training, then = hours_of(plan.planned)
-    if plan.planned:
-        console.print(f"about {show_hours(training)} GPU-hours of training, {show_hours(then)} after it (one H200)")
+    if hours := _hours(*hours_of(plan.planned)):
+        console.print(f"GPU-hours on one H200, about: {hours}")
     for note in plan.notes:
         warn(note)
     needed = item.needs(plan.setting)

@@ -7,7 +7,7 @@ differs significantly from an untrained twin.
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from mixlab.analysis.comparisons import Network
+from mixlab.analysis.comparisons import Network, is_final_layer
 from mixlab.data.source import is_drawn
 from mixlab.report.findings import Findings, Record
 from mixlab.report.models import Cell, Column, Row, Table
@@ -84,15 +84,15 @@ def _dense(table: Table) -> Iterator[Sentence]:
 
 
 def _maps(table: Table, findings: Findings) -> Iterator[Sentence]:
-    """The clearest maps, beside the twin's and the centre prior where they were measured on the same images."""
+    """The maps that score highest, beside the twin's and the centre prior, as far as these were measured with them."""
     column = next((column for column in table.scores if column.title.startswith("Binary-AUC")), None)
     rows = [] if column is None else _rows(table, column)
     if column is None or not rows:
         return
     row, cell = max(rows, key=lambda pair: pair[1].value)
-    clearest = "has the clearest maps" if len(rows) > 1 else "has maps"
+    highest = " score highest" if len(rows) > 1 else ""
     parts = [
-        Part(f"{row.label} {clearest} on {_data(column.data)}: {column.title} "),
+        Part(f"Maps of {row.label}{highest} on {_data(column.data)}: {column.title} "),
         Part(_shown(cell, column), cell.record),
     ]
     same = [gains for gains in table.gains if (gains.title, gains.data) == (column.title, column.data)]
@@ -103,6 +103,9 @@ def _maps(table: Table, findings: Findings) -> Iterator[Sentence]:
         value = sum(m.value for m in gain.untrained) / len(gain.untrained)
         record = findings.record_of.get(gain.untrained[0].identity)
         parts += [Part(f", {said} its untrained twin ("), Part(f"{value:.3f}", record), Part(")")]
+    priors = [m for m in cell.record.measurements if m.metric == "centre_prior" and Network.of(m) == row.network]
+    if prior := next(filter(is_final_layer, priors), None):
+        parts += [Part("; a blob in the centre of the image scores "), Part(f"{prior.value:.3f}", cell.record)]
     yield [*parts, Part(".")]
 
 

@@ -49,10 +49,10 @@ def _new_and_locked(path: Path, *, is_folder: bool) -> tuple[Path, int]:
     """Something new under a hidden name, and a handle that locks it."""
     while True:
         aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-        if is_folder:
-            aside.mkdir()
-        else:
-            aside.touch(exist_ok=False)  # with the permissions that the umask leaves
+        try:
+            aside.mkdir() if is_folder else aside.touch(exist_ok=False)  # with the permissions that the umask leaves
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from error  # by the name that was asked for
         with suppress(FileNotFoundError):
             handle = os.open(aside, os.O_RDONLY)
             with suppress(OSError):  # a file system without locks: leftovers stay

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from mixlab import BinaryAUC
 from mixlab.analysis.binary_auc import binary_auc
-from mixlab.analysis.binary_auc_metric import BinaryAUC
 
 NUM_IMAGES = 41
 

@@ -1,5 +1,6 @@
 """The command line as a person or a script meets it."""
 
+import errno
 import json
 import re
 import subprocess
@@ -10,8 +11,9 @@ from typing import Literal
 import pytest
 
 import mixlab
-from mixlab.cli import COMMANDS, GROUPS, main
+from mixlab.cli import COMMANDS, GROUPS, main, sentence_of
 from mixlab.errors import InputError
+from mixlab.run.aside import written_aside
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,6 +131,14 @@ def test_failures_say_why_and_exit_with_the_documented_code(
 ) -> None:
     assert main(arguments) == code
     assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_an_error_of_the_system_names_the_file_that_was_asked_for_and_no_number(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as missing, written_aside(tmp_path / "nowhere" / "page.html"):
+        pass
+    assert sentence_of(missing.value) == f"{tmp_path}/nowhere/page.html: No such file or directory"
+    said = sentence_of(OSError(errno.EROFS, "Read-only file system", "page.html"))
+    assert said == "page.html: Read-only file system; name another place, or change its permissions"
 
 
 def test_users_errors_are_a_sentence_or_a_traceback_on_request_and_bugs_always_a_traceback(

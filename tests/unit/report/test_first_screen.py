@@ -56,15 +56,17 @@ def test_it_says_who_learnt_and_who_is_highest() -> None:
     )
 
 
-def test_maps_are_called_clear_with_their_twin_on_the_same_images_alone() -> None:
+def test_maps_stand_beside_their_baselines_on_the_same_images_alone() -> None:
     def auc(label: str, data: str, score: float, twin: float) -> list[Measurement]:
         how = MapProtocol(data=data, map="cosine", layer=2)
         values = {"binary_auc": score, "untrained": twin, "above_untrained": score - twin}
+        values |= {"centre_prior": 0.8} if data == "masks" else {}
         return [measured(label, v, how, metric=m, model=f"{label}_model") for m, v in values.items()]
 
     (one,) = said(*auc("a", "masks", 0.7, 0.6), *auc("b", "masks", 0.65, 0.5), *auc("a", "voc", 0.9, 0.8))
     assert one == (
-        "a has the clearest maps on masks: Binary-AUC 0.700, significantly above its untrained twin (0.600)."
+        "Maps of a score highest on masks: Binary-AUC 0.700, significantly above its untrained twin (0.600); a blob in "
+        "the centre of the image scores 0.800."
     )
 
 
