@@ -25,7 +25,7 @@ from mixlab.run import Measurement
 def tiny(name: str, seed: int = 0, **fields: object) -> mixlab.Backbone:
     torch.manual_seed(seed)
     size = {} if name.startswith("gatedconv") else {"head_dim": 16}
-    return mixlab.create_model(name, **({"dim": 64, "depth": 4, "image": 64, "patch": 8} | size | fields)).eval()
+    return mixlab.create_model(name, **({"dim": 64, "depth": 2, "image": 64, "patch": 8} | size | fields)).eval()
 
 
 def shapes(num: int = 12, batch: int = 5) -> ViewedImages:
@@ -98,7 +98,7 @@ def test_twins_have_the_seed_of_their_run_and_measurements_say_which() -> None:
 
 
 def test_by_layer_scores_every_layer_in_one_pass() -> None:
-    one = target("vit")
+    one = target("vit", depth=4)
     scorer = MapScorer(shapes(), twins=False)
     result = run_study("layer", [one], scorer)
     assert [row.protocol.layer for row in result.rows] == [0, 1, 2, 3]
@@ -109,7 +109,7 @@ def test_by_layer_scores_every_layer_in_one_pass() -> None:
 
 
 def test_by_head_chooses_on_other_images_than_it_compares_on() -> None:
-    result = run_study("head", [target("vit")], MapScorer(shapes(20), twins=False))
+    result = run_study("head", [target("vit", depth=4)], MapScorer(shapes(20), twins=False))
     assert [(row.protocol.layer, row.protocol.index) for row in result.rows] == [
         (layer, head) for layer in (2, 3) for head in range(4)
     ]
@@ -274,6 +274,6 @@ def test_the_token_in_front_is_scored_beside_the_one_in_the_middle() -> None:
 
 
 def test_all_images_are_scored_without_a_number() -> None:
-    found = score_maps([target("vit")], "shapes:n=230", twins=False)
+    found = score_maps([target("vit", dim=16, depth=1, image=16)], "shapes:n=230,size=16", twins=False)
     assert found.rows[0].scores["auc"].n + found.rows[0].scores["auc"].num_dropped == 230
     assert found.protocol.num_images is None
