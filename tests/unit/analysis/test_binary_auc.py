@@ -36,7 +36,7 @@ def assert_equals_sklearn(maps: torch.Tensor, masks: torch.Tensor, ignore: int |
     np.testing.assert_allclose(binary_auc(maps, masks, ignore=ignore, normalize=False), expected, atol=1e-9, rtol=0)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     seed=st.integers(0, 2**31),
     shape=st.tuples(st.integers(1, 5), st.integers(1, 9), st.integers(1, 9)),
@@ -114,7 +114,7 @@ def test_no_images_give_no_scores():
     assert binary_auc(torch.rand(0, 4, 4), torch.zeros(0, 8, 8)).shape == (0,)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**31), num_levels=st.integers(2, 12), num_values=st.integers(1, 30))
 def test_fixed_thresholds_give_the_trapezoids_of_the_scaled_map(seed, num_levels, num_values):
     generator = torch.Generator().manual_seed(seed)

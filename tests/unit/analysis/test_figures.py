@@ -21,10 +21,12 @@ from mixlab.analysis.figures import (
     matrix_with_ranks,
     roc,
     save_charts,
+    save_figure,
     spectra,
     study_charts,
     training_curves,
 )
+from mixlab.analysis.figures.chart import STYLE
 from mixlab.analysis.figures.pictures import map_pictures, part_pictures, pca_pictures
 from mixlab.analysis.pca import pca_maps
 
@@ -132,3 +134,16 @@ def test_pictures_have_a_cell_per_image_and_model() -> None:
     assert len(part_pictures(images[0], {"a": torch.rand(3, 4, 4), "b": torch.rand(2, 4, 4)}, "head").axes) == 2 * 4
     components = {"a": pca_maps(torch.randn(2, 4, 4, 6))}
     assert len(pca_pictures(images, components).axes) == 2 * 3
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_a_figure_that_is_laid_out_and_drawn_once_is_the_one_that_matplotlib_draws_twice(
+    suffix: str, tmp_path: Path
+) -> None:
+    images, maps = torch.arange(48, dtype=torch.uint8).view(1, 3, 4, 4), {"a rather long name": torch.rand(1, 2, 2)}
+    save_figure(map_pictures(images, maps), tmp_path / f"once.{suffix}")
+    with mpl.rc_context(STYLE):
+        metadata = {"Date": None} if suffix == "svg" else None
+        twice = map_pictures(images, maps)
+        twice.savefig(tmp_path / f"twice.{suffix}", dpi=150, bbox_inches="tight", metadata=metadata)
+    assert (tmp_path / f"once.{suffix}").read_bytes() == (tmp_path / f"twice.{suffix}").read_bytes()
