@@ -76,6 +76,7 @@ def test_wrong_features_are_refused_with_their_shapes() -> None:
         (torch.ones(3), torch.zeros(3, dtype=torch.int64), r"are \(3,\) and \(3,\); give \(n, D\) and \(n,\)"),
         (torch.ones(3, 2), torch.zeros(2, dtype=torch.int64), r"are \(3, 2\) and \(2,\)"),
         (torch.ones(3, 2), torch.zeros(3), "labels are torch.float32; give whole numbers"),
+        (torch.full((3, 2), torch.nan), torch.zeros(3, dtype=torch.int64), "features hold NaN or infinity"),
     ):
         with pytest.raises(ValueError, match=message):
             mixlab.LabelledFeatures(features, labels)
