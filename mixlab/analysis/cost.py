@@ -1,18 +1,15 @@
 """The cost of a backbone: parameters and multiply-accumulates, counted from shapes, and measured speed."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from mixlab.analysis.equal_parts import Known, running_equal_parts_once
 from mixlab.backbones.backbone import Backbone
+from mixlab.backbones.meta import without_storage
 from mixlab.backbones.weights import build_architecture
 from mixlab.backbones.zoo import SHIPPED, create_model
 from mixlab.errors import InputError
@@ -112,26 +109,6 @@ def _answer(num_tokens: int, threshold: int, length: Length, costs: list[MixerCo
 
 
 TIMED_BATCH, TIMED_SECONDS = 16, 0.6
-
-
-class _Unfilled(TorchFunctionMode):
-    """Nothing is filled: parameters without storage have no values, and drawing them is most of the time."""
-
-    fills = frozenset(
-        getattr(Tensor, f"{name}_") for name in ("uniform", "normal", "erfinv", "mul", "add", "clamp", "fill", "zero")
-    )
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return args[0] if func in self.fills and args[0].is_meta else func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def without_storage() -> Iterator[None]:
-    """Networks that are built within have shapes alone."""
-    with torch.device("meta"), _Unfilled():
-        yield
 
 
 def on_meta(name: str, **fields: Any) -> Backbone:

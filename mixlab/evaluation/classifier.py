@@ -17,6 +17,7 @@ from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone, FeatureSource
+from mixlab.backbones.meta import without_storage
 from mixlab.backbones.weights.formats import recognise
 from mixlab.backbones.weights.reading import StoredWeights, WeightsError, read_weights
 from mixlab.backbones.weights.saving import save_tensors
@@ -275,7 +276,7 @@ def timm_classifier(
 
 def _family_of(name: str) -> str:
     """The kind of mixer of a network of timm."""
-    with torch.device("meta"):
+    with without_storage():
         return create_model(f"timm/{name}").family
 
 

@@ -16,10 +16,10 @@ from mixlab.analysis.cost import (
     count_with_classifier,
     give_advice,
     on_meta,
-    without_storage,
 )
 from mixlab.analysis.equal_parts import running_equal_parts_once
 from mixlab.backbones.block import Layer
+from mixlab.backbones.meta import without_storage
 from mixlab.evaluation.detection.detector import Detector
 from mixlab.evaluation.detection.regions import DetectorConfig, RegionStage
 from mixlab.evaluation.pyramid import Pyramid

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mixlab.backbones.backbone import Architecture, Backbone
+from mixlab.backbones.meta import without_storage
 from mixlab.backbones.weights.formats import sizes_of
 from mixlab.backbones.weights.loading import (
     METADATA_KEY,
@@ -72,7 +73,7 @@ def check_can_be_rebuilt(model: Backbone) -> Architecture:
     """The architecture of a backbone, where it gives the same tensors again; else an error that says why not."""
     try:
         architecture = model.architecture()
-        with torch.device("meta"):
+        with without_storage():
             again = build_architecture(json.loads(json.dumps(architecture))).state_dict()
     except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
         raise WeightsError(f"{model.name} could not be loaded again: {error}") from error
@@ -158,7 +159,7 @@ def _check_plan(architecture: Architecture, stored: StoredWeights) -> None:
     planned_depth = _total(config["depths"]) if "depths" in config else config.get("depth")
     if config and planned_depth != depth:
         raise InputError(f"its config has depth {planned_depth!r}, its tensors are those of {depth} layers")
-    with torch.device("meta"):
+    with without_storage():
         planned = build_architecture(architecture).state_dict()
     for key, tensor in planned.items():
         if key not in stored.entries or stored.entries[key].shape != tensor.shape:

@@ -22,7 +22,10 @@ def read(path: Path) -> torch.Tensor:
 def test_centre_prior_and_luminance_score_the_figures_measured_before() -> None:
     scores = []
     for path in sorted((PHOTOGRAPHS / "masks" / "masks").glob("pet_*.png")):
-        mask, image = read(path), read(PHOTOGRAPHS / "masks" / "images" / f"{path.stem}.jpg")
+        mask, image = (
+            read(file)[:, ::2, ::2]  # as good as all pixels for a mean of three digits
+            for file in (path, PHOTOGRAPHS / "masks" / "images" / f"{path.stem}.jpg")
+        )
         maps = torch.cat([centre_prior(*mask.shape[1:])[None], image])
         scores.append(binary_auc(maps, mask.expand(2, -1, -1), ignore=IGNORE, normalize=False))
     means = torch.stack(scores).nanmean(dim=0)

@@ -93,7 +93,10 @@ def test_after_the_first_answers_no_network_runs_again_and_nobody_waits() -> Non
         {"kind": "sweep", "mask": mask},
     ]
     runs: list[str] = []
-    with serve(laboratory) as address, register_module_forward_pre_hook(lambda module, _: runs.append(str(module))):
+    with (
+        serve(laboratory) as address,
+        register_module_forward_pre_hook(lambda module, _: runs.append(type(module).__name__)),
+    ):
         for card in laboratory.models:
             ask(address, {"kind": "map", "picture": "sample-1", "model": card.id, "layer": 0})
             ask(address, {"kind": "matrix", "picture": "sample-1", "model": card.id, "layer": 0})
@@ -101,7 +104,7 @@ def test_after_the_first_answers_no_network_runs_again_and_nobody_waits() -> Non
             runs.clear()
             for kind in kinds:
                 times = []
-                for layer in (1, 3, 5):  # layers not looked at before
+                for layer in (1, 5):  # layers not looked at before
                     start = process_time()  # the server is a thread of this process
                     reply = ask(address, {**kind, "picture": "sample-1", "model": card.id, "layer": layer})
                     times.append(process_time() - start)

@@ -29,7 +29,7 @@ def test_studies_are_scored_stored_and_drawn(tmp_path: Path, capsys: pytest.Capt
     raw = run.arrays("auc_model")["vit"][:, 0, 0]
     normalised = np.maximum(raw, 1 - raw)
     assert row["auc"]["mean"] == pytest.approx(np.nanmean(normalised))
-    assert len(run.results()["auc_layer"]["rows"]) == 8
+    assert len(run.results()["auc_layer"]["rows"]) == 4
     figures = {path.name for path in (tmp_path / "out" / "figures").iterdir()}
     assert figures == {"auc_model.svg", "auc_layer.svg", "auc_head.svg", "auc_roc.svg"}
 

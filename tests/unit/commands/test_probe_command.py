@@ -29,7 +29,7 @@ QUICK = ["--data", DATA, "--image", "32", "--epochs", "2", "--batch", "20", "--w
 
 
 def test_the_whole_ablation_comes_from_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    vim = make_run(tmp_path / "vim", "dinovim_tiny", state=8)
+    vim = make_run(tmp_path / "vim", "dinovim_tiny", depth=4, state=8)
     main(["probe", f"{vim}=vim", *QUICK, "--lrs", *map(str, RATES), "--mode", "both", "--json", "-"])
     printed = capsys.readouterr()
     result = json.loads(printed.out)
@@ -68,7 +68,7 @@ def test_the_whole_ablation_comes_from_one_command(tmp_path: Path, capsys: pytes
 
 
 def test_a_single_head_is_the_same_alone_and_in_the_grid(tmp_path: Path) -> None:
-    vim = make_run(tmp_path / "vim", "dinovim_tiny", state=8)
+    vim = make_run(tmp_path / "vim", "dinovim_tiny", depth=4, state=8)
     options = {"data": DATA, "image": 32, "epochs": 2, "batch": 20, "workers": 0, "device": "cpu", "mode": "cached"}
     whole = probe(str(vim), **options)["modes"]["cached"]["heads"]
     alone = probe(
@@ -82,7 +82,7 @@ def test_a_single_head_is_the_same_alone_and_in_the_grid(tmp_path: Path) -> None
 def test_light_heavy_and_few_labels_choose_their_heads_and_images(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    vim = make_run(tmp_path / "vim", "dinovim_tiny", state=8)
+    vim = make_run(tmp_path / "vim", "dinovim_tiny", depth=4, state=8)
     options = {"data": DATA, "image": 32, "epochs": 1, "workers": 0, "device": "cpu", "mode": "cached", "lrs": RATES}
     heavy = probe(str(vim), **options, heads="heavy", label_share=0.1)
     found = heavy["modes"]["cached"]

@@ -28,7 +28,7 @@ def test_several_targets_go_side_by_side_into_one_run(tmp_path: Path, capsys: py
     assert stored["rank_scan"]["overall"]["off_diagonal"]["numerical"]["max"] <= 8
     assert stored["rank_vit"]["overall"]["off_diagonal"]["bound"]["max"] == 20
     assert stored["rank_vit"]["provenance"]["versions"]["torch"]
-    assert run.arrays("rank_scan")["off_diagonal_spectrum"].shape == (4, 16, 20)
+    assert run.arrays("rank_scan")["off_diagonal_spectrum"].shape == (2, 16, 20)
     figures = {path.name for path in (tmp_path / "out" / "figures").iterdir()}
     charts = [f"rank_vit+scan_{kind}.svg" for kind in ("by_layer", "spectra", "distance")]
     assert figures == {*charts, "rank_vit_blocks.svg", "rank_scan_blocks.svg"}
@@ -39,7 +39,7 @@ def test_one_run_keeps_its_own_results(tmp_path: Path) -> None:
     rank([str(vit)], data="shapes:n=3", num_images=1, layers=(-1,), heads=(0, 2), whole=True)
     result = RunDirectory.open(vit).results()["rank_vit"]
     assert result["heads"] == [0, 2]
-    assert [entry["layer"] for entry in result["layers"]] == [3]
+    assert [entry["layer"] for entry in result["layers"]] == [1]
     assert result["overall"]["whole"]["numerical"] <= 65
     assert result["chunk"] == 32
 

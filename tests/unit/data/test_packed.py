@@ -33,7 +33,7 @@ FILES = {"median": (500, 375), "tall": (300, 640), "small": (150, 110), "photo":
 def draw_photo(width: int, height: int) -> Image.Image:
     """A drawn scene with fine noise, which a reduction would take away."""
     pixels = Shapes(size=max(width, height), num_images=1).load(0)[:, :height, :width].permute(1, 2, 0).numpy()
-    noise = np.random.default_rng(0).normal(0, 12, (height, width, 1))
+    noise = np.random.default_rng(0).normal(0, 12, (height, width, 1)).astype(np.float32)
     return Image.fromarray((pixels + noise).clip(0, 255).astype(np.uint8))
 
 
@@ -71,8 +71,8 @@ def test_as_many_crops_are_enlarged_as_by_torchvision_from_the_file(kinds, which
     for row, name in enumerate(names):
         width, height = FILES[name]
         assert batch.sizes[row].tolist() == [height, width]
-        # Equal laws: at worst, a standard error of the difference is 0.8 points for the median of ImageNet.
-        number, points = (8_000, 0.01) if name == "median" else (1000, 0.06)
+        # Equal laws: at worst, a standard error of the difference is 1.1 points for the median of ImageNet.
+        number, points = (4_000, 0.015) if name == "median" else (400, 0.09)
         one = MultiCrop([kind])
         drawn = one.draw(batch.sizes[row].repeat(number, 1), torch.Generator().manual_seed(row))[kind.size]
         ours = whole_boxes(drawn.box[:number], batch.images.shapes[row].repeat(number, 1))

@@ -40,7 +40,7 @@ def test_the_knn_benchmark_refuses_features_whose_neighbours_come_out_wrong(monk
 
 def test_the_probe_benchmark_times_one_head_a_grid_and_cached_features() -> None:
     assert frozen.check_probe(CPU) < 1e-6
-    one, grid = frozen.measure_augmented(model="dinovim_tiny", image=16, batch=2, num_classes=3, steps=1, device=CPU)
+    one, grid = frozen.measure_augmented(model="vit_tiny", image=16, batch=2, num_classes=3, steps=1, device=CPU)
     assert (one["heads"], grid["heads"]) == (1, 320) and grid["times_one_head"] > 0
     cached = frozen.measure_cached(dim=4, batch=16, num_classes=3, num_images=64, steps=2, device=CPU)
     assert cached["heads"] == 320 and cached["images_per_s"] > 0

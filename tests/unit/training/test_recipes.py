@@ -3,8 +3,8 @@
 from dataclasses import fields, replace
 
 import pytest
-import torch
 
+from mixlab.backbones.meta import without_storage
 from mixlab.backbones.zoo import create_model, list_models
 from mixlab.recipes import RECIPE_FAMILIES, RECIPES
 from mixlab.training.dino import DinoConfig
@@ -22,7 +22,7 @@ BUILT = [name for name in RECIPES if not name.endswith(OTHER_SIZES)]
 @pytest.mark.parametrize("name", BUILT)
 def test_every_recipe_builds_its_network_and_its_groups(name: str) -> None:
     config = RECIPES[name]()
-    with torch.device("meta"):
+    with without_storage():
         backbone = create_model(config.model.name, **config.model.fields)
         recipe = config.method.build(backbone, num_classes=10, total_steps=config.total_steps(3), steps_per_epoch=3)
     groups = parameter_groups(recipe.network, recipe.no_weight_decay())
@@ -94,7 +94,7 @@ def test_families_at_160_px_are_alike_but_for_mixer_and_rate_and_have_matched_pa
     alike = [replace(one, model=configs[0].model, optim=replace(one.optim, lr=1e-3)) for one in configs]
     assert len(configs) == 5 and all(one == alike[0] for one in alike)
     for family, config in zip(RECIPE_FAMILIES, configs, strict=True):
-        with torch.device("meta"):
+        with without_storage():
             backbone = config.model.build()
         assert least < backbone.num_parameters / 1e6 < most, config.model
         assert (backbone.image, config.model.fields["patch"]) == tokens

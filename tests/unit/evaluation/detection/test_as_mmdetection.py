@@ -43,7 +43,7 @@ class GivenMaps(nn.Module):
 
 def build(head: str) -> Detector:
     config = DetectorConfig(
-        head=head, rules="mmdetection", channels=8, hidden=12, candidates=40, proposals=40, anchors=ALL, regions=ALL
+        head=head, rules="mmdetection", channels=8, hidden=12, candidates=20, proposals=20, anchors=ALL, regions=ALL
     )
     detector = Detector(GivenMaps(), config, num_classes=NUM_CLASSES).double()
     torch.manual_seed(2)
@@ -82,7 +82,7 @@ def test_one_step_has_the_losses_of_mmdetection(head: str) -> None:
     anchors = [theirs.anchors_of(levels, weights, image) for image in range(2)]
     objectness, corrections = theirs.proposal_losses(anchors, SIZES, BOXES, kind)
     proposals = [
-        theirs.proposals_of(own, size, candidates=40, most=40) for own, size in zip(anchors, SIZES, strict=True)
+        theirs.proposals_of(own, size, candidates=20, most=20) for own, size in zip(anchors, SIZES, strict=True)
     ]
     expected = {"loss_objectness": objectness, "loss_proposals": corrections}
     expected |= theirs.region_losses(levels, weights, proposals, SIZES, BOXES, LABELS, MASKS, kind)
@@ -119,7 +119,7 @@ def test_answers_are_those_of_mmdetection(head: str) -> None:
     weights, levels = detector.state_dict(), theirs.neck(detector.pyramid.maps, detector.state_dict())
     anchors = [theirs.anchors_of(levels, weights, image) for image in range(2)]
     proposals = [
-        theirs.proposals_of(own, size, candidates=40, most=40) for own, size in zip(anchors, SIZES, strict=True)
+        theirs.proposals_of(own, size, candidates=20, most=20) for own, size in zip(anchors, SIZES, strict=True)
     ]
     expected = theirs.detections(levels, weights, proposals, SIZES, kind)
     assert [len(one.boxes) for one in found] == [len(one) for one in expected]
