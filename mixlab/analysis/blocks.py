@@ -58,6 +58,8 @@ def in_float64(mixing: Mixing, device: torch.device | str = "cpu") -> Mixing:
         raise TypeError(f"{type(mixing).__name__} is not a dataclass of tensors; give a mixing of mixlab.mixers")
     values = {field.name: getattr(mixing, field.name) for field in fields(mixing)}
     tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+    if any(tensor.isnan().any() for tensor in tensors.values()):
+        raise InputError("the mixing holds NaN, which has no rank; check the weights and images")
     return replace(mixing, **{name: tensor.detach().to(device, torch.float64) for name, tensor in tensors.items()})
 
 

@@ -108,6 +108,8 @@ def matrices_of(
     error, strengths = 0.0, []
     for head in chosen:
         matrix = mixing.matrix(slice(head, head + 1))[0, 0]  # (L, L)
+        if not matrix.isfinite().all():
+            raise InputError(f"the matrix of {target.label} holds NaN or infinity; check its weights and the image")
         looked = matrix @ mixing.values[0, head]
         error = max(error, ((ran[0, head] - looked).norm() / looked.norm().clamp(min=1e-30)).item())
         strengths.append(matrix.abs().double().cpu())

@@ -25,7 +25,8 @@ class PositionTable(nn.Module):
 
     def forward(self, grid: Grid) -> tuple[Tensor, Tensor]:
         """Positions of the extra tokens (1, E, D) and of the patches (1, h w, D)."""
-        extra, patches = self.table.tensor_split([self.num_extra], dim=1)
+        table = self.table if torch.is_grad_enabled() else self.table.detach()  # views of it would require a gradient
+        extra, patches = table.tensor_split([self.num_extra], dim=1)
         return extra, resize_positions(patches, self.side, grid, self.resize_kind)
 
     @torch.no_grad()

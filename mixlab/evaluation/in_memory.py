@@ -18,6 +18,7 @@ from mixlab.evaluation.feature_cache import Extraction, extract_features
 from mixlab.evaluation.features import FeaturePlan, FeatureTable, head_inputs
 from mixlab.evaluation.machine import CentreView, Machine, precision_in_use
 from mixlab.evaluation.probe.heads import LR_BATCH, Head, HeadGroup, check_rates
+from mixlab.evaluation.probe.result import best_head
 from mixlab.evaluation.probe.training import CachedStream
 from mixlab.evaluation.settings import LRS, WEIGHT_DECAYS
 from mixlab.training.knn import LabelledFeatures, check_classes
@@ -93,9 +94,12 @@ def linear_probe(
         rate = cosine(epoch, start=1.0, end=0.0, total=epochs) * stream.batch / LR_BATCH
         for _ in range(stream.steps_per_epoch):
             group.step(*next(batches), rate)
-    right = group.logits(val.features.to(device).float()).argmax(-1).cpu() == val.labels[:, None]  # (n, heads)
-    scores = right.double().mean(0)
-    best = int(scores.argmax())
+    right = (group.logits(val.features.to(device).float()).argmax(-1).cpu() == val.labels[:, None]).mT  # (heads, n)
+    best = best_head(right, group.finite())
     return LinearProbe(
-        float(scores[best]), group.weight[best], group.bias[best], heads[best].lr, heads[best].weight_decay
+        float(right[best].double().mean()),
+        group.weight[best],
+        group.bias[best],
+        heads[best].lr,
+        heads[best].weight_decay,
     )

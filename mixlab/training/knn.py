@@ -60,6 +60,8 @@ class LabelledFeatures:
             raise InputError(f"features and labels are {shapes}; give (n, D) and (n,)")
         if self.labels.is_floating_point():
             raise InputError(f"labels are {self.labels.dtype}; give whole numbers")
+        if not self.features.isfinite().all():
+            raise InputError("features hold NaN or infinity, which are near nothing; check the weights and images")
         object.__setattr__(self, "labels", self.labels.cpu().long())
 
     def __len__(self) -> int:

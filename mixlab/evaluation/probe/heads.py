@@ -66,6 +66,10 @@ class HeadGroup:
         """Everything that training changes, (G, ...)."""
         return {name: getattr(self, name) for name in TRAINED}
 
+    def finite(self) -> Tensor:
+        """Whether the weights of each head are finite, bool (G,)."""
+        return self.weight.sum((1, 2)).isfinite().cpu()
+
     def logits(self, x: Tensor) -> Tensor:
         """(B, F) -> (B, G, K)."""
         flat = torch.addmm(self.bias.flatten(), x, self.weight.flatten(0, 1).mT)
@@ -158,8 +162,8 @@ class HeadGrid:
         return torch.cat(found) if found else features.new_zeros(0, len(features), dtype=torch.int64)
 
     def finite(self) -> Tensor:
-        """Whether the weights of each of this rank's heads are finite, bool (heads,)."""
-        parts = [group.weight.sum((1, 2)).isfinite().cpu() for group in self.groups.values()]
+        """The same of all heads of this rank, bool (heads,)."""
+        parts = [group.finite() for group in self.groups.values()]
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool)
 
     def _is_own(self, number: int) -> bool:

@@ -91,3 +91,11 @@ def test_a_command_that_is_declared_without_torch_has_the_options_of_its_analysi
     declared = inspect.signature(command, eval_str=True).parameters.values()
     assert [part for part in declared if part.kind is part.KEYWORD_ONLY] == analysis.options
     assert inspect.getdoc(command) == inspect.getdoc(analysis.function)
+
+
+def test_a_matrix_of_nan_is_not_said_to_agree() -> None:
+    model = mixlab.create_model("vit_tiny", dim=32, depth=1, patch=8, image=32, head_dim=16).eval()
+    with torch.no_grad():
+        next(model.parameters()).fill_(torch.nan)
+    with pytest.raises(ValueError, match="the matrix of vit holds NaN or infinity"):
+        matrices_of(Target(label="vit", backbone=model), torch.zeros(1, 3, 32, 32, dtype=torch.uint8))

@@ -244,3 +244,11 @@ def test_the_rank_of_the_approximation_is_the_width_of_queries_unless_asked_for(
         result = measure_ranks(tiny(name, **fields), "shapes:n=1", layers=[0], settings=RankSettings(chunk=20))
         assert result.summary["rank"] == width
     assert result.summary["overall"]["off_diagonal"]["left_by_rank"]["max"] < 1e-12, "a scan's blocks have rank N"
+
+
+def test_weights_that_are_nan_have_no_rank() -> None:
+    model = mixlab.create_model("vit_tiny", dim=32, depth=1, patch=8, image=32, head_dim=16).eval()
+    with torch.no_grad():
+        next(model.parameters()).fill_(torch.nan)
+    with pytest.raises(ValueError, match="the mixing holds NaN, which has no rank; check the weights"):
+        measure_ranks(model, "shapes:n=1")

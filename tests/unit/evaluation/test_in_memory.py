@@ -76,6 +76,7 @@ def test_wrong_features_are_refused_with_their_shapes() -> None:
         (torch.ones(3), torch.zeros(3, dtype=torch.int64), r"are \(3,\) and \(3,\); give \(n, D\) and \(n,\)"),
         (torch.ones(3, 2), torch.zeros(2, dtype=torch.int64), r"are \(3, 2\) and \(2,\)"),
         (torch.ones(3, 2), torch.zeros(3), "labels are torch.float32; give whole numbers"),
+        (torch.full((3, 2), torch.nan), torch.zeros(3, dtype=torch.int64), "features hold NaN or infinity"),
     ):
         with pytest.raises(ValueError, match=message):
             mixlab.LabelledFeatures(features, labels)
@@ -93,3 +94,11 @@ def test_wrong_features_are_refused_with_their_shapes() -> None:
                 score(*pair)
     with pytest.raises(ValueError, match="the bank holds class 1; num_classes=1 are 0 to 0"):
         mixlab.knn_accuracy(some, some, num_classes=1)
+
+
+def test_a_head_that_diverged_is_never_the_best() -> None:
+    few = mixlab.LabelledFeatures(torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 2)
+    of_one_class = mixlab.LabelledFeatures(few.features, torch.zeros(8, dtype=torch.int64))  # NaN answers class 0
+    assert mixlab.linear_probe(few, of_one_class, epochs=4, lrs=(1e30, 0.01), weight_decays=(0.1,)).lr == 0.01
+    with pytest.raises(ValueError, match="every head diverged; lower the learning rates"):
+        mixlab.linear_probe(few, few, epochs=4, lrs=(1e30,), weight_decays=(0.1,))
