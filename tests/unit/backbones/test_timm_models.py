@@ -112,7 +112,7 @@ def test_prefix_tokens_are_the_summary_and_the_registers(name: str) -> None:
 @pytest.mark.parametrize("name", TINY)
 @torch.no_grad()
 def test_a_classifier_can_be_reset_with_another_pool(name: str) -> None:
-    model = small(name, num_classes=5)
+    model = small(name, depth=2, num_classes=5)
     tokens = model.forward_features(IMAGES)
     patches = model.backbone.layout.patches(tokens)
     expected = {"token": model.backbone(IMAGES), "avg": patches.mean(1), "max": patches.amax(1), "": tokens}
@@ -120,7 +120,7 @@ def test_a_classifier_can_be_reset_with_another_pool(name: str) -> None:
     for pool, value in expected.items():
         model.reset_classifier(0, pool)
         torch.testing.assert_close(model(IMAGES), value)
-        torch.testing.assert_close(small(name, num_classes=0, global_pool=pool)(IMAGES), value)
+        torch.testing.assert_close(small(name, depth=2, num_classes=0, global_pool=pool)(IMAGES), value)
     model.reset_classifier(7, "avg")
     assert model(IMAGES).shape == (2, 7)
     torch.testing.assert_close(model.forward_head(tokens, pre_logits=True), expected["avg"])
@@ -131,7 +131,7 @@ def test_a_classifier_can_be_reset_with_another_pool(name: str) -> None:
 @pytest.mark.parametrize("name", TINY)
 @torch.no_grad()
 def test_another_input_size_changes_nothing_but_where_positions_are_kept(name: str) -> None:
-    model, images = small(name), torch.randn(1, 3, 64, 64)
+    model, images = small(name, depth=2), torch.randn(1, 3, 64, 64)
     expected = model(images)
     model.set_input_size(img_size=(64, 64))
     assert model.backbone.embed.positions.side == 8 and model.backbone.image == 64
@@ -179,7 +179,7 @@ def test_learning_rates_decay_from_the_output_to_the_input(name: str) -> None:
 def test_torch_fx_traces_what_runs(name: str) -> None:
     for fields in ({}, {"causal": True, "place": "back"}, {"feature_map": "elu"}, {"sequence": True, "place": "none"}):
         if fields.keys() <= (mixlab.backbones.zoo.known_fields(name) or set()):
-            check_trace(small(name, num_classes=5, **fields).train())
+            check_trace(small(name, depth=2, num_classes=5, **fields).train())
 
 
 def check_trace(model: nn.Module) -> None:
