@@ -21,7 +21,7 @@ PLAIN = nullcontext
 
 def tiny_backbone(seed: int = 0) -> Backbone:
     torch.manual_seed(seed)
-    model = mixlab.create_model("dinovim_tiny", dim=16, depth=3, image=16, patch=4, head_dim=8, state=8)
+    model = mixlab.create_model("dinovim_tiny", dim=16, depth=2, image=16, patch=4, head_dim=8, state=8)
     return model.eval().requires_grad_(False)
 
 
