@@ -113,7 +113,7 @@ def test_patches_of_light_brighten_and_colour_a_scene_as_their_numbers_say():
 
 
 def test_the_mean_colour_of_a_scene_says_nothing_of_its_class():
-    images, labels = (part.numpy() for part in drawn("train", 2000))
+    images, labels = (part.numpy() for part in drawn("train", 1200))
     means = images.mean(axis=(2, 3))
     of_classes = np.stack([means[labels == kind].mean(axis=0) for kind in range(10)])
     assert means.std(axis=0).min() > 4  # of 255
@@ -156,7 +156,7 @@ def test_the_centre_of_the_image_does_not_tell_the_foreground():
 def test_a_linear_model_on_pixels_is_poor():
     from sklearn.linear_model import RidgeClassifier
 
-    (bank, labels), (queries, truth) = drawn("train", 2000), drawn("val", 400)
+    (bank, labels), (queries, truth) = drawn("train", 1200), drawn("val", 400)
     model = RidgeClassifier(alpha=100.0).fit(bank[:1000].flatten(1).numpy() / 255, labels[:1000].numpy())
     assert model.score(queries.flatten(1).numpy() / 255, truth.numpy()) < 0.35
 
@@ -164,7 +164,7 @@ def test_a_linear_model_on_pixels_is_poor():
 def test_nearest_neighbours_in_pixels_are_poor():
     """Light dominates distances between pixels: features have to look past it."""
 
-    (bank, labels), (queries, truth) = drawn("train", 2000), drawn("val", 400)
+    (bank, labels), (queries, truth) = drawn("train", 1200), drawn("val", 400)
     for pool in (1, 4, 32):  # pixels, means of them, the mean colour
         a, b = (torch.nn.functional.avg_pool2d(x, pool).flatten(1) for x in (bank, queries))
         centred = [torch.nn.functional.normalize(x - a.mean(0), dim=1) for x in (a, b)]
