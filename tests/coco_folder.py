@@ -30,7 +30,7 @@ def draw_coco(folder: Path, *, name: str = "instances.json", images: str = "imag
         _entry(3, 3, [20, 20, 0.2, 10], [[20, 20, 20.2, 20, 20.2, 30]]),  # thinner than a pixel
         _entry(3, 3, [30, 30, 40, 40], [[30, 30, 70, 30, 70, 70, 30, 70]]),  # reaches beyond the image
     ]
-    content = {"images": entries, "annotations": annotations, "categories": CATEGORIES}
+    content = {"images": entries, "annotations": annotations, "categories": [dict(each) for each in CATEGORIES]}
     (folder / name).parent.mkdir(exist_ok=True, parents=True)
     (folder / name).write_text(json.dumps(content))
     return content
