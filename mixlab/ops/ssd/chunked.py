@@ -1,16 +1,14 @@
 """The scan in plain torch, linear in the length: a matrix inside each chunk, a state between chunks.
 
-One chunk is the matrix form; more chunks are the recurrence of whole blocks. Runs, differentiates and exports anywhere.
+One chunk is the matrix form; more chunks are the recurrence of whole blocks. Runs, differentiates and exports anywhere;
+where nothing is recorded on a CPU, `in_place.py` is faster.
 """
-
-from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 CHUNKS = range(48, 97)  # chunk lengths of equal speed on a CPU; the one that pads least is taken
-BLOCK = 2**19  # weights worked on at a time where no gradient is recorded: 2 MiB, a core's cache
 MIN_LOG_DECAY = -40.0  # e⁻⁴⁰ = 4e-18 is nothing beside 1 even in float64; keeps the sums inside a chunk small and exact
 MIN_LOG_FACTOR = -80.0  # e⁻⁸⁰ = 2e-35 is nothing, yet no denormal number, which would slow a CPU down thirty times
 
@@ -64,12 +62,7 @@ def _scan(q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, 
         steps.flip(-1).cumsum(-1).flip(-1) if reverse else steps.cumsum(-1)
     )  # log decay since the chunk was entered
     skip = skip.view(groups, -1, 1)
-    if records_gradients(q, k, v, dt, A, skip):
-        y = _inside(q, k, v, dt, so_far, skip, reverse=reverse)
-    else:
-        y = v.new_empty(v.shape)
-        for block in _blocks(so_far):
-            y[block] = _inside_unrecorded(q[block], k[block], v[block], dt[block], so_far[block], skip, reverse=reverse)
+    y = _inside(q, k, v, dt, so_far, skip, reverse=reverse)
     if num_chunks > 1:
         whole = so_far[..., :1] if reverse else so_far[..., -1:]
         left_at_exit = _decay(whole - so_far) * dt  # (B, G, c, J, T)
@@ -90,39 +83,16 @@ def _inside(q: Tensor, k: Tensor, v: Tensor, dt: Tensor, so_far: Tensor, skip: T
     return torch.einsum("bgcjts,bgcsjp->bgctjp", weights.to(v.dtype), v)
 
 
-def _inside_unrecorded(
-    q: Tensor, k: Tensor, v: Tensor, dt: Tensor, so_far: Tensor, skip: Tensor, *, reverse: bool
-) -> Tensor:
-    """The same for a block that fits into a cache, in place: several times fewer bytes through memory."""
-    weights = (so_far[..., :, None] - so_far[..., None, :]).clamp_(MIN_LOG_FACTOR, 0.0).exp_()
-    weights.mul_(_visible(q @ k.mT, reverse=reverse).unsqueeze(3)).mul_(dt[..., None, :])
-    weights.diagonal(dim1=-2, dim2=-1).add_(skip.unsqueeze(1))
-    return torch.einsum("bgcjts,bgcsjp->bgctjp", weights.to(v.dtype), v)
-
-
 def _visible(scores: Tensor, *, reverse: bool) -> Tensor:
     """Zero where a token may not look."""
     return scores.triu() if reverse else scores.tril()
 
 
-def _blocks(so_far: Tensor) -> Iterator[tuple[slice, ...]]:
-    """Some images, or some chunks of one image: (B, G, c, J, T) in parts of about BLOCK weights."""
-    batch, groups, num_chunks, heads, chunk = so_far.shape
-    chunk_weights = groups * heads * chunk * chunk
-    images, chunks = max(1, BLOCK // (chunk_weights * num_chunks)), max(1, BLOCK // chunk_weights)
-    for image in range(0, batch, images):
-        for first in range(0, num_chunks, chunks if images == 1 else num_chunks):
-            yield (
-                slice(image, image + images),
-                slice(None),
-                slice(first, first + (chunks if images == 1 else num_chunks)),
-            )
-
-
 def records_gradients(*tensors: Tensor) -> bool:
     """Whether autograd, or what compiles or exports, looks at each step."""
     recording = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-    return recording or torch.compiler.is_compiling() or type(tensors[0]) is not Tensor
+    transformed = type(tensors[0]) is not Tensor or torch._C._are_functorch_transforms_active()
+    return recording or torch.compiler.is_compiling() or transformed
 
 
 def _decay(log_decay: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from mixlab.errors import InputError
 from mixlab.ops.operator import Operator, kept_whole
+from mixlab.ops.ssd import in_place
 from mixlab.ops.ssd.chunked import ssd_chunked
 from mixlab.ops.ssd.tiling import kernels_take, tiling
 
@@ -14,6 +15,8 @@ def ssd(q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, *,
     _check(q, k, v, dt, A, skip, num_reverse)
     if kept_whole():
         return _scan.registered(q, k, v, dt, A, skip, num_reverse, False)[0]
+    if in_place.takes(q, k, v, dt, A, skip):
+        return in_place.ssd_in_place(q, k, v, dt, A, skip, num_reverse=num_reverse)
     if not runs_kernels(q, v):
         return ssd_chunked(q, k, v, dt, A, skip, num_reverse=num_reverse)
     q, k, dt, A, skip = q.to(v.dtype), k.to(v.dtype), dt.float(), A.float(), skip.float()

@@ -7,8 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mixlab.ops.ssd import chunked
+from mixlab.ops.ssd import in_place
 from mixlab.ops.ssd.chunked import chunk_length, ssd_chunked
+from mixlab.ops.ssd.in_place import ssd_in_place
+from mixlab.ops.ssd.op import ssd
 from mixlab.ops.ssd.reference import ssd_matrix, ssd_recurrence
 
 Inputs = tuple[torch.Tensor, ...]
@@ -55,7 +57,8 @@ def test_chunks_of_any_length_give_the_recurrence(
     inputs = scan_inputs(length, batch=batch, heads=heads, state=state, width=width, seed=seed)
     num_reverse = per_group if two_way else 0
     expected = ssd_recurrence(*inputs, num_reverse=num_reverse)
-    assert relative_error(ssd_chunked(*inputs, num_reverse=num_reverse, chunk=chunk), expected) < 1e-10
+    for scan in (ssd_chunked, ssd_in_place):
+        assert relative_error(scan(*inputs, num_reverse=num_reverse, chunk=chunk), expected) < 1e-10
 
 
 @pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 197, 198])
@@ -86,7 +89,10 @@ def test_extreme_steps_and_decays_stay_finite_and_exact(step: float, rate: float
     gradients = torch.autograd.grad(y.sum(), inputs)
     assert y.isfinite().all()
     assert all(g.isfinite().all() for g in gradients)
-    assert relative_error(y.double(), ssd_recurrence(*(t.detach().double() for t in inputs), num_reverse=2)) < 1e-4
+    expected = ssd_recurrence(*(t.detach().double() for t in inputs), num_reverse=2)
+    with torch.no_grad():
+        for found in (y, ssd_in_place(*inputs, num_reverse=2)):
+            assert relative_error(found.double(), expected) < 1e-4
 
 
 def test_a_mild_decay_after_a_strong_one_keeps_its_precision() -> None:
@@ -97,7 +103,8 @@ def test_a_mild_decay_after_a_strong_one_keeps_its_precision() -> None:
     dt[:, 5] = 3000.0
     exact = ssd_recurrence(*(t.double() for t in (q, k, v, dt, A, skip)))
     after = slice(6, None)
-    assert relative_error(ssd_chunked(q, k, v, dt, A, skip)[:, after].double(), exact[:, after]) < 1e-4
+    for scan in (ssd_chunked, ssd):
+        assert relative_error(scan(q, k, v, dt, A, skip)[:, after].double(), exact[:, after]) < 1e-4
 
 
 def test_no_matrix_over_all_tokens_is_ever_built() -> None:
@@ -105,17 +112,18 @@ def test_no_matrix_over_all_tokens_is_ever_built() -> None:
     inputs = tuple(t.float() for t in scan_inputs(length, batch=1, heads=2, groups=1, state=4, width=4))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     ssd_chunked(*inputs)
+    ssd(*inputs)
     grown_mib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     assert grown_mib < 0.25 * length * length * 4 / 2**20  # one L x L float32 matrix is 1 GiB
 
 
 @pytest.mark.parametrize("block", [1, 2 * 16 * 16, 6 * 2 * 16 * 16, 10**9])
 def test_blocks_of_any_size_give_what_is_differentiated(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked, "BLOCK", block)
+    monkeypatch.setattr(in_place, "BLOCK", block)
     inputs = scan_inputs(100, batch=3)
     recorded = ssd_chunked(*(t.requires_grad_() for t in inputs), num_reverse=2, chunk=16)
     with torch.no_grad():
-        assert relative_error(ssd_chunked(*inputs, num_reverse=2, chunk=16), recorded) < 1e-12
+        assert relative_error(ssd_in_place(*inputs, num_reverse=2, chunk=16), recorded) < 1e-12
 
 
 def test_chunks_pad_as_little_as_they_can() -> None:

@@ -1,0 +1,158 @@
+"""The scan on a CPU where no gradient is recorded: some images and chunks at a time, in buffers that stay in the cache.
+
+The arithmetic is that of `chunked.py`: a matrix inside each chunk, a state between chunks. The last may be shorter.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mixlab.ops.ssd.chunked import MIN_LOG_DECAY, MIN_LOG_FACTOR, chunk_length, records_gradients
+
+BLOCK = 2**18  # weights that a thread works on at a time: 1 MiB
+
+
+def takes(*tensors: Tensor) -> bool:
+    """Whether these are plain tensors of one precision on a CPU, and nobody records what becomes of them."""
+    first = tensors[0]
+    alike = all(t.dtype == first.dtype and t.device.type == "cpu" for t in tensors)
+    precise = first.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
+    return alike and precise and not records_gradients(*tensors)
+
+
+def ssd_in_place(
+    q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, *, num_reverse: int, chunk: int | None = None
+) -> Tensor:
+    """The scan of `reference.ssd_recurrence`, same arguments."""
+    out, groups, heads = torch.empty_like(v, memory_format=torch.contiguous_format), q.shape[2], v.shape[2]
+    share = heads // groups
+    for images, scan in block_scans(v, share, v.shape[3], q.shape[3], chunk):
+        for group in range(groups):
+            own = slice(group * share, (group + 1) * share)
+            inputs = (
+                q[images, :, group],
+                k[images, :, group],
+                v[images, :, own],
+                dt[images, :, own],
+                A[own],
+                skip[own],
+            )
+            scan(*inputs, out=out[images, :, own], reverse=own.start >= heads - num_reverse)
+    return out
+
+
+def block_scans(
+    like: Tensor, heads: int, width: int, state: int, chunk: int | None = None
+) -> Iterator[tuple[slice, "BlockScan"]]:
+    """Some images of a batch (B, L, ...) at a time, and what scans them."""
+    batch, length = like.shape[:2]
+    chunk = chunk or chunk_length(length)
+    most = max(1, torch.get_num_threads() * BLOCK // max(1, heads * length * chunk))
+    scan = None
+    for start in range(0, batch, most):
+        num = min(most, batch - start)
+        if scan is None or num != scan.num_images:
+            scan = BlockScan(num, length, heads, width, state, chunk, like)
+        yield slice(start, start + num), scan
+
+
+@dataclass
+class Buffers:
+    """For c chunks of T tokens in each of B images."""
+
+    weights: Tensor  # (c, B, H, T, T)
+    fed: Tensor  # dt v, by head: (c, B, H, T, P)
+    inside: Tensor  # what tokens read of their own chunk: (c, B, H, T, P)
+    left: Tensor  # what is left of dt v at the end of the chunk: (c, B, T, H, P)
+    states: Tensor  # with which each chunk is entered: (c, B, N, H, P)
+    read: Tensor  # what tokens read of them: (c, B, T, H, P)
+
+
+class BlockScan:
+    """The scan of some images and the heads of one group, again and again in the same buffers."""
+
+    def __init__(self, num: int, length: int, heads: int, width: int, state: int, chunk: int, like: Tensor) -> None:
+        self.num_images = num
+        whole, rest = divmod(length, chunk)
+        most = max(1, torch.get_num_threads() * BLOCK // (num * heads * chunk * chunk))
+        self.parts = [(start * chunk, min(most, whole - start), chunk) for start in range(0, whole, most)]
+        if rest:
+            self.parts.append((length - rest, 1, rest))
+        self.buffers: dict[tuple[int, int], Buffers] = {}
+        for c, T in {(c, T) for _, c, T in self.parts}:
+            by_head, by_token = (c, num, heads, T, width), (c, num, T, heads, width)
+            shapes = ((c, num, heads, T, T), by_head, by_head, by_token, (c, num, state, heads, width), by_token)
+            self.buffers[c, T] = Buffers(*(like.new_empty(shape) for shape in shapes))
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, *, out: Tensor, reverse: bool
+    ) -> None:
+        """q, k (B, L, N), v (B, L, H, P), dt (B, L, H), A, skip (H,); the result goes into `out` (B, L, H, P)."""
+        state, parts = None, self.parts[::-1] if reverse else self.parts
+        for number, part in enumerate(parts, 1):
+            state = _scan_part(
+                _chunks(q, *part), _chunks(k, *part), _chunks(v, *part), _chunks(dt, *part), _chunks(out, *part),
+                A, skip, state, self.buffers[part[1:]], reverse=reverse, goes_on=number < len(parts),
+            )  # fmt: skip
+
+
+def _chunks(tensor: Tensor, start: int, num: int, size: int) -> Tensor:
+    """(B, L, ...) -> (c, B, T, ...)"""
+    return tensor[:, start : start + num * size].unflatten(1, (num, size)).transpose(0, 1)
+
+
+def _scan_part(
+    q: Tensor, k: Tensor, v: Tensor, dt: Tensor, out: Tensor, A: Tensor, skip: Tensor, state: Tensor | None,
+    buffers: Buffers, *, reverse: bool, goes_on: bool,
+) -> Tensor | None:  # fmt: skip
+    """Chunks that follow each other: q, k (c, B, T, N), v, out (c, B, T, H, P), dt (c, B, T, H). From the state with
+    which the first in scan order is entered to the one after the last, if the scan goes on."""
+    dt = dt.mT  # (c, B, H, T)
+    so_far = (dt * A[:, None]).clamp_(min=MIN_LOG_DECAY)  # log decay since the chunk was entered
+    so_far = so_far.flip(-1).cumsum(-1).flip(-1) if reverse else so_far.cumsum(-1)
+
+    weights = _decay_(torch.sub(so_far[..., :, None], so_far[..., None, :], out=buffers.weights))
+    scores = q @ k.mT
+    weights.mul_((scores.triu_() if reverse else scores.tril_()).unsqueeze(2))
+    fed = torch.mul(v.transpose(2, 3), dt.unsqueeze(-1), out=buffers.fed)
+    _product(weights.flatten(0, 1), fed.flatten(0, 1), buffers.inside.flatten(0, 1))
+    torch.addcmul(buffers.inside.transpose(2, 3), v, skip[:, None], out=out)
+
+    behind, ahead = (slice(1, None), slice(-1)) if reverse else (slice(-1), slice(1, None))
+    feeding = slice(None) if goes_on else behind  # the last of all feeds nobody, the first enters with nothing
+    reading = ahead if state is None else slice(None)
+    whole = so_far[..., :1] if reverse else so_far[..., -1:]
+    if len(v[feeding]):
+        kept = _decay_(whole - so_far).mul_(dt).mT.unsqueeze(-1)  # (c, B, T, H, 1)
+        left = torch.mul(v[feeding], kept[feeding], out=buffers.left[feeding])
+        _product(k[feeding].mT, left.flatten(3), buffers.states[feeding].flatten(3))
+    state = _carry(buffers.states, _decay_(whole.squeeze(-1).clone()), state, reverse=reverse, goes_on=goes_on)
+    if len(v[reading]):
+        read = buffers.read[reading]
+        _product(q[reading], buffers.states[reading].flatten(3), read.flatten(3))
+        out[reading].addcmul_(read, _decay_(so_far).mT.unsqueeze(-1)[reading])
+    return state
+
+
+def _carry(states: Tensor, kept: Tensor, state: Tensor | None, *, reverse: bool, goes_on: bool) -> Tensor | None:
+    """Where each chunk has what it adds (c, B, N, H, P), put the state with which it is entered; kept (c, B, H)."""
+    order = range(len(states))[:: -1 if reverse else 1]
+    for chunk in order:
+        entered, added = state, states[chunk]
+        if goes_on or chunk != order[-1]:
+            state = added.clone() if entered is None else torch.addcmul(added, entered, kept[chunk, :, None, :, None])
+        if entered is not None:
+            added.copy_(entered)
+    return state
+
+
+def _product(one: Tensor, other: Tensor, out: Tensor) -> None:
+    """Of matrices (c, B, ...), into a contiguous `out`."""
+    torch.bmm(one.flatten(0, 1), other.flatten(0, 1), out=out.flatten(0, 1))
+
+
+def _decay_(log_decay: Tensor) -> Tensor:
+    """The factor of a log decay, in its place; where the sign says that a token lies ahead, some finite number."""
+    return log_decay.clamp_(MIN_LOG_FACTOR, 0.0).exp_()

@@ -1,0 +1,71 @@
+"""A Mamba-2 mixer without gradients on a CPU: the same numbers as with them, and only where it may be used."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from mixlab.ops.mamba2 import op, reference
+from mixlab.ops.ssd import in_place
+from mixlab.ops.ssd.in_place import takes
+
+
+def inputs(batch: int, length: int, directions: int, dtype: torch.dtype) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(length)
+    heads, width, state = 3, 8, 5
+    inner, channels = heads * width, heads * width + 2 * state
+    shapes = [(channels, 4), (channels,), (heads,), (heads,), (heads,), (inner,)]
+    projected = torch.randn(batch, length, inner + channels + heads + 5, generator=generator)
+    stacked = [torch.randn(directions, *shape, generator=generator) / 2 for shape in shapes]
+    return [t.to(dtype) for t in (projected, *stacked, torch.randn(24, inner, generator=generator))]
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 65, 130, 198])
+@pytest.mark.parametrize("block", [1, 10**5], ids=["image by image", "some images"])
+def test_it_gives_the_reference(directions: int, length: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_place, "BLOCK", block)
+    monkeypatch.setattr(op, "mamba2_in_place", seen := Seen(op.mamba2_in_place))
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
+        given = inputs(5, length, directions, dtype)
+        expected = reference.mamba2(*(t.requires_grad_() for t in given), head_dim=8, eps=1e-5).detach()
+        with torch.no_grad():
+            found = op.mamba2(*given, head_dim=8, eps=1e-5)
+        assert ((found - expected).norm() / expected.norm()).item() < tolerance
+    assert seen.calls == 2
+
+
+class Seen:
+    def __init__(self, function: object) -> None:
+        self.function, self.calls = function, 0
+
+    def __call__(self, *args: object, **options: object) -> object:
+        self.calls += 1
+        return self.function(*args, **options)  # type: ignore[operator]
+
+
+def test_it_is_for_plain_tensors_of_one_precision_that_nobody_records() -> None:
+    plain, half = torch.zeros(2), torch.zeros(2, dtype=torch.bfloat16)
+    assert takes(plain, plain) and takes(plain.double())
+    assert not takes(plain, half) and not takes(half) and not takes(plain.to("meta"))
+    assert not takes(plain, torch.zeros(2, requires_grad=True))
+    with torch.no_grad():
+        assert takes(plain, torch.zeros(2, requires_grad=True))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not takes(plain)
+    seen: list[bool] = []
+    torch.func.vmap(lambda row: (seen.append(takes(row)), row)[1])(torch.zeros(2, 3))
+    assert seen == [False]
+
+
+@torch.no_grad()
+def test_maps_over_images_and_inference_mode_give_the_same() -> None:
+    projected, *rest = inputs(3, 70, 2, torch.float64)
+
+    def mixed(images: Tensor) -> Tensor:
+        return op.mamba2(images, *rest, head_dim=8, eps=1e-5)
+
+    expected = mixed(projected)
+    each = torch.func.vmap(lambda image: mixed(image[None])[0])(projected)
+    torch.testing.assert_close(each, expected)
+    with torch.inference_mode():
+        torch.testing.assert_close(mixed(projected), expected, rtol=0, atol=0)
