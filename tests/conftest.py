@@ -36,8 +36,8 @@ for name in ("CI", "COLUMNS", "FORCE_COLOR", "LINES", "NO_COLOR"):
     os.environ.pop(name, None)  # what is printed depends on them: tests that say nothing of them mean none
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    head_start.begin(config)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    head_start.begin(session.config)
 
 
 gc.disable()  # until all is imported: there is no garbage yet to look for
