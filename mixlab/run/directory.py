@@ -61,6 +61,12 @@ class RunDirectory:
             )
         return run
 
+    def remove_if_empty(self) -> None:
+        """Where nothing was written but a lock, which nobody holds any more."""
+        if self.path.is_dir() and {file.name for file in self.path.iterdir()} <= {".lock"}:
+            (self.path / ".lock").unlink(missing_ok=True)
+            self.path.rmdir()
+
     def exists(self) -> bool:
         return (self.path / "config.json").is_file() or (self.path / "results").is_dir()
 

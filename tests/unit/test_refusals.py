@@ -97,3 +97,15 @@ def test_a_validation_part_that_cannot_be_scored_is_refused_before_training(tmp_
 def test_a_size_below_one_is_no_size_to_count_for(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "vit_tiny", "--image", "-3"]) == 1
     assert "--image is -3; give at least 1" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("recipe", ["dino_vit_tiny64", "supervised_vit_tiny64"])
+def test_a_run_that_cannot_begin_leaves_no_folder_but_ones_own(
+    recipe: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own").mkdir()
+    for run in ("new", "own"):
+        command = "pretrain" if recipe.startswith("dino") else "train"
+        assert main([command, recipe, "--data", str(tmp_path / "nowhere"), "--run", str(tmp_path / run)]) == 1
+        assert "not a data source" in capfd.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == ["own"]
