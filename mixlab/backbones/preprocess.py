@@ -22,8 +22,9 @@ def preprocess(
     """Normalised images (B, 3, S, S) on the model's device, in its dtype.
 
     `images` are a file, a PIL image, a NumPy array (H, W, 3), or a list of these, brought to `size` pixels (the
-    model's own by default): `crop` is the centre crop, `squash` resizes the whole image to a square. Tensors uint8
-    (3, H, W) or (B, 3, H, W) keep their size unless `size` is given.
+    model's own by default): `crop` is the largest square in the centre, of which kNN and probes keep
+    `model.crop_share` of each side; `squash` resizes the whole image to a square. Tensors uint8 (3, H, W) or
+    (B, 3, H, W) keep their size unless `size` is given.
     """
     if isinstance(images, Tensor) and size is None:
         return model.preprocess(images)
