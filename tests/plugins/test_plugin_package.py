@@ -10,7 +10,6 @@ import signal
 import site
 import subprocess
 import sys
-import time
 import venv
 from pathlib import Path
 
@@ -21,6 +20,8 @@ from safetensors.torch import load_file
 import mixlab
 from mixlab.errors import InputError
 from mixlab.evaluation.target import load_target
+from tests.paused_training import told
+from tests.waiting import wait_for
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -167,14 +168,16 @@ def test_two_ranks_that_are_killed_resume_to_the_same_bits(python: Path, tmp_pat
     options = {"cwd": tmp_path, "env": environment(), "start_new_session": True, "stdout": subprocess.DEVNULL}
     whole = subprocess.run([*launch, *TRAIN, "--run", "whole"], **options, check=False, timeout=240)  # type: ignore[call-overload]
     assert whole.returncode == 0
-    process = subprocess.Popen([*launch, *TRAIN, "--run", "killed"], **options)  # type: ignore[call-overload]
+    pauses = environment(MIXLAB_IMPORT="tests.paused_training", **told({3: tmp_path / "never"}))
+    call = [*launch, *TRAIN, "--run", "killed"]
+    process = subprocess.Popen(call, **(options | {"env": pauses}))  # type: ignore[call-overload]
     checkpoints = tmp_path / "killed" / "checkpoints"
-    deadline = time.monotonic() + 120
-    while not list(checkpoints.glob("step-*.json")) and time.monotonic() < deadline and process.poll() is None:
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
+    wait_for(lambda: any(checkpoints.glob("step-*.json")) or process.poll() is not None)
+    ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()  # with groups of their own
+    for each in (process.pid, *map(int, ranks)):
+        os.kill(each, signal.SIGKILL)
     process.wait()
-    time.sleep(1)  # the ranks have groups of their own and end with their parent
+    wait_for(lambda: not any(Path("/proc", rank).exists() for rank in ranks))
     assert checkpoints.is_dir() and not (tmp_path / "killed" / "weights.safetensors").is_file()
     again = subprocess.run([*launch, *TRAIN, "--run", "killed"], **options, check=False, timeout=240)  # type: ignore[call-overload]
     assert again.returncode == 0

@@ -33,7 +33,6 @@ TWO = tuple(family for family in STUDY_FAMILIES if family.label in ("vit", "mamb
 START = """
 from pathlib import Path
 from test_study import TWO, go
-from tests.waiting import wait_for
 if __name__ == "__main__":
     go(Path({root!r}), ("dino",), families=TWO[1:], seeds=(0,))
 """
@@ -221,7 +220,8 @@ def test_a_killed_study_of_images_without_classes_goes_on(tmp_path: Path, capfd:
         shutil.rmtree(photos / folder)
     script = tmp_path / "start.py"
     script.write_text(START.format(root=str(tmp_path)))
-    environment = os.environ | {"PYTHONPATH": f"{Path(__file__).parent}:{Path(__file__).parents[3]}"}
+    own, _, tests, repository = Path(__file__).parents[:4]
+    environment = os.environ | {"PYTHONPATH": f"{own}:{tests}:{repository}"}
     process = subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.PIPE)
     marks = tmp_path / "run" / "steps"
     wait_for(lambda: any(marks.glob("train*.json")) or process.poll() is not None)
