@@ -74,6 +74,8 @@ class IsotropicConfig:
             check_side(size, patch=self.patch, stride=self.step)
         if self.neck and (self.layout.place != "spread" or self.dim % self.neck):
             raise InputError(f'neck {self.neck} divides the width {self.dim} of registers; use place="spread"')
+        if not 0 <= self.stem_convs <= 64:
+            raise InputError(f"stem_convs is 0 (no stem) to 64, got {self.stem_convs}")
         if self.stem_convs and (self.patch % 2 or self.step % 2):
             raise InputError(f"a stem halves the image: patch {self.patch} and stride {self.step} must be even")
         if self.rotary and (self.layout.place != "none" or self.dim % 4):

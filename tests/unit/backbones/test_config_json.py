@@ -47,6 +47,7 @@ def test_fields_left_out_take_their_defaults():
         ({"norm": "batch"}, "config.norm is 'batch'; expected one of rms, layer"),
         ({"mlp_ratio": True}, "config.mlp_ratio is True; expected float"),
         ({"patch": 0}, "patch must be at least 1"),
+        ({"stem_convs": 2**31}, "stem_convs is 0 .* to 64, got 2147483648"),
     ],
 )
 def test_wrong_values_are_named_with_their_rule(changes, match):
