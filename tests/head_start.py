@@ -9,15 +9,13 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+begun = pytest.StashKey[subprocess.Popen[bytes]]()
 PROGRAM = Path(__file__).parent / "unit" / "ops" / "interpreted_kernels.py"
 
 
 def begin(config: pytest.Config) -> None:
     if config.args_source is config.ArgsSource.TESTPATHS and not (config.option.keyword or config.option.collectonly):
         config.stash[begun] = subprocess.Popen([sys.executable, __file__, _folder_of(config)])
-
-
-begun = pytest.StashKey[subprocess.Popen[bytes]]()
 
 
 def outcome(config: pytest.Config) -> str:

@@ -6,7 +6,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mixlab.ops.mamba2.reference import split_projected
-from mixlab.ops.ssd.in_place import block_scans
+from mixlab.ops.ssd.in_place import block_scans, takes
+
+
+def takes_mixer(*tensors: Tensor) -> bool:
+    """Whether the scan may run in place, and nothing is to be rounded on the way."""
+    precise = tensors[0].dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
+    return precise and all(t.dtype == tensors[0].dtype for t in tensors) and takes(*tensors)
 
 
 def mamba2_in_place(
@@ -28,11 +34,10 @@ def mamba2_in_place(
     state = (xkqs.shape[2] - gates.shape[2]) // 2
     taps, A, norm_weight = conv_weight.mT.contiguous(), -A_log.exp(), norm_weight / directions
     mixed = projected.new_empty(gates.shape)
-    gate = xkq = gates[:0]
+    buffers: list[Tensor] = []
     for images, scan in block_scans(projected, heads, head_dim, state):
-        if len(gate) != scan.num_images:
-            gate, y = (gates.new_empty(gates[images].shape) for _ in range(2))
-            xkq, convolved = (xkqs.new_empty(xkqs[images].shape) for _ in range(2))
+        buffers = buffers or [t.new_empty(t[images].shape) for t in (gates, gates, xkqs, xkqs)]
+        gate, y, xkq, convolved = (buffer[: scan.num_images] for buffer in buffers)
         F.silu(gate.copy_(gates[images]), inplace=True)
         xkq.copy_(xkqs[images])
         for r in range(directions):

@@ -9,9 +9,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from mixlab.ops.mamba2 import reference
-from mixlab.ops.mamba2.in_place import mamba2_in_place
+from mixlab.ops.mamba2.in_place import mamba2_in_place, takes_mixer
 from mixlab.ops.operator import Operator
-from mixlab.ops.ssd.in_place import takes
 from mixlab.ops.ssd.tiling import kernels_take
 
 MAX_RECORDED = (
@@ -38,7 +37,7 @@ def mamba2(
 ) -> Tensor:
     """From the input projection (B, L, 2E + 2N + heads or more) to the mixer's output (B, L, D)."""
     parameters = (conv_weight, conv_bias, dt_bias, A_log, skip, norm_weight, out_weight)
-    if takes(projected, *parameters):
+    if takes_mixer(projected, *parameters):
         return mamba2_in_place(projected, *parameters, head_dim=head_dim, eps=eps)
     if not runs_kernels(projected, conv_weight, norm_weight, head_dim=head_dim):
         plain = partial(reference.mamba2, head_dim=head_dim, eps=eps)

@@ -15,41 +15,35 @@ BLOCK = 2**18  # weights that a thread works on at a time: 1 MiB
 
 
 def takes(*tensors: Tensor) -> bool:
-    """Whether these are plain tensors of one precision on a CPU, and nobody records what becomes of them."""
-    first = tensors[0]
-    alike = all(t.dtype == first.dtype and t.device.type == "cpu" for t in tensors)
-    precise = first.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
-    return alike and precise and not records_gradients(*tensors)
+    """Whether these are plain tensors on a CPU, and nobody records what becomes of them."""
+    return all(t.device.type == "cpu" for t in tensors) and not records_gradients(*tensors)
 
 
 def ssd_in_place(
     q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, *, num_reverse: int, chunk: int | None = None
 ) -> Tensor:
-    """The scan of `reference.ssd_recurrence`, same arguments."""
+    """The scan of `reference.ssd_recurrence`, same arguments; halves are computed in float32."""
+    dtype, precise = v.dtype, torch.promote_types(v.dtype, torch.float32)
+    q, k, v, dt, A, skip = (t.to(precise) for t in (q, k, v, dt, A, skip))
     out, groups, heads = torch.empty_like(v, memory_format=torch.contiguous_format), q.shape[2], v.shape[2]
     share = heads // groups
-    for images, scan in block_scans(v, share, v.shape[3], q.shape[3], chunk):
-        for group in range(groups):
-            own = slice(group * share, (group + 1) * share)
-            inputs = (
-                q[images, :, group],
-                k[images, :, group],
-                v[images, :, own],
-                dt[images, :, own],
-                A[own],
-                skip[own],
-            )
-            scan(*inputs, out=out[images, :, own], reverse=own.start >= heads - num_reverse)
-    return out
+    with torch.autocast("cpu", enabled=False):
+        for images, scan in block_scans(v, share, v.shape[3], q.shape[3], chunk):
+            for group in range(groups):
+                own = slice(group * share, (group + 1) * share)
+                inputs = (q[images, :, group], k[images, :, group], v[images, :, own], dt[images, :, own])
+                reverse = own.start >= heads - num_reverse
+                scan(*inputs, A[own], skip[own], out=out[images, :, own], reverse=reverse)
+    return out.to(dtype)
 
 
 def block_scans(
     like: Tensor, heads: int, width: int, state: int, chunk: int | None = None
 ) -> Iterator[tuple[slice, "BlockScan"]]:
-    """Some images of a batch (B, L, ...) at a time, and what scans them."""
+    """Some images of a batch (B, L, ...) at a time, and what scans them; the first block is the largest."""
     batch, length = like.shape[:2]
     chunk = chunk or chunk_length(length)
-    most = max(1, torch.get_num_threads() * BLOCK // max(1, heads * length * chunk))
+    most = max(1, torch.get_num_threads() * BLOCK // (heads * length * chunk))
     scan = None
     for start in range(0, batch, most):
         num = min(most, batch - start)

@@ -5,8 +5,11 @@ import torch
 from torch import Tensor
 
 from mixlab.ops.mamba2 import op, reference
+from mixlab.ops.mamba2.in_place import takes_mixer
 from mixlab.ops.ssd import in_place
 from mixlab.ops.ssd.in_place import takes
+from mixlab.ops.ssd.op import ssd
+from mixlab.ops.ssd.reference import ssd_recurrence
 
 
 def inputs(batch: int, length: int, directions: int, dtype: torch.dtype) -> list[Tensor]:
@@ -45,16 +48,29 @@ class Seen:
 
 def test_it_is_for_plain_tensors_of_one_precision_that_nobody_records() -> None:
     plain, half = torch.zeros(2), torch.zeros(2, dtype=torch.bfloat16)
-    assert takes(plain, plain) and takes(plain.double())
-    assert not takes(plain, half) and not takes(half) and not takes(plain.to("meta"))
+    assert takes_mixer(plain, plain) and takes_mixer(plain.double()) and takes(plain, half)
+    assert not takes_mixer(plain, half) and not takes_mixer(half) and not takes(plain.to("meta"))
     assert not takes(plain, torch.zeros(2, requires_grad=True))
     with torch.no_grad():
         assert takes(plain, torch.zeros(2, requires_grad=True))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert not takes(plain)
+        assert not takes_mixer(plain) and takes(plain)
     seen: list[bool] = []
     torch.func.vmap(lambda row: (seen.append(takes(row)), row)[1])(torch.zeros(2, 3))
     assert seen == [False]
+
+
+@torch.no_grad()
+def test_halves_and_autocast_do_not_round_inside_the_scan() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 100, 2, 8, generator=generator).bfloat16() for _ in range(3))
+    steps = [torch.rand(2, 100, 2, generator=generator), -torch.ones(2), torch.ones(2)]
+    expected = ssd_recurrence(*(t.double() for t in (q, k, v, *steps)), num_reverse=1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = ssd(q, k, v, *steps, num_reverse=1)
+        same = ssd(q.float(), k.float(), v.float(), *steps, num_reverse=1)
+    assert found.dtype == torch.bfloat16 and ((found - expected).norm() / expected.norm()).item() < 3e-3
+    assert ((same - expected).norm() / expected.norm()).item() < 1e-6
 
 
 @torch.no_grad()
