@@ -20,7 +20,7 @@ from mixlab.recipes import find_recipe
 from mixlab.training.building import build_recipe
 from mixlab.training.config import ModelConfig
 from mixlab.training.distributed import World, from_all, join_world
-from mixlab.training.optim import build_adamw, local, parameter_groups, set_rates
+from mixlab.training.optim import build_optimizer, local, parameter_groups, set_rates
 from mixlab.training.recipe import Recipe
 
 DEPTH = 20
@@ -54,7 +54,7 @@ def _build(way: str, dim: int, world: World) -> Row:
     recipe, _ = build_recipe(config, world=world, in_pieces=way != "whole on every rank", **sizes)
     seconds = time.perf_counter() - start
     if "step" in way:
-        optimizer = build_adamw(parameter_groups(recipe.network, recipe.no_weight_decay()), config.optim)
+        optimizer = build_optimizer(parameter_groups(recipe.network, recipe.no_weight_decay()), config.optim)
         set_rates(optimizer, lr=1e-3, weight_decay=0.05)
         logits: Tensor = recipe.run(torch.zeros(1, 3, 32, 32))
         logits.logsumexp(-1).sum().backward()

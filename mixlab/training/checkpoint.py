@@ -40,7 +40,7 @@ NAME = re.compile(r"step-(\d{8,})\.json")
 TENSORS = re.compile(r"step-(\d{8,})(\.shard-\d+)?\.safetensors")
 PARTIAL = ".partial"
 MOST_TRIES = 50
-MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # AdamW's
+MOMENTS = ("step", "exp_avg", "exp_avg_sq", "momentum")  # AdamW's, Muon's
 OTHER_RUN = "resume with the settings of the run, or start again in another --run directory"
 
 
@@ -270,7 +270,7 @@ def flush_folder(folder: Path) -> None:
 
 
 class TrainingState:
-    """Names: MODULE/PARAMETER for the recipe's modules, optimizer/MOMENT/PARAMETER for AdamW."""
+    """Names: MODULE/PARAMETER for the recipe's modules, optimizer/MOMENT/PARAMETER."""
 
     def __init__(self, recipe: Recipe, optimizer: AdamW) -> None:
         self.recipe, self.optimizer = recipe, optimizer
@@ -314,7 +314,7 @@ class TrainingState:
                 yield f"{prefix}/{name}", value
 
     def _moment(self, name: str) -> Tensor | None:
-        """The place of an AdamW moment, made where it is not yet."""
+        """The place of a moment, made where it is not yet."""
         _, moment, parameter_name = name.split("/", 2)
         parameter = self._parameters.get(parameter_name)
         if parameter is None or moment not in MOMENTS:

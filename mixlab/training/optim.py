@@ -1,9 +1,9 @@
-"""The optimiser: which parameters decay, AdamW in few launches, clipping without asking the device; and schedules,
-which are pure functions of the step: nothing to save, nothing to restore.
+"""The optimiser: which parameters decay, in few launches, clipping without asking the device; and schedules, which are
+pure functions of the step: nothing to save, nothing to restore.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -15,39 +15,49 @@ from torch.optim import AdamW
 
 from mixlab.errors import InputError
 from mixlab.training.config import OptimConfig
+from mixlab.training.muon import Muon
 
 CLIP_EPS = 1e-6  # DINO
 
 
 def parameter_groups(
-    network: nn.Module, no_decay: set[str], shares: Mapping[str, float] | None = None
+    network: nn.Module,
+    no_decay: set[str],
+    shares: Mapping[str, float] | None = None,
+    muon: Collection[str] = (),
 ) -> list[dict[str, Any]]:
     """Groups of trained parameters with their names: decayed, then not. Vectors never decay.
 
-    `shares` names beginnings of names whose parameters learn at that share of the learning rate.
+    `shares` names beginnings of names whose parameters learn at that share of the learning rate; `muon` those that
+    decay and are not AdamW's.
     """
     trained = [(name, parameter) for name, parameter in network.named_parameters() if parameter.requires_grad]
     if unknown := no_decay - {name for name, _ in network.named_parameters()}:
         raise InputError(f"{', '.join(sorted(unknown))}: no such parameters; no_weight_decay() names what is not there")
 
-    def kind(name: str, parameter: nn.Parameter) -> tuple[float, bool]:
+    def kind(name: str, parameter: nn.Parameter) -> tuple[float, bool, bool]:
         share = next((share for start, share in (shares or {}).items() if name.startswith(start)), 1.0)
-        return share, not (name in no_decay or parameter.ndim < 2)
+        decay = not (name in no_decay or parameter.ndim < 2)
+        return share, decay, decay and name in muon
 
     kinds = [kind(name, parameter) for name, parameter in trained]
     groups = []
-    for share, decay in product(sorted({1.0, *(share for share, _ in kinds)}, reverse=True), (True, False)):
-        chosen = [pair for pair, own in zip(trained, kinds, strict=True) if own == (share, decay)]
-        about = {"names": [name for name, _ in chosen], "decay": decay, "share": share}
+    all_shares = sorted({1.0, *(share for share, *_ in kinds)}, reverse=True)
+    for share, (decay, by_muon) in product(all_shares, ((True, False), (False, False), (True, True))):
+        chosen = [pair for pair, own in zip(trained, kinds, strict=True) if own == (share, decay, by_muon)]
+        if by_muon and not chosen:
+            continue
+        about = {"names": [name for name, _ in chosen], "decay": decay, "share": share, "muon": by_muon}
         groups.append({"params": [parameter for _, parameter in chosen], **about})
     return groups
 
 
-def build_adamw(groups: list[dict[str, Any]], config: OptimConfig) -> AdamW:
-    """AdamW over `parameter_groups`; its rates are set at every step."""
+def build_optimizer(groups: list[dict[str, Any]], config: OptimConfig) -> AdamW:
+    """AdamW, or Muon and AdamW, over `parameter_groups`; rates are set at every step."""
     device = next(parameter.device for group in groups for parameter in group["params"])
     fused = device.type == "cuda"
-    return AdamW(groups, lr=0.0, betas=config.betas, weight_decay=0.0, fused=fused, foreach=None if fused else True)
+    kind = Muon if any(group["muon"] for group in groups) else AdamW
+    return kind(groups, lr=0.0, betas=config.betas, weight_decay=0.0, fused=fused, foreach=None if fused else True)
 
 
 def set_rates(optimizer: AdamW, *, lr: float, weight_decay: float) -> None:

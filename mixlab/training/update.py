@@ -18,7 +18,16 @@ from mixlab.data.loader import AnyBatch
 from mixlab.errors import InputError, WorkError
 from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World
-from mixlab.training.optim import build_adamw, clip_each_, cosine, gradients, learning_rate, parameter_groups, set_rates
+from mixlab.training.muon import muon_names
+from mixlab.training.optim import (
+    build_optimizer,
+    clip_each_,
+    cosine,
+    gradients,
+    learning_rate,
+    parameter_groups,
+    set_rates,
+)
 from mixlab.training.precision import Precise, autocast
 from mixlab.training.recipe import BatchPart, Recipe, seed_all
 
@@ -35,8 +44,9 @@ class Update:
         self.total_steps = config.total_steps(steps_per_epoch)
         self.precise = autocast(config.precision, world.device)
         recipe.network.train()
-        groups = parameter_groups(recipe.network, recipe.no_weight_decay(), recipe.lr_shares())
-        self.optimizer = build_adamw(groups, config.optim)
+        muon = muon_names(recipe.network) if config.optim.name == "muon" else set()
+        groups = parameter_groups(recipe.network, recipe.no_weight_decay(), recipe.lr_shares(), muon)
+        self.optimizer = build_optimizer(groups, config.optim)
         self.captured: CapturedPass | None = None
         if world.device.type == "cuda" and config.graph is not False:
             why = reason_against_capture(recipe, config, world)

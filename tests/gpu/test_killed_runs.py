@@ -22,9 +22,13 @@ SETTINGS = [f"steps={STEPS}", "batch=8", "model.depth=2", "model.drop_path=0.1",
             "log.every_steps=1", "log.tensorboard=false", "checkpoint.every_steps=7", "data.workers=2"]  # fmt: skip
 
 
-def start(run: Path, recipe: str, graph: bool) -> subprocess.Popen[bytes]:
+def start(run: Path, recipe: str, optimizer: str, graph: bool) -> subprocess.Popen[bytes]:
     """Global crops of 224 px and local ones of 96 px, which resize the position table."""
-    settings = [part for each in (*SETTINGS, f"graph={str(graph).lower()}") for part in ("--set", each)]
+    settings = [
+        part
+        for each in (*SETTINGS, f"optim.name={optimizer}", f"graph={str(graph).lower()}")
+        for part in ("--set", each)
+    ]
     call = ["pretrain", recipe, "--data", "shapes:size=224,n=16", "--device", "cuda", "--run", str(run), *settings]
     with run.with_suffix(".log").open("ab") as log:
         return subprocess.Popen([sys.executable, "-m", "mixlab", *call], stdout=log, stderr=log, start_new_session=True)
@@ -37,20 +41,22 @@ def num_logged(run: Path) -> int:
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("graph", [True, False])
-@pytest.mark.parametrize("recipe", ["dino_dinovim_tiny", "dino_vit_tiny"])
-def test_a_killed_run_resumes_to_the_same_bits(recipe: str, graph: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "optimizer"), [("dino_dinovim_tiny", "adamw"), ("dino_vit_tiny", "adamw"), ("dino_vit_tiny", "muon")]
+)
+def test_a_killed_run_resumes_to_the_same_bits(recipe: str, optimizer: str, graph: bool, tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert start(whole, recipe, graph).wait() == 0, whole.with_suffix(".log").read_text()
+    assert start(whole, recipe, optimizer, graph).wait() == 0, whole.with_suffix(".log").read_text()
     chance = random.Random(f"{os.environ.get('MIXLAB_FAULT_SEED', '0')} {recipe} {graph}")
     for _ in range(KILLS):
-        process, before = start(killed, recipe, graph), num_logged(killed)
+        process, before = start(killed, recipe, optimizer, graph), num_logged(killed)
         while num_logged(killed) <= before and process.poll() is None:
             time.sleep(0.002)
         time.sleep(chance.random() * 0.3)
         assert process.poll() is None, killed.with_suffix(".log").read_text()  # it was killed, not over
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    assert start(killed, recipe, graph).wait() == 0, killed.with_suffix(".log").read_text()
+    assert start(killed, recipe, optimizer, graph).wait() == 0, killed.with_suffix(".log").read_text()
     ours, theirs = load_file(killed / "weights.safetensors"), load_file(whole / "weights.safetensors")
     assert ours.keys() == theirs.keys()
     assert not [name for name in ours if not torch.equal(ours[name], theirs[name])]

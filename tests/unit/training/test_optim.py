@@ -13,7 +13,7 @@ from mixlab.recipes import RECIPES
 from mixlab.run.codec import to_json
 from mixlab.training.config import OptimConfig
 from mixlab.training.optim import (
-    build_adamw,
+    build_optimizer,
     clip_each_,
     cosine,
     learning_rate,
@@ -85,7 +85,7 @@ def test_weight_decay_reaches_only_the_decayed_group() -> None:
     layer = nn.Linear(3, 3)
     before = {name: value.clone() for name, value in layer.state_dict().items()}
     config = OptimConfig(lr=1.0, weight_decay=0.1, weight_decay_end=0.1)
-    optimizer = build_adamw(parameter_groups(layer, set()), config)
+    optimizer = build_optimizer(parameter_groups(layer, set()), config)
     set_rates(optimizer, lr=0.5, weight_decay=0.1)
     for parameter in layer.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -99,7 +99,7 @@ def test_a_share_of_the_learning_rate_reaches_only_the_parameters_it_names() -> 
     before = {name: value.clone() for name, value in network.state_dict().items()}
     groups = parameter_groups(network, set(), {"0.": 0.25})
     assert sorted(name for group in groups for name in group["names"]) == sorted(before)
-    optimizer = build_adamw(groups, OptimConfig(lr=1.0, weight_decay=0.0, weight_decay_end=0.0))
+    optimizer = build_optimizer(groups, OptimConfig(lr=1.0, weight_decay=0.0, weight_decay_end=0.0))
     set_rates(optimizer, lr=0.5, weight_decay=0.0)
     for parameter in network.parameters():
         parameter.grad = torch.ones_like(parameter)

@@ -1,0 +1,91 @@
+"""Muon (Jordan et al. 2024): momentum whose matrices are made orthogonal, so that all directions learn at one pace.
+
+For the linear layers of a backbone; everything else (patches, tokens, vectors, convolutions, heads) has AdamW. Updates
+have the root mean square of AdamW's (Liu et al. 2025), so both share a learning rate and a weight decay.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW
+
+from mixlab.backbones.backbone import Backbone
+
+MOMENTUM = 0.95  # with Nesterov's look ahead
+ITERATIONS = 5
+# x <- a x + b x^3 + c x^5: from 0 to 1 the steepest at 0 of those that stay near 1 (Jordan et al.)
+QUINTIC = (3.4445, -4.7750, 2.0315)
+ADAMW_RMS = 0.2  # of an update of AdamW, over the learning rate
+
+
+class Muon(AdamW):
+    """AdamW, but for the groups with `muon`."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        every = self.param_groups
+        self.param_groups = [group for group in every if not group["muon"]]
+        try:
+            loss = super().step(closure)
+        finally:
+            self.param_groups = every
+        for group in every:
+            if group["muon"]:
+                self._step_matrices(group)
+        return loss
+
+    def _step_matrices(self, group: dict[str, Any]) -> None:
+        parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+        if not parameters:
+            return
+        gradients = [parameter.grad for parameter in parameters]
+        momenta = [self._momentum(parameter) for parameter in parameters]
+        torch._foreach_mul_(momenta, MOMENTUM)
+        torch._foreach_add_(momenta, gradients)
+        ahead = torch._foreach_add(gradients, momenta, alpha=MOMENTUM)
+        torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+        by_shape = defaultdict(list)
+        for parameter, update in zip(parameters, ahead, strict=True):
+            by_shape[parameter.shape].append((parameter, update))
+        for shape, pairs in by_shape.items():
+            updates = orthogonal(torch.stack([update for _, update in pairs]))
+            rate = group["lr"] * ADAMW_RMS * max(shape) ** 0.5
+            own = [update.to(pairs[0][0].dtype) for update in updates.unbind()]
+            torch._foreach_add_([parameter for parameter, _ in pairs], own, alpha=-rate)
+
+    def _momentum(self, parameter: Tensor) -> Tensor:
+        state = self.state[parameter]
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(parameter)
+        found: Tensor = state["momentum"]
+        return found
+
+
+def orthogonal(matrices: Tensor) -> Tensor:
+    """U V^T of each U S V^T (n, rows, columns), roughly: singular values end between 0.7 and 1.2.
+
+    By a polynomial in the matrix, in products alone: bfloat16 is enough for it on a GPU.
+    """
+    x = matrices.to(torch.bfloat16 if matrices.is_cuda else matrices.dtype)
+    tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if tall else x
+    x = x / (torch.linalg.matrix_norm(x, keepdim=True) + 1e-7)
+    a, b, c = QUINTIC
+    for _ in range(ITERATIONS):
+        gram = x @ x.mT
+        x = a * x + torch.baddbmm(gram, gram, gram, beta=b, alpha=c) @ x
+    return x.mT if tall else x
+
+
+def muon_names(network: nn.Module) -> set[str]:
+    """Weights of the linear layers of its backbones."""
+    return {
+        ".".join(part for part in (start, name, "weight") if part)
+        for start, backbone in network.named_modules()
+        if isinstance(backbone, Backbone)
+        for name, module in backbone.named_modules()
+        if isinstance(module, nn.Linear)
+    }
