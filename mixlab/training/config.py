@@ -147,7 +147,7 @@ class DataConfig:
 class OptimConfig:
     """A linear warm-up, then `decay`; the weight decay follows a cosine of its own."""
 
-    name: Optimizer = "adamw"  # muon: for the matrices of the backbone's layers, AdamW for the rest
+    name: Optimizer = "adamw"  # muon: for matrices between the first and the last layer, adamw for the rest
     lr: float
     lr_batch: int = 256  # `lr` is meant for this batch and grows in proportion
     min_lr: float = 1e-6

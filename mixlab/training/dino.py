@@ -19,6 +19,7 @@ from mixlab.data.packed import PackedBatch
 from mixlab.training.config import check_numbers
 from mixlab.training.dino_parts import DinoCentre, DinoHead, dino_loss, koleo_loss, teacher_targets
 from mixlab.training.distributed import rows_of_all
+from mixlab.training.muon import linear_weights
 from mixlab.training.optim import cosine, linear_by_epoch, move_towards_
 from mixlab.training.recipe import BatchPart
 from mixlab.training.views import (
@@ -135,6 +136,9 @@ class DinoRecipe(ViewsRecipe):
             seen = rows_of_all(student_features[: len(targets)].transpose(0, 1)).transpose(0, 1)
             loss = loss + self.config.spread * koleo_loss(seen)
         return loss, describe_collapse(targets, features)
+
+    def muon_weights(self) -> set[str]:
+        return super().muon_weights() | linear_weights(self.network, inside=DinoHead)  # its prototypes are the last
 
     def before_update(self, part: BatchPart) -> None:
         if part.epoch < self.config.frozen_prototype_epochs:

@@ -1,7 +1,7 @@
 """Muon (Jordan et al. 2024): momentum whose matrices are made orthogonal, so that all directions learn at one pace.
 
-For the linear layers of a backbone; everything else (patches, tokens, vectors, convolutions, heads) has AdamW. Updates
-have the root mean square of AdamW's (Liu et al. 2025), so both share a learning rate and a weight decay.
+For linear layers between the first and the last (`Recipe.muon_weights`); everything else has AdamW. Updates have the
+root mean square of AdamW's (Liu et al. 2025), so both share a learning rate and a weight decay.
 """
 
 from collections import defaultdict
@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
-
-from mixlab.backbones.backbone import Backbone
 
 MOMENTUM = 0.95  # with Nesterov's look ahead
 ITERATIONS = 5
@@ -80,12 +78,12 @@ def orthogonal(matrices: Tensor) -> Tensor:
     return x.mT if tall else x
 
 
-def muon_names(network: nn.Module) -> set[str]:
-    """Weights of the linear layers of its backbones."""
+def linear_weights(network: nn.Module, inside: type[nn.Module]) -> set[str]:
+    """Names of the weights of linear layers that lie inside modules of a kind."""
     return {
         ".".join(part for part in (start, name, "weight") if part)
-        for start, backbone in network.named_modules()
-        if isinstance(backbone, Backbone)
-        for name, module in backbone.named_modules()
+        for start, outer in network.named_modules()
+        if isinstance(outer, inside)
+        for name, module in outer.named_modules()
         if isinstance(module, nn.Linear)
     }
