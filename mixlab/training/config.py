@@ -244,8 +244,6 @@ class TrainConfig:
                 f"{self.optim.warmup_epochs} warm-up epochs do not fit into {self.epochs}; "
                 f"set optim.warmup_epochs to at most {self.epochs}"
             )
-        if self.optim.name == "muon" and self.sharding == "fsdp":
-            raise InputError("Muon needs whole matrices, and sharding=fsdp splits them; set sharding=ddp")
 
     def warmup_steps(self, steps_per_epoch: int) -> int:
         given = self.optim.warmup_steps

@@ -255,11 +255,6 @@ class _RowsOfAll(torch.autograd.Function):
         return total[start : start + ctx.num_rows]
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """A sharded tensor put together, on every rank; others as they are."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
 @torch.no_grad()
 def copy_from_first_(target: Tensor, value: Tensor | None) -> None:
     """Fill `target`, sharded or not, with what the first rank holds; other ranks give None."""

@@ -54,10 +54,21 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     return run("dino_dinovim_tiny64", tmp_path_factory.mktemp("alone") / "run", ["model.state=8"], size=1)
 
 
-@pytest.mark.parametrize("extra", [[], ["sharding=fsdp"]], ids=["copies", "shards"])
+@pytest.fixture(scope="module")
+def alone_by_muon(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    settings = ["model.state=8", "optim.name=muon"]
+    return run("dino_dinovim_tiny64", tmp_path_factory.mktemp("alone") / "muon", settings, size=1)
+
+
+@pytest.mark.parametrize(
+    ("extra", "by_one"),
+    [([], "alone"), (["sharding=fsdp", "optim.name=muon"], "alone_by_muon")],  # Muon has AdamW for vectors
+    ids=["copies", "shards"],
+)
 def test_two_processes_give_the_weights_of_one_and_one_may_resume_what_two_began(
-    extra: list[str], alone, tmp_path: Path
+    extra: list[str], by_one: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
+    alone = request.getfixturevalue(by_one)
     together = run("dino_dinovim_tiny64", tmp_path / "run", ["model.state=8", *extra], size=2)
     assert together["network/backbone.embed.project.weight"].dtype == torch.float64
     assert largest_difference(together, alone) < 1e-6

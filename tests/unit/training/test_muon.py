@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.zoo import create_model
 from mixlab.data.loader import Batch
-from mixlab.errors import InputError
 from mixlab.recipes import RECIPES
 from mixlab.training.checkpoint import TrainingState
 from mixlab.training.config import OptimConfig
@@ -109,8 +108,3 @@ def test_a_run_resumes_to_the_same_bits(family: str) -> None:
     ours, theirs = resumed.tensors(), whole.tensors()
     assert ours.keys() == theirs.keys()
     assert not [name for name in ours if not torch.equal(ours[name], theirs[name])]
-
-
-def test_shards_of_matrices_are_refused() -> None:
-    with pytest.raises(InputError, match="sharding=ddp"):
-        override(RECIPES["dino_vit_tiny64"](), ["optim.name=muon", "sharding=fsdp"])
