@@ -296,7 +296,10 @@ def activation_maps(
     for target in targets:
         pixels, label = target.backbone.preprocess(seen.images), target.label
         names[label] = map_name or default_map(target.backbone)
-        maps[label] = activation_map(target.backbone, pixels, names[label], layer).float().cpu()
+        try:
+            maps[label] = activation_map(target.backbone, pixels, names[label], layer).float().cpu()
+        except InputError as error:
+            raise InputError(f"{label}: {error}") from error  # of several, which
         _, features = next(target.backbone.features(pixels, layers=[layer]))
         components[label] = pca_maps(features.patches.float().cpu(), fit=pca_fit, threshold=pca_threshold)
         if progress is not None:

@@ -24,6 +24,7 @@ def timm_config(name: str, config: IsotropicConfig | StagedConfig) -> Pretrained
     return PretrainedCfg(
         architecture=name,
         input_size=(config.channels, config.image, config.image),
+        crop_pct=config.crop_share,
         first_conv=f"backbone.{config.first_conv}",
         classifier="head",
     )

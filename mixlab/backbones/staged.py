@@ -89,6 +89,10 @@ class StagedConfig:
         return sum(self.depths)
 
     @property
+    def crop_share(self) -> float:
+        return Backbone.crop_share
+
+    @property
     def final_eps(self) -> float:
         return self.final_norm_eps or self.norm_eps
 

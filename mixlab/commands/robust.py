@@ -40,7 +40,8 @@ def robust(
     """Evaluate a classifier on ImageNet-V2, Sketch, A, R, ReaL and plain validation, or on corrupted validation
     images: grey, blurred, noisy, pale, edges. Works under torchrun.
 
-    The target is a run with a probe or a classifier, a name with --head, or timm/NAME as timm's own classifier.
+    The target is a run with a probe or a classifier, a name with --head or with released --weights that hold
+    a classifier, or timm/NAME as timm's own.
 
     Args:
         data: a folder with the sets under their released names, or NAME=FOLDER for each, NAME among val, v2-mf, v2-t07,

@@ -18,7 +18,9 @@ from mixlab.analysis.figures.chart import STYLE
 from mixlab.analysis.pca import PCAMaps
 from mixlab.data.coco import decode_segmentation
 from mixlab.data.masks import IGNORE, MaskedImage, voc_palette
+from mixlab.data.source import evenly_spaced
 
+MOST_PARTS, FEW_PARTS = 48, 16  # all heads of the largest Mamba-2, both directions; of more, such as channels, a few
 NO_TICKS: dict[str, Any] = {"xticks": (), "yticks": ()}  # axes that are off lay theirs out nevertheless
 
 
@@ -35,10 +37,13 @@ def map_pictures(images: Tensor, maps: Mapping[str, Tensor], masks: Tensor | Non
 
 
 def part_pictures(image: Tensor, maps: Mapping[str, Tensor], part: str) -> Figure:
-    """One image (3, H, W) and each model's maps (K, h, w) of heads or registers, a row per model."""
-    count = max(len(stack) for stack in maps.values())
+    """One image (3, H, W) and each model's maps (K, h, w) of heads or registers, a row per model. Of many, such as a
+    head for every channel, a few that are evenly spaced.
+    """
+    shown = {num: num if num <= MOST_PARTS else FEW_PARTS for num in map(len, maps.values())}
+    numbers = sorted({index for num, most in shown.items() for index in evenly_spaced(num, most)})
     columns: dict[str, list[NDArray[np.generic] | None]] = {"image": [_pixels(image) for _ in maps]}
-    for index in range(count):
+    for index in numbers:
         columns[f"{part} {index}"] = [_unit(stack[index]) if index < len(stack) else None for stack in maps.values()]
     return _grid_of_pictures(columns, list(maps))
 

@@ -25,7 +25,7 @@ class Format:
     """
 
     title: str
-    marks: frozenset[str]  # keys that identify it
+    marks: frozenset[str]  # keys that identify it, also half a file of it
     mixer: str | None = None  # the kind of mixer and the token layout these weights were trained with
     place: str | None = None
     names: dict[str, str] = field(default_factory=dict)
@@ -146,7 +146,7 @@ FORMATS = (
     Format("mixlab", frozenset({"stem.project.weight", "final_norm.weight"})),
     Format(
         "Mamba-Reg",
-        frozenset({"norm_f.weight", "pos_embed_cls", "layers.0.mixer.A_b_log"}),
+        frozenset({"pos_embed_cls", "layers.0.mixer.A_b_log"}),
         mixer="mamba1",
         place="spread",
         names={
@@ -160,7 +160,7 @@ FORMATS = (
     ),
     Format(
         "Vim",
-        frozenset({"norm_f.weight", "layers.0.mixer.A_b_log"}),
+        frozenset({"layers.0.mixer.A_b_log"}),
         mixer="mamba1",
         place="middle",
         names=_VIM_NAMES,
@@ -170,7 +170,7 @@ FORMATS = (
     ),
     Format(
         "LocalVim with a class token",
-        frozenset({"norm_f.weight", "cls_token", "layers.0.mixer.A_log_0"}),
+        frozenset({"cls_token", "layers.0.mixer.A_log_0"}),
         mixer="mamba1",
         place="middle",
         names=_VIM_NAMES,
@@ -180,7 +180,7 @@ FORMATS = (
     ),
     Format(
         "LocalVim",
-        frozenset({"norm_f.weight", "layers.0.mixer.A_log_0"}),
+        frozenset({"layers.0.mixer.A_log_0"}),
         mixer="mamba1",
         place="none",
         names={**_VIM_NAMES, "rope.freqs_cos": "rotary.cos", "rope.freqs_sin": "rotary.sin"},
@@ -189,7 +189,7 @@ FORMATS = (
     ),
     Format(
         "PlainMamba",
-        frozenset({"ln1.weight", "layers.0.mamba.A_log"}),
+        frozenset({"layers.0.mamba.A_log"}),
         mixer="plain_mamba",
         place="none",
         names={
@@ -337,7 +337,7 @@ def sizes_of(entries: dict[str, Tensor]) -> dict[str, int | tuple[int, ...]]:
     if blocks:
         num_stages = max(stage for stage, _ in blocks) + 1
         depths = tuple(sum(stage == number for stage, _ in blocks) for number in range(num_stages))
-        return {"depths": depths, "dims": _stage_widths(entries, num_stages), "depth": depth}
+        return {"depths": depths, "dims": _stage_widths(entries, num_stages), "depth": len(blocks)}
     patches = entries.get("embed.project.weight")
     if patches is None or patches.ndim != 4:
         return {"depth": depth}

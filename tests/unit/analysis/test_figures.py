@@ -132,6 +132,9 @@ def test_pictures_have_a_cell_per_image_and_model() -> None:
     masks = torch.zeros(2, 16, 16, dtype=torch.uint8)
     assert len(map_pictures(images, maps, masks).axes) == 2 * 4
     assert len(part_pictures(images[0], {"a": torch.rand(3, 4, 4), "b": torch.rand(2, 4, 4)}, "head").axes) == 2 * 4
+    channels = part_pictures(images[0], {"a": torch.rand(3, 4, 4), "scan": torch.rand(768, 4, 4)}, "head")
+    titles = [ax.get_title(loc="center") + ax.get_title(loc="left") for ax in channels.axes]
+    assert len(titles) == 2 * (1 + 16 + 2) and {"head 1", "head 2", "head 48"} <= {*titles}  # all of "a"
     components = {"a": pca_maps(torch.randn(2, 4, 4, 6))}
     assert len(pca_pictures(images, components).axes) == 2 * 3
 

@@ -30,6 +30,8 @@ def test_timm_knows_the_config_of_every_name() -> None:
         config = timm.get_pretrained_cfg(name)
         assert name in timm.list_models(name, name_matches_cfg=True)
         assert (config.architecture, config.input_size, config.num_classes) == (name, (3, 224, 224), 1000)
+        whole = name.startswith("mambareg_")  # as released: evaluated on the whole of the shorter side
+        assert (config.crop_pct, config.interpolation) == (1.0 if whole else 0.875, "bicubic")
 
 
 @pytest.mark.parametrize("name", TINY)

@@ -199,6 +199,10 @@ def test_files_that_do_not_belong_are_answered_with_what_they_hold(tmp_path: Pat
     torch.save({"model": half}, tmp_path / "half.pth")
     with pytest.raises(WeightsError, match=r"of another shape \(layers.1.mixer.selection.x_proj is \(1, 33, 32\)"):
         mixlab.create_model("vim_tiny", **SMALL, weights=tmp_path / "half.pth")
+    first = {key: value for key, value in vim.items() if not key.startswith(("layers.1.", "norm_f", "head"))}
+    torch.save({"model": first}, tmp_path / "first.pth")
+    with pytest.raises(WeightsError, match=r"\(Vim, model, .*, depth 1\) does not fit .*: \d+ missing \(layers.1"):
+        mixlab.create_model("vim_tiny", **SMALL, weights=tmp_path / "first.pth")
     one_way = {key: value for key, value in vim.items() if "_b" not in key}
     torch.save({"model": one_way}, tmp_path / "one_way.pth")
     with pytest.raises(WeightsError, match="which no known format has"):  # it was taken for a DinoVim
