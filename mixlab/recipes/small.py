@@ -26,22 +26,15 @@ MAMBA_FAMILIES = ("vim", "mambareg", "plainmamba", "mamba2d", "localvim", "vmamb
 MINI_IMAGE = 64  # px of a view: 8 x 8 patches
 MINI_DEPTHS = {"vit": 6, "linearvit": 6, "dinovim": 12, "dinomambareg": 12, "gatedconv": 12}  # 1.2 to 1.5 M parameters
 # Matched parameters, as the widths of ViT-Ti and ViT-S give them: a layer without an MLP is half as large.
+DEPTHS_160 = {"vit": 12, "linearvit": 12, "dinovim": 22, "dinomambareg": 22, "gatedconv": 22}
 SIZES_160: dict[str, dict[str, Any]] = {
     "tiny": {"dim": 192, "patch": 8, "image": 80, "drop_path": 0.0},
-    "small": {"dim": 384, "patch": 16, "image": 160, "drop_path": 0.1},
+    "small": {"dim": 384, "patch": 16, "image": 160, "drop_path": 0.0},
 }
-# px of global and local views, steps: at equal cost, tiny networks learn more from many small views than from few large
-VIEWS_160 = {"tiny": (64, 32, 4500), "small": (160, 64, 5040)}
-# Of mini networks with as many views: steps (about two minutes on one H200), and rates between those that a held-out
-# fifth preferred for `mini` in 500 steps and for `tiny160` in 1,000.
-LONG_MINI = {
-    "vit": (12_000, 1e-3),
-    "linearvit": (12_000, 2e-3),
-    "dinovim": (6_000, 1e-3),
-    "dinomambareg": (6_000, 2e-3),
-    "gatedconv": (6_000, 2e-3),
-}
-DEPTHS_160 = {"vit": 12, "linearvit": 12, "dinovim": 22, "dinomambareg": 22, "gatedconv": 22}
+# px of global and local views: at equal cost, networks learn more from many small views than from few large ones
+VIEWS_160 = {"tiny": (64, 32), "small": (128, 48)}
+RATES_160 = {"tiny": 2e-3, "small": 1.5e-3}
+LONG_MINI_STEPS = 6_000
 
 
 def model_64(family: str) -> ModelConfig:
@@ -201,15 +194,21 @@ def model_160(family: str, size: str) -> ModelConfig:
     return ModelConfig(name=name, fields=fields_of_small(name, {**SIZES_160[size], "depth": DEPTHS_160[family]}))
 
 
-def dino_160(family: str, size: str) -> TrainConfig:
-    """DINO in minutes on one H200: ViT-S 6, tiny networks 2 to 4 (docs/speedrun.md).
+def steps_160(family: str, size: str) -> int:
+    """On one H200 2 to 4 minutes for tiny networks and at most 10 for small ones, whose steps take twice as long where
+    layers without an MLP are twice as many."""
+    if size == "tiny":
+        return 4500
+    return 12_000 if DEPTHS_160[family] == DEPTHS_160["vit"] else 6000
 
-    Where the papers' recipes differ, it is for a small set: few prototypes, a teacher that follows, KoLeo (`spread`).
-    Tune it with `--data heldout:FOLDER`. So were the rates of tiny networks: of ViT, and of a gated CNN for all that
-    have no MLP.
+
+def dino_160(family: str, size: str) -> TrainConfig:
+    """DINO in minutes on one H200 (docs/speedrun.md).
+
+    Where the papers' recipes differ, it is for a small set: few prototypes, a teacher that follows, KoLeo (`spread`),
+    Muon. Tune it with `--data heldout:FOLDER`, as it was.
     """
-    global_size, local_size, steps = VIEWS_160[size]
-    lr = 2e-3 if size == "tiny" and DEPTHS_160[family] > DEPTHS_160["vit"] else 1e-3
+    global_size, local_size = VIEWS_160[size]
     method = DinoConfig(
         num_prototypes=4096,
         teacher_temperature=0.04,
@@ -220,20 +219,22 @@ def dino_160(family: str, size: str) -> TrainConfig:
         num_local=6,
         spread=0.02,
     )
+    optim = OptimConfig(
+        name="muon", lr=RATES_160[size], warmup_steps=300, weight_decay=0.04, weight_decay_end=0.4, clip=3.0
+    )
     return TrainConfig(
         method=method,
         model=model_160(family, size),
-        optim=OptimConfig(lr=lr, min_lr=1e-6, warmup_steps=300, weight_decay=0.04, weight_decay_end=0.4, clip=3.0),
-        steps=steps,
+        optim=optim,
+        steps=steps_160(family, size),
         **_on_one_gpu(size=160, batch=256),
     )
 
 
 def dino_mini160(family: str) -> TrainConfig:
     """A network of `dino_mini`, small enough for a CPU, trained as `dino_160` trains tiny ones and for longer."""
-    steps, rate = LONG_MINI[family]
-    longer = (f"steps={steps}", f"optim.lr={rate:g}")
-    return override(replace(dino_160(family, "tiny"), model=model_mini(family)), (*longer, "model.drop_path=0.0"))
+    longer = (f"steps={LONG_MINI_STEPS}", "model.drop_path=0.0")
+    return override(replace(dino_160(family, "tiny"), model=model_mini(family)), longer)
 
 
 def lejepa_160(family: str, size: str) -> TrainConfig:
@@ -244,12 +245,13 @@ def lejepa_160(family: str, size: str) -> TrainConfig:
 
 def supervised_160(family: str, size: str) -> TrainConfig:
     """Classification of the same pixels by the same models: the twin with labels, for half as many steps."""
-    view, _, steps = VIEWS_160[size]
     return TrainConfig(
-        method=SupervisedConfig(size=view, scale=(0.25, 1.0), rand_augment=0.0, mixup=0.2, cutmix=1.0, erasing=0.0),
+        method=SupervisedConfig(
+            size=VIEWS_160[size][0], scale=(0.25, 1.0), rand_augment=0.0, mixup=0.2, cutmix=1.0, erasing=0.0
+        ),
         model=model_160(family, size),
         optim=OptimConfig(lr=1e-3, min_lr=1e-6, warmup_steps=300, weight_decay=0.05, weight_decay_end=0.05, clip=3.0),
-        steps=steps // 2,
+        steps=steps_160(family, size) // 2,
         **_on_one_gpu(size=160, batch=256),
     )
 

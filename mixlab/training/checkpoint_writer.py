@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 from mixlab.training.checkpoint import Checkpoints, Gather, alone
-from mixlab.training.distributed import World, from_all, from_first, whole
-from mixlab.training.optim import local
+from mixlab.training.distributed import World, from_all, from_first
+from mixlab.training.shards import local, whole
 
 
 class HostCopies:

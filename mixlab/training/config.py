@@ -147,7 +147,7 @@ class DataConfig:
 class OptimConfig:
     """A linear warm-up, then `decay`; the weight decay follows a cosine of its own."""
 
-    name: Optimizer = "adamw"  # muon: for the matrices of the backbone's layers, AdamW for the rest
+    name: Optimizer = "adamw"  # muon: for matrices between the first and the last layer, adamw for the rest
     lr: float
     lr_batch: int = 256  # `lr` is meant for this batch and grows in proportion
     min_lr: float = 1e-6
@@ -244,8 +244,6 @@ class TrainConfig:
                 f"{self.optim.warmup_epochs} warm-up epochs do not fit into {self.epochs}; "
                 f"set optim.warmup_epochs to at most {self.epochs}"
             )
-        if self.optim.name == "muon" and self.sharding == "fsdp":
-            raise InputError("Muon needs whole matrices, and sharding=fsdp splits them; set sharding=ddp")
 
     def warmup_steps(self, steps_per_epoch: int) -> int:
         given = self.optim.warmup_steps

@@ -164,6 +164,13 @@ def mean_over_ranks_(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def largest_of_ranks(value: Tensor) -> Tensor:
+    """The largest over all ranks, in place."""
+    if dist.is_initialized():
+        dist.all_reduce(value, op=dist.ReduceOp.MAX)
+    return value
+
+
 def any_rank(flag: bool) -> bool:
     """Logical or over all ranks, known on every rank."""
     if not dist.is_initialized():
@@ -253,11 +260,6 @@ class _RowsOfAll(torch.autograd.Function):
         dist.all_reduce(total)
         start = dist.get_rank() * ctx.num_rows
         return total[start : start + ctx.num_rows]
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """A sharded tensor put together, on every rank; others as they are."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 @torch.no_grad()

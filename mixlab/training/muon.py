@@ -1,7 +1,8 @@
 """Muon (Jordan et al. 2024): momentum whose matrices are made orthogonal, so that all directions learn at one pace.
 
-For the linear layers of a backbone; everything else (patches, tokens, vectors, convolutions, heads) has AdamW. Updates
-have the root mean square of AdamW's (Liu et al. 2025), so both share a learning rate and a weight decay.
+For linear layers between the first and the last (`Recipe.muon_weights`); everything else has AdamW. Updates have the
+root mean square of AdamW's (Liu et al. 2025), so both share a learning rate and a weight decay. Ranks with shards
+gather each matrix for a moment.
 """
 
 from collections import defaultdict
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from mixlab.backbones.backbone import Backbone
+from mixlab.training.shards import local, part_of, whole_from
 
 MOMENTUM = 0.95  # with Nesterov's look ahead
 ITERATIONS = 5
@@ -41,20 +42,22 @@ class Muon(AdamW):
         parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
         if not parameters:
             return
-        gradients = [parameter.grad for parameter in parameters]
-        momenta = [self._momentum(parameter) for parameter in parameters]
+        weights = [local(parameter) for parameter in parameters]
+        gradients = [local(parameter.grad) for parameter in parameters]
+        momenta = [local(self._momentum(parameter)) for parameter in parameters]
         torch._foreach_mul_(momenta, MOMENTUM)
         torch._foreach_add_(momenta, gradients)
         ahead = torch._foreach_add(gradients, momenta, alpha=MOMENTUM)
-        torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
         by_shape = defaultdict(list)
-        for parameter, update in zip(parameters, ahead, strict=True):
-            by_shape[parameter.shape].append((parameter, update))
-        for shape, pairs in by_shape.items():
-            updates = orthogonal(torch.stack([update for _, update in pairs]))
+        for index, parameter in enumerate(parameters):
+            by_shape[parameter.shape].append(index)
+        for shape, indexes in by_shape.items():
+            updates = orthogonal(torch.stack([whole_from(ahead[index], parameters[index]) for index in indexes]))
+            updates = updates.to(weights[indexes[0]].dtype)
+            own = [part_of(update, parameters[index]) for index, update in zip(indexes, updates, strict=True)]
             rate = group["lr"] * ADAMW_RMS * max(shape) ** 0.5
-            own = [update.to(pairs[0][0].dtype) for update in updates.unbind()]
-            torch._foreach_add_([parameter for parameter, _ in pairs], own, alpha=-rate)
+            torch._foreach_add_([weights[index] for index in indexes], own, alpha=-rate)
 
     def _momentum(self, parameter: Tensor) -> Tensor:
         state = self.state[parameter]
@@ -80,12 +83,12 @@ def orthogonal(matrices: Tensor) -> Tensor:
     return x.mT if tall else x
 
 
-def muon_names(network: nn.Module) -> set[str]:
-    """Weights of the linear layers of its backbones."""
+def linear_weights(network: nn.Module, inside: type[nn.Module]) -> set[str]:
+    """Names of the weights of linear layers that lie inside modules of a kind."""
     return {
         ".".join(part for part in (start, name, "weight") if part)
-        for start, backbone in network.named_modules()
-        if isinstance(backbone, Backbone)
-        for name, module in backbone.named_modules()
+        for start, outer in network.named_modules()
+        if isinstance(outer, inside)
+        for name, module in outer.named_modules()
         if isinstance(module, nn.Linear)
     }

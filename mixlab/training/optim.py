@@ -16,6 +16,7 @@ from torch.optim import AdamW
 from mixlab.errors import InputError
 from mixlab.training.config import OptimConfig
 from mixlab.training.muon import Muon
+from mixlab.training.shards import local
 
 CLIP_EPS = 1e-6  # DINO
 
@@ -89,11 +90,6 @@ def clip_each_(gradients: Sequence[Tensor], limit: float | None) -> Tensor:
 def move_towards_(targets: Iterable[Tensor], sources: Iterable[Tensor], share: float) -> None:
     """target += share (source - target), all in one operation: the exponential moving average."""
     torch._foreach_lerp_([local(t) for t in targets], [local(s) for s in sources], share)
-
-
-def local(tensor: Tensor) -> Tensor:
-    """The part of a sharded tensor that lies on this rank; other tensors as they are."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def cosine(step: int, *, start: float, end: float, total: int) -> float:

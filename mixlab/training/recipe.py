@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.block import Layer
 from mixlab.data.crops import IMAGENET_MEAN, IMAGENET_STD
+from mixlab.training.muon import linear_weights
 
 
 def seed_for(*parts: int) -> int:
@@ -85,6 +86,10 @@ class Recipe(ABC):
     def no_weight_decay(self) -> set[str]:
         """Names of parameters of `network` that do not decay, beside vectors."""
         return set()
+
+    def muon_weights(self) -> set[str]:
+        """Names of the matrices that Muon trains, where `optim.name` says so: never the first or the last layer."""
+        return linear_weights(self.network, inside=Backbone)
 
     def lr_shares(self) -> dict[str, float]:
         """Beginnings of names of parameters of `network` that learn at a share of the learning rate."""

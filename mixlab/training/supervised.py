@@ -30,10 +30,11 @@ from mixlab.training.augment import (
 )
 from mixlab.training.batches import build_loader
 from mixlab.training.config import MethodConfig, TrainConfig, check_numbers
-from mixlab.training.distributed import World, whole
+from mixlab.training.distributed import World
 from mixlab.training.live_scores import KnnScores, Score
 from mixlab.training.precision import Precise
 from mixlab.training.recipe import BatchPart, Recipe, drop_empty, to_pixels_of
+from mixlab.training.shards import whole
 
 
 @dataclass(frozen=True, kw_only=True)

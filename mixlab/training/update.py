@@ -18,7 +18,6 @@ from mixlab.data.loader import AnyBatch
 from mixlab.errors import InputError, WorkError
 from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World
-from mixlab.training.muon import muon_names
 from mixlab.training.optim import (
     build_optimizer,
     clip_each_,
@@ -44,7 +43,7 @@ class Update:
         self.total_steps = config.total_steps(steps_per_epoch)
         self.precise = autocast(config.precision, world.device)
         recipe.network.train()
-        muon = muon_names(recipe.network) if config.optim.name == "muon" else set()
+        muon = recipe.muon_weights() if config.optim.name == "muon" else set()
         groups = parameter_groups(recipe.network, recipe.no_weight_decay(), recipe.lr_shares(), muon)
         self.optimizer = build_optimizer(groups, config.optim)
         self.captured: CapturedPass | None = None

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from mixlab.recipes import find_recipe
 from mixlab.training.building import build_recipe
-from mixlab.training.distributed import World, join_world, whole
+from mixlab.training.distributed import World, join_world
 from mixlab.training.pieces import Pieces
 from mixlab.training.recipe import Recipe
 from mixlab.training.settings import override
+from mixlab.training.shards import whole
 from mixlab.training.supervised import SupervisedRecipe
 from tests.waiting import exit_codes
 

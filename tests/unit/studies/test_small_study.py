@@ -106,7 +106,18 @@ def test_tuning_and_ablations_never_see_validation_images_and_use_a_tuned_rate_w
 
 
 def test_ablations_cover_what_the_page_promises_and_change_one_thing() -> None:
-    asked = {"crops", "momentum", "temperature", "koleo", "rate", "batch", "registers", "length"}
+    asked = {
+        "crops",
+        "momentum",
+        "temperature",
+        "koleo",
+        "rate",
+        "batch",
+        "registers",
+        "length",
+        "optimiser",
+        "drop-path",
+    }
     assert asked | {"base"} == set(ABLATIONS)
     assert with_steps(("batch=512", "steps=/2"), 1500) == ("steps=750", "batch=512")
     assert with_steps((), 1500) == ("steps=1500",)

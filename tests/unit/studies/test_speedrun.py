@@ -59,7 +59,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "stopped.json").write_text((root / "run" / "seconds.json").read_text())
     assert go(root, "run", "--publish", data=False) == 1, "an unfinished run was published"
     assert go(root, "run", "--seed", "1") == 0
-    assert go(root, "tuned", "--held-out", "--set", "optim.lr=2e-3") == 0
+    assert go(root, "tuned", "--held-out", "--set", "optim.lr=3e-3") == 0
     return root
 
 
@@ -103,7 +103,7 @@ def test_tuning_scores_the_held_out_fifth(ran: Path) -> None:
     record = read_record(ran / "tuned")
     fifth = labelled_splits(f"heldout:{ran / 'photos'}")
     assert record["held_out"] and record["num_val"] == len(fifth.val) and record["num_train"] == len(fifth.train)
-    assert record["changed"]["optim.lr"] == 2e-3 and "seed" not in record["changed"]
+    assert record["changed"]["optim.lr"] == 3e-3 and "seed" not in record["changed"]
 
 
 def test_a_record_says_what_differs_from_its_recipe_as_that_is_today(
@@ -111,7 +111,7 @@ def test_a_record_says_what_differs_from_its_recipe_as_that_is_today(
 ) -> None:
     assert {"optim.lr", "steps"} <= set(read_record(ran / "tuned")["changed"])
     then = find_recipe("dino_vit_tiny160")
-    monkeypatch.setitem(RECIPES.data, "dino_vit_tiny160", lambda: override(then, ("optim.lr=2e-3", "steps=12")))
+    monkeypatch.setitem(RECIPES.data, "dino_vit_tiny160", lambda: override(then, ("optim.lr=3e-3", "steps=12")))
     assert not {"optim.lr", "steps"} & set(read_record(ran / "tuned")["changed"])
 
 
@@ -160,7 +160,7 @@ def test_published_runs_are_rows_without_places_that_can_be_made_again(ran: Path
         text.partition(f"<!-- {mark} -->")[2].partition("<!-- end")[0] for mark in ("runs", "held-out runs")
     )
     assert f"| 1: {100 * knn:.1f} |" in table and "mixlab speedrun dino_vit_tiny160 --data photos" in table
-    assert "optim.lr=0.002" in tuned and "optim.lr" not in table
+    assert "optim.lr=0.003" in tuned and "optim.lr" not in table
     for file in docs.rglob("*.json"):
         assert str(ran) not in file.read_text(), f"{file} names a place on this machine"
     assert go(ran, "run", "--publish", data=False) == 0

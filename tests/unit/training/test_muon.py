@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.zoo import create_model
 from mixlab.data.loader import Batch
-from mixlab.errors import InputError
 from mixlab.recipes import RECIPES
 from mixlab.training.checkpoint import TrainingState
 from mixlab.training.config import OptimConfig
 from mixlab.training.distributed import World
-from mixlab.training.muon import muon_names, orthogonal
+from mixlab.training.muon import linear_weights, orthogonal
 from mixlab.training.optim import build_optimizer, parameter_groups, set_rates
 from mixlab.training.recipe import seed_all
 from mixlab.training.settings import override
@@ -76,7 +76,7 @@ def test_a_step_is_torchs_for_matrices_and_adamws_for_the_rest() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_nearly_all_of_a_backbone_is_matrices_of_layers(family: str) -> None:
     network = nn.Sequential(create_model(f"{family}_tiny"), nn.Linear(192, 10))
-    names = muon_names(network)
+    names = linear_weights(network, inside=Backbone)
     sizes = {name: parameter.numel() for name, parameter in network.named_parameters()}
     assert names <= sizes.keys()
     assert all(name.startswith("0.") for name in names)  # not the head
@@ -108,8 +108,3 @@ def test_a_run_resumes_to_the_same_bits(family: str) -> None:
     ours, theirs = resumed.tensors(), whole.tensors()
     assert ours.keys() == theirs.keys()
     assert not [name for name in ours if not torch.equal(ours[name], theirs[name])]
-
-
-def test_shards_of_matrices_are_refused() -> None:
-    with pytest.raises(InputError, match="sharding=ddp"):
-        override(RECIPES["dino_vit_tiny64"](), ["optim.name=muon", "sharding=fsdp"])
