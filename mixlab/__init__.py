@@ -71,6 +71,7 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.run.measurement import Measurement as Measurement
     from mixlab.training.dino_parts import DinoCentre as DinoCentre
     from mixlab.training.dino_parts import DinoHead as DinoHead
+    from mixlab.training.dino_parts import balanced_targets as balanced_targets
     from mixlab.training.dino_parts import dino_loss as dino_loss
     from mixlab.training.dino_parts import koleo_loss as koleo_loss
     from mixlab.training.dino_parts import teacher_targets as teacher_targets
@@ -121,7 +122,7 @@ _NAMES = {
     "mixers": ["register_mixer"],
     "recipes": ["find_recipe", "register_recipe"],
     "run.measurement": ["Measurement"],
-    "training.dino_parts": ["DinoCentre", "DinoHead", "dino_loss", "koleo_loss", "teacher_targets"],
+    "training.dino_parts": ["DinoCentre", "DinoHead", "balanced_targets", "dino_loss", "koleo_loss", "teacher_targets"],
     "training.knn": ["LabelledFeatures", "knn_accuracy"],
     "training.loop": ["train"],
     "training.optim": ["move_towards_"],

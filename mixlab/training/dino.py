@@ -17,7 +17,14 @@ from torch import Tensor, nn
 from mixlab.backbones.backbone import Backbone
 from mixlab.data.packed import PackedBatch
 from mixlab.training.config import check_numbers
-from mixlab.training.dino_parts import DinoCentre, DinoHead, dino_loss, koleo_loss, teacher_targets
+from mixlab.training.dino_parts import (
+    DinoCentre,
+    DinoHead,
+    balanced_targets,
+    dino_loss,
+    koleo_loss,
+    teacher_targets,
+)
 from mixlab.training.distributed import rows_of_all
 from mixlab.training.muon import linear_weights
 from mixlab.training.optim import cosine, linear_by_epoch, move_towards_
@@ -58,10 +65,11 @@ class DinoConfig(ViewsConfig):
     decay_tokens: bool = True  # class tokens, registers and positions decay as matrices do, in both codes
     frozen_prototype_epochs: int = 1
     spread: float = 0.0  # weight of KoLeo, which keeps the features of a pass apart: for small sets and batches
+    balance: int = 0  # rounds of Sinkhorn's algorithm instead of the centre, 3 in DINOv2: see `balanced_targets`
 
     def __post_init__(self) -> None:
         sizes = dict.fromkeys(("num_prototypes", "hidden", "bottleneck"), 1)
-        epochs = dict.fromkeys(("teacher_warmup_epochs", "frozen_prototype_epochs", "spread"), 0)
+        epochs = dict.fromkeys(("teacher_warmup_epochs", "frozen_prototype_epochs", "spread", "balance"), 0)
         check_numbers(
             self,
             "method.",
@@ -108,7 +116,8 @@ class DinoRecipe(ViewsRecipe):
         self.student = self.network
         self.teacher = copy.deepcopy(self.student).requires_grad_(False).train(config.teacher_drop_path)
         self.centre = DinoCentre(config.num_prototypes)
-        self.shared = "features (method.spread)" if config.spread else ""
+        exchanged = {"features (method.spread)": config.spread, "targets (method.balance)": config.balance}
+        self.shared = " and ".join(what for what, used in exchanged.items() if used)
 
     def modules(self) -> dict[str, nn.Module]:
         return {"network": self.student, "teacher": self.teacher, "centre": self.centre}
@@ -128,7 +137,10 @@ class DinoRecipe(ViewsRecipe):
         temperature, *views = inputs
         with torch.no_grad():
             teacher, features = self.teacher([views[0][:NUM_GLOBAL]])  # local views may have the same size
-            targets = teacher_targets(teacher, self.centre.mean, temperature=temperature)
+            if self.config.balance:
+                targets = balanced_targets(teacher, temperature=temperature, rounds=self.config.balance)
+            else:
+                targets = teacher_targets(teacher, self.centre.mean, temperature=temperature)
             self.centre.collect(teacher)
         student, student_features = self.run(views)
         loss = dino_loss(student, targets, temperature=self.config.student_temperature)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from mixlab.errors import InputError
 from mixlab.ops.linear import Linear
-from mixlab.training.distributed import mean_over_ranks_
+from mixlab.training.distributed import largest_of_ranks, mean_over_ranks_
 
 
 class DinoHead(nn.Module):
@@ -121,6 +121,20 @@ def teacher_targets(teacher: Tensor, centre: Tensor, *, temperature: float | Ten
     centre's precision. The paper's temperature rises from 0.04 to 0.07.
     """
     return (teacher.to(centre.dtype) - centre).div_(temperature).softmax(-1)
+
+
+@torch.no_grad()
+def balanced_targets(teacher: Tensor, *, temperature: float | Tensor, rounds: int = 3) -> Tensor:
+    """Targets (T, B, K) of which every prototype has the same share of the batch, over ranks too: outputs (T, B, K), by
+    rounds of Sinkhorn's algorithm. SwAV's and DINOv2's way to keep outputs apart, instead of a centre.
+    """
+    logits = teacher.to(torch.promote_types(teacher.dtype, torch.float32)) / temperature
+    targets = (logits - largest_of_ranks(logits.amax())).exp_()
+    for _ in range(rounds):
+        shares = mean_over_ranks_(targets.sum((0, 1)))  # (K,)
+        targets = targets / shares.clamp_min_(torch.finfo(shares.dtype).tiny)
+        targets = targets / targets.sum(-1, keepdim=True)
+    return targets
 
 
 def koleo_loss(features: Tensor) -> Tensor:

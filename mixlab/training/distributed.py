@@ -164,6 +164,13 @@ def mean_over_ranks_(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def largest_of_ranks(value: Tensor) -> Tensor:
+    """The largest over all ranks, in place."""
+    if dist.is_initialized():
+        dist.all_reduce(value, op=dist.ReduceOp.MAX)
+    return value
+
+
 def any_rank(flag: bool) -> bool:
     """Logical or over all ranks, known on every rank."""
     if not dist.is_initialized():

@@ -22,6 +22,7 @@ pretrain = command("pretrain")
 
 DATA = "shapes:size=32,n=28"  # an odd rest is left out of every epoch
 STEPS = 6
+BY_MUON = ["optim.name=muon", "method.balance=3"]
 SETTINGS = ["batch=8", "epochs=2", "precision=fp64", "data.size=none", "model.dim=32", "model.depth=2",
             "model.image=32", "method.num_prototypes=32", "method.hidden=16", "method.bottleneck=8",
             "method.num_local=2", "method.global_size=32", "method.local_size=16", "optim.warmup_epochs=0",
@@ -56,13 +57,13 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def alone_by_muon(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
-    settings = ["model.state=8", "optim.name=muon"]
+    settings = ["model.state=8", *BY_MUON]
     return run("dino_dinovim_tiny64", tmp_path_factory.mktemp("alone") / "muon", settings, size=1)
 
 
 @pytest.mark.parametrize(
     ("extra", "by_one"),
-    [([], "alone"), (["sharding=fsdp", "optim.name=muon"], "alone_by_muon")],  # Muon has AdamW for vectors
+    [([], "alone"), (["sharding=fsdp", *BY_MUON], "alone_by_muon")],  # Muon has AdamW for vectors
     ids=["copies", "shards"],
 )
 def test_two_processes_give_the_weights_of_one_and_one_may_resume_what_two_began(

@@ -64,18 +64,6 @@ def _one_tile_kernel(
         source = next_source
 
 
-@triton.jit
-def _tile_output(q, k, v, state, steps_ptr, plane, skip, T: tl.constexpr, PRECISION: tl.constexpr):
-    """What a tile reads of itself and of the state before it."""
-    i = tl.arange(0, T)
-    decay = tl.load(steps_ptr + i)
-    source = tl.load(steps_ptr + plane + i)
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    weights = _weights(scores, decay, source, skip, T).to(v.dtype)
-    y = tl.dot(q, state.to(q.dtype), input_precision=PRECISION) * tl.exp2(decay)[:, None]
-    return tl.dot(weights, v, y, input_precision=PRECISION)
-
-
 @triton.jit(do_not_specialize=["L", "group_heads", "first_reverse"])
 def _many_tiles_kernel(
     q_ptr, k_ptr, v_ptr, steps_ptr, skip_ptr, y_ptr, states_ptr,
@@ -115,7 +103,13 @@ def _many_tiles_kernel(
         k = tl.load(k_ptr + k_offset)
         v = tl.load(v_ptr + v_offset)
         if OUTPUT:
-            y = _tile_output(tl.load(q_ptr + q_offset), k, v, state, steps_ptr, plane, skip, T, PRECISION)
+            q = tl.load(q_ptr + q_offset)
+            decay = tl.load(steps_ptr + i)
+            source = tl.load(steps_ptr + plane + i)
+            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            weights = _weights(scores, decay, source, skip, T).to(v.dtype)
+            y = tl.dot(q, state.to(q.dtype), input_precision=PRECISION) * tl.exp2(decay)[:, None]
+            y = tl.dot(weights, v, y, input_precision=PRECISION)
             tl.store(y_ptr + y_offset, y.to(v.dtype))
         whole = tl.load(steps_ptr + T - 1)
         fed = (v * tl.exp2(whole - tl.load(steps_ptr + plane + i))[:, None]).to(v.dtype)
@@ -135,7 +129,13 @@ def _many_tiles_kernel(
         q = tl.load(q_ptr + row * q_l + n, mask=inside, other=0.0)
         k = tl.load(k_ptr + row * k_l + n, mask=inside, other=0.0)
         v = tl.load(v_ptr + row * v_l + p, mask=inside, other=0.0)
-        y = _tile_output(q, k, v, state, steps_ptr, plane, skip, TAIL, PRECISION)
+        decay = tl.load(steps_ptr + i)
+        source = tl.load(steps_ptr + plane + i)
+        # The state before the scores: after them it takes k's place in shared memory, which ptxas 12.8 gets wrong.
+        y = tl.dot(q, state.to(q.dtype), input_precision=PRECISION) * tl.exp2(decay)[:, None]
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        weights = _weights(scores, decay, source, skip, TAIL).to(v.dtype)
+        y = tl.dot(weights, v, y, input_precision=PRECISION)
         tl.store(y_ptr + row * (H * P) + p, y.to(v.dtype), mask=inside)
 
 

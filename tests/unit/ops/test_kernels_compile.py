@@ -41,8 +41,10 @@ GENERATIONS = {90: 1, 100: 2}  # places in that table; the rest is first
 
 
 def every_kernel() -> list[Launch]:
-    """In the sizes of DinoVim-B, ViT-B, LinearViT-B, Vim-T and VMamba-T, and of DINO's crops."""
+    """In the sizes of DinoVim-B, ViT-B, LinearViT-B, Vim-T, VMamba-T and DINO's crops, and a scan of narrow heads."""
+    narrow = launches.scan(HALF, state=64, width=16, length=127)
     found = [
+        *(launch for launch in narrow if launch.name == "_many_tiles_kernel"),
         *launches.mixer(HALF, directions=2, length=198),
         *launches.mixer(HALF, directions=2, length=198, keep_scan=True),
         *launches.mixer(HALF, directions=2, length=38),
@@ -58,6 +60,14 @@ def every_kernel() -> list[Launch]:
         *launches.crops(),
     ]
     return list({(launch.name, launch.sizes): launch for launch in found}.values())
+
+
+def gives_an_address_two_layouts(ptx: str) -> bool:
+    """Whether two of Hopper's descriptors (a layout in the upper half, an address below) differ in layout alone."""
+    layouts: dict[str, set[int]] = {}
+    for address, added in re.findall(r"(?:or\.b64|add\.s64)\s+%rd\d+, (%rd\d+), (-?\d{11,});", ptx):
+        layouts.setdefault(address, set()).add(int(added) >> 32)
+    return any(len(different) > 1 for different in layouts.values())
 
 
 @pytest.mark.timeout(1800)
@@ -78,6 +88,9 @@ def test_every_kernel_compiles_within_its_resources(architecture: int) -> None:
         # A product transposed in registers and multiplied again: wrong on Hopper with Triton 3.4 to 3.7.0.
         if architecture == 90 and re.search(r"tt\.trans .*: tensor<\S+ #mma\d*> ->", compiled.asm["ttgir"]):
             faults.append(f"{launch.name} {launch.sizes} transposes a product")
+        # The second layout may get a stale address from ptxas 12.8, that of Triton 3.6.
+        if architecture == 90 and gives_an_address_two_layouts(compiled.asm["ptx"]):
+            faults.append(f"{launch.name} {launch.sizes} gives an address two layouts")
         # It reads pixels again that other threads may have written.
         if launch.name == "_jitter_and_grey" and not re.search(r"\b(ttg|gpu)\.barrier", compiled.asm["ttgir"]):
             faults.append(f"{launch.name} does not wait")

@@ -4,6 +4,7 @@ import copy
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,7 @@ from mixlab.backbones.zoo import create_model
 from mixlab.data.loader import Batch
 from mixlab.training.config import ModelConfig, OptimConfig, TrainConfig
 from mixlab.training.dino import DinoConfig
-from mixlab.training.dino_parts import DinoCentre, DinoHead, dino_loss, teacher_targets
+from mixlab.training.dino_parts import DinoCentre, DinoHead, balanced_targets, dino_loss, teacher_targets
 from mixlab.training.distributed import World
 from mixlab.training.recipe import seed_for
 from mixlab.training.update import Update
@@ -143,3 +144,27 @@ def test_the_parts_in_a_plain_loop_train_as_the_recipe_does() -> None:
 
 def create_small_vit() -> Backbone:
     return create_model("vit_tiny", dim=32, depth=1, patch=8, image=32, head_dim=16)
+
+
+def test_balanced_targets_are_those_of_sinkhorns_rounds() -> None:
+    generator = torch.Generator().manual_seed(4)
+    teacher = torch.rand(2, 5, 7, dtype=torch.float64, generator=generator) * 2 - 1  # cosines
+    weights = np.exp(teacher.flatten(0, 1).numpy() / 0.06).T  # prototypes in rows, as in SwAV's text
+    weights /= weights.sum()
+    for _ in range(3):
+        for row in weights:
+            row /= row.sum() * len(weights)
+        for column in weights.T:
+            column /= column.sum() * weights.shape[1]
+    found = balanced_targets(teacher, temperature=0.06, rounds=3)
+    np.testing.assert_allclose(found.flatten(0, 1).numpy(), weights.T * weights.shape[1], rtol=1e-12)
+
+
+def test_every_prototype_ends_with_the_same_share_of_a_batch_even_where_all_images_agree() -> None:
+    teacher = torch.full((2, 8, 4), -1.0)
+    teacher[..., 0] = 1.0  # every image prefers the first
+    teacher += 1e-3 * torch.randn(teacher.shape, generator=torch.Generator().manual_seed(5))
+    found = balanced_targets(teacher.bfloat16(), temperature=0.04, rounds=30)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.sum(-1), torch.ones(2, 8))
+    torch.testing.assert_close(found.mean((0, 1)), torch.full((4,), 0.25), rtol=1e-2, atol=0)

@@ -1,0 +1,69 @@
+"""Draw the figure of speedrun.md from its records, the best run of each recipe by each optimiser:
+`python docs/draw_speedrun.py`.
+"""
+
+from pathlib import Path
+
+from matplotlib.axes import Axes
+
+from mixlab.analysis.figures import save_charts
+from mixlab.analysis.figures.chart import Chart, line_styles
+from mixlab.studies.speedrun.page import Record, read_records
+from mixlab.studies.speedrun.record import score_of
+
+HERE = Path(__file__).parent
+PEER = 83.8  # stable-pretraining's DINO: ViT-S/16 at 224 px, 200 epochs
+NAMES = {
+    "vit": "ViT",
+    "linearvit": "LinearViT",
+    "dinovim": "DinoVim",
+    "dinomambareg": "Mamba-Reg",
+    "gatedconv": "gated CNN",
+}
+
+
+def knn(record: Record) -> float:
+    return 100 * score_of(record, "knn_top1").value
+
+
+def place(record: Record) -> tuple[float, float]:
+    return record["seconds"]["training"] / 60, knn(record)
+
+
+def best_runs(records: list[Record]) -> dict[tuple[str, str], Record]:
+    """By recipe and optimiser."""
+    best: dict[tuple[str, str], Record] = {}
+    for record in sorted(records, key=knn):
+        if record["method"] == "dino" and not record["held_out"]:
+            best[record["recipe"], record["changed"].get("optim.name", "muon")] = record
+    return best
+
+
+def draw(ax: Axes, best: dict[tuple[str, str], Record]) -> None:
+    families = {recipe.split("_")[1]: score_of(record, "knn_top1")["family"] for (recipe, _), record in best.items()}
+    styles = line_styles(families)
+    for (recipe, optimizer), record in best.items():
+        _, family, size = recipe.split("_")
+        style, here, is_small = styles[family], place(record), size == "small160"
+        filled = {} if optimizer == "muon" else {"markerfacecolor": "white"}
+        ax.plot(*here, style.marker, color=style.colour, markersize=10 if is_small else 6.5, **filled)
+        later = best.get((recipe, "muon"))
+        if optimizer == "adamw" and later is not None and later["images_seen"] == record["images_seen"]:
+            arrow = {"arrowstyle": "->", "color": style.colour, "alpha": 0.6, "shrinkA": 6, "shrinkB": 6}
+            ax.annotate("", place(later), here, arrowprops=arrow)
+            continue
+        offset = (8, -14) if family == "linearvit" or is_small else (8, 3)
+        name = f"{NAMES[family]}-{'S' if is_small else 'T'}"
+        ax.annotate(name, here, xytext=offset, textcoords="offset points", color=style.colour)
+    ax.axhline(PEER, linestyle=(0, (2, 3)), color="grey", linewidth=1)
+    about = "stable-pretraining, ViT-S at 224 px"
+    ax.annotate(about, (6.1, PEER), xytext=(0, 3), textcoords="offset points", color="grey")
+    ax.set(xlim=(1, 9.6), ylim=(66, 86))
+    ax.set(xlabel="minutes of training on one H200", ylabel="kNN-20 on validation images, %")
+
+
+if __name__ == "__main__":
+    runs = best_runs(read_records(HERE))
+    about = "Filled: Muon. Open: AdamW, with an arrow to the same recipe by Muon."
+    chart = Chart("DINO on 9,469 photographs", about, lambda ax: draw(ax, runs), width=7, height=4.2, has_legend=False)
+    save_charts([chart], HERE / "gallery" / "speedrun.png")
