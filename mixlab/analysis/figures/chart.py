@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -70,15 +71,15 @@ def line_styles(families: Mapping[str, str]) -> dict[str, LineStyle]:
     }
     for name, family in names.items():
         if parents[name] is None:
-            free = [hue for hue in _OTHER_HUES if hue not in of_name.values()] or [*_OTHER_HUES]
-            own = _FAMILY_HUES.get(family)
-            of_name[name] = own if own is not None and own not in of_name.values() else free[0]
-    num_variants = dict.fromkeys(of_name, 0)
+            rounds = (hue + len(PALETTE) * number for number in count() for hue in _OTHER_HUES)
+            free, own = next(style for style in rounds if style not in of_name.values()), _FAMILY_HUES.get(family)
+            of_name[name] = own if own is not None and own not in of_name.values() else free
+    roots = dict(of_name)
     for name in names:
         if parents[name] is not None:
-            root = next(other for other in num_variants if name.startswith(f"{other}-"))
-            num_variants[root] += 1
-            of_name[name] = of_name[root] + len(PALETTE) * num_variants[root]
+            hue = next(style for other, style in roots.items() if name.startswith(f"{other}-"))
+            rounds = (hue + len(PALETTE) * number for number in count(1))
+            of_name[name] = next(style for style in rounds if style not in of_name.values())
     numbers = of_name | {label: of_name[base_label(label)] for label in families}
     return {label: LineStyle(number) for label, number in numbers.items()}
 

@@ -116,6 +116,8 @@ def test_families_keep_their_colour_seeds_share_it_and_variants_have_other_dashe
     assert len({styles[name].hue for name in ("vit", "vim", "x")}) == 3
     many = line_styles({str(index): "other" for index in range(12)})
     assert len({style.hue for style in many.values()}) == 7
+    scans = line_styles({**{str(index): "mamba1" for index in range(10)}, "3-large": "mamba1"})
+    assert len({(style.colour, style.dashes) for style in scans.values()}) == 11  # beyond seven, other dashes
     assert legend_key(styles["vit"]) != legend_key(styles["vim"])
 
 
