@@ -60,7 +60,7 @@ class Buffers:
     fed: Tensor  # dt v, by head: (c, B, H, T, P)
     inside: Tensor  # what tokens read of their own chunk: (c, B, H, T, P)
     left: Tensor  # what is left of dt v at the end of the chunk: (c, B, T, H, P)
-    states: Tensor  # with which each chunk is entered: (c, B, N, H, P)
+    states: Tensor  # before the first chunk and behind each: (c + 1, B, N, H, P)
     read: Tensor  # what tokens read of them: (c, B, T, H, P)
 
 
@@ -77,7 +77,7 @@ class BlockScan:
         self.buffers: dict[tuple[int, int], Buffers] = {}
         for c, T in {(c, T) for _, c, T in self.parts}:
             by_head, by_token = (c, num, heads, T, width), (c, num, T, heads, width)
-            shapes = ((c, num, heads, T, T), by_head, by_head, by_token, (c, num, state, heads, width), by_token)
+            shapes = ((c, num, heads, T, T), by_head, by_head, by_token, (c + 1, num, state, heads, width), by_token)
             self.buffers[c, T] = Buffers(*(like.new_empty(shape) for shape in shapes))
 
     def __call__(
@@ -114,32 +114,25 @@ def _scan_part(
     _product(weights.flatten(0, 1), fed.flatten(0, 1), buffers.inside.flatten(0, 1))
     torch.addcmul(buffers.inside.transpose(2, 3), v, skip[:, None], out=out)
 
-    behind, ahead = (slice(1, None), slice(-1)) if reverse else (slice(-1), slice(1, None))
+    order = range(len(v))[:: -1 if reverse else 1]
+    end, behind, ahead = (0, slice(1, None), slice(-1)) if reverse else (-1, slice(-1), slice(1, None))
+    entries, exits = buffers.states[behind], buffers.states[ahead]  # of each chunk
     feeding = slice(None) if goes_on else behind  # the last of all feeds nobody, the first enters with nothing
     reading = ahead if state is None else slice(None)
-    whole = so_far[..., :1] if reverse else so_far[..., -1:]
+    if state is not None:
+        entries[order[0]].copy_(state)
     if len(v[feeding]):
-        kept = _decay_(whole - so_far).mul_(dt).mT.unsqueeze(-1)  # (c, B, T, H, 1)
+        kept = _decay_(so_far[..., end, None] - so_far).mul_(dt).mT.unsqueeze(-1)  # (c, B, T, H, 1)
         left = torch.mul(v[feeding], kept[feeding], out=buffers.left[feeding])
-        _product(k[feeding].mT, left.flatten(3), buffers.states[feeding].flatten(3))
-    state = _carry(buffers.states, _decay_(whole.squeeze(-1).clone()), state, reverse=reverse, goes_on=goes_on)
+        _product(k[feeding].mT, left.flatten(3), exits[feeding].flatten(3))
+    passed = _decay_(so_far).mT.unsqueeze(-1)  # of the state with which the chunk was entered: (c, B, T, H, 1)
+    for chunk in order[state is None : None if goes_on else -1]:
+        exits[chunk].addcmul_(entries[chunk], passed[chunk, :, end, None])
     if len(v[reading]):
         read = buffers.read[reading]
-        _product(q[reading], buffers.states[reading].flatten(3), read.flatten(3))
-        out[reading].addcmul_(read, _decay_(so_far).mT.unsqueeze(-1)[reading])
-    return state
-
-
-def _carry(states: Tensor, kept: Tensor, state: Tensor | None, *, reverse: bool, goes_on: bool) -> Tensor | None:
-    """Where each chunk has what it adds (c, B, N, H, P), put the state with which it is entered; kept (c, B, H)."""
-    order = range(len(states))[:: -1 if reverse else 1]
-    for chunk in order:
-        entered, added = state, states[chunk]
-        if goes_on or chunk != order[-1]:
-            state = added.clone() if entered is None else torch.addcmul(added, entered, kept[chunk, :, None, :, None])
-        if entered is not None:
-            added.copy_(entered)
-    return state
+        _product(q[reading], entries[reading].flatten(3), read.flatten(3))
+        out[reading].addcmul_(read, passed[reading])
+    return exits[order[-1]] if goes_on else None
 
 
 def _product(one: Tensor, other: Tensor, out: Tensor) -> None:
