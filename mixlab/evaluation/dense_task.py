@@ -237,9 +237,10 @@ def trained_run(
 def settings_digest(config: TrainConfig, changes: Sequence[dict[str, Any]] = ()) -> str:
     """The same for runs whose settings differ in nothing that can change a score, but for what a protocol names."""
     flat = _flat(to_json(config))
-    for name, before in config.method.earlier.items():  # the digest of a run stays when there are new settings
-        if flat[f"method.{name}"] == before:
-            del flat[f"method.{name}"]
+    newer = {"optim.name": "adamw"} | {f"method.{name}": before for name, before in config.method.earlier.items()}
+    for name, before in newer.items():  # the digest of a run stays when there are new settings
+        if flat[name] == before:
+            del flat[name]
     kept = {key: value for key, value in flat.items() if not key.startswith((*MAY_CHANGE, *_NAMED))}
     kept |= {name: flat[name] or before for name, before in _ONCE_COUNTED.items()}
     kept |= {"changes": list(changes)} if changes else {}

@@ -247,13 +247,17 @@ def as_recorded(stored: Mapping[str, Any], method: type[MethodConfig]) -> dict[s
 
 
 def is_older(stored: Mapping[str, Any], config: TrainConfig) -> bool:
-    """Whether settings were stored before the newest of this method, or the recipe's learning rate, existed."""
+    """Whether settings were stored before the newest of this method, or the recipe's learning rate or optimiser,
+    existed."""
     before, optim, method = stored.get("method"), stored.get("optim"), type(config.method)
     if not isinstance(before, Mapping) or before.get("kind") != method.kind:
         return False
-    # the supervised recipes had DINO's cosine once
-    other = isinstance(optim, Mapping) and (optim.get("decay"), config.optim.decay) == ("cosine", "cosine_by_epoch")
-    return other or not method.earlier.keys() <= {*before}
+    if isinstance(optim, Mapping):
+        if (optim.get("decay"), config.optim.decay) == ("cosine", "cosine_by_epoch"):
+            return True  # the supervised recipes had DINO's cosine once
+        if "name" not in optim and config.optim.name != "adamw":
+            return True  # all had AdamW
+    return not method.earlier.keys() <= {*before}
 
 
 def has_begun(folder: RunDirectory) -> bool:

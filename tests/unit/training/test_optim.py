@@ -9,6 +9,7 @@ from timm.scheduler import CosineLRScheduler
 from torch import nn
 
 from mixlab.backbones.zoo import create_model
+from mixlab.evaluation.methods import train_config
 from mixlab.recipes import RECIPES
 from mixlab.run.codec import to_json
 from mixlab.training.config import OptimConfig
@@ -145,6 +146,14 @@ def test_published_recipes_with_labels_have_timms_learning_rate_and_older_runs_k
         assert is_older({**stored, "optim": {**stored["optim"], "decay": "cosine"}}, config)
     dino = RECIPES["dino_vit_small"]()
     assert dino.optim.decay == "cosine" and not is_older(to_json(dino), dino)
+
+
+def test_a_run_of_a_recipe_before_muon_resumes_by_adamw() -> None:
+    config = RECIPES["dino_vit_tiny160"]()
+    stored = to_json(config)
+    assert config.optim.name == "muon" and not is_older(stored, config)
+    del stored["optim"]["name"]
+    assert is_older(stored, config) and train_config(stored).optim.name == "adamw"
 
 
 def test_momentum_and_weight_decay_follow_a_cosine_without_warm_up() -> None:
