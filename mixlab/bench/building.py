@@ -22,7 +22,7 @@ from mixlab.training.config import ModelConfig
 from mixlab.training.distributed import World, from_all, join_world
 from mixlab.training.optim import build_optimizer, parameter_groups, set_rates
 from mixlab.training.recipe import Recipe
-from mixlab.training.shards import local
+from mixlab.training.sharded import local
 
 DEPTH = 20
 WAYS = {  # bytes for each parameter over all ranks, with room for what is gathered

@@ -15,7 +15,7 @@ from mixlab.evaluation.pyramid import Pyramid
 from mixlab.training.config import MethodConfig
 from mixlab.training.live_scores import Score, Scores
 from mixlab.training.recipe import Recipe, drop_empty
-from mixlab.training.shards import whole
+from mixlab.training.sharded import whole
 from mixlab.training.stopping import never
 
 BACKBONE = "pyramid.backbone."

@@ -33,7 +33,7 @@ from mixlab.run.directory import check_regular
 from mixlab.run.disk import naming_file
 from mixlab.training.distributed import copy_from_first_, from_first
 from mixlab.training.recipe import Recipe
-from mixlab.training.shards import local, whole
+from mixlab.training.sharded import local, whole
 
 FORMAT, SHARDED_FORMAT = 1, 2
 NAME = re.compile(r"step-(\d{8,})\.json")

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from mixlab.training.checkpoint import Checkpoints, Gather, alone
 from mixlab.training.distributed import World, from_all, from_first
-from mixlab.training.shards import local, whole
+from mixlab.training.sharded import local, whole
 
 
 class HostCopies:

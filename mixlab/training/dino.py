@@ -50,7 +50,12 @@ class DinoConfig(ViewsConfig):
     title: ClassVar[str] = "DINO pretraining"
     label: ClassVar[str] = "DINO"
     curves: ClassVar[Mapping[str, tuple[str, str]]] = {"teacher_entropy": ("entropy of the teacher", "nats")}
-    earlier: ClassVar[Mapping[str, Any]] = {"norm_last_layer": True, "decay_tokens": False, "teacher_drop_path": False}
+    earlier: ClassVar[Mapping[str, Any]] = {
+        "norm_last_layer": True,
+        "decay_tokens": False,
+        "teacher_drop_path": False,
+        "balance": 0,
+    }
     num_prototypes: int = 65_536
     hidden: int = 2048
     bottleneck: int = 256

@@ -1,8 +1,9 @@
 """Muon (Jordan et al. 2024): momentum whose matrices are made orthogonal, so that all directions learn at one pace.
 
 For linear layers between the first and the last (`Recipe.muon_weights`); everything else has AdamW. Updates have the
-root mean square of AdamW's (Liu et al. 2025), so both share a learning rate and a weight decay. Ranks with shards
-gather each matrix for a moment.
+root mean square of AdamW's (Liu et al. 2025), so both share a learning rate and a weight decay. torch's own takes one
+matrix at a time, and whole ones alone; here those of one shape go together, and ranks with shards gather each for a
+moment. It is the slow twin of the tests.
 """
 
 from collections import defaultdict
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from mixlab.training.shards import local, part_of, whole_from
+from mixlab.training.sharded import local, part_of, whole_from
 
 MOMENTUM = 0.95  # with Nesterov's look ahead
 ITERATIONS = 5

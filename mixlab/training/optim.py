@@ -16,7 +16,7 @@ from torch.optim import AdamW
 from mixlab.errors import InputError
 from mixlab.training.config import OptimConfig
 from mixlab.training.muon import Muon
-from mixlab.training.shards import local
+from mixlab.training.sharded import local
 
 CLIP_EPS = 1e-6  # DINO
 

@@ -34,7 +34,7 @@ from mixlab.training.distributed import World
 from mixlab.training.live_scores import KnnScores, Score
 from mixlab.training.precision import Precise
 from mixlab.training.recipe import BatchPart, Recipe, drop_empty, to_pixels_of
-from mixlab.training.shards import whole
+from mixlab.training.sharded import whole
 
 
 @dataclass(frozen=True, kw_only=True)

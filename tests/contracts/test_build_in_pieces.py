@@ -17,7 +17,7 @@ from mixlab.training.distributed import World, join_world
 from mixlab.training.pieces import Pieces
 from mixlab.training.recipe import Recipe
 from mixlab.training.settings import override
-from mixlab.training.shards import whole
+from mixlab.training.sharded import whole
 from mixlab.training.supervised import SupervisedRecipe
 from tests.waiting import exit_codes
 

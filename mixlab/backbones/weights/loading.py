@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Architecture, Backbone
-from mixlab.backbones.isotropic import Isotropic, config_from_json
+from mixlab.backbones.isotropic import Isotropic, IsotropicConfig, config_from_json
 from mixlab.backbones.positions import PositionTable, resize_positions
 from mixlab.backbones.staged import Staged, staged_from_json
 from mixlab.backbones.timm_backbone import WEIGHT_SOURCES, TimmBackbone
@@ -116,7 +116,13 @@ def _for_ours(model: Backbone, stored: StoredWeights) -> Candidate:
         _check_kind(model, stored, known)
     for name, part in model.named_modules():
         if isinstance(part, PositionTable):
-            _resize_positions(candidate, part, f"{name}.table", stored.path)
+            side = _resize_positions(candidate, part, f"{name}.table", stored.path)
+            if isinstance(model, Isotropic) and not known.is_ours and side == _side_of_overlap(model.config):
+                warnings.warn(
+                    f"{stored.path} has {side} x {side} positions, of patches that overlap by half (Vim's + models); "
+                    f"{model.name} cuts {part.side} x {part.side}; set stride={model.config.patch // 2}",
+                    stacklevel=4,
+                )
     if isinstance(model, Isotropic):
         _drop_rotary(candidate, model)
     for name, parameter in model.state_dict().items():
@@ -151,11 +157,21 @@ def _drop_rotary(candidate: Candidate, model: Isotropic) -> None:
             candidate.ignored.append(name)
 
 
-def _resize_positions(candidate: Candidate, positions: PositionTable, name: str, path: Path) -> None:
-    """Bring a table (1, E + n², D) to the side of the model's; `E` entries of extra tokens stay as they are."""
+def _side_of_overlap(config: IsotropicConfig) -> int | None:
+    """The side of the grid if patches that now lie side by side overlapped by half."""
+    return (
+        (config.image - config.patch) // (config.patch // 2) + 1 if config.stride is None and config.patch > 1 else None
+    )
+
+
+def _resize_positions(candidate: Candidate, positions: PositionTable, name: str, path: Path) -> int | None:
+    """Bring a table (1, E + n², D) to the side of the model's; `E` entries of extra tokens stay as they are.
+
+    Returns the n of the file where it differs.
+    """
     table, wanted = candidate.entries.get(name), positions.table.shape
     if table is None or table.ndim != 3 or table.shape[1] == wanted[1] or table.shape[::2] != wanted[::2]:
-        return
+        return None
     extra, num_patches = positions.num_extra, table.shape[1] - positions.num_extra
     side = math.isqrt(max(num_patches, 0))
     if not side or side * side != num_patches:
@@ -168,6 +184,7 @@ def _resize_positions(candidate: Candidate, positions: PositionTable, name: str,
     candidate.entries[name] = front.new_empty(wanted)
     candidate.entries[name][:, :extra], candidate.entries[name][:, extra:] = front, resized
     candidate.resized.append(f"{name}: {side} x {side} to {positions.side} x {positions.side}")
+    return side
 
 
 def _for_timm(model: TimmBackbone, stored: StoredWeights) -> Candidate:

@@ -13,9 +13,8 @@ from mixlab.ops.mamba2.in_place import mamba2_in_place, takes_mixer
 from mixlab.ops.operator import Operator
 from mixlab.ops.ssd.tiling import kernels_take
 
-MAX_RECORDED = (
-    3 * 2**20
-)  # numbers of an input whose steps autograd may keep: 240 MiB a layer; below, running twice costs more time
+# Numbers of an input whose steps autograd may keep: 240 MiB a layer; below, running twice costs more time.
+MAX_RECORDED = 3 * 2**20
 CONV_WIDTH = 4  # of the convolution kernels
 MAX_INNER = 8192  # E: a row must fit into the registers of one program of the norm
 # Whether the scan's output is kept for the backward pass instead of made again: faster, for memory. ssd/README.md
