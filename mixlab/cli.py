@@ -55,7 +55,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "look": ("mixlab.commands.look", "your photographs on the page: what does each patch attend to?"),
     "app": ("mixlab.commands.app", "a local page to look inside models, live"),
     "bench": ("mixlab.commands.bench", "speed, side by side with peers"),
-    "ship": ("mixlab.commands.ship", "a trained network in 16 or 8 bits, with its card"),
+    "ship": ("mixlab.commands.ship", "a trained network in few bits, with its card"),
     "export": ("mixlab.commands.export", "a backbone as safetensors or ONNX"),
 }
 

@@ -23,22 +23,14 @@ from mixlab.app.questions import (
     ScoreQuestion,
 )
 from mixlab.app.traces import Sight, Traces
-from mixlab.backbones.zoo import SHIPPED, create_model
+from mixlab.backbones.zoo import SHIPPED
 from mixlab.choices import PAGE_DATA
 from mixlab.errors import InputError, check_counts
 from mixlab.evaluation.target import Target, label_of, load_targets, split_target
 from mixlab.mixers import Mixing, SelectiveMixing, SSDMixing
 from mixlab.run import RunDirectory
-from mixlab.training.distributed import choose_device
 
 SHOWN = 192  # pixels a side: with patches of 8, a map of 24 x 24
-# Shown where no target is given: what comes with the package, and an untrained one of the other kinds.
-STACK = {"dim": 128, "patch": 8, "head_dim": 32, "image": SHOWN}
-UNTRAINED_MODELS: dict[str, dict[str, Any]] = {
-    "linearvit_tiny": {**STACK, "depth": 6},
-    "dinovim_tiny": {**STACK, "depth": 12, "state": 32},
-}
-
 PARTS: dict[str, Literal["head", "register", "direction"]] = {
     "mixing_rows": "head",
     "direction_rows": "direction",
@@ -168,10 +160,7 @@ def build_laboratory(
 ) -> Laboratory:
     """The models and samples of a page."""
     check_counts(num_samples=num_samples, cache_mb=cache_mb, image=image)
-    if targets or weights:
-        subjects = load_targets(targets, weights=weights, seed=seed, device=device)
-    else:
-        subjects = _small_targets(device, seed)
+    subjects = load_targets(targets or ([] if weights else SHIPPED), weights=weights, seed=seed, device=device)
     places = {label_of(text): Path(split_target(text)[0]) for text in targets}
     runs = {label: RunDirectory(place) for label, place in places.items() if place.is_dir()}
     facts = {label: run_facts(run) for label, run in runs.items()}
@@ -185,17 +174,6 @@ def build_laboratory(
 def shown_size(image: int) -> int:
     """Networks made for small images are shown more patches: the largest multiple of their size up to `SHOWN`."""
     return image * max(1, SHOWN // image)
-
-
-def _small_targets(device: str | None, seed: int) -> list[Target]:
-    where = choose_device(device)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        untrained = [
-            Target(label=name, backbone=create_model(name, **settings).eval().to(where))
-            for name, settings in UNTRAINED_MODELS.items()
-        ]
-    return [*load_targets(SHIPPED, device=device), *untrained]
 
 
 SHOWN_METRICS = {"knn_top1": "kNN", "probe_top1": "linear probe"}

@@ -16,19 +16,19 @@ def ship(
     answer: Flat[Answer] = Answer(),
     *,
     out: Path,
-    bits: Literal[8, 16] = 16,
+    bits: Literal[6, 8, 16] = 16,
     data: str | None = None,
     licence: str | None = None,
     device: Device = "auto",
     force: bool = False,
 ) -> dict[str, Any]:
-    """Write the network of a run as it is shipped: safetensors in 16 or 8 bits, and a card with its data, recipe, seed,
+    """Write the network of a run as it is shipped: safetensors in 16, 8 or 6 bits, and a card with its data, recipe, seed,
     kNN, probe and Binary-AUC from the measurements of the run.
 
     Args:
         run: a finished training run, with its results.
         out: the file to write, NAME.safetensors; its card goes to NAME.md beside it.
-        bits: of each entry of a matrix; with 8, each row has a scale.
+        bits: of each entry of a matrix; with 8 or 6, each row has a scale.
         data: labelled images, on which the run and the file are scored by kNN: a file that loses over half a point is
             refused.
         licence: a note on the terms of the training images, for the card.

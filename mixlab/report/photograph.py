@@ -9,7 +9,14 @@ from mixlab.analysis.figures import FAMILY_NAMES, LineStyle, framed, line_styles
 from mixlab.analysis.matrices import READING
 from mixlab.data.source import is_drawn
 from mixlab.report.findings import Findings, Record
-from mixlab.report.pictures import colour_picture, inline_picture, map_picture, matrix_picture, photograph
+from mixlab.report.pictures import (
+    colour_picture,
+    inline_picture,
+    map_picture,
+    matrix_picture,
+    photograph,
+    said_of_maps,
+)
 from mixlab.report.sections import place_of
 from mixlab.run import UNTRAINED, base_label
 from mixlab.run.directory import file_name
@@ -39,6 +46,7 @@ def _look(record: Record, findings: Findings, styles: dict[str, LineStyle]) -> d
         "record": record,
         "data": content["data"],
         "layer": content["layer"],
+        "said": said_of_maps(content),
         "is_photograph": not is_drawn(str(content["data"])),
         "size": arrays["images"].shape[-1],
         "name": str(content["images"][0]) if content["images"] else "",

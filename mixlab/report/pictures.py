@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mixlab.analysis.figures import matrix_with_ranks, shrunk
+from mixlab.analysis.maps import MAPS
 from mixlab.analysis.rank import block_grid
 from mixlab.report.findings import Findings, Record
 from mixlab.run.directory import file_name
@@ -52,7 +53,16 @@ def picture_rows(record: Record) -> dict[str, Any]:
             name = f"{label}, {kind}" if len(kinds) > 1 else label  # heads or registers are shown as their mean
             maps = _cells(f"{kind} map of {label}", [map_picture(one) for one in flat], names)
             rows.append({"name": name, "maps": maps, "components": [] if index else colours})
-    return {"record": record, "files": [], "rows": rows, "firsts": firsts, "count": len(names)}
+    said = said_of_maps(content)
+    return {"record": record, "files": [], "rows": rows, "firsts": firsts, "count": len(names), "said": said}
+
+
+def said_of_maps(content: dict[str, Any]) -> str:
+    """What the maps of a record show, in words."""
+    kinds = dict.fromkeys(kind for name in content["maps"].values() for kind in str(name).split("+"))
+    if {*kinds} <= {"cosine", "pooled_cosine"}:
+        return "similarity of each patch to the summary"
+    return "; ".join(MAPS[kind].about if kind in MAPS else kind for kind in kinds)
 
 
 def matrix_pictures(findings: Findings) -> list[dict[str, Any]]:

@@ -19,15 +19,15 @@ class DemoEffort:
 
     minutes: str = "about three minutes"
     networks: tuple[str, ...] = SHIPPED
-    num_tuned: int = 1024  # drawn scenes for fine-tuning
+    num_tuned: int = 512  # drawn scenes for fine-tuning
     batch: int = 64
-    epochs: int = 5
-    num_watched: int = 400  # scenes for kNN while training, and as many to classify
-    num_judged: int = 512  # scenes for kNN, and as many others to classify
-    num_scored: int = 150  # scenes with masks for Binary-AUC
-    num_ranked: int = 2
+    epochs: int = 4
+    num_watched: int = 200  # scenes for kNN while training, and as many to classify
+    num_judged: int = 200  # scenes for kNN, and as many others to classify
+    num_scored: int = 100  # scenes with masks for Binary-AUC
+    num_ranked: int = 1
     num_photographs: int = 6
-    photo_image: int = 192  # px
+    photo_image: int = 160  # px
     studies: tuple[str, ...] = ("model", "layer")  # of Binary-AUC
 
 
@@ -97,7 +97,7 @@ def _photographs(run: Path, effort: DemoEffort, seed: int) -> Iterator[Step]:
         "photographs through the networks that come with mixlab",
         "what each finds alike, as a map and as colours, above the same of an untrained twin",
         ("maps", *beside, "--training", *kinds, "--data", "photo:all", "--num-images", str(effort.num_photographs),
-         "--image", str(effort.photo_image), *seen),
+         "--image", str(effort.photo_image), "--map", "cut", *seen),
         place / "results" / "maps.json",
         needs=tuple(f"twin {name}" for name in names),
     )  # fmt: skip

@@ -74,7 +74,7 @@ def card(
     beside = {(m.metric, m["data"], m["map"], m["layer"]): m for m in found if m["map"] and m["index"] is None}
     rows = {
         "architecture": f"{_architecture(config)}, {_millions(found)} parameters; the file holds all fields",
-        "file": f"{num_bytes / 1e6:.2f} MB, matrices in {bits} bits{', a scale for each row' * (bits == 8)}",
+        "file": f"{num_bytes / 1e6:.2f} MB, matrices in {bits} bits{', a scale for each row' * (bits < 16)}",
         "training": f"{_method(config)}, `{config['recipe']}`, {config['total_steps']:,} steps",
         "seed, commit": f"{config['seed']}, {config.get('commit')}",
         "training data": f"{_name(config['data'])}: {config['num_images']:,} images; {licence}",

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.serialization import MAGIC_NUMBER
 
-from mixlab.backbones.weights.rows import rows_from_8_bits
+from mixlab.backbones.weights.rows import rows_from_few_bits
 from mixlab.errors import InputError, few
 
 
@@ -60,7 +60,7 @@ def read_weights(path: str | Path, *, checkpoint_key: str = "teacher") -> Stored
     payload, metadata = _read(path)
     part, state = _choose_part(payload, checkpoint_key, path)
     try:
-        state = rows_from_8_bits(state)
+        state = rows_from_few_bits(state)
     except ValueError as error:
         raise WeightsError(f"{path} is damaged: {error}; write it again") from error
     for key, entry in state.items():

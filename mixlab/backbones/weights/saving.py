@@ -19,7 +19,7 @@ from mixlab.backbones.weights.loading import (
     parts_of,
 )
 from mixlab.backbones.weights.reading import StoredWeights, WeightsError, read_metadata, read_weights
-from mixlab.backbones.weights.rows import Bits, is_scale, rows_in_8_bits
+from mixlab.backbones.weights.rows import Bits, is_scale, rows_in_few_bits
 from mixlab.backbones.weights.writing import num_bytes_of, write_safetensors
 from mixlab.errors import InputError, few
 from mixlab.plugins import check_plugins, needed_plugins
@@ -39,7 +39,7 @@ def save_weights(
     """Write safetensors with the architecture in the metadata, as `save_tensors` does.
 
     `bits` of each entry of a matrix, 32 unless it is given: 16, which `half` means too, for half the size and features
-    that differ in the fourth digit, or 8, with a scale for each row (`rows.py`). `gather` puts sharded tensors
+    that differ in the fourth digit, or 8 or 6, with a scale for each row (`rows.py`). `gather` puts sharded tensors
     together, in `file_order`.
     """
     bits = bits or (16 if half else 32)
@@ -55,8 +55,8 @@ def save_weights(
             raise WeightsError(f"metadata {key}={value!r} is not allowed: text only, and not {' or '.join(metadata)}")
         metadata[key] = value
     tensors = model.state_dict()
-    if bits == 8:
-        tensors = rows_in_8_bits(tensors)
+    if bits == 8 or bits == 6:
+        tensors = rows_in_few_bits(tensors, bits)
     if bits < 32:
         tensors = {key: value if is_scale(key) else _in_16_bits(key, value) for key, value in tensors.items()}
     save_tensors(tensors, path, metadata=metadata, gather=gather)

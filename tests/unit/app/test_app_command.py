@@ -13,7 +13,7 @@ from PIL import Image
 from mixlab.app.laboratory import build_laboratory
 from mixlab.app.pictures import read_samples
 from mixlab.backbones.weights import save_weights
-from mixlab.backbones.zoo import create_model
+from mixlab.backbones.zoo import SHIPPED, create_model
 from mixlab.commands.answer import Answer
 from mixlab.commands.app import app, bind
 from mixlab.run import RunDirectory
@@ -31,15 +31,11 @@ def make_run(path: Path) -> Path:
     return path
 
 
-def test_without_targets_every_kind_of_mixer_is_offered_trained_where_weights_come_along() -> None:
+def test_without_targets_every_kind_of_mixer_is_offered_and_trained() -> None:
     laboratory = build_laboratory([], num_samples=2)
     assert {card.family for card in laboratory.models} == {"attention", "linear_attention", "mamba2", "gated_conv"}
-    trained = {card.id: card.training for card in laboratory.models}
-    assert trained == {
-        "shipped/vit": "dino", "shipped/mambareg": "dino", "shipped/gatedconv": "dino",
-        "linearvit_tiny": "untrained", "dinovim_tiny": "untrained",
-    }  # fmt: skip
-    assert {card.image for card in laboratory.models} == {192}
+    assert {card.id: card.training for card in laboratory.models} == dict.fromkeys(SHIPPED, "dino")
+    assert {card.image for card in laboratory.models} == {160}
     assert [(sample.id, sample.label, sample.mask is None) for sample in laboratory.samples[:2]] == [
         ("sample-1", "grace_hopper.jpg", True), ("sample-2", laboratory.samples[1].label, False),
     ]  # fmt: skip
@@ -48,7 +44,7 @@ def test_without_targets_every_kind_of_mixer_is_offered_trained_where_weights_co
 def test_all_models_see_pictures_at_the_size_that_is_asked_for() -> None:
     cards = build_laboratory(["shipped/vit", "shipped/vit=again"], data=DATA, image=96).models
     assert [(card.id, card.image) for card in cards] == [("shipped/vit", 96), ("again", 96)]
-    assert build_laboratory(["shipped/vit"], data=DATA).models[0].image == 192  # three times what it was made for
+    assert build_laboratory(["shipped/vit"], data=DATA).models[0].image == 160  # twice what it was made for
 
 
 def test_a_run_is_named_by_its_folder_with_its_training_and_its_figures(tmp_path: Path) -> None:
