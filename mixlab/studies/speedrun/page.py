@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from mixlab.studies.speedrun.record import command_of, score_of
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 PAGE, RECORDS = "speedrun.md", Path("studies") / "speedrun"
 NONE_YET = "No run published yet."
+SAID_ONCE = ("seed", "on", "data")  # columns that a table need not have
 Record = dict[str, Any]
 
 
@@ -76,7 +77,7 @@ def runs_table(records: Sequence[Record]) -> str:
         return NONE_YET
     groups: dict[tuple[str, ...], list[Record]] = {}
     for record in sorted(records, key=lambda each: each["seed"]):
-        what = _named(record, ", ")
+        what = _named(record)
         groups.setdefault((what, record["data"], _device(record), _commit(record)), []).append(record)
     rows = []
     for (what, data, device, commit), group in groups.items():
@@ -99,42 +100,65 @@ def runs_table(records: Sequence[Record]) -> str:
     columns = ("recipe", "parameters", "kNN-20, % over seeds", "each seed", "probe, %", "training, s", "all in, s")
     table = _table((*columns, "on", "data", "commit"), [row[1:] for row in sorted(rows)])
     commands = "\n".join(sorted({command_of(record) for record in records}))
-    return f"{table}\n\n```\n{commands}\n```"
+    return f"{table}\n\n<details><summary>The commands</summary>\n\n```\n{commands}\n```\n\n</details>"
 
 
 def held_out_table(records: Sequence[Record]) -> str:
-    """A row for each setting that was tried, with its difference from the run without its last change."""
+    """A row for each setting that was tried, below the run without its last change: that change, and its effect."""
     if not records:
         return NONE_YET
-    rows = []
-    for record in sorted(records, key=lambda each: (each["recipe"], len(each["changed"]), _named(each), each["seed"])):
-        knn, base = score_of(record, "knn_top1"), _base(record, records)
-        gap, against = "", ""
-        if base is not None:
-            found = difference([knn], [score_of(base, "knn_top1")])
-            ends = "" if found.low is None else f" [{100 * found.low:+.1f}, {100 * (found.high or 0.0):+.1f}]"
-            gap, against = f"{100 * found.value:+.1f}{ends}", _named(base)
-        seconds = f"{record['seconds']['training']:,.0f}"
-        name = _named(record)
-        rows.append((name, record["seed"], _share(knn), gap, against, seconds, _device(record), _commit(record)))
-    columns = ("setting", "seed", "kNN-20, %", "difference, points", "from", "training, s", "on", "commit")
-    return _table(columns, rows)
+    below: dict[int | None, list[Record]] = {}  # the id of a base, and the runs with more changes
+    for record in sorted(records, key=_place):
+        base = _base(record, records)
+        below.setdefault(None if base is None else id(base), []).append(record)
+
+    def rows_below(base: Record | None, depth: int) -> Iterator[tuple[Any, ...]]:
+        for record in below.get(None if base is None else id(base), []):
+            name = _named(record) if base is None else "↳ " * depth + _settings(_beyond(record, base))
+            gap = "" if base is None else _gap(record, base)
+            score, seconds = _share(score_of(record, "knn_top1")), f"{record['seconds']['training']:,.0f}"
+            yield name, record["seed"], score, gap, seconds, _device(record), _commit(record)
+            yield from rows_below(record, depth + 1)
+
+    columns = ("setting", "seed", "kNN-20, %", "difference, points", "training, s", "on", "commit")
+    return _table(columns, [*rows_below(None, 0)])
+
+
+def _place(record: Record) -> tuple[Any, ...]:
+    """Fewer changes first."""
+    changed = record["changed"]
+    return record["recipe"], len(changed), sorted(map(str, changed.items())), record["seed"]
 
 
 def _base(record: Record, records: Iterable[Record]) -> Record | None:
     """The run of the same recipe, seed and data with the most of its changes, but not all."""
-    own = set(map(str, record["changed"].items()))
 
     def is_base(other: Record) -> bool:
         same = all(other[key] == record[key] for key in ("recipe", "seed", "data"))
-        return same and set(map(str, other["changed"].items())) < own
+        return same and bool(_beyond(record, other)) and not _beyond(other, record)
 
     return max(filter(is_base, records), key=lambda other: len(other["changed"]), default=None)
 
 
-def _named(record: Record, comma: str = " ") -> str:
-    changes = comma.join(f"{name}={value}" for name, value in sorted(record["changed"].items()))
-    return f"`{record['recipe']}`" + (f"{comma}`{changes}`" if changes else "")
+def _beyond(record: Record, base: Record) -> dict[str, Any]:
+    """Changes that the other run does not have."""
+    had = base["changed"]
+    return {name: value for name, value in record["changed"].items() if name not in had or had[name] != value}
+
+
+def _gap(record: Record, base: Record) -> str:
+    """The difference in points, image by image."""
+    found = difference([score_of(record, "knn_top1")], [score_of(base, "knn_top1")])
+    ends = "" if found.low is None else f" [{100 * found.low:+.1f}, {100 * (found.high or 0.0):+.1f}]"
+    return f"{100 * found.value:+.1f}{ends}"
+
+
+def _named(record: Record) -> str:
+    return ", ".join(filter(None, (f"`{record['recipe']}`", _settings(record["changed"]))))
+
+
+def _settings(changed: dict[str, Any]) -> str:
+    return ", ".join(f"`{name}={value}`" for name, value in sorted(changed.items()))
 
 
 def _commit(record: Record) -> str:
@@ -160,9 +184,15 @@ def _mean(values: list[float]) -> str:
     return f"{100 * found.value:.1f}{ends}"
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Of the columns `SAID_ONCE`, what all rows share is a sentence above the table."""
+    shared = [i for i, name in enumerate(columns) if name in SAID_ONCE and len({row[i] for row in rows}) == 1]
+    said = "; ".join(f"{columns[i]} {rows[0][i]}" for i in shared)
+    lines = [
+        [cell for i, cell in enumerate(line) if i not in shared] for line in (columns, ["---"] * len(columns), *rows)
+    ]
+    table = "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+    return f"All rows: {said}.\n\n{table}" if said else table
 
 
 if __name__ == "__main__":

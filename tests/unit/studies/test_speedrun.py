@@ -175,7 +175,20 @@ def test_a_difference_is_from_the_run_with_one_change_less(ran: Path) -> None:
     base = {**record, "changed": {name: value for name, value in record["changed"].items() if name != "optim.lr"}}
     fewer = {**base, "changed": {}}
     assert page._base(record, [record, fewer, base]) is base and page._base(base, [record, base]) is None
-    assert "| +0.0" in page.held_out_table([record, base])
+    first, last = page.held_out_table([record, base]).splitlines()[-2:]
+    assert first.startswith("| `dino_vit_tiny160`, `batch=8`, ") and last.startswith("| ↳ `optim.lr=0.003` | ")
+    assert "| +0.0" in last and "| +0.0" not in first
+
+
+def test_what_all_rows_share_is_said_once(ran: Path) -> None:
+    record = json.loads((ran / "tuned" / "results" / "speedrun.json").read_text())
+    other = {**record, "seed": 1}
+    processor = record["provenance"]["machine"]["processor"]
+    said, _, columns, *_ = page.held_out_table([record]).splitlines()
+    assert said == f"All rows: seed 0; on {processor}." and "| seed |" not in columns and "| on |" not in columns
+    said, _, columns, _, *rows = page.held_out_table([other, record]).splitlines()
+    assert said == f"All rows: on {processor}." and "| seed |" in columns
+    assert [row.split(" | ")[1] for row in rows] == ["0", "1"]
 
 
 def test_the_page_of_this_checkout_is_the_one_that_its_records_make() -> None:
