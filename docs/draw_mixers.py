@@ -17,7 +17,7 @@ from mixlab.evaluation.target import Target, load_targets
 GALLERY = Path(__file__).parent / "gallery"
 MODELS = {
     "shipped/vit": "attention: anywhere",
-    "shipped/mambareg": "Mamba: along the scan",
+    "shipped/dinovim": "Mamba: along the scan",
     "shipped/gatedconv": "convolution: nearby",
 }
 SIZE, GRID, PATCH = 192, 24, (9, 7)  # pixels, patches a side, and the patch on an eye

@@ -23,7 +23,7 @@ FIGURES = {
     "auc Mean ROC": "auc-roc",
     "auc By layer": "auc-layer",
     "matrices-vit": "matrices-vit",
-    "matrices-mambareg": "matrices-mambareg",
+    "matrices-dinovim": "matrices-dinovim",
     "matrices-gatedconv": "matrices-gatedconv",
     "Numerical rank": "rank-numerical",
     "Spectra": "rank-spectra",
@@ -107,7 +107,7 @@ def shoot(page: Page, selector: str, name: str) -> None:
 @contextmanager
 def served(tuned: Path) -> Iterator[str]:
     """The page with the networks of the demo; its address."""
-    networks = ["shipped/vit", "shipped/mambareg", "shipped/gatedconv", f"{tuned}=vit-tuned"]
+    networks = ["shipped/vit", "shipped/dinovim", "shipped/gatedconv", f"{tuned}=vit-tuned"]
     call = [sys.executable, "-m", "mixlab", "app", *networks, "--data", "photo:cat", "--port", "0", "--device", "cpu"]
     process = subprocess.Popen(call, stdout=subprocess.PIPE, text=True)
     try:

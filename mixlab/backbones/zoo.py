@@ -31,7 +31,7 @@ SIZES = ("tiny", "small", "base")
 TRANSFORMER_WIDTHS = (192, 384, 768)  # ViT; 12 layers, MLP ratio 4
 MAMBA_WIDTHS = (256, 512, 768)  # Dino-Mamba §5.1; 24 layers, no MLP
 # Small networks with weights that come with the package; mixlab/shipped/README.md says how they were made.
-SHIPPED = ("shipped/vit", "shipped/linearvit", "shipped/dinovim", "shipped/mambareg", "shipped/gatedconv")
+SHIPPED = ("shipped/vit", "shipped/dinovim", "shipped/gatedconv", "shipped/linearvit", "shipped/mambareg")
 SHIPPED_TRAINING = "dino"
 
 

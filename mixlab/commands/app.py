@@ -34,7 +34,7 @@ def app(
 
     Args:
         targets: runs, exported files, names of the zoo, shipped/NAME, or timm/NAME, each with an optional =LABEL;
-            default: the trained networks that come with mixlab, and an untrained one of each other kind.
+            default: the trained networks that come with mixlab.
         weights: weight files for names among the targets, as NAME=FILE.
         data: samples: shapes, folders of images, image files, data sets with masks, or photo.
         num_samples: number of samples of each.

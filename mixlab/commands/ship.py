@@ -22,8 +22,8 @@ def ship(
     device: Device = "auto",
     force: bool = False,
 ) -> dict[str, Any]:
-    """Write the network of a run as it is shipped: safetensors in 16, 8 or 6 bits, and a card with its data, recipe, seed,
-    kNN, probe and Binary-AUC from the measurements of the run.
+    """Write the network of a run as it is shipped: safetensors in 16, 8 or 6 bits, and a card with its data, recipe,
+    seed, kNN, probe and Binary-AUC from the measurements of the run.
 
     Args:
         run: a finished training run, with its results.

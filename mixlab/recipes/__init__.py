@@ -10,7 +10,6 @@ dino_FAMILY_mini, supervised_FAMILY_mini, segment_FAMILY_mini
 dino_FAMILY_small160, dino_FAMILY_tiny160, lejepa_vit_small160, supervised_FAMILY_SIZE160, segment_FAMILY_SIZE160
                        photographs of 160 px: about 22 million parameters and patches of 16 px, or 5.5 million and
                        patches of 8, in every family; minutes on one GPU (`mixlab speedrun`, `mixlab study small`)
-dino_FAMILY_mini160    the networks of dino_FAMILY_mini, trained for as long as their size repays: to ship, and for CPUs
 dino_FAMILY_tiny64     DINO on 64 px images such as `shapes`: minutes on two cores
 supervised_NAME        classification on ImageNet: MambaOut Table 5, visual Mambas with their own drop path; for vit_*,
                        vit_causal_* and linearvit_* DeiT's

@@ -34,7 +34,6 @@ SIZES_160: dict[str, dict[str, Any]] = {
 # px of global and local views: at equal cost, networks learn more from many small views than from few large ones
 VIEWS_160 = {"tiny": (64, 32), "small": (128, 48)}
 RATES_160 = {"tiny": 2e-3, "small": 1.5e-3}
-LONG_MINI_STEPS = 6_000
 
 
 def model_64(family: str) -> ModelConfig:
@@ -231,12 +230,6 @@ def dino_160(family: str, size: str) -> TrainConfig:
     )
 
 
-def dino_mini160(family: str) -> TrainConfig:
-    """A network of `dino_mini`, small enough for a CPU, trained as `dino_160` trains tiny ones and for longer."""
-    longer = (f"steps={LONG_MINI_STEPS}", "model.drop_path=0.0")
-    return override(replace(dino_160(family, "tiny"), model=model_mini(family)), longer)
-
-
 def lejepa_160(family: str, size: str) -> TrainConfig:
     """LeJEPA with the pixels, model and length of `dino_160`."""
     config = with_method(dino_160(family, size), LeJepaConfig)
@@ -296,7 +289,6 @@ SMALL: dict[str, dict[str, Callable[[str], TrainConfig]]] = {
         "detect": lambda family: detect_64(model_64(family)),
     },
     "mini": {"dino": dino_mini, "lejepa": lejepa_mini, "supervised": supervised_mini, "segment": segment_mini},
-    "mini160": {"dino": dino_mini160},
     **{
         f"{size}160": {
             "dino": partial(dino_160, size=size),

@@ -21,10 +21,10 @@ class DemoEffort:
     networks: tuple[str, ...] = SHIPPED
     num_tuned: int = 512  # drawn scenes for fine-tuning
     batch: int = 64
-    epochs: int = 4
-    num_watched: int = 200  # scenes for kNN while training, and as many to classify
-    num_judged: int = 200  # scenes for kNN, and as many others to classify
-    num_scored: int = 100  # scenes with masks for Binary-AUC
+    epochs: int = 3
+    num_watched: int = 160  # scenes for kNN while training, and as many to classify
+    num_judged: int = 160  # scenes for kNN, and as many others to classify
+    num_scored: int = 64  # scenes with masks for Binary-AUC
     num_ranked: int = 1
     num_photographs: int = 6
     photo_image: int = 160  # px
@@ -33,8 +33,8 @@ class DemoEffort:
 
 FULL = DemoEffort()
 QUICK = DemoEffort(
-    minutes="about a minute", num_tuned=768, epochs=1, num_judged=128, num_scored=32, num_ranked=1, num_photographs=2,
-    photo_image=128, studies=("model",),
+    minutes="about a minute", num_tuned=256, epochs=1, num_watched=64, num_judged=64, num_scored=16, num_photographs=2,
+    photo_image=120, studies=("model",),
 )  # fmt: skip
 TUNED = "vit-tuned"
 RECIPE, START = "supervised_vit_tiny64", "shipped/vit"  # attention learns the scenes in the fewest seconds

@@ -11,10 +11,12 @@ from example_run import keep_results, make_example
 from PIL import Image
 from test_models import KNN, measured, table_of
 
+from mixlab.analysis.maps import MAPS
 from mixlab.report import write_report
 from mixlab.report.conclusions import conclusions
 from mixlab.report.findings import Findings, read_findings
 from mixlab.report.photograph import through_models
+from mixlab.report.pictures import said_of_maps
 from mixlab.run import UNTRAINED, Measurement, RunDirectory
 from mixlab.run.protocols import MapProtocol, RankProtocol
 
@@ -129,6 +131,11 @@ def test_results_without_a_reading_still_have_their_matrices(tmp_path: Path) -> 
     assert shown([1, 2], whole)
     assert not shown(None, whole) and not shown([1, 2], {}) and not shown([4, 0], whole) and not shown([1], whole)
     assert not shown([1, 2], {name: values[0] for name, values in whole.items()})
+
+
+def test_maps_are_called_what_they_are() -> None:
+    assert said_of_maps({"maps": {"a": "cosine", "b": "pooled_cosine"}}) == "similarity of each patch to the summary"
+    assert said_of_maps({"maps": {"a": "cut", "b": "norm+mine"}}) == f"{MAPS['cut'].about}; {MAPS['norm'].about}; mine"
 
 
 def test_a_claim_is_one_sentence_and_its_numbers_are_folded(page: str) -> None:
