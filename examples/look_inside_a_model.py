@@ -2,7 +2,7 @@
 # # Look inside a model
 #
 # Which parts of a photograph does one patch read? Attention, Mamba and convolution answer differently. This notebook
-# opens three trained networks that come with mixlab. Use your own photograph by giving its file in the place of
+# opens three of the trained networks that come with mixlab. Use your own photograph by giving its file in the place of
 # `"photo:cat"`, and your own network by `mixlab.create_model("timm/NAME", weights="FILE")`.
 
 # %%
@@ -15,7 +15,7 @@ import torch
 import mixlab
 
 photo = mixlab.ViewedImages("photo:cat", size=128).together().images  # uint8 (1, 3, 128, 128)
-models = {name: mixlab.create_model(f"shipped/{name}").eval() for name in ("vit", "mambareg", "gatedconv")}
+models = {name: mixlab.create_model(f"shipped/{name}").eval() for name in ("vit", "dinovim", "gatedconv")}
 for name, model in models.items():
     print(f"{name:10} {model.num_parameters / 1e6:.1f} M parameters, {model.num_layers} layers of {model.family}")
 
