@@ -38,7 +38,7 @@ print(*sorted(path.name for path in (place / "mine").iterdir()))
 # pretrain dino_vit_tiny64 --data mine --run runs/first`.
 
 # %%
-changes = ["model.name=shipped/vit", "steps=6", "batch=8", "optim.lr=1e-4", "optim.warmup_steps=0", "log.every_steps=1",
+changes = ["model.name=shipped/vit", "steps=4", "batch=8", "optim.lr=1e-4", "optim.warmup_steps=0", "log.every_steps=1",
            "method.frozen_prototype_epochs=0", "knn.every_epochs=0"]  # fmt: skip
 config = override(mixlab.find_recipe("dino_vit_tiny64"), changes)
 done = mixlab.train(config, data=str(place / "mine"), run=place / "first", device="cpu")
@@ -47,7 +47,7 @@ print(f"{done.step} steps; the same call again would resume, or find that all is
 # %% [markdown]
 # A run is a folder: `config.json`, `metrics.jsonl`, checkpoints, and `weights.safetensors`, the backbone. The loss of
 # DINO may rise: its target, the teacher, changes with the student. So judge by kNN, beside an untrained network.
-# Six steps only show how it is done: what is read here was learnt before, by the network that training started from.
+# Four steps only show how it is done: what is read here was learnt before, by the network that training started from.
 
 # %%
 rows = list(RunDirectory(place / "first").read_metrics())
