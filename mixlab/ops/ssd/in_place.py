@@ -11,7 +11,8 @@ from torch import Tensor
 
 from mixlab.ops.ssd.chunked import MIN_LOG_DECAY, MIN_LOG_FACTOR, chunk_length, records_gradients
 
-BLOCK = 2**18  # weights that a thread works on at a time: 1 MiB
+BLOCK = 2**19  # weights that a thread works on at a time: 2 MiB
+WIDEST = 120.0  # log decay of a chunk up to which its root, e^60, leaves room in float32 for what it multiplies
 
 
 def takes(*tensors: Tensor) -> bool:
@@ -97,42 +98,94 @@ def _chunks(tensor: Tensor, start: int, num: int, size: int) -> Tensor:
     return tensor[:, start : start + num * size].unflatten(1, (num, size)).transpose(0, 1)
 
 
+@dataclass
+class Part:
+    """c chunks of T tokens that follow each other."""
+
+    q: Tensor  # (c, B, T, N)
+    k: Tensor
+    v: Tensor  # (c, B, T, H, P)
+    dt: Tensor  # (c, B, H, T)
+    so_far: Tensor  # log decay since the chunk was entered: (c, B, H, T)
+    scores: Tensor  # (c, B, T, T)
+    skip: Tensor  # (H,)
+    out: Tensor  # (c, B, T, H, P)
+    entries: Tensor  # the states with which chunks are entered: (c, B, N, H, P)
+    exits: Tensor
+    end: int  # the token of a chunk that comes last
+    order: range  # of the chunks
+    entered: slice  # those that begin with a state: all, or all but the first
+    feeding: slice  # those whose state is read: all, or all but the last
+
+
 def _scan_part(
     q: Tensor, k: Tensor, v: Tensor, dt: Tensor, out: Tensor, A: Tensor, skip: Tensor, state: Tensor | None,
     buffers: Buffers, *, reverse: bool, goes_on: bool,
 ) -> Tensor | None:  # fmt: skip
-    """Chunks that follow each other: q, k (c, B, T, N), v, out (c, B, T, H, P), dt (c, B, T, H). From the state with
-    which the first in scan order is entered to the one after the last, if the scan goes on."""
-    dt = dt.mT  # (c, B, H, T)
-    so_far = (dt * A[:, None]).clamp_(min=MIN_LOG_DECAY)  # log decay since the chunk was entered
+    """From the state with which the first chunk in scan order is entered to the one after the last, if the scan goes
+    on. dt is (c, B, T, H), the rest as in `Part`."""
+    dt = dt.mT
+    so_far = (dt * A[:, None]).clamp_(min=MIN_LOG_DECAY)
     so_far = so_far.flip(-1).cumsum(-1).flip(-1) if reverse else so_far.cumsum(-1)
-
-    weights = _decay_(torch.sub(so_far[..., :, None], so_far[..., None, :], out=buffers.weights))
     scores = q @ k.mT
-    weights.mul_((scores.triu_() if reverse else scores.tril_()).unsqueeze(2))
-    fed = torch.mul(v.transpose(2, 3), dt.unsqueeze(-1), out=buffers.fed)
-    _product(weights.flatten(0, 1), fed.flatten(0, 1), buffers.inside.flatten(0, 1))
-    torch.addcmul(buffers.inside.transpose(2, 3), v, skip[:, None], out=out)
-
-    order = range(len(v))[:: -1 if reverse else 1]
+    scores = scores.triu_() if reverse else scores.tril_()
     end, behind, ahead = (0, slice(1, None), slice(-1)) if reverse else (-1, slice(-1), slice(1, None))
-    entries, exits = buffers.states[behind], buffers.states[ahead]  # of each chunk
-    feeding = slice(None) if goes_on else behind  # the last of all feeds nobody, the first enters with nothing
-    reading = ahead if state is None else slice(None)
+    entries, exits, order = buffers.states[behind], buffers.states[ahead], range(len(v))[:: -1 if reverse else 1]
     if state is not None:
         entries[order[0]].copy_(state)
-    if len(v[feeding]):
-        kept = _decay_(so_far[..., end, None] - so_far).mul_(dt).mT.unsqueeze(-1)  # (c, B, T, H, 1)
-        left = torch.mul(v[feeding], kept[feeding], out=buffers.left[feeding])
-        _product(k[feeding].mT, left.flatten(3), exits[feeding].flatten(3))
-    passed = _decay_(so_far).mT.unsqueeze(-1)  # of the state with which the chunk was entered: (c, B, T, H, 1)
-    for chunk in order[state is None : None if goes_on else -1]:
-        exits[chunk].addcmul_(entries[chunk], passed[chunk, :, end, None])
-    if len(v[reading]):
-        read = buffers.read[reading]
-        _product(q[reading], entries[reading].flatten(3), read.flatten(3))
-        out[reading].addcmul_(read, passed[reading])
+    entered, feeding = ahead if state is None else slice(None), slice(None) if goes_on else behind
+    part = Part(q, k, v, dt, so_far, scores, skip, out, entries, exits, end, order, entered, feeding)
+    scan = _by_factors if so_far.amin() > -WIDEST else _by_matrices
+    scan(part, buffers)
     return exits[order[-1]] if goes_on else None
+
+
+def _by_factors(part: Part, buffers: Buffers) -> None:
+    """The decay between two tokens is the quotient of their factors, so one matrix, the scores, serves all heads.
+
+    Factors are those since the middle of the chunk's decay, e^h: a state decays by e^h to there and by e^h to the end.
+    """
+    half = part.so_far[..., part.end, None] / 2
+    factor = (part.so_far - half).exp_()
+    half = half.exp_().mT.unsqueeze(-1)  # (c, B, 1, H, 1)
+    fed = torch.mul(part.v, (part.dt / factor).mT.unsqueeze(-1), out=buffers.left)
+    read = buffers.read
+    _product(part.scores, fed.flatten(3), read.flatten(3))
+    if len(fed[part.feeding]):
+        _product(part.k[part.feeding].mT, fed[part.feeding].flatten(3), part.exits[part.feeding].flatten(3))
+    entered, feeding = (range(len(fed))[chosen] for chosen in (part.entered, part.feeding))
+    for chunk in part.order:
+        if chunk in entered:
+            part.entries[chunk].mul_(half[chunk])
+        if chunk in feeding:
+            after = part.exits[chunk].add_(part.entries[chunk]) if chunk in entered else part.exits[chunk]
+            after.mul_(half[chunk])
+    if entered:
+        states = part.entries[part.entered].flatten(3).flatten(0, 1)
+        read[part.entered].flatten(3).flatten(0, 1).baddbmm_(part.q[part.entered].flatten(0, 1), states)
+    torch.mul(read, factor.mT.unsqueeze(-1), out=part.out).addcmul_(part.v, part.skip[:, None])
+
+
+def _by_matrices(part: Part, buffers: Buffers) -> None:
+    """For decays so strong that factors would leave the range of float32: a matrix for each head."""
+    q, v, dt, so_far, exits, entries, out = part.q, part.v, part.dt, part.so_far, part.exits, part.entries, part.out
+    weights = _decay_(torch.sub(so_far[..., :, None], so_far[..., None, :], out=buffers.weights))
+    fed = torch.mul(v.transpose(2, 3), dt.unsqueeze(-1), out=buffers.fed)
+    _product(weights.mul_(part.scores.unsqueeze(2)).flatten(0, 1), fed.flatten(0, 1), buffers.inside.flatten(0, 1))
+    torch.addcmul(buffers.inside.transpose(2, 3), v, part.skip[:, None], out=out)
+    if len(v[part.feeding]):
+        kept = _decay_(so_far[..., part.end, None] - so_far).mul_(dt).mT.unsqueeze(-1)  # (c, B, T, H, 1)
+        left = torch.mul(v[part.feeding], kept[part.feeding], out=buffers.left[part.feeding])
+        _product(part.k[part.feeding].mT, left.flatten(3), exits[part.feeding].flatten(3))
+    passed = _decay_(so_far).mT.unsqueeze(-1)  # of the state with which the chunk was entered: (c, B, T, H, 1)
+    entered, feeding = (range(len(v))[chosen] for chosen in (part.entered, part.feeding))
+    for chunk in part.order:
+        if chunk in entered and chunk in feeding:
+            exits[chunk].addcmul_(entries[chunk], passed[chunk, :, part.end, None])
+    if entered:
+        read = buffers.read[part.entered]
+        _product(q[part.entered], entries[part.entered].flatten(3), read.flatten(3))
+        out[part.entered].addcmul_(read, passed[part.entered])
 
 
 def _product(one: Tensor, other: Tensor, out: Tensor) -> None:

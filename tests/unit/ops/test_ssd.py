@@ -107,6 +107,19 @@ def test_a_mild_decay_after_a_strong_one_keeps_its_precision() -> None:
         assert relative_error(scan(q, k, v, dt, A, skip)[:, after].double(), exact[:, after]) < 1e-4
 
 
+@pytest.mark.parametrize("wide", [0.99, 1.01], ids=["by factors", "by matrices"])
+def test_decays_beside_the_widest_that_factors_hold_are_exact_for_large_and_small_numbers(wide: float) -> None:
+    q, k, v, dt, A, skip = (t.float() for t in scan_inputs(64))
+    dt = torch.full_like(dt, wide * in_place.WIDEST / 64)
+    A = torch.full_like(A, -1.0)
+    for size in (1e-4, 1.0, 1e4):
+        inputs = (q * size, k, v * size, dt, A, skip * size)
+        expected = ssd_recurrence(*(t.double() for t in inputs), num_reverse=2)
+        found = ssd_in_place(*inputs, num_reverse=2).double()
+        for token in (0, 1, 32, 62, 63):
+            assert relative_error(found[:, token], expected[:, token]) < 2e-5, (size, token)
+
+
 def test_no_matrix_over_all_tokens_is_ever_built() -> None:
     length = 16_384
     inputs = tuple(t.float() for t in scan_inputs(length, batch=1, heads=2, groups=1, state=4, width=4))
@@ -117,9 +130,13 @@ def test_no_matrix_over_all_tokens_is_ever_built() -> None:
     assert grown_mib < 0.25 * length * length * 4 / 2**20  # one L x L float32 matrix is 1 GiB
 
 
+@pytest.mark.parametrize("widest", [0.0, 600.0], ids=["by matrices", "by factors"])
 @pytest.mark.parametrize("block", [1, 2 * 16 * 16, 6 * 2 * 16 * 16, 10**9])
-def test_blocks_of_any_size_give_what_is_differentiated(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_any_size_give_what_is_differentiated(
+    block: int, widest: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(in_place, "BLOCK", block)
+    monkeypatch.setattr(in_place, "WIDEST", widest)  # of float64: e^300 is far from its end
     inputs = scan_inputs(100, batch=3)
     recorded = ssd_chunked(*(t.requires_grad_() for t in inputs), num_reverse=2, chunk=16)
     with torch.no_grad():
