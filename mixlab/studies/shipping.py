@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,14 @@ from mixlab.backbones.weights.rows import Bits
 from mixlab.data.images import HELD_OUT_OF
 from mixlab.errors import InputError
 from mixlab.evaluation.knn import evaluate_knn
+from mixlab.evaluation.methods import train_config
 from mixlab.evaluation.settings import KnnSettings
 from mixlab.evaluation.target import load_target
 from mixlab.run import Measurement, RunDirectory
 from mixlab.run.aside import folder_aside
+from mixlab.run.codec import to_json
 from mixlab.run.directory import write_atomically
-from mixlab.studies.speedrun.record import K
+from mixlab.studies.speedrun.record import K, changed_settings
 
 MOST_LOST = 0.005  # of the accuracy of nearest neighbours, by fewer bits
 NO_LICENCE = "not stated by the run; say under which terms its images may be used"
@@ -75,7 +78,7 @@ def card(
     rows = {
         "architecture": f"{_architecture(config)}, {_millions(found)} parameters; the file holds all fields",
         "file": f"{num_bytes / 1e6:.2f} MB, matrices in {bits} bits{', a scale for each row' * (bits < 16)}",
-        "training": f"{_method(config)}, `{config['recipe']}`, {config['total_steps']:,} steps",
+        "training": f"{_method(config)}, {_recipe(config)}, {config['total_steps']:,} steps",
         "seed, commit": f"{config['seed']}, {config.get('commit')}",
         "training data": f"{_name(config['data'])}: {config['num_images']:,} images; {licence}",
         "kNN, k = 20": _scores(knn),
@@ -118,6 +121,15 @@ def _interval(m: Measurement, form: str, unit: float) -> str:
 
 def _architecture(config: dict[str, Any]) -> str:
     return str(config["architecture"].get("name") or config["architecture"].get("registered"))
+
+
+def _recipe(config: dict[str, Any]) -> str:
+    """Its name, and the settings in which the run differs from it as it is today."""
+    recipe = str(config["recipe"])
+    changed: dict[str, Any] = {}
+    with suppress(InputError):  # a recipe of someone's own may not be at hand
+        changed = changed_settings(recipe, to_json(train_config(config["settings"])))
+    return ", ".join([f"`{recipe}`", *(f"`{name}={value}`" for name, value in sorted(changed.items()))])
 
 
 def _method(config: dict[str, Any]) -> str:

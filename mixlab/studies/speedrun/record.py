@@ -36,7 +36,7 @@ def make_record(run: RunDirectory, *, device: str) -> dict[str, Any]:
     return {
         "kind": NAME,
         "recipe": config["recipe"],
-        "changed": _changed(config["recipe"], settings),
+        "changed": changed_settings(config["recipe"], settings),
         "method": settings["method"]["kind"],
         "data": data,
         "held_out": data.startswith(HELD_OUT_OF),
@@ -67,7 +67,7 @@ def read_record(run: Path) -> dict[str, Any]:
     config = directory.read_config() if (run / "config.json").is_file() else {}
     if config.get("recipe") not in RECIPES:
         return found
-    return found | {"changed": _changed(config["recipe"], to_json(train_config(config["settings"])))}
+    return found | {"changed": changed_settings(config["recipe"], to_json(train_config(config["settings"])))}
 
 
 def check_same(
@@ -85,7 +85,7 @@ def check_same(
     if seed is not None:
         asked["seed"] = seed
     if settings:
-        asked["changed"] = _changed(recipe, to_json(override(find_recipe(recipe), settings)))
+        asked["changed"] = changed_settings(recipe, to_json(override(find_recipe(recipe), settings)))
     if data is not None:
         asked["data"] = _name(data)
     was = record | {"data": _name(record["data"])}
@@ -128,7 +128,7 @@ def command_of(record: dict[str, Any]) -> str:
     )
 
 
-def _changed(recipe: str, settings: dict[str, Any]) -> dict[str, Any]:
+def changed_settings(recipe: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Settings that differ from those of the recipe and change what is trained."""
     found = differences(to_json(find_recipe(recipe)), settings)
     ignored = ("seed", "precision", *MAY_CHANGE)
