@@ -45,6 +45,7 @@ def block_scans(
     batch, length = like.shape[:2]
     chunk = chunk or chunk_length(length)
     most = max(1, torch.get_num_threads() * BLOCK // (heads * length * chunk))
+    most = -(-batch // -(-batch // most)) if batch else 1  # blocks of one size: as many buffers again are not needed
     scan = None
     for start in range(0, batch, most):
         num = min(most, batch - start)
