@@ -31,8 +31,7 @@ SIZES_160: dict[str, dict[str, Any]] = {
     "tiny": {"dim": 192, "patch": 8, "image": 80, "drop_path": 0.0},
     "small": {"dim": 384, "patch": 16, "image": 160, "drop_path": 0.0},
 }
-# px of global and local views: at equal cost, networks learn more from many small views than from few large ones
-VIEWS_160 = {"tiny": (64, 32), "small": (128, 48)}
+VIEWS_160 = {"tiny": (64, 32), "small": (128, 48)}  # px of global and local views
 RATES_160 = {"tiny": 2e-3, "small": 1.5e-3}
 
 

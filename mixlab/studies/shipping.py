@@ -18,7 +18,7 @@ from mixlab.run import Measurement, RunDirectory
 from mixlab.run.aside import folder_aside
 from mixlab.run.codec import to_json
 from mixlab.run.directory import write_atomically
-from mixlab.studies.speedrun.record import K, changed_settings
+from mixlab.studies.speedrun.record import K, changed_settings, listed
 
 MOST_LOST = 0.005  # of the accuracy of nearest neighbours, by fewer bits
 NO_LICENCE = "not stated by the run; say under which terms its images may be used"
@@ -50,7 +50,7 @@ def ship_network(
             if before.value - after.value > MOST_LOST:
                 raise InputError(
                     f"{bits} bits change the kNN of {run} from {100 * before.value:.2f} to {100 * after.value:.2f} %, "
-                    "by over 0.5 points; give --bits 16"
+                    f"by over 0.5 points; give --bits {'16' if bits == 8 else '8 or 16'}"
                 )
         made.replace(out)
     text = card(directory, name=out.stem, bits=bits, num_bytes=out.stat().st_size, lost=lost, licence=licence)
@@ -125,11 +125,10 @@ def _architecture(config: dict[str, Any]) -> str:
 
 def _recipe(config: dict[str, Any]) -> str:
     """Its name, and the settings in which the run differs from it as it is today."""
-    recipe = str(config["recipe"])
-    changed: dict[str, Any] = {}
+    recipe, changed = str(config["recipe"]), ""
     with suppress(InputError):  # a recipe of someone's own may not be at hand
-        changed = changed_settings(recipe, to_json(train_config(config["settings"])))
-    return ", ".join([f"`{recipe}`", *(f"`{name}={value}`" for name, value in sorted(changed.items()))])
+        changed = listed(changed_settings(recipe, to_json(train_config(config["settings"]))))
+    return ", ".join(filter(None, (f"`{recipe}`", changed)))
 
 
 def _method(config: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from mixlab.run import Measurement, RunDirectory
 from mixlab.run.directory import file_name, write_atomically
 from mixlab.statistics import difference, mean_interval
 from mixlab.studies.miniature.publish import cleaned
-from mixlab.studies.speedrun.record import command_of, score_of
+from mixlab.studies.speedrun.record import command_of, listed, score_of
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 PAGE, RECORDS = "speedrun.md", Path("studies") / "speedrun"
@@ -114,7 +114,7 @@ def held_out_table(records: Sequence[Record]) -> str:
 
     def rows_below(base: Record | None, depth: int) -> Iterator[tuple[Any, ...]]:
         for record in below.get(None if base is None else id(base), []):
-            name = _named(record) if base is None else "↳ " * depth + _settings(_beyond(record, base))
+            name = _named(record) if base is None else "↳ " * depth + listed(_beyond(record, base))
             gap = "" if base is None else _gap(record, base)
             score, seconds = _share(score_of(record, "knn_top1")), f"{record['seconds']['training']:,.0f}"
             yield name, record["seed"], score, gap, seconds, _device(record), _commit(record)
@@ -154,11 +154,7 @@ def _gap(record: Record, base: Record) -> str:
 
 
 def _named(record: Record) -> str:
-    return ", ".join(filter(None, (f"`{record['recipe']}`", _settings(record["changed"]))))
-
-
-def _settings(changed: dict[str, Any]) -> str:
-    return ", ".join(f"`{name}={value}`" for name, value in sorted(changed.items()))
+    return ", ".join(filter(None, (f"`{record['recipe']}`", listed(record["changed"]))))
 
 
 def _commit(record: Record) -> str:

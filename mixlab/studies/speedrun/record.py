@@ -135,6 +135,11 @@ def changed_settings(recipe: str, settings: dict[str, Any]) -> dict[str, Any]:
     return {name.replace(".fields.", "."): new for name, (_, new) in found.items() if not name.startswith(ignored)}
 
 
+def listed(changed: dict[str, Any]) -> str:
+    """Settings as text for a page."""
+    return ", ".join(f"`{name}={value}`" for name, value in sorted(changed.items()))
+
+
 def _name(data: str) -> str:
     """A source without the folders above it."""
     held_out = HELD_OUT_OF if data.startswith(HELD_OUT_OF) else ""
