@@ -11,14 +11,12 @@ from torch.fx import wrap
 from mixlab.errors import InputError
 from mixlab.mixers.mixer import ALL, Grid, MixerConfig, Mixing, TokenMixer, num_heads_of, overlap
 from mixlab.ops.gated_norm.reference import gated_norm
-from mixlab.ops.linear import linear_in_rows
-from mixlab.ops.mamba2.op import mamba2
+from mixlab.ops.mamba2.op import mamba2_mixer
 from mixlab.ops.mamba2.reference import scan_inputs, split_projected
 from mixlab.ops.ssd.op import ssd
 from mixlab.ops.ssd.reference import decay_matrix, per_head, ssd_matrix
 
-wrap("linear_in_rows")
-wrap("mamba2")
+wrap("mamba2_mixer")
 
 
 @dataclass
@@ -151,9 +149,10 @@ class Mamba2(TokenMixer):
         return self.out_proj(torch.stack(normed).mean(0))
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        """The same as prepare, apply, merge, with everything behind the input projection in one fused operation."""
-        return mamba2(
-            linear_in_rows(x, self.in_proj.weight),
+        """The same as prepare, apply, merge, in one fused operation."""
+        return mamba2_mixer(
+            x,
+            self.in_proj.weight,
             self.conv_weight,
             self.conv_bias,
             self.dt_bias,

@@ -1,12 +1,11 @@
-"""The mixer of `reference.py` on a CPU where no gradient is recorded: some images at a time, in buffers that stay in
-the cache. Large tensors would go through memory once for every step."""
+"""The mixer of `reference.py` on a CPU where no gradient is recorded: some images, or a piece of one, at a time: these
+stay in the cache. Large tensors would go through memory once for every step, on pages that the C library maps anew."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.ops.mamba2.reference import split_projected
-from mixlab.ops.ssd.in_place import block_scans, takes
+from mixlab.ops.ssd.in_place import Piece, block_scans, takes
 
 
 def takes_mixer(*tensors: Tensor) -> bool:
@@ -16,7 +15,8 @@ def takes_mixer(*tensors: Tensor) -> bool:
 
 
 def mamba2_in_place(
-    projected: Tensor,
+    x: Tensor,
+    in_weight: Tensor,
     conv_weight: Tensor,
     conv_bias: Tensor,
     dt_bias: Tensor,
@@ -28,37 +28,48 @@ def mamba2_in_place(
     head_dim: int,
     eps: float,
 ) -> Tensor:
-    """The same arguments and result."""
-    gates, xkqs, dts = split_projected(projected, conv_weight, dt_bias, norm_weight)
-    directions, heads = A_log.shape
-    state = (xkqs.shape[2] - gates.shape[2]) // 2
-    taps, A, norm_weight = conv_weight.mT.contiguous(), -A_log.exp(), norm_weight / directions
-    mixed = projected.new_empty(gates.shape)
-    buffers: list[Tensor] = []
-    for images, scan in block_scans(projected, heads, head_dim, state):
-        buffers = buffers or [t.new_empty(t[images].shape) for t in (gates, gates, xkqs, xkqs)]
-        gate, y, xkq, convolved = (buffer[: scan.num_images] for buffer in buffers)
-        F.silu(gate.copy_(gates[images]), inplace=True)
-        xkq.copy_(xkqs[images])
+    """From tokens (B, L, D) to tokens; the input projection's weight comes before the arguments of the reference."""
+    (directions, heads), inner = A_log.shape, norm_weight.shape[1]
+    _, channels, width = conv_weight.shape
+    widths = (inner, (channels - inner) // 2, (channels - inner) // 2)  # of v, k, q
+    taps, A, norm_weight = conv_weight.mT.contiguous(), -A_log.exp(), norm_weight * (inner**0.5 / directions)
+    mixed = x.new_empty(*x.shape[:2], inner)
+    for images, scan in block_scans(x, heads, head_dim, widths[1]):
+        projected: dict[Piece, tuple[Tensor, ...]] = {}
         for r in range(directions):
-            _short_conv(xkq, taps[r], conv_bias[r], out=convolved, reverse=r == 1)
-            v, k, q = convolved.split([gates.shape[2], state, state], dim=2)
-            inputs = (q, k, v.unflatten(2, (heads, -1)), F.softplus(dts[images] + dt_bias[r]), A[r], skip[r])
-            scan(*inputs, out=y.unflatten(2, (heads, -1)), reverse=r == 1)
-            mean_square = torch.linalg.vector_norm(y.mul_(gate), dim=2, keepdim=True).square_().div_(y.shape[2])
-            y.mul_(mean_square.add_(eps).rsqrt_())
-            if r == 0:
-                torch.mul(y, norm_weight[r], out=mixed[images])
-            else:
-                mixed[images].addcmul_(y, norm_weight[r])
+            state, before = None, x.new_zeros(scan.num_images, width - 1, channels)
+            for piece in scan.in_order(reverse=r == 1):
+                here = (images, piece.tokens)
+                if r == 0:
+                    projected[piece] = _project(x[here], in_weight, (inner, channels, heads))
+                gate, xkq, dt = projected[piece]
+                convolved, before = _short_conv(xkq, before, taps[r], conv_bias[r], reverse=r == 1)
+                v, k, q = convolved.split(widths, dim=2)
+                y, steps = torch.empty_like(gate), F.softplus(dt + dt_bias[r])
+                inputs = (q, k, v.unflatten(2, (heads, -1)), steps, A[r], skip[r])
+                state = scan.scan(piece, *inputs, state=state, out=y.unflatten(2, (heads, -1)), reverse=r == 1)
+                lengths = torch.linalg.vector_norm(y.mul_(gate), dim=2, keepdim=True)
+                y.mul_(lengths.square_().add_(inner * eps).rsqrt_())  # the norm over √E, which is in its weight
+                if r == 0:
+                    torch.mul(y, norm_weight[r], out=mixed[here])
+                else:
+                    mixed[here].addcmul_(y, norm_weight[r])
     return F.linear(mixed, out_weight)
 
 
-def _short_conv(x: Tensor, taps: Tensor, bias: Tensor, *, out: Tensor, reverse: bool) -> None:
-    """silu(conv(x) + bias): x, out (B, L, C), taps (W, C), the last for the token itself."""
-    torch.addcmul(bias, x, taps[-1], out=out)
-    for distance in range(1, min(len(taps), x.shape[1])):
-        here, there = slice(distance, None), slice(-distance)
-        target, source = (there, here) if reverse else (here, there)
-        out[:, target].addcmul_(x[:, source], taps[-1 - distance])
-    F.silu(out, inplace=True)
+def _project(x: Tensor, weight: Tensor, widths: tuple[int, int, int]) -> tuple[Tensor, ...]:
+    """silu(gate), xkq and dt, each as wide as `widths` says."""
+    inner, *rest = widths
+    gate = F.silu(F.linear(x, weight[:inner]), inplace=True)
+    return gate, *F.linear(x, weight[inner:]).split(rest, dim=2)
+
+
+def _short_conv(x: Tensor, before: Tensor, taps: Tensor, bias: Tensor, *, reverse: bool) -> tuple[Tensor, Tensor]:
+    """silu(conv(x) + bias), and the tokens before the next piece. `before` (B, W - 1, C) stands before x (B, L, C), in
+    reverse behind it; taps (W, C), the last for the token itself."""
+    length = x.shape[1]
+    x = torch.cat([x, before] if reverse else [before, x], dim=1)
+    out = torch.addcmul(bias, x[:, :length], taps[-1 if reverse else 0])
+    for place in range(1, len(taps)):
+        out.addcmul_(x[:, place : place + length], taps[-1 - place if reverse else place])
+    return F.silu(out, inplace=True), x[:, : len(taps) - 1] if reverse else x[:, length:]

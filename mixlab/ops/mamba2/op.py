@@ -1,4 +1,4 @@
-"""A Mamba-2 mixer behind its input projection: fused kernels for CUDA tensors, plain torch for the rest."""
+"""A Mamba-2 mixer, whole or behind its input projection: fused kernels for CUDA tensors, plain torch for the rest."""
 
 import os
 from functools import partial
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from mixlab.ops.linear import linear_in_rows
 from mixlab.ops.mamba2 import reference
 from mixlab.ops.mamba2.in_place import mamba2_in_place, takes_mixer
 from mixlab.ops.operator import Operator
@@ -19,6 +20,27 @@ CONV_WIDTH = 4  # of the convolution kernels
 MAX_INNER = 8192  # E: a row must fit into the registers of one program of the norm
 # Whether the scan's output is kept for the backward pass instead of made again: faster, for memory. ssd/README.md
 KEEP_SCAN = os.environ.get("MIXLAB_KEEP_SCAN") == "1"
+
+
+def mamba2_mixer(
+    x: Tensor,
+    in_weight: Tensor,
+    conv_weight: Tensor,
+    conv_bias: Tensor,
+    dt_bias: Tensor,
+    A_log: Tensor,
+    skip: Tensor,
+    norm_weight: Tensor,
+    out_weight: Tensor,
+    *,
+    head_dim: int,
+    eps: float,
+) -> Tensor:
+    """The whole mixer, from tokens (B, L, D) to tokens."""
+    parameters = (conv_weight, conv_bias, dt_bias, A_log, skip, norm_weight, out_weight)
+    if takes_mixer(x, in_weight, *parameters):
+        return mamba2_in_place(x, in_weight, *parameters, head_dim=head_dim, eps=eps)
+    return mamba2(linear_in_rows(x, in_weight), *parameters, head_dim=head_dim, eps=eps)
 
 
 def mamba2(
@@ -36,8 +58,6 @@ def mamba2(
 ) -> Tensor:
     """From the input projection (B, L, 2E + 2N + heads or more) to the mixer's output (B, L, D)."""
     parameters = (conv_weight, conv_bias, dt_bias, A_log, skip, norm_weight, out_weight)
-    if takes_mixer(projected, *parameters):
-        return mamba2_in_place(projected, *parameters, head_dim=head_dim, eps=eps)
     if not runs_kernels(projected, conv_weight, norm_weight, head_dim=head_dim):
         plain = partial(reference.mamba2, head_dim=head_dim, eps=eps)
         if _keeps_too_much(projected):

@@ -5,6 +5,7 @@ The arithmetic is that of `chunked.py`: a matrix inside each chunk, a state betw
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,6 +67,18 @@ class Buffers:
     read: Tensor  # what tokens read of them: (c, B, T, H, P)
 
 
+class Piece(NamedTuple):
+    """Chunks that follow each other, scanned in one step."""
+
+    start: int  # token
+    num_chunks: int
+    chunk: int  # tokens
+
+    @property
+    def tokens(self) -> slice:
+        return slice(self.start, self.start + self.num_chunks * self.chunk)
+
+
 class BlockScan:
     """The scan of some images and the heads of one group, again and again in the same buffers."""
 
@@ -73,30 +86,37 @@ class BlockScan:
         self.num_images = num
         whole, rest = divmod(length, chunk)
         most = max(1, torch.get_num_threads() * BLOCK // (num * heads * chunk * chunk))
-        self.parts = [(start * chunk, min(most, whole - start), chunk) for start in range(0, whole, most)]
+        self.pieces = [Piece(start * chunk, min(most, whole - start), chunk) for start in range(0, whole, most)]
         if rest:
-            self.parts.append((length - rest, 1, rest))
+            self.pieces.append(Piece(length - rest, 1, rest))
         self.buffers: dict[tuple[int, int], Buffers] = {}
-        for c, T in {(c, T) for _, c, T in self.parts}:
+        for c, T in {piece[1:] for piece in self.pieces}:
             by_head, by_token = (c, num, heads, T, width), (c, num, T, heads, width)
             shapes = ((c, num, heads, T, T), by_head, by_head, by_token, (c + 1, num, state, heads, width), by_token)
             self.buffers[c, T] = Buffers(*(like.new_empty(shape) for shape in shapes))
+
+    def in_order(self, *, reverse: bool) -> list[Piece]:
+        return self.pieces[::-1] if reverse else self.pieces
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, *, out: Tensor, reverse: bool
     ) -> None:
         """q, k (B, L, N), v (B, L, H, P), dt (B, L, H), A, skip (H,); the result goes into `out` (B, L, H, P)."""
-        state, parts = None, self.parts[::-1] if reverse else self.parts
-        for number, part in enumerate(parts, 1):
-            state = _scan_part(
-                _chunks(q, *part), _chunks(k, *part), _chunks(v, *part), _chunks(dt, *part), _chunks(out, *part),
-                A, skip, state, self.buffers[part[1:]], reverse=reverse, goes_on=number < len(parts),
-            )  # fmt: skip
+        state = None
+        for piece in self.in_order(reverse=reverse):
+            inputs = [t[:, piece.tokens] for t in (q, k, v, dt)] + [A, skip]
+            state = self.scan(piece, *inputs, state=state, out=out[:, piece.tokens], reverse=reverse)
 
-
-def _chunks(tensor: Tensor, start: int, num: int, size: int) -> Tensor:
-    """(B, L, ...) -> (c, B, T, ...)"""
-    return tensor[:, start : start + num * size].unflatten(1, (num, size)).transpose(0, 1)
+    def scan(
+        self, piece: Piece, q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, *,
+        state: Tensor | None, out: Tensor, reverse: bool,
+    ) -> Tensor | None:  # fmt: skip
+        """The tokens of one piece, from the state before it (none: the first in order) to that behind it (none: the
+        last), which holds until the next piece is scanned."""
+        q, k, v, dt, out = (t.unflatten(1, piece[1:]).transpose(0, 1) for t in (q, k, v, dt, out))  # (c, B, T, ...)
+        goes_on = piece != self.in_order(reverse=reverse)[-1]
+        buffers = self.buffers[piece[1:]]
+        return _scan_part(q, k, v, dt, out, A, skip, state, buffers, reverse=reverse, goes_on=goes_on)
 
 
 @dataclass

@@ -1,8 +1,13 @@
 """A Mamba-2 mixer without gradients on a CPU: the same numbers as with them, and only where it may be used."""
 
+from typing import Any
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from mixlab.ops.mamba2 import op, reference
 from mixlab.ops.mamba2.in_place import takes_mixer
@@ -17,24 +22,62 @@ def inputs(batch: int, length: int, directions: int, dtype: torch.dtype) -> list
     heads, width, state = 3, 8, 5
     inner, channels = heads * width, heads * width + 2 * state
     shapes = [(channels, 4), (channels,), (heads,), (heads,), (heads,), (inner,)]
-    projected = torch.randn(batch, length, inner + channels + heads + 5, generator=generator)
+    x, in_weight = (
+        torch.randn(*shape, 7, generator=generator) for shape in ((batch, length), (inner + channels + heads,))
+    )
     stacked = [torch.randn(directions, *shape, generator=generator) / 2 for shape in shapes]
-    return [t.to(dtype) for t in (projected, *stacked, torch.randn(24, inner, generator=generator))]
+    return [t.to(dtype) for t in (x, in_weight / 7**0.5, *stacked, torch.randn(7, inner, generator=generator))]
+
+
+def expected_of(x: Tensor, in_weight: Tensor, *parameters: Tensor) -> Tensor:
+    recorded = (t.requires_grad_() for t in (F.linear(x, in_weight), *parameters))
+    return reference.mamba2(*recorded, head_dim=8, eps=1e-5).detach()
 
 
 @pytest.mark.parametrize("directions", [1, 2])
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 65, 130, 198])
-@pytest.mark.parametrize("block", [1, 10**5], ids=["image by image", "some images"])
+@pytest.mark.parametrize("block", [1, 10**5], ids=["chunk by chunk", "some images"])
 def test_it_gives_the_reference(directions: int, length: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_place, "BLOCK", block)
     monkeypatch.setattr(op, "mamba2_in_place", seen := Seen(op.mamba2_in_place))
     for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
         given = inputs(5, length, directions, dtype)
-        expected = reference.mamba2(*(t.requires_grad_() for t in given), head_dim=8, eps=1e-5).detach()
+        expected = expected_of(*given)
         with torch.no_grad():
-            found = op.mamba2(*given, head_dim=8, eps=1e-5)
+            found = op.mamba2_mixer(*given, head_dim=8, eps=1e-5)
         assert ((found - expected).norm() / expected.norm()).item() < tolerance
     assert seen.calls == 2
+
+
+@pytest.mark.parametrize("length", [5, 40])
+def test_pieces_may_be_shorter_than_the_convolution(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_place, "BLOCK", 1)
+    monkeypatch.setattr(in_place, "chunk_length", lambda length: 2)
+    given = inputs(2, length, 2, torch.float64)
+    expected = expected_of(*given)
+    with torch.no_grad():
+        torch.testing.assert_close(op.mamba2_mixer(*given, head_dim=8, eps=1e-5), expected, rtol=0, atol=1e-12)
+
+
+class LargestTensor(TorchDispatchMode):
+    """How many bytes the largest storage of any result has."""
+
+    num_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in (t for t in tree_leaves(result) if isinstance(t, Tensor)):
+            self.num_bytes = max(self.num_bytes, tensor.untyped_storage().nbytes())
+        return result
+
+
+@torch.no_grad()
+def test_no_tensor_of_a_long_input_is_wider_than_what_is_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_place, "BLOCK", 1)
+    x, *parameters = inputs(1, 2000, 2, torch.float32)
+    with LargestTensor() as largest:
+        op.mamba2_mixer(x, *parameters, head_dim=8, eps=1e-5)
+    assert largest.num_bytes == 2000 * 3 * 8 * 4  # L heads P: the input projection of all tokens is three times as wide
 
 
 class Seen:
@@ -75,13 +118,13 @@ def test_halves_and_autocast_do_not_round_inside_the_scan() -> None:
 
 @torch.no_grad()
 def test_maps_over_images_and_inference_mode_give_the_same() -> None:
-    projected, *rest = inputs(3, 70, 2, torch.float64)
+    x, *rest = inputs(3, 70, 2, torch.float64)
 
     def mixed(images: Tensor) -> Tensor:
-        return op.mamba2(images, *rest, head_dim=8, eps=1e-5)
+        return op.mamba2_mixer(images, *rest, head_dim=8, eps=1e-5)
 
-    expected = mixed(projected)
-    each = torch.func.vmap(lambda image: mixed(image[None])[0])(projected)
+    expected = mixed(x)
+    each = torch.func.vmap(lambda image: mixed(image[None])[0])(x)
     torch.testing.assert_close(each, expected)
     with torch.inference_mode():
-        torch.testing.assert_close(mixed(projected), expected, rtol=0, atol=0)
+        torch.testing.assert_close(mixed(x), expected, rtol=0, atol=0)
