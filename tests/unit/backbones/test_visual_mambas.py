@@ -56,7 +56,9 @@ def test_vim_with_patches_that_overlap_has_a_position_for_each(tmp_path: Path) -
     state = isotropic_state("vim", dim=16, depth=1, side=7)
     torch.save({"model": state}, tmp_path / "plus.pth")
     model = mixlab.create_model("vim_tiny_stride8", dim=16, depth=1, image=64, weights=tmp_path / "plus.pth").eval()
-    with pytest.warns(UserWarning, match="7 x 7 positions.*vim_tiny_stride8.*stride=8"):  # on the coarse grid it is another network
+    with pytest.warns(
+        UserWarning, match="7 x 7 positions.*vim_tiny_stride8.*stride=8"
+    ):  # on the coarse grid it is another network
         mixlab.create_model("vim_tiny", dim=16, depth=1, image=64, weights=tmp_path / "plus.pth")
     [(_, features)] = model.features(images_of(64, 64))
     assert features.grid == (7, 7)
