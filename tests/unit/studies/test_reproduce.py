@@ -115,7 +115,7 @@ def test_speeds_are_those_of_the_experiments_and_hours_follow_the_formula() -> N
     text = (ROOT / "EXPERIMENTS.md").read_text(encoding="utf-8")
     for speed in MEASURED.values():
         heading = speed.source.partition(": ")[0]
-        assert re.search(rf"^## .*{re.escape(heading)}$", text, re.MULTILINE), heading
+        assert re.search(rf"^### .*{re.escape(heading)}$", text, re.MULTILINE), heading
     for number in ("447.7", "618.6", "1,795", "2,825", "2,899", "148", "58.4", "59.6", "55.7", "47.6", "30.1", "30.2"):
         assert number in text
     known = estimate_hours("dino", "dinovim_base", 1_281_167 * 100)
