@@ -28,6 +28,7 @@ from mixlab.data.mask_formats import parse_images_or_masks, parse_label_maps
 from mixlab.data.shards import expand_pattern
 from mixlab.data.source import part_of
 from mixlab.errors import InputError
+from mixlab.run import RunDirectory
 from tests.drawn_folders import draw_folders
 
 
@@ -107,6 +108,17 @@ def test_classes_that_are_called_like_one_of_the_pair_stay_classes(names, tmp_pa
     for name in names:
         save(tmp_path / name / "a.png")
     assert ImageFolder(tmp_path).classes == tuple(sorted(names))
+
+
+def test_pictures_that_commands_drew_into_a_run_below_are_not_images(photos):
+    before, run = ImageFolder(photos), RunDirectory(photos / "runs" / "look")
+    settle(photos)
+    run.write_result("maps", {"kind": "maps"})
+    save(run.figure_path("maps.png"))
+    assert ImageFolder(photos).paths == before.paths and ImageFolder(photos).classes == ("cats", "dogs")
+    save(photos / "figures" / "a.png")
+    save(photos / "results" / "b.png")
+    assert ImageFolder(photos).classes == ("cats", "dogs", "figures", "results")
 
 
 def test_an_empty_folder_is_refused(tmp_path):
