@@ -71,6 +71,6 @@ def draw(ax: Axes, best: dict[tuple[str, str], Record]) -> None:
 
 if __name__ == "__main__":
     runs = best_runs(read_records(HERE))
-    about = "Filled: the recipe. Half: smaller views, fewer steps. Open: AdamW, with an arrow to Muon."
+    about = "Filled: the recipe but for its blur. Half: smaller views, fewer steps. Open: AdamW, with an arrow to Muon."
     chart = Chart("DINO on 9,469 photographs", about, lambda ax: draw(ax, runs), width=7, height=4.2, has_legend=False)
     save_charts([chart], HERE / "gallery" / "speedrun.png")

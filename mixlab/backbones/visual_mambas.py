@@ -115,6 +115,8 @@ VISUAL_MAMBAS: dict[str, tuple[str, IsotropicConfig | StagedConfig]] = {
     "vim_tiny": ("Vim", _vim(192)),
     "vim_small": ("Vim", _vim(384)),
     "vim_base": ("Vim", _vim(768)),
+    "vim_tiny_stride8": ("Vim", replace(_vim(192), stride=8)),  # Vim-Ti+
+    "vim_small_stride8": ("Vim", replace(_vim(384), stride=8)),  # Vim-S+
     "mambareg_tiny": ("Mamba-Reg", _mambareg(192, neck=1)),
     "mambareg_small": ("Mamba-Reg", _mambareg(384, neck=2)),
     "mambareg_base": ("Mamba-Reg", _mambareg(768, neck=4)),

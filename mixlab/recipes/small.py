@@ -104,6 +104,11 @@ def supervised_64(family: str) -> TrainConfig:
     )
 
 
+def blur_for(view: int) -> tuple[float, float]:
+    """Deviations that are as wide a share of a global view as DINO's, of at most 2 px, are of 224 px."""
+    return 0.1, round(2.0 * view / 224, 1)
+
+
 def model_mini(family: str) -> ModelConfig:
     depth = MINI_DEPTHS.get(family, 6)
     return small_model(family, patch=8, image=MINI_IMAGE, depth=depth, dim=128, head_dim=32, state=32, drop_path=0.05)
@@ -122,7 +127,7 @@ def dino_mini(family: str) -> TrainConfig:
         local_size=32,
         num_local=4,
         local_scale=(0.1, 0.4),
-        blur_sigma=(0.1, 0.6),  # as wide a share of a view as DINO's 2 px are of 224
+        blur_sigma=blur_for(MINI_IMAGE),
         spread=0.02,
     )
     return TrainConfig(
@@ -215,6 +220,7 @@ def dino_160(family: str, size: str) -> TrainConfig:
         global_size=global_size,
         local_size=local_size,
         num_local=6,
+        blur_sigma=blur_for(global_size),
         spread=0.02,
     )
     optim = OptimConfig(

@@ -120,7 +120,8 @@ def _for_ours(model: Backbone, stored: StoredWeights) -> Candidate:
             if isinstance(model, Isotropic) and not known.is_ours and side == _side_of_overlap(model.config):
                 warnings.warn(
                     f"{stored.path} has {side} x {side} positions, of patches that overlap by half (Vim's + models); "
-                    f"{model.name} cuts {part.side} x {part.side}; set stride={model.config.patch // 2}",
+                    f"{model.name} cuts {part.side} x {part.side}; "
+                    f"use vim_tiny_stride8 or vim_small_stride8, or set stride={model.config.patch // 2}",
                     stacklevel=4,
                 )
     if isinstance(model, Isotropic):

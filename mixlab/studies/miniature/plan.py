@@ -54,7 +54,6 @@ class StudyEffort:
     num_scored: int = 1000  # images with masks, at most
     rank_image: int = 512
     rank_chunk: int = 256
-    ablation_steps: int = 1500
     depth: int | None = None  # of every family, where not the recipe's
     scaling: tuple[int, ...] = (64, 112, 224, 448)  # px
     scaling_tokens: int = 262144  # of a batch: enough that launching kernels does not count

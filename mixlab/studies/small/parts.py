@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mixlab.backbones.weights import shrink_file
 from mixlab.data.images import HELD_OUT_OF
+from mixlab.recipes import find_recipe
 from mixlab.recipes.small import DEPTHS_160
 from mixlab.studies.miniature.parts import (
     RANKED,
@@ -22,7 +23,7 @@ from mixlab.studies.miniature.parts import (
     rank_step,
     shifts_step,
 )
-from mixlab.studies.miniature.plan import STUDY_FAMILIES, Family, Setting, score, sets
+from mixlab.studies.miniature.plan import STUDY_FAMILIES, Family, Setting, StudyEffort, score, sets
 from mixlab.studies.miniature.run import Study
 from mixlab.studies.scoring import score_run
 from mixlab.studies.small.plan import (
@@ -31,18 +32,21 @@ from mixlab.studies.small.plan import (
     LOOKING_MINUTES,
     QUICK,
     SCORING_MINUTES,
+    SIDE_BY_SIDE,
     SIZES,
+    in_numbers,
     recipe_of,
     seeds_of,
     training_minutes,
-    with_steps,
 )
 from mixlab.studies.steps import Step
+from mixlab.training.settings import override
 
 PAPERS_PROBE = ("--mode", "cached")  # and the paper's grid of heads, rates and decays
-DRAWN = "shapes:size=160"
+OUR_PHOTOGRAPHS = "photo:all"  # which may be shown
 WEIGHTS = "weights.safetensors"
 LABELS = {family.label: family for family in STUDY_FAMILIES}
+ABLATED = recipe_of("dino", "tiny", LABELS["vit"])
 
 
 def small_study(seeds: tuple[int, ...]) -> Study:
@@ -73,9 +77,9 @@ def _parts(seeds: tuple[int, ...]) -> dict[str, Part]:
         minutes = training_minutes("supervised", size, family) + SCORING_MINUTES + 0.5
         question, steps = f"and {family.label}, {size}, with labels?", partial(supervised, size, family, seeds[0])
         parts[f"supervised-{size}-{family.label}-s{seeds[0]}"] = Part(question, steps, minutes, labels=True)
-    for name, variants in ABLATIONS.items():
-        tried = [with_steps(settings, FULL.ablation_steps) for settings in variants.values()]
-        minutes = sum(training_minutes("dino", "small", vit, settings) + SCORING_MINUTES for settings in tried)
+    for name in ABLATIONS:
+        tried = _ablations(name, FULL).values()
+        minutes = sum(training_minutes("dino", "tiny", vit, each) + SCORING_MINUTES for each in tried) / SIDE_BY_SIDE
         question = f"what made the difference: {name}?"
         parts[f"ablate-{name}"] = Part(question, partial(ablate, name), minutes, labels=True)
     parts["cost"] = Part("what does each cost, against tokens?", cost, 1.0)
@@ -135,12 +139,16 @@ def look(kind: str, size: str, family: Family, seed: int, setting: Setting) -> I
     """Everything else that is measured of that network; the step that trains it is done by now."""
     yield from network(kind, size, family, seed, setting)
     place = _place(kind, size, family, seed, setting)
-    heads = (*PAPERS_PROBE, "--epochs", str(setting.effort.probe_epochs)) if setting.effort is QUICK else PAPERS_PROBE
-    yield from score_run(place, place.name, data=setting.data, seed=seed, heads=heads, here=setting.here, twin=True)
+    yield from _scored(setting, place, seed, twin=True)
     probes = [_register_probe(setting, place, seed)] if "registers" in family.strategies else []
     yield from probes
     needs = (f"train {place.name}", f"probe {place.name}", *(step.name for step in probes))
     yield from _looked_at(setting, place, family, size, seed, needs)
+
+
+def _scored(setting: Setting, place: Path, seed: int, *, twin: bool) -> Iterator[Step]:
+    heads = (*PAPERS_PROBE, "--epochs", str(setting.effort.probe_epochs)) if setting.effort is QUICK else PAPERS_PROBE
+    return score_run(place, place.name, data=setting.data, seed=seed, heads=heads, here=setting.here, twin=twin)
 
 
 def _register_probe(setting: Setting, place: Path, seed: int) -> Step:
@@ -163,17 +171,19 @@ def _place(kind: str, size: str, family: Family, seed: int, setting: Setting) ->
     return setting.run / f"{label}-s{seed}"
 
 
-def _speedrun(setting: Setting, recipe: str, place: Path, seed: int, settings: tuple[str, ...], *more: str) -> Step:
+def _speedrun(
+    setting: Setting, recipe: str, place: Path, seed: int, settings: tuple[str, ...], *more: str, timed: bool = True
+) -> Step:
     named = ("--data", setting.data, "--run", str(place), "--seed", str(seed))
     return Step(
         f"train {place.name}",
         f"{place.name}: train and score",
-        "alone on the GPU, since it is timed",
+        "alone on the GPU, since it is timed" if timed else "side by side, since nobody counts their seconds",
         ("speedrun", recipe, *named, *more, *sets(*settings)),
         place / "results" / "speedrun.json",
         here=setting.here,
         trains=place,
-        alone=True,
+        alone=timed,
     )
 
 
@@ -199,8 +209,8 @@ def _looked_at(
     yield Step(
         f"maps {place.name}",
         f"{place.name}: maps and principal components",
-        "drawn scenes; photographs would not be ours to show",
-        ("maps", str(place), "--data", DRAWN, "--num-images", "5", "--image", "160", "--run", str(place)),
+        "photographs that come with mixlab: no network has seen them",
+        ("maps", str(place), "--data", OUR_PHOTOGRAPHS, "--map", "cut", "--image", "160", "--run", str(place)),
         place / "results" / "maps.json",
         here=("--device", setting.device),
         needs=trained,
@@ -237,19 +247,22 @@ def supervised(size: str, family: Family, seed: int, setting: Setting) -> Iterat
         here=setting.trains_here,
         trains=place,
     )
-    yield from score_run(
-        place, place.name, data=setting.data, seed=seed, heads=PAPERS_PROBE, here=setting.here, twin=False
-    )
+    yield from _scored(setting, place, seed, twin=False)
     yield score(setting, [place], ("map", "model"), into=place, needs=(f"train {place.name}", f"probe {place.name}"))
 
 
 def ablate(name: str, setting: Setting) -> Iterator[Step]:
-    """Short speedruns of ViT-S on the held-out fifth, each with one thing changed."""
-    effort, recipe = setting.effort, recipe_of("dino", "small", LABELS["vit"])
-    for variant, changed in ABLATIONS[name].items():
-        place = setting.run / "ablate" / f"{name}-{variant}"
-        own = (*effort.training, *effort.dino, *with_steps(changed, effort.ablation_steps))
-        yield _speedrun(setting, recipe, place, setting.seeds[0], own, "--held-out")
+    """Speedruns of ViT-T on the held-out fifth, of full length, each with one thing changed."""
+    for variant, settings in _ablations(name, setting.effort).items():
+        place = setting.run / "ablate" / variant
+        yield _speedrun(setting, ABLATED, place, setting.seeds[0], settings, "--held-out", timed=False)
+
+
+def _ablations(name: str, effort: StudyEffort) -> dict[str, tuple[str, ...]]:
+    """The settings of each."""
+    own = (*effort.training, *effort.dino)
+    config = override(find_recipe(ABLATED), own)
+    return {variant: (*own, *in_numbers(changed, config)) for variant, changed in ABLATIONS[name].items()}
 
 
 def cost(setting: Setting) -> Iterator[Step]:

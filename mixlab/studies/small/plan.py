@@ -2,6 +2,7 @@
 
 from mixlab.recipes import find_recipe
 from mixlab.studies.miniature.plan import Family, StudyEffort
+from mixlab.training.config import TrainConfig
 from mixlab.training.settings import override
 
 SIZES = ("tiny", "small")
@@ -11,6 +12,7 @@ SPEED = {
     "tiny": {"vit": 1.0, "linearvit": 1.02, "dinovim": 0.52, "mambareg": 0.44, "gatedconv": 0.58},
     "small": {"vit": 1.0, "linearvit": 1.0, "dinovim": 0.52, "mambareg": 0.44, "gatedconv": 0.58},
 }
+SIDE_BY_SIDE = 1.4  # how much sooner three ViT-T are trained and scored at a time, under MPS
 SUPERVISED_SPEED = 3.0  # of DINO's: one view instead of eight, no teacher
 START_MINUTES, SCORING_MINUTES, LOOKING_MINUTES = 0.4, 0.5, 2.5  # estimates, too
 
@@ -42,7 +44,6 @@ QUICK = StudyEffort(
     num_scored=8,
     rank_image=128,
     rank_chunk=32,
-    ablation_steps=2,
     depth=4,
     scaling=(64,),
     scaling_tokens=64,
@@ -50,23 +51,39 @@ QUICK = StudyEffort(
 
 # What made the difference? Each is one setting, or a few that belong together, beside all others as they are.
 ABLATIONS: dict[str, dict[str, tuple[str, ...]]] = {
-    "base": {"as-it-is": ()},
-    "crops": {
+    "views": {
+        "as-it-is": (),
         "no-local": ("method.num_local=0",),
         "10-local": ("method.num_local=10",),
-        "global-96px": ("method.global_size=96",),
-        "local-96px": ("method.local_size=96",),
-        "scales": ("method.global_scale=0.25,1.0", "method.local_scale=0.05,0.25"),
+        "smaller-crops": ("method.global_scale=0.25,1.0", "method.local_scale=0.05,0.25"),
+        "blur-2px": ("method.blur_sigma=0.1,2.0",),
     },
-    "momentum": {"0.98": ("method.teacher_momentum=0.98",), "0.996": ("method.teacher_momentum=0.996",)},
-    "temperature": {"0.03": ("method.teacher_temperature=0.03",), "0.06": ("method.teacher_temperature=0.06",)},
-    "optimiser": {"adamw": ("optim.name=adamw", "optim.lr=1e-3")},
-    "koleo": {"none": ("method.spread=0",), "0.1": ("method.spread=0.1",)},
-    "rate": {"7e-4": ("optim.lr=7e-4",), "3e-3": ("optim.lr=3e-3",)},
-    "drop-path": {"0.1": ("model.drop_path=0.1",)},
-    "batch": {"128": ("batch=128", "steps=*2"), "512": ("batch=512", "steps=/2")},  # as many images
-    "registers": {"4": ("model.num_registers=4",)},
-    "length": {"half": ("steps=/2",), "double": ("steps=*2",)},
+    "teacher": {
+        "momentum-0.98": ("method.teacher_momentum=0.98",),
+        "momentum-0.996": ("method.teacher_momentum=0.996",),
+        "temperature-0.03": ("method.teacher_temperature=0.03",),
+        "temperature-0.06": ("method.teacher_temperature=0.06",),
+    },
+    "loss": {
+        "koleo-none": ("method.spread=0",),
+        "koleo-0.1": ("method.spread=0.1",),
+        "sinkhorn": ("method.balance=3",),
+        "prototypes-1024": ("method.num_prototypes=1024",),
+    },
+    "optimiser": {
+        "adamw": ("optim.name=adamw", "optim.lr=1e-3"),
+        "rate-1e-3": ("optim.lr=1e-3",),
+        "rate-4e-3": ("optim.lr=4e-3",),
+        "batch-half": ("batch=*0.5", "steps=*2"),  # as many images
+        "batch-double": ("batch=*2", "steps=*0.5"),
+    },
+    "size": {
+        "48px": ("method.global_size=48", "method.local_size=24", "steps=*1.27"),  # in the same time
+        "registers-4": ("model.num_registers=4",),
+        "drop-path-0.1": ("model.drop_path=0.1",),
+        "half-length": ("steps=*0.5",),
+        "double-length": ("steps=*2",),
+    },
 }
 
 
@@ -87,8 +104,10 @@ def training_minutes(kind: str, size: str, family: Family, settings: tuple[str, 
     return images / speed / 60 + START_MINUTES
 
 
-def with_steps(settings: tuple[str, ...], steps: int) -> tuple[str, ...]:
-    """Settings after a length; `steps=*2` and `steps=/2` change it."""
-    length = {"steps=*2": steps * 2, "steps=/2": max(1, steps // 2)}
-    own = next((length[setting] for setting in settings if setting in length), steps)
-    return (f"steps={own}", *(setting for setting in settings if setting not in length))
+def in_numbers(settings: tuple[str, ...], config: TrainConfig) -> tuple[str, ...]:
+    """Settings of which `steps=*2` means twice the steps of this configuration."""
+    parts = [setting.partition("=*") for setting in settings]
+    return tuple(
+        f"{name}={max(1, round(getattr(config, name) * float(times)))}" if is_share else name
+        for name, is_share, times in parts
+    )

@@ -116,11 +116,11 @@ def held_out_table(records: Sequence[Record]) -> str:
         for record in below.get(None if base is None else id(base), []):
             name = _named(record) if base is None else "↳ " * depth + listed(_beyond(record, base))
             gap = "" if base is None else _gap(record, base)
-            score, seconds = _share(score_of(record, "knn_top1")), f"{record['seconds']['training']:,.0f}"
-            yield name, record["seed"], score, gap, seconds, _device(record), _commit(record)
+            score = _share(score_of(record, "knn_top1"))
+            yield name, record["seed"], score, gap, _device(record), _commit(record)
             yield from rows_below(record, depth + 1)
 
-    columns = ("setting", "seed", "kNN-20, %", "difference, points", "training, s", "on", "commit")
+    columns = ("setting", "seed", "kNN-20, %", "difference, points", "on", "commit")
     return _table(columns, [*rows_below(None, 0)])
 
 

@@ -55,8 +55,10 @@ def test_vim(side: int, tmp_path: Path) -> None:
 def test_vim_with_patches_that_overlap_has_a_position_for_each(tmp_path: Path) -> None:
     state = isotropic_state("vim", dim=16, depth=1, side=7)
     torch.save({"model": state}, tmp_path / "plus.pth")
-    model = mixlab.create_model("vim_tiny", dim=16, depth=1, image=64, stride=8, weights=tmp_path / "plus.pth").eval()
-    with pytest.warns(UserWarning, match="7 x 7 positions.*stride=8"):  # on the coarse grid it is another network
+    model = mixlab.create_model("vim_tiny_stride8", dim=16, depth=1, image=64, weights=tmp_path / "plus.pth").eval()
+    with pytest.warns(
+        UserWarning, match="7 x 7 positions.*vim_tiny_stride8.*stride=8"
+    ):  # on the coarse grid it is another network
         mixlab.create_model("vim_tiny", dim=16, depth=1, image=64, weights=tmp_path / "plus.pth")
     [(_, features)] = model.features(images_of(64, 64))
     assert features.grid == (7, 7)
@@ -219,6 +221,7 @@ def test_files_that_do_not_belong_are_answered_with_what_they_hold(tmp_path: Pat
 # the model's own table. Scans count as in VMamba's: 9 L E N, the skip, beside multiply-accumulates.
 SIZES: dict[str, tuple[int, float | None]] = {
     "vim_tiny": (7_148_008, None), "vim_small": (25_796_584, None), "vim_base": (97_598_440, None),
+    "vim_tiny_stride8": (7_250_344, None), "vim_small_stride8": (26_001_256, None),
     "mambareg_tiny": (9_264_232, None), "mambareg_small": (27_801_064, None),
     "mambareg_base": (99_301_096, None), "mambareg_large": (341_222_376, None),
     "plainmamba_l1": (7_551_656, 3.0), "plainmamba_l2": (26_145_832, 8.1), "plainmamba_l3": (50_956_456, 14.4),

@@ -16,7 +16,7 @@ from mixlab.run.directory import read_json
 from mixlab.studies.miniature import run as study_run
 from mixlab.studies.miniature.plan import STUDY_FAMILIES, Setting
 from mixlab.studies.small.parts import small_study
-from mixlab.studies.small.plan import ABLATIONS, FULL, QUICK, with_steps
+from mixlab.studies.small.plan import ABLATIONS, FULL, QUICK
 from mixlab.studies.speedrun.record import read_record
 from mixlab.studies.steps import OWN_JOBS, Step
 from tests.drawn_folders import draw_folders, save
@@ -27,7 +27,7 @@ SETTING = Setting(
     effort=FULL, rates={"dino-tiny": {"mambareg": 5e-4}},
 )  # fmt: skip
 ALL = os.environ.get("MIXLAB_FAULTS") == "all"
-RUN_PARTS = ("tune-tiny-vit", "dino-tiny-vit-s0", *(("look-tiny-vit-s0", "ablate-registers") if ALL else ()))
+RUN_PARTS = ("tune-tiny-vit", "dino-tiny-vit-s0", *(("look-tiny-vit-s0", "ablate-optimiser") if ALL else ()))
 
 
 class Inline(Executor):
@@ -66,7 +66,7 @@ def studied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_kind_of_part_is_command_lines_that_parse_after_what_they_need() -> None:
-    one_of_each = ("tune-small-vit", "look-tiny-mambareg-s0", "supervised-small-gatedconv-s0", "ablate-crops", "cost")
+    one_of_each = ("tune-small-vit", "look-tiny-mambareg-s0", "supervised-small-gatedconv-s0", "ablate-views", "cost")
     for part in one_of_each:
         seen: set[str] = set()
         for step in STUDY.parts[part].steps(SETTING):
@@ -105,22 +105,18 @@ def test_tuning_and_ablations_never_see_validation_images_and_use_a_tuned_rate_w
                 assert ("optim.lr=0.0005" in step.arguments) == ("tiny-mambareg" in name)
 
 
-def test_ablations_cover_what_the_page_promises_and_change_one_thing() -> None:
-    asked = {
-        "crops",
-        "momentum",
-        "temperature",
-        "koleo",
-        "rate",
-        "batch",
-        "registers",
-        "length",
-        "optimiser",
-        "drop-path",
+def test_ablations_are_of_full_length_and_change_one_thing() -> None:
+    asked = ("local", "momentum", "temperature", "koleo", "rate", "batch", "registers", "length", "adamw", "blur")
+    named = " ".join(variant for variants in ABLATIONS.values() for variant in variants)
+    assert all(word in named for word in asked)
+    given = {
+        step.name.removeprefix("train "): " ".join(step.arguments)
+        for name in ABLATIONS
+        for step in STUDY.parts[f"ablate-{name}"].steps(SETTING)
     }
-    assert asked | {"base"} == set(ABLATIONS)
-    assert with_steps(("batch=512", "steps=/2"), 1500) == ("steps=750", "batch=512")
-    assert with_steps((), 1500) == ("steps=1500",)
+    assert "--set batch=128 --set steps=9000" in given.pop("batch-half") and "steps=2250" in given.pop("batch-double")
+    assert "steps=5715" in given.pop("48px") and "steps=2250" in given.pop("half-length")
+    assert "steps=9000" in given.pop("double-length") and "steps=" not in " ".join(given.values())
 
 
 def test_the_tuned_rate_is_used_and_only_results_and_16_bits_are_kept(studied: Path) -> None:
