@@ -359,7 +359,7 @@ def test_wrong_calls_name_the_way_out(tmp_path: Path) -> None:
     assert [item.name for item in find_items(["mambaout-fig1*"])] == ["mambaout-fig1a", "mambaout-fig1b"]
     with pytest.raises(ValueError, match="go with an item"):
         reproduce(root=tmp_path)
-    with pytest.raises(ValueError, match=r"has no network vit_huge; it has .*vit_base"):
+    with pytest.raises(ValueError, match=r"has no network vit_huge; (did you mean|it has) .*vit_"):
         reproduce(["dino-mamba-table2"], only="vit_huge")
     with pytest.raises(ValueError, match=r"--weights 'vit_base' must be NAME=FILE"):
         reproduce(["dino-mamba-table2"], weights="vit_base")
