@@ -121,6 +121,11 @@ def run_command(arguments: list[str], *, even_ignored: bool = False) -> int:
         hint = did_you_mean(name, known, otherwise=f"mixlab knows {', '.join(known)}")
         console.print(Text.assemble((f"unknown command {name!r}", "red"), f"; {hint}"))
         return 2
+    if any(part.partition("=")[0] == "--import" for part in rest):
+        console.print(
+            Text.assemble(("error:", "red"), f" --import stands before the command: mixlab --import PLUGIN {name} ...")
+        )
+        return 2
     warnings.formatwarning = plain_warning
     from mixlab.commands.help import run_parsed
 

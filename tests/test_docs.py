@@ -1,5 +1,7 @@
 """The documentation is true: it builds, its links lead somewhere, its commands parse and its Python runs."""
 
+import ast
+import builtins
 import json
 import re
 import runpy
@@ -113,6 +115,25 @@ def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.Monke
 def test_an_extension_is_explained_on_a_screen(file: Path) -> None:
     """With prose, and a check that it works."""
     assert len(file.read_text(encoding="utf-8").splitlines()) <= 110
+
+
+def test_a_file_that_a_page_imports_is_on_it_as_a_whole() -> None:
+    """The block that follows its name: nothing in it is defined by a block before."""
+    seen = set()
+    for file in WRITTEN:
+        text = file.read_text(encoding="utf-8")
+        for name in {*re.findall(r"--import (\w+\.py)", text)} & {*re.findall(r"`(\w+\.py)`", text)}:
+            tree = ast.parse(FENCE.findall(text[text.index(f"`{name}`") :])[0][1])
+            nodes = [*ast.walk(tree)]
+            bound = {alias.asname or alias.name for node in nodes for alias in getattr(node, "names", [])}
+            bound |= {node.name for node in nodes if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+            bound |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+            named = [node for node in nodes if isinstance(node, ast.Name)]
+            bound |= {node.id for node in named if not isinstance(node.ctx, ast.Load)}
+            missing = {node.id for node in named} - bound - {*dir(builtins)}
+            assert not missing, f"{file.name}: {name} uses {missing}, which it does not import"
+            seen.add(name)
+    assert {"frames.py", "my_resnet.py", "patch_convs.py", "pool.py", "vicreg.py"} <= seen
 
 
 def test_the_documentation_calls_the_commands_it_is_about() -> None:

@@ -153,7 +153,8 @@ def measure_cost(target: Target) -> dict[str, Any]:
         flat = build_architecture(backbone.architecture()).eval().requires_grad_(False)
     rate = median_interval(_images_per_second(backbone, size))
     device = str(next(backbone.parameters()).device)
-    protocol = SpeedProtocol(data="noise", px=size, batch=TIMED_BATCH, precision="fp32", device=device)
+    threads = torch.get_num_threads() if device == "cpu" else None
+    protocol = SpeedProtocol(data="noise", px=size, batch=TIMED_BATCH, precision="fp32", device=device, threads=threads)
     measured = Measurement.of("images_per_s", rate, subject=target.subject, protocol=protocol, seed=target.seed)
     return {
         "kind": "cost",

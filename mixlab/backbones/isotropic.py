@@ -107,9 +107,9 @@ class IsotropicConfig:
         return replace(self.mixer, scans=self.layer_scans[layer % len(self.layer_scans)])  # type: ignore[call-arg]
 
 
-def config_from_json(values: Mapping[str, Any]) -> IsotropicConfig:
+def config_from_json(values: Mapping[str, Any], *, where: str = "config") -> IsotropicConfig:
     """The config in an `Isotropic.architecture()`; fields that are left out take their defaults."""
-    return from_json(IsotropicConfig, values, kinds={MixerConfig: MIXERS})
+    return from_json(IsotropicConfig, values, kinds={MixerConfig: MIXERS}, where=where)
 
 
 class Isotropic(Backbone):

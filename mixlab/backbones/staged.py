@@ -132,9 +132,9 @@ def mambaout_shape(size: str, mixer: MixerConfig) -> StagedConfig:
     return StagedConfig(dims=dims, depths=depths, mixer=mixer, norm_eps=1e-6, pool_first=True)
 
 
-def staged_from_json(values: Mapping[str, Any]) -> StagedConfig:
+def staged_from_json(values: Mapping[str, Any], *, where: str = "config") -> StagedConfig:
     """The config in a `Staged.architecture()`; fields that are left out take their defaults."""
-    return from_json(StagedConfig, values, kinds={MixerConfig: MIXERS})
+    return from_json(StagedConfig, values, kinds={MixerConfig: MIXERS}, where=where)
 
 
 class Staged(Backbone):

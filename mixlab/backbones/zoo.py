@@ -228,7 +228,7 @@ def check_fields(name: str, changes: Mapping[str, Any]) -> None:
     for key, value in changes.items():
         part = _owner(key, owners)
         (plan if part is None else plan[part])[key] = value
-    staged_from_json(plan) if isinstance(config, StagedConfig) else config_from_json(plan)
+    (staged_from_json if isinstance(config, StagedConfig) else config_from_json)(plan, where="model")
 
 
 def replace_fields(config: C, changes: dict[str, Any]) -> C:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def demo(
     answer: Flat[Answer] = Answer(), *, run: Path | None = None, quick: bool = False, seed: int = 0
 ) -> dict[str, Any]:
-    """Look inside three trained networks, fine-tune one of them, compare them with untrained twins, and write a report.
+    """Look inside five trained networks, fine-tune one of them, compare them with untrained twins, and write a report.
 
     About three minutes on two cores; needs no data and no GPU. If it is killed, the same command resumes it.
 

@@ -89,7 +89,7 @@ def open_run(run: Path | None, targets: Sequence[str]) -> RunDirectory:
 
     names = [split_target(text)[0] for text in targets]
     if run is None and len(names) == 1 and Path(names[0]).is_dir():
-        run = Path(names[0])
+        run = RunDirectory.open(names[0]).path  # nothing is written into a folder that is no run
     place = run or DEFAULT_RUN
     try:
         directory = RunDirectory.create(place)

@@ -176,20 +176,8 @@ def _show(answer: Answer, plan: ItemPlan, root: Path | None) -> None:
     for note in plan.notes:
         warn(note)
     needed = item.needs(plan.setting)
-    if root is None:
-        for name in needed:
-            console.print(
-                f"needs {DATA_SETS[name].title} in DATA/{DATA_SETS[name].place}. {DATA_SETS[name].unpack}",
-            )
-    elif plan.problems:
-        for number, said in enumerate(plan.problems, start=1):
-            console.print(f"{number}. {said}", style="red")
-    elif needed:
-        titles = ", ".join(DATA_SETS[name].title for name in needed)
-        if plan.doubts:
-            console.print(f"the data can be used, with the warnings above: {titles}", style="yellow")
-        else:
-            console.print(f"the data is there: {titles}", style="green")
+    for name in needed if root is None else ():
+        console.print(f"needs {DATA_SETS[name].title} in DATA/{DATA_SETS[name].place}. {DATA_SETS[name].unpack}")
     for line in command_lines(plan):
         put(line, to_stderr=answer.json == "-")
     figures = [(cell.row, cell.column, cell.said if cell.paper is None else cell.paper) for cell in item.cells]
@@ -197,6 +185,19 @@ def _show(answer: Answer, plan: ItemPlan, root: Path | None) -> None:
         answer.table(f"Published in {item.place}", ("row", "figure", "paper"), figures)
     if item.settings:
         _print_settings(answer, item)
+    if root is not None:  # last: it is what was asked, and tables are long
+        _say_data(plan, [DATA_SETS[name].title for name in needed])
+
+
+def _say_data(plan: ItemPlan, needed: Sequence[str]) -> None:
+    for number, said in enumerate(plan.problems, start=1):
+        console.print(f"{number}. {said}", style="red")
+    if plan.problems or not needed:
+        return
+    if plan.doubts:
+        console.print(f"the data can be used, with the warnings above: {', '.join(needed)}", style="yellow")
+    else:
+        console.print(f"the data is there: {', '.join(needed)}", style="green")
 
 
 def _print(answer: Answer, result: dict[str, Any]) -> None:

@@ -127,6 +127,8 @@ def _jpeg_pixels(content: bytes, image: Image.Image) -> NDArray[np.uint8] | None
 def open_image(data: str | Path | bytes, *, name: str) -> Image.Image:
     """Open a file as PIL sees it, without decoding: for callers that need its own mode or orientation."""
     content = data if isinstance(data, bytes) else _read_file(data, name)
+    if not content:
+        raise UnreadableImage(name, "the file is empty")
     try:
         image = Image.open(io.BytesIO(content), formats=FORMATS)
     except Exception as error:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from .decode import SUFFIXES
 from .index_file import Names, StoredIndex, index_file, is_trusted, read_index, write_index
 
-_FORMAT = 3
+_FORMAT = 4
 _BLOCK = 10_000  # paths that are looked up at once
 _SETTLED_NS = 50_000_000  # file systems count time in ticks: a folder changed within this time may change unseen
 _JUST_CHANGED = -1  # the stamp of such a folder
@@ -100,7 +100,9 @@ class PathTable(Sequence[str]):
 
 
 def list_images(root: str | Path, *, cache: str | Path | None = None) -> PathTable:
-    """Paths of all image files below `root`, relative to it and sorted; names with a leading dot are left out.
+    """Paths of all image files below `root`, relative to it and sorted.
+
+    Names with a leading dot are left out, and the pictures that commands drew into a run in there.
 
     `cache` is a folder for the index, `cache_folder()` without one.
     """
@@ -192,7 +194,14 @@ def _entries(here: Path, seen: set[str]) -> list[str]:
                     found.append(f"{entry.name}/")
             elif os.path.splitext(entry.name)[1].lower() in SUFFIXES:  # noqa: PTH122 - a million Paths are slow
                 found.append(entry.name)
+    if "figures/" in found and "results/" in found and _holds_results(here / "results"):
+        found.remove("figures/")  # a run: its pictures are of these images, and none of them
     return sorted(found)
+
+
+def _holds_results(folder: Path) -> bool:
+    """Whether a folder has what commands write into `results/` of a run, and no images: then it is no class."""
+    return {os.path.splitext(name)[1].lower() for name in os.listdir(folder)} & {".json", *SUFFIXES} == {".json"}  # noqa: PTH122, PTH208
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -112,6 +112,8 @@ def align(train: ImageSource, val: ImageSource) -> LabelledSplits:
 
 
 def check_labels(source: ImageSource, name: str) -> None:
+    if isinstance(source, ImageFolder) and not source.classes and (misplaced := _misplaced(source, name)):
+        raise InputError(misplaced)
     if len(source.classes) < 2:
         raise InputError(
             f"{name} has {len(source.classes)} classes; scores need labels of at least 2: put the images into one "
@@ -139,9 +141,9 @@ def check_class_folders(source: ImageSource, data: str) -> None:
     if not isinstance(source, ImageFolder):
         return
     root = source.root
-    folders = [entry for entry in sorted(root.iterdir()) if entry.is_dir() and entry.name[0] != "."]
     if not source.classes:
-        raise InputError(_without_classes(source, folders, data))
+        raise InputError(_without_classes(source, data))
+    folders = [entry for entry in sorted(root.iterdir()) if entry.is_dir() and entry.name[0] != "."]
     sets = [folder for folder in folders if all(child(folder, *names) for names in SPLIT_FOLDERS.values())]
     if sets:
         raise InputError(
@@ -155,20 +157,31 @@ def check_class_folders(source: ImageSource, data: str) -> None:
     labelled_splits(data)  # what cannot be scored in the end is refused before it is trained on
 
 
-def _without_classes(source: ImageFolder, folders: list[Path], data: str) -> str:
+def _without_classes(source: ImageFolder, data: str) -> str:
     root = source.root
-    loose = [path for path in source.paths if "/" not in path]
-    if folders and loose:
-        return (
-            f"{root} has {len(loose):,} images beside its {len(folders):,} class folders, such as {loose[0]}: then no "
-            "image has a class; move them into their folders, or elsewhere"
-        )
+    if misplaced := _misplaced(source, data):
+        return misplaced
     missing = ""
     if root.name in SPLIT_FOLDERS["val"] and root.name != Path(data).name:
         missing = f"{root.parent} has no train/, and "
     return (
         f"{missing}the {len(source):,} images of {root} have no classes, since they lie in one folder; put each into a "
         "folder of its class, or pretrain without labels (`mixlab pretrain`)"
+    )
+
+
+def _misplaced(source: ImageFolder, data: str) -> str | None:
+    """Why images have no class, where it is not that all lie in one folder."""
+    if Path(data).expanduser().is_file():
+        return f"{data} is one image, without a class; give a folder that has a sub-folder for each class"
+    paths = source.paths
+    folders = {paths.folders[number].split("/", 1)[0] for number in paths.run_folders.tolist()} - {""}
+    loose = next((path for path in paths if "/" not in path), None)
+    if loose is None or not folders:
+        return None
+    return (
+        f"{source.root} has images beside its {len(folders):,} class folders, such as {loose}: then no image has a "
+        "class; move them into their folders, or elsewhere"
     )
 
 

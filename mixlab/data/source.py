@@ -291,7 +291,8 @@ def nearest_place(name: str) -> str:
     while not place.parent.is_dir():
         place = place.parent
     try:
-        neighbours = [entry.name for entry in islice(place.parent.iterdir(), 10_000)]
+        entries = islice(place.parent.iterdir(), 10_000)
+        neighbours = [entry.name for entry in entries if entry.name != place.name]  # a link that leads nowhere
     except OSError:
         neighbours = []
     alike = [other for other in neighbours if get_close_matches(place.stem, [Path(other).stem])]  # whatever the suffix

@@ -73,6 +73,8 @@ def _best(table: Table, titles: Sequence[str]) -> Iterator[Sentence]:
         parts = [Part(f"{name} on {_data(column.data)}: ")]
         if len(ordered) == 1:
             yield [*parts, Part(_shown(highest, column), highest.record), Part(f" for {high.label}.")]
+        elif _shown(highest, column) == _shown(lowest, column):
+            yield [*parts, Part("all have "), Part(_shown(highest, column), highest.record), Part(".")]
         else:
             parts += [Part(f"{high.label} is highest with "), Part(_shown(highest, column), highest.record)]
             yield [*parts, Part(f", {low.label} lowest with "), Part(_shown(lowest, column), lowest.record), Part(".")]

@@ -28,6 +28,7 @@ class Record:
     file: str
     content: dict[str, Any]
     measurements: list[Measurement] = field(default_factory=list)
+    parts: tuple["Record", ...] = ()  # the results behind it, where several are shown as one
 
     @property
     def kind(self) -> str:

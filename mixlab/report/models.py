@@ -25,7 +25,8 @@ from mixlab.analysis.figures import FAMILY_NAMES, OTHER, LineStyle, line_styles
 from mixlab.report.findings import Findings, Record
 from mixlab.report.trainings import shown_measurements
 from mixlab.run import UNTRAINED, Measurement, base_label
-from mixlab.statistics import mean_interval
+from mixlab.run.protocols import METRICS
+from mixlab.statistics import Estimate, mean_interval
 
 GAINS = {"knn_top1": "kNN", "probe_top1": "linear probe", "binary_auc": "Binary-AUC"}
 NOT_SHARED = ("source", "layer", "layers", "map", "change", "tokens")  # follow from the network, or stand in the title
@@ -205,7 +206,7 @@ def _key(lead: Measurement, others: Iterable[Measurement]) -> str:
     differing = {name for other in apart for name in (*_different(other, lead), *_different(lead, other))}
     choices = {name: value for name, value in lead.protocol.choices.items() if name in differing - _IN_KEY}
     image = f"{lead['image']} px" if lead["image"] else ""
-    return ", ".join(filter(None, (_data(lead), image, words(choices))))
+    return ", ".join(filter(None, (_data(lead), image, words(choices, most_values=3))))
 
 
 def _data(m: Measurement) -> str:
@@ -255,14 +256,16 @@ def style_rows(table: Table, findings: Findings) -> dict[str, LineStyle]:
     return styles
 
 
-def words(choices: Mapping[str, Any]) -> str:
-    """The choices of a protocol as text."""
+def words(choices: Mapping[str, Any], *, most_values: int | None = None) -> str:
+    """The choices of a protocol as text; of a list of more values, how many there are."""
     parts = []
     for name, value in choices.items():
         if name == "label_share":
             parts.append("all labels" if value == 1 else f"{100 * value:g} % of the labels")
         elif name == "classifier":
             parts.append(f"classifier {str(value).partition(',')[0]}")  # of a probe, not which head was best
+        elif most_values is not None and isinstance(value, tuple | list) and len(value) > most_values:
+            parts.append(f"{len(value)} {name.replace('_', ' ')}")
         elif name != "kind" and value != "":
             shown = f"{value:g}" if isinstance(value, float) else value
             shown = " ".join(map(str, value)) if isinstance(value, tuple | list) else shown
@@ -296,8 +299,14 @@ def _cell(group: Group, findings: Findings) -> Cell:
     lead, record = group[0], findings.record_of[group[0].identity]
     if len(group) == 1:
         return Cell(lead.value, lead.low, lead.high, record)
-    mean = mean_interval([m.value for m in group])
+    mean = mean_of(group)
     return Cell(mean.value, mean.low, mean.high, record, len(group))
+
+
+def mean_of(group: Group) -> Estimate:
+    """Over seeds; its interval stays where the metric can be."""
+    metric = METRICS[group[0].metric]
+    return mean_interval([m.value for m in group], low=metric.lowest, high=metric.highest)
 
 
 def _averaged_networks(measurements: Iterable[Measurement]) -> list[str]:

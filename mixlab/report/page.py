@@ -21,14 +21,15 @@ from mixlab.errors import InputError
 from mixlab.report.conclusions import conclusions
 from mixlab.report.exhibits import exhibit_part
 from mixlab.report.findings import Findings, Record, read_findings
-from mixlab.report.models import Cell, Table, model_table, style_rows
+from mixlab.report.models import Cell, Table, mean_of, model_table, style_rows
 from mixlab.report.photograph import through_models
 from mixlab.report.pictures import dense_pictures, matrix_pictures, picture_rows
 from mixlab.report.reproduced import reproduced_part
+from mixlab.report.same_images import join_maps
 from mixlab.report.sections import auc_part, place_of, rank_part, scaling_part, training_part
 from mixlab.run import RunDirectory, unpacked
 from mixlab.run.directory import write_atomically
-from mixlab.statistics import Quantity, mean_interval
+from mixlab.statistics import Quantity
 
 MARK = "<!-- written by mixlab report; sha256 of all above: {} -->"
 CONTENTS = {
@@ -51,6 +52,7 @@ PART_OF = {
     "ranks": "has_ranks",
     "cost": "scaling",
 }
+MOST_PARTS = 12  # of a study that are named one by one
 OLDER = ("<title>mixlab report: ", "Written by `mixlab report`")  # in pages from before there was a mark
 
 
@@ -146,8 +148,9 @@ def page_parts(findings: Findings, *, pictures: bool = True) -> dict[str, Any]:
     styles = style_rows(table, findings)
     matrices = matrix_pictures(findings) if pictures else []
     claims = [ledger_part(record) for record in findings.of("claims")]
-    through = through_models(findings, styles) if pictures else None
-    looks = [record for record in findings.of("maps") if pictures and not _is_shown_above(record, through)]
+    seen = join_maps(findings.of("maps"), styles) if pictures else []
+    through = through_models(seen, findings, styles)
+    looks = [record for record in seen if not _is_shown_above(record, through)]
     return {
         "through": through,
         "conclusions": conclusions(table, findings, claims),
@@ -173,7 +176,7 @@ def page_parts(findings: Findings, *, pictures: bool = True) -> dict[str, Any]:
         "legend": lambda labels: [(label, Markup(legend_key(styles.get(label, OTHER)))) for label in labels],
         "shown": shown,
         "signed": signed,
-        "mean": lambda group: group[0] if len(group) == 1 else mean_interval([m.value for m in group]),
+        "mean": lambda group: group[0] if len(group) == 1 else mean_of(group),
     }
 
 
@@ -262,10 +265,22 @@ def study_part(findings: Findings) -> list[dict[str, Any]]:
             "record": record,
             "content": record.content,
             "num_steps": sum(len(steps) for steps in record.content["steps"].values()),
+            "minutes": _by_kind(record.content["minutes"]),
             "tuning": _tuning(tunings[record.run.path]) if record.run.path in tunings else None,
         }
         for record in findings.of("study")
     ]
+
+
+def _by_kind(minutes: dict[str, float]) -> dict[str, float]:
+    """Minutes of parts; of many parts, those of one kind together: look-tiny-vit-s0 is one of `look`."""
+    if len(minutes) <= MOST_PARTS:
+        return minutes
+    kinds: dict[str, float] = {}
+    for name, spent in minutes.items():
+        kind = name.partition("-")[0]
+        kinds[kind] = kinds.get(kind, 0.0) + spent
+    return kinds
 
 
 def _tuning(record: Record) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The picture of the first screen: one image through every model: what one patch reads, matrix, map, components."""
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,9 @@ from mixlab.run.directory import file_name
 MOST_MODELS = 6
 
 
-def through_models(findings: Findings, styles: dict[str, LineStyle]) -> dict[str, Any] | None:
+def through_models(maps: Sequence[Record], findings: Findings, styles: dict[str, LineStyle]) -> dict[str, Any] | None:
     """The image that shows most: a photograph before a drawn scene, then more models with matrices, then more."""
-    found = [_look(record, findings, styles) for record in findings.of("maps") if "images" in record.arrays()]
+    found = [_look(record, findings, styles) for record in maps if "images" in record.arrays()]
     return max(found, key=_worth, default=None)
 
 

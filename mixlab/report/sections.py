@@ -241,7 +241,7 @@ def _merged_row(group: list[Row]) -> Row:
         if isinstance(part, dict) and "mean" in part:
             values = [row[name]["mean"] for row in group if row.get(name) and row[name]["mean"] is not None]
             if values:
-                mean = mean_interval(values)
+                mean = mean_interval(values, low=0.0, high=1.0)
                 merged[name] = {**part, "mean": mean.value, "low": mean.low, "high": mean.high}
     return merged
 

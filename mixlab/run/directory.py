@@ -74,7 +74,10 @@ class RunDirectory:
         write_json(self.path / "config.json", config)
 
     def read_config(self) -> dict[str, Any]:
-        return read_json(self.path / "config.json")
+        try:
+            return read_json(self.path / "config.json")
+        except InputError as error:
+            raise InputError(f"{error}; restore it, or start again in another directory") from error
 
     def append_metrics(self, row: dict[str, Any]) -> None:
         place, line = self.path / "metrics.jsonl", (json.dumps(row) + "\n").encode()

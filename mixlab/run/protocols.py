@@ -215,6 +215,7 @@ class SpeedProtocol(ViewProtocol):
     tokens: int | None = None
     batch: int | None = None
     device: str | None = None
+    threads: int | None = None  # of a CPU
 
 
 class Metric(NamedTuple):

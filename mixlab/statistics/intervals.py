@@ -70,11 +70,16 @@ def variance(values: Sequence[float]) -> float:
     return sum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
-def mean_interval(values: Sequence[float]) -> Estimate:
-    """The mean of a few values, such as those of seeds, by Student's t; one value has no interval."""
+def mean_interval(values: Sequence[float], *, low: float = -math.inf, high: float = math.inf) -> Estimate:
+    """The mean of a few values, such as those of seeds, by Student's t; one value has no interval. No end lies beyond
+    `low` and `high`, between which the values must be.
+    """
     mean = sum(values) / len(values)
     std = math.sqrt(variance(values)) if len(values) > 1 else None
-    return interval_from_std(mean, std, len(values))
+    found = interval_from_std(mean, std, len(values))
+    if found.low is None or found.high is None:
+        return found
+    return Estimate(mean, max(low, found.low), min(high, found.high), len(values))
 
 
 def interval_from_std(mean: float, std: float | None, n: int) -> Estimate:

@@ -38,7 +38,7 @@ QUICK = DemoEffort(
 )  # fmt: skip
 TUNED = "vit-tuned"
 RECIPE, START = "supervised_vit_tiny64", "shipped/vit"  # attention learns the scenes in the fewest seconds
-RANK_IMAGE, RANK_CHUNK = 128, 64  # 256 patches: blocks of 64 are then larger than the state of a scan
+RANK_IMAGE, RANK_CHUNK = 128, 128  # 256 patches: blocks of 128 exceed state and head width, which are 64
 EYE = "0.35", "0.3"  # of the cat
 HERE = ("--workers", "0", "--device", "cpu")
 

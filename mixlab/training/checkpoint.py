@@ -119,7 +119,7 @@ class Checkpoints:
             left = [step for step in steps if step not in damaged]
             if not left:
                 raise OSError(
-                    f"none of the {len(steps)} checkpoints in {self.folder} can be read; restore one, "
+                    f"no checkpoint in {self.folder} can be read; restore one, "
                     "or start again in another --run directory"
                 )
             try:

@@ -132,7 +132,7 @@ def test_when_every_checkpoint_is_damaged_the_run_stops_instead_of_starting_over
     folder = stopped_after(uninterrupted("dino"), tmp_path / "run", 2)
     for step in (1, 2):
         flip_a_byte(folder / "checkpoints" / f"step-{step:08d}.safetensors")
-    with pytest.raises(OSError, match="none of the 2 checkpoints"):
+    with pytest.raises(OSError, match="no checkpoint in .* can be read; restore one"):
         run("dino", folder)
 
 

@@ -34,7 +34,7 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 @dataclass(frozen=True)
 class LineStyle:
-    """Of the first seven, every hue has dashes and a mark of its own; beyond, hues repeat with other dashes."""
+    """Of the first seven, every hue has dashes and a mark of its own; beyond, hues repeat with others."""
 
     number: int
 
@@ -48,12 +48,16 @@ class LineStyle:
 
     @property
     def dashes(self) -> str | tuple[int, tuple[int, ...]]:
-        pattern = _DASHES[(self.number + self.number // len(PALETTE)) % len(_DASHES)]
+        pattern = _DASHES[self._variant % len(_DASHES)]
         return (0, pattern) if pattern else "-"
 
     @property
     def marker(self) -> str:
-        return _MARKERS[self.hue]
+        return _MARKERS[self._variant % len(_MARKERS)]
+
+    @property
+    def _variant(self) -> int:
+        return self.number + self.number // len(PALETTE)
 
 
 OTHER = LineStyle(6)
@@ -62,26 +66,24 @@ Styles = Mapping[str, LineStyle]
 
 def line_styles(families: Mapping[str, str]) -> dict[str, LineStyle]:
     """One style per label, from the family of each: the first of a family has the family's hue, vit-large that of vit
-    with other dashes, and the seeds of one model the same.
+    or vit-tiny with other dashes, and the seeds of one model the same.
     """
-    of_name: dict[str, int] = {}
     names = {base_label(label): family for label, family in families.items()}
-    parents = {
-        name: max((other for other in names if name.startswith(f"{other}-")), key=len, default=None) for name in names
-    }
+    leads: dict[str, str] = {}  # whose hue a name has: vit's, or that of the first with its family and first word
+    first: dict[tuple[str, str], str] = {}
     for name, family in names.items():
-        if parents[name] is None:
-            rounds = (hue + len(PALETTE) * number for number in count() for hue in _OTHER_HUES)
-            free, own = next(style for style in rounds if style not in of_name.values()), _FAMILY_HUES.get(family)
-            of_name[name] = own if own is not None and own not in of_name.values() else free
-    roots = dict(of_name)
-    for name in names:
-        if parents[name] is not None:
-            hue = next(style for other, style in roots.items() if name.startswith(f"{other}-"))
-            rounds = (hue + len(PALETTE) * number for number in count(1))
+        shorter = min((other for other in names if name.startswith(f"{other}-")), key=len, default=name)
+        leads[name] = first.setdefault((family, shorter.partition("-")[0]), shorter)
+    of_name: dict[str, int] = {}
+    for name in dict.fromkeys(leads.values()):
+        rounds = (hue + len(PALETTE) * number for number in count() for hue in _OTHER_HUES)
+        free, own = next(style for style in rounds if style not in of_name.values()), _FAMILY_HUES.get(names[name])
+        of_name[name] = own if own is not None and own not in of_name.values() else free
+    for name, lead in leads.items():
+        if name not in of_name:
+            rounds = (of_name[lead] + len(PALETTE) * number for number in count(1))
             of_name[name] = next(style for style in rounds if style not in of_name.values())
-    numbers = of_name | {label: of_name[base_label(label)] for label in families}
-    return {label: LineStyle(number) for label, number in numbers.items()}
+    return {label: LineStyle(of_name[base_label(label)]) for label in (*names, *families)}
 
 
 def untrained_style(style: LineStyle) -> LineStyle:

@@ -61,6 +61,10 @@ def write_scaling(run: str, sizes: str, batch_tokens: str, *rest: str) -> dict[s
     where = choose_device(device)
     make_current(where)
     precision = "bf16" if where.type == "cuda" else "fp32"
+    here: dict[str, Any] = {
+        "device": device_name(device),
+        "threads": torch.get_num_threads() if where.type == "cpu" else None,
+    }
     rows: list[dict[str, Any]] = []
     records: list[dict[str, Any]] = []
     for side in map(int, sizes.split(",")):
@@ -72,7 +76,7 @@ def write_scaling(run: str, sizes: str, batch_tokens: str, *rest: str) -> dict[s
             target = Target(label=label, backbone=backbone)
             images = torch.randn(max(1, int(batch_tokens) // tokens), 3, side, side, device=where)
             protocol = SpeedProtocol(
-                data="noise", px=side, tokens=tokens, batch=len(images), precision=precision, device=device_name(device)
+                data="noise", px=side, tokens=tokens, batch=len(images), precision=precision, **here
             )
             for kind, step in {"forward": forward, "training": forward_backward}.items():
                 if where.type == "cuda":

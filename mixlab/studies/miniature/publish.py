@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mixlab.console import console
+from mixlab.data.photographs import photograph_place
 from mixlab.data.source import is_drawn
 from mixlab.errors import InputError, few
 from mixlab.report import write_report
@@ -90,7 +91,7 @@ def _copy(source: RunDirectory, target: RunDirectory, names: list[tuple[str, str
         kept = cleaned(result, names)
         arrays: Arrays = {}
         if result.get("kind") == "maps":
-            if is_drawn(str(result["data"])):  # photographs are not ours to show
+            if is_drawn(str(result["data"])) or photograph_place(str(result["data"])):  # others are not ours to show
                 target.write_result(name, kept | {"images": result["images"]}, source.arrays(name), one_line=True)
             continue
         if (source.path / "results" / f"{name}.npz").is_file():

@@ -9,7 +9,7 @@ from typing import Any
 
 from mixlab.backbones.zoo import ZOO
 from mixlab.choices import Scale
-from mixlab.errors import InputError
+from mixlab.errors import InputError, did_you_mean, few
 from mixlab.run import RunDirectory, provenance
 from mixlab.studies.reproduce.folders import DATA_SETS, Found, check_root
 from mixlab.studies.reproduce.items import Item, difference
@@ -185,7 +185,8 @@ def _check_only(item: Item, only: Sequence[str]) -> None:
     known = {name for network in item.networks for name in (network.model, network.key)}
     unknown = [name for name in only if name not in known]
     if unknown and item.networks:
-        raise InputError(f"{item.name} has no network {', '.join(unknown)}; it has {', '.join(sorted(known))}")
+        hint = did_you_mean(unknown[0], sorted(known), otherwise=f"it has {few(sorted(known), 8)}")
+        raise InputError(f"{item.name} has no network {', '.join(unknown)}; {hint}")
 
 
 def _checked(weights: Mapping[str, str]) -> Mapping[str, str]:

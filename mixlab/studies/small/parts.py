@@ -43,7 +43,7 @@ from mixlab.studies.steps import Step
 from mixlab.training.settings import override
 
 PAPERS_PROBE = ("--mode", "cached")  # and the paper's grid of heads, rates and decays
-DRAWN = "shapes:size=160"
+OUR_PHOTOGRAPHS = "photo:all"  # which may be shown
 WEIGHTS = "weights.safetensors"
 LABELS = {family.label: family for family in STUDY_FAMILIES}
 ABLATED = recipe_of("dino", "tiny", LABELS["vit"])
@@ -139,12 +139,16 @@ def look(kind: str, size: str, family: Family, seed: int, setting: Setting) -> I
     """Everything else that is measured of that network; the step that trains it is done by now."""
     yield from network(kind, size, family, seed, setting)
     place = _place(kind, size, family, seed, setting)
-    heads = (*PAPERS_PROBE, "--epochs", str(setting.effort.probe_epochs)) if setting.effort is QUICK else PAPERS_PROBE
-    yield from score_run(place, place.name, data=setting.data, seed=seed, heads=heads, here=setting.here, twin=True)
+    yield from _scored(setting, place, seed, twin=True)
     probes = [_register_probe(setting, place, seed)] if "registers" in family.strategies else []
     yield from probes
     needs = (f"train {place.name}", f"probe {place.name}", *(step.name for step in probes))
     yield from _looked_at(setting, place, family, size, seed, needs)
+
+
+def _scored(setting: Setting, place: Path, seed: int, *, twin: bool) -> Iterator[Step]:
+    heads = (*PAPERS_PROBE, "--epochs", str(setting.effort.probe_epochs)) if setting.effort is QUICK else PAPERS_PROBE
+    return score_run(place, place.name, data=setting.data, seed=seed, heads=heads, here=setting.here, twin=twin)
 
 
 def _register_probe(setting: Setting, place: Path, seed: int) -> Step:
@@ -205,8 +209,8 @@ def _looked_at(
     yield Step(
         f"maps {place.name}",
         f"{place.name}: maps and principal components",
-        "drawn scenes; photographs would not be ours to show",
-        ("maps", str(place), "--data", DRAWN, "--num-images", "5", "--image", "160", "--run", str(place)),
+        "photographs that come with mixlab: no network has seen them",
+        ("maps", str(place), "--data", OUR_PHOTOGRAPHS, "--map", "cut", "--image", "160", "--run", str(place)),
         place / "results" / "maps.json",
         here=("--device", setting.device),
         needs=trained,
@@ -243,9 +247,7 @@ def supervised(size: str, family: Family, seed: int, setting: Setting) -> Iterat
         here=setting.trains_here,
         trains=place,
     )
-    yield from score_run(
-        place, place.name, data=setting.data, seed=seed, heads=PAPERS_PROBE, here=setting.here, twin=False
-    )
+    yield from _scored(setting, place, seed, twin=False)
     yield score(setting, [place], ("map", "model"), into=place, needs=(f"train {place.name}", f"probe {place.name}"))
 
 

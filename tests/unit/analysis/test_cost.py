@@ -7,10 +7,14 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+import mixlab
+from mixlab.analysis import cost
 from mixlab.analysis.cost import count_macs, give_advice, mixer_costs, on_meta
 from mixlab.analysis.equal_parts import form_of
 from mixlab.backbones.block import Layer
+from mixlab.evaluation.target import Target
 from mixlab.mixers import AttentionConfig, GatedConvConfig, LinearAttentionConfig, MixerConfig
+from mixlab.run import measurements_of
 
 
 def test_macs_of_a_scan_are_linear_in_tokens_and_those_of_attention_are_not() -> None:
@@ -100,3 +104,11 @@ def test_parts_that_differ_in_a_setting_are_not_equal() -> None:
     one, other, wider = (nn.Conv2d(4, 4, 3, stride=stride, padding=1) for stride in (1, 1, 2))
     assert form_of(one) == form_of(other) != form_of(wider)
     assert form_of(nn.Sequential(one, nn.ReLU())) != form_of(nn.Sequential(one, nn.GELU()))
+
+
+def test_speeds_on_other_numbers_of_threads_are_of_another_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "TIMED_SECONDS", 0.0)
+    model = mixlab.create_model("vit_tiny", dim=32, depth=1, image=32, head_dim=16).eval()
+    result = cost.measure_cost(Target(label="vit", backbone=model))
+    [speed] = measurements_of(result, "cost")
+    assert speed["threads"] == torch.get_num_threads() and speed["device"] == "cpu"

@@ -114,6 +114,9 @@ def test_families_keep_their_colour_seeds_share_it_and_variants_have_other_dashe
     assert styles["vit-s0"] == styles["vit-s1"] == styles["vit"] and styles["vit"].hue == 0 and styles["vim"].hue == 1
     assert styles["vit-large"].hue == 0 and styles["vit-large"].dashes != styles["vit"].dashes
     assert len({styles[name].hue for name in ("vit", "vim", "x")}) == 3
+    sizes = line_styles({"vit-tiny": "attention", "vit-small": "attention", "vim-tiny": "mamba2"})
+    assert sizes["vit-tiny"].hue == sizes["vit-small"].hue == 0 and sizes["vim-tiny"].hue == 1
+    assert sizes["vit-tiny"].marker != sizes["vit-small"].marker and list(sizes)[:2] == ["vit-tiny", "vit-small"]
     many = line_styles({str(index): "other" for index in range(12)})
     assert len({style.hue for style in many.values()}) == 7
     scans = line_styles({**{str(index): "mamba1" for index in range(10)}, "3-large": "mamba1"})

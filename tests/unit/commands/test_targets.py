@@ -68,6 +68,13 @@ def test_a_label_follows_the_last_equals_sign_unless_all_of_it_is_a_path(tmp_pat
     assert (run / "results" / "knn_lr_3.json").is_file()
 
 
+def test_a_folder_that_is_no_run_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(FileNotFoundError, match="photos is not a run directory"):
+        knn(str(tmp_path / "photos"), data="shapes:n=20", workers=0, device="cpu")
+    assert not [*(tmp_path / "photos").iterdir()]
+
+
 def test_a_name_without_weights_cannot_be_called_trained() -> None:
     for load in (
         lambda: knn("vit_tiny", data="shapes:n=20", training="dinov2", device="cpu"),

@@ -105,7 +105,7 @@ def png_header(width: int, height: int) -> bytes:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"", "not an image"),
+        (b"", "the file is empty"),
         (b"hello, I am a text file" * 20, "not an image"),
         (encoded(Image.fromarray(COLOUR).resize((200, 200)), "JPEG")[:900], "cannot be decoded"),
         (encoded(Image.fromarray(COLOUR), "PNG")[:60], "cannot be decoded"),

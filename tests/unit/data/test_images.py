@@ -28,6 +28,7 @@ from mixlab.data.mask_formats import parse_images_or_masks, parse_label_maps
 from mixlab.data.shards import expand_pattern
 from mixlab.data.source import part_of
 from mixlab.errors import InputError
+from mixlab.run import RunDirectory
 from tests.drawn_folders import draw_folders
 
 
@@ -107,6 +108,25 @@ def test_classes_that_are_called_like_one_of_the_pair_stay_classes(names, tmp_pa
     for name in names:
         save(tmp_path / name / "a.png")
     assert ImageFolder(tmp_path).classes == tuple(sorted(names))
+
+
+def test_pictures_that_commands_drew_into_a_run_below_are_not_images(photos):
+    before, run = ImageFolder(photos), RunDirectory(photos / "runs" / "look")
+    settle(photos)
+    run.write_result("maps", {"kind": "maps"})
+    save(run.figure_path("maps.png"))
+    assert ImageFolder(photos).paths == before.paths and ImageFolder(photos).classes == ("cats", "dogs")
+    save(photos / "figures" / "a.png")
+    save(photos / "results" / "b.png")
+    assert ImageFolder(photos).classes == ("cats", "dogs", "figures", "results")
+
+
+def test_why_images_have_no_class_is_said(photos):
+    save(photos / "stray.jpg")
+    with pytest.raises(InputError, match=r"has images beside its 2 class folders, such as stray\.jpg: .* move them"):
+        labelled_splits(str(photos))
+    with pytest.raises(InputError, match=r"stray\.jpg is one image, without a class; give a folder"):
+        labelled_splits(f"{photos}/stray.jpg")
 
 
 def test_an_empty_folder_is_refused(tmp_path):
@@ -397,6 +417,9 @@ def test_data_that_is_there_under_another_name_is_named(tmp_path):
         parse_source(f"{tmp_path}/missing.jpg")
     with pytest.raises(FileNotFoundError, match=rf"did you mean {tmp_path}/bigger.jpg\?$"):
         parse_source(f"{tmp_path}/biger.jpeg")
+    (tmp_path / "link.jpg").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match="check the path$"):  # not itself
+        parse_source(f"{tmp_path}/link.jpg")
     (tmp_path / "shard.tar").write_bytes(b"")
     with pytest.raises(FileNotFoundError, match=rf"shards are opened as wds:{tmp_path}/shard.tar$"):
         parse_source(f"{tmp_path}/shard.tar")

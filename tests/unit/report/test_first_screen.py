@@ -16,7 +16,8 @@ from mixlab.report import write_report
 from mixlab.report.conclusions import conclusions
 from mixlab.report.findings import Findings, read_findings
 from mixlab.report.photograph import through_models
-from mixlab.report.pictures import said_of_maps
+from mixlab.report.pictures import picture_rows, said_of_maps
+from mixlab.report.same_images import join_maps
 from mixlab.run import UNTRAINED, Measurement, RunDirectory
 from mixlab.run.protocols import MapProtocol, RankProtocol
 
@@ -52,6 +53,7 @@ def test_it_says_who_learnt_and_who_is_highest() -> None:
     assert one.startswith(
         "a has learnt: kNN or a linear probe reads significantly more from it than from its untrained"
     )
+    assert said(measured("a", 0.4), measured("b", 0.4)) == ["kNN on drawn scenes (shapes): all have 40.0 %."]
     (one,) = said(measured("a", 0.4), measured("b", 0.3))
     assert one == "kNN on drawn scenes (shapes): a is highest with 40.0 %, b lowest with 30.0 %.", (
         "without twins, nothing of learning"
@@ -123,7 +125,8 @@ def test_results_without_a_reading_still_have_their_matrices(tmp_path: Path) -> 
         models = [{k: v for k, v in (model | {"patch": patch}).items() if v is not None} for model in content["models"]]
         kept = {name: values for name, values in arrays.items() if name not in names}
         run.write_result("matrices", content | {"models": models}, kept | readings)
-        through = through_models(read_findings([run.path]), {})
+        findings = read_findings([run.path])
+        through = through_models(findings.of("maps"), findings, {})
         assert through is not None and through["has_matrices"]
         return bool(through["has_readings"])
 
@@ -131,6 +134,26 @@ def test_results_without_a_reading_still_have_their_matrices(tmp_path: Path) -> 
     assert shown([1, 2], whole)
     assert not shown(None, whole) and not shown([1, 2], {}) and not shown([4, 0], whole) and not shown([1], whole)
     assert not shown([1, 2], {name: values[0] for name, values in whole.items()})
+
+
+def test_networks_that_were_looked_at_one_by_one_are_shown_together(tmp_path: Path) -> None:
+    places = [make_example(tmp_path / name) for name in ("vit-s0", "vit-s1", "vim-s0", "other")]
+    for place in places:
+        content, arrays = place.results()["maps"], dict(place.arrays("maps"))
+        (old, *_), label = content["subjects"], place.path.name
+        images = ["elsewhere"] * len(content["images"]) if label == "other" else content["images"]
+        kept = {"images": arrays["images"], **{
+            name.replace(old["label"], label): values for name, values in arrays.items() if name.endswith(old["label"])
+        }}  # fmt: skip
+        own = {"images": images, "subjects": [old | {"label": label}], "maps": {label: "cosine"}}
+        place.write_result("maps", content | own, kept)
+    alone, together = join_maps(read_findings([tmp_path]).of("maps"), {})
+    assert [subject["label"] for subject in together.content["subjects"]] == ["vim-s0", "vit-s0"], "one of two seeds"
+    assert len(picture_rows(together)["rows"]) == 1 + 2 and [part.run.path.name for part in together.parts] == [
+        "vim-s0",
+        "vit-s0",
+    ]
+    assert alone.run.path.name == "other" and not alone.parts
 
 
 def test_maps_are_called_what_they_are() -> None:

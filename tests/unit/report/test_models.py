@@ -107,7 +107,8 @@ def test_seeds_are_one_cell_with_students_interval_and_other_trainings_are_other
     merged, lone = knn.cells.values()
     half = stats.t.ppf(0.975, 2) * np.std(values, ddof=1) / np.sqrt(3)
     mean = np.mean(values)
-    assert (merged.value, merged.low, merged.high) == pytest.approx((mean, mean - half, mean + half))
+    assert mean + half > 1  # which no accuracy can be
+    assert (merged.value, merged.low, merged.high) == pytest.approx((mean, mean - half, 1.0))
     assert (merged.num_seeds, lone.low) == (3, pytest.approx(0.65)), "one seed keeps its interval over images"
 
 

@@ -77,7 +77,7 @@ def test_what_is_not_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotADirectoryError, match="is a file"):
         RunDirectory.create(tmp_path / "file")
     (tmp_path / "config.json").write_text("[1")
-    with pytest.raises(ValueError, match="not valid JSON"):
+    with pytest.raises(ValueError, match="not valid JSON.*; restore it, or start again"):
         RunDirectory.open(tmp_path).read_config()
 
 

@@ -266,7 +266,7 @@ AT_THE_COMMAND_LINE: list[tuple[Callable[[Path], None], tuple[str, ...], str]] =
     (archives_instead_of_classes, TRAIN, r"no images; it has 1 archives such as n01440764\.tar: unpack each"),
     (folder_in_folder, TRAIN, r"one folder, ILSVRC2012_img_train, which is one class; move its folders .* up into"),
     (remove("imagenet", "train"), TRAIN, r"imagenet has no train/, and the 6 images of .* lie in one folder; put each"),
-    (loose_images, TRAIN, r"1 images beside its 3 class folders, such as 1\.jpg: .*; move them"),
+    (loose_images, TRAIN, r"has images beside its 3 class folders, such as 1\.jpg: .*; move them"),
     (
         as_drawn,
         (*TRAIN[:3], "{root}"),
@@ -317,7 +317,7 @@ def test_data_with_gaps_is_not_said_to_be_there(root: Path, capsys: pytest.Captu
     assert "the data can be used, with the warnings above: " in told
     plan = plan_item(ITEMS["mambaout-table3"], root=root, run=root / "run")
     _show(Answer(), replace(plan, doubts=()), root)
-    assert "the data is there: " in capsys.readouterr().err
+    assert capsys.readouterr().err.splitlines()[-1].startswith("the data is there: ")
 
 
 def test_a_class_folder_too_many_is_a_problem_and_a_class_too_few_a_note(root: Path) -> None:

@@ -22,9 +22,11 @@ from mixlab.data.mask_formats import parse_label_maps
 from mixlab.run import RunDirectory, unpacked
 from mixlab.run.directory import read_json
 from mixlab.studies.miniature.folders import hold_out, write_labels
+from mixlab.studies.miniature.manifest import Manifest
 from mixlab.studies.miniature.plan import QUICK, STUDY_FAMILIES
 from mixlab.studies.miniature.publish import publish_study
 from mixlab.studies.miniature.run import MINIATURE, run_study
+from mixlab.studies.speedrun import page
 from tests.drawn_folders import NUM_MASKS, draw_folders
 from tests.waiting import wait_for
 
@@ -261,3 +263,7 @@ def test_masks_become_label_maps_of_ground_and_figure(tmp_path: Path) -> None:
     first = val.load(0)
     expected = np.array(Image.open(masked / "masks" / "0.png")) > 0
     assert np.array_equal(first.mask.numpy() == 1, expected)
+
+
+def test_the_study_in_the_documentation_is_as_it_was_published() -> None:
+    assert not Manifest(page.DOCS / "studies" / "miniature").foreign()

@@ -1,0 +1,55 @@
+"""Maps of the same images that stand in several results, since each network was looked at by a command of its own."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from mixlab.analysis.comparisons import grouped
+from mixlab.analysis.figures.chart import Styles
+from mixlab.report.findings import Record
+from mixlab.report.pictures import said_of_maps
+from mixlab.report.sections import place_of
+from mixlab.run import base_label
+
+
+@dataclass(frozen=True)
+class JoinedMaps(Record):
+    """Several results of `mixlab maps`, shown as one; links lead to the first."""
+
+    joined: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        return self.joined
+
+
+def join_maps(records: Iterable[Record], styles: Styles) -> list[Record]:
+    """One record for those of the same images, layer and kind of map, with one seed of each network."""
+    found = []
+    for alike in grouped(records, _shown_alike):
+        first: dict[str, Record] = {}
+        for record in sorted(alike, key=lambda record: place_of(record.content["subjects"][0]["label"], styles)):
+            first.setdefault(" ".join(base_label(each["label"]) for each in record.content["subjects"]), record)
+        parts = tuple(first.values())
+        found.append(parts[0] if len(parts) == 1 else _joined(parts))
+    return found
+
+
+def _shown_alike(record: Record) -> str:
+    content = record.content
+    if "images" not in record.arrays():
+        return record.file  # figures alone
+    same = [content.get(name) for name in ("data", "image", "images", "layer")]
+    return json.dumps([*same, content["pca"]["fit"], said_of_maps(content)])
+
+
+def _joined(parts: tuple[Record, ...]) -> JoinedMaps:
+    lead, contents = parts[0], [part.content for part in parts]
+    content = lead.content | {
+        "subjects": [subject for each in contents for subject in each["subjects"]],
+        "maps": {label: kind for each in contents for label, kind in each["maps"].items()},
+    }
+    arrays = {name: array for part in reversed(parts) for name, array in part.arrays().items()}
+    return JoinedMaps(lead.run, lead.name, lead.file, content, parts=parts, joined=arrays)
