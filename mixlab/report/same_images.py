@@ -26,15 +26,27 @@ class JoinedMaps(Record):
 
 
 def join_maps(records: Iterable[Record], styles: Styles) -> list[Record]:
-    """One record for those of the same images, layer and kind of map, with one seed of each network."""
+    """One record for those of the same images, layer and kind of map, with one seed of each network.
+
+    A label that comes again may be another network: its record stays by itself.
+    """
     found = []
     for alike in grouped(records, _shown_alike):
-        first: dict[str, Record] = {}
-        for record in sorted(alike, key=lambda record: place_of(record.content["subjects"][0]["label"], styles)):
-            first.setdefault(" ".join(base_label(each["label"]) for each in record.content["subjects"]), record)
-        parts = tuple(first.values())
-        found.append(parts[0] if len(parts) == 1 else _joined(parts))
+        parts: list[Record] = []
+        labels: set[str] = set()
+        for record in sorted(alike, key=lambda record: [place_of(label, styles) for label in _labels(record)]):
+            own = {*_labels(record)}
+            if own & labels:
+                found.append(record)
+            elif not own or {*map(base_label, own)} - {*map(base_label, labels)}:
+                parts.append(record)
+                labels |= own
+        found.append(parts[0] if len(parts) == 1 else _joined(tuple(parts)))
     return found
+
+
+def _labels(record: Record) -> list[str]:
+    return [subject["label"] for subject in record.content["subjects"]]
 
 
 def _shown_alike(record: Record) -> str:

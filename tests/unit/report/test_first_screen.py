@@ -1,6 +1,7 @@
 """The first screen is the answer: sentences that follow from numbers, verdicts, one image through every model."""
 
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,8 @@ def test_networks_that_were_looked_at_one_by_one_are_shown_together(tmp_path: Pa
         "vit-s0",
     ]
     assert alone.run.path.name == "other" and not alone.parts
+    shutil.copytree(places[0].path, tmp_path / "same_label")  # perhaps of another network
+    assert len(join_maps(read_findings([tmp_path]).of("maps"), {})) == 3
 
 
 def test_maps_are_called_what_they_are() -> None:
