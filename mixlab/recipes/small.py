@@ -209,7 +209,8 @@ def dino_160(family: str, size: str) -> TrainConfig:
     """DINO in minutes on one H200 (docs/speedrun.md).
 
     Where the papers' recipes differ, it is for a small set: few prototypes, a teacher that follows, KoLeo (`spread`),
-    Muon. Tune it with `--data heldout:FOLDER`, as it was.
+    Muon. Tune it with `--data heldout:FOLDER`, as it was. With each change, what was before goes into `changed` of the
+    published records (docs/studies/speedrun) and onto the cards of shipped networks.
     """
     global_size, local_size = VIEWS_160[size]
     method = DinoConfig(

@@ -22,22 +22,8 @@ MAX_INNER = 8192  # E: a row must fit into the registers of one program of the n
 KEEP_SCAN = os.environ.get("MIXLAB_KEEP_SCAN") == "1"
 
 
-def mamba2_mixer(
-    x: Tensor,
-    in_weight: Tensor,
-    conv_weight: Tensor,
-    conv_bias: Tensor,
-    dt_bias: Tensor,
-    A_log: Tensor,
-    skip: Tensor,
-    norm_weight: Tensor,
-    out_weight: Tensor,
-    *,
-    head_dim: int,
-    eps: float,
-) -> Tensor:
-    """The whole mixer, from tokens (B, L, D) to tokens."""
-    parameters = (conv_weight, conv_bias, dt_bias, A_log, skip, norm_weight, out_weight)
+def mamba2_mixer(x: Tensor, in_weight: Tensor, *parameters: Tensor, head_dim: int, eps: float) -> Tensor:
+    """The whole mixer, from tokens (B, L, D) to tokens, with the parameters of `mamba2`."""
     if takes_mixer(x, in_weight, *parameters):
         return mamba2_in_place(x, in_weight, *parameters, head_dim=head_dim, eps=eps)
     return mamba2(linear_in_rows(x, in_weight), *parameters, head_dim=head_dim, eps=eps)

@@ -116,12 +116,12 @@ class BlockScan:
         q, k, v, dt, out = (t.unflatten(1, piece[1:]).transpose(0, 1) for t in (q, k, v, dt, out))  # (c, B, T, ...)
         goes_on = piece != self.in_order(reverse=reverse)[-1]
         buffers = self.buffers[piece[1:]]
-        return _scan_part(q, k, v, dt, out, A, skip, state, buffers, reverse=reverse, goes_on=goes_on)
+        return _scan_piece(q, k, v, dt, out, A, skip, state, buffers, reverse=reverse, goes_on=goes_on)
 
 
 @dataclass
-class Part:
-    """c chunks of T tokens that follow each other."""
+class PieceTensors:
+    """Of one piece: c chunks of T tokens."""
 
     q: Tensor  # (c, B, T, N)
     k: Tensor
@@ -139,12 +139,12 @@ class Part:
     feeding: slice  # those whose state is read: all, or all but the last
 
 
-def _scan_part(
+def _scan_piece(
     q: Tensor, k: Tensor, v: Tensor, dt: Tensor, out: Tensor, A: Tensor, skip: Tensor, state: Tensor | None,
     buffers: Buffers, *, reverse: bool, goes_on: bool,
 ) -> Tensor | None:  # fmt: skip
     """From the state with which the first chunk in scan order is entered to the one after the last, if the scan goes
-    on. dt is (c, B, T, H), the rest as in `Part`."""
+    on. dt is (c, B, T, H), the rest as in `PieceTensors`."""
     dt = dt.mT
     so_far = (dt * A[:, None]).clamp_(min=MIN_LOG_DECAY)
     so_far = so_far.flip(-1).cumsum(-1).flip(-1) if reverse else so_far.cumsum(-1)
@@ -155,58 +155,59 @@ def _scan_part(
     if state is not None:
         entries[order[0]].copy_(state)
     entered, feeding = ahead if state is None else slice(None), slice(None) if goes_on else behind
-    part = Part(q, k, v, dt, so_far, scores, skip, out, entries, exits, end, order, entered, feeding)
+    piece = PieceTensors(q, k, v, dt, so_far, scores, skip, out, entries, exits, end, order, entered, feeding)
     scan = _by_factors if so_far.amin() > -WIDEST else _by_matrices
-    scan(part, buffers)
+    scan(piece, buffers)
     return exits[order[-1]] if goes_on else None
 
 
-def _by_factors(part: Part, buffers: Buffers) -> None:
+def _by_factors(piece: PieceTensors, buffers: Buffers) -> None:
     """The decay between two tokens is the quotient of their factors, so one matrix, the scores, serves all heads.
 
     Factors are those since the middle of the chunk's decay, e^h: a state decays by e^h to there and by e^h to the end.
     """
-    half = part.so_far[..., part.end, None] / 2
-    factor = (part.so_far - half).exp_()
+    half = piece.so_far[..., piece.end, None] / 2
+    factor = (piece.so_far - half).exp_()
     half = half.exp_().mT.unsqueeze(-1)  # (c, B, 1, H, 1)
-    fed = torch.mul(part.v, (part.dt / factor).mT.unsqueeze(-1), out=buffers.left)
+    fed = torch.mul(piece.v, (piece.dt / factor).mT.unsqueeze(-1), out=buffers.left)
     read = buffers.read
-    _product(part.scores, fed.flatten(3), read.flatten(3))
-    if len(fed[part.feeding]):
-        _product(part.k[part.feeding].mT, fed[part.feeding].flatten(3), part.exits[part.feeding].flatten(3))
-    entered, feeding = (range(len(fed))[chosen] for chosen in (part.entered, part.feeding))
-    for chunk in part.order:
+    _product(piece.scores, fed.flatten(3), read.flatten(3))
+    if len(fed[piece.feeding]):
+        _product(piece.k[piece.feeding].mT, fed[piece.feeding].flatten(3), piece.exits[piece.feeding].flatten(3))
+    entered, feeding = (range(len(fed))[chosen] for chosen in (piece.entered, piece.feeding))
+    for chunk in piece.order:
         if chunk in entered:
-            part.entries[chunk].mul_(half[chunk])
+            piece.entries[chunk].mul_(half[chunk])
         if chunk in feeding:
-            after = part.exits[chunk].add_(part.entries[chunk]) if chunk in entered else part.exits[chunk]
+            after = piece.exits[chunk].add_(piece.entries[chunk]) if chunk in entered else piece.exits[chunk]
             after.mul_(half[chunk])
     if entered:
-        states = part.entries[part.entered].flatten(3).flatten(0, 1)
-        read[part.entered].flatten(3).flatten(0, 1).baddbmm_(part.q[part.entered].flatten(0, 1), states)
-    torch.mul(read, factor.mT.unsqueeze(-1), out=part.out).addcmul_(part.v, part.skip[:, None])
+        states = piece.entries[piece.entered].flatten(3).flatten(0, 1)
+        read[piece.entered].flatten(3).flatten(0, 1).baddbmm_(piece.q[piece.entered].flatten(0, 1), states)
+    torch.mul(read, factor.mT.unsqueeze(-1), out=piece.out).addcmul_(piece.v, piece.skip[:, None])
 
 
-def _by_matrices(part: Part, buffers: Buffers) -> None:
+def _by_matrices(piece: PieceTensors, buffers: Buffers) -> None:
     """For decays so strong that factors would leave the range of float32: a matrix for each head."""
-    q, v, dt, so_far, exits, entries, out = part.q, part.v, part.dt, part.so_far, part.exits, part.entries, part.out
+    q, v, dt, so_far, out = piece.q, piece.v, piece.dt, piece.so_far, piece.out
+    exits, entries = piece.exits, piece.entries
     weights = _decay_(torch.sub(so_far[..., :, None], so_far[..., None, :], out=buffers.weights))
     fed = torch.mul(v.transpose(2, 3), dt.unsqueeze(-1), out=buffers.fed)
-    _product(weights.mul_(part.scores.unsqueeze(2)).flatten(0, 1), fed.flatten(0, 1), buffers.inside.flatten(0, 1))
-    torch.addcmul(buffers.inside.transpose(2, 3), v, part.skip[:, None], out=out)
-    if len(v[part.feeding]):
-        kept = _decay_(so_far[..., part.end, None] - so_far).mul_(dt).mT.unsqueeze(-1)  # (c, B, T, H, 1)
-        left = torch.mul(v[part.feeding], kept[part.feeding], out=buffers.left[part.feeding])
-        _product(part.k[part.feeding].mT, left.flatten(3), exits[part.feeding].flatten(3))
+    _product(weights.mul_(piece.scores.unsqueeze(2)).flatten(0, 1), fed.flatten(0, 1), buffers.inside.flatten(0, 1))
+    torch.addcmul(buffers.inside.transpose(2, 3), v, piece.skip[:, None], out=out)
+    if len(v[piece.feeding]):
+        kept = _decay_(so_far[..., piece.end, None] - so_far).mul_(dt).mT.unsqueeze(-1)  # (c, B, T, H, 1)
+        left = torch.mul(v[piece.feeding], kept[piece.feeding], out=buffers.left[piece.feeding])
+        _product(piece.k[piece.feeding].mT, left.flatten(3), exits[piece.feeding].flatten(3))
     passed = _decay_(so_far).mT.unsqueeze(-1)  # of the state with which the chunk was entered: (c, B, T, H, 1)
-    entered, feeding = (range(len(v))[chosen] for chosen in (part.entered, part.feeding))
-    for chunk in part.order:
+    entered, feeding = (range(len(v))[chosen] for chosen in (piece.entered, piece.feeding))
+    for chunk in piece.order:
         if chunk in entered and chunk in feeding:
-            exits[chunk].addcmul_(entries[chunk], passed[chunk, :, part.end, None])
+            exits[chunk].addcmul_(entries[chunk], passed[chunk, :, piece.end, None])
     if entered:
-        read = buffers.read[part.entered]
-        _product(q[part.entered], entries[part.entered].flatten(3), read.flatten(3))
-        out[part.entered].addcmul_(read, passed[part.entered])
+        read = buffers.read[piece.entered]
+        _product(q[piece.entered], entries[piece.entered].flatten(3), read.flatten(3))
+        out[piece.entered].addcmul_(read, passed[piece.entered])
 
 
 def _product(one: Tensor, other: Tensor, out: Tensor) -> None:

@@ -1,5 +1,6 @@
 """Networks that come with the package: small, sound, not untrained, each with its card."""
 
+import re
 from importlib.resources import files
 
 import pytest
@@ -10,6 +11,8 @@ import mixlab
 from mixlab.backbones.zoo import SHIPPED
 from mixlab.data.images import parse_source
 from mixlab.evaluation.target import load_target
+from mixlab.studies.speedrun import page
+from mixlab.studies.speedrun.record import listed
 
 NUM_SCENES = 20
 
@@ -27,6 +30,20 @@ def test_all_of_them_are_small_and_come_as_targets_with_their_training() -> None
         target = load_target(name)
         assert (target.label, target.training) == (name, "dino")
     assert load_target("shipped/vit=mine").label == "mine"
+
+
+def test_cards_name_the_settings_that_their_published_records_name() -> None:
+    records = page.read_records(page.DOCS)
+    for name in SHIPPED:
+        card = (files("mixlab") / f"{name}.md").read_text(encoding="utf-8")
+        recipe, commit = re.findall(r"\| dino, `(\w+)`", card)[0], re.findall(r"\| seed, commit \| 0, (\w+)", card)[0]
+        made = (recipe, commit, 0, False)
+        (changed,) = (
+            record["changed"]
+            for record in records
+            if (record["recipe"], record["provenance"]["commit"], record["seed"], record["held_out"]) == made
+        )
+        assert ", ".join(filter(None, (f"`{recipe}`", listed(changed), "4,500 steps"))) in card
 
 
 @pytest.mark.parametrize("name", SHIPPED)
