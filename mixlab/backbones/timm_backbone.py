@@ -226,8 +226,7 @@ def known_pixels(model: Any, timm_name: str, fields: dict[str, Any]) -> Pixels:
 def create_timm(name: str, fields: dict[str, Any]) -> Any:
     """timm's own model, without a classifier unless the fields ask for one."""
     if not timm.is_model(name.split(".")[0]):
-        theirs = (model for model in timm.list_models() if not _is_ours(model))
-        hint = did_you_mean(name, theirs, otherwise="timm.list_models() names all", prefix="timm/")
+        hint = did_you_mean(name, timm_names(), otherwise="`mixlab models 'timm/*'` lists all", prefix="timm/")
         raise InputError(f"timm {timm.__version__} has no model {name!r}; {hint}")
     if _is_ours(name.split(".")[0]):
         raise InputError(f"timm knows {name} from mixlab alone; write {name}, without timm/")
@@ -240,6 +239,11 @@ def create_timm(name: str, fields: dict[str, Any]) -> Any:
             if refused is None:
                 raise InputError(_misfit(name, fields, str(error))) from error
             del ours[refused]
+
+
+def timm_names() -> list[str]:
+    """The models that timm itself defines."""
+    return [name for name in timm.list_models() if not _is_ours(name)]
 
 
 def _is_ours(name: str) -> bool:

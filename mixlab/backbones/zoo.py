@@ -13,7 +13,7 @@ import timm
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.isotropic import Isotropic, IsotropicConfig, config_from_json
 from mixlab.backbones.staged import Staged, StagedConfig, staged_from_json
-from mixlab.backbones.timm_backbone import TimmBackbone
+from mixlab.backbones.timm_backbone import TimmBackbone, timm_names
 from mixlab.backbones.timm_features import build_timm
 from mixlab.backbones.tokens import TokenLayout
 from mixlab.backbones.visual_mambas import VISUAL_MAMBAS
@@ -138,8 +138,9 @@ def _check_name(name: str) -> None:
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Names of the zoo that match a shell pattern; `timm/<name>` gives any of timm's models beside these."""
-    return [name for name in ZOO if fnmatch(name, pattern)]
+    """Names of the zoo that match a shell pattern; of one that begins with `timm/`, names of timm's own models."""
+    known = (f"timm/{name}" for name in timm_names()) if pattern.startswith("timm/") else ZOO
+    return [name for name in known if fnmatch(name, pattern)]
 
 
 def create_model(
