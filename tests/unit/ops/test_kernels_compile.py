@@ -55,8 +55,11 @@ def every_kernel() -> list[Launch]:
         *launches.add_norm(HALF, centred=True),
         *launches.add_norm(HALF, centred=False),
         *launches.silu_gate(HALF),
-        *launches.attention(HALF, batch=64, length=198),
-        *launches.attention(HALF, batch=1, length=4097),
+        *launches.linear_attention(HALF, batch=64, length=198),
+        *launches.linear_attention(HALF, batch=1, length=4097),
+        *launches.attention(HALF, length=37),
+        *launches.attention(HALF, length=101),
+        *launches.attention(HALF, length=101, causal=True),
         *launches.crops(),
     ]
     return list({(launch.name, launch.sizes): launch for launch in found}.values())
