@@ -234,7 +234,7 @@ def create_timm(name: str, fields: dict[str, Any]) -> Any:
     while True:
         try:
             return timm.create_model(name, **{**ours, **fields})
-        except TypeError as error:
+        except (TypeError, AssertionError) as error:  # unknown fields, and wrong values
             refused = next((key for key in ours if key not in fields and f"'{key}'" in str(error)), None)
             if refused is None:
                 raise InputError(_misfit(name, fields, str(error))) from error
@@ -257,7 +257,7 @@ def _misfit(name: str, fields: dict[str, Any], error: str) -> str:
     if unknown:
         return f"timm's {name} has no field {unknown[1]!r}; leave it out, or name a model that has one"
     given = ", ".join(f"{key}={value!r}" for key, value in fields.items()) or "no fields"
-    return f"timm's {name} cannot be built with {given}: {error}; check them against timm's own"
+    return f"timm's {name} cannot be built with {given}: {error or 'refused'}; check them against timm's own"
 
 
 def as_json(key: str, value: Any) -> Any:

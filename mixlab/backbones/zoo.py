@@ -20,9 +20,9 @@ from mixlab.backbones.visual_mambas import VISUAL_MAMBAS
 from mixlab.backbones.weights import load_weights, model_from_file
 from mixlab.data.source import nearest_place
 from mixlab.errors import InputError, did_you_mean
-from mixlab.mixers import AttentionConfig, GatedConvConfig, LinearAttentionConfig, Mamba2Config, MixerConfig
+from mixlab.mixers import MIXERS, AttentionConfig, GatedConvConfig, LinearAttentionConfig, Mamba2Config, MixerConfig
 from mixlab.plugins import Registry
-from mixlab.run.codec import to_json
+from mixlab.run.codec import check_values, to_json
 
 C = TypeVar("C", bound=IsotropicConfig | StagedConfig)
 Builder = Callable[..., Backbone]
@@ -233,15 +233,18 @@ def check_fields(name: str, changes: Mapping[str, Any]) -> None:
 
 
 def replace_fields(config: C, changes: dict[str, Any]) -> C:
-    """Replace fields of a config, or of its mixer and layout where only they have one of that name."""
+    """Replace fields of a config, or of its mixer and layout where only they have one of that name; of wrong types,
+    `InputError`."""
     owners = _owners(config)
     direct: dict[str, Any] = {}
     nested: dict[str, dict[str, Any]] = {}
     for key, value in changes.items():
         part = _owner(key, owners)
         (direct if part is None else nested.setdefault(part, {}))[key] = value
+    direct = check_values(type(config), direct, {MixerConfig: MIXERS})
     for part, inner in nested.items():
-        direct[part] = replace(direct.get(part, getattr(config, part)), **inner)
+        owner = direct.get(part, getattr(config, part))
+        direct[part] = replace(owner, **check_values(type(owner), inner))
     return replace(config, **direct)
 
 
