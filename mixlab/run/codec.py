@@ -50,7 +50,7 @@ def from_json(cls: type[T], values: object, *, kinds: Kinds | None = None, where
     return cast(T, made(**read))
 
 
-def check_values(cls: type[Any], values: Mapping[str, Any], kinds: Kinds | None = None) -> dict[str, Any]:
+def check_values(cls: Any, values: Mapping[str, Any], kinds: Kinds | None = None) -> dict[str, Any]:
     """Values for known fields of a dataclass, in their types."""
     hints, _, _ = _fields_of(cls)
     return {name: check(hints[name], value, name, kinds) for name, value in values.items()}
