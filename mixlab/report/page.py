@@ -200,7 +200,11 @@ def about_runs(table: Table, findings: Findings) -> str:
     """How much is behind the page, in a line."""
     dates = sorted(str((r.content.get("provenance") or {}).get("date"))[:10] for r in findings.records)
     dates = [date for date in dates if date != "None"]
-    counts = {"model": _num_models(table, findings), "result": len(findings.records), "training run": len(findings.curves)}
+    counts = {
+        "model": _num_models(table, findings),
+        "result": len(findings.records),
+        "training run": len(findings.curves),
+    }
     said = ", ".join(f"{count} {name}{'s' if count != 1 else ''}" for name, count in counts.items() if count)
     names = list(dict.fromkeys(run.path.name for run in findings.runs))[:1]
     return " · ".join([*names, said, *dates[-1:]])
