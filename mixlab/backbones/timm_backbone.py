@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Callable, Container, Iterator
 from inspect import signature
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import timm
@@ -28,8 +27,9 @@ from mixlab.backbones.backbone import (
     check_source,
     chosen_layers,
 )
+from mixlab.backbones.timm_releases import not_downloaded, unknown_tag
 from mixlab.backbones.tokens import Features, TokenLayout, check_images
-from mixlab.errors import InputError, WorkError, did_you_mean
+from mixlab.errors import InputError, did_you_mean
 from mixlab.mixers import ConvMixing, Mixing, SoftmaxMixing
 
 # timm's arguments that say where weights come from; an architecture may not send us to fetch others.
@@ -231,6 +231,8 @@ def create_timm(name: str, fields: dict[str, Any]) -> Any:
         raise InputError(f"timm {timm.__version__} has no model {name!r}; {hint}")
     if _is_ours(name.split(".")[0]):
         raise InputError(f"timm knows {name} from mixlab alone; write {name}, without timm/")
+    if "checkpoint_path" in fields:
+        raise InputError(f"write weights={fields['checkpoint_path']!r} instead of checkpoint_path, as for all models")
     ours = {"num_classes": 0, "dynamic_img_size": True}  # only ViTs take the latter; others take any size or say so
     while True:
         try:
@@ -245,34 +247,7 @@ def create_timm(name: str, fields: dict[str, Any]) -> Any:
         except RuntimeError as error:
             if "Invalid pretrained tag" not in str(error):
                 raise
-            raise InputError(_unknown_tag(name)) from error
-
-
-def check_release(name: str, timm_name: str, weights: str | Path) -> None:
-    """Refuse the name of weights that timm releases where a file of weights is asked for."""
-    architecture, given = timm_name.split(".")[0], str(weights).removeprefix("timm/")
-    known = timm.list_pretrained(f"{architecture}.*")
-    found = [release for release in known if given in (release, release.partition(".")[2])]
-    if found and not Path(weights).exists():
-        raise InputError(
-            f"{weights} is a name of released weights, and weights of {name} are given as a file: "
-            f"`hf download timm/{found[0]} model.safetensors --local-dir .` fetches it; in Python, "
-            f'create_model("timm/{found[0]}", pretrained=True) does'
-        )
-
-
-def not_downloaded(name: str, error: OSError) -> WorkError:
-    reason = (str(error.__cause__ or error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-    return WorkError(
-        f"timm could not download the weights of {name} ({reason}); check the connection, or give --weights FILE"
-    )
-
-
-def _unknown_tag(name: str) -> str:
-    architecture, _, tag = name.partition(".")
-    known = [release.partition(".")[2] for release in timm.list_pretrained(f"{architecture}.*")]
-    hint = did_you_mean(tag, known, otherwise=f"its tags are {', '.join(known) or 'none'}")
-    return f"timm's {architecture} has no weights tagged {tag!r}; {hint}"
+            raise unknown_tag(name) from error
 
 
 def timm_names() -> list[str]:

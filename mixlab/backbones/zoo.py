@@ -13,8 +13,9 @@ import timm
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.isotropic import Isotropic, IsotropicConfig, config_from_json
 from mixlab.backbones.staged import Staged, StagedConfig, staged_from_json
-from mixlab.backbones.timm_backbone import TimmBackbone, check_release, timm_names
+from mixlab.backbones.timm_backbone import TimmBackbone, timm_names
 from mixlab.backbones.timm_features import build_timm
+from mixlab.backbones.timm_releases import check_release
 from mixlab.backbones.tokens import TokenLayout
 from mixlab.backbones.visual_mambas import VISUAL_MAMBAS
 from mixlab.backbones.weights import load_weights, model_from_file
@@ -158,10 +159,6 @@ def create_model(
             raise InputError(f"no network {name!r} comes with mixlab; {hint}")
         with as_file(files("mixlab") / f"{name}.safetensors") as path:
             return model_from_file(path)
-    if "checkpoint_path" in fields:
-        raise InputError(
-            f"write weights={fields['checkpoint_path']!r} instead of checkpoint_path, for {name} as for all"
-        )
     if name.startswith("timm/"):
         model: Backbone = build_timm(name.removeprefix("timm/"), fields)
     else:
