@@ -1,5 +1,6 @@
 """What people get wrong, or do in their own way, when they add to mixlab."""
 
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -23,6 +24,7 @@ from mixlab.data.objects import parse_objects
 from mixlab.data.registered import SOURCES
 from mixlab.mixers import ALL, MixerConfig, Mixing, TokenMixer
 from mixlab.recipes import RECIPES, with_method
+from mixlab.training.building import check_modules
 from mixlab.training.image_list import changed_list, write_list
 from mixlab.training.lejepa import LeJepaConfig
 from mixlab.training.log import MetricBuffer
@@ -264,6 +266,29 @@ def test_a_recipe_of_views_keeps_its_config():
 def test_a_wrong_loss_is_named(found, said):
     with pytest.raises(mixlab.InputError, match=rf"Mine.loss .*{said}"):
         checked(found, "Mine")
+
+
+def test_a_teacher_that_no_checkpoint_would_have_is_refused():
+    class WithTeacher(ViewsRecipe):
+        teacher_is_kept = False
+
+        def __init__(self, network):
+            super().__init__(ViewsConfig.__subclasses__()[0](), network)
+            self.teacher = deepcopy(network)
+
+        def modules(self):
+            return super().modules() | ({"teacher": self.teacher} if self.teacher_is_kept else {})
+
+        def loss(self, views):
+            return self.run(views)[0].mean(), {}
+
+    recipe = WithTeacher(ViewsNetwork(Convs(), nn.Identity()))
+    with pytest.raises(
+        mixlab.InputError, match="WithTeacher.teacher has weights or buffers and is not in WithTeacher.mod"
+    ):
+        check_modules(recipe, recipe.network.backbone)
+    recipe.teacher_is_kept = True
+    check_modules(recipe, recipe.network.backbone)
 
 
 def test_metrics_that_come_and_go_are_named():
