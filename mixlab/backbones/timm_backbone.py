@@ -108,7 +108,10 @@ class TimmBackbone(Backbone):
     def forward(self, images: Tensor) -> Tensor:
         self._check(images)
         if self.pools_itself:
-            return self.model(images)
+            try:
+                return self.model(images)
+            except AssertionError as error:
+                raise self._refused(images, error) from error
         ((_, last),) = self.features(images)
         return last.summary
 
@@ -150,7 +153,18 @@ class TimmBackbone(Backbone):
         try:
             return self.model.forward_intermediates(images, norm=norm, **options)
         except AssertionError:
-            return self.model.forward_intermediates(images, norm=False, **options)
+            try:
+                return self.model.forward_intermediates(images, norm=False, **options)
+            except AssertionError as error:
+                raise self._refused(images, error) from error
+
+    def _refused(self, images: Tensor, error: AssertionError) -> InputError:
+        """How timm's models with windows, or positions for one size, refuse others."""
+        advice = ", and for any with model.strict_img_size=false" if "swin" in self.timm_name else ""
+        return InputError(
+            f"{self.name} takes no images of {images.shape[-1]} x {images.shape[-2]} px ({error}); it is made for "
+            f"{self.image} px{advice}"
+        )
 
     def _recorded_mixings(self, images: Tensor, wanted: list[int]) -> Iterator[tuple[int, Mixing]]:
         _, features = next(iter(self.features(images, layers=[0])))
