@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import timm
+from torch.nn import Module
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.isotropic import Isotropic, IsotropicConfig, config_from_json
@@ -101,9 +102,9 @@ def register_backbone(
             return builder
 
         return register
-    if not isinstance(config, IsotropicConfig | StagedConfig) and not callable(config):
+    if not isinstance(config, IsotropicConfig | StagedConfig) and (isinstance(config, Module) or not callable(config)):
         raise InputError(
-            f"{name} is registered with a {type(config).__name__}; give an IsotropicConfig, a StagedConfig, or a "
+            f"{name} is registered with a {type(config).__name__}; give an IsotropicConfig, a StagedConfig, or the "
             "function or class that builds a Backbone"
         )
     _check_name(name)
@@ -119,9 +120,8 @@ def register_family(
     source: str = "plugin",
 ) -> None:
     """Register NAME_tiny, NAME_small and NAME_base: `build` makes the config of each width."""
-    for model, entry in _family(name, source, widths, build).items():
-        _check_name(model)
-        ZOO[model] = entry
+    for size, dim in zip(SIZES, widths, strict=False):
+        register_backbone(f"{name}_{size}", build(dim), source=source)
 
 
 def _own_name(thing: Any) -> str:

@@ -79,6 +79,8 @@ def labelled_splits(data: AnyData | LabelledSplits, *, val_data: AnyData | None 
     check_labels(train, str(given))
     val = parse_source(other or given, split="val")
     if other is None and not is_held_out(given, val, train):
+        if len(train) < 2:
+            raise InputError(f"{given} has 1 image, too few for a validation split; give at least 2")
         return LabelledSplits(*split(train), data=str(given))
     check_sorted(val, train)
     check_labels(val, f"the validation part of {other or given}")
@@ -114,6 +116,8 @@ def align(train: ImageSource, val: ImageSource) -> LabelledSplits:
 def check_labels(source: ImageSource, name: str) -> None:
     if isinstance(source, ImageFolder) and not source.classes and (misplaced := _misplaced(source, name)):
         raise InputError(misplaced)
+    if not source.classes and bool((source.labels() >= 0).any()):
+        raise InputError(f"{name} has labels and no names of classes; set `classes` of {type(source).__name__}")
     if len(source.classes) < 2:
         raise InputError(
             f"{name} has {len(source.classes)} classes; scores need labels of at least 2: put the images into one "
