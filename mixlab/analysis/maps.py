@@ -295,7 +295,7 @@ def activation_maps(
     components: dict[str, PCAMaps] = {}
     for target in targets:
         pixels, label = target.backbone.preprocess(seen.images), target.label
-        names[label] = map_name or default_map(target.backbone)
+        names[label] = default_map(target.backbone) if map_name in (None, "cosine") else map_name
         try:
             maps[label] = activation_map(target.backbone, pixels, names[label], layer).float().cpu()
         except InputError as error:

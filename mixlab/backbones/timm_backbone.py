@@ -68,8 +68,7 @@ class TimmBackbone(Backbone):
             )
         _drop_hidden_head(self.model)
         self.dim = self.model.num_features
-        classifier = self.model.get_classifier()  # some models build one for no classes at all, which gives nothing
-        self.pools_itself = not (isinstance(classifier, nn.Linear) and classifier.out_features == 0)
+        self.pools_itself = not _ends_in_nothing(self.model)
         self.num_layers = len(self.model.feature_info)
         self.layout = _layout(self.model)
         pixels = known_pixels(self.model, timm_name, self.fields)
@@ -301,6 +300,15 @@ def _drop_hidden_head(model: Any) -> None:
     if isinstance(getattr(getattr(model, "head", None), "pre_logits", None), nn.Sequential):
         model.head.pre_logits = nn.Identity()
         model.head_hidden_size = model.head.num_features = model.num_features
+
+
+def _ends_in_nothing(model: Any) -> bool:
+    """Some models build a classifier for no classes at all, which gives nothing."""
+    try:
+        classifier = model.get_classifier()
+    except AttributeError:  # timm's EfficientViT (MSRA) and SHViT look for it inside an Identity
+        return False
+    return isinstance(classifier, nn.Linear) and classifier.out_features == 0
 
 
 def _layout(model: Any) -> TokenLayout:

@@ -168,22 +168,48 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 def fit_image(image: Image.Image, *, size: int, fit: str) -> Image.Image:
     """Bring an image to size x size: `squash` keeps all of it, `crop` keeps its shape and cuts the longer side."""
-    box = fit_box(image.size, fit)
     if size < 1:
         raise InputError(f"an image of {size} px does not exist; give a size of at least 1")
+    box = fit_box(image.size, fit, size)
     return image if image.size == (size, size) else image.resize((size, size), Image.Resampling.BICUBIC, box=box)
 
 
-def fit_box(size: tuple[int, int], fit: str) -> tuple[float, float, float, float]:
-    """The part (left, top, right, bottom) of a (width, height) image that `fit` keeps."""
-    width, height = size
+def fit_box(image: tuple[int, int], fit: str, size: int) -> tuple[float, float, float, float]:
+    """The part (left, top, right, bottom) of a (width, height) image that `fit` keeps at size x size.
+
+    `crop` is torchvision's `Resize(size)` and `CenterCrop(size)` in one: both round to whole pixels.
+    """
+    width, height = image
     if fit == "squash":
         return (0.0, 0.0, float(width), float(height))
     if fit == "crop":
-        side = min(width, height)
-        left, top = (width - side) / 2, (height - side) / 2
-        return (left, top, left + side, top + side)
+        left, right = _middle(width, min(image), size)
+        top, bottom = _middle(height, min(image), size)
+        return (left, top, right, bottom)
     raise InputError(f"fit {fit!r} is unknown; choose 'squash' (the whole image) or 'crop' (centre crop)")
+
+
+def load_size(size: int, crop_share: float) -> int:
+    """The side to which an image is brought before its middle `size` pixels, `crop_share` of each side, are cut out."""
+    if size < 1 or not 0 < crop_share <= 1:
+        raise InputError(
+            f"a view of {size} px that keeps {crop_share} of each side: give at least 1 px and a share above 0 and up "
+            "to 1, such as 0.875"
+        )
+    return max(size, round(size / crop_share))
+
+
+def cut_middle(images: Tensor, size: int) -> Tensor:
+    """The middle (..., size, size) of images (..., S, S)."""
+    first = (images.shape[-1] - size) // 2
+    return images[..., first : first + size, first : first + size]
+
+
+def _middle(side: int, shorter: int, size: int) -> tuple[float, float]:
+    """Where the middle `size` pixels of a side begin and end, once the shorter side is resized to `size`."""
+    resized = int(size * side / shorter)
+    first = round((resized - size) / 2)
+    return first * side / resized, (first + size) * side / resized
 
 
 def to_tensor(image: Image.Image | NDArray[np.uint8]) -> Tensor:
