@@ -16,6 +16,7 @@ from mixlab.errors import InputError, few
 
 from .given import AnyData, Data, GivenData, as_data
 from .images import SPLIT_FOLDERS, ImageFolder, child, parse_source
+from .listed import ListedSource
 from .sample_order import check_seed
 from .shapes import Shapes
 from .source import ImageSource, Subset, split
@@ -91,6 +92,8 @@ def is_held_out(data: Data, val: ImageSource, train: ImageSource) -> bool:
     """Whether the val split of data is a set of its own, rather than the images of its train split."""
     if isinstance(data, GivenData):
         return data.val is not None
+    if isinstance(train, ListedSource):  # of a run that resumes after images were removed
+        return is_held_out(data, val, train.source)
     if isinstance(train, ImageFolder) and isinstance(val, ImageFolder):
         return train.root != val.root
     return isinstance(val, Shapes) or val.is_own_split
