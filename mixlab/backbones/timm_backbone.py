@@ -159,10 +159,10 @@ class TimmBackbone(Backbone):
 
     def _refused(self, images: Tensor, error: AssertionError) -> InputError:
         """How timm's models with windows, or positions for one size, refuse others."""
+        width, height, why = images.shape[-1], images.shape[-2], str(error).rstrip(".")
         advice = ", and for any with model.strict_img_size=false" if "swin" in self.timm_name else ""
         return InputError(
-            f"{self.name} takes no images of {images.shape[-1]} x {images.shape[-2]} px ({error}); it is made for "
-            f"{self.image} px{advice}"
+            f"{self.name} takes no images of {width} x {height} px ({why}); it is made for {self.image} px{advice}"
         )
 
     def _recorded_mixings(self, images: Tensor, wanted: list[int]) -> Iterator[tuple[int, Mixing]]:

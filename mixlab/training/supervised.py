@@ -116,7 +116,7 @@ class SupervisedConfig(MethodConfig):
         if world.is_first and not is_held_out(data, parse_source(data, split="val"), source):
             way_out = f"--data heldout:{data}" if isinstance(data, str) else 'data={"train": ..., "val": ...}'
             warnings.warn(
-                f"{data} has no validation part: the labels of all {len(source):,} images are trained on, and scores on "
+                f"{data} has no validation part: the labels of all {len(source):,} images are learnt, and scores on "
                 f"them, knn_accuracy too, say nothing about new images; {way_out} holds some out",
                 stacklevel=2,
             )
