@@ -23,6 +23,7 @@ Image.init()
 FORMATS = tuple({"JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF"} & Image.OPEN.keys())
 SUFFIXES = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff",
                       ".ppm", ".pgm", ".pbm", ".jp2", ".avif"))  # fmt: skip
+Box = tuple[float, float, float, float]  # left, top, right, bottom
 Reduction = Callable[[int, int], int]  # from an image's height and width: to 1/r of its size, or 1
 MAX_PIXELS = 89_478_485  # PIL's own limit against decompression bombs: about 256 MB of RGB
 MAX_BYTES = 2**30  # of a file; MAX_PIXELS with transparency and 16 bits are 0.7 GB
@@ -61,9 +62,35 @@ def decode(data: str | Path | bytes, *, name: str | None = None, draft: int | No
     try:
         if draft is not None:
             image.draft("RGB", (draft, draft))
-        return turn_upright(to_rgb(image), read_orientation(image))
+        pixels = to_rgb(image)
+        return turn_upright(pixels, read_orientation(image))  # after decoding: PIL turns a TIFF while it decodes
     except Exception as error:  # as many kinds as there are decoders: AVIF's raises RuntimeError
         raise UnreadableImage(label, _reason(error)) from error
+
+
+def decode_fitted(
+    data: str | Path | bytes, size: int, fit: str, *, name: str | None = None
+) -> tuple[Image.Image, tuple[int, int]]:
+    """As `decode`, brought to size x size as by `fit_image`; and the own (height, width) of the upright image.
+
+    A JPEG is decoded at a half, a quarter or an eighth of its size where that leaves `size` pixels on a side.
+    """
+    label = name if name is not None else ("<bytes>" if isinstance(data, bytes) else str(data))
+    image = open_image(data, name=label)
+    width, height = image.size
+    fit_box((width, height), fit, size)  # which checks both
+    try:
+        image.draft("RGB", (size, size))
+        factor = round(width / image.width)  # the sides are rounded up: what is kept may end within a pixel
+        pixels = to_rgb(image)
+        orientation = read_orientation(image)  # after decoding: PIL turns a TIFF while it decodes
+        upright = turn_upright(pixels, orientation)
+    except Exception as error:
+        raise UnreadableImage(label, _reason(error)) from error
+    if orientation in _SWAPPED:
+        width, height = height, width
+    left, top, right, bottom = (edge / factor for edge in fit_box((width, height), fit, size))
+    return _resized(upright, size, (left, top, right, bottom)), (height, width)
 
 
 def decode_pixels(data: str | Path | bytes, *, name: str | None = None) -> NDArray[np.uint8]:
@@ -85,13 +112,14 @@ def decode_reduced(
     try:
         width, height = image.size
         factor = reduction(height, width)
-        orientation = read_orientation(image)
-        if factor == 1 and orientation not in _TURNS and (pixels := _jpeg_pixels(content, image)) is not None:
+        is_upright = read_orientation(image) not in _TURNS
+        if factor == 1 and is_upright and (pixels := _jpeg_pixels(content, image)) is not None:
             return pixels, (height, width)
         if factor > 1:
             image.draft("RGB", (-(-width // factor), -(-height // factor)))  # JPEG: by 2, 4 or 8, for less work
         rest = factor // round(width / image.width)
         reduced = to_rgb(image).reduce(rest) if rest > 1 else to_rgb(image)
+        orientation = read_orientation(image)  # after decoding: PIL turns a TIFF while it decodes
         own = (width, height) if orientation in _SWAPPED else (height, width)
         return np.asarray(turn_upright(reduced, orientation)), own
     except Exception as error:
@@ -168,17 +196,20 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 def fit_image(image: Image.Image, *, size: int, fit: str) -> Image.Image:
     """Bring an image to size x size: `squash` keeps all of it, `crop` keeps its shape and cuts the longer side."""
-    if size < 1:
-        raise InputError(f"an image of {size} px does not exist; give a size of at least 1")
-    box = fit_box(image.size, fit, size)
+    return _resized(image, size, fit_box(image.size, fit, size))
+
+
+def _resized(image: Image.Image, size: int, box: Box) -> Image.Image:
     return image if image.size == (size, size) else image.resize((size, size), Image.Resampling.BICUBIC, box=box)
 
 
-def fit_box(image: tuple[int, int], fit: str, size: int) -> tuple[float, float, float, float]:
+def fit_box(image: tuple[int, int], fit: str, size: int) -> Box:
     """The part (left, top, right, bottom) of a (width, height) image that `fit` keeps at size x size.
 
     `crop` is torchvision's `Resize(size)` and `CenterCrop(size)` in one: both round to whole pixels.
     """
+    if size < 1:
+        raise InputError(f"an image of {size} px does not exist; give a size of at least 1")
     width, height = image
     if fit == "squash":
         return (0.0, 0.0, float(width), float(height))
