@@ -16,7 +16,7 @@ from mixlab.choices import Fit
 from mixlab.data.given import AnyData
 from mixlab.errors import InputError
 from mixlab.evaluation.target import Target
-from mixlab.plugins import Registry
+from mixlab.plugins import Registry, is_ours
 from mixlab.run.protocols import Metric, add_metrics
 
 Function = Callable[..., Exhibit]
@@ -98,7 +98,7 @@ def register_analysis(
 
     def register(function: Function) -> Function:
         made = Analysis(called or function.__name__, function, data, num_images, fit, dict(metrics or {}))
-        if function.__module__.startswith("mixlab."):
+        if is_ours(function):
             ANALYSES.data[made.name] = made  # ours
         else:
             ANALYSES[made.name] = made

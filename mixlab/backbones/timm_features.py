@@ -11,9 +11,8 @@ from mixlab.backbones.timm_backbone import (
     NoIntermediatesError,
     TimmBackbone,
     as_json,
-    create_timm,
-    known_pixels,
 )
+from mixlab.backbones.timm_models import create_timm, known_pixels
 from mixlab.backbones.tokens import check_images
 from mixlab.backbones.wrapped import WrappedBackbone
 

@@ -57,15 +57,8 @@ def decode(data: str | Path | bytes, *, name: str | None = None, draft: int | No
     `draft` allows a JPEG to be decoded at a fraction of its size, never below `draft` pixels on a side.
     Transparent pixels are laid over white; 16-bit samples keep their upper 8 bits; animations give their first frame.
     """
-    label = name if name is not None else ("<bytes>" if isinstance(data, bytes) else str(data))
-    image = open_image(data, name=label)
-    try:
-        if draft is not None:
-            image.draft("RGB", (draft, draft))
-        pixels = to_rgb(image)
-        return turn_upright(pixels, read_orientation(image))  # after decoding: PIL turns a TIFF while it decodes
-    except Exception as error:  # as many kinds as there are decoders: AVIF's raises RuntimeError
-        raise UnreadableImage(label, _reason(error)) from error
+    label = _label(data, name)
+    return _upright(open_image(data, name=label), label, draft)[0]
 
 
 def decode_fitted(
@@ -75,22 +68,32 @@ def decode_fitted(
 
     A JPEG is decoded at a half, a quarter or an eighth of its size where that leaves `size` pixels on a side.
     """
-    label = name if name is not None else ("<bytes>" if isinstance(data, bytes) else str(data))
+    label = _label(data, name)
     image = open_image(data, name=label)
     width, height = image.size
     fit_box((width, height), fit, size)  # which checks both
-    try:
-        image.draft("RGB", (size, size))
-        factor = round(width / image.width)  # the sides are rounded up: what is kept may end within a pixel
-        pixels = to_rgb(image)
-        orientation = read_orientation(image)  # after decoding: PIL turns a TIFF while it decodes
-        upright = turn_upright(pixels, orientation)
-    except Exception as error:
-        raise UnreadableImage(label, _reason(error)) from error
+    upright, orientation = _upright(image, label, size)
     if orientation in _SWAPPED:
         width, height = height, width
+    factor = round(max(width, height) / max(upright.size))  # sides are rounded up: what is kept may end within a pixel
     left, top, right, bottom = (edge / factor for edge in fit_box((width, height), fit, size))
     return _resized(upright, size, (left, top, right, bottom)), (height, width)
+
+
+def _label(data: str | Path | bytes, name: str | None) -> str:
+    return name if name is not None else ("<bytes>" if isinstance(data, bytes) else str(data))
+
+
+def _upright(image: Image.Image, label: str, draft: int | None) -> tuple[Image.Image, int]:
+    """The pixels of an opened file as `decode` gives them, and the orientation that they had."""
+    try:
+        if draft is not None:
+            image.draft("RGB", (draft, draft))
+        pixels = to_rgb(image)
+        orientation = read_orientation(image)  # after decoding: PIL turns a TIFF while it decodes
+        return turn_upright(pixels, orientation), orientation
+    except Exception as error:  # as many kinds as there are decoders: AVIF's raises RuntimeError
+        raise UnreadableImage(label, _reason(error)) from error
 
 
 def decode_pixels(data: str | Path | bytes, *, name: str | None = None) -> NDArray[np.uint8]:
@@ -106,7 +109,7 @@ def decode_reduced(
 
     JPEGs at full size go through torchvision's decoder, the rest through Pillow's, which skips work where it reduces.
     """
-    label = name if name is not None else ("<bytes>" if isinstance(data, bytes) else str(data))
+    label = _label(data, name)
     content = data if isinstance(data, bytes) else _read_file(data, label)
     image = open_image(content, name=label)
     try:

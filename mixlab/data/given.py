@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from mixlab.errors import InputError
+from mixlab.plugins import is_ours
 
 from .dataset_source import DatasetSource
 from .decode import UnreadableImage
@@ -89,7 +90,7 @@ def as_source(data: Any) -> Source[Any]:
         return DatasetSource(data)
     if not len(data):
         raise InputError(f"the source {data.title or type(data).__name__} is empty; give at least one image")
-    if not type(data).__module__.startswith("mixlab."):
+    if not is_ours(type(data)):
         _check_first(data)
     return data
 

@@ -70,7 +70,7 @@ class Source(ABC, Generic[T]):
         return torch.tensor([self._class_of(index) for index in range(len(self))], dtype=torch.int64)
 
     def _class_of(self, index: int) -> int:
-        """Its label, refused where it is no number of a class."""
+        """The label as a class number; `InputError` for anything else."""
         label = self.label(index)
         try:
             number = as_index(label)
