@@ -154,9 +154,8 @@ class FeatureCache:
     def _extract(self, missing: list[int], machine: Machine, progress: Callable[[int], None]) -> None:
         device, precise = machine.world.device, run_precision(self.extraction.precision, machine.world.device)
         wanted = Subset(self.source, [index for number in missing for index in self._range(number)])
-        batch = next(
-            size for size in range(min(machine.batch, SHARD), 0, -1) if SHARD % size == 0
-        )  # no batch in two shards
+        sizes = range(min(machine.batch, SHARD), 0, -1)
+        batch = next(size for size in sizes if SHARD % size == 0)  # no batch in two shards
         view, plan = self.extraction.view, self.extraction.plan
         loader = view.loader(wanted, batch=batch, workers=machine.workers, pin_memory=device.type == "cuda")
         known = set(loader.skipped.reasons)
