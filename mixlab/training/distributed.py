@@ -16,10 +16,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from mixlab.backbones.backbone import Backbone
+from mixlab.data.cores import num_cores, own_cores
 from mixlab.data.index_file import trusting_indexes
 from mixlab.errors import InputError
 from mixlab.training.config import Sharding
-from mixlab.training.cores import num_cores, own_cores
 from mixlab.training.exchange import GradientExchange
 from mixlab.training.pieces import Pieces
 from mixlab.training.recipe import Recipe
@@ -35,7 +35,7 @@ class World:
     rank: int = 0
     size: int = 1
     is_first_here: bool = True  # the first of this machine's
-    cores: float | None = None  # this process's share, where it is not alone; see `training.cores`
+    cores: float | None = None  # this process's share, where it is not alone; see `data.cores`
 
     @property
     def is_first(self) -> bool:
