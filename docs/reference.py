@@ -70,6 +70,7 @@ MODULES = {
     "mixlab.evaluation.machine": ("Where an evaluation runs", "Machine CentreView"),
     "mixlab.analysis.viewed_images": ("Images of an analysis", ""),
     "mixlab.analysis.maps": ("Activation maps", "activation_map activation_maps MapsResult default_map"),
+    "mixlab.analysis.registered_maps": ("Maps of one's own", "register_map"),
     "mixlab.analysis.binary_auc": ("Binary-AUC", ""),
     "mixlab.analysis.binary_auc_metric": ("Binary-AUC as a torchmetrics metric", ""),
     "mixlab.analysis.auc": ("Maps scored against masks", "score_maps"),

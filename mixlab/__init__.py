@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.analysis.norms import measure_norms as measure_norms
     from mixlab.analysis.pca import pca_maps as pca_maps
     from mixlab.analysis.rank import measure_ranks as measure_ranks
+    from mixlab.analysis.registered_maps import register_map as register_map
     from mixlab.analysis.registry import register_analysis as register_analysis
     from mixlab.analysis.viewed_images import ViewedImages as ViewedImages
     from mixlab.backbones.backbone import Backbone as Backbone
@@ -90,6 +91,7 @@ _NAMES = {
     "analysis.norms": ["measure_norms"],
     "analysis.pca": ["pca_maps"],
     "analysis.rank": ["measure_ranks"],
+    "analysis.registered_maps": ["register_map"],
     "analysis.registry": ["register_analysis"],
     "analysis.viewed_images": ["ViewedImages"],
     "backbones.backbone": ["Backbone"],
