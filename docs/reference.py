@@ -47,7 +47,14 @@ MODULES = {
     "mixlab.training.recipe": ("The contract of training methods", "Recipe BatchPart"),
     "mixlab.training.dino_parts": ("DINO's parts", ""),
     "mixlab.training.views": ("Methods that learn from views", ""),
-    "mixlab.training.optim": ("Optimiser and schedules", ""),
+    "mixlab.training.optim": (
+        "Optimisers",
+        "register_optimizer build_optimizer parameter_groups set_rates gradients clip_each_ move_towards_",
+    ),
+    "mixlab.training.schedules": (
+        "Schedules",
+        "register_schedule Course learning_rate cosine linear_by_epoch",
+    ),
     "mixlab.training.augment": (
         "Augmentation of supervised training",
         "rand_augment Blend draw_blends draw_erasures erase soft_targets",

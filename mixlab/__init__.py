@@ -80,6 +80,8 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.training.knn import knn_accuracy as knn_accuracy
     from mixlab.training.loop import train as train
     from mixlab.training.optim import move_towards_ as move_towards_
+    from mixlab.training.optim import register_optimizer as register_optimizer
+    from mixlab.training.schedules import register_schedule as register_schedule
 
 __version__ = "0.1.0"
 _NAMES = {
@@ -127,7 +129,8 @@ _NAMES = {
     "training.dino_parts": ["DinoCentre", "DinoHead", "balanced_targets", "dino_loss", "koleo_loss", "teacher_targets"],
     "training.knn": ["LabelledFeatures", "knn_accuracy"],
     "training.loop": ["train"],
-    "training.optim": ["move_towards_"],
+    "training.optim": ["move_towards_", "register_optimizer"],
+    "training.schedules": ["register_schedule"],
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = sorted(_MODULES)

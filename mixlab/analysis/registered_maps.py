@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import wraps
 from inspect import getdoc, signature
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor
 
@@ -11,12 +11,13 @@ from mixlab.analysis.maps import MAPS, MapOfFeatures, MapOfMixing
 from mixlab.backbones.tokens import Features
 from mixlab.errors import InputError, WorkError
 from mixlab.mixers import Mixing
+from mixlab.plugins import named, takes
 
-F = TypeVar("F", bound=Callable[..., Tensor])
-TAKEN = ("default",)  # the page's word for the map of each network
+Read = Callable[..., Tensor]
+TAKEN = "default"  # the page's word for the map of each network
 
 
-def register_map(function: F | str) -> Any:
+def register_map(function: Read | str) -> Any:
     """Make a function a kind of activation map: a decorator. `mixlab maps`, `mixlab auc` and the page then offer it.
 
     The function takes the `Features` of a layer, or the rows (B, H, S, h, w) of S summary tokens and the `Mixing` of
@@ -24,38 +25,28 @@ def register_map(function: F | str) -> Any:
     where a network has no such map. The map is called as the function is, or `@register_map("another_name")`; the
     first paragraph of the docstring says what it shows.
     """
-    called = function if isinstance(function, str) else ""
 
-    def register(read: F) -> F:
-        name: str = called or getattr(read, "__name__", "")
-        if not name.isidentifier() or name in TAKEN:
-            raise InputError(f"a map cannot be called {name!r}: use letters, digits and _, and not {TAKEN[0]!r}")
+    def add(name: str, read: Read) -> None:
+        if name == TAKEN:
+            raise InputError(
+                f"a map cannot be called {name!r}, which on the page is the map of each network; rename it"
+            )
         about = (getdoc(read) or name).split("\n\n")[0].replace("\n", " ").rstrip(".")
         about = about[:1].lower() + about[1:]
-        if _takes_rows(read, name):
+        if takes(read, "features"):
+            MAPS[name] = MapOfFeatures(about, _of_features(read, name))
+        elif takes(read, "rows", "mixing"):
             MAPS[name] = MapOfMixing(about, _of_mixing(read, name))
         else:
-            MAPS[name] = MapOfFeatures(about, _of_features(read, name))
-        return read
+            raise InputError(
+                f"the map {name} must be a function of the features of a layer, {name}(features), or of rows of its "
+                f"matrix, {name}(rows, mixing); got {name}{signature(read)}"
+            )
 
-    return register if isinstance(function, str) else register(function)
-
-
-def _takes_rows(read: Callable[..., Tensor], name: str) -> bool:
-    """Whether it is a function of rows and a mixing, and not of features."""
-    for given, takes_rows in ((("features",), False), (("rows", "mixing"), True)):
-        try:
-            signature(read).bind(*given)
-        except TypeError:
-            continue
-        return takes_rows
-    raise InputError(
-        f"the map {name} must be a function of the features of a layer, {name}(features), or of rows of its matrix, "
-        f"{name}(rows, mixing); got {name}{signature(read)}"
-    )
+    return named("map", function, add)
 
 
-def _of_features(read: Callable[..., Tensor], name: str) -> Callable[[Features], Tensor]:
+def _of_features(read: Read, name: str) -> Callable[[Features], Tensor]:
     @wraps(read)
     def checked(features: Features) -> Tensor:
         return _checked(read(features), name, len(features.patches), features.grid, features.patches)
@@ -63,7 +54,7 @@ def _of_features(read: Callable[..., Tensor], name: str) -> Callable[[Features],
     return checked
 
 
-def _of_mixing(read: Callable[..., Tensor], name: str) -> Callable[[Tensor, Mixing], Tensor]:
+def _of_mixing(read: Read, name: str) -> Callable[[Tensor, Mixing], Tensor]:
     @wraps(read)
     def checked(rows: Tensor, mixing: Mixing) -> Tensor:
         return _checked(read(rows, mixing), name, len(rows), (rows.shape[-2], rows.shape[-1]), rows)

@@ -154,7 +154,7 @@ def test_a_network_without_such_a_map_is_left_out_and_its_own_nan_is_not_the_plu
 def test_what_cannot_be_registered_says_why() -> None:
     for given, said in (
         (lambda: mixlab.register_map("a+b")(lambda f: f), r"cannot be called 'a\+b'"),
-        (lambda: mixlab.register_map("default")(lambda f: f), "and not 'default'"),
+        (lambda: mixlab.register_map("default")(lambda f: f), "cannot be called 'default', which on the page"),
         (lambda: mixlab.register_map(lambda f: f), "cannot be called '<lambda>'"),
         (lambda: mixlab.register_map("cut")(lambda f: f), "registers the map 'cut', which mixlab has registered"),
         (lambda: mixlab.register_map("three")(lambda a, b, c: a), r"three\(features\), or .* three\(rows, mixing\)"),
