@@ -23,11 +23,11 @@ from rich.table import Column
 from rich.text import Text
 
 from mixlab.console import console
+from mixlab.data.cores import num_cores
 from mixlab.errors import InputError, WorkError
 from mixlab.run import RunDirectory
 from mixlab.run.directory import RunLock, read_json, write_json
 from mixlab.signals import HELD_SIGNALS, STOP_SIGNALS, StopSignal, held
-from mixlab.training.cores import num_cores
 
 LOG, MARK = "logs/{}.txt", "steps/{}.json"  # of a step, in the folder of the whole
 POLL_S = 0.3

@@ -109,11 +109,6 @@ def setting_names(config: Any, prefix: str = "") -> list[str]:
     return names
 
 
-def check_model(model: ModelConfig) -> None:
-    """Fields that the backbone lacks, or of the wrong type, before anything is built."""
-    check_fields(model.name, model.fields)
-
-
 def _with_fields_for(model: ModelConfig, name: str) -> ModelConfig:
     """The model without the fields that one of another name does not have."""
     if name == model.name:

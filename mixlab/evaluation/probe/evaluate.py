@@ -34,7 +34,7 @@ from mixlab.evaluation.target import Target, as_target, network_digest, weights_
 from mixlab.run.codec import differences
 from mixlab.run.directory import RunLock, read_json, write_json
 from mixlab.signals import StopRequests
-from mixlab.training.distributed import World, from_all, from_first
+from mixlab.training.distributed import World, entries_of_all, from_first
 from mixlab.training.knn import fitting_ks, knn_correct
 from mixlab.training.precision import matrix_products
 
@@ -192,7 +192,6 @@ class _ProbeRun:
         ):
             trainer.train(asked, step)
         correct, finite = trainer.score()
-        unreadable = {path: why for part in from_all(stream.unreadable) for path, why in part.items()}
         found = GridScores(
             grid.heads,
             correct,
@@ -201,7 +200,7 @@ class _ProbeRun:
             batch=stream.batch,
             num_train=stream.num_images,
             val_numbers=val.numbers,
-            unreadable={**val.unreadable, **unreadable},
+            unreadable={**val.unreadable, **entries_of_all(stream.unreadable)},
         )
         found = replace(found, knn=self._neighbours(found, val))
         self._write_best(grid, found)

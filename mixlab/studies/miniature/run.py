@@ -17,6 +17,7 @@ from typing import Any
 from rich.text import Text
 
 from mixlab.console import console
+from mixlab.data.cores import num_cores
 from mixlab.data.images import parse_source
 from mixlab.data.mask_formats import parse_masks
 from mixlab.errors import InputError
@@ -28,7 +29,6 @@ from mixlab.studies.miniature.folders import COPY_SIDE, prepare
 from mixlab.studies.miniature.parts import PARTS, Part
 from mixlab.studies.miniature.plan import FULL, QUICK, STUDY_FAMILIES, Family, Setting, StudyEffort
 from mixlab.studies.steps import Step, check_config_is_there, is_done, mark_of, run_steps, wait_for_workers, worker_pool
-from mixlab.training.cores import num_cores
 from mixlab.training.distributed import choose_device
 
 CONTROL = "nvidia-cuda-mps-control"  # of CUDA's MPS, under which kernels of several processes run side by side

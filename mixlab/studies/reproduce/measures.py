@@ -4,9 +4,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from mixlab.data.imagenet_labels import NUM_TRAIN, NUM_VAL
 from mixlab.run.directory import file_name
 from mixlab.studies.reproduce.folders import COCO_PARTS, IMAGENET_S, SHIFTED
-from mixlab.studies.reproduce.hours import NUM_TRAIN, NUM_VAL, SHIFTED_IMAGES, HoursEstimate, estimate_hours
+from mixlab.studies.reproduce.hours import SHIFTED_IMAGES, HoursEstimate, estimate_hours
 from mixlab.studies.reproduce.networks import ItemSetting, Network, training_of, training_step
 from mixlab.studies.steps import Step
 

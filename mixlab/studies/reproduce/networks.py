@@ -8,8 +8,9 @@ from typing import Literal
 from mixlab.backbones.visual_mambas import VISUAL_MAMBAS
 from mixlab.backbones.zoo import ZOO, known_fields
 from mixlab.choices import Scale
+from mixlab.data.imagenet_labels import NUM_TRAIN
 from mixlab.recipes import RECIPES, find_recipe
-from mixlab.studies.reproduce.hours import NUM_TRAIN, HoursEstimate, estimate_hours
+from mixlab.studies.reproduce.hours import HoursEstimate, estimate_hours
 from mixlab.studies.steps import Step
 from mixlab.training.settings import override
 
