@@ -1,5 +1,6 @@
-"""A mixer, a family, a backbone, a method, a recipe, an optimiser, a schedule, a source, a map and an analysis, as small
-as they can be."""
+"""One of everything, as small as it can be: a mixer, a family, a backbone, a method, a recipe, an optimiser, a schedule,
+a source, a map and an analysis.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
