@@ -1,6 +1,4 @@
-"""One of everything, as small as it can be: a mixer, a family, a backbone, a method, a recipe, an optimiser, a schedule,
-a source, a map and an analysis.
-"""
+"""One of everything that can be registered, as small as it can be."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
