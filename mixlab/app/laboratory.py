@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import torch
 
-from mixlab.analysis.maps import MAPS, MapOfFeatures, default_map
+from mixlab.analysis.maps import MAPS, MapOfFeatures, MapOfMixing, default_map
 from mixlab.analysis.viewed_images import shown_size
 from mixlab.app.exhibits import ShownExhibit, run_exhibits
 from mixlab.app.jobs import Progress
@@ -71,7 +71,7 @@ class Laboratory:
             card_of(subject, said.get(subject.label, ()), sizes.get(subject.label)) for subject in subjects
         ]
         self.maps: Sequence[MapCard] = [
-            MapCard(name, kind.about.partition(", (B")[0], PARTS.get(name, ""), NEEDS.get(name, "nothing"))
+            MapCard(name, kind.about.partition(", (B")[0], PARTS.get(name, ""), NEEDS.get(name, _needs(kind)))
             for name, kind in MAPS.items()
         ]
         self.samples = samples
@@ -135,6 +135,11 @@ def layer_mixings(subject: Target, size: int) -> list[tuple[type[Mixing], int]]:
         return [(type(mixing), mixing.num_heads) for _, mixing in backbone.mixings(blank)]
     except ValueError:
         return []
+
+
+def _needs(kind: MapOfFeatures | MapOfMixing) -> str:
+    """What a model needs for a map of a plugin's."""
+    return "nothing" if isinstance(kind, MapOfFeatures) else _ROWS
 
 
 def _has_map(name: str, subject: Target, mixing: type[Mixing] | None) -> bool:

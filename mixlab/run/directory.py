@@ -265,9 +265,10 @@ def measurements_of(result: dict[str, Any], origin: str | Path) -> list[Measurem
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
         raise InputError(f"{origin}: measurements must be a list of records, got {str(records)[:40]}; {AGAIN}")
     found: list[Measurement] = []
-    if missing := missing_plugins(result.get("plugins")):
+    known = [record for record in records if str(record.get("metric")) in METRICS]
+    if len(known) < len(records) and (missing := missing_plugins(result.get("plugins"))):
         warnings.warn(f"{origin} {missing}; its measurements are left out", stacklevel=2)
-        records = [record for record in records if str(record.get("metric")) in METRICS]
+        records = known
     for record in records:
         try:
             found += [Measurement.from_json(record)] if "protocol" in record else measurements_of_older(record, result)

@@ -23,12 +23,13 @@ from mixlab.run.directory import RunLock
 from mixlab.signals import StopRequests, WaitingStopped, raising
 from mixlab.training.batches import steps
 from mixlab.training.building import build_recipe
-from mixlab.training.checkpoint import Checkpoint, Checkpoints, TrainingState, export_weights
+from mixlab.training.checkpoint import Checkpoint, Checkpoints, export_weights
 from mixlab.training.checkpoint_writer import CheckpointWriter
 from mixlab.training.config import ModelConfig, TrainConfig
 from mixlab.training.distributed import World, any_rank, describe_workers, entries_of_all, from_first, join_world
 from mixlab.training.log import Journal, MetricBuffer, NonFiniteLoss, TrainingProgress, forget_after
 from mixlab.training.record import RunRecord
+from mixlab.training.state import TrainingState
 from mixlab.training.stopping import ScoringStopped, Stopped, agreed
 from mixlab.training.update import Update, peak_memory_gib
 
@@ -186,6 +187,7 @@ class Trainer:
             self.progress.step(self.step)
             if self.step == from_step + 1:  # now there are moments
                 self.writer.prepare(self.state.tensors())
+                self.state.numbers()  # what cannot be saved is refused at once
 
             if self.step % self.config.log.every_steps == 0:
                 self.report()
@@ -251,7 +253,7 @@ class Trainer:
         else:
             self.step = self.saved_step = place[0]
             self.loader.load_state_dict(place[1]["loader"])
-            self.state.load(found.tensors() if found else None)
+            self.state.load(found.tensors() if found else None, place[1].get("optimizer"))
         self.lacks_scores = self.scores_are_due and not from_first(self.was_scored)
         self.progress = TrainingProgress(
             total=self.total_steps, done=self.step, enabled=self.world.is_first, scores=self.config.method.shown
@@ -305,6 +307,8 @@ class Trainer:
         """Begin to write a checkpoint of this step; `report` refuses first where the loss is NaN or infinite."""
         self.report()
         state = {"loader": {**position, "skipped": entries_of_all(position["skipped"])}, "config": self.record.content}
+        if numbers := self.state.numbers():
+            state["optimizer"] = numbers
         self.writer.start(self.step, self.state.tensors(), state)
         self.saved_step, self.saved_at = self.step, time.monotonic()
         self.clock = Clock(self.step)

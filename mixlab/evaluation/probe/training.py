@@ -32,9 +32,9 @@ from mixlab.training.checkpoint import Checkpoints
 from mixlab.training.distributed import World, any_rank, entries_of_all, from_all, from_first, gather_rows
 from mixlab.training.log import forget_after
 from mixlab.training.loop import Clock
-from mixlab.training.optim import cosine
 from mixlab.training.precision import Precise, matrix_products
 from mixlab.training.recipe import BatchPart, to_pixels_of
+from mixlab.training.schedules import cosine
 from mixlab.training.stopping import Stopped, agreed
 
 SCORE_ROWS = 2048  # images whose logits are in memory at once
