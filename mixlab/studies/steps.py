@@ -24,7 +24,7 @@ from rich.text import Text
 
 from mixlab.console import console
 from mixlab.data.cores import num_cores
-from mixlab.errors import InputError, WorkError
+from mixlab.errors import InputError, WorkError, few
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import RunLock, read_json, write_json
 from mixlab.signals import HELD_SIGNALS, STOP_SIGNALS, StopSignal, held
@@ -167,7 +167,7 @@ def keep_settings(run: RunDirectory, settings: dict[str, Any], *, under: str | N
     if not isinstance(known, dict):
         raise InputError(f"{run.path} holds something else (its config.json says so); give another --run")
     if changed := [name for name, value in settings.items() if known.get(name) != value]:
-        was = ", ".join(f"{name} was {known.get(name)!r}, is {settings[name]!r}" for name in changed)
+        was = few((f"{name} was {known.get(name)!r}, is {settings[name]!r}" for name in changed), 3)
         raise InputError(f"{run.path} was begun with other settings ({was}); give another --run, or the same settings")
 
 
