@@ -208,7 +208,7 @@ def _load_run(place: Path) -> tuple[Backbone, str, dict[str, Any]]:
     probes = [measurement for measurement in run.measurements() if measurement.metric == "probe_top1"]
     by_register = {found["register"]: found.value for found in probes if found["register"] is not None}
     known = {
-        "training": _method_of(config),
+        "training": method_of(config),
         "seed": config.get("seed") if isinstance(config.get("seed"), int) else None,
         "probe_accuracy": max((found.value for found in probes if found["register"] is None), default=None),
         "register_accuracies": tuple(by_register[index] for index in sorted(by_register)),
@@ -240,7 +240,7 @@ def restore_stopped(run: RunDirectory, config: dict[str, Any]) -> tuple[Recipe, 
             f"{run.path} has no exported weights (weights.safetensors); run the same command again to finish it"
         )
     check_plugins(config.get("plugins"), run.path)
-    if (method := _method_of(config)) not in METHODS:
+    if (method := method_of(config)) not in METHODS:
         raise InputError(
             f"{run.path} is not finished, and its method {method!r} is not known here; load the plugin that registers "
             "it: mixlab --import MODULE ..."
@@ -282,7 +282,7 @@ def _check_objects(config: dict[str, Any], file: Path) -> None:
             raise InputError(f"{file}: {'.'.join(path)} is {str(part)[:40]!r}, not an object with fields; correct it")
 
 
-def _method_of(config: dict[str, Any]) -> str | None:
+def method_of(config: dict[str, Any]) -> str | None:
     """The kind of the training method; None where the file says none."""
     part: Any = config
     for name in ("settings", "method", "kind"):
