@@ -183,8 +183,8 @@ SHOWN_METRICS = {"knn_top1": "kNN", "probe_top1": "linear probe"}
 
 def run_facts(run: RunDirectory) -> tuple[str, ...]:
     """Its data, then its best accuracy by each known metric with all labels, in per cent."""
-    config = run.read_config() if (run.path / "config.json").is_file() else {}
-    facts = [f"data {config['data']}"] if isinstance(config.get("data"), str) else []
+    data = run.read_config_if_any().get("data")
+    facts = [f"data {data}"] if data else []
     measured = [m for m in run.measurements() if m["label_share"] == 1 and m["register"] is None]
     for metric, name in SHOWN_METRICS.items():
         values = [m.value for m in measured if m.metric == metric]

@@ -199,10 +199,9 @@ def check_settings(
     if "settings" not in stored:
         raise InputError(f"{folder.path} holds something other than a training run; choose another --run directory")
     settings, known_data = stored["settings"], stored.get("data")
-    if not (isinstance(settings, dict) and isinstance(settings.get("method"), dict) and isinstance(known_data, str)):
+    if "method" not in settings or known_data is None:
         raise InputError(
-            f"{place}: settings, settings.method and data are not what a run writes; remove {place.name}, "
-            "and it is restored from the newest checkpoint"
+            f"{place} lacks settings.method or data; remove {place.name}, and resume: the newest checkpoint has a copy"
         )
     found = differences(_with_new_defaults(settings, config), to_json(config))
     changed = {key: pair for key, pair in found.items() if not key.startswith((*MAY_CHANGE, *config.method.unused))}

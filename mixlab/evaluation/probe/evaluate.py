@@ -15,7 +15,6 @@ from mixlab.data.given import AnyData
 from mixlab.data.labelled import LabelledSplits, labelled_splits
 from mixlab.errors import InputError
 from mixlab.evaluation.accuracy import Accuracy
-from mixlab.evaluation.classifier import ProbeHead, save_head
 from mixlab.evaluation.feature_cache import Extraction, describe_needs, extract_features
 from mixlab.evaluation.features import FeaturePlan, FeatureTable, head_inputs, published_source
 from mixlab.evaluation.machine import CentreView, Machine, Say, precision_in_use, run_precision
@@ -29,6 +28,7 @@ from mixlab.evaluation.probe.training import (
     ProbeCrops,
     ProbeTrainer,
 )
+from mixlab.evaluation.probe_head import ProbeHead, save_head
 from mixlab.evaluation.settings import BATCH, FEW_IMAGES, ProbeSettings
 from mixlab.evaluation.target import Target, as_target, network_digest, weights_checksum
 from mixlab.run.codec import differences
