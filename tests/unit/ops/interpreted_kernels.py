@@ -58,6 +58,7 @@ SCANS = {
     "scan of a tile and a token": (33, 2, 4, 2, 16, 16),
     "scan of 63 tokens": (63, 1, 1, 1, 16, 16),
     "scan of two full tiles": (64, 2, 2, 1, 64, 64),
+    "scan of a tile and a longer tail": (49, 2, 4, 2, 16, 16),
     "scan of 65 tokens": (65, 2, 2, 1, 16, 16),
     "scan of 130 tokens": (130, 2, 2, 1, 32, 16),
     "scan with a group per head": (5, 3, 3, 0, 16, 16),
@@ -65,7 +66,7 @@ SCANS = {
     "scan of nine heads": (3, 1, 9, 0, 16, 16),
     "scan of eleven reverse heads": (3, 1, 11, 11, 16, 16),
     "scan of thirteen heads": (3, 1, 13, 0, 16, 16),
-    "scan of nine heads, one reverse, over two tiles": (33, 1, 9, 1, 16, 16),
+    "scan of nine heads, one reverse, over three tiles": (65, 1, 9, 1, 16, 16),
 }
 # name: batch, length, scans, reverse scans, channels, N, whether steps are given raw
 SELECTIVE = {
@@ -78,10 +79,11 @@ SELECTIVE = {
 # name: directions, length, heads, N, P, tokens of a segment of the convolution, whether the scan is kept
 MIXERS = {
     "mixer both ways, short": (2, 5, 2, 16, 16, 128),
-    "mixer both ways, two tiles": (2, 33, 1, 16, 16, 128),
+    "mixer both ways, a tile and a token": (2, 33, 1, 16, 16, 128),
+    "mixer both ways, three tiles": (2, 65, 1, 16, 16, 128),
     "mixer with a convolution in three segments": (2, 9, 1, 16, 16, 4),
     "mixer that keeps its scan, one tile": (2, 5, 2, 16, 16, 128, True),
-    "mixer that keeps its scan, two tiles": (2, 33, 1, 16, 16, 128, True),
+    "mixer that keeps its scan, three tiles": (2, 65, 1, 16, 16, 128, True),
     "mixer of three heads, whose rows are cut in thirds": (2, 4, 6, 16, 16, 128),
 }
 # name: length, heads, P, and if the tokens are cut: the number of spans and the tokens of one
@@ -109,13 +111,13 @@ LONG = {
     "scan of one full tile",
     "scan of 63 tokens",
     "scan of two full tiles",
-    "scan of 65 tokens",
     "scan of 130 tokens",
     "scan of thirteen heads",
-    "scan of nine heads, one reverse, over two tiles",
+    "scan of nine heads, one reverse, over three tiles",
     "selective scan of 65 steps",
-    "mixer both ways, two tiles",
-    "mixer that keeps its scan, two tiles",
+    "mixer both ways, a tile and a token",
+    "mixer both ways, three tiles",
+    "mixer that keeps its scan, three tiles",
     "mixer of three heads, whose rows are cut in thirds",
     "linear attention of a tile and a token",
 }

@@ -29,7 +29,8 @@ LAUNCHED = re.compile(r"\b(_\w+)(?=\[grid\]|\[\()|(?<=launch\()\s*(_\w+)")  # a 
 MEASURED = triton.__version__.startswith("3.9")
 SPILLS = {
     "_many_tiles_kernel": (648, 176, 88),
-    "_values_kernel": (760, 128, 328),
+    "_values_kernel": (760, 344, 328),
+    "_pair_values_kernel": (0, 192, 0),
     "_gated_norm_backward_kernel": (216, 144, 216),
     "_gather_both_span_kernel": (16, 0, 0),
     "_walk_kernel": (24, 0, 40),
@@ -48,6 +49,8 @@ def every_kernel() -> list[Launch]:
         *launches.mixer(HALF, directions=2, length=198),
         *launches.mixer(HALF, directions=2, length=198, keep_scan=True),
         *launches.mixer(HALF, directions=2, length=38),
+        *launches.mixer(HALF, directions=2, length=66),
+        *launches.mixer(HALF, directions=2, length=18, heads=6),
         *launches.mixer(HALF, directions=1, length=38),
         *launches.selective_scan(HALF, scans=2, width=384, state=16),
         *launches.selective_scan(HALF, scans=4, width=96, state=1),
