@@ -102,9 +102,10 @@ class Laboratory:
 
 
 def card_of(subject: Target, facts: tuple[str, ...] = (), image: int | None = None) -> ModelCard:
-    """The description of a model for the page; its first layer is run once, to see how it mixes."""
+    """The description of a model for the page; it is run once, to see how its layers mix."""
     backbone, size = subject.backbone, image or subject.backbone.image
-    mixing = first_mixing(subject, size)
+    mixings = layer_mixings(subject, size)
+    first = mixings[0][0] if mixings else None
     return ModelCard(
         id=subject.label,
         architecture=backbone.name,
@@ -112,39 +113,40 @@ def card_of(subject: Target, facts: tuple[str, ...] = (), image: int | None = No
         training=subject.training,
         num_layers=backbone.num_layers,
         num_registers=subject.num_registers,
-        num_heads=mixing.num_heads if mixing else 0,
+        num_heads=tuple(count for _, count in mixings),
         num_parameters=subject.num_parameters,
         image=size,
-        has_matrix=mixing is not None,
+        has_matrix=bool(mixings),
         default_map=default_map(backbone),
-        maps=tuple(name for name in MAPS if _has_map(name, subject, mixing)),
+        maps=tuple(name for name in MAPS if _has_map(name, subject, first)),
         facts=facts,
     )
 
 
 @torch.inference_mode()
-def first_mixing(subject: Target, size: int) -> Mixing | None:
-    """The mixing of the first layer, or None where timm's model has no matrix to show."""
+def layer_mixings(subject: Target, size: int) -> list[tuple[type[Mixing], int]]:
+    """The kind and the heads of each layer's mixing; none where a model has no matrix to show."""
     backbone = subject.backbone
     if backbone.channels != 3:
         raise InputError(f"{subject.label} takes {backbone.channels} channels; the page shows RGB pictures only")
     parameter = next(backbone.parameters())
     blank = torch.zeros(1, 3, size, size, device=parameter.device, dtype=parameter.dtype)
     try:
-        return next(backbone.mixings(blank, layers=[0]))[1]
+        return [(type(mixing), mixing.num_heads) for _, mixing in backbone.mixings(blank)]
     except ValueError:
-        return None
+        return []
 
 
-def _has_map(name: str, subject: Target, mixing: Mixing | None) -> bool:
+def _has_map(name: str, subject: Target, mixing: type[Mixing] | None) -> bool:
     if name in ("register_cosine", "register_dot"):
         return subject.num_registers > 0
     if name == "front_cosine":
         return subject.backbone.layout.has_front_copy
     if isinstance(MAPS[name], MapOfFeatures):
         return True
-    has_rows = mixing is not None and bool(subject.backbone.layout.summary_rows(1024))
-    return has_rows and (name != "direction_rows" or isinstance(mixing, SSDMixing | SelectiveMixing))
+    if mixing is None or not subject.backbone.layout.summary_rows(1024):
+        return False
+    return name != "direction_rows" or issubclass(mixing, SSDMixing | SelectiveMixing)
 
 
 def build_laboratory(

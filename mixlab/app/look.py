@@ -159,9 +159,12 @@ class Look:
             unit = F.normalize(patches, dim=-1)
             return (unit @ unit.mT).clamp(min=0), SIMILARITY
         mixing = self._mixing(self._layer)
-        number = _number(mixing, head)
-        matrix = self._traces.matrix(self._sight, layer=self._layer, head=number, progress=self._progress)
-        return self._finite(matrix, "the matrix"), head_name(mixing, number)
+        if head is not None and head >= mixing.num_heads:
+            raise InputError(
+                f"layer {self._layer} of {self._card.id} has no head {head}; choose 0 to {mixing.num_heads - 1}"
+            )
+        matrix = self._traces.matrix(self._sight, layer=self._layer, head=head, progress=self._progress)
+        return self._finite(matrix, "the matrix"), head_name(mixing, head)
 
     def _finite(self, values: Tensor, what: str) -> Tensor:
         if not values.isfinite().all():
@@ -191,11 +194,6 @@ def _log_shades(values: Tensor, low: float, high: float) -> Tensor:
         return torch.full_like(values, 255 if high > 0 else 0, dtype=torch.uint8)
     shares = (values.clamp(min=low) / low).log() / math.log(high / low)
     return (255 * shares).round().to(torch.uint8)
-
-
-def _number(mixing: Mixing, head: int | None) -> int | None:
-    """The head asked for, the last one where there are fewer."""
-    return None if head is None else min(head, mixing.num_heads - 1)
 
 
 def _part(stack: Tensor, part: int | None) -> Tensor:

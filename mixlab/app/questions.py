@@ -28,7 +28,7 @@ class ModelCard:
     training: str
     num_layers: int
     num_registers: int
-    num_heads: int  # of the first layer; 0 without a matrix
+    num_heads: tuple[int, ...]  # of each layer; none without a matrix
     num_parameters: int
     image: int  # pixels a side, as the model takes it
     has_matrix: bool

@@ -27,6 +27,7 @@ from mixlab.backbones.backbone import (
     check_source,
     chosen_layers,
 )
+from mixlab.backbones.timm_releases import not_downloaded, unknown_tag
 from mixlab.backbones.tokens import Features, TokenLayout, check_images
 from mixlab.errors import InputError, did_you_mean
 from mixlab.mixers import ConvMixing, Mixing, SoftmaxMixing
@@ -226,20 +227,32 @@ def known_pixels(model: Any, timm_name: str, fields: dict[str, Any]) -> Pixels:
 def create_timm(name: str, fields: dict[str, Any]) -> Any:
     """timm's own model, without a classifier unless the fields ask for one."""
     if not timm.is_model(name.split(".")[0]):
-        theirs = (model for model in timm.list_models() if not _is_ours(model))
-        hint = did_you_mean(name, theirs, otherwise="timm.list_models() names all", prefix="timm/")
+        hint = did_you_mean(name, timm_names(), otherwise="`mixlab models 'timm/*'` lists all", prefix="timm/")
         raise InputError(f"timm {timm.__version__} has no model {name!r}; {hint}")
     if _is_ours(name.split(".")[0]):
         raise InputError(f"timm knows {name} from mixlab alone; write {name}, without timm/")
+    if "checkpoint_path" in fields:
+        raise InputError(f"write weights={fields['checkpoint_path']!r} instead of checkpoint_path, as for all models")
     ours = {"num_classes": 0, "dynamic_img_size": True}  # only ViTs take the latter; others take any size or say so
     while True:
         try:
             return timm.create_model(name, **{**ours, **fields})
-        except TypeError as error:
+        except (TypeError, AssertionError) as error:  # unknown fields, and wrong values
             refused = next((key for key in ours if key not in fields and f"'{key}'" in str(error)), None)
             if refused is None:
                 raise InputError(_misfit(name, fields, str(error))) from error
             del ours[refused]
+        except OSError as error:  # the hub's errors of connections and missing files
+            raise not_downloaded(name, error) from error
+        except RuntimeError as error:
+            if "Invalid pretrained tag" not in str(error):
+                raise
+            raise unknown_tag(name) from error
+
+
+def timm_names() -> list[str]:
+    """The models that timm itself defines."""
+    return [name for name in timm.list_models() if not _is_ours(name)]
 
 
 def _is_ours(name: str) -> bool:
@@ -253,7 +266,7 @@ def _misfit(name: str, fields: dict[str, Any], error: str) -> str:
     if unknown:
         return f"timm's {name} has no field {unknown[1]!r}; leave it out, or name a model that has one"
     given = ", ".join(f"{key}={value!r}" for key, value in fields.items()) or "no fields"
-    return f"timm's {name} cannot be built with {given}: {error}; check them against timm's own"
+    return f"timm's {name} cannot be built with {given}: {error or 'refused'}; check them against timm's own"
 
 
 def as_json(key: str, value: Any) -> Any:

@@ -13,16 +13,17 @@ import timm
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.isotropic import Isotropic, IsotropicConfig, config_from_json
 from mixlab.backbones.staged import Staged, StagedConfig, staged_from_json
-from mixlab.backbones.timm_backbone import TimmBackbone
+from mixlab.backbones.timm_backbone import TimmBackbone, timm_names
 from mixlab.backbones.timm_features import build_timm
+from mixlab.backbones.timm_releases import check_release
 from mixlab.backbones.tokens import TokenLayout
 from mixlab.backbones.visual_mambas import VISUAL_MAMBAS
 from mixlab.backbones.weights import load_weights, model_from_file
 from mixlab.data.source import nearest_place
 from mixlab.errors import InputError, did_you_mean
-from mixlab.mixers import AttentionConfig, GatedConvConfig, LinearAttentionConfig, Mamba2Config, MixerConfig
+from mixlab.mixers import MIXERS, AttentionConfig, GatedConvConfig, LinearAttentionConfig, Mamba2Config, MixerConfig
 from mixlab.plugins import Registry
-from mixlab.run.codec import to_json
+from mixlab.run.codec import check_values, to_json
 
 C = TypeVar("C", bound=IsotropicConfig | StagedConfig)
 Builder = Callable[..., Backbone]
@@ -138,8 +139,9 @@ def _check_name(name: str) -> None:
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Names of the zoo that match a shell pattern; `timm/<name>` gives any of timm's models beside these."""
-    return [name for name in ZOO if fnmatch(name, pattern)]
+    """Names of the zoo that match a shell pattern; of one that begins with `timm/`, names of timm's own models."""
+    known = (f"timm/{name}" for name in timm_names()) if pattern.startswith("timm/") else ZOO
+    return [name for name in known if fnmatch(name, pattern)]
 
 
 def create_model(
@@ -170,6 +172,8 @@ def create_model(
         else:
             model = build_registered(name, fields)
     if weights is not None:
+        if isinstance(model, TimmBackbone):
+            check_release(name, model.timm_name, weights)
         load_weights(model, weights, checkpoint_key=checkpoint_key)
     return model
 
@@ -232,15 +236,18 @@ def check_fields(name: str, changes: Mapping[str, Any]) -> None:
 
 
 def replace_fields(config: C, changes: dict[str, Any]) -> C:
-    """Replace fields of a config, or of its mixer and layout where only they have one of that name."""
+    """Replace fields of a config, or of its mixer and layout where only they have one of that name; of wrong types,
+    `InputError`."""
     owners = _owners(config)
     direct: dict[str, Any] = {}
     nested: dict[str, dict[str, Any]] = {}
     for key, value in changes.items():
         part = _owner(key, owners)
         (direct if part is None else nested.setdefault(part, {}))[key] = value
+    direct = check_values(type(config), direct, {MixerConfig: MIXERS})
     for part, inner in nested.items():
-        direct[part] = replace(direct.get(part, getattr(config, part)), **inner)
+        owner = direct.get(part, getattr(config, part))
+        direct[part] = replace(owner, **check_values(type(owner), inner))
     return replace(config, **direct)
 
 

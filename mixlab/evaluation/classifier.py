@@ -18,13 +18,14 @@ from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone, FeatureSource
 from mixlab.backbones.meta import without_storage
+from mixlab.backbones.timm_releases import not_downloaded
 from mixlab.backbones.weights.formats import recognise
 from mixlab.backbones.weights.reading import StoredWeights, WeightsError, read_weights
 from mixlab.backbones.weights.saving import save_tensors
 from mixlab.backbones.zoo import create_model
 from mixlab.choices import OUTPUT
 from mixlab.data.imagenet_labels import imagenet_classes
-from mixlab.errors import InputError, WorkError
+from mixlab.errors import InputError
 from mixlab.evaluation.features import FeaturePlan, HeadInput, has_class_token, published_source
 from mixlab.evaluation.machine import CentreView
 from mixlab.evaluation.paper import EPOCHS
@@ -235,10 +236,7 @@ def timm_classifier(
     try:
         model: Any = timm.create_model(name, pretrained=weights is None)
     except OSError as error:  # the hub's errors of connections and missing files
-        reason = (str(error.__cause__ or error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise WorkError(
-            f"timm could not download the weights of {name} ({reason}); check the connection, or give --weights FILE"
-        ) from error
+        raise not_downloaded(name, error) from error
     if weights is not None:
         entries = read_weights(weights).entries
         convert = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)

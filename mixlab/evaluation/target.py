@@ -127,6 +127,8 @@ def load_target(
     known["training"] = training or known.get("training") or (UNTRAINED if origin is None else "trained")
     if origin is None:
         known["seed"] = seed
+        if name.startswith("timm/") and "." in name:
+            _warn(f"{name} is untrained: its tag names released weights, which only --weights FILE brings")
     return Target(label=label, backbone=backbone.eval().to(where), weights=origin, **known)
 
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx import wrap
 
 from mixlab.mixers.mixer import (
     ALL,
@@ -19,7 +20,10 @@ from mixlab.mixers.mixer import (
     num_heads_of,
     split_heads,
 )
+from mixlab.ops.attention.op import softmax_attention
 from mixlab.ops.linear import Linear
+
+wrap("softmax_attention")
 
 
 @dataclass
@@ -94,6 +98,10 @@ class Attention(QKVMixer):
     def __init__(self, config: AttentionConfig, dim: int) -> None:
         super().__init__(dim, config.head_dim)
         self.causal = config.causal
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        """Prepare, apply, merge, in one operation between the projections."""
+        return self.out_proj(softmax_attention(self.qkv(x), head_dim=self.head_dim, causal=self.causal))
 
     def mixing(self, q: Tensor, k: Tensor, v: Tensor) -> SoftmaxMixing:
         return SoftmaxMixing(q, k, v, self.causal)

@@ -165,6 +165,7 @@ def model_table(findings: Findings) -> Table:
             title = ", ".join(filter(None, (data if several or not change else None, change)))
             maker.add(title, "%", [g for g in own if (g[0]["data"], g[0]["change"]) == (data, change)])
     measured = {network for column in (*columns, *maker.columns) for network in column.cells}
+    measured |= {network for column in maker.others for network in column.cells} - twins
     rows = _rows(_in_order(networks), gains, measured)
     columns[:0] = _sizes(rows, groups, findings)
     return Table(rows, columns, maker.columns, maker.others, _gain_columns(gains), _averaged_networks(measurements))

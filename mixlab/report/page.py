@@ -27,7 +27,7 @@ from mixlab.report.pictures import dense_pictures, matrix_pictures, picture_rows
 from mixlab.report.reproduced import reproduced_part
 from mixlab.report.same_images import join_maps
 from mixlab.report.sections import auc_part, place_of, rank_part, scaling_part, training_part
-from mixlab.run import RunDirectory, unpacked
+from mixlab.run import RunDirectory, base_label, unpacked
 from mixlab.run.directory import write_atomically
 from mixlab.statistics import Quantity
 
@@ -200,10 +200,22 @@ def about_runs(table: Table, findings: Findings) -> str:
     """How much is behind the page, in a line."""
     dates = sorted(str((r.content.get("provenance") or {}).get("date"))[:10] for r in findings.records)
     dates = [date for date in dates if date != "None"]
-    counts = {"model": len(table.rows), "result": len(findings.records), "training run": len(findings.curves)}
+    counts = {
+        "model": _num_models(table, findings),
+        "result": len(findings.records),
+        "training run": len(findings.curves),
+    }
     said = ", ".join(f"{count} {name}{'s' if count != 1 else ''}" for name, count in counts.items() if count)
     names = list(dict.fromkeys(run.path.name for run in findings.runs))[:1]
     return " · ".join([*names, said, *dates[-1:]])
+
+
+def _num_models(table: Table, findings: Findings) -> int:
+    """Rows of the table, and networks that only pictures and charts show."""
+    labels = {m.subject.label for m in findings.measurements.values() if m.subject.label}
+    labels |= {subject["label"] for record in findings.of("maps") for subject in record.content["subjects"]}
+    labels |= {model["label"] for record in findings.of("matrices") for model in record.content["models"]}
+    return len(table.rows) + len({base_label(label) for label in labels} - {row.label for row in table.rows})
 
 
 def _is_shown_above(record: Record, through: dict[str, Any] | None) -> bool:

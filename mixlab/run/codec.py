@@ -50,8 +50,15 @@ def from_json(cls: type[T], values: object, *, kinds: Kinds | None = None, where
     return cast(T, made(**read))
 
 
+def check_values(cls: Any, values: Mapping[str, Any], kinds: Kinds | None = None) -> dict[str, Any]:
+    """Values for known fields of a dataclass, in their types."""
+    hints, _, _ = _fields_of(cls)
+    return {name: check(hints[name], value, name, kinds) for name, value in values.items()}
+
+
 def check(hint: Any, value: object, where: str, kinds: Kinds | None = None) -> Any:
     """A JSON value as a field of that type holds it: lists become tuples, and whole numbers floats where it has those.
+    An object of the field's own class stays as it is.
 
     Otherwise types must be equal (True is not an int); if not, `InputError` names the value, the rule and `where`.
     """
@@ -59,7 +66,7 @@ def check(hint: Any, value: object, where: str, kinds: Kinds | None = None) -> A
         return value
     for option in _options(hint):
         if value is not None and (is_dataclass(option) or option in (kinds or {})):
-            return from_json(option, value, kinds=kinds, where=where)
+            return value if isinstance(value, option) else from_json(option, value, kinds=kinds, where=where)
     try:
         return _fit(hint, value)
     except _Misfit:

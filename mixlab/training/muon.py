@@ -80,7 +80,7 @@ def orthogonal(matrices: Tensor) -> Tensor:
     a, b, c = QUINTIC
     for _ in range(ITERATIONS):
         gram = x @ x.mT
-        x = a * x + torch.baddbmm(gram, gram, gram, beta=b, alpha=c) @ x
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x
 
 

@@ -125,6 +125,8 @@ def _add(changes: dict[str, Any], node: Any, path: list[str], text: str, root: T
     known = {field.name for field in fields(node)}
     if isinstance(node, ModelConfig) and key not in known and not rest:
         changes.setdefault("fields", dict(node.fields))[key] = _guess(text)
+    elif isinstance(node, ModelConfig) and key == "fields" and rest:
+        raise InputError(f"unknown setting {whole!r}; did you mean model.{'.'.join(rest)}?")
     elif key not in known or (is_dataclass(getattr(node, key)) != bool(rest)):
         raise InputError(f"unknown setting {whole!r}; {_nearest(whole, setting_names(root))}")
     elif rest:

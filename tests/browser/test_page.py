@@ -14,7 +14,7 @@ from mixlab.analysis.maps import activation_map
 from mixlab.app.laboratory import Laboratory
 from mixlab.app.pictures import square_picture
 from tests.browser.visiting import OpenPage, Page, expect, settle
-from tests.unit.app.live_page import request, tiny_subjects
+from tests.unit.app.live_page import request, serve, staged_laboratory, tiny_subjects
 from tests.unit.app.test_app_server import png_header
 
 TWO = "#model=vit_tiny&model=dinomambareg_tiny"
@@ -110,6 +110,20 @@ def test_sliders_go_over_layers_heads_and_registers(open_page: OpenPage) -> None
     slide(page, "#part", 1)
     assert "direction 1 (0 to 1)" in label(page, "dinovim_tiny", 0)
     expect(page.locator("#part-name")).to_have_text("Direction")
+
+
+def test_heads_are_those_of_the_chosen_layer(open_page: OpenPage) -> None:
+    with serve(staged_laboratory()) as own:
+        page = open_page("#model=staged&from=0&head=3", at=own)
+        expect(page.locator("#head-text")).to_have_text("3 (0 to 3)")
+        assert "head 3 (0 to 3)" in label(page, "staged", 3)
+        slide(page, "#layer", 0)
+        expect(page.locator("#head-text")).to_have_text("1 (0 to 1)")
+        assert "head 1 (0 to 1)" in label(page, "staged", 3)
+        page = open_page("#model=staged&model=vit_tiny&from=0&head=3", at=own)
+        assert "head 3 (0 to 3)" in label(page, "staged", 3)
+        assert "head 1 (0 to 1)" in label(page, "vit_tiny", 3)  # its last
+        page.goto("about:blank")
 
 
 def test_every_kind_of_map_is_shown_or_explained(open_page: OpenPage, laboratory: Laboratory) -> None:

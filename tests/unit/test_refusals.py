@@ -29,6 +29,7 @@ from mixlab.training.knn import vote
 from mixlab.training.supervised import SupervisedConfig
 
 NAN = float("nan")
+VIT = "timm/vit_tiny_patch16_224"
 ALONE = World(torch.device("cpu"))
 SHAPES = Shapes(num_images=4)
 
@@ -55,6 +56,10 @@ SHAPES = Shapes(num_images=4)
                 ("vmamba_tiny", "state"),
             )
         ),
+        (lambda: create_model(VIT, checkpoint_path="x.pth"), "write weights='x.pth' instead of checkpoint_path"),
+        (lambda: create_model(VIT, weights="augreg_in21k"), f"`hf download {VIT}.augreg_in21k model.safetensors"),
+        (lambda: create_model("mambaout_femto", weights="mambaout_femto.in1k"), "a name of released weights"),
+        (lambda: create_model(f"{VIT}.augreg_in22k"), "tagged 'augreg_in22k'; did you mean augreg_in21k"),
         (lambda: create_model("vit_tiny", mlp_ratio=-1.0), "mlp_ratio must be 0 (no MLP) or above, got -1.0"),
         (lambda: fit_image(Image.new("RGB", (4, 4)), size=0, fit="crop"), "an image of 0 px does not exist"),
         (lambda: dino_loss(torch.ones(2, 1, 3), torch.ones(2, 1, 3), temperature=0.0), "the temperature is 0.0"),

@@ -5,7 +5,7 @@ import { FAMILIES, magma, viridis } from "./colours.js";
 import { drawColours, drawHeat, drawShades, markCell, markLine, percent, short } from "./drawing.js";
 import { make, Panel } from "./panel.js";
 import { ask, CancelledError, Channel, OfflineError, toArray } from "./server.js";
-import { layerOf, numbered } from "./state.js";
+import { headsOf, layerOf, numbered } from "./state.js";
 
 const MATRIX_NAMES = { attention: "Attention matrix", linear_attention: "Attention matrix", mamba2: "Scan matrix", mamba1: "Scan matrix", gated_conv: "Convolution matrix" };
 const KINDS = ["row", "matrix", "map", "pca"];
@@ -50,14 +50,15 @@ export class Card {
   refresh(view, deepest, image) {
     Object.assign(this, { view, image });
     this.layer = layerOf(this.model, view.layer, deepest);
+    const head = Math.min(view.head, headsOf(this.model, view.layer, deepest) - 1); // the last where others have more
+    this.head = head < 0 ? null : head;
     const { family, training, num_parameters: count, num_layers: depth, facts } = this.model;
     const size = count >= 1e6 ? `${(count / 1e6).toFixed(1)}\u00a0M` : `${Math.round(count / 1e3)}\u00a0k`;
     this.about.textContent = [FAMILIES[family] ?? family, training, `${size} parameters`, ...facts, `layer ${numbered(this.layer, depth)}`.replaceAll(" ", "\u00a0")].join(", ");
-    const head = view.head < 0 ? null : view.head;
     this.#ask("map", { map: view.map }, this.#lacksMap(view.map));
     this.#ask("pca", {});
-    this.#ask("matrix", { head });
-    this.#ask("row", { head, x: view.x, y: view.y, sense: view.sense });
+    this.#ask("matrix", { head: this.head });
+    this.#ask("row", { head: this.head, x: view.x, y: view.y, sense: view.sense });
     this.draw();
   }
 
@@ -78,8 +79,7 @@ export class Card {
 
   // All rows in shades, for a view to take along.
   async rows() {
-    const head = this.view.head < 0 ? null : this.view.head;
-    return decoded((await ask({ ...this.#base("rows"), head })).answer);
+    return decoded((await ask({ ...this.#base("rows"), head: this.head })).answer);
   }
 
   // Binary-AUC of the map shown; `done(null)` where this model lacks the map.

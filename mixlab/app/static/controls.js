@@ -2,7 +2,7 @@
 
 import { element } from "./messages.js";
 import { make } from "./panel.js";
-import { numbered } from "./state.js";
+import { headsOf, numbered } from "./state.js";
 
 export const MAX_MODELS = 4;
 const OWN_MAP = "cosine of the summary to each patch; of the mean patch where a model has no class token or registers";
@@ -70,8 +70,8 @@ export function syncControls(about, view, models) {
   const layer = Math.min(view.layer, deepest - 1);
   setRange("layer", 0, deepest - 1, layer, numbered(layer, deepest));
   // A convolution has a head per channel: far more than others, so others set the range.
-  const withHeads = models.filter((model) => model.family !== "gated_conv" && model.num_heads);
-  const mostHeads = Math.max(0, ...(withHeads.length ? withHeads : models).map((model) => model.num_heads));
+  const withHeads = models.filter((model) => model.family !== "gated_conv" && model.has_matrix);
+  const mostHeads = Math.max(0, ...(withHeads.length ? withHeads : models).map((model) => headsOf(model, layer, deepest)));
   const head = Math.min(view.head, mostHeads - 1);
   setRange("head", -1, mostHeads - 1, head, head < 0 ? "mean" : numbered(head, mostHeads));
   const counts = { direction: 2, register: Math.max(1, ...models.map((model) => model.num_registers)) };

@@ -47,6 +47,11 @@ export function layerOf(model, layer, deepest) {
   return deepest <= 1 ? 0 : Math.round((layer / (deepest - 1)) * (model.num_layers - 1));
 }
 
+// How many heads it has there: none without a matrix.
+export function headsOf(model, layer, deepest) {
+  return model.num_heads[layerOf(model, layer, deepest)] ?? 0;
+}
+
 // "2 (0 to 11)": which one of how many.
 export function numbered(index, count) {
   return `${index} (0 to ${count - 1})`;

@@ -17,8 +17,10 @@ from mixlab.app.connections import server_of
 from mixlab.app.jobs import Jobs, Ticket
 from mixlab.app.laboratory import Laboratory
 from mixlab.app.pictures import read_samples
+from mixlab.backbones.staged import Staged, StagedConfig
 from mixlab.backbones.zoo import create_model
 from mixlab.evaluation.target import Target
+from mixlab.mixers import AttentionConfig
 from tests.waiting import PATIENCE_S
 
 STACK = {"dim": 32, "depth": 3, "patch": 8, "image": 64}
@@ -45,6 +47,13 @@ def tiny_subjects() -> list[Target]:
 
 def tiny_laboratory(cache_bytes: int = 64 * 2**20) -> Laboratory:
     return Laboratory(tiny_subjects(), read_samples(["shapes:size=128,n=4"], 4), cache_bytes=cache_bytes)
+
+
+def staged_laboratory() -> Laboratory:
+    """Layers with 2 and 4 heads, beside a network with 2 in each of its 3 layers."""
+    config = StagedConfig(dims=(32, 64), depths=(1, 1), mixer=AttentionConfig(head_dim=16), image=64)
+    staged = Target(label="staged", backbone=Staged(config).eval())
+    return Laboratory([staged, tiny_subjects()[0]], read_samples(["shapes:size=64,n=1"], 1), cache_bytes=2**24)
 
 
 @contextmanager

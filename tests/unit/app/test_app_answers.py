@@ -16,9 +16,10 @@ from mixlab.app.pictures import read_samples, square_mask, square_picture
 from mixlab.app.questions import MatrixQuestion, RowQuestion, RowsQuestion, encode_runs
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.zoo import create_model
+from mixlab.errors import InputError
 from mixlab.evaluation.target import Target
 from mixlab.mixers import Mixing
-from tests.unit.app.live_page import MODELS, ask, tiny_subjects
+from tests.unit.app.live_page import MODELS, ask, staged_laboratory, tiny_subjects
 
 SUBJECTS: dict[str, Target] = {subject.label: subject for subject in tiny_subjects()}
 
@@ -149,10 +150,15 @@ def test_a_model_without_a_mixing_matrix_shows_how_alike_its_features_are() -> N
     assert row["head_name"].startswith("cosine of features")
 
 
-def test_a_head_beyond_the_last_is_the_last(address: str) -> None:
-    last = answer(address, "matrix", "vit_tiny", 0, {"head": 1})
-    assert answer(address, "matrix", "vit_tiny", 0, {"head": 500}) == last
-    assert last["head_name"] == "head 1 (0 to 1)"
+def test_a_card_counts_the_heads_of_each_layer_and_a_head_that_a_layer_lacks_is_refused() -> None:
+    laboratory = staged_laboratory()
+    [card, _] = laboratory.models
+    assert card.num_heads == (2, 4)
+    question = MatrixQuestion(kind="matrix", picture="sample-1", model=card.id, layer=1, head=3)
+    last = laboratory.answer(question, laboratory.samples[0], lambda *_: None)
+    assert last["head_name"].startswith("head 3 (0 to 3)")
+    with pytest.raises(InputError, match="layer 0 of staged has no head 3; choose 0 to 1"):
+        laboratory.answer(question.model_copy(update={"layer": 0}), laboratory.samples[0], lambda *_: None)
 
 
 def test_the_first_component_is_the_one_of_a_plain_decomposition(address: str, laboratory: Laboratory) -> None:

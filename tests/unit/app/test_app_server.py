@@ -67,6 +67,7 @@ def test_about_offers_models_maps_and_samples(address: str) -> None:
         ("POST", "/api/questions", {**MAP, "picture": "/etc/passwd"}, 404, "upload it again"),
         ("POST", "/api/questions", {**MAP, "layer": 99}, 422, "choose 0 to 2"),
         ("POST", "/api/questions", {**MAP, "layer": -1}, 422, "layer"),
+        ("POST", "/api/questions", {**MAP, "kind": "matrix", "head": 2}, 422, "no head 2; choose 0 to 1"),
         ("POST", "/api/questions", {**MAP, "map": "dream"}, 422, "there is no map 'dream'"),
         ("POST", "/api/questions", {**MAP, "map": "register_cosine"}, 422, "has no map"),
         ("POST", "/api/questions", {**MAP, "weights": "x.pth"}, 422, "Extra inputs"),

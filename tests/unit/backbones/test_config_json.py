@@ -6,7 +6,8 @@ import pytest
 
 from mixlab.backbones.isotropic import IsotropicConfig, config_from_json
 from mixlab.backbones.tokens import TokenLayout
-from mixlab.backbones.zoo import ZOO
+from mixlab.backbones.zoo import ZOO, create_model, known_fields
+from mixlab.errors import InputError
 from mixlab.mixers import MIXERS, AttentionConfig
 from mixlab.run.codec import to_json
 
@@ -60,3 +61,36 @@ def test_missing_fields_are_named():
     del short["dim"], short["norm"]
     with pytest.raises(ValueError, match="config lacks dim, norm"):
         config_from_json(short)
+
+
+@pytest.mark.parametrize("name", [name for name, entry in ZOO.items() if not isinstance(entry.config, str)])
+def test_every_field_of_every_model_refuses_a_wrong_type_by_its_name(name):
+    for field in known_fields(name) or ():
+        with pytest.raises(InputError, match=f"^{field} "):
+            create_model(name, **{field: {"wrong"}})
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "says"),
+    [
+        ("vit_tiny", {"dim": "64"}, "dim is '64'; expected int"),
+        ("vit_tiny", {"dim": 64.0}, "dim is 64.0; expected int"),
+        ("vit_tiny", {"head_dim": "a"}, "head_dim is 'a'; expected int"),
+        ("vit_tiny", {"norm": "batch"}, "norm is 'batch'; expected one of rms, layer"),
+        ("vmamba_tiny", {"dims": [8, "a"]}, "dims is [8, 'a']; expected a list of int"),
+        ("timm/vit_tiny_patch16_224", {"embed_dim": 65}, "embed_dim=65: dim should be divisible by num_heads; check"),
+        ("timm/vit_tiny_patch16_224", {"global_pool": 3}, "global_pool=3: refused; check them against timm's own"),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_named_with_what_is_expected(name, fields, says):
+    with pytest.raises(InputError) as refused:
+        create_model(name, **fields)
+    assert says in str(refused.value)
+
+
+def test_fields_are_values_as_python_or_json_has_them():
+    fields = {"dim": 32, "depth": 1, "mlp_ratio": 2, "layer_scans": []}
+    configs = AttentionConfig(head_dim=16), {"kind": "attention", "head_dim": 16}
+    made = [create_model("vit_tiny", mixer=m, **fields) for m in configs]
+    assert made[0].config == made[1].config
+    assert made[0].config.mlp_ratio == 2.0 and made[0].config.layer_scans == ()

@@ -74,6 +74,23 @@ def test_models_counts_what_it_lists(tmp_path: Path) -> None:
     assert names and all("mamba2d" in name for name in names)
 
 
+def test_models_takes_patterns_of_timm_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "models.json"
+
+    def listed(pattern: str) -> list[str]:
+        assert main(["models", pattern, "--json", str(file)]) == 0
+        return [row["name"] for row in json.loads(file.read_text())["models"]]
+
+    assert listed("timm/resnet1[04]t") == ["timm/resnet10t", "timm/resnet14t"]
+    assert listed("timm/convnext_pico") == ["timm/convnext_pico"]  # a name, not a part of others
+    assert listed("timm/convnext_p") == ["timm/convnext_pico", "timm/convnext_pico_ols"]  # a part of names
+    assert listed("timm/vit_tiny_patch16_224.augreg_in21k") == ["timm/vit_tiny_patch16_224.augreg_in21k"]
+    capsys.readouterr()
+    assert listed("timm/swinv2_cr_tiny_[23]*") == ["timm/swinv2_cr_tiny_224"]
+    note = "1 left out, which cannot be counted at 224 px: timm/swinv2_cr_tiny_384 (Input image height"
+    assert note in capsys.readouterr().err
+
+
 def test_sizes_are_read_as_people_write_them() -> None:
     from mixlab.commands.advise import parse_size
 
@@ -93,6 +110,9 @@ def test_json_on_stdout_is_nothing_but_json(capsys: pytest.CaptureFixture[str]) 
         (["xyzzy"], 2, "unknown command 'xyzzy'; mixlab knows demo, study"),
         (["models", "nothing*"], 1, "no model matches"),
         (["models", "shipped/vti"], 1, "did you mean shipped/vit?"),
+        (["models", "timm/zzz*"], 1, "no model matches 'timm/zzz*'; `mixlab models 'timm/*'` lists all"),
+        (["models", "timm/efficientnet_b00"], 1, "did you mean timm/efficientnet_b0"),
+        (["models", "timm/swinv2_tiny_window8_256"], 1, "model (256)); try another --image"),
         (["rank", "shipped/vti"], 1, "did you mean shipped/vit?"),
         (["rank", "timm/efficientnet_b00"], 1, "did you mean timm/efficientnet_b0"),
         (["rank", "efficientnet_b0"], 1, "did you mean timm/efficientnet_b0?"),

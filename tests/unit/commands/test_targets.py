@@ -29,6 +29,11 @@ def same(one: torch.nn.Module, other: torch.nn.Module) -> bool:
     return all(torch.equal(a, b) for a, b in pairs)
 
 
+def test_a_tag_of_released_weights_alone_brings_none() -> None:
+    with pytest.warns(UserWarning, match="is untrained: its tag names released weights, which only --weights FILE"):
+        assert load_target(f"{NAME}.augreg_in21k", device="cpu").training == "untrained"
+
+
 @pytest.mark.parametrize("name", [NAME, "dinovim_tiny"])
 def test_an_untrained_target_comes_from_its_seed_and_leaves_the_random_state(name: str) -> None:
     before = torch.random.get_rng_state()

@@ -185,6 +185,8 @@ def test_weights_that_timm_cannot_download_are_named_with_a_way_out(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(WorkError, match=r"download the weights of resnet10t \(.*\); check the connection, or give --w"):
         timm_classifier("resnet10t")
+    with pytest.raises(WorkError, match=r"download the weights of resnet10t"):
+        mixlab.create_model("timm/resnet10t", pretrained=True)
 
 
 @pytest.mark.parametrize(

@@ -25,13 +25,15 @@ from triton.runtime import interpreter
 sys.path.insert(0, str(Path(__file__).parents[3]))
 from mixlab.ops.add_norm import op as add_norm_op
 from mixlab.ops.add_norm import reference as add_norm_reference
+from mixlab.ops.attention import op as attention_op
+from mixlab.ops.attention import reference as attention_reference
 from mixlab.ops.depthwise import op as depthwise_op
 from mixlab.ops.depthwise import reference as depthwise_reference
 from mixlab.ops.depthwise import triton_depthwise
 from mixlab.ops.gated_scans import op as gated_scans_op
 from mixlab.ops.gated_scans import reference as gated_scans_reference
-from mixlab.ops.linear_attention import op as attention_op
-from mixlab.ops.linear_attention import reference as attention_reference
+from mixlab.ops.linear_attention import op as linear_attention_op
+from mixlab.ops.linear_attention import reference as linear_attention_reference
 from mixlab.ops.linear_attention import triton_linear_attention
 from mixlab.ops.mamba2 import op as mamba2_op
 from mixlab.ops.mamba2 import reference as mamba2_reference
@@ -86,7 +88,7 @@ MIXERS = {
     "mixer of three heads, whose rows are cut in thirds": (2, 4, 6, 16, 16, 128),
 }
 # name: length, heads, P, and if the tokens are cut: the number of spans and the tokens of one
-ATTENTIONS = {
+LINEAR_ATTENTIONS = {
     "linear attention of one token": (1, 2, 16, None),
     "linear attention of a tile and a token": (33, 2, 32, None),
     "linear attention of 70 tokens": (70, 1, 64, None),
@@ -106,6 +108,15 @@ DEPTHWISE = {
     "3 x 3 windows on 10 x 10": (2, (10, 10), 24, (3, 3)),
     "windows along 37 tokens": (2, (1, 37), 40, (1, 7)),
     "windows along 9 tokens": (2, (1, 9), 24, (1, 7)),
+}
+# name: images, length, heads, P, causal
+ATTENTIONS = {
+    "attention of one token": (3, 1, 1, 16, False),
+    "attention of seven images, six to a program": (7, 10, 2, 16, False),
+    "attention of four images, three to a program": (4, 17, 1, 32, True),
+    "attention of 64 tokens": (2, 64, 1, 16, False),
+    "attention of 65 tokens": (2, 65, 1, 16, False),
+    "attention of 128 tokens": (1, 128, 1, 16, True),
 }
 
 
@@ -285,14 +296,22 @@ def depthwise_errors(
         )
 
 
-def attention_errors(length: int, num_heads: int, width: int, spans: tuple[int, int] | None) -> Errors:
+def linear_attention_errors(length: int, num_heads: int, width: int, spans: tuple[int, int] | None) -> Errors:
     choose = triton_linear_attention._spans
     with patch.object(triton_linear_attention, "_spans", lambda *sizes: spans or choose(*sizes)):
         return compare(
-            lambda qkv: attention_op._attention(qkv, width),
-            lambda qkv: attention_reference.softmax_linear_attention(qkv, head_dim=width),
+            lambda qkv: linear_attention_op._attention(qkv, width),
+            lambda qkv: linear_attention_reference.softmax_linear_attention(qkv, head_dim=width),
             [3 * torch.randn(2, length, 3 * num_heads * width)],
         )
+
+
+def attention_errors(batch: int, length: int, num_heads: int, width: int, causal: bool) -> Errors:
+    return compare(
+        lambda qkv: attention_op._attention(qkv, width, causal),
+        lambda qkv: attention_reference.softmax_attention(qkv, head_dim=width, causal=causal),
+        [3 * torch.randn(batch, length, 3 * num_heads * width)],
+    )
 
 
 def registered_errors() -> Errors:
@@ -313,7 +332,8 @@ def registered_errors() -> Errors:
     torch.library.opcheck(gated_scans_op._gate.registered, (scans, gate, True))
     tokens, windows = torch.randn(1, 6, 10, requires_grad=True), torch.randn(10, 3, 3, requires_grad=True)
     torch.library.opcheck(depthwise_op._conv.registered, (tokens, windows, 2, 3))
-    torch.library.opcheck(attention_op._attention.registered, (torch.randn(1, 3, 48, requires_grad=True), 16))
+    torch.library.opcheck(linear_attention_op._attention.registered, (torch.randn(1, 3, 48, requires_grad=True), 16))
+    torch.library.opcheck(attention_op._attention.registered, (torch.randn(2, 3, 48, requires_grad=True), 16, False))
     return compare(
         lambda *inputs: mamba2_op._mixer.registered(*inputs, 16, 1e-5, False)[0],
         lambda *inputs: mamba2_reference.mamba2(*inputs, head_dim=16, eps=1e-5),
@@ -354,6 +374,7 @@ def main() -> None:
         **{name: (scan_errors, sizes) for name, sizes in SCANS.items()},
         **{name: (selective_errors, sizes) for name, sizes in SELECTIVE.items()},
         **{name: (mixer_errors, sizes) for name, sizes in MIXERS.items()},
+        **{name: (linear_attention_errors, sizes) for name, sizes in LINEAR_ATTENTIONS.items()},
         **{name: (attention_errors, sizes) for name, sizes in ATTENTIONS.items()},
         **{name: (depthwise_errors, sizes) for name, sizes in DEPTHWISE.items()},
         "short convolution one way": (short_conv_errors, (1,)),

@@ -20,9 +20,10 @@ from triton.runtime.jit import JITFunction
 from mixlab.data import triton_crops
 from mixlab.data.packed import pack_images
 from mixlab.ops.add_norm import op as add_norm_op
+from mixlab.ops.attention import op as attention_op
 from mixlab.ops.depthwise import op as depthwise_op
 from mixlab.ops.gated_scans import op as gated_scans_op
-from mixlab.ops.linear_attention import op as attention_op
+from mixlab.ops.linear_attention import op as linear_attention_op
 from mixlab.ops.mamba2 import op as mamba2_op
 from mixlab.ops.selective_scan import op as selective_op
 from mixlab.ops.silu_gate import op as gate_op
@@ -158,9 +159,14 @@ def depthwise(
     return _launches(lambda: depthwise_op._conv(tokens, kernel, *grid))
 
 
-def attention(dtype: torch.dtype, *, batch: int, length: int, width: int = 64) -> list[Launch]:
+def linear_attention(dtype: torch.dtype, *, batch: int, length: int, width: int = 64) -> list[Launch]:
     qkv = _empty(batch, length, 3 * 768, dtype=dtype)
-    return _launches(lambda: attention_op._attention(qkv, width))
+    return _launches(lambda: linear_attention_op._attention(qkv, width))
+
+
+def attention(dtype: torch.dtype, *, length: int, causal: bool = False, width: int = 64) -> list[Launch]:
+    qkv = _empty(64, length, 3 * 768, dtype=dtype)
+    return _launches(lambda: attention_op._attention(qkv, width, causal))
 
 
 def crops() -> list[Launch]:

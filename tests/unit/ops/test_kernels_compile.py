@@ -60,8 +60,11 @@ def every_kernel() -> list[Launch]:
         *launches.depthwise(HALF, grid=(4, 4)),
         *launches.depthwise(HALF, grid=(10, 10)),
         *(launch for grid in LARGE_MAPS if EVERYTHING for launch in launches.depthwise(HALF, grid=grid)),
-        *launches.attention(HALF, batch=64, length=198),
-        *launches.attention(HALF, batch=1, length=4097),
+        *launches.linear_attention(HALF, batch=64, length=198),
+        *launches.linear_attention(HALF, batch=1, length=4097),
+        *launches.attention(HALF, length=37),
+        *launches.attention(HALF, length=101),
+        *launches.attention(HALF, length=101, causal=True),
         *launches.crops(),
     ]
     return list({(launch.name, launch.sizes): launch for launch in found}.values())

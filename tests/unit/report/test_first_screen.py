@@ -191,6 +191,7 @@ def test_without_a_title_the_page_is_called_by_its_mixers(tmp_path: Path) -> Non
     alone.write_result("maps", run.results()["maps"], run.arrays("maps"))
     text = write_report([alone.path], tmp_path / "maps.html").read_text()
     assert "<h1>Softmax attention and Mamba-2 scan</h1>" in text and "Pictures alone: nothing was measured" in text
+    assert "alone · 2 models, 2 results" in text
 
 
 def test_a_result_that_shows_itself_has_a_sentence_of_its_first_row(tmp_path: Path) -> None:

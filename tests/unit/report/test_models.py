@@ -188,6 +188,15 @@ def test_an_untrained_twin_stands_beside_its_network_and_any_other_untrained_net
     assert [row.network.training for row in table.rows_of(table.others)] == ["untrained"]
 
 
+def test_a_network_measured_only_by_another_map_has_a_row_and_counts() -> None:
+    maps = [MapProtocol(data="shapes", map=kind, layer=2) for kind in ("cosine", "cut")]
+    found = [measured(name, 0.6, kind, metric="binary_auc") for name, kind in zip(("vit", "vim"), maps, strict=True)]
+    table = table_of(*found, measured("vim", 0.5, maps[1], metric="binary_auc", training=UNTRAINED))
+    assert [row.label for row in table.rows] == ["vim", "vit"]
+    assert others(table) >= {("vim dino", "Binary-AUC", "map cut", 0.6)}
+    assert [row.label for row in table.rows_of(table.sizes)] == ["vim", "vit"]  # with its parameters
+
+
 def test_networks_that_share_label_and_seed_are_not_averaged_in_silence() -> None:
     one, two = (
         replace(m, subject=replace(m.subject, weights=digest))

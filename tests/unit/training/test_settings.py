@@ -51,6 +51,7 @@ def test_any_field_of_the_backbone_can_be_set() -> None:
         ("method.global_scale=0.4", "expected 2 values"),
         ("model.dmi=64", "did you mean dim"),
         ("model.dim=wide", "expected int"),
+        ("model.fields.dim=64", "unknown setting 'model.fields.dim'; did you mean model.dim?"),
         ("epochs=0", "epochs is 0; give at least 1"),
         ("optim.warmup_epochs=99", "99 warm-up epochs do not fit"),
         ("optim.lr=0", "optim.lr is 0.0; give a number above 0"),
