@@ -19,7 +19,7 @@ from typing import Any
 
 from mixlab import __version__
 from mixlab.errors import InputError, MissingExtraError, WorkError, did_you_mean, naming_extras
-from mixlab.plugins import load_for_all, plugin_at_fault
+from mixlab.plugins import is_ours, load_for_all, plugin_at_fault
 from mixlab.signals import STOP_SIGNALS, raising, say_stopped
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -164,7 +164,7 @@ def find_command(name: str) -> Callable[..., Any]:
     """The function of a command; of an analysis, the command that follows from it."""
     module = import_module(COMMANDS[name][0]) if name in COMMANDS else None
     analysis = registered_analyses().get(name)
-    if analysis is None or (module is not None and analysis.function.__module__.startswith("mixlab.")):
+    if analysis is None or (module is not None and is_ours(analysis.function)):
         return getattr(module, name)
     if module is not None:
         raise InputError(

@@ -184,6 +184,11 @@ def check_plugins(needed: object, place: str | Path) -> None:
         raise InputError(f"{place} {missing}")
 
 
+def is_ours(thing: Any) -> bool:
+    """Whether a class or a function is mixlab's own, not a plugin's."""
+    return bool(thing.__module__.startswith("mixlab."))
+
+
 def plugin_at_fault(error: Exception) -> str:
     """One sentence on the line of a plugin where an error came up; empty where our code was the last before others'."""
     known = {origin.partition(".")[0] for table in REGISTRIES.values() for origin in table.origins} | {*_FILES}

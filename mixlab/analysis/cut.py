@@ -18,7 +18,7 @@ ALIKE = 1e-9  # an eigenvalue below is rounding: there is nothing to part
 
 @torch.no_grad()
 def cut_maps(patches: Tensor) -> Tensor:
-    """Patches (B, h, w, D) -> maps (B, h, w) of unit length, negative on the border; 0 where all patches are alike.
+    """Patches (B, h, w, D) -> maps (B, h, w) of unit length, lower on the border; 0 where all patches are alike.
 
     >>> left, right = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
     >>> patches = torch.stack([left, right, right, left]).expand(1, 4, 4, 2)  # columns 1 and 2 are an object
@@ -28,8 +28,8 @@ def cut_maps(patches: Tensor) -> Tensor:
     check_patches(patches)
     maps = torch.stack([_cut(image) for image in patches.detach().double().flatten(1, 2)])  # (h w)^2 numbers at a time
     maps = maps.unflatten(1, patches.shape[1:3])
-    on_border = maps[:, is_on_border(maps)].sum(1)[:, None, None]
-    return torch.where(on_border > 0, -maps, maps).to(patches.dtype)
+    on_border, everywhere = maps[:, is_on_border(maps)].mean(1), maps.mean((1, 2))
+    return torch.where((on_border > everywhere)[:, None, None], -maps, maps).to(patches.dtype)
 
 
 def _cut(patches: Tensor) -> Tensor:

@@ -294,13 +294,16 @@ def activation_maps(
     maps: dict[str, Tensor] = {}
     components: dict[str, PCAMaps] = {}
     for target in targets:
-        pixels, label = target.backbone.preprocess(seen.images), target.label
-        names[label] = map_name or default_map(target.backbone)
+        backbone, label = target.backbone, target.label
+        pixels = backbone.preprocess(seen.images)
+        names[label] = default_map(backbone) if map_name in (None, "cosine") else map_name
+        kind = find_map(names[label])
         try:
-            maps[label] = activation_map(target.backbone, pixels, names[label], layer).float().cpu()
+            _, features = next(backbone.features(pixels, layers=[layer]))
+            found = kind.read(features) if isinstance(kind, MapOfFeatures) else kind(backbone, pixels, layer)
         except InputError as error:
             raise InputError(f"{label}: {error}") from error  # of several, which
-        _, features = next(target.backbone.features(pixels, layers=[layer]))
+        maps[label] = found.float().cpu()
         components[label] = pca_maps(features.patches.float().cpu(), fit=pca_fit, threshold=pca_threshold)
         if progress is not None:
             progress()

@@ -16,9 +16,10 @@ from mixlab.choices import Fit
 from mixlab.data.given import AnyData
 from mixlab.errors import InputError
 from mixlab.evaluation.target import Target
-from mixlab.plugins import Registry
+from mixlab.plugins import Registry, is_ours
 from mixlab.run.protocols import Metric, add_metrics
 
+Function = Callable[..., Exhibit]
 GIVEN = ("seed", "progress")  # options that every command has: handed to an analysis that takes them
 
 
@@ -27,7 +28,7 @@ class Analysis:
     """A function of targets and images, and of options of its own after them."""
 
     name: str
-    function: Callable[..., Exhibit]
+    function: Function
     data: str = "shapes"  # unless told otherwise, as the next two
     num_images: int | None = 16  # evenly spaced; None: all
     fit: Fit = "crop"
@@ -76,14 +77,16 @@ ANALYSES: Registry[Analysis] = Registry("analysis", {})  # those that are import
 
 
 def register_analysis(
-    name: str | None = None,
+    name: str | Function | None = None,
     *,
     data: str = "shapes",
     num_images: int | None = 16,
     fit: Fit = "crop",
     metrics: Mapping[str, Metric] | None = None,
-) -> Callable[[Callable[..., Exhibit]], Callable[..., Exhibit]]:
+) -> Any:
     """Make a function an analysis, called as the function unless `name` says otherwise: `mixlab NAME TARGET ...`.
+
+    A decorator, `@register_analysis` or with any of these in parentheses.
 
     The function takes (targets, images, *, options with defaults); `seed` and `progress` among them are given by the
     command. In Python it may then be called with one backbone, and with images by a name. `data`, `num_images`
@@ -91,9 +94,11 @@ def register_analysis(
     not among `mixlab.run.METRICS`.
     """
 
-    def register(function: Callable[..., Exhibit]) -> Callable[..., Exhibit]:
-        made = Analysis(name or function.__name__, function, data, num_images, fit, dict(metrics or {}))
-        if function.__module__.startswith("mixlab."):
+    called = name if isinstance(name, str) else None
+
+    def register(function: Function) -> Function:
+        made = Analysis(called or function.__name__, function, data, num_images, fit, dict(metrics or {}))
+        if is_ours(function):
             ANALYSES.data[made.name] = made  # ours
         else:
             ANALYSES[made.name] = made
@@ -105,4 +110,4 @@ def register_analysis(
 
         return call
 
-    return register
+    return register(name) if callable(name) else register

@@ -20,6 +20,12 @@ from mixlab.evaluation.machine import CentreView
 
 _BATCHES_PER_WORKER = 8  # fewer are read before a process has started
 _CACHE_BYTES = 2**30  # sets below this stay in memory between networks
+_SHOWN = 192  # pixels a side: with patches of 8, a map of 24 x 24
+
+
+def shown_size(image: int) -> int:
+    """Networks made for small images are shown more patches: the largest multiple of their size up to 192 px."""
+    return image * max(1, _SHOWN // image)
 
 
 def view_of(size: int, fit: Fit) -> CentreView:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 
 from mixlab.analysis.maps import MAPS, MapOfFeatures, default_map
+from mixlab.analysis.viewed_images import shown_size
 from mixlab.app.exhibits import ShownExhibit, run_exhibits
 from mixlab.app.jobs import Progress
 from mixlab.app.look import Look
@@ -30,7 +31,6 @@ from mixlab.evaluation.target import Target, label_of, load_targets, split_targe
 from mixlab.mixers import Mixing, SelectiveMixing, SSDMixing
 from mixlab.run import RunDirectory
 
-SHOWN = 192  # pixels a side: with patches of 8, a map of 24 x 24
 PARTS: dict[str, Literal["head", "register", "direction"]] = {
     "mixing_rows": "head",
     "direction_rows": "direction",
@@ -171,11 +171,6 @@ def build_laboratory(
     return Laboratory(
         subjects, samples, cache_bytes=cache_mb * 2**20, facts=facts, exhibits=run_exhibits(runs), sizes=sizes
     )
-
-
-def shown_size(image: int) -> int:
-    """Networks made for small images are shown more patches: the largest multiple of their size up to `SHOWN`."""
-    return image * max(1, SHOWN // image)
 
 
 SHOWN_METRICS = {"knn_top1": "kNN", "probe_top1": "linear probe"}

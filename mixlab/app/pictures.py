@@ -74,7 +74,7 @@ def square_mask(mask: MaskValues, size: int, fit: Fit) -> MaskValues:
     """The same part of a mask."""
     view, image = view_of(size, fit), Image.fromarray(mask)
     side = view.load_size
-    fitted = image.resize((side, side), Image.Resampling.NEAREST, box=fit_box(image.size, fit))
+    fitted = image.resize((side, side), Image.Resampling.NEAREST, box=fit_box(image.size, fit, side))
     return view.crop(torch.from_numpy(np.array(fitted))).numpy()
 
 

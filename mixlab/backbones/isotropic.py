@@ -23,8 +23,9 @@ from mixlab.backbones.positions import PositionResize, resize_positions
 from mixlab.backbones.tokens import Features, TokenEmbedding, TokenLayout, check_side
 from mixlab.errors import InputError
 from mixlab.mixers import MIXERS, Grid, MixerConfig, Mixing
-from mixlab.mixers.mixer import check_sizes
+from mixlab.mixers.mixer import check_mixer, check_sizes
 from mixlab.ops.precision import at_least_float32
+from mixlab.plugins import is_ours
 from mixlab.run.codec import from_json, to_json
 
 wrap("resize_positions")
@@ -146,6 +147,9 @@ class Isotropic(Backbone):
             )
             for index, rate in enumerate(rates)
         )
+        first = cast(Layer, self.layers[0]).mixer
+        if not is_ours(type(first)):
+            check_mixer(first, config.dim, config.layout.num_extra)
         self.final_norm: AddNorm | Add = AddNorm(config.dim, config.norm)
         self.rotary = Rotary(config.dim, config.position_side) if config.rotary else None
         self.neck = RegisterNeck(config.dim, config.layout.num_registers, config.neck) if config.neck else None

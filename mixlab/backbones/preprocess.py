@@ -10,23 +10,29 @@ from PIL import Image
 from torch import Tensor
 
 from mixlab.backbones.backbone import Backbone
-from mixlab.data.decode import decode, fit_image, to_pil, to_rgb, to_tensor
+from mixlab.data.decode import cut_middle, decode, fit_image, load_size, to_pil, to_rgb, to_tensor
 from mixlab.errors import InputError
 
 Picture = str | Path | Image.Image | Tensor | Any  # Any: a NumPy array, uint8 (H, W, 3)
 
 
 def preprocess(
-    model: Backbone, images: Picture | Sequence[Picture], *, size: int | None = None, fit: str = "crop"
+    model: Backbone,
+    images: Picture | Sequence[Picture],
+    *,
+    size: int | None = None,
+    fit: str = "crop",
+    crop_share: float = 1.0,
 ) -> Tensor:
     """Normalised images (B, 3, S, S) on the model's device, in its dtype.
 
     `images` are a file, a PIL image, a NumPy array (H, W, 3), or a list of these, brought to `size` pixels (the
-    model's own by default): `crop` is the largest square in the centre, of which kNN and probes keep
-    `model.crop_share` of each side; `squash` resizes the whole image to a square. Tensors uint8 (3, H, W) or
-    (B, 3, H, W) keep their size unless `size` is given.
+    model's own by default): `crop` is the largest square in the centre, of which `crop_share` of each side is kept;
+    `squash` resizes the whole image to a square. kNN, probes and classifiers see `crop_share=model.crop_share`: with it
+    pixels are those of torchvision's Resize (bicubic) and CenterCrop. Tensors uint8 (3, H, W) or (B, 3, H, W) keep
+    their size unless `size` or `crop_share` is given.
     """
-    if isinstance(images, Tensor) and size is None:
+    if isinstance(images, Tensor) and size is None and crop_share == 1:
         return model.preprocess(images)
     if isinstance(images, Tensor):
         images = list(images) if images.ndim == 4 else [images]
@@ -35,7 +41,9 @@ def preprocess(
     if not images:
         raise InputError("there are no images; give at least one")
     side = model.image if size is None else size
-    return model.preprocess(torch.stack([to_tensor(fit_image(_to_pil(each), size=side, fit=fit)) for each in images]))
+    larger = load_size(side, crop_share)
+    fitted = torch.stack([to_tensor(fit_image(_to_pil(each), size=larger, fit=fit)) for each in images])
+    return model.preprocess(cut_middle(fitted, side))
 
 
 def _to_pil(picture: Picture) -> Image.Image:

@@ -1,12 +1,10 @@
 """Any timm model as a backbone, MambaOut among them."""
 
 import json
-import re
 from collections.abc import Callable, Container, Iterator
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any
 
-import timm
 import torch
 import torch.nn.functional as F
 from timm.models.beit import Beit
@@ -27,9 +25,9 @@ from mixlab.backbones.backbone import (
     check_source,
     chosen_layers,
 )
-from mixlab.backbones.timm_releases import not_downloaded, unknown_tag
+from mixlab.backbones.timm_models import create_timm, known_pixels
 from mixlab.backbones.tokens import Features, TokenLayout, check_images
-from mixlab.errors import InputError, did_you_mean
+from mixlab.errors import InputError
 from mixlab.mixers import ConvMixing, Mixing, SoftmaxMixing
 
 # timm's arguments that say where weights come from; an architecture may not send us to fetch others.
@@ -68,8 +66,7 @@ class TimmBackbone(Backbone):
             )
         _drop_hidden_head(self.model)
         self.dim = self.model.num_features
-        classifier = self.model.get_classifier()  # some models build one for no classes at all, which gives nothing
-        self.pools_itself = not (isinstance(classifier, nn.Linear) and classifier.out_features == 0)
+        self.pools_itself = not _ends_in_nothing(self.model)
         self.num_layers = len(self.model.feature_info)
         self.layout = _layout(self.model)
         pixels = known_pixels(self.model, timm_name, self.fields)
@@ -108,7 +105,10 @@ class TimmBackbone(Backbone):
     def forward(self, images: Tensor) -> Tensor:
         self._check(images)
         if self.pools_itself:
-            return self.model(images)
+            try:
+                return self.model(images)
+            except AssertionError as error:
+                raise self._refused(images, error) from error
         ((_, last),) = self.features(images)
         return last.summary
 
@@ -150,7 +150,18 @@ class TimmBackbone(Backbone):
         try:
             return self.model.forward_intermediates(images, norm=norm, **options)
         except AssertionError:
-            return self.model.forward_intermediates(images, norm=False, **options)
+            try:
+                return self.model.forward_intermediates(images, norm=False, **options)
+            except AssertionError as error:
+                raise self._refused(images, error) from error
+
+    def _refused(self, images: Tensor, error: AssertionError) -> InputError:
+        """How timm's models with windows, or positions for one size, refuse others."""
+        width, height, why = images.shape[-1], images.shape[-2], str(error).rstrip(".")
+        advice = ", and for any with model.strict_img_size=false" if "swin" in self.timm_name else ""
+        return InputError(
+            f"{self.name} takes no images of {width} x {height} px ({why}); it is made for {self.image} px{advice}"
+        )
 
     def _recorded_mixings(self, images: Tensor, wanted: list[int]) -> Iterator[tuple[int, Mixing]]:
         _, features = next(iter(self.features(images, layers=[0])))
@@ -199,76 +210,6 @@ class TimmBackbone(Backbone):
         check_images(images, channels=self.channels, patch=patch)
 
 
-class Pixels(NamedTuple):
-    """The images that a model was made for."""
-
-    image: int
-    channels: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    crop_share: float
-
-
-def known_pixels(model: Any, timm_name: str, fields: dict[str, Any]) -> Pixels:
-    """As timm knows them; of a model that is registered without a config, the model's own size and ImageNet's scale."""
-    config = getattr(model, "pretrained_cfg", None) or {}
-    own = getattr(getattr(model, "patch_embed", None), "img_size", None)
-    has_config = timm.get_pretrained_cfg(timm_name) is not None
-    size = fields.get("img_size") or (None if has_config else own) or config.get("input_size") or 224
-    return Pixels(
-        image=size if isinstance(size, int) else size[-1],
-        channels=fields.get("in_chans", 3),
-        mean=tuple(config.get("mean") or Backbone.pixel_mean),
-        std=tuple(config.get("std") or Backbone.pixel_std),
-        crop_share=float(config.get("crop_pct") or Backbone.crop_share),
-    )
-
-
-def create_timm(name: str, fields: dict[str, Any]) -> Any:
-    """timm's own model, without a classifier unless the fields ask for one."""
-    if not timm.is_model(name.split(".")[0]):
-        hint = did_you_mean(name, timm_names(), otherwise="`mixlab models 'timm/*'` lists all", prefix="timm/")
-        raise InputError(f"timm {timm.__version__} has no model {name!r}; {hint}")
-    if _is_ours(name.split(".")[0]):
-        raise InputError(f"timm knows {name} from mixlab alone; write {name}, without timm/")
-    if "checkpoint_path" in fields:
-        raise InputError(f"write weights={fields['checkpoint_path']!r} instead of checkpoint_path, as for all models")
-    ours = {"num_classes": 0, "dynamic_img_size": True}  # only ViTs take the latter; others take any size or say so
-    while True:
-        try:
-            return timm.create_model(name, **{**ours, **fields})
-        except (TypeError, AssertionError) as error:  # unknown fields, and wrong values
-            refused = next((key for key in ours if key not in fields and f"'{key}'" in str(error)), None)
-            if refused is None:
-                raise InputError(_misfit(name, fields, str(error))) from error
-            del ours[refused]
-        except OSError as error:  # the hub's errors of connections and missing files
-            raise not_downloaded(name, error) from error
-        except RuntimeError as error:
-            if "Invalid pretrained tag" not in str(error):
-                raise
-            raise unknown_tag(name) from error
-
-
-def timm_names() -> list[str]:
-    """The models that timm itself defines."""
-    return [name for name in timm.list_models() if not _is_ours(name)]
-
-
-def _is_ours(name: str) -> bool:
-    """Whether timm has a model of that name from us (`timm_registry`)."""
-    return timm.model_entrypoint(name).__module__ == "mixlab.backbones.timm_registry"
-
-
-def _misfit(name: str, fields: dict[str, Any], error: str) -> str:
-    """Which field a model does not accept, from the text of the TypeError."""
-    unknown = re.search(r"unexpected keyword argument '(\w+)'", error)
-    if unknown:
-        return f"timm's {name} has no field {unknown[1]!r}; leave it out, or name a model that has one"
-    given = ", ".join(f"{key}={value!r}" for key, value in fields.items()) or "no fields"
-    return f"timm's {name} cannot be built with {given}: {error or 'refused'}; check them against timm's own"
-
-
 def as_json(key: str, value: Any) -> Any:
     try:
         return json.loads(json.dumps(value))
@@ -287,6 +228,15 @@ def _drop_hidden_head(model: Any) -> None:
     if isinstance(getattr(getattr(model, "head", None), "pre_logits", None), nn.Sequential):
         model.head.pre_logits = nn.Identity()
         model.head_hidden_size = model.head.num_features = model.num_features
+
+
+def _ends_in_nothing(model: Any) -> bool:
+    """Some models build a classifier for no classes at all, which gives nothing."""
+    try:
+        classifier = model.get_classifier()
+    except AttributeError:  # timm's EfficientViT (MSRA) and SHViT look for it inside an Identity
+        return False
+    return isinstance(classifier, nn.Linear) and classifier.out_features == 0
 
 
 def _layout(model: Any) -> TokenLayout:

@@ -137,17 +137,26 @@ class WrappedBackbone(Backbone):
 
     def _outputs(self, images: Tensor) -> list[Tensor]:
         """What each layer gives, one forward pass."""
+        if callable(self.maps):
+            found = self._run(self.maps, images)
+            outputs = list(found) if isinstance(found, tuple | list) else [found]
+        else:
+            names = [parse_place(text)[0] for text in self.maps]
+            with outputs_of(self.network, names) as seen:
+                seen[""] = self._run(nn.Module.__call__, images)
+            if missing := [name for name in names if name not in seen]:
+                raise InputError(f"{self.name} does not run its {missing[0]!r}; name a submodule that it runs")
+            outputs = [take_entry(seen[name], text) for name, text in zip(names, self.maps, strict=True)]
+        places = [None] * len(outputs) if callable(self.maps) else self.maps
+        return [
+            as_one_map(output, self._where(index), place)
+            for index, (output, place) in enumerate(zip(outputs, places, strict=True))
+        ]
+
+    def _run(self, function: MapFunction, images: Tensor) -> Any:
+        """What a function makes of the module and images; what a module says to images of another size is explained."""
         try:
-            if callable(self.maps):
-                found = self.maps(self.network, images)
-                outputs = list(found) if isinstance(found, tuple | list) else [found]
-            else:
-                names = [parse_place(text)[0] for text in self.maps]
-                with outputs_of(self.network, names) as seen:
-                    seen[""] = self.network(images)
-                if missing := [name for name in names if name not in seen]:
-                    raise InputError(f"{self.name} does not run its {missing[0]!r}; name a submodule that it runs")
-                outputs = [take_entry(seen[name], text) for name, text in zip(names, self.maps, strict=True)]
+            return function(self.network, images)
         except (InputError, torch.OutOfMemoryError):
             raise
         except (AssertionError, RuntimeError, ValueError, TypeError) as error:
@@ -158,11 +167,6 @@ class WrappedBackbone(Backbone):
                 f"{self.name} was wrapped for {self.image} px and refuses {height} x {width} px ({error}); give "
                 f"images, and crops (method.local_size), of {self.image} px"
             ) from error
-        places = [None] * len(outputs) if callable(self.maps) else self.maps
-        return [
-            as_one_map(output, self._where(index), place)
-            for index, (output, place) in enumerate(zip(outputs, places, strict=True))
-        ]
 
     def _where(self, index: int) -> str:
         place = "the function" if callable(self.maps) else self.maps[index] or "the module itself"

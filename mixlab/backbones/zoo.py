@@ -9,20 +9,21 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import timm
+from torch.nn import Module
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.isotropic import Isotropic, IsotropicConfig, config_from_json
 from mixlab.backbones.staged import Staged, StagedConfig, staged_from_json
-from mixlab.backbones.timm_backbone import TimmBackbone, timm_names
+from mixlab.backbones.timm_backbone import TimmBackbone
 from mixlab.backbones.timm_features import build_timm
-from mixlab.backbones.timm_releases import check_release
+from mixlab.backbones.timm_models import check_release, timm_names
 from mixlab.backbones.tokens import TokenLayout
 from mixlab.backbones.visual_mambas import VISUAL_MAMBAS
 from mixlab.backbones.weights import load_weights, model_from_file
 from mixlab.data.source import nearest_place
 from mixlab.errors import InputError, did_you_mean
 from mixlab.mixers import MIXERS, AttentionConfig, GatedConvConfig, LinearAttentionConfig, Mamba2Config, MixerConfig
-from mixlab.plugins import Registry
+from mixlab.plugins import Registry, is_ours
 from mixlab.run.codec import check_values, to_json
 
 C = TypeVar("C", bound=IsotropicConfig | StagedConfig)
@@ -101,9 +102,9 @@ def register_backbone(
             return builder
 
         return register
-    if not isinstance(config, IsotropicConfig | StagedConfig) and not callable(config):
+    if not isinstance(config, IsotropicConfig | StagedConfig) and (isinstance(config, Module) or not callable(config)):
         raise InputError(
-            f"{name} is registered with a {type(config).__name__}; give an IsotropicConfig, a StagedConfig, or a "
+            f"{name} is registered with a {type(config).__name__}; give an IsotropicConfig, a StagedConfig, or the "
             "function or class that builds a Backbone"
         )
     _check_name(name)
@@ -119,9 +120,8 @@ def register_family(
     source: str = "plugin",
 ) -> None:
     """Register NAME_tiny, NAME_small and NAME_base: `build` makes the config of each width."""
-    for model, entry in _family(name, source, widths, build).items():
-        _check_name(model)
-        ZOO[model] = entry
+    for size, dim in zip(SIZES, widths, strict=False):
+        register_backbone(f"{name}_{size}", build(dim), source=source)
 
 
 def _own_name(thing: Any) -> str:
@@ -132,7 +132,7 @@ def _own_name(thing: Any) -> str:
 def _check_name(name: str) -> None:
     if "/" in name:
         raise InputError(f"{name!r} has a slash, as names of timm/ and shipped/ have; choose a name without")
-    if timm.is_model(name) and not timm.model_entrypoint(name).__module__.startswith("mixlab."):
+    if timm.is_model(name) and not is_ours(timm.model_entrypoint(name)):
         raise InputError(
             f"timm has a model {name!r}, which timm.create_model would no longer give; choose another name"
         )

@@ -1,5 +1,5 @@
 """Operations alone. The two-way scan: on a GPU beside mamba_ssm and SDPA, on a CPU by the length of its chunks.
-Fully visible linear attention with its softmaxes: the fused kernels beside plain torch and SDPA.
+Attention, linear with its softmaxes and softmax over few tokens: the fused kernels beside plain torch and SDPA.
 """
 
 from collections.abc import Callable
@@ -22,13 +22,17 @@ from mixlab.bench.timing import (
     wall_ms,
 )
 from mixlab.console import console
-from mixlab.ops.linear_attention import op, reference
+from mixlab.ops.attention import op as softmax_op
+from mixlab.ops.attention import reference as softmax_reference
+from mixlab.ops.linear_attention import op as linear_op
+from mixlab.ops.linear_attention import reference as linear_reference
 from mixlab.ops.ssd.chunked import chunk_length, ssd_chunked
 from mixlab.ops.ssd.op import ssd
 
 HEADS, WIDTH, STATE = 24, 64, 64  # per direction: DinoVim-B
 ATTENTION_HEADS = 12  # of the same width: ViT-B and LinearViT-B
 CASES = ((64, 198), (256, 38), (8, 4098))  # batch x tokens: 224 px, 96 px, and a long sequence
+FEW_TOKENS = ((1536, 10, 6), (512, 65, 6), (1536, 17, 3), (512, 65, 3), (512, 37, 12))  # and heads: DINO's views
 PEER_CHUNKS = (64, 128, 256)  # mamba_ssm is measured at each and shown at its best
 System = tuple[Callable[[], Tensor], tuple[Tensor, ...]]  # what to call, and the tensors that get gradients
 
@@ -39,11 +43,17 @@ def scan_on_gpu(*, quick: bool = False) -> list[Row]:
     return [row for case in CASES[: 2 if quick else None] for row in _scan_case(*case, bandwidth, rate)]
 
 
-def attention_on_gpu(*, quick: bool = False) -> list[Row]:
+def linear_attention_on_gpu(*, quick: bool = False) -> list[Row]:
     """Forward, and forward with backward, in bf16; ratios are over plain torch."""
     bandwidth = copy_bandwidth()
     cases = CASES[:1] if quick else (*CASES, (1, 16386))
-    return [row for case in cases for row in _attention_case(*case, bandwidth)]
+    return [row for case in cases for row in _linear_attention_case(*case, bandwidth)]
+
+
+def softmax_attention_on_gpu(*, quick: bool = False) -> list[Row]:
+    """The same of softmax attention over few tokens, from one projection; ratios are over SDPA."""
+    bandwidth = copy_bandwidth()
+    return [row for case in FEW_TOKENS[: 2 if quick else None] for row in _softmax_attention_case(*case, bandwidth)]
 
 
 def scan_on_cpu(lengths: tuple[int, ...] = (38, 198, 1024, 4096), *, repeats: int = 5) -> list[Row]:
@@ -177,19 +187,33 @@ def _sdpa(batch: int, length: int) -> System:
     return lambda: F.scaled_dot_product_attention(q, k, v), (q, k, v)
 
 
-def _attention_case(batch: int, length: int, bandwidth: float) -> list[Row]:
-    qkv = torch.randn(batch, length, 3 * ATTENTION_HEADS * WIDTH, device="cuda").bfloat16().requires_grad_()
+def _linear_attention_case(batch: int, length: int, bandwidth: float) -> list[Row]:
+    qkv = _random_qkv(batch, length, ATTENTION_HEADS)
+    ours = partial(linear_op.softmax_linear_attention, qkv, head_dim=WIDTH)
     systems: dict[str, System] = {
-        "mixlab, fused" if op.runs_kernels(qkv, head_dim=WIDTH) else "mixlab": (
-            lambda: op.softmax_linear_attention(qkv, head_dim=WIDTH),
-            (qkv,),
-        ),
-        "plain torch": (lambda: reference.softmax_linear_attention(qkv, head_dim=WIDTH), (qkv,)),
+        "mixlab, fused" if linear_op.runs_kernels(qkv, head_dim=WIDTH) else "mixlab": (ours, (qkv,)),
+        "plain torch": (partial(linear_reference.softmax_linear_attention, qkv, head_dim=WIDTH), (qkv,)),
         "SDPA (softmax attention)": _sdpa(batch, length),
     }
-    rows = [
-        measured({"batch": batch, "tokens": length, "system": name, **_times(*each)}) for name, each in systems.items()
-    ]
+    return _beside_second({"batch": batch, "tokens": length}, systems, qkv, bandwidth)
+
+
+def _softmax_attention_case(batch: int, length: int, heads: int, bandwidth: float) -> list[Row]:
+    qkv = _random_qkv(batch, length, heads)
+    systems: dict[str, System] = {
+        "mixlab, fused": (partial(softmax_op.softmax_attention, qkv, head_dim=WIDTH), (qkv,)),
+        "SDPA": (partial(softmax_reference.softmax_attention, qkv, head_dim=WIDTH, causal=False), (qkv,)),
+    }
+    return _beside_second({"batch": batch, "tokens": length, "heads": heads}, systems, qkv, bandwidth)
+
+
+def _random_qkv(batch: int, length: int, heads: int) -> Tensor:
+    return torch.randn(batch, length, 3 * heads * WIDTH, device="cuda").bfloat16().requires_grad_()
+
+
+def _beside_second(case: Row, systems: dict[str, System], qkv: Tensor, bandwidth: float) -> list[Row]:
+    """A row for each system; ratios are over the second."""
+    rows = [measured({**case, "system": name, **_times(*each)}) for name, each in systems.items()]
     floor_ms = 4 * qkv.numel() // 3 * 2 / bandwidth * 1e3  # q, k and v read, the output written
     for row in rows:
         row["x_fwd"], row["x_fwd_bwd"] = (rows[1][key] / row[key] for key in ("fwd_ms", "fwd_bwd_ms"))

@@ -39,12 +39,12 @@ def bench(
     """Measure speed beside peers; read the ratios. Rows are shown as they are measured, tables at the end.
 
     Args:
-        what: all (what the table of speed in README.md needs), ssd (the scan alone), selective (Mamba-1's scan and its
-            models), attention (linear attention alone), backbone (whole passes, growth with tokens), crops (DINO's ten
-            crops against torchvision), dino (whole DINO steps), feed (runs from files against their step alone), probe
-            (a grid of linear probes against one), knn (a bank of ImageNet's size), dense (speed and memory against
-            input size), auc (Binary-AUC against loops of others), scale (what grows with data and model: opening,
-            memory of a process, saving, resuming; beside torchvision's ImageFolder and torch.save).
+        what: all (what the table of speed in README.md needs), ssd (the scan alone), selective (Mamba-1's scan and
+            its models), attention (linear and softmax attention alone), backbone (whole passes, growth with tokens),
+            crops (DINO's ten crops against torchvision), dino (whole DINO steps), feed (runs from files against their
+            step alone), probe (a grid of linear probes against one), knn (a bank of ImageNet's size), dense (speed
+            and memory against input size), auc (Binary-AUC against loops of others), scale (what grows with data and
+            model: opening, memory of a process, saving, resuming; beside torchvision's ImageFolder and torch.save).
         quick: fewer repeats and smaller sizes.
         peer: for dino, a clone of facebookresearch/dino, to be measured in the same run.
         readme: for all, write the table of speed into this file, between its two marks.
@@ -152,8 +152,12 @@ def run_benchmark(
                 "Forward and backward at 224 px, bf16": module.models(batch=32 if quick else 128),
             }
         case "attention":
-            title = "Linear attention with its softmaxes, bf16: GPU kernel time; x: times faster than plain torch"
-            return {title: module.attention_on_gpu(quick=quick)}
+            linear = "Linear attention with its softmaxes, bf16: GPU kernel time; x: times faster than plain torch"
+            softmax = "Softmax attention over few tokens, bf16: GPU kernel time; x: times faster than SDPA"
+            return {
+                linear: module.linear_attention_on_gpu(quick=quick),
+                softmax: module.softmax_attention_on_gpu(quick=quick),
+            }
         case "backbone" if on_gpu:
             return {"Forward and backward, bf16": module.run_gpu()}
         case "backbone":

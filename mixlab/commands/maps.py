@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from mixlab.choices import NUM_DRAWN, Fit
+from mixlab.choices import NUM_DRAWN, SHOWN_MAP, Fit
 from mixlab.commands.answer import Answer
 from mixlab.commands.options import Flat, SeveralTargets
 from mixlab.commands.output import evaluation_machine, print_left_out, progress_bar
@@ -24,7 +24,7 @@ def maps(
     on: Flat[SeveralTargets],
     answer: Flat[Answer] = Answer(),
     *,
-    map: str | None = None,
+    map: str = SHOWN_MAP,
     layer: int = -1,
     num_images: int = NUM_DRAWN,
     pca_fit: Literal["image", "set"] = "image",
@@ -34,11 +34,11 @@ def maps(
     """Draw activation maps and principal components, models side by side on the same images.
 
     Args:
-        map: which map; default: cosine, of the summary (class token or registers) to each patch, or pooled_cosine, of
-            the mean patch to each, where there is no such token. Also: dot, norm (length of each patch's feature), pca
-            (first component), cut (normalised cut into two parts that are alike), register_cosine, register_dot (one
-            map for each register), front_cosine (the class token's copy in front), mixing_rows (what the summary reads,
-            by head), mixing_mean (its mean), direction_rows, register_rows; several of features together as
+        map: which map: cut (normalised cut into two parts that are alike); cosine, of the summary (class token,
+            registers or mean patch) to each patch, which is Dino-Mamba's; pooled_cosine, of the mean patch to each;
+            dot; norm (length of each patch's feature); pca (first component); register_cosine, register_dot (one map
+            for each register); front_cosine (the class token's copy in front); mixing_rows (what the summary reads, by
+            head); mixing_mean (its mean); direction_rows; register_rows; several of features together as
             cosine+front_cosine.
         layer: after which layer, counted from 0; negative numbers count from the end.
         num_images: number of images to draw, evenly spaced.
@@ -48,18 +48,18 @@ def maps(
     """
     from mixlab.analysis.figures import save_figure
     from mixlab.analysis.maps import activation_maps, find_map
-    from mixlab.analysis.viewed_images import ViewedImages
+    from mixlab.analysis.viewed_images import ViewedImages, shown_size
     from mixlab.data.source import is_drawn
 
     answer.check()
-    if map is not None:
-        find_map(map)
+    find_map(map)
     check_counts(num_images=num_images)
     with evaluation_machine(on.device, workers=on.workers) as machine:
         if not machine.world.is_first:  # a few images: the first rank draws them alone
             return {}
         loaded = on.load(machine.world.device)
-        size = on.image or loaded[0].backbone.image
+        made_for = loaded[0].backbone.image
+        size = on.image or (made_for if is_drawn(on.data) else shown_size(made_for))
         images = ViewedImages(on.data, size=size, fit=fit, num_images=num_images, workers=machine.workers)
         directory = on.open_run()
         with progress_bar("maps", len(loaded)) as step:
@@ -86,7 +86,8 @@ def maps(
         console.print(f"picture: {path}")
     sides = max(max(found.shape[-2:]) for found in result.maps.values())
     if on.image is None and sides < COARSE and not is_drawn(on.data):
-        console.print(f"maps of {sides} x {sides} patches are coarse; --image {3 * size} makes them 3 times as fine")
+        finer = f"where a network takes --image {3 * size}, they are 3 times as fine"
+        console.print(f"maps of {sides} x {sides} patches are coarse; {finer}")
     return answer.emit(content)
 
 

@@ -63,7 +63,7 @@ def _rows(names: list[str], image: int) -> list[dict[str, Any]]:
                 except (AssertionError, AttributeError, RuntimeError, ValueError) as error:  # as timm's models refuse
                     if not name.startswith("timm/") or (isinstance(error, InputError) and len(names) == 1):
                         raise
-                    refused.append(f"{name} ({str(error).rstrip('.') or type(error).__name__})")
+                    refused.append(f"{name} ({str(error.__cause__ or error).rstrip('.') or type(error).__name__})")
                 step()
     finally:
         if collects:

@@ -23,6 +23,7 @@ Image.init()
 FORMATS = tuple({"JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF"} & Image.OPEN.keys())
 SUFFIXES = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff",
                       ".ppm", ".pgm", ".pbm", ".jp2", ".avif"))  # fmt: skip
+Box = tuple[float, float, float, float]  # left, top, right, bottom
 Reduction = Callable[[int, int], int]  # from an image's height and width: to 1/r of its size, or 1
 MAX_PIXELS = 89_478_485  # PIL's own limit against decompression bombs: about 256 MB of RGB
 MAX_BYTES = 2**30  # of a file; MAX_PIXELS with transparency and 16 bits are 0.7 GB
@@ -56,12 +57,41 @@ def decode(data: str | Path | bytes, *, name: str | None = None, draft: int | No
     `draft` allows a JPEG to be decoded at a fraction of its size, never below `draft` pixels on a side.
     Transparent pixels are laid over white; 16-bit samples keep their upper 8 bits; animations give their first frame.
     """
-    label = name if name is not None else ("<bytes>" if isinstance(data, bytes) else str(data))
+    label = _label(data, name)
+    return _upright(open_image(data, name=label), label, draft)[0]
+
+
+def decode_fitted(
+    data: str | Path | bytes, size: int, fit: str, *, name: str | None = None
+) -> tuple[Image.Image, tuple[int, int]]:
+    """As `decode`, brought to size x size as by `fit_image`; and the own (height, width) of the upright image.
+
+    A JPEG is decoded at a half, a quarter or an eighth of its size where that leaves `size` pixels on a side.
+    """
+    label = _label(data, name)
     image = open_image(data, name=label)
+    width, height = image.size
+    fit_box((width, height), fit, size)  # which checks both
+    upright, orientation = _upright(image, label, size)
+    if orientation in _SWAPPED:
+        width, height = height, width
+    factor = round(max(width, height) / max(upright.size))  # sides are rounded up: what is kept may end within a pixel
+    left, top, right, bottom = (edge / factor for edge in fit_box((width, height), fit, size))
+    return _resized(upright, size, (left, top, right, bottom)), (height, width)
+
+
+def _label(data: str | Path | bytes, name: str | None) -> str:
+    return name if name is not None else ("<bytes>" if isinstance(data, bytes) else str(data))
+
+
+def _upright(image: Image.Image, label: str, draft: int | None) -> tuple[Image.Image, int]:
+    """The pixels of an opened file as `decode` gives them, and the orientation that they had."""
     try:
         if draft is not None:
             image.draft("RGB", (draft, draft))
-        return turn_upright(to_rgb(image), read_orientation(image))
+        pixels = to_rgb(image)
+        orientation = read_orientation(image)  # after decoding: PIL turns a TIFF while it decodes
+        return turn_upright(pixels, orientation), orientation
     except Exception as error:  # as many kinds as there are decoders: AVIF's raises RuntimeError
         raise UnreadableImage(label, _reason(error)) from error
 
@@ -79,19 +109,20 @@ def decode_reduced(
 
     JPEGs at full size go through torchvision's decoder, the rest through Pillow's, which skips work where it reduces.
     """
-    label = name if name is not None else ("<bytes>" if isinstance(data, bytes) else str(data))
+    label = _label(data, name)
     content = data if isinstance(data, bytes) else _read_file(data, label)
     image = open_image(content, name=label)
     try:
         width, height = image.size
         factor = reduction(height, width)
-        orientation = read_orientation(image)
-        if factor == 1 and orientation not in _TURNS and (pixels := _jpeg_pixels(content, image)) is not None:
+        is_upright = read_orientation(image) not in _TURNS
+        if factor == 1 and is_upright and (pixels := _jpeg_pixels(content, image)) is not None:
             return pixels, (height, width)
         if factor > 1:
             image.draft("RGB", (-(-width // factor), -(-height // factor)))  # JPEG: by 2, 4 or 8, for less work
         rest = factor // round(width / image.width)
         reduced = to_rgb(image).reduce(rest) if rest > 1 else to_rgb(image)
+        orientation = read_orientation(image)  # after decoding: PIL turns a TIFF while it decodes
         own = (width, height) if orientation in _SWAPPED else (height, width)
         return np.asarray(turn_upright(reduced, orientation)), own
     except Exception as error:
@@ -168,22 +199,51 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 def fit_image(image: Image.Image, *, size: int, fit: str) -> Image.Image:
     """Bring an image to size x size: `squash` keeps all of it, `crop` keeps its shape and cuts the longer side."""
-    box = fit_box(image.size, fit)
-    if size < 1:
-        raise InputError(f"an image of {size} px does not exist; give a size of at least 1")
+    return _resized(image, size, fit_box(image.size, fit, size))
+
+
+def _resized(image: Image.Image, size: int, box: Box) -> Image.Image:
     return image if image.size == (size, size) else image.resize((size, size), Image.Resampling.BICUBIC, box=box)
 
 
-def fit_box(size: tuple[int, int], fit: str) -> tuple[float, float, float, float]:
-    """The part (left, top, right, bottom) of a (width, height) image that `fit` keeps."""
-    width, height = size
+def fit_box(image: tuple[int, int], fit: str, size: int) -> Box:
+    """The part (left, top, right, bottom) of a (width, height) image that `fit` keeps at size x size.
+
+    `crop` is torchvision's `Resize(size)` and `CenterCrop(size)` in one: both round to whole pixels.
+    """
+    if size < 1:
+        raise InputError(f"an image of {size} px does not exist; give a size of at least 1")
+    width, height = image
     if fit == "squash":
         return (0.0, 0.0, float(width), float(height))
     if fit == "crop":
-        side = min(width, height)
-        left, top = (width - side) / 2, (height - side) / 2
-        return (left, top, left + side, top + side)
+        left, right = _middle(width, min(image), size)
+        top, bottom = _middle(height, min(image), size)
+        return (left, top, right, bottom)
     raise InputError(f"fit {fit!r} is unknown; choose 'squash' (the whole image) or 'crop' (centre crop)")
+
+
+def load_size(size: int, crop_share: float) -> int:
+    """The side to which an image is brought before its middle `size` pixels, `crop_share` of each side, are cut out."""
+    if size < 1 or not 0 < crop_share <= 1:
+        raise InputError(
+            f"a view of {size} px that keeps {crop_share} of each side: give at least 1 px and a share above 0 and up "
+            "to 1, such as 0.875"
+        )
+    return max(size, round(size / crop_share))
+
+
+def cut_middle(images: Tensor, size: int) -> Tensor:
+    """The middle (..., size, size) of images (..., S, S)."""
+    first = (images.shape[-1] - size) // 2
+    return images[..., first : first + size, first : first + size]
+
+
+def _middle(side: int, shorter: int, size: int) -> tuple[float, float]:
+    """Where the middle `size` pixels of a side begin and end, once the shorter side is resized to `size`."""
+    resized = int(size * side / shorter)
+    first = round((resized - size) / 2)
+    return first * side / resized, (first + size) * side / resized
 
 
 def to_tensor(image: Image.Image | NDArray[np.uint8]) -> Tensor:

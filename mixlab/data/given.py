@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from mixlab.errors import InputError
+from mixlab.plugins import is_ours
 
 from .dataset_source import DatasetSource
 from .decode import UnreadableImage
-from .source import Source, evenly_spaced, part_of
+from .source import Source, evenly_spaced, image_in, part_of
 
 NUM_COMPARED = 16  # images whose pixels are part of a fingerprint
 PREFIX = "dataset:"  # before the names of what was given as objects: no path, and no name of a built-in set
@@ -89,7 +90,26 @@ def as_source(data: Any) -> Source[Any]:
         return DatasetSource(data)
     if not len(data):
         raise InputError(f"the source {data.title or type(data).__name__} is empty; give at least one image")
+    if not is_ours(type(data)):
+        _check_first(data)
     return data
+
+
+def _check_first(source: Source[Any]) -> None:
+    """Refuse a source whose first sample that can be read is of a wrong kind; later ones are unreadable."""
+    for index in range(len(source)):
+        try:
+            sample = source.load(index)
+        except UnreadableImage:
+            continue
+        try:
+            image_in(sample, source.name(index))
+        except UnreadableImage as error:
+            raise InputError(
+                f"{type(source).__name__}, sample {index}: {error.reason}; a data set of PIL images or arrays needs "
+                "no Source of its own"
+            ) from error
+        return
 
 
 def fingerprint(source: Source[Any]) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mixlab.errors import InputError
 
-from .decode import SUFFIXES, Reduction, decode, decode_pixels, decode_reduced, fit_image, printable, to_tensor
+from .decode import SUFFIXES, Reduction, decode_fitted, decode_pixels, decode_reduced, printable, to_tensor
 from .folder_index import PathTable, list_images
 from .given import PREFIX, Data, GivenData
 from .index_file import digest_of
@@ -60,8 +60,8 @@ class ImageFolder(ImageSource):
         return to_tensor(decode_pixels(self.root / self.paths[self.check(index)]))
 
     def load_fitted(self, index: int, size: int, fit: str) -> tuple[Tensor, tuple[int, int]]:
-        image = decode(self.root / self.paths[self.check(index)], draft=size)
-        return to_tensor(fit_image(image, size=size, fit=fit)), (image.height, image.width)
+        image, own = decode_fitted(self.root / self.paths[self.check(index)], size, fit)
+        return to_tensor(image), own
 
     def load_reduced(self, index: int, reduction: Reduction) -> tuple[NDArray[np.uint8], tuple[int, int]]:
         return decode_reduced(self.root / self.paths[self.check(index)], reduction)

@@ -16,6 +16,7 @@ from mixlab.errors import InputError, few
 
 from .given import AnyData, Data, GivenData, as_data
 from .images import SPLIT_FOLDERS, ImageFolder, child, parse_source
+from .listed import ListedSource
 from .sample_order import check_seed
 from .shapes import Shapes
 from .source import ImageSource, Subset, split
@@ -79,6 +80,8 @@ def labelled_splits(data: AnyData | LabelledSplits, *, val_data: AnyData | None 
     check_labels(train, str(given))
     val = parse_source(other or given, split="val")
     if other is None and not is_held_out(given, val, train):
+        if len(train) < 2:
+            raise InputError(f"{given} has 1 image, too few for a validation split; give at least 2")
         return LabelledSplits(*split(train), data=str(given))
     check_sorted(val, train)
     check_labels(val, f"the validation part of {other or given}")
@@ -89,6 +92,8 @@ def is_held_out(data: Data, val: ImageSource, train: ImageSource) -> bool:
     """Whether the val split of data is a set of its own, rather than the images of its train split."""
     if isinstance(data, GivenData):
         return data.val is not None
+    if isinstance(train, ListedSource):  # of a run that resumes after images were removed
+        return is_held_out(data, val, train.source)
     if isinstance(train, ImageFolder) and isinstance(val, ImageFolder):
         return train.root != val.root
     return isinstance(val, Shapes) or val.is_own_split
@@ -114,6 +119,8 @@ def align(train: ImageSource, val: ImageSource) -> LabelledSplits:
 def check_labels(source: ImageSource, name: str) -> None:
     if isinstance(source, ImageFolder) and not source.classes and (misplaced := _misplaced(source, name)):
         raise InputError(misplaced)
+    if not source.classes and bool((source.labels() >= 0).any()):
+        raise InputError(f"{name} has labels and no names of classes; set `classes` of {type(source).__name__}")
     if len(source.classes) < 2:
         raise InputError(
             f"{name} has {len(source.classes)} classes; scores need labels of at least 2: put the images into one "

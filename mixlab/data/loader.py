@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from mixlab.errors import InputError
+from mixlab.errors import InputError, WorkError
+from mixlab.plugins import plugin_at_fault
 
 from .decode import UnreadableImage
 from .sample_order import SampleOrder
@@ -24,6 +26,7 @@ from .workers import check_shared_memory, start_workers, worker_settings
 
 _MEASURED = 16  # samples from which the size of a batch is estimated
 _MAX_TRIES = 100  # unreadable images in a row before a slot of the batch stays empty
+Errors = list[UnreadableImage | WorkError]  # what could not be read; the second ends the work
 
 
 class AnyBatch(Protocol):
@@ -159,8 +162,10 @@ class BatchLoader(Generic[B]):
             check_shared_memory(self._reader.sample_bytes() * self.order.batch_size, self._batches.num_workers)
         self._is_checked = True
 
-    def _count(self, errors: list[UnreadableImage]) -> None:
+    def _count(self, errors: Errors) -> None:
         for error in errors:
+            if isinstance(error, WorkError):
+                raise error
             if self.skipped.add(error):
                 warnings.warn(f"skipped {error}", stacklevel=3)
 
@@ -186,18 +191,23 @@ class _Batches(Dataset[Any]):
     def __init__(self, reader: SampleReader[Any, Any], *, replace: bool) -> None:
         self._reader, self._replace = reader, replace
 
-    def __getitem__(self, where: tuple[int, NDArray[np.int64]]) -> tuple[Any, list[UnreadableImage]]:
+    def __getitem__(self, where: tuple[int, NDArray[np.int64]]) -> tuple[Any, Errors]:
         epoch, indexes = where
-        errors: list[UnreadableImage] = []
+        errors: Errors = []
         samples = [self._read(index, epoch, errors) for index in indexes.tolist()]
         return self._reader.collate([sample for sample in samples if sample is not None]), errors
 
-    def _read(self, index: int, epoch: int, errors: list[UnreadableImage]) -> Any | None:
+    def _read(self, index: int, epoch: int, errors: Errors) -> Any | None:
         for step in range(min(_MAX_TRIES, len(self._reader))):
             try:  # the next image by number: the same in every run
                 return self._reader.read((index + step) % len(self._reader), epoch)
             except UnreadableImage as error:
                 errors.append(error)
+            except Exception as error:  # in a worker its traceback would be lost: what it says is passed on
+                if not (said := plugin_at_fault(error)) or os.environ.get("MIXLAB_DEBUG") == "1":
+                    raise
+                errors.append(WorkError(said))
+                return None
             if not self._replace:
                 return None
         return None

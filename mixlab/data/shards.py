@@ -33,10 +33,9 @@ from .decode import (
     SUFFIXES,
     Reduction,
     UnreadableImage,
-    decode,
+    decode_fitted,
     decode_pixels,
     decode_reduced,
-    fit_image,
     printable,
     to_tensor,
 )
@@ -90,8 +89,8 @@ class TarShards(ImageSource):
         return to_tensor(decode_pixels(self._read(index), name=self.name(index)))
 
     def load_fitted(self, index: int, size: int, fit: str) -> tuple[Tensor, tuple[int, int]]:
-        image = decode(self._read(index), name=self.name(index), draft=size)
-        return to_tensor(fit_image(image, size=size, fit=fit)), (image.height, image.width)
+        image, own = decode_fitted(self._read(index), size, fit, name=self.name(index))
+        return to_tensor(image), own
 
     def load_reduced(self, index: int, reduction: Reduction) -> tuple[NDArray[np.uint8], tuple[int, int]]:
         return decode_reduced(self._read(index), reduction, name=self.name(index))

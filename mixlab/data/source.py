@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from itertools import islice
+from operator import index as as_index
 from pathlib import Path
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
@@ -66,7 +67,23 @@ class Source(ABC, Generic[T]):
 
     def labels(self) -> Tensor:
         """All labels, int64 (n,)."""
-        return torch.tensor([self.label(index) for index in range(len(self))], dtype=torch.int64)
+        return torch.tensor([self._class_of(index) for index in range(len(self))], dtype=torch.int64)
+
+    def _class_of(self, index: int) -> int:
+        """The label as a class number; `InputError` for anything else."""
+        label = self.label(index)
+        try:
+            number = as_index(label)
+        except TypeError:
+            raise InputError(
+                f"the label of {self.name(index)} is {label!r}; give the place of its class in `classes`, from 0, or -1"
+            ) from None
+        if number >= len(self.classes) > 0:
+            raise InputError(
+                f"the label of {self.name(index)} is {number}, and there are {len(self.classes)} classes, from 0: "
+                f"{few(self.classes)}"
+            )
+        return number
 
     def names(self) -> Iterator[str]:
         """The names of all samples, in order."""
@@ -78,8 +95,7 @@ class Source(ABC, Generic[T]):
 
     def load_fitted(self, index: int, size: int, fit: str) -> tuple[Tensor, tuple[int, int]]:
         """The image alone as uint8 (3, size, size), see `fit_image`, and its own (height, width)."""
-        sample = self.load(index)
-        image = sample if isinstance(sample, Tensor) else sample.image
+        image = image_in(self.load(index), self.name(index))
         height, width = image.shape[-2:]
         if (height, width) != (size, size):
             image = to_tensor(fit_image(to_pil(image), size=size, fit=fit))
@@ -87,8 +103,7 @@ class Source(ABC, Generic[T]):
 
     def load_reduced(self, index: int, reduction: Reduction) -> tuple[NDArray[np.uint8], tuple[int, int]]:
         """The image alone, (H, W, 3), at 1/r of its size, see `decode_reduced`, and its own (height, width)."""
-        sample = self.load(index)
-        image = sample if isinstance(sample, Tensor) else sample.image
+        image = image_in(self.load(index), self.name(index))
         height, width = image.shape[-2:]
         factor = reduction(height, width)
         pixels = np.asarray(to_pil(image).reduce(factor)) if factor > 1 else image.permute(1, 2, 0).numpy()
@@ -110,6 +125,18 @@ class Source(ABC, Generic[T]):
 
 
 ImageSource: TypeAlias = Source[Tensor]
+
+
+def image_in(sample: object, name: str) -> Tensor:
+    """The image of what `Source.load` gave, uint8 (3, H, W); anything else is unreadable."""
+    image = getattr(sample, "image", sample)
+    if not isinstance(image, Tensor):
+        found = f"a {type(image).__name__}"
+    elif image.dtype != torch.uint8 or image.ndim != 3 or len(image) != 3 or not image.numel():
+        found = f"{image.dtype} of shape {tuple(image.shape)}"
+    else:
+        return image
+    raise UnreadableImage(name, f"load gives {found}, not a tensor of uint8 (3, H, W)")
 
 
 class Subset(Source[T]):

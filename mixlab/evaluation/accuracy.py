@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from mixlab.data.labelled import labelled_splits
+from mixlab.data.images import parse_source
+from mixlab.data.labelled import align, is_held_out
 from mixlab.data.source import ImageSource, Subset
 from mixlab.evaluation.machine import CentreView
 from mixlab.evaluation.target import load_target
@@ -57,10 +58,11 @@ def write_accuracy(trainer: Trainer) -> None:
 
     Nothing where the data has no validation set: then the network was trained on all images.
     """
-    splits = once_per_machine(trainer.world, lambda: labelled_splits(trainer.data))
-    if len(splits.train) < len(trainer.source):
-        return
     world, config = trainer.world, trainer.config
+    val = once_per_machine(world, lambda: parse_source(trainer.data, split="val"))
+    if not is_held_out(trainer.data, val, trainer.source):
+        return
+    splits = align(trainer.source, val)  # by the classes of the network, also where images were removed since
     view = CentreView(config.method.image, trainer.recipe.exported().crop_share)
     shares = 1 if config.sharding == "fsdp" else world.size  # a network in shards needs every rank in every pass
     own = Subset(splits.val, range(world.rank % shares, len(splits.val), shares))

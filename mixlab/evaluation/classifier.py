@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from mixlab.backbones.backbone import Backbone, FeatureSource
 from mixlab.backbones.meta import without_storage
-from mixlab.backbones.timm_releases import not_downloaded
+from mixlab.backbones.timm_models import not_downloaded
 from mixlab.backbones.weights.formats import recognise
 from mixlab.backbones.weights.reading import StoredWeights, WeightsError, read_weights
 from mixlab.backbones.weights.saving import save_tensors

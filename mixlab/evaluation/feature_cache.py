@@ -38,7 +38,7 @@ from mixlab.run.disk import in_units
 from mixlab.training.checkpoint import checksum_of, sha256_of
 from mixlab.training.distributed import World, from_all, only_first
 
-FORMAT = 1
+FORMAT = 2
 SHARD = 4096  # images; about a second of a GPU's work to lose
 Stored = Literal["float16", "float32"]
 

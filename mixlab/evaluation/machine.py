@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from mixlab.choices import PrecisionChoice
+from mixlab.data.decode import cut_middle, load_size
 from mixlab.data.loader import Loader
 from mixlab.data.source import ImageSource
-from mixlab.errors import InputError
 from mixlab.training.distributed import World, from_all
 from mixlab.training.precision import Precise, autocast
 
@@ -78,21 +78,16 @@ class CentreView:
     fit: str = "crop"  # or squash: the whole image, aspect ratio not kept
 
     def __post_init__(self) -> None:
-        if self.size < 1 or not 0 < self.crop_share <= 1:
-            raise InputError(
-                f"a view of {self.size} px that keeps {self.crop_share} of each side: give at least 1 px and a share "
-                f"above 0 and up to 1, such as {CROP_SHARE}"
-            )
+        load_size(self.size, self.crop_share)  # which checks both
 
     @property
     def load_size(self) -> int:
         """The size to which images are resized before the centre crop."""
-        return max(self.size, round(self.size / self.crop_share))
+        return load_size(self.size, self.crop_share)
 
     def crop(self, images: Tensor) -> Tensor:
         """The middle (B, 3, size, size) of images (B, 3, S, S) at the load size."""
-        first = (images.shape[-1] - self.size) // 2
-        return images[..., first : first + self.size, first : first + self.size]
+        return cut_middle(images, self.size)
 
     def loader(self, source: ImageSource, *, batch: int, workers: int = 0, pin_memory: bool = False) -> Loader:
         """Every image once, in order; those that cannot be read are left out, counted and named."""

@@ -78,15 +78,7 @@ class Pyramid(nn.Module):
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
             layers = sorted({tap.layer for tap in self.taps})
             found = self.backbone.features(images, layers=layers)
-            try:
-                return {layer: features.patches.permute(0, 3, 1, 2) for layer, features in found}
-            except AssertionError as error:  # how timm's windowed models refuse a size: "Input height ..."
-                if not str(error).startswith("Input"):
-                    raise
-                raise InputError(
-                    f"{self.backbone.name} takes images of one size only ({error}); "
-                    "timm's Swin takes any with model.strict_img_size=false"
-                ) from error
+            return {layer: features.patches.permute(0, 3, 1, 2) for layer, features in found}
 
     def train(self, mode: bool = True) -> Pyramid:
         super().train(mode)

@@ -1,9 +1,10 @@
 """The one idea: a token mixer is a linear map over tokens that you can run or look at, and both are the same map."""
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -108,6 +109,47 @@ def check_sizes(mixer: MixerConfig) -> None:
     for name in ("head_dim", "expand", "state", "conv", "kernel"):
         if (size := getattr(mixer, name, 1)) < 1:
             raise InputError(f"{name} must be at least 1, got {size}")
+
+
+@torch.no_grad()
+def check_mixer(mixer: TokenMixer, dim: int, num_extra: int) -> None:
+    """Refuse a mixer whose parts have wrong shapes, and warn of a matrix that is not what runs, by two small images.
+
+    What cannot run here, such as a kernel of a GPU, is left to the first batch.
+    """
+    name, x = type(mixer).__name__, torch.linspace(-1, 1, 2 * (6 + num_extra) * dim).reshape(2, -1, dim).sin()
+    was_training = mixer.training
+    try:
+        given: Any = mixer.eval().prepare(x, (2, 3))
+        pair = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+        if pair is not given or not isinstance(pair[0], Mixing):
+            raise InputError(f"{name}.prepare gives a {type(given).__name__}; return a Mixing and a Tensor or None")
+        mixing, bypass = pair
+        mixed = mixing.apply()
+        _check_shape(f"{type(mixing).__name__}.apply()", mixed, tuple(mixing.values.shape))
+        _check_shape(f"{name}.merge", mixer.merge(mixed, bypass), tuple(x.shape))
+        matrix = mixing.matrix()
+        _check_shape(f"{type(mixing).__name__}.matrix()", matrix, (*mixing.values.shape[:3], mixing.values.shape[2]))
+        differs = float((matrix @ mixing.values - mixed).abs().max() / mixed.abs().max().clamp(min=1e-6))
+    except InputError:
+        raise
+    except Exception:
+        return
+    finally:
+        mixer.train(was_training)
+    if differs > 0.01:
+        warnings.warn(
+            f"{type(mixing).__name__}: apply() and matrix() @ values differ by {differs:.0%}; what is looked at is not "
+            "what runs",
+            stacklevel=2,
+        )
+
+
+def _check_shape(what: str, given: object, shape: tuple[int, ...]) -> None:
+    if not isinstance(given, Tensor):
+        raise InputError(f"{what} gives a {type(given).__name__}; return a tensor {shape}")
+    if tuple(given.shape) != shape:
+        raise InputError(f"{what} gives {tuple(given.shape)} where {shape} is needed")
 
 
 def overlap(rows: range, columns: range) -> bool:

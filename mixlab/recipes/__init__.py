@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -78,17 +79,20 @@ def register_recipe(recipe: R | str) -> Any:
 
     The recipe is called as the function is, or `@register_recipe("another_name")`.
     """
-    if isinstance(recipe, str):
+    called = recipe if isinstance(recipe, str) else None
 
-        def register(function: R) -> R:
-            RECIPES[str(recipe)] = function
-            return function
+    def register(function: R) -> R:
+        if not callable(function):
+            raise InputError(f"a recipe is a function that returns a TrainConfig; got a {type(function).__name__}")
+        name = called or function.__name__
+        try:
+            signature(function).bind()
+        except TypeError as error:
+            raise InputError(f"the recipe {name} must take no arguments, or have defaults for all: {error}") from error
+        RECIPES[name] = function
+        return function
 
-        return register
-    if not callable(recipe):
-        raise InputError(f"a recipe is a function that returns a TrainConfig; got a {type(recipe).__name__}")
-    RECIPES[recipe.__name__] = recipe
-    return recipe
+    return register if isinstance(recipe, str) else register(recipe)
 
 
 def family_of(name: str) -> str:

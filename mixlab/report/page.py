@@ -27,7 +27,7 @@ from mixlab.report.pictures import dense_pictures, matrix_pictures, picture_rows
 from mixlab.report.reproduced import reproduced_part
 from mixlab.report.same_images import join_maps
 from mixlab.report.sections import auc_part, place_of, rank_part, scaling_part, training_part
-from mixlab.run import RunDirectory, base_label, unpacked
+from mixlab.run import UNTRAINED, RunDirectory, base_label, unpacked
 from mixlab.run.directory import write_atomically
 from mixlab.statistics import Quantity
 
@@ -211,9 +211,11 @@ def about_runs(table: Table, findings: Findings) -> str:
 
 
 def _num_models(table: Table, findings: Findings) -> int:
-    """Rows of the table, and networks that only pictures and charts show."""
+    """Rows of the table, and networks that only pictures and charts show, without untrained twins."""
     labels = {m.subject.label for m in findings.measurements.values() if m.subject.label}
-    labels |= {subject["label"] for record in findings.of("maps") for subject in record.content["subjects"]}
+    pictured = [subject for record in findings.of("maps") for subject in record.content["subjects"]]
+    trained = {subject.get("model") for subject in pictured if subject.get("training") != UNTRAINED}
+    labels |= {s["label"] for s in pictured if s.get("training") != UNTRAINED or s.get("model") not in trained}
     labels |= {model["label"] for record in findings.of("matrices") for model in record.content["models"]}
     return len(table.rows) + len({base_label(label) for label in labels} - {row.label for row in table.rows})
 

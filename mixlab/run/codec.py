@@ -13,6 +13,8 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+import numpy as np
+
 from mixlab.errors import InputError, did_you_mean, short
 from mixlab.plugins import Registry
 
@@ -51,9 +53,10 @@ def from_json(cls: type[T], values: object, *, kinds: Kinds | None = None, where
 
 
 def check_values(cls: Any, values: Mapping[str, Any], kinds: Kinds | None = None) -> dict[str, Any]:
-    """Values for known fields of a dataclass, in their types."""
+    """Values for known fields of a dataclass, in their types; numpy's numbers become Python's."""
     hints, _, _ = _fields_of(cls)
-    return {name: check(hints[name], value, name, kinds) for name, value in values.items()}
+    plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in values.items()}
+    return {name: check(hints[name], value, name, kinds) for name, value in plain.items()}
 
 
 def check(hint: Any, value: object, where: str, kinds: Kinds | None = None) -> Any:

@@ -226,9 +226,9 @@ def draw_blend(generator: torch.Generator, *, side: int, mixup: float, cutmix: f
     keep = draw_beta(alpha, generator)
     if not use_cut:
         return Blend(keep)
-    cut = side * math.sqrt(1 - keep)
-    top, bottom = _span(float(u[1]) * side, cut, side)
-    left, right = _span(float(u[2]) * side, cut, side)
+    half = int(side * math.sqrt(1 - keep)) // 2  # whole pixels, as in timm and in the code of Yun et al.
+    top, bottom = _span(int(float(u[1]) * side), half, side)
+    left, right = _span(int(float(u[2]) * side), half, side)
     share = (bottom - top) * (right - left) / side**2  # after the border cut some of it off
     return Blend(1 - share, (top, left, bottom - top, right - left))
 
@@ -295,6 +295,5 @@ def erase(images: Tensor, boxes: list[Box | None]) -> Tensor:
     return images.index_copy(0, there, torch.where(inside[:, None], torch.randn_like(chosen), chosen))
 
 
-def _span(middle: float, length: float, side: int) -> tuple[int, int]:
-    low, high = middle - length / 2, middle + length / 2
-    return max(0, min(side, int(low))), max(0, min(side, int(high)))
+def _span(middle: int, half: int, side: int) -> tuple[int, int]:
+    return max(0, middle - half), min(side, middle + half)

@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 
 import torch
+from torch.nn import Module
 
 from mixlab.backbones.backbone import Architecture, Backbone
 from mixlab.backbones.weights import check_can_be_rebuilt
@@ -43,6 +44,7 @@ def build_recipe(
         if not isinstance(recipe, Recipe):
             what = f"{type(config.method).__name__}.build"
             raise InputError(f"{what} gives a {type(recipe).__name__}; return a Recipe, such as a ViewsRecipe")
+        check_modules(recipe, backbone)
         if config.compile:
             compile_recipe(recipe)
         dtype = torch.float64 if config.precision == "fp64" else torch.float32
@@ -60,3 +62,20 @@ def build_recipe(
         for module in recipe.modules().values():
             module.to(world.device)
     return recipe, architecture
+
+
+def check_modules(recipe: Recipe, backbone: Backbone) -> None:
+    """Refuse parts with weights that `Recipe.modules` lacks: checkpoints would, and a resumed run had fresh ones.
+
+    A classifier of timm's has copies of the weights of its backbone, which is filled from them when it is exported.
+    """
+    kept = {id(value) for part in recipe.modules().values() for value in part.state_dict(keep_vars=True).values()}
+    for name, part in vars(recipe).items():
+        if not isinstance(part, Module) or part is backbone:
+            continue
+        if any(id(value) not in kept for value in part.state_dict(keep_vars=True).values()):
+            kind = type(recipe).__name__
+            raise InputError(
+                f"{kind}.{name} has weights or buffers and is not in {kind}.modules(), so that no checkpoint has them; "
+                f'return {{**super().modules(), "{name}": self.{name}}} there'
+            )

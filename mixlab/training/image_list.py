@@ -11,8 +11,9 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from mixlab.data.listed import ImageList, ListedSource
 from mixlab.data.source import Source
@@ -49,19 +50,28 @@ def changed_list(folder: Path, source: Source[Any]) -> ImageList | None:
     place = folder / FILE
     if not place.is_file():
         return None
-    try:
-        with gzip.open(place, "rt", encoding="utf-8") as file:
-            about = json.loads(file.readline())
-            if about.get("source") is not None and about["source"] == source.digest():
-                return None
-            if about["checksum"] == _checksum(_rows(source)) and tuple(about["classes"]) == source.classes:
-                return None
-            stored = [line.rstrip("\n") for line in file]
-        if len(stored) != about["number"] or _checksum(stored) != about["checksum"]:
+    with _reading(place) as file:
+        about = json.loads(file.readline())
+        digest, number, checksum, classes = about.get("source"), about["number"], about["checksum"], about["classes"]
+    if digest is not None and digest == source.digest():
+        return None
+    if checksum == _checksum(_rows(source)) and tuple(classes) == source.classes:
+        return None
+    with _reading(place) as file:
+        stored = [line.rstrip("\n") for line in file][1:]
+        if len(stored) != number or _checksum(stored) != checksum:
             raise InputError("its lines are not those that were written")
         labels, names = zip(*map(json.loads, stored), strict=True)
-        return ImageList(names, labels, tuple(about["classes"]))
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        return ImageList(names, labels, tuple(classes))
+
+
+@contextmanager
+def _reading(place: Path) -> Iterator[TextIO]:
+    """The file, whose damages are named; what the source itself does wrong is none of them."""
+    try:
+        with gzip.open(place, "rt", encoding="utf-8") as file:
+            yield file
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{place} is damaged ({error}), and the images are not known to be those that the run was started with; "
             f"restore it, or put the images back as they were and remove {place}"

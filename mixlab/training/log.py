@@ -25,7 +25,7 @@ from rich.progress import (
 from rich.table import Column
 from torch import Tensor
 
-from mixlab.errors import InputError
+from mixlab.errors import InputError, few
 from mixlab.run.directory import RunDirectory, write_atomically
 from mixlab.training.config import LogConfig
 from mixlab.training.distributed import from_all, mean_over_ranks_
@@ -59,6 +59,10 @@ class NonFiniteLoss(Exception):  # noqa: N818  it names the thing
         )
 
 
+# What a row of metrics.jsonl has of every method.
+TAKEN = ("step", "loss", "grad_norm", "epoch", "lr", "weight_decay", "images_per_s", "data_wait", "peak_memory_gib")
+
+
 class MetricBuffer:
     """Collects the scalars of some steps; `fetch` waits for the device once for all of them."""
 
@@ -67,6 +71,11 @@ class MetricBuffer:
 
     def add(self, step: int, metrics: dict[str, Tensor], indexes: list[Tensor]) -> None:
         """`indexes` are those of the images in each pass."""
+        if self._steps and (others := self._steps[0][1].keys() ^ metrics.keys()):
+            raise InputError(
+                f"the metrics of step {step} are not those of step {self._steps[0][0]}: {few(sorted(others))} in one "
+                "alone; return the same at every step"
+            )
         self._steps.append((step, metrics, indexes))
 
     def fetch(self) -> dict[str, float]:

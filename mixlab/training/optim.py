@@ -136,7 +136,7 @@ def learning_rate(
 
 
 def linear_by_epoch(epoch: int, *, start: float, end: float, epochs: int) -> float:
-    """From `start` in epoch 0 in equal steps to `end` in epoch `epochs` - 1, and `end` ever after."""
-    if epoch >= epochs - 1:
+    """From `start` in epoch 0 in equal steps to `end` in epoch `epochs` - 1, then `end`. A single epoch has `start`."""
+    if epoch >= max(epochs - 1, 1) or epochs == 0:
         return end
-    return start + (end - start) * epoch / (epochs - 1)
+    return start + (end - start) * epoch / max(epochs - 1, 1)

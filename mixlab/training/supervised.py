@@ -4,6 +4,7 @@ is timm's training script. DeiT's differ in a few settings, see `mixlab.recipes`
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -15,7 +16,7 @@ from mixlab.backbones.backbone import Backbone
 from mixlab.data.crops import IMAGENET_MEAN, IMAGENET_STD, CropKind, MultiCrop
 from mixlab.data.given import Data
 from mixlab.data.images import parse_source
-from mixlab.data.labelled import check_class_folders, check_labels
+from mixlab.data.labelled import check_class_folders, check_labels, is_held_out
 from mixlab.data.packed import PackedBatch, PackedLoader
 from mixlab.data.source import ImageSource
 from mixlab.errors import InputError
@@ -112,6 +113,13 @@ class SupervisedConfig(MethodConfig):
     def scores(
         self, data: Data, source: ImageSource, config: TrainConfig, *, world: World, precise: Precise
     ) -> ClassifierScores:
+        if world.is_first and not is_held_out(data, parse_source(data, split="val"), source):
+            way_out = f"--data heldout:{data}" if isinstance(data, str) else 'data={"train": ..., "val": ...}'
+            warnings.warn(
+                f"{data} has no validation part: the labels of all {len(source):,} images are learnt, and scores on "
+                f"them, knn_accuracy too, say nothing about new images; {way_out} holds some out",
+                stacklevel=2,
+            )
         return ClassifierScores(data, source, config, world=world, precise=precise)
 
 

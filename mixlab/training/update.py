@@ -18,6 +18,7 @@ from mixlab.data.loader import AnyBatch
 from mixlab.errors import InputError, WorkError
 from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World
+from mixlab.training.log import TAKEN
 from mixlab.training.optim import (
     build_optimizer,
     clip_each_,
@@ -232,6 +233,8 @@ def checked(found: Any, recipe: str) -> tuple[Tensor, dict[str, Tensor]]:
     """What `Recipe.loss` gave, refused by what is wrong with it; by shapes alone, so that nothing waits."""
     if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], dict):
         raise InputError(f"{recipe}.loss gives a {type(found).__name__}; return the loss and a dict of metrics")
+    if taken := [name for name in found[1] if name in TAKEN]:
+        raise InputError(f"{recipe}.loss gives a metric {taken[0]!r}, which the log has already; choose another name")
     for name, value in {"loss": found[0], **found[1]}.items():
         if not isinstance(value, Tensor) or value.ndim:
             what = (

@@ -62,7 +62,7 @@ def test_the_colours_of_a_map_are_the_values_of_the_model(open_page: OpenPage, l
     square = square_picture(laboratory.samples[0].pixels, 64, "crop")
     with torch.no_grad():
         images = backbone.preprocess(torch.from_numpy(square).permute(2, 0, 1))
-        values = activation_map(backbone, images, "cosine", 2)[0].numpy()
+        values = activation_map(backbone, images, "cut", 2)[0].numpy()
     shares = (values - values.min()) / (values.max() - values.min())
     expected = mpl.colormaps["viridis"](shares)[..., :3] * 255
     shown = pixels(page, canvas(page, "vit_tiny", 0))
@@ -207,7 +207,7 @@ def test_a_mask_can_be_drawn_with_the_keyboard(open_page: OpenPage, address: str
         if value != runs[-1][0]:
             runs.append([value, 0])
         runs[-1][1] += 1
-    asked = {"kind": "score", "picture": "sample-1", "model": "vit_tiny", "layer": 2, "mask": runs}
+    asked = {"kind": "score", "picture": "sample-1", "model": "vit_tiny", "map": "cut", "layer": 2, "mask": runs}
     expected = request(address, "POST", "/api/questions", asked).body["answer"]["auc"]
     expect(page.locator("#score-table tbody tr td strong").first).to_have_text(f"{expected:.3f}")
 
@@ -380,6 +380,7 @@ def test_two_visitors_at_once_see_their_own_views(open_page: OpenPage) -> None:
             slide(page, "#layer", layer)
     expect(first.locator(".answer header p").nth(1)).to_contain_text("layer 0 (0 to 4)")
     expect(second.locator(".answer header p").nth(1)).to_contain_text("layer 4 (0 to 4)")
+    settle(second)
     shown = [pixels(second, canvas(second, "dinovim_tiny", figure)) for figure in range(4)]
     first.goto("about:blank")
     second.reload()  # with nobody else there

@@ -29,7 +29,7 @@ from mixlab.backbones.weights.reading import read_weights
 from mixlab.backbones.zoo import create_model
 from mixlab.data import UnreadableImage, decode
 from mixlab.data.coco import encode_mask
-from mixlab.data.decode import FORMATS, MAX_PIXELS
+from mixlab.data.decode import FORMATS, MAX_PIXELS, decode_fitted
 from mixlab.data.objects import CocoObjects, instances_file
 from mixlab.data.shards import TarShards
 from mixlab.errors import InputError
@@ -82,7 +82,8 @@ def test_decoders_give_an_image_or_a_reason() -> None:
             if chance.random() < 0.3:
                 decode_mask(data, picture, max_pixels=MAX_PIXELS)
                 return "mask"
-            image = decode(data, draft=chance.choice((None, 8, 64)))
+            draft = chance.choice((None, 8, 64))
+            image = decode(data, draft=draft) if chance.random() < 0.5 else decode_fitted(data, 8, "crop")[0]
         except InputError:
             return "refused"
         assert image.mode == "RGB" and image.width * image.height > 0

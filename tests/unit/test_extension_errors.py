@@ -1,5 +1,6 @@
 """What people get wrong, or do in their own way, when they add to mixlab."""
 
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -9,15 +10,24 @@ import torch
 from torch import nn
 
 import mixlab
+from mixlab.analysis.exhibit import Exhibit
+from mixlab.analysis.registry import ANALYSES
 from mixlab.backbones.backbone import LayerShape, chosen_layers
+from mixlab.backbones.isotropic import Isotropic
 from mixlab.backbones.onnx_file import export_onnx
 from mixlab.backbones.tokens import Features
+from mixlab.backbones.zoo import transformer
 from mixlab.data import parse_source
+from mixlab.data.loader import Loader
 from mixlab.data.mask_formats import parse_label_maps, parse_masks
 from mixlab.data.objects import parse_objects
 from mixlab.data.registered import SOURCES
+from mixlab.mixers import ALL, MixerConfig, Mixing, TokenMixer
 from mixlab.recipes import RECIPES, with_method
+from mixlab.training.building import check_modules
+from mixlab.training.image_list import changed_list, write_list
 from mixlab.training.lejepa import LeJepaConfig
+from mixlab.training.log import MetricBuffer
 from mixlab.training.supervised import SupervisedConfig
 from mixlab.training.update import checked
 from mixlab.training.views import CollapseWatch, Symptom, ViewsConfig, ViewsNetwork, ViewsRecipe
@@ -71,6 +81,9 @@ def test_a_network_that_fixes_the_batch_is_refused_as_onnx_in_a_sentence(tmp_pat
     [
         (lambda: mixlab.register_backbone(Convs), r"needs a name first: @mixlab.register_backbone\('convs'\)"),
         (lambda: mixlab.register_source(Convs), "needs a name first"),
+        (lambda: mixlab.register_backbone("convs", Convs()), "convs is registered with a Convs; .* class that builds"),
+        (lambda: mixlab.register_family("conv", lambda dim: dim), "conv_tiny is registered with a int; give an Iso"),
+        (lambda: mixlab.register_recipe("one")(lambda size: size), "recipe one must take no arguments, .* 'size'"),
         (lambda: mixlab.register_source("frames")(lambda rest: rest), r"cannot be called as <lambda>\(rest, split\)"),
         (lambda: mixlab.wrap(nn.Conv2d(1, 8, 4, 4), image=32), "fails on a blank image .* say image= and channels="),
         (lambda: mixlab.data.as_data({"train": "photos"}), "'photos' is a name among data sets; open it with"),
@@ -80,6 +93,90 @@ def test_a_network_that_fixes_the_batch_is_refused_as_onnx_in_a_sentence(tmp_pat
 def test_mistakes_at_registration_say_what_to_write(call, said):
     with pytest.raises((mixlab.InputError, FileNotFoundError), match=said):
         call()
+
+
+def test_an_analysis_is_registered_with_and_without_parentheses():
+    @mixlab.register_analysis
+    def bare(targets, images):
+        """Nothing."""
+        return Exhibit(title="Bare", about="", columns=("model",), rows=[(target.label,) for target in targets])
+
+    try:
+        assert ANALYSES["bare"].about == "nothing"
+        assert len(bare(mixlab.create_model("vit_tiny", dim=64, depth=1, image=32), "shapes:n=2").rows) == 1
+    finally:
+        del ANALYSES["bare"]
+
+
+@dataclass
+class MeanMixing(Mixing):
+    """Every token reads the mean of all, times `scale` where it runs."""
+
+    values: torch.Tensor
+    scale: float = 1.0
+
+    def matrix(self, heads=ALL):
+        length = self.values.shape[-2]
+        return torch.full((*self.values.shape[:2], length, length), 1 / length)[:, heads]
+
+    def apply(self):
+        return self.scale * self.values.mean(-2, keepdim=True).expand_as(self.values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanConfig(MixerConfig):
+    kind: ClassVar[str] = "mean"
+    fault: str = ""
+
+    def build(self, dim, depth):
+        return Mean(self.fault)
+
+    def mixing_macs(self, num_tokens, dim):
+        return num_tokens * dim
+
+
+class Mean(TokenMixer):
+    def __init__(self, fault):
+        super().__init__()
+        self.fault = fault
+
+    def prepare(self, x, grid):
+        if self.fault == "GPU":
+            raise RuntimeError("no CPU")
+        mixing = MeanMixing(x[:, None], scale=2.0 if self.fault == "scale" else 1.0)
+        return mixing if self.fault == "one" else (mixing, None)
+
+    def merge(self, mixed, bypass):
+        return {"images": mixed[:1, 0], "tokens": mixed.mean(-2), "pair": (mixed, 1)}.get(self.fault, mixed[:, 0])
+
+
+def with_mean(fault):
+    return Isotropic(transformer(64, MeanConfig(fault=fault)))
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("images", r"Mean.merge gives \(1, 7, 64\) where \(2, 7, 64\) is needed"),  # else broadcast in silence
+        ("tokens", r"Mean.merge gives \(2, 1, 64\) where"),
+        ("pair", "Mean.merge gives a tuple; return a tensor"),
+        ("one", "Mean.prepare gives a MeanMixing; return a Mixing and a Tensor or None"),
+    ],
+)
+def test_a_mixer_of_wrong_shapes_is_refused_when_it_is_built(fault, said):
+    with pytest.raises(mixlab.InputError, match=said):
+        with_mean(fault)
+
+
+def test_a_matrix_that_is_not_what_runs_is_a_warning():
+    with pytest.warns(UserWarning, match=r"MeanMixing: apply\(\) and matrix\(\) @ values differ by 50%"):
+        with_mean("scale")
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("fault", ["", "GPU"])
+def test_a_mixer_that_is_right_or_cannot_run_here_is_built(fault):
+    assert with_mean(fault).training
 
 
 class Squares(mixlab.Source):
@@ -160,11 +257,123 @@ def test_a_recipe_of_views_keeps_its_config():
         ((torch.ones(3, requires_grad=True), {}), r"shape \(3,\) as 'loss'"),
         ((torch.ones((), requires_grad=True), {"spread": 1.0}), "a float as 'spread'"),
         ((torch.ones(()), {}), "depends on no parameter"),
+        (
+            (torch.ones((), requires_grad=True), {"grad_norm": torch.ones(())}),
+            "a metric 'grad_norm', which the log has",
+        ),
     ],
 )
 def test_a_wrong_loss_is_named(found, said):
     with pytest.raises(mixlab.InputError, match=rf"Mine.loss .*{said}"):
         checked(found, "Mine")
+
+
+def test_a_teacher_that_no_checkpoint_would_have_is_refused():
+    class WithTeacher(ViewsRecipe):
+        teacher_is_kept = False
+
+        def __init__(self, network):
+            super().__init__(ViewsConfig.__subclasses__()[0](), network)
+            self.teacher = deepcopy(network)
+
+        def modules(self):
+            return super().modules() | ({"teacher": self.teacher} if self.teacher_is_kept else {})
+
+        def loss(self, views):
+            return self.run(views)[0].mean(), {}
+
+    recipe = WithTeacher(ViewsNetwork(Convs(), nn.Identity()))
+    with pytest.raises(
+        mixlab.InputError, match="WithTeacher.teacher has weights or buffers and is not in WithTeacher.mod"
+    ):
+        check_modules(recipe, recipe.network.backbone)
+    recipe.teacher_is_kept = True
+    check_modules(recipe, recipe.network.backbone)
+
+
+def test_metrics_that_come_and_go_are_named():
+    buffer = MetricBuffer()
+    buffer.add(1, {"loss": torch.ones(()), "grad_norm": torch.ones(())}, [])
+    with pytest.raises(mixlab.InputError, match="step 2 are not those of step 1: spread in one alone"):
+        buffer.add(2, {"loss": torch.ones(()), "grad_norm": torch.ones(()), "spread": torch.ones(())}, [])
+
+
+class Own(mixlab.Source):
+    """Whatever a test gives for a sample and its label."""
+
+    title, classes = "own", ("a", "b")
+
+    def __init__(self, sample=None, label=0, length=10):
+        self.sample, self.given, self.length = sample, label, length
+
+    def __len__(self):
+        return self.length
+
+    def load(self, index):
+        if isinstance(self.sample, Exception):
+            raise self.sample
+        return torch.zeros(3, 8, 8, dtype=torch.uint8) if self.sample is None else self.sample
+
+    def name(self, index):
+        return f"frame-{index}"
+
+    def label(self, index):
+        return self.given
+
+
+@pytest.mark.parametrize(
+    ("sample", "said"),
+    [
+        (np.zeros((8, 8, 3), np.uint8), "gives a ndarray, not a tensor of uint8"),
+        (torch.zeros(3, 8, 8), r"gives torch.float32 of shape \(3, 8, 8\)"),
+        (torch.zeros(8, 8, 3, dtype=torch.uint8), r"gives torch.uint8 of shape \(8, 8, 3\)"),
+    ],
+)
+def test_a_source_of_other_than_pixels_is_refused_when_it_is_opened(sample, said):
+    with pytest.raises(mixlab.InputError, match=rf"Own, sample 0: load {said}"):
+        mixlab.data.as_data(Own(sample))
+    with pytest.raises(mixlab.UnreadableImage, match="frame-3.* not a tensor of uint8"):  # one of many is skipped
+        Own(sample).load_fitted(3, 8, "crop")
+
+
+@pytest.mark.parametrize(
+    ("label", "said"),
+    [
+        ("cat", "label of frame-0 is 'cat'; give the place"),
+        (None, "label of frame-0 is None; give"),
+        (0.7, "label of frame-0 is 0.7"),
+        (2, "label of frame-0 is 2, and there are 2 classes, from 0: a, b"),
+    ],
+)
+def test_labels_that_are_no_places_of_classes_are_refused(label, said):
+    with pytest.raises(mixlab.InputError, match=said):
+        mixlab.labelled_splits(Own(label=label))
+
+
+def test_a_source_that_fails_when_a_run_resumes_is_not_taken_for_a_damaged_list(tmp_path):
+    write_list(tmp_path, Own())
+    assert changed_list(tmp_path, Own()) is None and len(changed_list(tmp_path, Own(length=9)).names) == 10
+    with pytest.raises(mixlab.InputError, match="^the label of frame-0 is 'cat'"):
+        changed_list(tmp_path, Own(label="cat"))
+
+
+def test_too_few_images_and_labels_without_classes_are_refused():
+    with pytest.raises(mixlab.InputError, match="dataset:own has 1 image, too few"):
+        mixlab.labelled_splits(Own(length=1))
+    nameless = Own()
+    nameless.classes = ()
+    with pytest.raises(mixlab.InputError, match="has labels and no names of classes; set `classes` of Own"):
+        mixlab.labelled_splits(nameless)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_source_that_fails_is_named_with_its_line_also_in_a_worker(num_workers, squares, monkeypatch):
+    monkeypatch.delenv("MIXLAB_DEBUG", raising=False)
+    loader = Loader(Own(ValueError("no such frame")), batch_size=4, size=8, num_workers=num_workers)
+    with pytest.raises(
+        mixlab.WorkError, match=r"failed in Own.load, .*test_extension_errors.py:\d+: ValueError: no such"
+    ):
+        next(iter(loader))
 
 
 def test_a_symptom_of_an_unknown_metric_is_named():

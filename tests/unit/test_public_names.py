@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from timm.data import create_transform
 
 import mixlab
 
@@ -59,6 +60,19 @@ def test_pictures_of_any_kind_become_what_a_model_takes(picture: np.ndarray, tmp
     squashed = mixlab.preprocess(model, image, fit="squash")
     assert squashed[0, 0, 8, 0] < 0 < squashed[0, 0, 8, 8]
     assert model(mixlab.preprocess(model, file)).shape == (1, 64)
+
+
+def test_a_picture_for_a_released_model_is_cut_as_timm_cuts_it() -> None:
+    model = mixlab.create_model("vit_tiny", dim=64, depth=1)
+    photo = Path(mixlab.__file__).parent / "photographs" / "raccoon.jpg"  # 384 x 288
+    picture = Image.open(photo)
+    theirs = create_transform(input_size=224, crop_pct=model.crop_share, interpolation="bicubic")(picture)[None]
+    ours = mixlab.preprocess(model, photo, crop_share=model.crop_share)
+    assert (ours - theirs).abs().max() < 0.05 < (mixlab.preprocess(model, photo) - theirs).abs().mean()
+    pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+    torch.testing.assert_close(mixlab.preprocess(model, pixels, crop_share=model.crop_share), ours)
+    with pytest.raises(ValueError, match=r"keeps 1\.5 of each side"):
+        mixlab.preprocess(model, photo, crop_share=1.5)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ export function buildControls(about, host) {
     return make("label", {}, input, make("span", { className: "name", textContent: model.id }), make("small", { textContent: more }));
   }));
   const options = about.maps.map((map) => make("option", { value: map.id, textContent: map.id.replaceAll("_", " ") }));
-  element("map").append(make("option", { value: "default", textContent: "each model's own" }), ...options);
+  element("map").append(make("option", { value: "default", textContent: "cosine, the paper's" }), ...options);
   for (const id of ["map", "sense", "scale"]) listen(id, (node) => host.change({ [id]: node.value }));
   for (const id of ["layer", "head", "part"]) listen(id, (node) => host.change({ [id]: Number(node.value) }));
   listen("overlay", (node) => host.change({ overlay: node.checked }));

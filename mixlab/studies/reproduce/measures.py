@@ -162,9 +162,10 @@ def auc_step(
 
 
 def maps_step(setting: ItemSetting, name: str, networks: Sequence[Network], *options: str) -> Planned:
-    """Maps and principal components of the same images, side by side."""
+    """Maps and principal components of the same images, side by side; the paper's map unless options say another."""
     into = setting.run / name
     count = "2" if setting.is_tiny else str(NUM_PICTURES)
+    options = options if "--map" in options else ("--map", "cosine", *options)
     return Planned(
         Step(
             f"maps {name}",

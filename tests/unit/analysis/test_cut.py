@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mixlab.analysis.cut import WEAKEST, cut_maps
+from mixlab.analysis.pca import is_on_border
 
 GENERATOR = torch.Generator().manual_seed(3)
 
@@ -43,6 +44,12 @@ def test_no_other_values_cut_less_and_the_best_parting_of_all_has_the_sign_of_th
     best = inside[(between / (inside @ of_all) + between / (outside @ of_all)).argmin()].bool()
     assert (best == part.flatten().bool()).all()
     assert ((found > 0) == best).all(), "positive inside, negative on the border"
+
+
+def test_maps_are_lower_on_the_border_than_inside() -> None:
+    maps = cut_maps(torch.randn(50, 5, 5, 8, generator=GENERATOR))
+    border, inside = maps[:, is_on_border(maps)].mean(1), maps[:, ~is_on_border(maps)].mean(1)
+    assert (border < inside).all()
 
 
 @pytest.mark.parametrize("shape", [(2, 5, 4, 8), (1, 1, 1, 3), (1, 2, 2, 3)])

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from mixlab.backbones.isotropic import IsotropicConfig, config_from_json
@@ -88,8 +89,8 @@ def test_a_value_of_a_wrong_type_is_named_with_what_is_expected(name, fields, sa
     assert says in str(refused.value)
 
 
-def test_fields_are_values_as_python_or_json_has_them():
-    fields = {"dim": 32, "depth": 1, "mlp_ratio": 2, "layer_scans": []}
+def test_fields_are_values_as_python_numpy_or_json_has_them():
+    fields = {"dim": np.int64(32), "depth": 1, "mlp_ratio": 2, "layer_scans": []}
     configs = AttentionConfig(head_dim=16), {"kind": "attention", "head_dim": 16}
     made = [create_model("vit_tiny", mixer=m, **fields) for m in configs]
     assert made[0].config == made[1].config

@@ -126,7 +126,15 @@ def test_class_token_and_registers_of_models_beside_plain_vits_are_told_apart() 
     assert features.grid == (4, 6)
 
 
-@pytest.mark.parametrize(("name", "size", "dim"), [("inception_next_atto", 64, 320), ("hiera_tiny_224", 224, 768)])
+@pytest.mark.parametrize(
+    ("name", "size", "dim"),
+    [
+        ("inception_next_atto", 64, 320),
+        ("hiera_tiny_224", 224, 768),
+        ("efficientvit_m0", 224, 192),
+        ("shvit_s1", 224, 320),
+    ],
+)
 def test_models_with_odd_heads_or_norms_give_pooled_features(name: str, size: int, dim: int) -> None:
     model = mixlab.create_model(f"timm/{name}").eval()
     assert model(torch.randn(1, 3, size, size)).shape == (1, dim)

@@ -12,6 +12,7 @@ from torch import nn
 import mixlab
 from mixlab.backbones.classifier import POOLS
 from mixlab.backbones.isotropic import IsotropicConfig
+from mixlab.backbones.meta import without_storage
 from mixlab.backbones.zoo import ZOO
 
 CONFIGS = {name: entry.config for name, entry in ZOO.items() if not isinstance(entry.config, str)}
@@ -221,3 +222,20 @@ def test_weights_of_a_swin_are_read_again_as_they_were_written(tmp_path: Path) -
     mixlab.save_weights(model, tmp_path / "swin.safetensors")
     again = mixlab.model_from_file(tmp_path / "swin.safetensors")
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), again.state_dict().values(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("swin_tiny_patch4_window7_224", "made for 224 px, and for any with model.strict_img_size=false"),
+        ("beit_base_patch16_224", "made for 224 px$"),
+        ("maxvit_nano_rw_256", "made for 256 px$"),
+    ],
+)
+def test_a_size_that_a_model_does_not_take_is_named(name: str, said: str) -> None:
+    with without_storage():
+        model = mixlab.create_model(f"timm/{name}")
+        images = torch.zeros(1, 3, 96, 96)
+    for call in (model, lambda pixels: list(model.features(pixels))):
+        with pytest.raises(mixlab.InputError, match=rf"timm/{name} takes no images of 96 x 96 px \(.*\); it is {said}"):
+            call(images)

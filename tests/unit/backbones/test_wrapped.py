@@ -296,6 +296,19 @@ def test_models_that_timm_knows_by_registration_alone_are_targets(
     assert not torch.equal(next(model.twin(1).parameters()), next(model.parameters()))
 
 
+@pytest.mark.parametrize(("name", "width"), [("crossvit_tiny_240", 288), ("coat_lite_mini", 512), ("convit_tiny", 192)])
+@torch.no_grad()
+def test_models_of_timm_without_intermediates_give_its_own_pooled_feature(name: str, width: int) -> None:
+    model = mixlab.create_model(f"timm/{name}").eval()
+    images = torch.randn(1, 3, model.image, model.image, generator=torch.Generator().manual_seed(0))
+    theirs = timm.create_model(name, num_classes=0).eval()
+    theirs.load_state_dict(model.network.state_dict())
+    assert model.dim == width
+    torch.testing.assert_close(model(images), theirs(images))
+    with pytest.raises(ValueError, match=r"\(B, 3, H, W\)"):
+        model(images[0])
+
+
 def test_a_model_of_timm_without_features_says_what_it_lacks(known_to_timm: None) -> None:
     with pytest.raises(ValueError, match="own_bare has neither forward_intermediates nor forward_features; .*wrap"):
         mixlab.create_model("timm/own_bare")

@@ -112,7 +112,7 @@ def test_json_on_stdout_is_nothing_but_json(capsys: pytest.CaptureFixture[str]) 
         (["models", "shipped/vti"], 1, "did you mean shipped/vit?"),
         (["models", "timm/zzz*"], 1, "no model matches 'timm/zzz*'; `mixlab models 'timm/*'` lists all"),
         (["models", "timm/efficientnet_b00"], 1, "did you mean timm/efficientnet_b0"),
-        (["models", "timm/swinv2_tiny_window8_256"], 1, "model (256)); try another --image"),
+        (["models", "timm/swinv2_tiny_window8_256"], 1, "model (256)); it is made for 256 px"),
         (["rank", "shipped/vti"], 1, "did you mean shipped/vit?"),
         (["rank", "timm/efficientnet_b00"], 1, "did you mean timm/efficientnet_b0"),
         (["rank", "efficientnet_b0"], 1, "did you mean timm/efficientnet_b0?"),

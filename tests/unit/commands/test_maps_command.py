@@ -23,7 +23,7 @@ def test_pictures_and_arrays_of_several_models(tmp_path: Path) -> None:
     main(["maps", *arguments])
     run = RunDirectory.open(tmp_path / "out")
     result, arrays = run.results()["maps"], run.arrays("maps")
-    assert result["maps"] == {"reg": "cosine", "conv": "pooled_cosine"}
+    assert result["maps"] == {"reg": "cut", "conv": "cut"}
     assert len(result["images"]) == 3
     assert arrays["map_reg"].shape == arrays["map_conv"].shape == (3, 8, 8)
     assert np.abs(arrays["map_reg"]).max() <= 1
@@ -31,6 +31,13 @@ def test_pictures_and_arrays_of_several_models(tmp_path: Path) -> None:
         with Image.open(tmp_path / "out" / "figures" / name) as picture:
             assert picture.width > 300
             assert np.asarray(picture.convert("L")).std() > 10
+
+
+def test_networks_made_for_small_images_show_photographs_in_more_patches(tmp_path: Path) -> None:
+    conv = make_run(tmp_path / "conv", "gatedconv_tiny")  # for 64 px, in patches of 8
+    found = maps([str(conv)], data="photo:cat", map="cosine")
+    assert found["maps"] == {"conv": "pooled_cosine"} and found["protocol"]["image"] == 192
+    assert RunDirectory.open(conv).arrays("maps")["map_conv"].shape == (1, 24, 24)
 
 
 def test_several_kinds_of_map_are_columns_of_one_picture(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`mixlab train` measures its classifier on images that it has not seen, and only there."""
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,10 +49,36 @@ def test_the_accuracy_is_that_of_the_exported_classifier(tmp_path: Path) -> None
     assert answers.count("1") == correct, "of every image, for pairs"
 
 
+@pytest.mark.filterwarnings("ignore:.*has no validation part")
 def test_without_a_held_out_part_nothing_is_claimed(tmp_path: Path) -> None:
     photos, _ = draw_folders(tmp_path)
     train(photos / "train", tmp_path / "run")
     assert not (tmp_path / "run" / "results" / "accuracy.json").exists()
+
+
+def test_labels_of_all_images_are_not_learnt_in_silence(tmp_path: Path) -> None:
+    photos, _ = draw_folders(tmp_path)
+    with pytest.warns(
+        UserWarning, match=r"has no validation part: .* all \d+ images .*; --data heldout:.* holds some out"
+    ):
+        train(photos / "train", tmp_path / "run")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(Path(f"heldout:{photos / 'train'}"), tmp_path / "held")
+    assert (tmp_path / "held" / "results" / "accuracy.json").exists()
+
+
+def test_a_run_whose_images_were_removed_keeps_its_validation_set(tmp_path: Path) -> None:
+    photos, _ = draw_folders(tmp_path)
+    train(photos, tmp_path / "run")
+    found = tmp_path / "run" / "results" / "accuracy.json"
+    first = read_json(found)["score"]
+    found.unlink()
+    next((photos / "train").rglob("*.png")).unlink()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(photos, tmp_path / "run")
+    assert read_json(found)["score"] == first
 
 
 def test_ranks_share_the_validation_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

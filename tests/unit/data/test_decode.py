@@ -5,6 +5,7 @@ import os
 import pickle
 import random
 import struct
+import sys
 import zlib
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from mixlab.data import SkippedImages, TooManyUnreadableError, UnreadableImage, decode
-from mixlab.data.decode import decode_pixels, decode_reduced, fit_image, to_pil, to_tensor
+from mixlab.data.decode import decode_fitted, decode_pixels, decode_reduced, fit_image, to_pil, to_rgb, to_tensor
 
 RAMP = np.linspace(0, 255, 24 * 16).astype(np.uint8).reshape(16, 24)
 COLOUR = np.stack([RAMP, 255 - RAMP, np.full_like(RAMP, 90)], axis=-1)
@@ -175,6 +176,37 @@ def test_a_draft_is_never_smaller_than_asked():
     big = encoded(Image.fromarray(COLOUR).resize((1000, 700)), "JPEG")
     draft = decode(big, draft=150)
     assert min(draft.size) >= 150 and draft.size != (1000, 700)
+
+
+@pytest.mark.parametrize("shape", [(1001, 703), (703, 1001)], ids=str)
+@pytest.mark.parametrize("fit", ["crop", "squash"])
+def test_a_jpeg_decoded_at_a_fraction_of_its_size_is_fitted_as_the_whole_one(shape, fit, monkeypatch):
+    rows, columns = np.mgrid[0 : shape[1], 0 : shape[0]]
+    waves = np.stack([np.sin(rows / 31), np.cos(columns / 37), np.sin((rows + columns) / 43)], axis=-1)
+    big = encoded(Image.fromarray((127 + 120 * waves).astype(np.uint8)), "JPEG", quality=95)
+    whole = np.asarray(fit_image(decode(big), size=150, fit=fit))
+    sizes = []
+    monkeypatch.setattr(
+        sys.modules["mixlab.data.decode"], "to_rgb", lambda image: (sizes.append(image.size), to_rgb(image))[1]
+    )
+    fitted, own = decode_fitted(big, 150, fit)
+    assert own == (shape[1], shape[0])
+    assert sizes == [(-(-shape[0] // 4), -(-shape[1] // 4))]  # a quarter, rounded up
+    assert np.abs(np.asarray(fitted).astype(int) - whole).max() <= 4
+
+
+@pytest.mark.parametrize("kind", ["TIFF", "PNG", "JPEG"])
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_a_turned_picture_is_upright_by_every_way_to_read_it(kind, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encoded(Image.fromarray(COLOUR).resize((48, 32)), kind, exif=exif)
+    upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB"))
+    np.testing.assert_array_equal(np.asarray(decode(data)), upright)
+    np.testing.assert_array_equal(decode_pixels(data), upright)
+    fitted, own = decode_fitted(data, 32, "crop")
+    np.testing.assert_array_equal(np.asarray(fitted), np.asarray(fit_image(decode(data), size=32, fit="crop")))
+    assert own == upright.shape[:2]
 
 
 def test_squash_keeps_everything_and_crop_keeps_the_middle():

@@ -19,7 +19,7 @@ class Numbered(ImageSource):
 
     def __init__(self, labels: list[int]) -> None:
         self._labels = labels
-        self.classes = tuple("abc")
+        self.classes = tuple("abc") + tuple(map(str, range(3, max(labels) + 1)))
 
     def __len__(self) -> int:
         return len(self._labels)

@@ -34,8 +34,9 @@ def test_accuracies_of_nothing_and_of_everything_have_intervals_with_a_width() -
         Accuracy(5, 4).to_json()
 
 
-def test_the_view_for_evaluation_is_resize_and_centre_crop(tmp_path: Path) -> None:
-    rows, columns = np.mgrid[0:150, 0:210]
+@pytest.mark.parametrize("shape", [(150, 210), (210, 151), (150, 220)], ids=str)
+def test_the_view_for_evaluation_is_resize_and_centre_crop(shape: tuple[int, int], tmp_path: Path) -> None:
+    rows, columns = np.mgrid[0 : shape[0], 0 : shape[1]]
     waves = np.stack([np.sin(rows / 9), np.cos(columns / 13), np.sin((rows + columns) / 17)], axis=-1)
     (tmp_path / "ant").mkdir()
     Image.fromarray((127 + 120 * waves).astype(np.uint8)).save(tmp_path / "ant" / "a.png")
@@ -44,8 +45,7 @@ def test_the_view_for_evaluation_is_resize_and_centre_crop(tmp_path: Path) -> No
     ours = view.crop(batch.images)[0] / 255
     steps = [transforms.Resize(64, InterpolationMode.BICUBIC), transforms.CenterCrop(56), transforms.ToTensor()]
     expected = transforms.Compose(steps)(Image.open(tmp_path / "ant" / "a.png"))
-    off = (ours - expected).abs()
-    assert off.mean() < 0.03 and off.max() < 0.09  # Resize rounds the longer side: less than a pixel
+    assert (ours - expected).abs().max() < 2.5 / 255  # PIL may resize rows before columns, and rounds in between
     assert (ours.flip(2) - expected).abs().mean() > 0.09
     for size, share in ((0, 0.9), (8, 0.0), (8, 1.1)):
         with pytest.raises(ValueError, match="give at least 1 px"):

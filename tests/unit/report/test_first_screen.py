@@ -16,6 +16,8 @@ from mixlab.analysis.maps import MAPS
 from mixlab.report import write_report
 from mixlab.report.conclusions import conclusions
 from mixlab.report.findings import Findings, read_findings
+from mixlab.report.models import model_table
+from mixlab.report.page import _num_models
 from mixlab.report.photograph import through_models
 from mixlab.report.pictures import picture_rows, said_of_maps
 from mixlab.report.same_images import join_maps
@@ -192,6 +194,10 @@ def test_without_a_title_the_page_is_called_by_its_mixers(tmp_path: Path) -> Non
     text = write_report([alone.path], tmp_path / "maps.html").read_text()
     assert "<h1>Softmax attention and Mamba-2 scan</h1>" in text and "Pictures alone: nothing was measured" in text
     assert "alone · 2 models, 2 results" in text
+    content = run.results()["maps"]
+    content["subjects"].append(content["subjects"][0] | {"label": "its twin", "training": "untrained"})
+    alone.write_result("maps", content | {"maps": {s["label"]: "cut" for s in content["subjects"]}}, run.arrays("maps"))
+    assert _num_models(model_table(findings := read_findings([alone.path])), findings) == 2
 
 
 def test_a_result_that_shows_itself_has_a_sentence_of_its_first_row(tmp_path: Path) -> None:

@@ -170,6 +170,13 @@ def test_no_warm_up_means_the_final_temperature_from_the_start() -> None:
     assert linear_by_epoch(0, start=0.04, end=0.07, epochs=0) == 0.07
 
 
+@pytest.mark.parametrize("epochs", [1, 2, 3])
+def test_a_short_warm_up_of_the_temperature_is_that_of_dinos_table(epochs: int) -> None:
+    table = [*np.linspace(0.04, 0.07, epochs), 0.07, 0.07]
+    found = [linear_by_epoch(epoch, start=0.04, end=0.07, epochs=epochs) for epoch in range(epochs + 2)]
+    np.testing.assert_allclose(found, table)
+
+
 def test_a_cosine_ends_where_it_should_and_stays_there() -> None:
     assert cosine(100, start=1.0, end=0.25, total=100) == pytest.approx(0.25)
     assert cosine(500, start=1.0, end=0.25, total=100) == pytest.approx(0.25)

@@ -6,10 +6,11 @@ import torch
 import torch.nn.functional as F
 from PIL import Image, ImageEnhance, ImageOps
 from timm.data import auto_augment as timm_moves
+from timm.data.mixup import rand_bbox
 
 from mixlab.backbones.zoo import create_model
 from mixlab.data.packed import PackedBatch, pack_images
-from mixlab.training import supervised
+from mixlab.training import augment, supervised
 from mixlab.training.augment import (
     CHANGES,
     COLOURS,
@@ -185,6 +186,16 @@ def test_a_cut_keeps_the_share_that_its_label_says() -> None:
     for _ in range(50):
         blend = draw_blend(generator, side=32, mixup=0.0, cutmix=1.0, switch=0.5)
         assert blend.images(images)[0].mean().item() == pytest.approx(1 - blend.keep, abs=1e-6)
+
+
+def test_cuts_lie_where_timm_puts_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(augment, "draw_beta", lambda alpha, generator: 0.4)
+    generator = torch.Generator().manual_seed(7)
+    boxes = [draw_blend(generator, side=16, mixup=0.0, cutmix=1.0, switch=0.5).box for _ in range(500)]
+    monkeypatch.setattr(np, "random", np.random.RandomState(7))
+    theirs = [rand_bbox((1, 3, 16, 16), 0.4) for _ in range(500)]
+    assert {(top, top + height) for top, _, height, _ in boxes} == {(low, high) for low, high, *_ in theirs}
+    assert {(left, left + width) for _, left, _, width in boxes} == {(low, high) for *_, low, high in theirs}
 
 
 def test_mixup_and_cutmix_take_turns_and_either_can_be_off() -> None:
