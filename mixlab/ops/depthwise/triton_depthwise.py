@@ -18,7 +18,7 @@ from mixlab.ops.add_norm.triton_add_norm import in_rows
 
 CHANNELS = 64  # of a program
 CHANNELS_OF_THREAD = 1
-WHOLE_TOKENS = 64  # of maps whose rows are unrolled: seconds of compiling for each size
+WHOLE_TOKENS = 16  # of maps whose rows are unrolled: seconds of compiling for each size
 WHOLE_COLS = 14  # rows so long are not cut
 PART_COLS = 8  # about: of a part of longer rows
 STRIP_ROWS = 8  # of a part of a map, at least, where there are few images
