@@ -39,7 +39,7 @@ def plainly(tokens: Tensor, kernel: Tensor, grid: tuple[int, int]) -> Tensor:
 
 def check(inputs: Inputs, grid: tuple[int, int]) -> None:
     tokens, kernel, dout = inputs
-    assert op.runs_kernels(tokens, kernel)
+    assert op.runs_kernels(tokens, kernel, grid)
     results = output_and_gradients(op.depthwise_conv, inputs, grid)
     exact = output_and_gradients(plainly, (tokens.double(), kernel.double(), dout.double()), grid)
     assert results[0].is_contiguous()
@@ -49,7 +49,7 @@ def check(inputs: Inputs, grid: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("grid", [(1, 1), (3, 5), (4, 4), (8, 8), (10, 10), (14, 14), (28, 28), (56, 56)], ids=str)
+@pytest.mark.parametrize("grid", [(1, 1), (3, 5), (4, 4), (7, 7), (8, 8), (10, 10)], ids=str)
 def test_the_kernels_give_a_convolution_and_its_gradients(
     grid: tuple[int, int], dtype: torch.dtype, poisoned: None
 ) -> None:
@@ -64,24 +64,24 @@ def test_any_number_of_channels(channels: int, dtype: torch.dtype, poisoned: Non
 
 
 @pytest.mark.parametrize("window", [(3, 3), (1, 7), (5, 1)], ids=str)
-@pytest.mark.parametrize("grid", [(1, 197), (4, 4), (12, 20)], ids=str)
+@pytest.mark.parametrize("grid", [(1, 9), (4, 4), (10, 6)], ids=str)
 def test_other_windows(grid: tuple[int, int], window: tuple[int, int], poisoned: None) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         check(random_inputs(3, grid, 48, window, dtype), grid)
 
 
-@pytest.mark.parametrize(("batch", "grid"), [(1, (14, 14)), (1, (64, 64)), (1536, (4, 4)), (512, (8, 8))])
+@pytest.mark.parametrize(("batch", "grid"), [(1, (8, 8)), (1536, (4, 4)), (512, (8, 8))])
 def test_one_image_and_many(batch: int, grid: tuple[int, int], poisoned: None) -> None:
     check(random_inputs(batch, grid, 384, (7, 7), torch.bfloat16), grid)
 
 
 @settings(max_examples=8, deadline=None)
-@given(height=st.integers(9, 30), width=st.integers(15, 40), batch=st.integers(1, 9))  # not a kernel for every size
+@given(height=st.integers(1, 10), width=st.integers(1, 10), batch=st.integers(1, 9))
 def test_random_maps_agree(height: int, width: int, batch: int) -> None:
-    check(random_inputs(batch, (height, width), 32, (7, 7), torch.float32), (height, width))
+    check(random_inputs(batch, (height, width), 32, (5, 3), torch.float32), (height, width))
 
 
-@pytest.mark.parametrize("grid", [(4, 4), (10, 10), (28, 28)], ids=str)
+@pytest.mark.parametrize("grid", [(4, 4), (10, 10)], ids=str)
 def test_equal_inputs_give_equal_bits(grid: tuple[int, int]) -> None:
     inputs = random_inputs(64, grid, 384, (7, 7), torch.bfloat16)
     first = output_and_gradients(op.depthwise_conv, inputs, grid)
@@ -92,8 +92,9 @@ def test_equal_inputs_give_equal_bits(grid: tuple[int, int]) -> None:
 
 def test_what_the_kernels_do_not_take_runs_on_plain_torch() -> None:
     tokens, kernel, dout = random_inputs(2, (6, 6), 16, (9, 9), torch.float32)
-    assert not op.runs_kernels(tokens, kernel)  # too many taps
-    assert not op.runs_kernels(tokens.mT.contiguous().mT, kernel[:, :7, :7])  # tokens side by side
+    assert not op.runs_kernels(tokens, kernel, (6, 6))  # too many taps
+    assert not op.runs_kernels(tokens, kernel[:, :7, :7], (3, 12))  # too long a row
+    assert not op.runs_kernels(tokens.mT.contiguous().mT, kernel[:, :7, :7], (6, 6))  # tokens side by side
     results = output_and_gradients(op.depthwise_conv, (tokens, kernel, dout), (6, 6))
     expected = output_and_gradients(reference.depthwise_conv, (tokens, kernel, dout), (6, 6))
     assert all(torch.equal(one, other) for one, other in zip(results, expected, strict=True))

@@ -9,21 +9,23 @@ from mixlab.ops.operator import Operator
 
 DTYPES = (torch.float32, torch.bfloat16)
 MAX_TAPS = 49  # of a window: a thread holds all of them in registers
+MAX_SIDE = 10  # of a map: of wider rows a thread holds too much, and its kernel compiles for half a minute
 
 
 def depthwise_conv(tokens: Tensor, kernel: Tensor, grid: tuple[int, int]) -> Tensor:
     """(B, L, C) on the grid (h, w) under windows (C, kh, kw) with odd sides, zero outside -> (B, L, C)."""
-    if not runs_kernels(tokens, kernel):
+    if not runs_kernels(tokens, kernel, grid):
         return reference.depthwise_conv(tokens, kernel, grid)
     return _conv(tokens, kernel, *grid)
 
 
-def runs_kernels(tokens: Tensor, kernel: Tensor) -> bool:
+def runs_kernels(tokens: Tensor, kernel: Tensor, grid: tuple[int, int]) -> bool:
     """The one dispatch: whether this convolution runs on the kernels. They read channels that lie side by side."""
     _, height, width = kernel.shape
-    fits = height % 2 == width % 2 == 1 and height * width <= MAX_TAPS and kernel.is_floating_point()
+    fits = height % 2 == width % 2 == 1 and height * width <= MAX_TAPS and max(grid) <= MAX_SIDE
     channels_last = tokens.stride(-1) == 1 and tokens.numel() > 0
-    return fits and channels_last and tokens.dtype in DTYPES and kernels_run(tokens)
+    floating = tokens.dtype in DTYPES and kernel.is_floating_point()
+    return fits and channels_last and floating and kernels_run(tokens)
 
 
 def _forward(tokens: Tensor, kernel: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:

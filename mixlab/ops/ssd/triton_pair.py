@@ -15,7 +15,7 @@ from mixlab.ops.ssd.triton_launch import dot_precision, largest_divisor, launch
 from mixlab.ops.ssd.triton_steps import Flows
 from mixlab.ops.ssd.triton_tile import flows_inside, weights_of
 
-HEADS = 8  # of a program, forward
+HEADS = 12  # of a program, forward
 
 
 @triton.jit(do_not_specialize=["L", "group_heads", "first_reverse", "heads"])
@@ -117,10 +117,9 @@ def _pair_values_kernel(
         skip = tl.load(skip_ptr + head)
 
         late_source = tl.load(steps_ptr + plane + here + T + t)
-        weights_t, dscores, sent, same, read = flows_inside(
-            late_q, late_k, late_v, late_dy, late_decay, late_source, skip, TAIL, PRECISION
+        late_dscores_t, weights_t, sent, same, read = flows_inside(
+            late_dscores_t, late_q, late_k, late_v, late_dy, late_decay, late_source, skip, TAIL, PRECISION
         )
-        late_dscores_t += dscores
         late_dv = tl.dot(weights_t, late_dy, input_precision=PRECISION)
         tl.store(dv_ptr + y_head + late_row * (H * P), late_dv.to(v.dtype), mask=inside)
         tl.store(read_ptr + here + T + t, read)
@@ -128,8 +127,9 @@ def _pair_values_kernel(
         tl.store(sent_ptr + (here + T + t[:, None]) * 4 + tl.arange(0, 4), all_sent)
 
         decay = tl.load(steps_ptr + here + i)
-        weights_t, dscores, sent, same, read = flows_inside(q, k, v, dy, decay, source, skip, T, PRECISION)
-        dscores_t += dscores
+        dscores_t, weights_t, sent, same, read = flows_inside(
+            dscores_t, q, k, v, dy, decay, source, skip, T, PRECISION
+        )
         dv = tl.dot(weights_t, dy, input_precision=PRECISION)
         tl.store(read_ptr + here + i, read)
 

@@ -16,10 +16,12 @@ def weights_of(scores, decay, source, skip, T: tl.constexpr):
 
 
 @triton.jit
-def flows_inside(q, k, v, dy, decay, source, skip, T: tl.constexpr, PRECISION: tl.constexpr):
-    """Of one head, transposed (j, i): the weights, the gradient of the scores; what each token sends, its dy·v, and reads.
+def flows_inside(dscores_t, q, k, v, dy, decay, source, skip, T: tl.constexpr, PRECISION: tl.constexpr):
+    """Of one head, transposed (j, i): its part added to the gradient of the scores, and its weights; then what each
+    token sends, its dy·v, and what it reads.
 
-    The scores again for each head: cheaper than the registers that would keep them.
+    The scores again for each head: cheaper than the registers that would keep them. For registers' sake, too, the
+    gradient of the scores is added before anything is summed.
     """
     i = tl.arange(0, T)
     diagonal = i[:, None] == i[None, :]
@@ -27,7 +29,9 @@ def flows_inside(q, k, v, dy, decay, source, skip, T: tl.constexpr, PRECISION: t
     dweights_t = tl.dot(v, tl.trans(dy), input_precision=PRECISION)
     decay_t = tl.where(i[:, None] <= i[None, :], tl.exp2(decay[None, :] - source[:, None]), 0.0)
     weights_t = scores_t * decay_t
+    dscores_t += dweights_t * decay_t
     flow_t = dweights_t * weights_t
+    weights_t = tl.where(diagonal, weights_t + skip, weights_t).to(dy.dtype)
+    sent = tl.sum(flow_t, 1)
     same = tl.sum(tl.where(diagonal, dweights_t, 0.0), 1)
-    with_skip = tl.where(diagonal, weights_t + skip, weights_t).to(dy.dtype)
-    return with_skip, dweights_t * decay_t, tl.sum(flow_t, 1), same, tl.sum(flow_t, 0)
+    return dscores_t, weights_t, sent, same, tl.sum(flow_t, 0)

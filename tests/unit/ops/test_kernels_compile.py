@@ -38,7 +38,6 @@ SPILLS = {
     "_backward_kernel": (168, 136, 0),
     "_write_gradients_span_kernel": (144, 128, 0),
 }
-LARGE_MAPS = ((8, 8), (14, 14), (28, 28))  # under 7 x 7 windows: half a minute of compiling each
 GENERATIONS = {90: 1, 100: 2}  # places in that table; the rest is first
 
 
@@ -62,7 +61,6 @@ def every_kernel() -> list[Launch]:
         *launches.silu_gate(HALF),
         *launches.depthwise(HALF, grid=(4, 4)),
         *launches.depthwise(HALF, grid=(10, 10)),
-        *(launch for grid in LARGE_MAPS if EVERYTHING for launch in launches.depthwise(HALF, grid=grid)),
         *launches.linear_attention(HALF, batch=64, length=198),
         *launches.linear_attention(HALF, batch=1, length=4097),
         *launches.attention(HALF, length=37),
