@@ -51,6 +51,8 @@ SECTIONS = {
         "add_a_backbone",
         "add_a_method",
         "add_a_recipe",
+        "add_an_optimizer",
+        "add_a_map",
         "add_an_analysis",
         "plugins",
     ],

@@ -47,7 +47,14 @@ MODULES = {
     "mixlab.training.recipe": ("The contract of training methods", "Recipe BatchPart"),
     "mixlab.training.dino_parts": ("DINO's parts", ""),
     "mixlab.training.views": ("Methods that learn from views", ""),
-    "mixlab.training.optim": ("Optimiser and schedules", ""),
+    "mixlab.training.optim": (
+        "Optimisers",
+        "register_optimizer build_optimizer parameter_groups set_rates gradients clip_each_ move_towards_",
+    ),
+    "mixlab.training.schedules": (
+        "Schedules",
+        "register_schedule Course learning_rate cosine linear_by_epoch",
+    ),
     "mixlab.training.augment": (
         "Augmentation of supervised training",
         "rand_augment Blend draw_blends draw_erasures erase soft_targets",
@@ -70,6 +77,7 @@ MODULES = {
     "mixlab.evaluation.machine": ("Where an evaluation runs", "Machine CentreView"),
     "mixlab.analysis.viewed_images": ("Images of an analysis", ""),
     "mixlab.analysis.maps": ("Activation maps", "activation_map activation_maps MapsResult default_map"),
+    "mixlab.analysis.registered_maps": ("Maps of one's own", "register_map"),
     "mixlab.analysis.binary_auc": ("Binary-AUC", ""),
     "mixlab.analysis.binary_auc_metric": ("Binary-AUC as a torchmetrics metric", ""),
     "mixlab.analysis.auc": ("Maps scored against masks", "score_maps"),

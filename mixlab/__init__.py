@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.analysis.norms import measure_norms as measure_norms
     from mixlab.analysis.pca import pca_maps as pca_maps
     from mixlab.analysis.rank import measure_ranks as measure_ranks
+    from mixlab.analysis.registered_maps import register_map as register_map
     from mixlab.analysis.registry import register_analysis as register_analysis
     from mixlab.analysis.viewed_images import ViewedImages as ViewedImages
     from mixlab.backbones.backbone import Backbone as Backbone
@@ -79,6 +80,8 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.training.knn import knn_accuracy as knn_accuracy
     from mixlab.training.loop import train as train
     from mixlab.training.optim import move_towards_ as move_towards_
+    from mixlab.training.optim import register_optimizer as register_optimizer
+    from mixlab.training.schedules import register_schedule as register_schedule
 
 __version__ = "0.1.0"
 _NAMES = {
@@ -90,6 +93,7 @@ _NAMES = {
     "analysis.norms": ["measure_norms"],
     "analysis.pca": ["pca_maps"],
     "analysis.rank": ["measure_ranks"],
+    "analysis.registered_maps": ["register_map"],
     "analysis.registry": ["register_analysis"],
     "analysis.viewed_images": ["ViewedImages"],
     "backbones.backbone": ["Backbone"],
@@ -125,7 +129,8 @@ _NAMES = {
     "training.dino_parts": ["DinoCentre", "DinoHead", "balanced_targets", "dino_loss", "koleo_loss", "teacher_targets"],
     "training.knn": ["LabelledFeatures", "knn_accuracy"],
     "training.loop": ["train"],
-    "training.optim": ["move_towards_"],
+    "training.optim": ["move_towards_", "register_optimizer"],
+    "training.schedules": ["register_schedule"],
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = sorted(_MODULES)

@@ -14,9 +14,10 @@ import sys
 import warnings
 from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from importlib import import_module, invalidate_caches, metadata
 from importlib.util import module_from_spec, spec_from_file_location
-from inspect import isabstract
+from inspect import isabstract, signature
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -106,6 +107,30 @@ def check_class(word: str, given: Any, base: type[Any]) -> None:
         given()
     except TypeError as error:
         raise InputError(f"{given.__name__}() cannot be made: {error}; give every field a default") from error
+
+
+def named(word: str, given: Any, add: Callable[[str, Any], None]) -> Any:
+    """A decorator of functions, with or without a name: `@register_map` or `@register_map("another_name")`."""
+
+    def register(function: Any, name: str = "") -> Any:
+        name = name or getattr(function, "__name__", type(function).__name__)
+        if not callable(function):
+            raise InputError(f"a {word} is registered as a function; got a {type(function).__name__}")
+        if not name.isidentifier():
+            raise InputError(f"a {word} cannot be called {name!r}: use letters, digits and _")
+        add(name, function)
+        return function
+
+    return partial(register, name=given) if isinstance(given, str) else register(given)
+
+
+def takes(function: Callable[..., Any], *arguments: str) -> bool:
+    """Whether a function can be called with these, in this order."""
+    try:
+        signature(function).bind(*arguments)
+    except TypeError:
+        return False
+    return True
 
 
 def load_plugin(text: str) -> ModuleType:

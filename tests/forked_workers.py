@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from mixlab.training.cores import num_cores
+from mixlab.data.cores import num_cores
 
 FORK = get_context("fork")
 NUM_WORKERS = 2 * num_cores()  # tests also wait for processes, signals and browsers

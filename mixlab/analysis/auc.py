@@ -330,9 +330,8 @@ def _compared(
 
 
 def _compare(scorer: MapScorer, map_name: str | None, better: Target, worse: Target) -> ScoreDifference:
-    first, second = (
-        either_sign(scorer.scores(target, map_name).raw[:, -1]).mean(-1) for target in (better, worse)
-    )  # (n,) each
+    raw = (scorer.scores(target, map_name).raw[:, -1] for target in (better, worse))
+    first, second = (either_sign(scores).mean(-1) for scores in raw)  # (n,) each
     return ScoreDifference(better.label, worse.label, bootstrap_difference(first, second))
 
 

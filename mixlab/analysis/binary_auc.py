@@ -159,9 +159,8 @@ def centre_matched_auc(
     scores = []
     for values, positive, negative in _labelled_values(maps, masks, ignore=ignore, resize=resize, threshold=threshold):
         cells, present = (part.to(maps.device) for part in _rings(*(masks if resize == "map" else maps).shape[1:]))
-        ranking = _rank_values(
-            values[:, cells], positive[:, cells] & present, negative[:, cells] & present
-        )  # (b, R, M)
+        flags = (kind[:, cells] & present for kind in (positive, negative))
+        ranking = _rank_values(values[:, cells], *flags)  # (b, R, M)
         twice_won, pairs = (count.sum(-1) for count in _count_ordered_pairs(ranking))
         scores.append(twice_won.double() / (2 * pairs))
     auc = torch.cat(scores)

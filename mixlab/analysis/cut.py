@@ -28,7 +28,7 @@ def cut_maps(patches: Tensor) -> Tensor:
     check_patches(patches)
     maps = torch.stack([_cut(image) for image in patches.detach().double().flatten(1, 2)])  # (h w)^2 numbers at a time
     maps = maps.unflatten(1, patches.shape[1:3])
-    on_border, everywhere = maps[:, is_on_border(maps)].mean(1), maps.mean((1, 2))
+    on_border, everywhere = maps[:, is_on_border(maps.shape[1:], maps.device)].mean(1), maps.mean((1, 2))
     return torch.where((on_border > everywhere)[:, None, None], -maps, maps).to(patches.dtype)
 
 

@@ -6,7 +6,7 @@ what was analysed.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -14,10 +14,6 @@ from mixlab.errors import InputError
 from mixlab.run import Measurement, RunDirectory
 from mixlab.run.directory import file_name
 
-if TYPE_CHECKING:  # needs the extra `report`, as drawing does
-    pass
-
-Drawing = "Figure | Chart | Sequence[Chart]"
 Cell = str | int | float | None
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mixlab.analysis.binary_auc import binary_auc, centre_matched_auc, centre_prior, roc_curves
 from mixlab.analysis.foreground import masks_on_grid
-from mixlab.analysis.maps import default_map, find_map
+from mixlab.analysis.maps import default_map, find_map, plugins_of_maps
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.backbones.backbone import Backbone, Layers
 from mixlab.data.masks import IGNORE
@@ -240,6 +240,7 @@ class AucResult:
             "skipped": self.skipped,
             "unpaired": list(self.unpaired),
         }
+        result |= plugins_of_maps(str(row.protocol.map) for row in (*self.rows, *self.beside))
         if self.roc:
             rates = {"false_positive_rate": FALSE_POSITIVE_RATES.tolist(), "true_positive_rate": self.roc}
             result["roc"] = rates

@@ -9,7 +9,7 @@ registers, softmax, linear and Mamba alike: families are compared by one and the
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -29,6 +29,7 @@ from mixlab.data.given import AnyData
 from mixlab.errors import InputError, did_you_mean
 from mixlab.evaluation.target import Target, as_target
 from mixlab.mixers import Grid, Mixing, SelectiveMixing, SSDMixing
+from mixlab.plugins import Registry, needed_plugins
 from mixlab.run.directory import file_name
 from mixlab.run.protocols import MapProtocol
 
@@ -155,7 +156,7 @@ def _rows_by_register(rows: Tensor, mixing: Mixing) -> Tensor:
     return rows.mean(1)
 
 
-MAPS: dict[str, MapOfFeatures | MapOfMixing] = {
+_OWN_MAPS: dict[str, MapOfFeatures | MapOfMixing] = {
     "cosine": MapOfFeatures("cosine of the summary (class token, mean register or mean patch) to each patch", _cosine),
     "dot": MapOfFeatures("dot product of the summary and each patch", _dot),
     "register_cosine": MapOfFeatures("cosine of each register to each patch, (B, R, h, w)", _register_cosine),
@@ -172,6 +173,7 @@ MAPS: dict[str, MapOfFeatures | MapOfMixing] = {
     ),
     "register_rows": MapOfMixing("|row| at each summary token, the mean over heads, (B, S, h, w)", _rows_by_register),
 }
+MAPS: Registry[MapOfFeatures | MapOfMixing] = Registry("map", _OWN_MAPS)
 
 
 def default_map(backbone: Backbone) -> str:
@@ -205,7 +207,8 @@ def find_map(name: str) -> MapOfFeatures | MapOfMixing:
     names = name.split("+")
     for part in names:
         if part not in MAPS:
-            hint = did_you_mean(part, MAPS, otherwise=f"choose one of {', '.join(MAPS)}")
+            load = "or load the plugin that adds it (mixlab --import)"
+            hint = did_you_mean(part, MAPS, otherwise=f"choose one of {', '.join(MAPS)}, {load}")
             raise InputError(f"there is no map {part!r}; {hint}")
     kinds = [MAPS[part] for part in names]
     if len(kinds) == 1:
@@ -213,9 +216,20 @@ def find_map(name: str) -> MapOfFeatures | MapOfMixing:
     readers = [kind.read for kind in kinds if isinstance(kind, MapOfFeatures)]
     if len(readers) < len(kinds):
         raise InputError(f"{name!r} holds maps of a mixing matrix; only maps of features go together")
-    return MapOfFeatures(
-        f"{', '.join(names)}, (B, {len(names)}, h, w)", lambda f: torch.stack([r(f) for r in readers], 1)
-    )
+
+    def read(features: Features) -> Tensor:
+        found = [reader(features) for reader in readers]
+        if any(one.ndim == 4 for one in found):
+            raise InputError(f"{name!r} holds maps of several parts, such as registers; draw those by themselves")
+        return torch.stack(found, 1)
+
+    return MapOfFeatures(f"{', '.join(names)}, (B, {len(names)}, h, w)", read)
+
+
+def plugins_of_maps(names: Iterable[str]) -> dict[str, Any]:
+    """What a result notes of the plugins that registered its maps; nothing where all are ours."""
+    needed = needed_plugins([("map", part) for name in names for part in name.split("+")])
+    return {"plugins": needed} if needed else {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,6 +272,7 @@ class MapsResult:
             "pca": pca | {"explained": explained},
             "skipped": self.skipped,
             "unpaired": list(self.unpaired),
+            **plugins_of_maps(self.names.values()),
         }
 
 

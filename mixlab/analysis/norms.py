@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mixlab.analysis.exhibit import Exhibit, Picture
+from mixlab.analysis.pca import is_on_border
 from mixlab.analysis.registry import register_analysis
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.backbones.backbone import Backbone
@@ -59,7 +60,7 @@ class LayerNorms:
     def at_border(self) -> float | None:
         """The share of the high-norm patches that are outermost; None where there are none."""
         total = self.frequency.sum()
-        return float(self.frequency[border(self.frequency.shape)].sum() / total) if total else None
+        return float(self.frequency[is_on_border(self.frequency.shape).numpy()].sum() / total) if total else None
 
 
 @register_analysis("norms", num_images=32)
@@ -165,13 +166,6 @@ def _joined(parts: Sequence[tuple[Tensor, LayerNorms]]) -> LayerNorms:
     )
 
 
-def border(shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Where the outermost patches of a grid (h, w) are."""
-    inside = np.ones(shape, dtype=bool)
-    inside[1:-1, 1:-1] = False
-    return inside
-
-
 COLUMNS = ("model", "layer", "high-norm %", "95 %", "untrained %", "largest / median", "at border %", "by chance %")
 
 
@@ -187,7 +181,7 @@ def _row(label: str, own: list[LayerNorms], twin: list[LayerNorms] | None) -> tu
         None if twin is None else _percent(float(twin[most].share.mean())),
         round(float(layer.largest.mean()), 2),
         None if layer.at_border is None else _percent(layer.at_border),
-        _percent(float(border(layer.frequency.shape).mean())),
+        _percent(float(is_on_border(layer.frequency.shape).double().mean())),
     )
 
 

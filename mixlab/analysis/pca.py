@@ -7,6 +7,7 @@ same picture on any machine, and noise flips a sign only if the deciding value i
 """
 
 import math
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -76,7 +77,9 @@ def fit_pca(patches: Tensor) -> tuple[PCA, Tensor]:
     variances = torch.cat([variances, variances.new_zeros(missing)])
     directions = torch.cat([directions, directions.new_zeros(missing, directions.shape[1])])
     signs = directions.pow(3).sum(-1).sign()
-    on_border = (centred @ directions[0]).reshape(patches.shape[:3])[:, is_on_border(patches)].mean()
+    on_border = (
+        (centred @ directions[0]).reshape(patches.shape[:3])[:, is_on_border(patches.shape[1:3], patches.device)].mean()
+    )
     if on_border.abs() > 1e-6 * variances[0].sqrt():  # zero up to rounding where every patch lies on the border
         signs[0] = -on_border.sign()
     directions = directions * torch.where(signs == 0, 1, signs)[:, None]
@@ -96,8 +99,8 @@ def _fitted_maps(patches: Tensor, threshold: float) -> PCAMaps:
     return PCAMaps(first, foreground, torch.where(foreground[..., None], scaled, 0), shares[None])
 
 
-def is_on_border(patches: Tensor) -> Tensor:
-    """True on the outermost patches of (B, h, w, ...): (h, w)."""
-    border = torch.ones(patches.shape[1:3], dtype=torch.bool, device=patches.device)
+def is_on_border(grid: Sequence[int], device: torch.device | None = None) -> Tensor:
+    """True on the outermost patches of a grid (h, w): bool (h, w)."""
+    border = torch.ones(*grid, dtype=torch.bool, device=device)
     border[1:-1, 1:-1] = False
     return border

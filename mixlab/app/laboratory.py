@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import torch
 
-from mixlab.analysis.maps import MAPS, MapOfFeatures, default_map
+from mixlab.analysis.maps import MAPS, MapOfFeatures, MapOfMixing, default_map
 from mixlab.analysis.viewed_images import shown_size
 from mixlab.app.exhibits import ShownExhibit, run_exhibits
 from mixlab.app.jobs import Progress
@@ -71,7 +71,7 @@ class Laboratory:
             card_of(subject, said.get(subject.label, ()), sizes.get(subject.label)) for subject in subjects
         ]
         self.maps: Sequence[MapCard] = [
-            MapCard(name, kind.about.partition(", (B")[0], PARTS.get(name, ""), NEEDS.get(name, "nothing"))
+            MapCard(name, kind.about.partition(", (B")[0], PARTS.get(name, ""), NEEDS.get(name, _needs(kind)))
             for name, kind in MAPS.items()
         ]
         self.samples = samples
@@ -137,6 +137,11 @@ def layer_mixings(subject: Target, size: int) -> list[tuple[type[Mixing], int]]:
         return []
 
 
+def _needs(kind: MapOfFeatures | MapOfMixing) -> str:
+    """What a model needs for a map of a plugin's."""
+    return "nothing" if isinstance(kind, MapOfFeatures) else _ROWS
+
+
 def _has_map(name: str, subject: Target, mixing: type[Mixing] | None) -> bool:
     if name in ("register_cosine", "register_dot"):
         return subject.num_registers > 0
@@ -178,8 +183,8 @@ SHOWN_METRICS = {"knn_top1": "kNN", "probe_top1": "linear probe"}
 
 def run_facts(run: RunDirectory) -> tuple[str, ...]:
     """Its data, then its best accuracy by each known metric with all labels, in per cent."""
-    config = run.read_config() if (run.path / "config.json").is_file() else {}
-    facts = [f"data {config['data']}"] if isinstance(config.get("data"), str) else []
+    data = run.read_config_if_any().get("data")
+    facts = [f"data {data}"] if data else []
     measured = [m for m in run.measurements() if m["label_share"] == 1 and m["register"] is None]
     for metric, name in SHOWN_METRICS.items():
         values = [m.value for m in measured if m.metric == metric]

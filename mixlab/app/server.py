@@ -34,6 +34,7 @@ from mixlab.app.pictures import (
 )
 from mixlab.app.questions import SIDE, AnyQuestion, encode_runs, to_json
 from mixlab.choices import Fit
+from mixlab.errors import WorkError
 
 STATIC = Path(__file__).parent / "static"
 MEDIA_TYPES = {
@@ -266,6 +267,7 @@ def _add_errors(web: FastAPI) -> None:
 
     web.add_exception_handler(UnknownPictureError, said(404))
     web.add_exception_handler(ValueError, said(422))
+    web.add_exception_handler(WorkError, said(422))  # such as a plugin's map of another shape
 
 
 async def _body(request: Request) -> bytes:

@@ -17,6 +17,7 @@ from PIL import Image
 
 from mixlab.data import Shapes
 from mixlab.data.coco import encode_mask
+from mixlab.data.cores import num_cores
 from mixlab.data.decode import to_pil
 from mixlab.data.shapes import SHAPE_CLASSES
 
@@ -34,7 +35,7 @@ def draw_scenes(folder: Path, num_scenes: int = NUM_DRAWN) -> Path:
     if num_scenes <= FEW:
         list(map(draw, range(num_scenes)))
     else:
-        with ProcessPoolExecutor(initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        with ProcessPoolExecutor(num_cores(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
             list(pool.map(draw, range(num_scenes), chunksize=8))
     return folder
 

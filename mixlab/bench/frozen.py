@@ -10,6 +10,7 @@ import torch.nn.functional as F
 import mixlab
 from mixlab.bench.timing import Row, call_seconds, measured, peak_gib
 from mixlab.choices import KS
+from mixlab.data.imagenet_labels import NUM_TRAIN, NUM_VAL
 from mixlab.data.loader import Batch
 from mixlab.evaluation.features import STRATEGIES, FeaturePlan, FeatureTable, HeadInput, head_inputs
 from mixlab.evaluation.machine import run_precision
@@ -21,7 +22,7 @@ from mixlab.training.knn import knn_correct, nearest
 from mixlab.training.precision import matrix_products
 
 BLOCKS = (1, 2, 3, 4)
-NUM_BANK, NUM_QUERIES, DIM, NUM_CLASSES = 1_281_167, 50_000, 768, 1000  # ImageNet, a base backbone
+NUM_BANK, NUM_QUERIES, DIM, NUM_CLASSES = NUM_TRAIN, NUM_VAL, 768, 1000  # ImageNet, a base backbone
 
 
 def measure_knn(*, num_bank: int = NUM_BANK, num_queries: int = NUM_QUERIES, dim: int = DIM) -> list[Row]:

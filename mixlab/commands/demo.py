@@ -41,10 +41,10 @@ def run_demo(
     folder: Path, effort: DemoEffort, *, seed: int, workers: int | None = None, answer: Answer = Answer()
 ) -> dict[str, Any]:
     """All steps that are not done yet, then the report."""
+    from mixlab.data.cores import num_cores
     from mixlab.report import first_sentences, write_report
     from mixlab.studies.demo import TUNED, plan
     from mixlab.studies.steps import run_steps, wait_for_workers, worker_pool
-    from mixlab.training.cores import num_cores
 
     start = time.monotonic()
     directory = RunDirectory.create(folder)

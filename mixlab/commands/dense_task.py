@@ -84,8 +84,7 @@ def say_recipe(plan: DensePlan, *, device: str | None, published: str) -> None:
         return
     console.print(f"no --recipe: the papers' for {published}, {about}")
     if choose_device(device).type == "cpu":
-        advice = f"that is meant for GPUs; --recipe {small_recipe(config)} is small enough for a CPU"
-        warn(advice)
+        warn(f"that is meant for GPUs; --recipe {small_recipe(config)} is small enough for a CPU")
 
 
 def small_recipe(config: TrainConfig) -> str:

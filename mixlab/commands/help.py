@@ -21,6 +21,7 @@ from tyro.constructors import (
 )
 
 from mixlab.console import put
+from mixlab.plugins import REGISTRIES
 
 NONE = ["None"]  # may still be written out
 WIDEST = 100  # columns of a sentence
@@ -49,9 +50,16 @@ def run_parsed(function: Callable[..., Any], name: str, arguments: Sequence[str]
     ]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {part.name: part.annotation for part in parameters}
-    command.__doc__ = re.sub(r"\n {8,}", " ", said)  # an option's lines are one sentence
+    command.__doc__ = with_plugins(re.sub(r"\n {8,}", " ", said))  # an option's lines are one sentence
     with suppress(BrokenPipeError) if is_help else nullcontext():  # `| head`
         tyro.cli(command, prog=f"mixlab {name}", description="", args=arguments, registry=registry)
+
+
+def with_plugins(said: str) -> str:
+    """The words of a command, with the maps that plugins registered behind those of its option `map`."""
+    table = REGISTRIES.get("map")  # not imported: no plugin has registered any
+    own = [name for name in table or () if table is not None and table.origin(name) is not None]
+    return re.sub(r"^( *map: .*)\.$", rf"\1; of plugins: {', '.join(own)}.", said, flags=re.MULTILINE) if own else said
 
 
 def plain_default(value: str) -> str:

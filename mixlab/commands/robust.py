@@ -54,7 +54,7 @@ def robust(
         crop_share: fraction of each side that the centre crop keeps; default: the classifier's.
         batch: images per forward pass.
         precision: bf16 or fp32; auto: bf16 on a GPU.
-        workers: data loading processes per rank; default: all cores, divided by the ranks.
+        workers: data loading processes per rank; default: this rank's cores, less one.
     """
     from mixlab.data.images import parse_source
     from mixlab.evaluation.classifier import load_classifier
@@ -98,8 +98,7 @@ def robust(
             on_sets, missing = join_parts(on_sets, directory.results().values())
             for number, different in missing.items():
                 if different:
-                    note = f"part {number} of {num_parts} has another {different} and counts as missing; run it again"
-                    warn(note)
+                    warn(f"part {number} of {num_parts} has another {different} and counts as missing; run it again")
         result = on_sets.to_json() | origin
         if on_sets.num_parts > 1:
             console.print(f"part {part} of {num_parts} is in {directory.path}; the table is printed with the last part")
@@ -114,8 +113,7 @@ def robust(
         answer.table(f"{classifier.label} on {shifts}, changed", ("images", "top-1 %", "95 %", "n"), rows)
         if unreadable := on_changed.scores.unreadable:
             number = len(on_changed.scores.numbers) + len(unreadable)
-            note = f"{len(unreadable)} of the {number} images cannot be read: {few(unreadable)}"
-            warn(note)
+            warn(f"{len(unreadable)} of the {number} images cannot be read: {few(unreadable)}")
     console.print(f"results in {directory.path}")
     return answer.emit(result)
 

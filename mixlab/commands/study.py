@@ -62,9 +62,10 @@ def study(
     answer.check()
     if seeds < 1 or (at_once is not None and at_once < 1):
         raise InputError(f"--seeds {seeds} and --at-once {at_once} must be at least 1")
-    from mixlab.studies.miniature.publish import publish_study
-    from mixlab.studies.miniature.run import MINIATURE, run_study
+    from mixlab.studies.miniature.parts import MINIATURE
+    from mixlab.studies.publishing import publish_study
     from mixlab.studies.small.parts import small_study
+    from mixlab.studies.study import run_study
 
     numbers = tuple(range(seeds))
     study = MINIATURE if name == "miniature" else small_study(numbers)

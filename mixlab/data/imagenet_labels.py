@@ -7,7 +7,7 @@ import pkgutil
 import re
 from functools import cache
 
-NUM_VAL = 50_000
+NUM_TRAIN, NUM_VAL = 1_281_167, 50_000  # images of ImageNet-1k
 VAL_NAME = re.compile(r"ILSVRC2012_val_(\d{8})", re.IGNORECASE)
 
 

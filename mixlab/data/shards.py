@@ -29,6 +29,7 @@ from torch import Tensor
 from mixlab.errors import InputError, WorkError, few
 from mixlab.signals import obey_parent_alone
 
+from .cores import num_cores
 from .decode import (
     SUFFIXES,
     Reduction,
@@ -191,7 +192,7 @@ def _index_shards(shards: list[Path], cache: str | Path | None) -> list[_ShardIn
     """The index of each shard; those that have none yet are read by several processes."""
     found = [_stored_index(shard, cache) for shard in shards]
     missing = [number for number, index in enumerate(found) if index is None]
-    processes = min(len(missing) // _SHARDS_PER_PROCESS, _num_cores(), _MOST_PROCESSES)
+    processes = min(len(missing) // _SHARDS_PER_PROCESS, num_cores(), _MOST_PROCESSES)
     make = partial(_make_index, cache=cache)
     if processes > 1:
         context = multiprocessing.get_context("fork")
@@ -202,10 +203,6 @@ def _index_shards(shards: list[Path], cache: str | Path | None) -> list[_ShardIn
     for number, index in zip(missing, made, strict=True):
         found[number] = _stored_index(shards[number], cache) or _ShardIndex(*_parts(index, shards[number], cache))
     return [index for index in found if index is not None]
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _parts(index: StoredIndex, shard: Path, cache: str | Path | None) -> tuple[dict[str, Any], Path, Any]:

@@ -23,6 +23,7 @@ from mixlab.evaluation.methods import train_config
 from mixlab.evaluation.target import Target, as_target, load_target, restore_stopped
 from mixlab.run import UNTRAINED, RunDirectory
 from mixlab.run.codec import to_json
+from mixlab.run.directory import method_of
 from mixlab.training.config import ModelConfig, TrainConfig
 from mixlab.training.distributed import World, join_world
 from mixlab.training.loop import Trainer, train
@@ -58,14 +59,14 @@ class DensePlan:
 
     def begun(self, stored: Mapping[str, Any]) -> TrainConfig:
         """The config, for a directory whose config.json holds `stored`: a run keeps what it began with."""
-        method, before = self.config.method, stored.get("settings", {}).get("method", {})
-        if not isinstance(method, DenseConfig) or before.get("kind") != method.kind:
+        method = self.config.method
+        if not isinstance(method, DenseConfig) or method_of(stored) != method.kind:
             return self.config
-        return override(replace(self.config, method=method.as_begun(before)), self.settings)
+        return override(replace(self.config, method=method.as_begun(stored["settings"]["method"])), self.settings)
 
     def train(self, run: str | Path, *, device: str | None = "auto", then: Callable[[DenseRun], R]) -> R:
         """Train in the directory, or resume there; returns what `then` returns, on every rank."""
-        stored = _stored(Path(run))
+        stored = RunDirectory(run).read_config_if_any()
         config, known = self.begun(stored), stored.get(STARTS_FROM, {}).get("training")  # told when the run began
         training = self.training or known or self.start.training
         given = deepcopy(self.start.backbone)
@@ -199,7 +200,7 @@ def starting_point(target: str | Target | Backbone, *, weights: str | None = Non
     place = Path(target)
     if not place.exists():
         return _named_model(ModelConfig(name=target, weights=weights))
-    stored = _stored(place) if place.is_dir() else {}
+    stored = RunDirectory(place).read_config_if_any() if place.is_dir() else {}
     exported = place / "weights.safetensors"
     if weights is None and "settings" in stored and exported.is_file() and not stored.get(STARTS_FROM, {}).get("given"):
         model = replace(train_config(stored["settings"]).model, weights=target)
@@ -215,9 +216,11 @@ def trained_run(
 ) -> Iterator[DenseRun]:
     """The network of a run of a dense task, finished or stopped, among the processes that evaluate it."""
     folder = RunDirectory.open(run)
-    stored = folder.read_config() if (folder.path / "config.json").is_file() else {}
-    if stored.get("settings", {}).get("method", {}).get("kind") != method.kind:
+    stored = folder.read_config_if_any()
+    if method_of(stored) != method.kind:
         raise InputError(f"{run} is not a run of `mixlab {method.kind}`; train one first, without --evaluate-only")
+    if missing := [name for name in ("data", "classes") if name not in stored]:
+        raise InputError(f"{folder.path / 'config.json'} has no field {missing[0]}; restore it, or train the run again")
     config = train_config(stored["settings"])
     known = stored.get(STARTS_FROM, {}).get("training") or _named_model(config.model).training
     with join_world(device) as world:
@@ -279,14 +282,7 @@ def _with_model(recipe: TrainConfig, start: StartingPoint) -> TrainConfig:
 
 def _training_beside(weights: Path) -> str | None:
     """How the run was trained that weights lie in: a run, or a file in one."""
-    stored = _stored(weights if weights.is_dir() else weights.parent)
-    kind = stored.get("settings", {}).get("method", {}).get("kind")
-    return str(kind) if kind else None
-
-
-def _stored(folder: Path) -> dict[str, Any]:
-    """The config.json of a directory, or nothing."""
-    return RunDirectory(folder).read_config() if (folder / "config.json").is_file() else {}
+    return method_of(RunDirectory(weights if weights.is_dir() else weights.parent).read_config_if_any())
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -83,7 +83,7 @@ def extract_features(
         machine = replace(machine, world=World(machine.world.device))
     with nullcontext(machine.features) if machine.features else tempfile.TemporaryDirectory() as folder:
         cache = FeatureCache(Path(folder), extraction, backbone=backbone, source=source, name=name)
-        with machine.bar(f"features of {name}", len(source)) as step:
+        with machine.bar(f"features of {name}", cache.num_images(cache.own_shards(machine))) as step:
             table = cache.fill(machine, step)
     if not len(table):
         named = few((f"{path} ({why})" for path, why in table.unreadable.items()), 1)
@@ -128,13 +128,20 @@ class FeatureCache:
         """Extract what is missing or damaged, and open the whole."""
         if len(set(from_all(self.folder.name))) > 1:
             raise WorkError("ranks hold different weights or images; give all of them the same, and the same seed")
-        own = range(machine.world.rank, self.num_shards, machine.world.size)
+        own = self.own_shards(machine)
         missing = [number for number in own if not self._is_whole(number)]
-        progress(sum(len(self._range(number)) for number in own if number not in missing))
+        progress(self.num_images(own) - self.num_images(missing))
         if missing:
             self._extract(missing, machine, progress)
         from_all(len(missing))  # wait for the other ranks
         return self.open()
+
+    def own_shards(self, machine: Machine) -> range:
+        """Those that this rank extracts."""
+        return range(machine.world.rank, self.num_shards, machine.world.size)
+
+    def num_images(self, shards: Iterable[int]) -> int:
+        return sum(len(self._range(number)) for number in shards)
 
     def open(self) -> FeatureTable:
         """All shards as one table; they stay on the disk until rows are asked for."""
@@ -154,9 +161,8 @@ class FeatureCache:
     def _extract(self, missing: list[int], machine: Machine, progress: Callable[[int], None]) -> None:
         device, precise = machine.world.device, run_precision(self.extraction.precision, machine.world.device)
         wanted = Subset(self.source, [index for number in missing for index in self._range(number)])
-        batch = next(
-            size for size in range(min(machine.batch, SHARD), 0, -1) if SHARD % size == 0
-        )  # no batch in two shards
+        sizes = range(min(machine.batch, SHARD), 0, -1)
+        batch = next(size for size in sizes if SHARD % size == 0)  # no batch in two shards
         view, plan = self.extraction.view, self.extraction.plan
         loader = view.loader(wanted, batch=batch, workers=machine.workers, pin_memory=device.type == "cuda")
         known = set(loader.skipped.reasons)

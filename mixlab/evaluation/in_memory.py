@@ -22,7 +22,7 @@ from mixlab.evaluation.probe.result import best_head
 from mixlab.evaluation.probe.training import CachedStream
 from mixlab.evaluation.settings import LRS, WEIGHT_DECAYS
 from mixlab.training.knn import LabelledFeatures, check_classes
-from mixlab.training.optim import cosine
+from mixlab.training.schedules import cosine
 
 
 def labelled_features(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from mixlab.backbones.zoo import check_fields
 from mixlab.errors import InputError
 from mixlab.evaluation.detection.recipe import DetectionConfig
 from mixlab.evaluation.segmentation.recipe import SegmentConfig
@@ -13,7 +14,7 @@ from mixlab.run.codec import from_json
 from mixlab.training.config import MethodConfig, TrainConfig
 from mixlab.training.dino import DinoConfig
 from mixlab.training.lejepa import LeJepaConfig
-from mixlab.training.settings import as_recorded, check_model
+from mixlab.training.settings import as_recorded
 from mixlab.training.supervised import SupervisedConfig
 
 METHODS: Registry[type[MethodConfig]] = Registry(
@@ -50,5 +51,5 @@ def train_config(settings: Mapping[str, Any]) -> TrainConfig:
     method = METHODS.get(str(before.get("kind"))) if isinstance(before, Mapping) else None
     stored = settings if method is None else as_recorded(settings, method)
     config = from_json(TrainConfig, stored, kinds={MethodConfig: METHODS}, where="settings")
-    check_model(config.model)
+    check_fields(config.model.name, config.model.fields)  # before anything is built
     return config

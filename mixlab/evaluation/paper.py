@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-NUM_TRAIN = 1_281_167  # ImageNet-1k
+from mixlab.data.imagenet_labels import NUM_TRAIN
+
 NUM_CLASSES = 1000
 EPOCHS = 100
 

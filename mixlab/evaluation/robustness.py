@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -104,17 +104,15 @@ def evaluate_robustness(
     place = folders
     folders = only_first(lambda: find_sets(place)) if isinstance(place, Path) else place
     for name, folder in folders.items():
-        with machine.bar(SETS[name].title, SETS[name].num_images) as step:
-            own = score_set(
-                name,
-                folder,
-                classifier,
-                machine=machine,
-                limit=limit,
-                shard=(part * world.size + world.rank, num_parts * world.size),
-                precise=run_precision(precision, world.device),
-                progress=step,
-            )
+        own = score_set(
+            name,
+            folder,
+            classifier,
+            machine=machine,
+            limit=limit,
+            shard=(part * world.size + world.rank, num_parts * world.size),
+            precise=run_precision(precision, world.device),
+        )
         scores[name], *rest = from_all(own)
         for other in rest:
             scores[name].add(other)
@@ -174,7 +172,6 @@ def score_set(
     limit: int | None = None,
     shard: tuple[int, int] = (0, 1),
     precise: Precise = nullcontext,
-    progress: Callable[[int], None] = lambda count: None,
 ) -> SetScore:
     """Score one set, or `shard` (i, n) of it: every n-th image from the i-th on, after the limit."""
     root = only_first(lambda: class_root(folder, SETS[name]))
@@ -187,13 +184,14 @@ def score_set(
     on_gpu = device.type == "cuda"
     loader = classifier.view.loader(wanted, batch=machine.batch, workers=machine.workers, pin_memory=on_gpu)
     outputs = images.outputs.to(device)
-    for found in loader:
-        with precise():
-            logits = classifier.logits(found.images.to(device)).float()
-        predicted = outputs[logits[:, outputs].argmax(-1)].tolist()
-        for index, answer in zip(found.indexes.tolist(), predicted, strict=True):
-            score.take(numbers[index], answer in images.answers[numbers[index]])
-        progress(len(predicted))
+    with machine.bar(SETS[name].title, len(numbers)) as progress:
+        for found in loader:
+            with precise():
+                logits = classifier.logits(found.images.to(device)).float()
+            predicted = outputs[logits[:, outputs].argmax(-1)].tolist()
+            for index, answer in zip(found.indexes.tolist(), predicted, strict=True):
+                score.take(numbers[index], answer in images.answers[numbers[index]])
+            progress(len(predicted))
     score.unreadable = dict(loader.skipped.reasons)
     return score
 

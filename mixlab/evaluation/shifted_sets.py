@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mixlab.data.imagenet_labels import (
+    NUM_VAL,
     imagenet_a_classes,
     imagenet_classes,
     imagenet_r_classes,
@@ -51,7 +52,7 @@ class RobustSet:
 
 
 SETS: dict[str, RobustSet] = {
-    "val": RobustSet("val", ("val", "validation"), imagenet_classes, 50_000),
+    "val": RobustSet("val", ("val", "validation"), imagenet_classes, NUM_VAL),
     "v2-mf": RobustSet("V2 MF", ("imagenetv2-matched-frequency-format-val", "imagenetv2-matched-frequency"),
                        imagenet_classes, 10_000, numbered=True),
     "v2-t07": RobustSet("V2 T0.7", ("imagenetv2-threshold0.7-format-val", "imagenetv2-threshold0.7"),
@@ -174,23 +175,9 @@ class SetImages(Subset[Tensor]):
         super().__init__(source, list(answers))
         self.answers = list(answers.values())
         if not answers:
-            flat = [*self.score.strange_folders] == ["."]
-            advice = (
-                "All images lie in one folder: sort them into class folders; `mixlab reproduce ITEM --root` does that "
-                "for ImageNet-1k by links. "
-            )
-            if self.score.unnamed:
-                advice, flat = (
-                    (
-                        "It needs ImageNet-1k's validation images under their own names, such as "
-                        "ILSVRC2012_val_00000001.JPEG: unpack ILSVRC2012_img_val.tar again and keep the names. "
-                    ),
-                    True,
-                )
             raise InputError(
                 f"{folder} has no image that can be scored as {robust_set.title}, which has {robust_set.layout}. "
-                + (advice if flat else "Give the folder that its archive unpacks. ")
-                + " ".join(self.score.notes())
+                f"{self._advice()} {' '.join(self.score.notes())}"
             )
 
     def label(self, index: int) -> int:
@@ -198,6 +185,20 @@ class SetImages(Subset[Tensor]):
 
     def labels(self) -> Tensor:
         return torch.tensor([min(right) for right in self.answers], dtype=torch.int64)
+
+    def _advice(self) -> str:
+        """What to do where no image can be scored."""
+        if self.score.unnamed:
+            return (
+                "It needs ImageNet-1k's validation images under their own names, such as ILSVRC2012_val_00000001.JPEG: "
+                "unpack ILSVRC2012_img_val.tar again and keep the names."
+            )
+        if [*self.score.strange_folders] == ["."]:
+            return (
+                "All images lie in one folder: sort them into class folders; `mixlab reproduce ITEM --root` does that "
+                "for ImageNet-1k by links."
+            )
+        return "Give the folder that its archive unpacks."
 
     def _real_synsets(self, path: str, folder: str) -> list[str | None]:
         """Everything that is in a validation image, by its file name; its folder does not matter."""

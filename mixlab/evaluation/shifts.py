@@ -152,15 +152,13 @@ def evaluate_shifts(
     world = machine.world
     given = as_data(data)
     source = once_per_machine(world, lambda: parse_source(given, split="val"))
-    with machine.bar("changed images", len(source)) as step:
-        own = score_shifts(
-            at_most(source, limit),
-            classifier,
-            machine=machine,
-            shard=(world.rank, world.size),
-            precise=run_precision(precision, world.device),
-            progress=step,
-        )
+    own = score_shifts(
+        at_most(source, limit),
+        classifier,
+        machine=machine,
+        shard=(world.rank, world.size),
+        precise=run_precision(precision, world.device),
+    )
     scores = ShiftScores.together(from_all(own))
     called = name if name and not isinstance(data, str) else str(given)
     if not len(scores.numbers):
@@ -182,7 +180,6 @@ def score_shifts(
     machine: Machine,
     shard: tuple[int, int] = (0, 1),
     precise: Precise = nullcontext,
-    progress: Callable[[int], None] = lambda count: None,
 ) -> ShiftScores:
     """Score `shard` (i, n) of the images: every n-th of those that the classifier may know, from the i-th on."""
     outputs = {name: number for number, name in enumerate(classifier.classes)}
@@ -199,15 +196,16 @@ def score_shifts(
     answers = torch.tensor([outputs.get(name, -1) for name in images.classes], device=device)
     wanted, options = Subset(images, own), {"batch": machine.batch, "workers": machine.workers}
     loader = classifier.view.loader(wanted, pin_memory=device.type == "cuda", **options) if own else None
-    for found in loader or ():  # there may be more ranks than images
-        pixels, expected = found.images.to(device), answers[found.labels.to(device)]
-        here = [own[index] for index in found.indexes.tolist()]
-        for name, hits in right.items():
-            changed = pixels if name == PLAIN else shifted(pixels, name, here)
-            with precise():
-                hits += (classifier.logits(changed).argmax(-1) == expected).tolist()
-        seen += here
-        progress(len(pixels))
+    with machine.bar("changed images", len(own)) as progress:
+        for found in loader or ():  # there may be more ranks than images
+            pixels, expected = found.images.to(device), answers[found.labels.to(device)]
+            here = [own[index] for index in found.indexes.tolist()]
+            for name, hits in right.items():
+                changed = pixels if name == PLAIN else shifted(pixels, name, here)
+                with precise():
+                    hits += (classifier.logits(changed).argmax(-1) == expected).tolist()
+            seen += here
+            progress(len(pixels))
     return ShiftScores(
         torch.tensor(seen, dtype=torch.int64),
         {name: torch.tensor(hits, dtype=torch.bool) for name, hits in right.items()},

@@ -26,6 +26,7 @@ from mixlab.errors import InputError
 from mixlab.evaluation.paper import pretrained_as_published, pretraining_epochs
 from mixlab.plugins import check_plugins
 from mixlab.run import UNTRAINED, RunDirectory, Subject, codec
+from mixlab.run.directory import method_of
 from mixlab.training.checkpoint import Checkpoints
 from mixlab.training.distributed import choose_device, make_current
 from mixlab.training.recipe import Recipe
@@ -197,8 +198,7 @@ def weights_checksum(module: nn.Module) -> str:
 def _load_run(place: Path) -> tuple[Backbone, str, dict[str, Any]]:
     """Its backbone, where its weights are, and what its config and its results say."""
     run, exported = RunDirectory(place), place / "weights.safetensors"
-    config = run.read_config() if (place / "config.json").is_file() else {}
-    _check_objects(config, place / "config.json")
+    config = run.read_config_if_any()
     if not config and (found := Checkpoints(place / "checkpoints", keep=1).newest(_warn)):  # it was deleted
         config = found.state.get("config", {})
     if exported.is_file():
@@ -208,7 +208,7 @@ def _load_run(place: Path) -> tuple[Backbone, str, dict[str, Any]]:
     probes = [measurement for measurement in run.measurements() if measurement.metric == "probe_top1"]
     by_register = {found["register"]: found.value for found in probes if found["register"] is not None}
     known = {
-        "training": _method_of(config),
+        "training": method_of(config),
         "seed": config.get("seed") if isinstance(config.get("seed"), int) else None,
         "probe_accuracy": max((found.value for found in probes if found["register"] is None), default=None),
         "register_accuracies": tuple(by_register[index] for index in sorted(by_register)),
@@ -240,7 +240,7 @@ def restore_stopped(run: RunDirectory, config: dict[str, Any]) -> tuple[Recipe, 
             f"{run.path} has no exported weights (weights.safetensors); run the same command again to finish it"
         )
     check_plugins(config.get("plugins"), run.path)
-    if (method := _method_of(config)) not in METHODS:
+    if (method := method_of(config)) not in METHODS:
         raise InputError(
             f"{run.path} is not finished, and its method {method!r} is not known here; load the plugin that registers "
             "it: mixlab --import MODULE ..."
@@ -270,24 +270,6 @@ def restore_stopped(run: RunDirectory, config: dict[str, Any]) -> tuple[Recipe, 
 
 
 _FIELDS_TO_REBUILD = {"architecture": dict, "classes": list, "total_steps": int, "steps_per_epoch": int}
-
-
-def _check_objects(config: dict[str, Any], file: Path) -> None:
-    """Refuse settings that are not objects with fields, as far down as they are read here."""
-    for path in (("settings",), ("settings", "method"), ("settings", "model"), ("settings", "model", "fields")):
-        part: Any = config
-        for name in path:
-            part = part.get(name, {})
-        if not isinstance(part, dict):
-            raise InputError(f"{file}: {'.'.join(path)} is {str(part)[:40]!r}, not an object with fields; correct it")
-
-
-def _method_of(config: dict[str, Any]) -> str | None:
-    """The kind of the training method; None where the file says none."""
-    part: Any = config
-    for name in ("settings", "method", "kind"):
-        part = part.get(name) if isinstance(part, dict) else None
-    return part if isinstance(part, str) else None
 
 
 def _name_and_file(text: str, names: Collection[str], labels: Collection[str]) -> tuple[str, str]:

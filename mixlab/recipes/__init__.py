@@ -38,7 +38,7 @@ from mixlab.evaluation.segmentation.recipe import segment
 from mixlab.plugins import Registry, check_plugins
 from mixlab.recipes.imagenet import DEIT_FAMILIES, deit, dino, lejepa, supervised
 from mixlab.recipes.small import MAMBA_FAMILIES, SMALL, lejepa_160, small_recipes, smallest
-from mixlab.run.directory import RunDirectory, read_json
+from mixlab.run.directory import RunDirectory, read_config_file
 from mixlab.training.config import ModelConfig, TrainConfig
 from mixlab.training.settings import has_begun, is_older, with_method
 
@@ -124,12 +124,11 @@ ZOO.follow(_derive_recipes)
 
 def recipe_for(run: Path, name: str) -> TrainConfig:
     """The config of a recipe for a run; one that is older than some of its settings resumes as it recorded."""
-    file = run / "config.json"
-    stored = read_json(file) if file.is_file() else {}
+    stored = RunDirectory(run).read_config_if_any()
     check_plugins(stored.get("plugins"), run)
     config = find_recipe(name)
     settings = stored.get("settings")
-    if stored.get("recipe") == name and isinstance(settings, dict) and has_begun(RunDirectory(run)):
+    if stored.get("recipe") == name and settings and has_begun(RunDirectory(run)):
         return train_config(settings) if is_older(settings, config) else config
     return config
 
@@ -137,7 +136,7 @@ def recipe_for(run: Path, name: str) -> TrainConfig:
 def find_recipe(name: str) -> TrainConfig:
     """The config of a recipe, or the one in another run's config.json."""
     if name.endswith(".json"):
-        stored = read_json(Path(name))
+        stored = read_config_file(Path(name))
         if "settings" not in stored:
             raise InputError(f"{name} is not the config.json of a training run; give one, or a recipe's name")
         check_plugins(stored.get("plugins"), name)

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mixlab.errors import InputError
-from mixlab.report.forms import check_config, check_form
+from mixlab.report.forms import check_form
 from mixlab.run import Measurement, RunDirectory, find_runs
-from mixlab.run.directory import AGAIN
+from mixlab.run.directory import AGAIN, method_of
 
 LONG = 60  # lists longer than this are cut on the page; the file has them all
 
@@ -67,8 +67,7 @@ class Curve:
 
     @property
     def method(self) -> str:
-        method = (self.config.get("settings") or {}).get("method") or {}
-        return method.get("kind") or ""
+        return method_of(self.config) or ""
 
     def points(self, name: str) -> tuple[list[float], list[float]]:
         known = [row for row in self.rows if isinstance(row.get(name), int | float) and "step" in row]
@@ -113,9 +112,7 @@ def read_findings(places: Iterable[Path]) -> Findings:
             check_form(content, record.kind, file)
             findings.add(record)
         if rows := list(run.read_metrics()):
-            config = run.read_config() if (run.path / "config.json").is_file() else {}
-            check_config(config, f"{shown}/config.json")
-            findings.curves.append(Curve(run.path.name, rows, config))
+            findings.curves.append(Curve(run.path.name, rows, run.read_config_if_any()))
     return findings
 
 

@@ -194,23 +194,11 @@ FORMS: dict[str, dict[str, Rule]] = {
 }
 
 
-_CONFIG: dict[str, Rule] = {"settings?.method?.kind?": TEXT, "data?": TEXT, "recipe?": TEXT}
-
-
 def check_form(content: dict[str, Any], kind: str, file: str) -> None:
     """Refuse a result that the page cannot show."""
-    _check(content, {**_ORIGIN, **FORMS.get(kind, {})}, file, f"which the report shows; {AGAIN}")
-
-
-def check_config(content: dict[str, Any], file: str) -> None:
-    """Refuse the config.json of a training that the page cannot show."""
-    _check(content, _CONFIG, file, "which the report shows; correct it")
-
-
-def _check(content: dict[str, Any], rules: dict[str, Rule], file: str, way_out: str) -> None:
-    for path, rule in rules.items():
+    for path, rule in {**_ORIGIN, **FORMS.get(kind, {})}.items():
         for problem in _problems(content, path.split("."), rule, ""):
-            raise InputError(f"{file} {problem}, {way_out}")
+            raise InputError(f"{file} {problem}, which the report shows; {AGAIN}")
 
 
 def _problems(value: Any, path: list[str], rule: Rule, here: str) -> Iterator[str]:

@@ -14,7 +14,7 @@ import os
 import re
 import socket
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import chain, count
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from mixlab.errors import InputError, WorkError
+from mixlab.errors import InputError, WorkError, short
 from mixlab.plugins import missing_plugins
 from mixlab.run.aside import written_aside
 from mixlab.run.disk import naming_file
@@ -32,6 +32,12 @@ from mixlab.run.protocols import METRICS
 
 AGAIN = "remove it, and run the command that wrote it again"
 KEPT_FOLDERS, KEPT_FILES = {"checkpoints", "results"}, {"config.json", "metrics.jsonl"}
+_CONFIG_FORM: dict[str, tuple[Any, str]] = {  # of config.json: a field after the one that holds it
+    **dict.fromkeys(("settings", "settings.method", "settings.model", "settings.model.fields"), (dict, "an object")),
+    **dict.fromkeys(("starts_from", "architecture"), (dict, "an object")),
+    **dict.fromkeys(("settings.method.kind", "data", "recipe"), (str | None, "text")),
+    "classes": (list, "a list"),
+}
 MOST_LINES = 60  # of a training curve that is published, about
 NOT_RUNS = ("checkpoints", "results", "figures", "features", "tensorboard", "logs", "steps", "tuning", "data", "labels")
 
@@ -75,9 +81,15 @@ class RunDirectory:
 
     def read_config(self) -> dict[str, Any]:
         try:
-            return read_json(self.path / "config.json")
+            return read_config_file(self.path / "config.json")
         except InputError as error:
-            raise InputError(f"{error}; restore it, or start again in another directory") from error
+            has_copy = any((self.path / "checkpoints").glob("step-*.json"))
+            way_out = "remove it, and resume: the newest checkpoint has a copy" if has_copy else "restore it"
+            raise InputError(f"{error}; {way_out}, or start again in another directory") from error
+
+    def read_config_if_any(self) -> dict[str, Any]:
+        """{} where there is none."""
+        return self.read_config() if (self.path / "config.json").is_file() else {}
 
     def append_metrics(self, row: dict[str, Any]) -> None:
         place, line = self.path / "metrics.jsonl", (json.dumps(row) + "\n").encode()
@@ -253,9 +265,10 @@ def measurements_of(result: dict[str, Any], origin: str | Path) -> list[Measurem
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
         raise InputError(f"{origin}: measurements must be a list of records, got {str(records)[:40]}; {AGAIN}")
     found: list[Measurement] = []
-    if missing := missing_plugins(result.get("plugins")):
+    known = [record for record in records if str(record.get("metric")) in METRICS]
+    if len(known) < len(records) and (missing := missing_plugins(result.get("plugins"))):
         warnings.warn(f"{origin} {missing}; its measurements are left out", stacklevel=2)
-        records = [record for record in records if str(record.get("metric")) in METRICS]
+        records = known
     for record in records:
         try:
             found += [Measurement.from_json(record)] if "protocol" in record else measurements_of_older(record, result)
@@ -292,6 +305,25 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InputError(f"{path} holds a {type(content).__name__}, expected an object")
     return content
+
+
+def read_config_file(file: Path) -> dict[str, Any]:
+    """A config.json whose fields are of the kinds that others read; any of them may be missing."""
+    content = read_json(file)
+    for path, (kind, words) in _CONFIG_FORM.items():
+        *above, name = path.split(".")
+        part: Any = content
+        for outer in above:
+            part = part.get(outer, {})
+        if name in part and not isinstance(part[name], kind):
+            raise InputError(f"{file} has {path} {short(part[name], 40)}, not {words}")
+    return content
+
+
+def method_of(config: Mapping[str, Any]) -> str | None:
+    """The kind of the method that trained a run, by its config.json; None where it was no training."""
+    kind: str | None = config.get("settings", {}).get("method", {}).get("kind")
+    return kind
 
 
 def check_regular(path: Path) -> None:

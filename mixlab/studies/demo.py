@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mixlab.backbones.zoo import SHIPPED
 from mixlab.studies.scoring import score_run
-from mixlab.studies.steps import Step
+from mixlab.studies.steps import Step, sets
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,12 @@ def _tune(run: Path, effort: DemoEffort, seed: int) -> Step:
     chosen = (f"model.name={START}", f"epochs={effort.epochs}", f"batch={effort.batch}", f"seed={seed}",
               "optim.lr=1e-3", "method.mixup=0", "log.every_steps=2", "knn.every_epochs=1",
               f"knn.bank={effort.num_watched}", f"knn.queries={effort.num_watched}")  # fmt: skip
-    settings = tuple(part for setting in chosen for part in ("--set", setting))
     return Step(
         f"train {TUNED}",
         "fine-tune the attention network",
         "it was trained on photographs and now learns drawn scenes, with labels: the loss falls, kNN rises",
         ("train", RECIPE, "--data", f"shapes:n={effort.num_tuned}", "--run", str(run / TUNED), "--device", "cpu",
-         *settings),
+         *sets(*chosen)),
         run / TUNED / "weights.safetensors",
         trains=run / TUNED,
     )  # fmt: skip

@@ -17,7 +17,7 @@ from mixlab.evaluation.target import load_target
 from mixlab.run import Measurement, RunDirectory
 from mixlab.run.aside import folder_aside
 from mixlab.run.codec import to_json
-from mixlab.run.directory import write_atomically
+from mixlab.run.directory import method_of, write_atomically
 from mixlab.studies.speedrun.record import K, changed_settings, listed
 
 MOST_LOST = 0.005  # of the accuracy of nearest neighbours, by fewer bits
@@ -34,13 +34,13 @@ def ship_network(
     not kept.
     """
     directory = RunDirectory.open(run)
-    config = directory.read_config() if (run / "config.json").is_file() else {}
+    config = directory.read_config_if_any()
     if "recipe" not in config:
         raise InputError(f"{run} is not a training run: its config.json names no recipe; ship the run that trained it")
     if not (run / "weights.safetensors").is_file():
         raise InputError(f"{run} is not finished: it has no weights.safetensors; run the same command again, then ship")
     model = model_from_file(run)
-    said = {"recipe": str(config["recipe"]), "seed": str(config["seed"]), "training": _method(config)}
+    said = {"recipe": str(config["recipe"]), "seed": str(config["seed"]), "training": str(method_of(config))}
     lost = None
     with folder_aside(out) as aside:
         made = aside / out.name
@@ -78,7 +78,7 @@ def card(
     rows = {
         "architecture": f"{_architecture(config)}, {_millions(found)} parameters; the file holds all fields",
         "file": f"{num_bytes / 1e6:.2f} MB, matrices in {bits} bits{', a scale for each row' * (bits < 16)}",
-        "training": f"{_method(config)}, {_recipe(config)}, {config['total_steps']:,} steps",
+        "training": f"{method_of(config)}, {_recipe(config)}, {config['total_steps']:,} steps",
         "seed, commit": f"{config['seed']}, {config.get('commit')}",
         "training data": f"{_name(config['data'])}: {config['num_images']:,} images; {licence}",
         "kNN, k = 20": _scores(knn),
@@ -129,10 +129,6 @@ def _recipe(config: dict[str, Any]) -> str:
     with suppress(InputError):  # a recipe of someone's own may not be at hand
         changed = listed(changed_settings(recipe, to_json(train_config(config["settings"]))))
     return ", ".join(filter(None, (f"`{recipe}`", changed)))
-
-
-def _method(config: dict[str, Any]) -> str:
-    return str(config["settings"]["method"]["kind"])
 
 
 def _millions(found: list[Measurement]) -> str:

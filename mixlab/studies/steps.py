@@ -23,11 +23,11 @@ from rich.table import Column
 from rich.text import Text
 
 from mixlab.console import console
+from mixlab.data.cores import num_cores
 from mixlab.errors import InputError, WorkError
 from mixlab.run import RunDirectory
 from mixlab.run.directory import RunLock, read_json, write_json
 from mixlab.signals import HELD_SIGNALS, STOP_SIGNALS, StopSignal, held
-from mixlab.training.cores import num_cores
 
 LOG, MARK = "logs/{}.txt", "steps/{}.json"  # of a step, in the folder of the whole
 POLL_S = 0.3
@@ -36,10 +36,10 @@ PATIENCE_S = 30.0  # seconds to wait for the workers of a killed command: they w
 SHOWN_METRICS = {"loss": "loss", "knn_accuracy": "kNN", "accuracy": "accuracy"}  # while training
 OWN_JOBS = {  # what has no command of its own: a function of text arguments
     "twin": ("mixlab.studies.scoring", "write_twin"),
-    "split": ("mixlab.studies.miniature.folders", "hold_out"),
-    "labels": ("mixlab.studies.miniature.folders", "write_labels"),
-    "choose": ("mixlab.studies.miniature.jobs", "choose_rates"),
-    "scaling": ("mixlab.studies.miniature.jobs", "write_scaling"),
+    "split": ("mixlab.studies.folders", "hold_out"),
+    "labels": ("mixlab.studies.folders", "write_labels"),
+    "choose": ("mixlab.studies.jobs", "choose_rates"),
+    "scaling": ("mixlab.studies.jobs", "write_scaling"),
     "sort-val": ("mixlab.studies.reproduce.arrange", "sort_val"),
     "pair-masks": ("mixlab.studies.reproduce.arrange", "pair_masks"),
 }
@@ -58,6 +58,11 @@ class Step:
     needs: tuple[str, ...] = ()
     trains: Path | None = None  # the run whose metrics show how far it is
     alone: bool = False  # measures time
+
+
+def sets(*settings: str) -> tuple[str, ...]:
+    """Settings as options of a command line."""
+    return tuple(part for setting in settings for part in ("--set", setting))
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The state of a run: every tensor under one name, in checkpoints that are written atomically and verified by checksum.
+"""Checkpoints: the state of a run (`training.state`), written atomically and verified by checksum.
 
 checkpoints/step-00000500.safetensors    every tensor of the run; of a sharded one, what lies on the first rank
 checkpoints/step-00000500.shard-3.safetensors    what lies on rank 3: of each sharded tensor the next rows
@@ -14,16 +14,14 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from torch.optim import AdamW
 
 from mixlab.backbones.weights import save_weights
 from mixlab.backbones.weights.saving import file_order, save_tensors
@@ -31,17 +29,14 @@ from mixlab.backbones.weights.writing import num_bytes_of, write_safetensors
 from mixlab.errors import InputError, WorkError
 from mixlab.run.directory import check_regular
 from mixlab.run.disk import naming_file
-from mixlab.training.distributed import copy_from_first_, from_first
 from mixlab.training.recipe import Recipe
-from mixlab.training.sharded import local, whole
+from mixlab.training.sharded import whole
 
 FORMAT, SHARDED_FORMAT = 1, 2
 NAME = re.compile(r"step-(\d{8,})\.json")
 TENSORS = re.compile(r"step-(\d{8,})(\.shard-\d+)?\.safetensors")
 PARTIAL = ".partial"
 MOST_TRIES = 50
-MOMENTS = ("step", "exp_avg", "exp_avg_sq", "momentum")  # AdamW's, Muon's
-OTHER_RUN = "resume with the settings of the run, or start again in another --run directory"
 
 
 T = TypeVar("T")
@@ -267,68 +262,6 @@ def flush_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-class TrainingState:
-    """Names: MODULE/PARAMETER for the recipe's modules, optimizer/MOMENT/PARAMETER."""
-
-    def __init__(self, recipe: Recipe, optimizer: AdamW) -> None:
-        self.recipe, self.optimizer = recipe, optimizer
-        groups: list[dict[str, Any]] = optimizer.param_groups
-        pairs = chain.from_iterable(zip(group["names"], group["params"], strict=True) for group in groups)
-        self._parameters: dict[str, Tensor] = dict(pairs)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensors themselves, not copies."""
-        found = dict(self._modules())
-        for name, parameter in self._parameters.items():
-            moments = self.optimizer.state.get(parameter, {})
-            found |= {f"optimizer/{moment}/{name}": moments[moment] for moment in MOMENTS if moment in moments}
-        return found
-
-    def load(self, stored: Iterable[tuple[str, Tensor]] | None) -> None:
-        """Put every tensor back. The first rank gives them, the others give None."""
-        values = iter(stored if stored is not None else ())
-        expected = dict(self._modules())
-        seen = set()
-        while True:
-            name, value = next(values, (None, None))
-            name = from_first(name)
-            if name is None:
-                break
-            target = self._moment(name) if name.startswith("optimizer/") else expected.get(name)
-            shape = from_first(None if value is None else list(value.shape))
-            if target is None or list(target.shape) != shape:
-                found = "is not there" if target is None else f"has shape {list(target.shape)}"
-                raise InputError(f"the checkpoint holds {name} {shape}, which in this model {found}; {OTHER_RUN}")
-            copy_from_first_(target, value)
-            seen.add(name)
-        if missing := [name for name in expected if name not in seen]:
-            raise InputError(
-                f"the checkpoint lacks {len(missing)} tensors of this model, {missing[0]} first; {OTHER_RUN}"
-            )
-
-    def _modules(self) -> Iterator[tuple[str, Tensor]]:
-        for prefix, module in self.recipe.modules().items():
-            for name, value in module.state_dict().items():
-                yield f"{prefix}/{name}", value
-
-    def _moment(self, name: str) -> Tensor | None:
-        """The place of a moment, made where it is not yet."""
-        _, moment, parameter_name = name.split("/", 2)
-        parameter = self._parameters.get(parameter_name)
-        if parameter is None or moment not in MOMENTS:
-            return None
-        moments = self.optimizer.state[parameter]
-        if moment not in moments:
-            fused = self.optimizer.param_groups[0]["fused"]
-            moments[moment] = (
-                torch.zeros((), dtype=torch.float32, device=local(parameter).device if fused else "cpu")
-                if moment == "step"
-                else torch.zeros_like(parameter)
-            )
-        target: Tensor = moments[moment]
-        return target
 
 
 def export_weights(recipe: Recipe, folder: Path, *, is_first: bool, metadata: dict[str, str]) -> None:

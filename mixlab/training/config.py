@@ -17,6 +17,8 @@ from mixlab.data.images import parse_source
 from mixlab.data.loader import BatchLoader
 from mixlab.data.source import Source
 from mixlab.errors import InputError
+from mixlab.training.optim import OPTIMIZERS
+from mixlab.training.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     from mixlab.training.distributed import World
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
 
 TrainingPrecision = Literal["bf16", "fp32", "fp64"]
 Sharding = Literal["ddp", "fsdp"]
-Optimizer = Literal["adamw", "muon"]
-Decay = Literal["cosine", "cosine_by_epoch", "poly", "drops"]
 
 
 def check_numbers(
@@ -147,13 +147,14 @@ class DataConfig:
 class OptimConfig:
     """A linear warm-up, then `decay`; the weight decay follows a cosine of its own."""
 
-    name: Optimizer = "adamw"  # muon: for matrices between the first and the last layer, adamw for the rest
+    # adamw; muon: for matrices between the first and the last layer, adamw for the rest; a plugin's
+    name: str = "adamw"
     lr: float
     lr_batch: int = 256  # `lr` is meant for this batch and grows in proportion
     min_lr: float = 1e-6
-    # cosine: from the end of the warm-up (DINO); cosine_by_epoch: timm's, see `learning_rate`; poly: linearly to
-    # `min_lr`; drops: to a tenth after each of `drop_epochs`
-    decay: Decay = "cosine"
+    # cosine: from the end of the warm-up (DINO); cosine_by_epoch: timm's, see `training.schedules`; poly: linearly to
+    # `min_lr`; drops: to a tenth after each of `drop_epochs`; a plugin's
+    decay: str = "cosine"
     drop_epochs: tuple[int, int] = (8, 11)  # of 12: the 1x schedule
     warmup_epochs: int = 10
     warmup_steps: int | None = None  # instead of `warmup_epochs`
@@ -167,6 +168,12 @@ class OptimConfig:
         not_negative = ("min_lr", "warmup_epochs", "warmup_steps", "weight_decay", "weight_decay_end")
         at_least = {"lr_batch": 1, **dict.fromkeys(not_negative, 0)}
         check_numbers(self, "optim.", at_least=at_least, above_zero=("lr", "clip"), shares=("warmup_start",))
+        for setting, given, table in (("name", self.name, OPTIMIZERS), ("decay", self.decay, SCHEDULES)):
+            if given not in table:
+                raise InputError(
+                    f"optim.{setting} is {given!r}; choose one of {', '.join(table)}, or load the plugin that adds it "
+                    "(mixlab --import)"
+                )
         if not all(0 <= beta < 1 for beta in self.betas):
             raise InputError(f"optim.betas are {self.betas}; give two numbers from 0 to below 1, such as 0.9,0.999")
 

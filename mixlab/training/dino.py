@@ -27,8 +27,9 @@ from mixlab.training.dino_parts import (
 )
 from mixlab.training.distributed import rows_of_all
 from mixlab.training.muon import linear_weights
-from mixlab.training.optim import cosine, linear_by_epoch, move_towards_
+from mixlab.training.optim import move_towards_
 from mixlab.training.recipe import BatchPart
+from mixlab.training.schedules import cosine, linear_by_epoch
 from mixlab.training.views import (
     NUM_GLOBAL,
     CollapseWatch,

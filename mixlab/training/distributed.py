@@ -3,7 +3,7 @@
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -16,10 +16,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from mixlab.backbones.backbone import Backbone
+from mixlab.data.cores import num_cores, own_cores
 from mixlab.data.index_file import trusting_indexes
 from mixlab.errors import InputError
 from mixlab.training.config import Sharding
-from mixlab.training.cores import num_cores, own_cores
 from mixlab.training.exchange import GradientExchange
 from mixlab.training.pieces import Pieces
 from mixlab.training.recipe import Recipe
@@ -35,7 +35,7 @@ class World:
     rank: int = 0
     size: int = 1
     is_first_here: bool = True  # the first of this machine's
-    cores: float | None = None  # this process's share, where it is not alone; see `training.cores`
+    cores: float | None = None  # this process's share, where it is not alone; see `data.cores`
 
     @property
     def is_first(self) -> bool:
@@ -147,9 +147,7 @@ def shard_module(module: nn.Module, pieces: Pieces | None = None) -> None:
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
     layers = {id(layer) for child in module.modules() if isinstance(child, nn.ModuleList) for layer in child}
     for part in reversed(list(module.modules())):  # the innermost first
-        is_unit = (
-            id(part) in layers or isinstance(part, Backbone) or part is module
-        )  # backbones are scored on their own
+        is_unit = id(part) in layers or part is module or isinstance(part, Backbone)  # which is scored on its own
         if is_unit and not isinstance(part, FSDPModule | nn.ModuleList | nn.ModuleDict):
             if pieces is not None:
                 pieces.put_together(tensor for tensor in part.parameters() if not isinstance(tensor, DTensor))
@@ -230,6 +228,11 @@ def from_all(value: T) -> list[T]:
     box: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(box, value)
     return box
+
+
+def entries_of_all(entries: Mapping[str, T]) -> dict[str, T]:
+    """The entries of all ranks, such as the files that each could not read, and why."""
+    return {name: value for part in from_all(dict(entries)) for name, value in part.items()}
 
 
 def gather_rows(tensor: Tensor) -> Tensor:

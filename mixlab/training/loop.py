@@ -23,19 +23,13 @@ from mixlab.run.directory import RunLock
 from mixlab.signals import StopRequests, WaitingStopped, raising
 from mixlab.training.batches import steps
 from mixlab.training.building import build_recipe
-from mixlab.training.checkpoint import Checkpoint, Checkpoints, TrainingState, export_weights
+from mixlab.training.checkpoint import Checkpoint, Checkpoints, export_weights
 from mixlab.training.checkpoint_writer import CheckpointWriter
 from mixlab.training.config import ModelConfig, TrainConfig
-from mixlab.training.distributed import (
-    World,
-    any_rank,
-    describe_workers,
-    from_all,
-    from_first,
-    join_world,
-)
+from mixlab.training.distributed import World, any_rank, describe_workers, entries_of_all, from_first, join_world
 from mixlab.training.log import Journal, MetricBuffer, NonFiniteLoss, TrainingProgress, forget_after
 from mixlab.training.record import RunRecord
+from mixlab.training.state import TrainingState
 from mixlab.training.stopping import ScoringStopped, Stopped, agreed
 from mixlab.training.update import Update, peak_memory_gib
 
@@ -193,6 +187,7 @@ class Trainer:
             self.progress.step(self.step)
             if self.step == from_step + 1:  # now there are moments
                 self.writer.prepare(self.state.tensors())
+                self.state.numbers()  # what cannot be saved is refused at once
 
             if self.step % self.config.log.every_steps == 0:
                 self.report()
@@ -258,7 +253,7 @@ class Trainer:
         else:
             self.step = self.saved_step = place[0]
             self.loader.load_state_dict(place[1]["loader"])
-            self.state.load(found.tensors() if found else None)
+            self.state.load(found.tensors() if found else None, place[1].get("optimizer"))
         self.lacks_scores = self.scores_are_due and not from_first(self.was_scored)
         self.progress = TrainingProgress(
             total=self.total_steps, done=self.step, enabled=self.world.is_first, scores=self.config.method.shown
@@ -311,7 +306,9 @@ class Trainer:
     def save(self, position: dict[str, Any]) -> None:
         """Begin to write a checkpoint of this step; `report` refuses first where the loss is NaN or infinite."""
         self.report()
-        state = {"loader": {**position, "skipped": merged(position["skipped"])}, "config": self.record.content}
+        state = {"loader": {**position, "skipped": entries_of_all(position["skipped"])}, "config": self.record.content}
+        if numbers := self.state.numbers():
+            state["optimizer"] = numbers
         self.writer.start(self.step, self.state.tensors(), state)
         self.saved_step, self.saved_at = self.step, time.monotonic()
         self.clock = Clock(self.step)
@@ -320,7 +317,7 @@ class Trainer:
         self.writer.wait()
         metadata = {"recipe": self.name, "step": str(self.step)}
         export_weights(self.recipe, self.folder.path, is_first=self.world.is_first, metadata=metadata)
-        skipped = merged(self.loader.skipped.reasons)
+        skipped = entries_of_all(self.loader.skipped.reasons)
         if self.world.is_first:
             metrics = {"steps": self.step, "seconds": seconds, **self.metrics}
             self.folder.write_result("training", {"figures": metrics, "skipped": skipped})
@@ -354,8 +351,3 @@ class Trainer:
         images = f"{len(self.source):,} images in batches of {self.config.batch}"
         what = f"{self.config.model.name} on {self.data}, {images}, in {self.folder.path}"
         return f"{self.config.method.title}: {begun}, {what}"
-
-
-def merged(skipped: dict[str, str]) -> dict[str, str]:
-    """Unreadable files and why, of all ranks."""
-    return {path: reason for part in from_all(skipped) for path, reason in part.items()}

@@ -1,23 +1,31 @@
-"""The optimiser: which parameters decay, in few launches, clipping without asking the device; and schedules, which are
-pure functions of the step: nothing to save, nothing to restore.
+"""The optimiser: which parameters decay, in few launches, clipping without asking the device. `OPTIMIZERS` is the
+table; docs/add_an_optimizer.md adds one.
 """
 
-import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from inspect import signature
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim import AdamW
+from torch.optim import AdamW, Optimizer
 
 from mixlab.errors import InputError
-from mixlab.training.config import OptimConfig
+from mixlab.plugins import Registry, named, takes
 from mixlab.training.muon import Muon
 from mixlab.training.sharded import local
 
+if TYPE_CHECKING:
+    from mixlab.training.config import OptimConfig
+
+Groups = list[dict[str, Any]]
+MakeOptimizer = Callable[[Groups, "OptimConfig"], Optimizer]
+OURS = ("names", "decay", "share")  # of a group of parameters, beside what its optimiser has there
 CLIP_EPS = 1e-6  # DINO
 
 
@@ -53,15 +61,72 @@ def parameter_groups(
     return groups
 
 
-def build_optimizer(groups: list[dict[str, Any]], config: OptimConfig) -> AdamW:
-    """AdamW, or Muon and AdamW, over `parameter_groups`; rates are set at every step."""
+def _adamw(groups: Groups, config: OptimConfig) -> AdamW:
+    return _by(AdamW, groups, config)
+
+
+def _muon(groups: Groups, config: OptimConfig) -> AdamW:
+    return _by(Muon, groups, config)
+
+
+def _by(kind: type[AdamW], groups: Groups, config: OptimConfig) -> AdamW:
     device = next(parameter.device for group in groups for parameter in group["params"])
     fused = device.type == "cuda"
-    kind = Muon if any(group["muon"] for group in groups) else AdamW
     return kind(groups, lr=0.0, betas=config.betas, weight_decay=0.0, fused=fused, foreach=None if fused else True)
 
 
-def set_rates(optimizer: AdamW, *, lr: float, weight_decay: float) -> None:
+OPTIMIZERS: Registry[MakeOptimizer] = Registry("optimizer", {"adamw": _adamw, "muon": _muon})
+
+
+def register_optimizer(function: MakeOptimizer | str) -> Any:
+    """Make a function that builds a `torch.optim.Optimizer` known as `optim.name=NAME`: a decorator.
+
+    The function takes groups of parameters, as torch's optimisers do, and the run's `OptimConfig`. Before every step
+    the loop sets `lr` and `weight_decay` of each group. Checkpoints have what the optimiser keeps in `state`, and what
+    it changes in its groups. It is called as the function is, or `@register_optimizer("another_name")`.
+    """
+
+    def add(name: str, make: MakeOptimizer) -> None:
+        if not takes(make, "groups", "config"):
+            raise InputError(
+                f"the optimiser {name} must be built as {name}(groups, config); got {name}{signature(make)}"
+            )
+        OPTIMIZERS[name] = make
+
+    return named("optimizer", function, add)
+
+
+def build_optimizer(groups: Groups, config: OptimConfig) -> Optimizer:
+    """The optimiser of a run over `parameter_groups`; rates are set at every step."""
+    make, plugin = OPTIMIZERS[config.name], OPTIMIZERS.origin(config.name)
+    if plugin is None:
+        return make(groups, config)
+    groups = [group for group in groups if group["params"]]
+    made = make([dict(group) for group in groups], config)
+    if fault := _fault_of(made, groups):
+        raise InputError(f"the optimiser {config.name!r} of the plugin {plugin} {fault}")
+    return made
+
+
+def _fault_of(made: Any, groups: Groups) -> str:
+    """What is wrong with what a plugin built; empty where nothing is."""
+    if not isinstance(made, Optimizer):
+        return f"is a {type(made).__name__}; return a torch.optim.Optimizer"
+    if not takes(made.step):
+        return f"has {type(made).__name__}.step{signature(made.step)}; it is called without a closure"
+    given, trained = (
+        {id(parameter) for group in part for parameter in group["params"]} for part in (groups, made.param_groups)
+    )
+    if given != trained:
+        return f"trains {len(given & trained)} of {len(given)} parameters; hand it the groups as they are"
+    for group in made.param_groups:
+        if lacking := [name for name in (*OURS, "lr") if name not in group]:
+            why = "so the schedule has no effect" if lacking == ["lr"] else "hand it the groups as they are"
+            return f"has groups without {lacking[0]!r}; {why}"
+    return ""
+
+
+def set_rates(optimizer: Optimizer, *, lr: float, weight_decay: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = lr * group["share"]
         group["weight_decay"] = weight_decay if group["decay"] else 0.0
@@ -90,53 +155,3 @@ def clip_each_(gradients: Sequence[Tensor], limit: float | None) -> Tensor:
 def move_towards_(targets: Iterable[Tensor], sources: Iterable[Tensor], share: float) -> None:
     """target += share (source - target), all in one operation: the exponential moving average."""
     torch._foreach_lerp_([local(t) for t in targets], [local(s) for s in sources], share)
-
-
-def cosine(step: int, *, start: float, end: float, total: int) -> float:
-    """From `start` at step 0 along half a cosine towards `end` at step `total`."""
-    return end + 0.5 * (start - end) * (1 + math.cos(math.pi * min(step, total) / max(total, 1)))
-
-
-def learning_rate(
-    step: int,
-    *,
-    peak: float,
-    end: float,
-    warmup: int,
-    total: int,
-    start: float = 0.0,
-    decay: str = "cosine",
-    drops: tuple[int, ...] = (),
-    steps_per_epoch: int = 1,
-) -> float:
-    """Linearly from `start` to `peak`, which the last warm-up step has (DINO), then as `decay` says. A warm-up of one
-    step is that last step.
-
-    cosine           along half a cosine towards `end`
-    cosine_by_epoch  along half a cosine that begins with step 0, under the warm-up, and in stairs of an epoch: timm's,
-                     and so MambaOut's and DeiT's
-    poly             in a straight line towards `end`
-    drops            a tenth of it after each step of `drops`
-    """
-    if decay == "cosine_by_epoch":
-        step -= step % steps_per_epoch
-        if step < warmup:
-            return start + (peak - start) * step / warmup
-        return cosine(step, start=peak, end=end, total=total)
-    if step < warmup:
-        return start + (peak - start) * step / (warmup - 1) if warmup > 1 else peak
-    match decay:
-        case "cosine":
-            return cosine(step - warmup, start=peak, end=end, total=total - warmup)
-        case "poly":
-            return end + (peak - end) * (1 - min(step - warmup, total - warmup) / max(total - warmup, 1))
-        case "drops":
-            return peak * 0.1 ** sum(step >= drop for drop in drops)
-    raise InputError(f"decay {decay!r} is unknown; choose cosine, cosine_by_epoch, poly or drops")
-
-
-def linear_by_epoch(epoch: int, *, start: float, end: float, epochs: int) -> float:
-    """From `start` in epoch 0 in equal steps to `end` in epoch `epochs` - 1, then `end`. A single epoch has `start`."""
-    if epoch >= max(epochs - 1, 1) or epochs == 0:
-        return end
-    return start + (end - start) * epoch / max(epochs - 1, 1)

@@ -93,6 +93,8 @@ class RunRecord:
             ("recipe", str(about.get("recipe"))),
             ("method", self.config.method.kind),
             ("source", self._source_name),
+            ("optimizer", self.config.optim.name),
+            ("schedule", self.config.optim.decay),
         ]
         return needed_plugins([*used, ("backbone", self.config.model.name), *parts_of(about.get("architecture", {}))])
 

@@ -19,6 +19,7 @@ from mixlab.errors import InputError, did_you_mean
 from mixlab.run import RunDirectory
 from mixlab.run.codec import check, differences, from_json, to_json
 from mixlab.training.config import MethodConfig, ModelConfig, TrainConfig
+from mixlab.training.schedules import SCHEDULES
 
 WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 # What may differ when a run resumes: none of it changes the weights by more than rounding.
@@ -69,12 +70,17 @@ def with_method(config: TrainConfig, method: type[MethodConfig], **settings: Any
     return replace(config, method=method(**{**kept, **settings}))
 
 
+def _has_no_drops(decay: str) -> bool:
+    return decay != "drops" and SCHEDULES.origin(decay) is None  # a plugin's may have any
+
+
 # Settings that another one overrules: which, by which, when, and what holds instead.
 OVERRULED: tuple[tuple[tuple[str, ...], str, Callable[[TrainConfig], bool], str], ...] = (
     (("epochs",), "steps", lambda c: c.steps is not None, "this recipe counts steps"),
     (("optim.warmup_epochs",), "optim.warmup_steps", lambda c: c.optim.warmup_steps is not None,
      "this recipe warms up for a number of steps"),
-    (("optim.drop_epochs",), "optim.decay", lambda c: c.optim.decay != "drops", "this recipe has no drops"),
+    (("optim.drop_epochs",), "optim.decay", lambda c: _has_no_drops(c.optim.decay),
+     "this recipe has no drops"),
     (("knn.bank", "knn.queries", "knn.k", "knn.temperature"), "knn.every_epochs", lambda c: c.knn.every_epochs == 0,
      "this recipe has no live kNN"),
 )  # fmt: skip
@@ -101,11 +107,6 @@ def setting_names(config: Any, prefix: str = "") -> list[str]:
         value = getattr(config, field.name)
         names += setting_names(value, f"{prefix}{field.name}.") if is_dataclass(value) else [f"{prefix}{field.name}"]
     return names
-
-
-def check_model(model: ModelConfig) -> None:
-    """Fields that the backbone lacks, or of the wrong type, before anything is built."""
-    check_fields(model.name, model.fields)
 
 
 def _with_fields_for(model: ModelConfig, name: str) -> ModelConfig:
@@ -198,10 +199,9 @@ def check_settings(
     if "settings" not in stored:
         raise InputError(f"{folder.path} holds something other than a training run; choose another --run directory")
     settings, known_data = stored["settings"], stored.get("data")
-    if not (isinstance(settings, dict) and isinstance(settings.get("method"), dict) and isinstance(known_data, str)):
+    if "method" not in settings or known_data is None:
         raise InputError(
-            f"{place}: settings, settings.method and data are not what a run writes; remove {place.name}, "
-            "and it is restored from the newest checkpoint"
+            f"{place} lacks settings.method or data; remove {place.name}, and resume: the newest checkpoint has a copy"
         )
     found = differences(_with_new_defaults(settings, config), to_json(config))
     changed = {key: pair for key, pair in found.items() if not key.startswith((*MAY_CHANGE, *config.method.unused))}

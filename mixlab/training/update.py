@@ -19,17 +19,10 @@ from mixlab.errors import InputError, WorkError
 from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World
 from mixlab.training.log import TAKEN
-from mixlab.training.optim import (
-    build_optimizer,
-    clip_each_,
-    cosine,
-    gradients,
-    learning_rate,
-    parameter_groups,
-    set_rates,
-)
+from mixlab.training.optim import build_optimizer, clip_each_, gradients, parameter_groups, set_rates
 from mixlab.training.precision import Precise, autocast
 from mixlab.training.recipe import BatchPart, Recipe, seed_all
+from mixlab.training.schedules import Course, check_schedule, cosine, learning_rate
 
 After = Callable[[], dict[str, Tensor]]
 WARM_UP = 3  # plain steps before a capture: kernels compile, libraries take their memory
@@ -47,6 +40,8 @@ class Update:
         muon = recipe.muon_weights() if config.optim.name == "muon" else set()
         groups = parameter_groups(recipe.network, recipe.no_weight_decay(), recipe.lr_shares(), muon)
         self.optimizer = build_optimizer(groups, config.optim)
+        self.course = course_of(config, steps_per_epoch)
+        check_schedule(self.course, config.optim.decay)
         self.captured: CapturedPass | None = None
         if world.device.type == "cuda" and config.graph is not False:
             why = reason_against_capture(recipe, config, world)
@@ -78,19 +73,7 @@ class Update:
         return {"grad_norm": clip_each_(gradients(self.recipe.network.parameters()), self.config.optim.clip)}
 
     def lr(self, step: int) -> float:
-        optim = self.config.optim
-        peak = optim.lr * self.config.batch / optim.lr_batch
-        return learning_rate(
-            step,
-            peak=peak,
-            end=optim.min_lr,
-            start=optim.warmup_start * peak,
-            warmup=self.config.warmup_steps(self.steps_per_epoch),
-            total=self.total_steps,
-            decay=optim.decay,
-            drops=tuple(epoch * self.steps_per_epoch for epoch in optim.drop_epochs),
-            steps_per_epoch=self.steps_per_epoch,
-        )
+        return learning_rate(step, self.course, self.config.optim.decay)
 
     def weight_decay(self, step: int) -> float:
         optim = self.config.optim
@@ -113,6 +96,21 @@ class Update:
             return self.captured(inputs, index=index, num_passes=num_passes)
         with _gradients_stay_here(self.recipe, unless=index == num_passes - 1):
             return run_pass(self.recipe, inputs, self.precise, weight=1 / num_passes)
+
+
+def course_of(config: TrainConfig, steps_per_epoch: int) -> Course:
+    """What the schedule of a run knows of it."""
+    optim = config.optim
+    peak = optim.lr * config.batch / optim.lr_batch
+    return Course(
+        peak=peak,
+        end=optim.min_lr,
+        start=optim.warmup_start * peak,
+        warmup=config.warmup_steps(steps_per_epoch),
+        total=config.total_steps(steps_per_epoch),
+        drops=tuple(epoch * steps_per_epoch for epoch in optim.drop_epochs),
+        steps_per_epoch=steps_per_epoch,
+    )
 
 
 def _gradients_stay_here(recipe: Recipe, *, unless: bool) -> AbstractContextManager[None]:

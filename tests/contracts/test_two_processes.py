@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
@@ -12,9 +13,11 @@ from ranks import CONTEXT, join, run_ranks
 from torch.distributed import run as torchrun
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+import mixlab
 from mixlab.cli import main
 from mixlab.run.directory import read_json
 from mixlab.training.checkpoint import Checkpoints
+from mixlab.training.sharded import local
 from tests.waiting import exit_codes
 
 pretrain = command("pretrain")
@@ -77,6 +80,43 @@ def test_two_processes_give_the_weights_of_one_and_one_may_resume_what_two_began
         file.unlink()
     resumed = run("dino_dinovim_tiny64", tmp_path / "run", ["model.state=8", *extra], size=1)
     assert largest_difference(resumed, alone) < 1e-6
+
+
+class LocalSum(torch.optim.SGD):
+    """Keeps the sum of gradients of this rank's rows alone, which no checkpoint could put together."""
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for weight in group["params"]:
+                self.state[weight]["sum"] = torch.zeros_like(local(weight))
+
+
+def child_with_plugin(rank: int, size: int, port: int, folder: str, name: str) -> None:
+    mixlab.register_optimizer("radam")(lambda groups, config: torch.optim.RAdam(groups, lr=0.0))
+    mixlab.register_optimizer("local_sum")(lambda groups, config: LocalSum(groups, lr=0.0))
+    extra = ["sharding=fsdp", f"optim.name={name}"]
+    refused = pytest.raises(mixlab.WorkError, match="LocalSum of .* keeps 'sum' of a part of each parameter")
+    with refused if name == "local_sum" else nullcontext():
+        child(rank, size, port, "dino_vit_tiny64", folder, extra)
+
+
+def test_an_optimiser_of_a_plugin_is_sharded_and_saved_as_ours(tmp_path: Path) -> None:
+    def newest(folder: str) -> dict[str, torch.Tensor]:
+        found = Checkpoints(tmp_path / folder / "checkpoints", keep=1).newest(pytest.fail)
+        assert found is not None and found.step == STEPS
+        return dict(found.tensors())
+
+    for folder, size in (("alone", 1), ("together", 2)):
+        assert run_ranks(child_with_plugin, str(tmp_path / folder), "radam", size=size) == [0] * size
+    alone = newest("alone")
+    assert "optimizer/exp_avg/backbone.embed.project.weight" in alone
+    assert largest_difference(newest("together"), alone) < 1e-6
+    for file in (tmp_path / "together" / "checkpoints").glob(f"step-{STEPS:08d}.*"):
+        file.unlink()
+    assert run_ranks(child_with_plugin, str(tmp_path / "together"), "radam") == [0, 0]
+    assert largest_difference(newest("together"), alone) < 1e-6
+    assert run_ranks(child_with_plugin, str(tmp_path / "local"), "local_sum") == [0, 0]
 
 
 @pytest.mark.skipif(os.environ.get("MIXLAB_FAULTS") != "all", reason="a long test; set MIXLAB_FAULTS=all")

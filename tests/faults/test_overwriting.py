@@ -16,7 +16,7 @@ from mixlab.errors import InputError, WorkError
 from mixlab.report import write_report
 from mixlab.run import RunDirectory
 from mixlab.run.aside import folder_aside, written_aside
-from mixlab.studies.miniature.publish import publish_study
+from mixlab.studies.publishing import publish_study
 
 SMALL = {"dim": 32, "depth": 1, "head_dim": 16, "patch": 8, "image": 32}
 

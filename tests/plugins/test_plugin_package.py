@@ -53,7 +53,7 @@ with serve(laboratory) as address:
     cards = {card["id"]: card for card in about["models"]}
     assert cards["run"]["family"] == "row" and cards["run"]["has_matrix"] and not cards["hedge"]["has_matrix"], cards
     for model in cards:
-        question = {"kind": "map", "picture": about["samples"][0]["id"], "model": model, "layer": 0}
+        question = {"kind": "map", "picture": about["samples"][0]["id"], "model": model, "layer": 0, "map": "light"}
         assert ask(address, question).status == 200
 print("ALL IS WELL")
 """
@@ -102,6 +102,7 @@ def folder(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         [*TRAIN, "--run", "run"],
         ["knn", "run", "--data", "stripes:8"],
         ["rank", "run", *small],
+        ["maps", "run", *small, "--map", "light"],
         ["brightness", "run", "hedge", *small],
         ["report", "run", "--out", "page.html"],
     ]
@@ -112,7 +113,7 @@ def folder(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             ["pretrain", "lejepa_hedge_tiny64", "--data", "stripes:16", "--run", "hedge", "--device", "cpu",
              "--set", "epochs=1", "--set", "batch=8", "--set", "method.num_directions=8"],
             ["probe", "run", "--data", "stripes:16", "--epochs", "1"],
-            ["maps", "run", "hedge", *small],
+            ["maps", "run", "hedge", *small, "--map", "light+cut"],
             ["auc", "run", "hedge", "--data", "shapes:n=4", "--run", "run"],
             ["norms", "run", *small],
             ["matrices", "run", *small],
@@ -137,7 +138,7 @@ def test_commands_the_page_and_timm_know_an_installed_package(folder: Path) -> N
     (needed,) = stored["plugins"]
     assert needed["package"] == "mixlab-garden==0.3" and needed["adds"] == {
         "recipe": ["agree_garden_tiny64"], "method": ["agree"], "source": ["stripes"], "backbone": ["garden_tiny"],
-        "mixer": ["row"],
+        "mixer": ["row"], "optimizer": ["spade"], "schedule": ["wane"],
     }  # fmt: skip
     results = {file.stem: json.loads(file.read_text()) for file in (folder / "run" / "results").glob("*.json")}
     assert results["knn_run"]["measurements"][0]["subject"]["family"] == "row"

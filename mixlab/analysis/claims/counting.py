@@ -52,7 +52,7 @@ def linear_cost() -> Verdict:
     }
     text = "each doubling multiplies the scan's arithmetic by at most " + listed(growth, "{:.2f}")
     holds = growth["L"] <= _DOUBLED and growth["N"] <= _DOUBLED
-    return Verdict(_holds(holds), text, growth["L"], scale="counted, as run on a CPU")
+    return Verdict(Status.of(holds), text, growth["L"], scale="counted, as run on a CPU")
 
 
 @settled
@@ -73,7 +73,7 @@ def linear_attention_cost() -> Verdict:
         f"{per_layer['Mamba-2']:.2f}, so the square restricts D_QK no more than N"
     )
     holds = growth["L"] <= _DOUBLED and 3.8 <= growth["D_QK"] <= 2 * _DOUBLED
-    return Verdict(_holds(holds), text, growth["D_QK"], scale="counted, as run on a CPU")
+    return Verdict(Status.of(holds), text, growth["D_QK"], scale="counted, as run on a CPU")
 
 
 @settled
@@ -96,7 +96,7 @@ def long_sequences() -> Verdict:
         "the two dense tasks are long at the width of ViT-S, and just below the threshold at that of ViT-B"
     )
     holds = max(errors) < 1e-9 and short and long_at_small
-    return Verdict(_holds(holds), text, max(errors), scale="counted")
+    return Verdict(Status.of(holds), text, max(errors), scale="counted")
 
 
 @settled
@@ -141,11 +141,7 @@ def _sizes(
     ]
     found = [f"{name} {params:.1f} M, {macs:.{places}f} G" for name, (params, macs) in counted.items()]
     text = "; ".join(found) + (f"; differ from the published values: {', '.join(wrong)}" if wrong else "")
-    return Verdict(_holds(not wrong), text, n=len(found), scale=scale)
-
-
-def _holds(held: bool) -> Status:
-    return Status.SUPPORTED if held else Status.CONTRADICTED
+    return Verdict(Status.of(not wrong), text, n=len(found), scale=scale)
 
 
 def _growth(counts: Iterable[int]) -> float:

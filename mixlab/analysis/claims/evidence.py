@@ -37,6 +37,11 @@ class Status(StrEnum):
     NOT_RESOLVED = "not resolved at this scale"
     NOT_MEASURED = "not measured"
 
+    @classmethod
+    def of(cls, held: bool) -> "Status":
+        """The verdict of a computation."""
+        return cls.SUPPORTED if held else cls.CONTRADICTED
+
 
 class Evidence:
     """All measurements of the given runs; a measurement that several runs hold counts once."""

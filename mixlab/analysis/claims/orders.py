@@ -233,16 +233,10 @@ def _same_blocks(m: Measurement) -> tuple[Network, str]:
 
 def _causal_costs(metric: str) -> Check:
     def check(evidence: Evidence) -> Verdict:
-        found = evidence.select(metric, keep=lambda m: m["family"] == "attention" and is_headline(m))
-        seen, causal = (over_seeds(m for m in found if m["causal"] == wanted) for wanted in (False, True))
-        return verdict_of(
-            [
-                compare(visible, hidden, f"{metric} of {title(hidden)}: fully visible minus causal")
-                for hidden, visible in pairs(
-                    causal, seen, allowed=is_matched
-                )  # with or without a class token, as it is
-            ]
-        )
+        measured = evidence.select(metric, keep=lambda m: m["family"] == "attention" and is_headline(m))
+        visible, causal = (over_seeds(m for m in measured if m["causal"] == wanted) for wanted in (False, True))
+        found = pairs(causal, visible, allowed=is_matched)  # with or without a class token, as it is
+        return verdict_of([compare(b, a, f"{metric} of {title(a)}: fully visible minus causal") for a, b in found])
 
     return check
 

@@ -38,7 +38,7 @@ def one_form() -> Verdict:
     errors = {kind: _form_error(config(), _DIM * 4) for kind, config in MIXERS.items()}
     worst = max(errors.values())
     text = "largest relative error of running against multiplying: " + listed(errors, "{:.1e}")
-    return Verdict(_holds(worst < 1e-10), text, worst, scale="random inputs, float64")
+    return Verdict(Status.of(worst < 1e-10), text, worst, scale="random inputs, float64")
 
 
 @settled
@@ -59,7 +59,7 @@ def lemmas() -> Verdict:
         violations += numerical_rank(a * b) > rank_a * rank_b
         violations += numerical_rank(a @ c) > min(rank_a, rank_c)
     text = f"{violations} violations in {_NUM_DRAWS} random draws of each; the proofs are elementary"
-    return Verdict(_holds(not violations), text, float(violations), n=_NUM_DRAWS, scale="float64")
+    return Verdict(Status.of(not violations), text, float(violations), n=_NUM_DRAWS, scale="float64")
 
 
 def diagonal_blocks(evidence: Evidence) -> Verdict:
@@ -116,7 +116,7 @@ def off_diagonal_bounds(evidence: Evidence) -> Verdict:
         f"{max(ranks['linear_attention'])} (bound {_HEAD}), Mamba-2 at most {max(ranks['mamba2'])} (bound {_STATE}); "
         f"in runs the bounds fail in {len(broken)} of {len(tried)} results"
     )
-    return Verdict(_holds(held and not broken), text, float(max(ranks["mamba2"])), n=len(tried), scale=_scale())
+    return Verdict(Status.of(held and not broken), text, float(max(ranks["mamba2"])), n=len(tried), scale=_scale())
 
 
 def softmax_ranks() -> tuple[list[int], int]:
@@ -139,7 +139,7 @@ def mask_rank(evidence: Evidence) -> Verdict:
         "product exp(S_i) exp(-S_j) off the diagonal: rank exactly 1, so a Mamba-2 block is bounded by N, as linear "
         f"attention's is by D_QK. {_mask_of_many_decays()}"
     )
-    return Verdict(_holds(largest > 1), text, float(largest), n=len(ranks), scale=_scale())
+    return Verdict(Status.of(largest > 1), text, float(largest), n=len(ranks), scale=_scale())
 
 
 @cache
@@ -157,10 +157,6 @@ def _mask_of_many_decays() -> str:
         f"Mamba-1 has a decay for every state: each of its masks has rank {max(single)}, their sum {min(summed)} to "
         f"{max(summed)} with N = {_STATE}, and a block at most {max(whole)}: the bound is N all the same"
     )
-
-
-def _holds(held: bool) -> Status:
-    return Status.SUPPORTED if held else Status.CONTRADICTED
 
 
 def _configs(*, causal: bool) -> dict[str, MixerConfig]:

@@ -123,11 +123,8 @@ class Detector(DenseNetwork):
         self.pyramid, self.strides = pyramid, list(pyramid.strides)
         self.neck = FeaturePyramidNetwork(pyramid.channels, config.channels, extra_blocks=LastLevelMaxPool())
         rules = config.chosen_rules()
-        learnt, most = (
-            {"candidates": config.candidates, "proposals": config.proposals or rules.proposals},
-            rules.most_tested,
-        )
-        tested = {name: number if most is None else min(number, most) for name, number in learnt.items()}
+        candidates, proposals = config.candidates, config.proposals or rules.proposals
+        most = max(candidates, proposals) if rules.most_tested is None else rules.most_tested
         self.proposals = build_proposals(
             config.channels,
             (*self.strides, 2 * self.strides[-1]),
@@ -135,8 +132,8 @@ class Detector(DenseNetwork):
             rules=rules,
             published=config.rules == "mmdetection",
             batch_size_per_image=config.anchors,
-            pre_nms_top_n={"training": learnt["candidates"], "testing": tested["candidates"]},
-            post_nms_top_n={"training": learnt["proposals"], "testing": tested["proposals"]},
+            pre_nms_top_n={"training": candidates, "testing": min(candidates, most)},
+            post_nms_top_n={"training": proposals, "testing": min(proposals, most)},
         )
         self.regions = RegionHeads(config, num_classes)
         if config.rules == "mmdetection":

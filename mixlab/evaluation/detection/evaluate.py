@@ -18,7 +18,7 @@ from mixlab.data.sample_order import SampleOrder
 from mixlab.data.source import Subset
 from mixlab.evaluation.detection.average_precision import Interval, Kind, average_precision, precision_interval
 from mixlab.evaluation.detection.detector import Detections, Detector, to_input
-from mixlab.training.distributed import World, from_all, from_first
+from mixlab.training.distributed import World, entries_of_all, from_all, from_first
 from mixlab.training.precision import Precise
 from mixlab.training.stopping import never, until_stopped
 
@@ -142,12 +142,11 @@ def find_objects(
             )
         progress(len(images.indexes))
     detector.train(was_training)
-    everyone = from_all((results, read, reasons))
-    together = [entry for part, _, _ in everyone for entry in part]
+    every = [entry for part in from_all(results) for entry in part]
     return DetectionAnswers(
-        sorted(together, key=lambda entry: (entry["image_id"], -entry["score"])),
-        frozenset().union(*(part for _, part, _ in everyone)),
-        {path: reason for _, _, part in everyone for path, reason in part.items()},
+        sorted(every, key=lambda entry: (entry["image_id"], -entry["score"])),
+        frozenset().union(*from_all(read)),
+        entries_of_all(reasons),
     )
 
 

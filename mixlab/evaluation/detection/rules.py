@@ -38,9 +38,7 @@ class Rules:
     mean_of: Literal["logits", "probabilities"] = "logits"  # of the stages' class scores
     soft_edges: bool = True  # a pasted mask fades to 0 at the edge of its box
     proposals: int = 1000  # of an image, to learn from
-    most_tested: int | None = (
-        1000  # anchors of a level, and proposals of an image, when detecting; None: as in training
-    )
+    most_tested: int | None = 1000  # anchors of a level, proposals of an image, when detecting; None: as in training
 
 
 FIRST = Stage(iou=0.5, units=(0.1, 0.1, 0.2, 0.2))  # Fast R-CNN

@@ -15,7 +15,6 @@ from mixlab.data.given import AnyData
 from mixlab.data.labelled import LabelledSplits, labelled_splits
 from mixlab.errors import InputError
 from mixlab.evaluation.accuracy import Accuracy
-from mixlab.evaluation.classifier import ProbeHead, save_head
 from mixlab.evaluation.feature_cache import Extraction, describe_needs, extract_features
 from mixlab.evaluation.features import FeaturePlan, FeatureTable, head_inputs, published_source
 from mixlab.evaluation.machine import CentreView, Machine, Say, precision_in_use, run_precision
@@ -29,12 +28,13 @@ from mixlab.evaluation.probe.training import (
     ProbeCrops,
     ProbeTrainer,
 )
+from mixlab.evaluation.probe_head import ProbeHead, save_head
 from mixlab.evaluation.settings import BATCH, FEW_IMAGES, ProbeSettings
 from mixlab.evaluation.target import Target, as_target, network_digest, weights_checksum
 from mixlab.run.codec import differences
 from mixlab.run.directory import RunLock, read_json, write_json
 from mixlab.signals import StopRequests
-from mixlab.training.distributed import World, from_all, from_first
+from mixlab.training.distributed import World, entries_of_all, from_first
 from mixlab.training.knn import fitting_ks, knn_correct
 from mixlab.training.precision import matrix_products
 
@@ -192,7 +192,6 @@ class _ProbeRun:
         ):
             trainer.train(asked, step)
         correct, finite = trainer.score()
-        unreadable = {path: why for part in from_all(stream.unreadable) for path, why in part.items()}
         found = GridScores(
             grid.heads,
             correct,
@@ -201,7 +200,7 @@ class _ProbeRun:
             batch=stream.batch,
             num_train=stream.num_images,
             val_numbers=val.numbers,
-            unreadable={**val.unreadable, **unreadable},
+            unreadable={**val.unreadable, **entries_of_all(stream.unreadable)},
         )
         found = replace(found, knn=self._neighbours(found, val))
         self._write_best(grid, found)

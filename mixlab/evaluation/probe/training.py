@@ -29,12 +29,12 @@ from mixlab.evaluation.probe.heads import LR_BATCH, HeadGrid, collect_heads, spr
 from mixlab.run import RunDirectory
 from mixlab.signals import StopRequests
 from mixlab.training.checkpoint import Checkpoints
-from mixlab.training.distributed import World, any_rank, from_all, from_first, gather_rows
+from mixlab.training.distributed import World, any_rank, entries_of_all, from_all, from_first, gather_rows
 from mixlab.training.log import forget_after
 from mixlab.training.loop import Clock
-from mixlab.training.optim import cosine
 from mixlab.training.precision import Precise, matrix_products
 from mixlab.training.recipe import BatchPart, to_pixels_of
+from mixlab.training.schedules import cosine
 from mixlab.training.stopping import Stopped, agreed
 
 SCORE_ROWS = 2048  # images whose logits are in memory at once
@@ -263,7 +263,7 @@ class ProbeTrainer:
         self.say(f"resuming from step {self.step:,} of {self.total_steps:,}")
 
     def _save(self) -> None:
-        unreadable = {path: why for part in from_all(self.stream.unreadable) for path, why in part.items()}
+        unreadable = entries_of_all(self.stream.unreadable)
         heads = collect_heads(self.grid)
         if self.world.is_first:
             self.checkpoints.save(self.step, heads, {"unreadable": unreadable})

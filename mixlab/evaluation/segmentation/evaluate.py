@@ -18,7 +18,7 @@ from mixlab.data.sample_order import SampleOrder
 from mixlab.errors import InputError
 from mixlab.evaluation.segmentation.upernet import Predictor
 from mixlab.statistics import bootstrap_groups
-from mixlab.training.distributed import World, from_all
+from mixlab.training.distributed import World, entries_of_all, from_all
 from mixlab.training.stopping import never, until_stopped
 
 
@@ -176,8 +176,7 @@ def score_label_maps(
         for place, found, truth in zip(places, predictor(images), masks, strict=True):
             matrix.update(found, truth, group=int(batch.indexes[place]) % num_groups)
         step(len(places))
-    skipped = {path: reason for part in from_all(loader.skipped.reasons) for path, reason in part.items()}
-    return scores_of(matrix.compute()), skipped
+    return scores_of(matrix.compute()), entries_of_all(loader.skipped.reasons)
 
 
 def same_size(pairs: Sequence[MaskedImage]) -> Iterator[list[int]]:

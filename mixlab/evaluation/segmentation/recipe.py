@@ -146,9 +146,8 @@ class SegmentRecipe(DenseRecipe):
             drawn = draw_colours(num * part.num_parts, part.generator())[part.index * num : (part.index + 1) * num]
             images = change_colours(images, drawn.to(images.device, non_blocking=True))
         mean = torch.tensor(MEAN_COLOUR, dtype=torch.uint8, device=images.device)[:, None, None]
-        beyond = (batch.masks == IGNORE) & (batch.images == mean).all(
-            dim=1
-        )  # the image: 0, whatever its colours became
+        # Beyond the image there is 0, whatever the mean colour became.
+        beyond = (batch.masks == IGNORE) & (batch.images == mean).all(dim=1)
         return to_pixels_of(self.backbone, normalise(images).masked_fill(beyond[:, None], 0).to(dtype))
 
 
@@ -156,8 +155,9 @@ def segment(model: ModelConfig) -> TrainConfig:
     """UperNet on ADE20K: Dino-Mamba, "Semantic Segmentation Settings", and MambaOut §4.4. 160,000 steps of 16 crops."""
     return TrainConfig(
         method=SegmentConfig(
-            drop_path=published_drop_path(model.name), score_every_epochs=13
-        ),  # of 1,263 steps: about every 16,000
+            drop_path=published_drop_path(model.name),
+            score_every_epochs=13,  # of 1,263 steps: about every 16,000
+        ),
         model=model,
         optim=OptimConfig(
             lr=1e-4 if model.name.startswith("mambaout") else 6e-5,

@@ -1,1 +1,1 @@
-"""The study `miniature`: its parts as steps, its own jobs, and how it is run and published."""
+"""The study `miniature`: what it trains, and its parts as steps."""

@@ -1,33 +1,31 @@
 """The parts of `mixlab study miniature`: each a question of the two papers, as steps."""
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from itertools import product
 from pathlib import Path
 
 from mixlab.recipes.small import MINI_DEPTHS
-from mixlab.studies.miniature.plan import Family, Setting, Training, Variant, score, score_variant, sets, train
-from mixlab.studies.steps import Step
+from mixlab.studies.miniature.plan import FULL, QUICK, Variant, score_variant, train
+from mixlab.studies.plan import (
+    RANKED,
+    TUNING_SEED,
+    Setting,
+    Training,
+    cost_step,
+    ledger_step,
+    map_studies,
+    rank_step,
+    score,
+    shifts_step,
+)
+from mixlab.studies.steps import Step, sets
+from mixlab.studies.study import Part, Study
 
-TUNING_SEED = 100  # none of those that are compared
 SEGMENTED = ("dinovim", "gatedconv", "vit", "linearvit")
-RANKED = ("vit", "linearvit", "dinovim", "mambareg")
 POOLED = ("model.place=none",)  # a class token in front would see nothing of a causal sequence
 DRAWN = "shapes:size=112"
 REGISTERS = {"4": ("model.num_registers=4",), "front": ("model.place=front",)}
 TRAININGS: tuple[Training, ...] = ("dino", "supervised")
-
-
-@dataclass(frozen=True)
-class Part:
-    """`minutes` on one H200: of the miniature under MPS, ten thousand images of 112 px, 700 masks, three seeds and ten
-    processes; of others estimates."""
-
-    question: str
-    steps: Callable[[Setting], Iterable[Step]]
-    minutes: float
-    needs: tuple[str, ...] = ()
-    labels: bool = False  # nothing is left of it without labels
 
 
 def tune(setting: Setting) -> Iterator[Step]:
@@ -97,24 +95,6 @@ def dino(setting: Setting) -> Iterator[Step]:
         setting.run / "results" / "maps.json",
         here=("--device", setting.device),
         needs=tuple(f"train {run.name}" for run in first),
-    )
-
-
-def map_studies(family: Family) -> tuple[str, ...]:
-    """The studies of Binary-AUC by the parts of a network, as far as the family has them."""
-    wanted = {"register": "registers" in family.strategies, "head": "cls" in family.strategies, "layer": True}
-    return tuple(study for study, there in wanted.items() if there)
-
-
-def shifts_step(setting: Setting, run: Path, needs: tuple[str, ...]) -> Step:
-    return Step(
-        f"shifts {run.name}",
-        f"{run.name}: changed images",
-        "accuracy of the probe on grey, blurred, noisy and pale images, and on edges",
-        ("robust", f"{run}={run.name}", "--shifts", setting.data),
-        run / "results" / f"shifts_{run.name}.json",
-        here=(*setting.here, "--batch", "256"),
-        needs=needs,
     )
 
 
@@ -188,54 +168,16 @@ def cost(setting: Setting) -> Iterator[Step]:
     yield cost_step(setting, [f"{family.label}={family.recipe('dino')}" for family in setting.families])
 
 
-def cost_step(setting: Setting, models: Iterable[str]) -> Step:
-    """Of each LABEL=RECIPE."""
-    effort = setting.effort
-    return Step(
-        "cost",
-        "speed and memory against tokens",
-        "forward alone, and forward with backward, at rising image sizes; alone on the machine",
-        ("scaling", str(setting.run), ",".join(map(str, effort.scaling)), str(effort.scaling_tokens), *models),
-        setting.run / "results" / "scaling.json",
-        here=(setting.device,),
-        alone=True,
-    )
-
-
 def ranks(setting: Setting) -> Iterator[Step]:
     """Off-diagonal ranks of trained models on real images, in blocks larger than the state."""
     for family, seed in product(setting.having(*RANKED), setting.seeds):
         yield rank_step(setting, Variant(family).run(setting, seed), MINI_DEPTHS[family.name])
 
 
-def rank_step(setting: Setting, run: Path, depth: int, needs: tuple[str, ...] = ()) -> Step:
-    """Ranks of a run at each quarter of its depth."""
-    effort = setting.effort
-    layers = sorted({max(1, round((effort.depth or depth) * quarter / 4)) - 1 for quarter in (1, 2, 3, 4)})
-    size = ("--image", str(effort.rank_image), "--chunk", str(effort.rank_chunk), "--num-images", "1")
-    return Step(
-        f"rank {run.name}",
-        f"{run.name}: ranks",
-        "what is the rank of off-diagonal blocks?",
-        ("rank", str(run), "--data", setting.masks, *size, "--layers", *map(str, layers)),
-        run / "results" / f"rank_{run.name}.json",
-        here=("--device", setting.device),
-        needs=needs,
-    )
-
-
 def ledger(setting: Setting) -> Iterator[Step]:
-    """Every claim against every run that is there, but for other numbers and places of registers: those answer a
-    question of their own and would count as more Mambas.
-    """
-    runs = [place for place in finished_runs(setting.run) if not set(place.parts) & _other_registers(setting)]
-    yield Step(
-        "claims",
-        "the ledger",
-        "each claim of the two papers against mathematics and against these runs",
-        ("claims", *map(str, runs), "--run", str(setting.run)),
-        setting.run / "results" / "claims.json",
-    )
+    """But for other numbers and places of registers: those answer a question of their own and would count as more
+    Mambas."""
+    yield ledger_step(setting, without=_other_registers(setting))
 
 
 PARTS: dict[str, Part] = {
@@ -249,18 +191,7 @@ PARTS: dict[str, Part] = {
     "ranks": Part("what rank have trained matrices?", ranks, 2, needs=("dino",)),
     "ledger": Part("what became of the papers' claims?", ledger, 1),
 }
-
-
-def finished_runs(folder: Path) -> list[Path]:
-    """The study itself, its runs and their twins: all that have results."""
-    places = [
-        folder,
-        folder / "registers",
-        *sorted(folder.glob("*-s[0-9]*")),
-        *sorted(folder.glob("*-s[0-9]*/untrained")),
-        *sorted(folder.glob("*-s[0-9]*/voc")),
-    ]
-    return [place for place in places if any((place / "results").glob("*.json"))]
+MINIATURE = Study("miniature", PARTS, full=FULL, quick=QUICK)
 
 
 def _other_registers(setting: Setting) -> set[str]:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from mixlab.data.decode import SUFFIXES
-from mixlab.data.imagenet_labels import imagenet_classes, real_labels, val_number
+from mixlab.data.imagenet_labels import NUM_TRAIN, NUM_VAL, imagenet_classes, real_labels, val_number
 from mixlab.data.images import child
 from mixlab.errors import few
 from mixlab.evaluation.shifted_sets import SETS, class_root
@@ -18,7 +18,6 @@ from mixlab.studies.reproduce.arrange import find_val_labels
 
 IMAGENET_PLACES = ("ImageNet", "imagenet-1k", "imagenet1k", "ILSVRC2012", "ILSVRC/Data/CLS-LOC", ".")
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
-NUM_TRAIN, NUM_VAL = 1_281_167, 50_000
 IMAGENET_S = {"ImageNetS919": 12_419, "ImageNetS300": 4_097, "ImageNetS50": 752}  # images of validation, as released
 ADE_PARTS = {"training": 20_210, "validation": 2_000}
 COCO_PARTS = {"train2017": 118_287, "val2017": 5_000}

@@ -7,7 +7,6 @@ by kernel launches, and a guess for models of another kind.
 
 from dataclasses import dataclass
 
-NUM_TRAIN, NUM_VAL = 1_281_167, 50_000  # ImageNet-1k
 SHIFTED_IMAGES = 3 * 10_000 + 50_889 + 7_500 + 30_000 + 46_837  # V2 three times, Sketch, A, R, ReaL
 FORWARD = 3.0  # a forward pass is about a third of forward and backward
 

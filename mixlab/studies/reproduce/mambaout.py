@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from mixlab.analysis.claims.counting import MAMBAOUT
 from mixlab.recipes import find_recipe
 from mixlab.studies.reproduce import readings
 from mixlab.studies.reproduce.items import Item, PaperFigure
@@ -128,8 +129,8 @@ def _table3_cells() -> Iterator[PaperFigure]:
 
 
 def _table4_cells() -> Iterator[PaperFigure]:
-    published = {"femto": (7.3, 1.2), "tiny": (26.5, 4.5), "small": (48.5, 9.0), "base": (84.8, 15.8)}
-    for size, (params, macs) in published.items():
+    for size in SIZES:
+        params, macs = MAMBAOUT[size]
         network = network_of(f"MambaOut-{size.title()}")
         assert network is not None
         yield PaperFigure(

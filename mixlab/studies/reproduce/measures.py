@@ -4,11 +4,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from mixlab.data.imagenet_labels import NUM_TRAIN, NUM_VAL
 from mixlab.run.directory import file_name
 from mixlab.studies.reproduce.folders import COCO_PARTS, IMAGENET_S, SHIFTED
-from mixlab.studies.reproduce.hours import NUM_TRAIN, NUM_VAL, SHIFTED_IMAGES, HoursEstimate, estimate_hours
+from mixlab.studies.reproduce.hours import SHIFTED_IMAGES, HoursEstimate, estimate_hours
 from mixlab.studies.reproduce.networks import ItemSetting, Network, training_of, training_step
-from mixlab.studies.steps import Step
+from mixlab.studies.steps import Step, sets
 
 PROBE_EPOCHS = 100
 SEGMENT_STEPS, DENSE_BATCH, DETECT_EPOCHS = 160_000, 16, 12
@@ -243,7 +244,7 @@ def _dense(setting: ItemSetting, network: Network, task: str, settings: Sequence
         chosen = ("steps=1", "batch=2", "optim.warmup_steps=0")
     elif _is_swin(network):
         chosen = (*chosen, *SWIN)
-    return (*recipe, *(part for one in chosen for part in ("--set", one)))
+    return (*recipe, *sets(*chosen))
 
 
 def _tiny(setting: ItemSetting, *options: str) -> tuple[str, ...]:

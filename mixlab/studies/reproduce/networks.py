@@ -8,9 +8,10 @@ from typing import Literal
 from mixlab.backbones.visual_mambas import VISUAL_MAMBAS
 from mixlab.backbones.zoo import ZOO, known_fields
 from mixlab.choices import Scale
+from mixlab.data.imagenet_labels import NUM_TRAIN
 from mixlab.recipes import RECIPES, find_recipe
-from mixlab.studies.reproduce.hours import NUM_TRAIN, HoursEstimate, estimate_hours
-from mixlab.studies.steps import Step
+from mixlab.studies.reproduce.hours import HoursEstimate, estimate_hours
+from mixlab.studies.steps import Step, sets
 from mixlab.training.settings import override
 
 Training = Literal["dino", "supervised", "dinov2"]
@@ -135,10 +136,10 @@ def training_step(setting: ItemSetting, network: Network) -> tuple[Step, HoursEs
         f"{network.title} by its recipe",
         (
             "pretrain" if method == "dino" else "train", recipe, "--data", setting.data["imagenet"],
-            "--run", str(place), *_sets(changes),
+            "--run", str(place), *sets(*changes),
         ),
         weights,
-        here=(*_sets(parts), *setting.on),
+        here=(*sets(*parts), *setting.on),
         trains=place,
     )  # fmt: skip
     config = override(find_recipe(recipe), changes)
@@ -160,7 +161,3 @@ def _tiny(network: Network) -> tuple[str, ...]:
     if network.small == "mambaout_femto64":
         return (*name, "model.dims=[16,24,32,48]", "model.depths=[1,1,1,1]", *steps, *network.tiny)
     return (*name, f"model.dim={TINY_DIMS[network.size]}", "model.depth=4", *steps, *network.tiny)
-
-
-def _sets(settings: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(part for setting in settings for part in ("--set", setting))

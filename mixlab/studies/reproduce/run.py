@@ -156,7 +156,7 @@ def check_agreement(run: RunDirectory, root: Path, scale: Scale) -> None:
 
 def stored_scale(run: Path) -> Scale:
     """The scale of a run of reproductions."""
-    known = RunDirectory.open(run).read_config().get(COMMAND, {}) if (run / "config.json").is_file() else {}
+    known = RunDirectory.open(run).read_config_if_any().get(COMMAND, {})
     return "tiny" if known.get("scale") == "tiny" else "full"
 
 

@@ -13,18 +13,20 @@ from mixlab.backbones.weights import shrink_file
 from mixlab.data.images import HELD_OUT_OF
 from mixlab.recipes import find_recipe
 from mixlab.recipes.small import DEPTHS_160
-from mixlab.studies.miniature.parts import (
+from mixlab.studies.plan import (
     RANKED,
+    STUDY_FAMILIES,
     TUNING_SEED,
-    Part,
+    Family,
+    Setting,
+    StudyEffort,
     cost_step,
-    ledger,
+    ledger_step,
     map_studies,
     rank_step,
+    score,
     shifts_step,
 )
-from mixlab.studies.miniature.plan import STUDY_FAMILIES, Family, Setting, StudyEffort, score, sets
-from mixlab.studies.miniature.run import Study
 from mixlab.studies.scoring import score_run
 from mixlab.studies.small.plan import (
     ABLATIONS,
@@ -39,7 +41,8 @@ from mixlab.studies.small.plan import (
     seeds_of,
     training_minutes,
 )
-from mixlab.studies.steps import Step
+from mixlab.studies.steps import Step, sets
+from mixlab.studies.study import Part, Study
 from mixlab.training.settings import override
 
 PAPERS_PROBE = ("--mode", "cached")  # and the paper's grid of heads, rates and decays
@@ -269,6 +272,10 @@ def cost(setting: Setting) -> Iterator[Step]:
     """Images per second and memory against tokens, with nothing else running."""
     families = setting.families
     yield cost_step(setting, [f"{f.label}-{size}={recipe_of('dino', size, f)}" for size in SIZES for f in families])
+
+
+def ledger(setting: Setting) -> Iterator[Step]:
+    yield ledger_step(setting)
 
 
 def keep_16_bits(run: Path) -> None:

@@ -1,7 +1,7 @@
 """What the study at 160 px trains: sizes, efforts, ablations, and how long an H200 should take."""
 
 from mixlab.recipes import find_recipe
-from mixlab.studies.miniature.plan import Family, StudyEffort
+from mixlab.studies.plan import Family, StudyEffort
 from mixlab.training.config import TrainConfig
 from mixlab.training.settings import override
 

@@ -14,7 +14,7 @@ from mixlab.errors import InputError
 from mixlab.run import Measurement, RunDirectory
 from mixlab.run.directory import file_name, write_atomically
 from mixlab.statistics import difference, mean_interval
-from mixlab.studies.miniature.publish import cleaned
+from mixlab.studies.publishing import cleaned
 from mixlab.studies.speedrun.record import command_of, listed, score_of
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"

@@ -64,7 +64,7 @@ def read_record(run: Path) -> dict[str, Any]:
             f"{run} is not a finished speedrun: it has no results/{NAME}.json, which is written once it is trained and "
             "scored; run the same command again without --publish to finish it"
         )
-    config = directory.read_config() if (run / "config.json").is_file() else {}
+    config = directory.read_config_if_any()
     if config.get("recipe") not in RECIPES:
         return found
     return found | {"changed": changed_settings(config["recipe"], to_json(train_config(config["settings"])))}

@@ -1,4 +1,4 @@
-"""A mixer, a family, a backbone, a method, a recipe, a source and an analysis, as small as they can be."""
+"""One of everything that can be registered, as small as it can be."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -127,10 +127,26 @@ class AgreeRecipe(ViewsRecipe):
         return agreement + spread, {"agreement": agreement.detach()}
 
 
+@mixlab.register_optimizer
+def spade(groups: Any, config: Any) -> torch.optim.Optimizer:
+    return torch.optim.NAdam(groups, lr=config.lr, betas=config.betas)
+
+
+@mixlab.register_schedule
+def wane(step: int, course: Any) -> float:
+    return float(course.peak / (1 + step / course.total))
+
+
+@mixlab.register_map
+def light(features: Features) -> Tensor:
+    """Mean activation of each patch."""
+    return features.patches.mean(-1)
+
+
 @mixlab.register_recipe
 def agree_garden_tiny64() -> Any:
     config = with_method(RECIPES["dino_garden_tiny64"](), AgreeConfig)
-    return replace(config, epochs=2, batch=8)
+    return replace(config, epochs=2, batch=8, optim=replace(config.optim, name="spade", decay="wane"))
 
 
 class Stripes(Source[Tensor]):

@@ -14,7 +14,7 @@ import mixlab
 from mixlab.cli import main
 from mixlab.commands.robust import parse_sets, parse_shard
 from mixlab.data.imagenet_labels import imagenet_a_classes, imagenet_classes, real_labels
-from mixlab.evaluation.classifier import ProbeHead, load_head, save_head
+from mixlab.evaluation.probe_head import ProbeHead, load_head, save_head
 from mixlab.run import RunDirectory, measurements_of
 
 probe = command("probe")

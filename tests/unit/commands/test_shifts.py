@@ -16,9 +16,10 @@ from mixlab.data.shapes import SHAPE_CLASSES
 from mixlab.data.transforms import LUMA
 from mixlab.evaluation.classifier import NamedClassifier, load_classifier
 from mixlab.evaluation.machine import CentreView, Machine
-from mixlab.evaluation.shifts import SHIFTS, ShiftScores, score_shifts, shifted
+from mixlab.evaluation.shifts import SHIFTS, ShiftScores, evaluate_shifts, score_shifts, shifted
 from mixlab.run import RunDirectory, Subject, measurements_of
 from mixlab.training.distributed import World
+from tests.bars import CountingBar
 
 probe = command("probe")
 robust = command("robust")
@@ -43,6 +44,13 @@ def score(num_ranks: int, num_images: int = 23, batch: int = 5) -> list[ShiftSco
     images, machine = parse_source(f"shapes:n={num_images},size=16"), Machine(World(torch.device("cpu")), batch=batch)
     ranks = [(rank, num_ranks) for rank in range(num_ranks)]
     return [score_shifts(images, colour_classifier(), machine=machine, shard=shard) for shard in ranks]
+
+
+def test_a_bar_ends_with_the_last_image_that_this_rank_scores() -> None:
+    bar = CountingBar()
+    machine = Machine(World(torch.device("cpu"), rank=1, size=2), batch=5, bar=bar)
+    evaluate_shifts(colour_classifier(), "shapes:n=23,size=16", limit=9, machine=machine)
+    assert bar.totals == bar.done == [4]
 
 
 def test_grey_is_lightness_and_pale_keeps_the_order_of_pixels() -> None:

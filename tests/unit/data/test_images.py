@@ -302,10 +302,18 @@ def test_the_second_opening_reads_the_stored_index(shards, monkeypatch):
 def test_many_shards_are_indexed_by_several_processes_to_the_same_index(shards, monkeypatch):
     pattern, alone = f"{shards}/set-*.tar", TarShards(f"{shards}/set-*.tar", cache=shards / "alone")
     monkeypatch.setattr("mixlab.data.shards._SHARDS_PER_PROCESS", 1)
-    monkeypatch.setattr("mixlab.data.shards._num_cores", lambda: 2)
+    monkeypatch.setattr("mixlab.data.shards.num_cores", lambda: 2)
     together = TarShards(pattern, cache=shards / "together")
     assert together.keys == alone.keys and together.labels().tolist() == alone.labels().tolist()
     assert all(torch.equal(together.load(index), alone.load(index)) for index in range(len(alone)))
+
+
+def test_a_container_s_quota_limits_the_processes_that_index_shards(shards, monkeypatch):
+    monkeypatch.setattr("mixlab.data.shards._SHARDS_PER_PROCESS", 1)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(64)), raising=False)
+    monkeypatch.setattr("mixlab.data.cores.cgroup_quota", lambda: (1.0, "container"))
+    monkeypatch.setattr("mixlab.data.shards.ProcessPoolExecutor", lambda *_, **__: pytest.fail("more than one process"))
+    assert len(TarShards(f"{shards}/set-*.tar"))
 
 
 def test_a_changed_shard_is_indexed_again(shards):

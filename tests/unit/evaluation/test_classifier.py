@@ -23,13 +23,10 @@ from mixlab.errors import WorkError
 from mixlab.evaluation.accuracy import write_accuracy
 from mixlab.evaluation.classifier import (
     ProbedBackbone,
-    ProbeHead,
     _classifier_in,
     load_classifier,
-    load_head,
     own_probe,
     probe_classifier,
-    save_head,
     timm_classifier,
     trained_classifier,
 )
@@ -37,6 +34,7 @@ from mixlab.evaluation.features import HeadInput
 from mixlab.evaluation.knn import KnnSettings
 from mixlab.evaluation.machine import CentreView
 from mixlab.evaluation.probe import ProbeSettings
+from mixlab.evaluation.probe_head import ProbeHead, load_head, save_head
 from mixlab.evaluation.target import as_target, load_target
 from mixlab.recipes import RECIPES
 from mixlab.run import RunDirectory

@@ -17,10 +17,11 @@ from mixlab.data.images import ImageFolder, parse_source
 from mixlab.data.labelled import Relabelled
 from mixlab.data.source import ImageSource, Subset
 from mixlab.evaluation import feature_cache
-from mixlab.evaluation.feature_cache import Extraction, FeatureCache
+from mixlab.evaluation.feature_cache import Extraction, FeatureCache, extract_features
 from mixlab.evaluation.features import FeaturePlan, FeatureTable, HeadInput
 from mixlab.evaluation.machine import CentreView, Machine, precision_in_use
 from mixlab.training.distributed import World
+from tests.bars import CountingBar
 
 SHARD = 8
 
@@ -67,6 +68,15 @@ def test_a_stopped_extraction_goes_on_with_the_missing_shards_only(tmp_path: Pat
     again = fill(make_cache(tmp_path), counts)
     assert counts == [44 - 8 - 4, 4, 4, 4]  # what was there, then two batches of shard 1 and one of the last, short one
     assert torch.equal(again.all(), whole)
+
+
+def test_a_bar_ends_with_the_last_image_that_this_rank_extracts(tmp_path: Path) -> None:
+    cache, bar = make_cache(tmp_path), CountingBar()
+    fill(cache)
+    (cache.folder / "00001.json").unlink()
+    machine = Machine(World(torch.device("cpu"), rank=1, size=2), batch=4, features=tmp_path, bar=bar)
+    extract_features(cache.backbone, cache.source, cache.extraction, name=DATA, machine=machine)
+    assert bar.totals == bar.done == [8 + 8 + 4]  # shards 1, 3 and 5 of six
 
 
 def test_a_damaged_shard_is_made_again(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from mixlab.evaluation.robustness import evaluate_robustness, score_set
 from mixlab.evaluation.shifted_sets import SETS, SetScore, find_sets
 from mixlab.run import Subject
 from mixlab.training.distributed import World
+from tests.bars import CountingBar
 from tests.photographs import PHOTOGRAPHS, needs_photographs
 
 ALONE = Machine(World(torch.device("cpu")), batch=3)
@@ -62,6 +63,15 @@ def test_folders_of_imagenet_v2_are_numbers_and_not_words(tmp_path: Path) -> Non
     found = score("v2-mf", tmp_path)
     assert (found.correct, found.n) == (5, 6)
     assert len(found.absent_classes) == 994
+
+
+def test_a_bar_ends_with_the_last_image_that_this_rank_scores(tmp_path: Path) -> None:
+    for number in range(9):
+        paint(tmp_path / imagenet_classes()[number] / "a.png", number)
+    bar = CountingBar()
+    machine = Machine(World(torch.device("cpu"), rank=1, size=2), batch=3, bar=bar)
+    evaluate_robustness(oracle(), {"sketch": tmp_path}, limit=5, machine=machine)
+    assert bar.totals == bar.done == [2]  # of 50,889 in the released set: 5, of which the other rank has 3
 
 
 def test_synset_folders_are_scored_by_their_place_among_the_thousand(tmp_path: Path) -> None:

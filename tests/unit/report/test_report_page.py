@@ -216,7 +216,7 @@ def test_a_field_of_another_type_is_named_with_its_file_and_value(
 def test_a_strange_config_is_named_and_is_not_to_be_removed(tmp_path: Path) -> None:
     run = make_example(tmp_path / "run")
     RunDirectory(run.path / "vit").write_config({"settings": {"method": {"kind": 7}}})
-    with pytest.raises(InputError, match=r"run/vit/config.json has settings.method.kind 7, not text.*; correct it$"):
+    with pytest.raises(InputError, match=r"run/vit/config.json has settings.method.kind 7, not text; restore it"):
         report(run.path)
 
 

@@ -2,18 +2,20 @@
 
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
 import sys
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import numpy as np
 import pytest
 
 import mixlab
-from mixlab.errors import WorkError
+from mixlab.errors import InputError, WorkError
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import write_atomically
 
@@ -79,6 +81,44 @@ def test_what_is_not_a_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[1")
     with pytest.raises(ValueError, match="not valid JSON.*; restore it, or start again"):
         RunDirectory.open(tmp_path).read_config()
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"settings": [1]}, "settings [1], not an object"),
+        ({"settings": {"method": None}}, "settings.method None, not an object"),
+        ({"settings": {"method": {"kind": 7}}}, "settings.method.kind 7, not text"),
+        ({"settings": {"model": {"fields": "dim"}}}, "settings.model.fields 'dim', not an object"),
+        ({"data": 3}, "data 3, not text"),
+        ({"classes": "cat"}, "classes 'cat', not a list"),
+    ],
+)
+def test_a_field_of_another_kind_in_config_json_is_named_whoever_reads_it(
+    config: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    run = RunDirectory.create(tmp_path / "run")
+    run.write_config(config)
+    readers = (
+        run.read_config,
+        lambda: mixlab.load_target(str(run.path)),
+        lambda: mixlab.evaluate_segmentation(run.path, "shapes"),
+        lambda: mixlab.find_recipe(str(run.path / "config.json")),
+    )
+    for read in readers:
+        with pytest.raises(InputError, match=re.escape(f"config.json has {said}")):
+            read()
+    (run.path / "checkpoints").mkdir()
+    (run.path / "checkpoints" / "step-00000001.json").touch()
+    with pytest.raises(InputError, match="remove it, and resume: the newest checkpoint has a copy"):
+        run.read_config()
+
+
+def test_a_config_may_lack_fields_and_say_null_where_others_say_text(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run")
+    assert run.read_config_if_any() == {}
+    run.write_config({"seed": None, "data": None, "settings": {}})
+    assert run.read_config_if_any() == {"seed": None, "data": None, "settings": {}}
 
 
 def test_a_result_without_measurements_is_replaced_by_one_of_the_same_protocol_alone(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from mixlab.run import RunDirectory, provenance, unpacked
 from mixlab.run.archive import PUBLISHED_RUNS
-from mixlab.studies.miniature import publish
-from mixlab.studies.miniature.publish import publish_study
+from mixlab.studies import publishing
+from mixlab.studies.publishing import publish_study
 
 OURS = {"README.md", "report.html", PUBLISHED_RUNS, "manifest.json"}
 
@@ -137,7 +137,7 @@ def test_a_published_study_is_replaced_and_only_once_the_new_one_is_whole(
         raise OSError("no space left")
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="no space left"):
-        patch.setattr(publish, "write_report", full)
+        patch.setattr(publishing, "write_report", full)
         publish_study(run, out)
     assert contents(out) == before
     publish_study(run, out)

@@ -13,8 +13,8 @@ from PIL import Image
 
 from mixlab.cli import main
 from mixlab.run.directory import read_json
-from mixlab.studies.miniature import run as study_run
-from mixlab.studies.miniature.plan import STUDY_FAMILIES, Setting
+from mixlab.studies import study
+from mixlab.studies.plan import STUDY_FAMILIES, Setting
 from mixlab.studies.small.parts import small_study
 from mixlab.studies.small.plan import ABLATIONS, FULL, QUICK
 from mixlab.studies.speedrun.record import read_record
@@ -46,8 +46,8 @@ def inline(workers: int) -> Any:
 
 def go(root: Path, parts: tuple[str, ...], run: str = "run") -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(study_run, "worker_pool", inline)
-        return study_run.run_study(
+        patch.setattr(study, "worker_pool", inline)
+        return study.run_study(
             small_study((0,)), data=root / "photos", masks=str(root / "masked"), run=root / run, parts=parts,
             seeds=(0,), effort=QUICK, at_once=1, device="cpu", voc=str(root / "voc") if ALL else None,
         )  # fmt: skip

@@ -21,12 +21,14 @@ from mixlab.cli import main
 from mixlab.data.mask_formats import parse_label_maps
 from mixlab.run import RunDirectory, unpacked
 from mixlab.run.directory import read_json
-from mixlab.studies.miniature.folders import hold_out, write_labels
-from mixlab.studies.miniature.manifest import Manifest
-from mixlab.studies.miniature.plan import QUICK, STUDY_FAMILIES
-from mixlab.studies.miniature.publish import publish_study
-from mixlab.studies.miniature.run import MINIATURE, run_study
+from mixlab.studies.folders import hold_out, write_labels
+from mixlab.studies.manifest import Manifest
+from mixlab.studies.miniature.parts import MINIATURE
+from mixlab.studies.miniature.plan import QUICK
+from mixlab.studies.plan import STUDY_FAMILIES
+from mixlab.studies.publishing import publish_study
 from mixlab.studies.speedrun import page
+from mixlab.studies.study import run_study
 from tests.drawn_folders import NUM_MASKS, draw_folders
 from tests.waiting import wait_for
 
@@ -59,7 +61,7 @@ def go(root: Path, parts: tuple[str, ...], *, families: Any = TWO, seeds: tuple[
 def in_this_process() -> Iterator[None]:
     """Steps, not in a worker, which imports torch anew: test_demo.py and test_steps.py have workers."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mixlab.studies.miniature.run.worker_pool", here)
+        patch.setattr("mixlab.studies.study.worker_pool", here)
         patch.setattr(sys, "argv", ["mixlab"])
         yield
 

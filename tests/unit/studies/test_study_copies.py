@@ -8,7 +8,7 @@ from PIL import Image
 
 from mixlab.data.images import parse_source
 from mixlab.run.directory import read_json
-from mixlab.studies.miniature import folders
+from mixlab.studies import folders
 
 
 def paint(place: Path, size: tuple[int, int], colour: tuple[int, int, int] = (200, 30, 60)) -> None:

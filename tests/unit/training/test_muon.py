@@ -8,13 +8,13 @@ from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.zoo import create_model
 from mixlab.data.loader import Batch
 from mixlab.recipes import RECIPES
-from mixlab.training.checkpoint import TrainingState
 from mixlab.training.config import OptimConfig
 from mixlab.training.distributed import World
 from mixlab.training.muon import linear_weights, orthogonal
 from mixlab.training.optim import build_optimizer, parameter_groups, set_rates
 from mixlab.training.recipe import seed_all
 from mixlab.training.settings import override
+from mixlab.training.state import TrainingState
 from mixlab.training.update import Update
 
 CONFIG = OptimConfig(name="muon", lr=1e-3, weight_decay=0.1, weight_decay_end=0.1)

@@ -13,16 +13,8 @@ from mixlab.evaluation.methods import train_config
 from mixlab.recipes import RECIPES
 from mixlab.run.codec import to_json
 from mixlab.training.config import OptimConfig
-from mixlab.training.optim import (
-    build_optimizer,
-    clip_each_,
-    cosine,
-    learning_rate,
-    linear_by_epoch,
-    move_towards_,
-    parameter_groups,
-    set_rates,
-)
+from mixlab.training.optim import build_optimizer, clip_each_, move_towards_, parameter_groups, set_rates
+from mixlab.training.schedules import Course, cosine, learning_rate, linear_by_epoch
 from mixlab.training.settings import is_older
 
 SMALL = {"dim": 32, "depth": 2, "patch": 8, "image": 32}
@@ -121,7 +113,7 @@ def dino_table(base: float, final: float, epochs: int, per_epoch: int, warmup_ep
 def test_the_learning_rate_follows_the_table_of_dino_at_every_step(epochs: int, per_epoch: int, warmup: int) -> None:
     table = dino_table(2e-3, 1e-6, epochs, per_epoch, warmup)
     ours = [
-        learning_rate(step, peak=2e-3, end=1e-6, warmup=warmup * per_epoch, total=epochs * per_epoch)
+        learning_rate(step, Course(peak=2e-3, end=1e-6, warmup=warmup * per_epoch, total=epochs * per_epoch))
         for step in range(epochs * per_epoch)
     ]
     np.testing.assert_allclose(ours, table, rtol=1e-12, atol=1e-15)
@@ -133,7 +125,7 @@ def test_the_learning_rate_by_epoch_is_that_of_timm() -> None:
     schedule = {"peak": 4e-3, "end": 1e-5, "start": 1e-6, "warmup": 4 * 7, "total": 30 * 7, "steps_per_epoch": 7}
     for epoch in range(30):
         (expected,) = timms._get_lr(epoch)
-        ours = [learning_rate(7 * epoch + step, **schedule, decay="cosine_by_epoch") for step in (0, 6)]
+        ours = [learning_rate(7 * epoch + step, Course(**schedule), "cosine_by_epoch") for step in (0, 6)]
         np.testing.assert_allclose(ours, expected, rtol=1e-12)
 
 
@@ -184,21 +176,24 @@ def test_a_cosine_ends_where_it_should_and_stays_there() -> None:
 
 
 def test_poly_falls_in_a_straight_line_after_the_warm_up() -> None:
-    rates = [learning_rate(s, peak=6e-5, end=0.0, start=6e-11, warmup=15, total=115, decay="poly") for s in range(116)]
+    course = Course(peak=6e-5, end=0.0, start=6e-11, warmup=15, total=115)
+    rates = [learning_rate(s, course, "poly") for s in range(116)]
     np.testing.assert_allclose(rates[:15], np.linspace(6e-11, 6e-5, 15))
     np.testing.assert_allclose(rates[15:], np.linspace(6e-5, 0.0, 101), atol=1e-18)
 
 
 def test_drops_leave_a_tenth_each() -> None:
-    rates = [learning_rate(s, peak=1e-4, end=0.0, warmup=2, total=12, decay="drops", drops=(8, 11)) for s in range(12)]
+    course = Course(peak=1e-4, end=0.0, warmup=2, total=12, drops=(8, 11))
+    rates = [learning_rate(s, course, "drops") for s in range(12)]
     np.testing.assert_allclose(rates, [0, *[1e-4] * 7, *[1e-5] * 3, 1e-6])
 
 
-def test_an_unknown_decay_is_refused() -> None:
-    with pytest.raises(ValueError, match="choose cosine, cosine_by_epoch, poly or drops"):
-        learning_rate(5, peak=1.0, end=0.0, warmup=0, total=9, decay="stairs")
+def test_unknown_names_are_refused() -> None:
+    for setting, said in (("decay", "cosine, cosine_by_epoch, poly, drops"), ("name", "adamw, muon")):
+        with pytest.raises(ValueError, match=f"optim.{setting} is 'stairs'; choose one of {said}, or load the plugin"):
+            OptimConfig(lr=1.0, weight_decay=0.0, weight_decay_end=0.0, **{setting: "stairs"})
 
 
 def test_a_warm_up_of_one_step_has_the_full_rate_and_not_none() -> None:
-    rates = [learning_rate(s, peak=2.0, end=0.0, warmup=1, total=9, decay="drops", drops=()) for s in range(3)]
+    rates = [learning_rate(s, Course(peak=2.0, end=0.0, warmup=1, total=9), "drops") for s in range(3)]
     assert rates == [2.0] * 3

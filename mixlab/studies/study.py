@@ -1,4 +1,4 @@
-"""Runs the parts of a study in order, and records their times."""
+"""A study: a name and its parts, which are run in order, each with its time noted."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 from rich.text import Text
 
 from mixlab.console import console
+from mixlab.data.cores import num_cores
 from mixlab.data.images import parse_source
 from mixlab.data.mask_formats import parse_masks
 from mixlab.errors import InputError
@@ -24,11 +25,9 @@ from mixlab.report import write_report
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import RunLock, read_json
 from mixlab.studies.elapsed import elapsed, noting_time
-from mixlab.studies.miniature.folders import COPY_SIDE, prepare
-from mixlab.studies.miniature.parts import PARTS, Part
-from mixlab.studies.miniature.plan import FULL, QUICK, STUDY_FAMILIES, Family, Setting, StudyEffort
+from mixlab.studies.folders import COPY_SIDE, prepare
+from mixlab.studies.plan import STUDY_FAMILIES, Family, Setting, StudyEffort
 from mixlab.studies.steps import Step, check_config_is_there, is_done, mark_of, run_steps, wait_for_workers, worker_pool
-from mixlab.training.cores import num_cores
 from mixlab.training.distributed import choose_device
 
 CONTROL = "nvidia-cuda-mps-control"  # of CUDA's MPS, under which kernels of several processes run side by side
@@ -40,13 +39,25 @@ NEEDLESS = ("checkpoints", "features", "probe", "tensorboard")  # of runs that a
 
 
 @dataclass(frozen=True)
+class Part:
+    """`minutes` on one H200: of the miniature under MPS, ten thousand images of 112 px, 700 masks, three seeds and ten
+    processes; of others estimates."""
+
+    question: str
+    steps: Callable[[Setting], Iterable[Step]]
+    minutes: float
+    needs: tuple[str, ...] = ()
+    labels: bool = False  # nothing is left of it without labels
+
+
+@dataclass(frozen=True)
 class Study:
     """A name and the parts behind it, in the order in which they run."""
 
     name: str
     parts: Mapping[str, Part]
-    full: StudyEffort = FULL
-    quick: StudyEffort = QUICK
+    full: StudyEffort
+    quick: StudyEffort
     copy_side: int = COPY_SIDE  # px of copies of large photographs
     most_at_once: int = 10  # processes on one GPU
     tidy: Callable[[Path], None] | None = None  # called on each trained run, once its part is done
@@ -54,9 +65,6 @@ class Study:
     @property
     def command(self) -> str:
         return f"study {self.name}"
-
-
-MINIATURE = Study("miniature", PARTS)
 
 
 def run_study(

@@ -9,9 +9,9 @@ import pytest
 import torch
 from ranks import free_port
 
+from mixlab.data import cores
+from mixlab.data.cores import Cores, cgroup_quota, num_cores, own_cores
 from mixlab.data.index_file import is_trusted
-from mixlab.training import cores
-from mixlab.training.cores import Cores, cgroup_quota, num_cores, own_cores
 from mixlab.training.distributed import World, describe_workers, join_world, num_workers, once_per_machine, only_first
 from tests.waiting import exit_codes
 

@@ -17,8 +17,8 @@ from mixlab.run import RunDirectory, write_archive
 from mixlab.run.archive import PUBLISHED_RUNS
 from mixlab.run.aside import folder_aside
 from mixlab.run.directory import AGAIN
-from mixlab.studies.miniature.manifest import Manifest
-from mixlab.studies.miniature.parts import finished_runs
+from mixlab.studies.manifest import Manifest
+from mixlab.studies.plan import finished_runs
 from mixlab.studies.steps import rename_folder
 
 PAGES = ("report.html", "README.md")

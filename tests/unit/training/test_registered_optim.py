@@ -1,0 +1,242 @@
+"""Optimisers and schedules from outside: they train, resume to the same bits, and are refused where they are wrong."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import mixlab
+from mixlab.cli import main
+from mixlab.plugins import REGISTRIES, VARIABLE, load_plugin
+from mixlab.recipes import RECIPES
+from mixlab.run import RunDirectory
+from mixlab.training.config import OptimConfig
+from mixlab.training.optim import build_optimizer, parameter_groups
+from mixlab.training.schedules import SCHEDULES, Course, check_schedule, learning_rate
+from mixlab.training.settings import override
+from mixlab.training.state import TrainingState
+
+PLUGIN = """
+import torch
+import mixlab
+
+class Odd(torch.optim.Optimizer):
+    "State of every kind: of other shapes and types, numbers, and a number in the groups that follows the gradients."
+
+    def __init__(self, groups):
+        super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, "scale": 1.0})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            seen = sum(float(p.grad.abs().mean()) for p in group["params"] if p.grad is not None)
+            group["scale"] = 0.9 * group["scale"] + 0.1 * seen
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state.update(step=torch.zeros((), dtype=torch.int64), count=0, momentum=torch.zeros_like(p))
+                    state.update(rows=torch.zeros(p.shape[:1], dtype=torch.bfloat16), best=None)
+                state["count"] += 1
+                state["step"] += 1
+                state["momentum"].lerp_(p.grad, 0.1)
+                state["rows"] += p.grad.flatten(1).mean(1).to(torch.bfloat16) if p.ndim > 1 else p.grad.bfloat16()
+                size = group["scale"] / (state["count"] + float(state["step"]))
+                rows = state["rows"].float().reshape(-1, *[1] * (p.ndim - 1))
+                p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(group["lr"] * size * (state["momentum"] + rows))
+
+@mixlab.register_optimizer
+def odd(groups, config):
+    return Odd(groups)
+
+@mixlab.register_schedule
+def stairs(step, course):
+    return course.peak / (1 + step // course.steps_per_epoch)
+"""
+SETTINGS = ["batch=4", "model.depth=1", "model.dim=32", "optim.warmup_epochs=0", "knn.every_epochs=0", "precision=fp32",
+            "log.every_steps=1", "optim.name=odd", "optim.decay=stairs", "checkpoint.every_steps=2",
+            "data.workers=0"]  # fmt: skip
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    file = tmp_path / "odd_plugin.py"
+    file.write_text(PLUGIN)
+    monkeypatch.setenv(VARIABLE, "")
+    monkeypatch.delitem(mixlab.plugins.sys.modules, file.stem, raising=False)
+    return file
+
+
+def pretrain(run: Path, *more: str) -> list[str]:
+    command = ["pretrain", "dino_vit_tiny64", "--data", "shapes:n=8", "--run", str(run), "--device", "cpu"]
+    return [*command, *(part for one in ["epochs=3", *SETTINGS, *more] for part in ("--set", one))]
+
+
+def tensors_of(run: Path, step: int) -> dict[str, torch.Tensor]:
+    return load_file(run / "checkpoints" / f"step-{step:08d}.safetensors")
+
+
+def test_a_run_with_a_plugins_optimiser_resumes_to_the_same_bits(plugin: Path, tmp_path: Path) -> None:
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    assert main(["--import", str(plugin), *pretrain(whole)]) == 0
+    assert main(pretrain(resumed)) == 0
+    for file in (resumed / "checkpoints").glob("step-00000006*"):
+        file.unlink()
+    for file in (resumed / "checkpoints").glob("step-00000004*"):
+        file.unlink()
+    for file in ("weights.safetensors", "results/training.json"):
+        (resumed / file).unlink()
+    assert main(pretrain(resumed)) == 0  # from step 2
+    ours, theirs = tensors_of(whole, 6), tensors_of(resumed, 6)
+    assert ours.keys() == theirs.keys() and {"step", "momentum", "rows"} <= {name.split("/")[1] for name in ours}
+    assert not [name for name in ours if not torch.equal(ours[name], theirs[name])]
+    numbers = [
+        json.loads((run / "checkpoints" / "step-00000006.json").read_text())["state"] for run in (whole, resumed)
+    ]
+    assert numbers[0]["optimizer"] == numbers[1]["optimizer"]
+    assert {own["count"] for own in numbers[0]["optimizer"]["state"].values()} <= {4, 6}  # prototypes are frozen first
+    assert all(set(group) == {"scale"} for group in numbers[0]["optimizer"]["groups"])
+    rates = [row["lr"] for row in RunDirectory(whole).read_metrics() if "lr" in row]
+    assert rates == pytest.approx([rates[0] / part for part in (1, 1, 2, 2, 3, 3)])
+
+
+def test_a_run_says_which_plugin_it_needs(plugin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {word: (dict(r.data), dict(r._origins)) for word, r in REGISTRIES.items()}
+    assert main(["--import", str(plugin), *pretrain(tmp_path / "run")]) == 0
+    (needed,) = json.loads((tmp_path / "run" / "config.json").read_text())["plugins"]
+    assert needed["adds"] == {"optimizer": ["odd"], "schedule": ["stairs"]}
+    for word, (entries, origins) in before.items():  # as in a process that has not imported it
+        REGISTRIES[word].data, REGISTRIES[word]._origins = entries, origins
+    capsys.readouterr()
+    assert main(pretrain(tmp_path / "run")) == 1
+    told = " ".join(capsys.readouterr().err.split())
+    assert "needs the plugin odd_plugin (optimizer odd, schedule stairs), which is not loaded; write `mixlab" in told
+    assert main(["knn", str(tmp_path / "run"), "--data", "shapes:n=20", "--device", "cpu"]) == 0, "weights need none"
+    assert main(pretrain(tmp_path / "new")) == 1
+    told = " ".join(capsys.readouterr().err.split())
+    assert "optim.name is 'odd'; choose one of adamw, muon, or load the plugin that adds it (mixlab --import)" in told
+
+
+def test_names_of_plugins_are_among_the_choices(plugin: Path) -> None:
+    load_plugin(str(plugin))
+    for setting, names in (("name", "adamw, muon, odd"), ("decay", "cosine, cosine_by_epoch, poly, drops, stairs")):
+        with pytest.raises(mixlab.InputError, match=f"optim.{setting} is 'x'; choose one of {names}, or load"):
+            override(RECIPES["dino_vit_tiny64"](), [f"optim.{setting}=x"])
+    config = override(RECIPES["dino_vit_tiny64"](), ["optim.decay=stairs"])
+    assert override(config, ["optim.drop_epochs=3,4"]).optim.drop_epochs == (3, 4)  # it may have drops
+
+
+def config_of(name: str) -> OptimConfig:
+    return OptimConfig(name=name, lr=1.0, weight_decay=0.0, weight_decay_end=0.0)
+
+
+class NeedsClosure(torch.optim.SGD):
+    def step(self, closure: Any) -> Any:
+        return closure()
+
+
+class NoRate(torch.optim.Optimizer):
+    def __init__(self, groups: Any) -> None:
+        super().__init__(groups, {})
+
+
+def without_names(groups: Any, config: Any) -> Any:
+    return torch.optim.SGD([{"params": group["params"]} for group in groups], lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda groups, config: None, "is a NoneType; return a torch.optim.Optimizer"),
+        (lambda groups, config: torch.optim.SGD(groups[:1], lr=0.1), "trains 1 of 2 parameters; hand it the groups"),
+        (without_names, "has groups without 'names'; hand it the groups as they are"),
+        (lambda groups, config: NoRate(groups), "has groups without 'lr'; so the schedule has no effect"),
+        (lambda groups, config: NeedsClosure(groups, lr=0.1), r"has NeedsClosure.step\(closure.*without a closure"),
+    ],
+)
+def test_what_is_no_optimiser_of_the_network_is_refused(make: Any, said: str) -> None:
+    mixlab.register_optimizer("wrong")(make)
+    with pytest.raises(mixlab.InputError, match=rf"the optimiser 'wrong' of the plugin {__name__} {said}"):
+        build_optimizer(parameter_groups(nn.Linear(3, 2), set()), config_of("wrong"))
+
+
+class Bag:
+    def __init__(self, network: nn.Module) -> None:
+        self.network = network
+
+    def modules(self) -> dict[str, nn.Module]:
+        return {"network": self.network}
+
+
+@pytest.mark.parametrize(
+    ("state", "group", "said"),
+    [
+        ({"history": [1.0]}, {}, "keeps a list as 'history'; keep tensors and numbers"),
+        ({"a/b": 1}, {}, "keeps a state called 'a/b'"),
+        ({}, {"scale": torch.ones(2)}, "keeps a Tensor as 'scale' of its groups; keep numbers there"),
+        ({}, {"seen": (1, 2)}, "keeps a tuple as 'seen' of its groups"),
+    ],
+)
+def test_what_no_checkpoint_could_hold_is_refused(state: Any, group: Any, said: str) -> None:
+    network = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(parameter_groups(network, set()), lr=0.1)
+    kept = TrainingState(Bag(network), optimizer)  # type: ignore[arg-type]
+    assert kept.numbers() == {}
+    optimizer.state[network.weight].update(state)
+    optimizer.param_groups[0].update(group)
+    with pytest.raises(mixlab.WorkError, match=f"the optimiser SGD of torch.optim.sgd {said}"):
+        kept.numbers()
+
+
+COURSE = Course(peak=1.0, end=0.0, warmup=10, total=5000)
+
+
+@pytest.mark.parametrize(
+    ("decay", "said"),
+    [
+        (lambda step, course: -0.1, "gives -0.1 at step"),
+        (lambda step, course: float("nan"), "gives nan at step"),
+        (lambda step, course: torch.ones(()), "gives a Tensor at step"),
+        (lambda step, course: None, "gives a NoneType at step"),
+        (lambda step, course: 1.0 if step < course.total - 1 else float("inf"), "gives inf at step 4999 of 5000"),
+        (lambda step, course, calls=[]: calls.append(1) or 1 / len(calls), "gives .* and then .* it must depend on"),
+    ],
+)
+def test_a_schedule_that_gives_no_rates_is_refused_before_the_run(decay: Any, said: str) -> None:
+    mixlab.register_schedule("wrong")(decay)
+    with pytest.raises(mixlab.WorkError, match=rf"the schedule 'wrong' of the plugin {__name__} {said}"):
+        check_schedule(COURSE, "wrong")
+
+
+def test_the_warm_up_is_the_same_for_all_and_whole_numbers_are_rates() -> None:
+    mixlab.register_schedule("full")(lambda step, course: 1)
+    check_schedule(COURSE, "full")
+    rates = [learning_rate(step, COURSE, "full") for step in range(12)]
+    assert rates == pytest.approx([step / 9 for step in range(10)] + [1.0, 1.0])
+
+
+def test_what_cannot_be_registered_says_why() -> None:
+    for given, said in (
+        (
+            lambda: mixlab.register_optimizer("adamw")(lambda g, c: None),
+            "registers the optimizer 'adamw', which mixlab",
+        ),
+        (
+            lambda: mixlab.register_optimizer("one")(lambda g: None),
+            r"must be built as one\(groups, config\); got one\(g\)",
+        ),
+        (
+            lambda: mixlab.register_schedule("one")(lambda s: 1.0),
+            r"must be called as one\(step, course\); got one\(s\)",
+        ),
+        (lambda: mixlab.register_schedule(lambda s, c: 1.0), "a schedule cannot be called '<lambda>'"),
+        (lambda: mixlab.register_schedule(3), "a schedule is registered as a function; got a int"),
+    ):
+        with pytest.raises(mixlab.InputError, match=said):
+            given()
+    assert set(SCHEDULES) == {"cosine", "cosine_by_epoch", "poly", "drops"}
