@@ -14,7 +14,7 @@ from torch import Tensor
 from mixlab.ops.add_norm.triton_add_norm import row_block, row_unit, row_warps
 from mixlab.ops.short_conv.triton_short_conv import sigmoid
 
-BACKWARD_WARPS = 1584  # twelve on each multiprocessor of a large chip; each program leaves one partial sum for the weights
+BACKWARD_WARPS = 1584  # twelve on each multiprocessor of a large chip; a program leaves one partial sum for the weights
 
 
 @triton.jit

@@ -56,9 +56,7 @@ def _values_tile(
         next_source = tl.load(steps_ptr + plane + following + i)
         skip = tl.load(skip_ptr + head)
 
-        dscores_t, weights_t, sent, same, read = flows_inside(
-            dscores_t, q, k, v, dy, decay, source, skip, T, PRECISION
-        )
+        dscores_t, weights_t, sent, same, read = flows_inside(dscores_t, q, k, v, dy, decay, source, skip, T, PRECISION)
         tl.store(read_ptr + here + first + i, read)
         if AFTER:
             dafter = tl.load(dstates_ptr + (tl.cast(head, tl.int64) * full + border) * (N * P) + n[:, None] * P + p)

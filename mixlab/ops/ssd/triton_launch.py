@@ -55,7 +55,7 @@ def warps_of_tile(tile: int, q: Tensor, v: Tensor) -> int:
 def rows_dense(tensor: Tensor) -> Tensor:
     """(B, L, H, P) as it is, or a copy where the last dimension is strided, or tokens or heads lie too far apart.
 
-    Offsets inside a tile of 64 tokens and its tail and between heads are 32-bit numbers; everything else is counted in 64 bits.
+    Offsets inside a tile and its tail and between heads are 32-bit numbers; everything else is counted in 64 bits.
     """
     _, tokens, heads, last = tensor.stride()
     near = max(128 * tokens, tensor.shape[2] * heads) < 2**31

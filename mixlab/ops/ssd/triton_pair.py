@@ -5,7 +5,6 @@ What the tail reads of the tile is a matrix, too: scores times exp2 of the decay
 
 # mypy: disallow-untyped-defs=False
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -127,9 +126,7 @@ def _pair_values_kernel(
         tl.store(sent_ptr + (here + T + t[:, None]) * 4 + tl.arange(0, 4), all_sent)
 
         decay = tl.load(steps_ptr + here + i)
-        dscores_t, weights_t, sent, same, read = flows_inside(
-            dscores_t, q, k, v, dy, decay, source, skip, T, PRECISION
-        )
+        dscores_t, weights_t, sent, same, read = flows_inside(dscores_t, q, k, v, dy, decay, source, skip, T, PRECISION)
         dv = tl.dot(weights_t, dy, input_precision=PRECISION)
         tl.store(read_ptr + here + i, read)
 
