@@ -5,6 +5,7 @@ Where C does not divide the length the last chunk is shorter, and its blocks are
 image, layer and head at a time: matrices where the backbone is, singular values on the CPU, where LAPACK is.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -38,7 +39,8 @@ from mixlab.mixers import ConvMixing, Grid, Mixing, SelectiveMixing, SSDMixing
 _MATRICES_IN_MEMORY = 2**31  # bytes that all heads under work may take together
 _COPIES_PER_HEAD = 8  # matrices alive at once while one is built
 _LOG_TINY = float(np.log(np.finfo(np.float64).smallest_subnormal))
-LEFT = ("left_by_one", "left_by_rank")  # of the energy, by the best approximations of rank 1 and N
+# Of the energy, by the best approximations of rank 1 and N; NaN where that is the side of the block or more.
+LEFT = ("left_by_one", "left_by_rank")
 _OF_SCANS = ("mask", "product", "underflowed")  # -1 for other mixings and on the diagonal
 BLOCK_COLUMNS = (
     "image", "layer", "head", "on_diagonal", "row", "column", "height", "width", "ragged", "bound",
@@ -246,7 +248,7 @@ def _block_rows(
         on_diagonal, ragged = row == column, min(shape) < len(spans[0])
         bound = mixing.rank_bound(spans[row].tokens, spans[column].tokens)
         extra = scan.get((row, column), [-1.0] * len(_OF_SCANS))
-        left = [float(energy_left(singular, rank)) for rank in ranks]
+        left = [_left(singular, rank, shape) for rank in ranks]
         rows.append([head, on_diagonal, row, column, *shape, ragged, bound, *measured, *extra, *left])
         if not ragged and singular[0] > 0:
             unit = torch.zeros(len(spans[0]), dtype=torch.float64)
@@ -313,8 +315,14 @@ def _measures(singular: Tensor, shape: tuple[int, int], settings: RankSettings) 
 def _whole(matrix: Tensor, rank: int, settings: RankSettings) -> dict[str, float]:
     singular = torch.linalg.svdvals(matrix.cpu())
     measured = _measures(singular, (matrix.shape[0], matrix.shape[1]), settings)
-    left = {name: energy_left(singular, kept) for name, kept in zip(LEFT, (1, rank), strict=True)}
+    shape = (matrix.shape[0], matrix.shape[1])
+    left = {name: _left(singular, kept, shape) for name, kept in zip(LEFT, (1, rank), strict=True)}
     return {name: float(value) for name, value in (measured | left).items()}
+
+
+def _left(singular: Tensor, rank: int, shape: tuple[int, int]) -> float:
+    """`energy_left`; NaN where no matrix of the shape has a higher rank, so that nothing is approximated."""
+    return float(energy_left(singular, rank)) if rank < min(shape) else math.nan
 
 
 def _plain_singular_values(matrix: Tensor, pairs: list[BlockPlace], spans: list[Span]) -> list[Tensor]:

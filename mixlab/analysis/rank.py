@@ -235,6 +235,8 @@ def _spread(rows: Table, name: str) -> dict[str, float | None]:
 
 def _spread_of(values: Column, images: Column, heads: Column) -> dict[str, float | None]:
     keys = ("mean", "min", "max", "std_over_images", "std_over_heads", "low", "high")
+    known = ~np.isnan(values)  # of LEFT
+    values, images, heads = values[known], images[known], heads[known]
     if not len(values):
         return dict.fromkeys(keys)
     by_image, by_head = (_means(values, unit) for unit in (images, heads))

@@ -23,6 +23,7 @@ def knn(
         batch: images per forward pass.
     """
     from mixlab.evaluation.knn import evaluate_knn
+    from mixlab.evaluation.seen_labels import seen_labels
     from mixlab.training.distributed import once_per_machine
 
     check_counts(image=settings.image, batch=batch, num_train=settings.num_train, num_val=settings.num_val)
@@ -42,7 +43,7 @@ def knn(
         if machine.world.is_first:
             stack.enter_context(RunLock(features))
         splits = once_per_machine(machine.world, on.splits)
-        for note in splits.notes():
+        for note in (*splits.notes(), *seen_labels(on.target, splits)):
             machine.say(note)
         loaded = on.load(machine.world.device, settings.seed)
         found = evaluate_knn(loaded, splits, settings, machine=machine)

@@ -31,6 +31,7 @@ def probe(
             with other settings already has that name.
     """
     from mixlab.evaluation.probe import evaluate_linear_probe
+    from mixlab.evaluation.seen_labels import seen_labels
     from mixlab.training.distributed import once_per_machine
 
     if settings.mode == "cached" and settings.load_size:
@@ -48,7 +49,7 @@ def probe(
         evaluation_machine(on.device, workers=on.workers, features=directory.path / "features") as machine,
     ):
         splits = once_per_machine(machine.world, on.splits)
-        for note in splits.notes():
+        for note in (*splits.notes(), *seen_labels(on.target, splits)):
             machine.say(note)
         loaded = on.load(machine.world.device, settings.seed)
         found = evaluate_linear_probe(

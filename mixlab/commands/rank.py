@@ -137,15 +137,27 @@ def _print(answer: WideAnswer, results: dict[str, dict[str, Any]]) -> None:
             ranks = f"{mask['min']:.0f}" + (f" to {mask['max']:.0f}" if mask["max"] > mask["min"] else "")
             text += f"; rank of the decay mask {ranks}"
             text += f", of q kᵀ at most {overall['scan']['product']['max']:.0f}"
-        left = overall["off_diagonal"]["left_by_rank"]
-        if left["mean"] is not None and result["rank"] is not None:
-            one = overall["off_diagonal"]["left_by_one"]["mean"]
-            text += (
-                f"\n  the best approximation of rank {result['rank']} misses {left['mean']:.2%} of the energy of "
-                f"off-diagonal blocks (at most {left['max']:.2%})"
-            )
-            text += f", of rank 1 {one:.2%}" if result["rank"] != 1 else ""
-        answer.line(text)
+        answer.line(text + _approximated(result))
+
+
+def _approximated(result: dict[str, Any]) -> str:
+    """What the best approximations of rank 1 and N leave; nothing where layers differ in N."""
+    rank, blocks = result["rank"], result["overall"]["off_diagonal"]
+    left, one = blocks["left_by_rank"], blocks["left_by_one"]["mean"]
+    if rank is None:
+        return ""
+    if left["mean"] is None:
+        if one is None:
+            return ""
+        return (
+            f"\n  the best approximation of rank 1 misses {one:.2%} of the energy of off-diagonal blocks; rank {rank} "
+            f"cannot miss any of blocks of {result['chunk']} tokens a side: give a lower --rank, or larger images"
+        )
+    beside = f", of rank 1 {one:.2%}" if rank != 1 else ""
+    return (
+        f"\n  the best approximation of rank {rank} misses {left['mean']:.2%} of the energy of off-diagonal blocks (at "
+        f"most {left['max']:.2%}){beside}"
+    )
 
 
 def _draw(directory: RunDirectory, found: dict[str, RankResult], contents: dict[str, dict[str, Any]]) -> None:

@@ -21,7 +21,7 @@ from mixlab.plugins import plugin_at_fault
 
 from .decode import UnreadableImage
 from .sample_order import SampleOrder
-from .source import ImageSource, SkippedImages, Source, evenly_spaced
+from .source import ImageSource, SkippedImages, Source, evenly_spaced, wrapped_sources
 from .workers import check_shared_memory, start_workers, worker_settings
 
 _MEASURED = 16  # samples from which the size of a batch is estimated
@@ -190,21 +190,36 @@ class _Batches(Dataset[Any]):
 
     def __init__(self, reader: SampleReader[Any, Any], *, replace: bool) -> None:
         self._reader, self._replace = reader, replace
+        self._num_samples = len(reader)
+        self._sizes = [len(source) for source in wrapped_sources(reader.source)]
 
     def __getitem__(self, where: tuple[int, NDArray[np.int64]]) -> tuple[Any, Errors]:
         epoch, indexes = where
         errors: Errors = []
         samples = [self._read(index, epoch, errors) for index in indexes.tolist()]
+        if said := self._shrunk():  # samples may be others than their numbers say
+            errors.append(WorkError(said))
         return self._reader.collate([sample for sample in samples if sample is not None]), errors
 
+    def _shrunk(self) -> str:
+        """What to say of a source that has fewer samples than at the start; empty where it has not."""
+        for source, before in zip(wrapped_sources(self._reader.source), self._sizes, strict=True):
+            if (number := len(source)) < before:
+                return (
+                    f"the source {source.title or type(source).__name__} has {number:,} samples, and had {before:,} "
+                    "when it was opened; keep them while it is used: list them once, when it is built"
+                )
+        return ""
+
     def _read(self, index: int, epoch: int, errors: Errors) -> Any | None:
-        for step in range(min(_MAX_TRIES, len(self._reader))):
+        for step in range(min(_MAX_TRIES, self._num_samples)):
             try:  # the next image by number: the same in every run
-                return self._reader.read((index + step) % len(self._reader), epoch)
+                return self._reader.read((index + step) % self._num_samples, epoch)
             except UnreadableImage as error:
                 errors.append(error)
             except Exception as error:  # in a worker its traceback would be lost: what it says is passed on
-                if not (said := plugin_at_fault(error)) or os.environ.get("MIXLAB_DEBUG") == "1":
+                said = self._shrunk() or plugin_at_fault(error)
+                if not said or os.environ.get("MIXLAB_DEBUG") == "1":
                     raise
                 errors.append(WorkError(said))
                 return None

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from itertools import islice
 from operator import index as as_index
 from pathlib import Path
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -125,6 +125,13 @@ class Source(ABC, Generic[T]):
 
 
 ImageSource: TypeAlias = Source[Tensor]
+
+
+def wrapped_sources(source: Source[Any]) -> Iterator[Source[Any]]:
+    """A source, and those of which it is a part."""
+    yield source
+    if isinstance(inner := getattr(source, "source", None), Source):
+        yield from wrapped_sources(inner)
 
 
 def image_in(sample: object, name: str) -> Tensor:

@@ -11,7 +11,7 @@ from torch.fx import wrap
 
 from mixlab.errors import InputError
 from mixlab.mixers.mixer import ALL, Grid, MixerConfig, Mixing, TokenMixer, overlap
-from mixlab.ops.depthwise import depthwise_conv
+from mixlab.ops.depthwise.op import depthwise_conv
 from mixlab.ops.silu_gate.op import silu_gate
 
 wrap("depthwise_conv")
@@ -22,7 +22,8 @@ wrap("silu_gate")
 class ConvMixing(Mixing):
     """A depthwise convolution with zero padding on the grid (h, w): a Toeplitz matrix, one head per channel.
 
-    values (B, C, L, 1) with L = h w; kernel (C, kh, kw) with odd sides, its centre on the reading token.
+    values (B, C, L, 1) with L = h w; kernel (C, kh, kw) with odd sides, its centre on the reading token; if its dtype
+    is finer than that of the values, it is rounded where it has to be.
     """
 
     values: Tensor
@@ -30,7 +31,7 @@ class ConvMixing(Mixing):
     grid: Grid
 
     def matrix(self, heads: slice = ALL) -> Tensor:
-        kernel, (height, width) = self.kernel[heads], self.grid
+        kernel, (height, width) = self.kernel[heads].to(self.values.dtype), self.grid
         half_height, half_width = kernel.shape[1] // 2, kernel.shape[2] // 2
         rows, columns = (
             index.flatten()
@@ -46,8 +47,8 @@ class ConvMixing(Mixing):
         return torch.where(inside, taps, 0).expand(self.values.shape[0], -1, -1, -1)
 
     def apply(self) -> Tensor:
-        images = self.values.squeeze(-1).unflatten(-1, self.grid)  # (B, C, h, w)
-        return depthwise_conv(images, self.kernel).flatten(2).unsqueeze(-1)
+        tokens = self.values.squeeze(-1).mT  # (B, L, C), of mixers as they lie in memory
+        return depthwise_conv(tokens, self.kernel, self.grid).mT.unsqueeze(-1)
 
     def sides(self, head: int) -> tuple[bool, bool]:
         taps = self.kernel[head].flatten()  # an odd number, the centre on the reading token
@@ -112,18 +113,18 @@ class GatedConv(TokenMixer):
 
     def prepare(self, x: Tensor, grid: Grid) -> tuple[Mixing, Tensor]:
         gate, x = self.in_proj(x).chunk(2, dim=-1)
-        weight, length = self.conv_weight.to(x.dtype), x.shape[1]
+        length = x.shape[1]
         if self.config.sequence:
             values = x.mT.repeat(1, self.num_directions, 1).unsqueeze(-1)  # (B, R E, L, 1)
-            return ConvMixing(values, one_sided(weight).unsqueeze(1), (1, length)), gate
+            return ConvMixing(values, one_sided(self.conv_weight).unsqueeze(1), (1, length)), gate
         check_fills_grid(length, grid)
-        return ConvMixing(x.mT.unsqueeze(-1), weight[0], grid), gate
+        return ConvMixing(x.mT.unsqueeze(-1), self.conv_weight.squeeze(0), grid), gate
 
     def merge(self, mixed: Tensor, bypass: Tensor | None) -> Tensor:
         assert bypass is not None
         y = mixed.squeeze(-1).mT  # (B, L, R E)
         if self.num_directions == 1:
-            return self.out_proj(silu_gate(y, bypass, self.conv_bias[0]))
+            return self.out_proj(silu_gate(y, bypass, self.conv_bias.squeeze(0)))
         y = y.unflatten(-1, (self.num_directions, -1))
         return self.out_proj(F.silu(y + self.conv_bias.to(y.dtype)).mean(2) * F.silu(bypass))
 

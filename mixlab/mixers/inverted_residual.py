@@ -45,7 +45,7 @@ class InvertedResidual(TokenMixer):
     def prepare(self, x: Tensor, grid: Grid) -> tuple[ConvMixing, None]:
         check_fills_grid(x.shape[1], grid)
         values = F.relu(per_channel(self.up_norm, self.up(x))).mT.unsqueeze(-1)  # (B, E, L, 1)
-        return ConvMixing(values, self.conv.weight.squeeze(1).to(values.dtype), grid), None
+        return ConvMixing(values, self.conv.weight.squeeze(1), grid), None
 
     def merge(self, mixed: Tensor, bypass: Tensor | None) -> Tensor:
         y = F.relu(per_channel(self.conv_norm, mixed.squeeze(-1).mT))  # (B, L, E)

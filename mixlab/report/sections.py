@@ -118,6 +118,11 @@ def _rank_charts(records: Mapping[str, Record], styles: Styles) -> dict[str, Cha
     return shown
 
 
+def _is_below(content: Mapping[str, Any]) -> bool:
+    """Whether N is below the side of a block, so that an approximation of rank N can leave something."""
+    return (content.get("rank") or 0) < content["chunk"]
+
+
 def _rank_row(record: Record) -> dict[str, Any]:
     overall = record.content["overall"]
     off = overall["off_diagonal"]
@@ -130,7 +135,7 @@ def _rank_row(record: Record) -> dict[str, Any]:
         "measures": {name: off[name] for name in MEASURES},
         "mask": overall["scan"]["mask"]["max"] if "scan" in overall else None,
         "rank": record.content.get("rank"),  # older results have no approximation
-        "left": off.get("left_by_rank", {}).get("mean"),
+        "left": off.get("left_by_rank", {}).get("mean") if _is_below(record.content) else None,
         "holds": overall["bound_holds"],
         "self_share": overall["distance"]["self_share"],
     }

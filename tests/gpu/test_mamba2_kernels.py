@@ -72,7 +72,7 @@ def check(inputs: list[Tensor], *, width: int = 16) -> None:
 
 @pytest.mark.parametrize("directions", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("length", [2, 38, 65, 198])
+@pytest.mark.parametrize("length", [2, 18, 38, 65, 90, 198])
 def test_the_kernels_give_the_reference_and_every_gradient(
     length: int, dtype: torch.dtype, directions: int, poisoned: None
 ) -> None:
@@ -83,7 +83,7 @@ def test_the_released_base_size_agrees(poisoned: None) -> None:
     check(mixer_inputs(198, torch.bfloat16, heads=24, state=64, width=64), width=64)
 
 
-@pytest.mark.parametrize("length", [38, 198])
+@pytest.mark.parametrize("length", [38, 66, 198])
 def test_a_kept_scan_changes_no_bit(length: int, monkeypatch: pytest.MonkeyPatch, poisoned: None) -> None:
     inputs = mixer_inputs(length, torch.bfloat16)
     dout = torch.randn(*inputs[0].shape[:2], 48, device="cuda").bfloat16()

@@ -62,7 +62,7 @@ def check(inputs: list[Tensor], num_reverse: int, *, oracle=ssd_recurrence, slac
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 197, 198])
+@pytest.mark.parametrize("length", [1, 2, 16, 17, 32, 63, 64, 65, 80, 81, 96, 97, 197, 198])
 def test_the_kernels_give_the_recurrence_and_every_gradient(length: int, dtype: torch.dtype, poisoned: None) -> None:
     check(scan_inputs(length, dtype), 4)
 
@@ -80,7 +80,9 @@ ALL_SIZES = [(state, width) for state in SIZES for width in SIZES]
 @pytest.mark.parametrize(("state", "width"), ALL_SIZES if EVERYTHING else SOME_SIZES)
 def test_all_sizes_of_state_and_head_agree(state: int, width: int, poisoned: None) -> None:
     for batch in (1, 2, 3):
-        check(scan_inputs(127, torch.bfloat16, batch=batch, state=state, width=width, heads=9, groups=1), 0, slack=3)
+        for length in (70, 127):
+            inputs = scan_inputs(length, torch.bfloat16, batch=batch, state=state, width=width, heads=9, groups=1)
+            check(inputs, 0, slack=3)
 
 
 @pytest.mark.parametrize(("state", "width"), ALL_SIZES if EVERYTHING else [(16, 32), (32, 16)])
@@ -174,8 +176,9 @@ def test_random_shapes_agree(
 
 @pytest.mark.parametrize("step", [1e-30, 1e-6, 50.0])
 @pytest.mark.parametrize("decay", [-1e-4, -64.0])
-def test_extreme_steps_and_decays_stay_finite(step: float, decay: float, poisoned: None) -> None:
-    q, k, v, dt, A, skip = scan_inputs(198, torch.bfloat16)
+@pytest.mark.parametrize("length", [70, 198])
+def test_extreme_steps_and_decays_stay_finite(length: int, step: float, decay: float, poisoned: None) -> None:
+    q, k, v, dt, A, skip = scan_inputs(length, torch.bfloat16)
     inputs = [q, k, v, torch.full_like(dt, step), torch.full_like(A, decay), skip]
     results = outputs_and_gradients(ssd, inputs, torch.randn_like(v), 4)
     expected = outputs_and_gradients(ssd_chunked, [t.double() for t in inputs], torch.zeros_like(v).double(), 4)
@@ -190,9 +193,10 @@ def test_tiny_steps_keep_their_gradient() -> None:
 
 
 def test_a_strong_decay_between_weak_ones_is_exact() -> None:
-    q, k, v, dt, A, skip = scan_inputs(130, torch.float32)
-    dt[:, ::17] = 50.0
-    check([q, k, v, dt, A, skip], 4)
+    for length in (60, 130):
+        q, k, v, dt, A, skip = scan_inputs(length, torch.float32)
+        dt[:, ::17] = 50.0
+        check([q, k, v, dt, A, skip], 4)
 
 
 def test_strided_inputs_are_read_in_place() -> None:
@@ -206,8 +210,9 @@ def test_strided_inputs_are_read_in_place() -> None:
     assert torch.equal(ssd(q, k, transposed, dt, A, skip, num_reverse=4), expected)
 
 
-def test_the_same_input_gives_the_same_bits() -> None:
-    inputs = scan_inputs(198, torch.bfloat16, batch=8, heads=48)
+@pytest.mark.parametrize("length", [18, 66, 198])
+def test_the_same_input_gives_the_same_bits(length: int) -> None:
+    inputs = scan_inputs(length, torch.bfloat16, batch=8, heads=48)
     dy = torch.randn_like(inputs[2])
     first, second = (outputs_and_gradients(ssd, inputs, dy, 24) for _ in range(2))
     for name in first:

@@ -22,6 +22,7 @@ from mixlab.data.loader import Loader
 from mixlab.data.mask_formats import parse_label_maps, parse_masks
 from mixlab.data.objects import parse_objects
 from mixlab.data.registered import SOURCES
+from mixlab.data.source import Subset
 from mixlab.mixers import ALL, MixerConfig, Mixing, TokenMixer
 from mixlab.recipes import RECIPES, with_method
 from mixlab.training.building import check_modules
@@ -374,6 +375,39 @@ def test_a_source_that_fails_is_named_with_its_line_also_in_a_worker(num_workers
         mixlab.WorkError, match=r"failed in Own.load, .*test_extension_errors.py:\d+: ValueError: no such"
     ):
         next(iter(loader))
+
+
+class Changing(Own):
+    """Has another number of samples once some were read."""
+
+    def __init__(self, then, after):
+        super().__init__(length=16)
+        self.then, self.after, self.num_read = then, after, 0
+
+    def __len__(self):
+        return self.length if self.num_read < self.after else self.then
+
+    def load(self, index):
+        self.check(index)
+        self.num_read += 1
+        return super().load(index)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("after", [6, 8, 16], ids=["in a batch", "between batches", "between epochs"])
+def test_a_source_that_loses_samples_while_it_is_read_is_named(after, num_workers, monkeypatch):
+    monkeypatch.delenv("MIXLAB_DEBUG", raising=False)
+    for part in (lambda source: source, lambda source: Subset(source, range(0, 16, 2))):
+        loader = Loader(part(Changing(5, after)), batch_size=4, size=8, num_workers=num_workers)
+        with pytest.raises(mixlab.WorkError, match="the source own has 5 samples, and had 16 when it was opened; keep"):
+            for _ in range(4):
+                list(loader)
+
+
+def test_a_source_that_grows_is_read_as_it_was_opened():
+    loader = Loader(Changing(40, 6), batch_size=4, size=8)
+    assert sorted(index for batch in loader for index in batch.indexes.tolist()) == list(range(16))
+    assert sorted(index for batch in loader for index in batch.indexes.tolist()) == list(range(16))
 
 
 def test_a_symptom_of_an_unknown_metric_is_named():

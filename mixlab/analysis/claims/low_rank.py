@@ -59,10 +59,12 @@ def low_rank_suffices(evidence: Evidence) -> Verdict:
     """Claim 25: the best approximation of rank N leaves significantly less than LITTLE of the energy of softmax's
     matrices. What the best one leaves, every linear attention and every scan of that width leaves at least.
     """
-    found = evidence.select(
-        "low_rank_residual",
-        keep=lambda m: m["family"] == "attention" and m["training"] != UNTRAINED and m["part"] in PARTS,
-    )
+
+    def says_something(m: Measurement) -> bool:
+        below = m["chunk"] is None or m["rank"] < m["chunk"]  # else nothing can be left of a block
+        return m["family"] == "attention" and m["training"] != UNTRAINED and m["part"] in PARTS and below
+
+    found = evidence.select("low_rank_residual", keep=says_something)
     comparisons, ones, largest = [], [], []
     for group in over_seeds(found):
         lead = group[0]

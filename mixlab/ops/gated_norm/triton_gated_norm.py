@@ -14,7 +14,7 @@ from torch import Tensor
 from mixlab.ops.add_norm.triton_add_norm import row_block, row_unit, row_warps
 from mixlab.ops.short_conv.triton_short_conv import sigmoid
 
-BACKWARD_PROGRAMS = 396  # three on each multiprocessor of a large chip; each leaves one partial sum for the weights
+BACKWARD_WARPS = 1584  # twelve on each multiprocessor of a large chip; a program leaves one partial sum for the weights
 
 
 @triton.jit
@@ -158,15 +158,16 @@ def gated_norm_backward(
     directions = weight.shape[0]
     unit = row_unit(gate)
     num_rows = batch * length
-    num_programs = min(num_rows, BACKWARD_PROGRAMS)
     count, block = row_pieces(inner)
+    num_warps = max(1, min(16, block // 128))
+    num_programs = min(num_rows, BACKWARD_WARPS // min(4, num_warps))
     out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     dy = torch.empty(y.shape, dtype=y.dtype, device=y.device)
     dweight = torch.empty(num_programs, directions, inner, dtype=torch.float32, device=y.device)
     _gated_norm_backward_kernel[(num_programs,)](
         dout.contiguous(), y, gate, weight, dy, dgate, out, dweight, num_rows, gate.stride(1) // unit, eps,
         UNIT=unit, R=directions, E=inner, COUNT=count, BLOCK=block,
-        num_warps=max(1, min(16, block // 128)), maxnreg=168,
+        num_warps=num_warps, maxnreg=168,
     )  # fmt: skip
     return out, dy, dweight.sum(0)
 

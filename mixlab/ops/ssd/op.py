@@ -44,7 +44,7 @@ def _fake(
     q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, num_reverse: int, keep_states: bool
 ) -> tuple[Tensor, Tensor]:
     batch, length, num_heads, width = v.shape
-    num_states = tiling(length, v.dtype).num_full if keep_states else 0
+    num_states = tiling(length, v.dtype).num_states if keep_states else 0
     return v.new_empty(v.shape), v.new_empty(batch, num_heads, num_states, q.shape[3], width)
 
 

@@ -10,6 +10,7 @@ from mixlab.ops.backend import SHARED_BYTES, kernels_run
 SIZES = (16, 32, 64, 128)  # of P and N: powers of two, and at least the 16 of a matrix instruction
 DTYPES = (torch.float32, torch.bfloat16)
 MAX_LENGTH = 65_536
+PAIR_TAIL = 32  # tokens behind one tile that need no state between them
 MAX_BATCH = 65_535  # of a grid's last axes
 WIDEST_SHARED_BYTES = 131_072  # float32 with 128 x 128 states, half of it in shared memory
 
@@ -25,6 +26,16 @@ class Tiling:
     @property
     def count(self) -> int:
         return self.num_full + (self.tail > 0)
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether it is a tile and a short tail, which a program takes at once."""
+        return self.num_full == 1 and 0 < self.tail <= PAIR_TAIL
+
+    @property
+    def num_states(self) -> int:
+        """That are kept for the backward pass."""
+        return 0 if self.is_pair else self.num_full
 
     @property
     def padded(self) -> int:

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from mixlab.ops.ssd.tiling import Tiling
 from mixlab.ops.ssd.triton_across import add_across, state_gradients
-from mixlab.ops.ssd.triton_launch import dot_precision, heads_per_program, launch, rows_dense
+from mixlab.ops.ssd.triton_launch import dot_precision, heads_per_program, launch, rows_dense, warps_of_tile
+from mixlab.ops.ssd.triton_pair import pair_backward
 from mixlab.ops.ssd.triton_steps import Flows
+from mixlab.ops.ssd.triton_tile import flows_inside
 
 
 @triton.jit
@@ -38,7 +40,6 @@ def _values_tile(
     dy_ptr += start * y_l
     dv_ptr += start * y_l
     steps_ptr += first
-    diagonal = i[:, None] == i[None, :]
     v_offset = row * v_l + p
     y_offset = row * y_l + p
     q = tl.load(q_ptr + start * q_l + row * q_l + n, mask=inside, other=0.0)
@@ -55,17 +56,8 @@ def _values_tile(
         next_source = tl.load(steps_ptr + plane + following + i)
         skip = tl.load(skip_ptr + head)
 
-        # The scores again for each head: cheaper than the registers that would keep them.
-        scores_t = tl.dot(k, tl.trans(q), input_precision=PRECISION)  # (j, i)
-        dweights_t = tl.dot(v, tl.trans(dy), input_precision=PRECISION)
-        decay_t = tl.where(i[:, None] <= i[None, :], tl.exp2(decay[None, :] - source[:, None]), 0.0)
-        weights_t = scores_t * decay_t
-        dscores_t += dweights_t * decay_t
-        flow_t = dweights_t * weights_t
-        weights_t = tl.where(diagonal, weights_t + skip, weights_t).to(dy.dtype)
-        sent = tl.sum(flow_t, 1)
-        same = tl.sum(tl.where(diagonal, dweights_t, 0.0), 1)
-        tl.store(read_ptr + here + first + i, tl.sum(flow_t, 0))
+        dscores_t, weights_t, sent, same, read = flows_inside(dscores_t, q, k, v, dy, decay, source, skip, T, PRECISION)
+        tl.store(read_ptr + here + first + i, read)
         if AFTER:
             dafter = tl.load(dstates_ptr + (tl.cast(head, tl.int64) * full + border) * (N * P) + n[:, None] * P + p)
             whole = tl.load(steps_ptr + here + T - 1)
@@ -149,6 +141,9 @@ def scan_backward(
         read=torch.empty(2, batch, num_heads, tiles.padded, dtype=torch.float32, device=device),
         crossing=torch.empty(batch, tiles.count, num_heads, state, dtype=torch.float32, device=device),
     )
+    if tiles.is_pair:
+        pair_backward(dy, q, k, v, steps, skip, dqk, dv, flows, tiles, heads=heads, num_reverse=num_reverse)
+        return _summed(dqk), dv, flows
     dstates = states
     if tiles.count > 1:
         dstates = state_gradients(q, dy, steps, states, flows.crossing, tiles, num_reverse=num_reverse)
@@ -158,8 +153,13 @@ def scan_backward(
         num_heads - num_reverse, heads, tiles.padded, steps.stride(0),
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dqk.stride()[1:5],
         T=tiles.tile, LAST_T=tiles.tail or tiles.tile, N=state, P=width, ONE_TILE=tiles.count == 1,
-        PRECISION=dot_precision(v.dtype), num_warps=4,
+        PRECISION=dot_precision(v.dtype), num_warps=4 if tiles.num_full else warps_of_tile(tiles.tail, q, v),
     )  # fmt: skip
     if tiles.count > 1:
         add_across(q, v, dy, steps, states, dstates, dqk, flows.read, tiles, heads=heads, num_reverse=num_reverse)
-    return dqk.squeeze(1) if dqk.shape[1] == 1 else dqk.sum(1), dv, flows
+    return _summed(dqk), dv, flows
+
+
+def _summed(dqk: Tensor) -> Tensor:
+    """Over the shares of (2, shares, B, L, G, N)."""
+    return dqk.squeeze(1) if dqk.shape[1] == 1 else dqk.sum(1)

@@ -12,18 +12,11 @@ import triton.language as tl
 from torch import Tensor
 
 from mixlab.ops.ssd.tiling import Tiling
-from mixlab.ops.ssd.triton_launch import dot_precision, largest_divisor, launch, rows_dense
+from mixlab.ops.ssd.triton_launch import dot_precision, largest_divisor, launch, rows_dense, warps_of_tile
+from mixlab.ops.ssd.triton_pair import pair_forward
+from mixlab.ops.ssd.triton_tile import weights_of
 
 ONE_TILE_HEADS = 8  # per program: 4 to 24 measured alike, within 10 %
-
-
-@triton.jit
-def _weights(scores, decay, source, skip, T: tl.constexpr):
-    """The tile's matrix (T, T): scores and decay below the diagonal, skip on it."""
-    i = tl.arange(0, T)[:, None]
-    j = tl.arange(0, T)[None, :]
-    weights = tl.where(i >= j, scores * tl.exp2(decay[:, None] - source[None, :]), 0.0)
-    return tl.where(i == j, weights + skip, weights)
 
 
 @triton.jit(do_not_specialize=["L", "group_heads", "first_reverse", "heads"])
@@ -57,7 +50,7 @@ def _one_tile_kernel(
         following = tl.minimum(head + 1, first_head + heads - 1) * T + i
         next_decay = tl.load(steps_ptr + following)
         next_source = tl.load(steps_ptr + plane + following)
-        weights = _weights(scores, decay, source, tl.load(skip_ptr + head), T)
+        weights = weights_of(scores, decay, source, tl.load(skip_ptr + head), T)
         y = tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
         tl.store(y_ptr + head * P, y.to(v.dtype), mask=inside)
         decay = next_decay
@@ -107,7 +100,7 @@ def _many_tiles_kernel(
             decay = tl.load(steps_ptr + i)
             source = tl.load(steps_ptr + plane + i)
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-            weights = _weights(scores, decay, source, skip, T).to(v.dtype)
+            weights = weights_of(scores, decay, source, skip, T).to(v.dtype)
             y = tl.dot(q, state.to(q.dtype), input_precision=PRECISION) * tl.exp2(decay)[:, None]
             y = tl.dot(weights, v, y, input_precision=PRECISION)
             tl.store(y_ptr + y_offset, y.to(v.dtype))
@@ -134,7 +127,7 @@ def _many_tiles_kernel(
         # The state before the scores: after them it takes k's place in shared memory, which ptxas 12.8 gets wrong.
         y = tl.dot(q, state.to(q.dtype), input_precision=PRECISION) * tl.exp2(decay)[:, None]
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        weights = _weights(scores, decay, source, skip, TAIL).to(v.dtype)
+        weights = weights_of(scores, decay, source, skip, TAIL).to(v.dtype)
         y = tl.dot(weights, v, y, input_precision=PRECISION)
         tl.store(y_ptr + row * (H * P) + p, y.to(v.dtype), mask=inside)
 
@@ -156,10 +149,14 @@ def scan_forward(
             _one_tile_kernel, (num_heads // heads, batch), q, k, v, steps, skip, y,
             length, num_heads, group_heads, num_heads - num_reverse, steps.stride(0), heads,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-            T=tiles.tail, N=q.shape[3], P=width, PRECISION=dot_precision(v.dtype), num_warps=4,
+            T=tiles.tail, N=q.shape[3], P=width, PRECISION=dot_precision(v.dtype),
+            num_warps=warps_of_tile(tiles.tail, q, v),
         )  # fmt: skip
         return y, _room_for_states(q, v, 0)
-    states = _room_for_states(q, v, tiles.num_full if keep_states else 0)
+    if tiles.is_pair:
+        pair_forward(q, k, v, steps, skip, y, tiles, num_reverse=num_reverse)
+        return y, _room_for_states(q, v, 0)
+    states = _room_for_states(q, v, tiles.num_states if keep_states else 0)
     _walk(q, k, v, steps, skip, y, states, tiles, num_reverse=num_reverse)
     return y, states
 
@@ -169,8 +166,8 @@ def scan_states(
 ) -> Tensor:
     """The states alone: what the backward pass needs where y was kept."""
     q, k, v = (rows_dense(t) for t in (q, k, v))
-    states = _room_for_states(q, v, tiles.num_full)
-    if tiles.num_full:
+    states = _room_for_states(q, v, tiles.num_states)
+    if tiles.num_states:
         _walk(q, k, v, steps, skip, None, states, tiles, num_reverse=num_reverse)
     return states
 

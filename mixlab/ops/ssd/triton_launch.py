@@ -46,11 +46,17 @@ def heads_per_program(group_heads: int, tiles: int) -> int:
     return largest_divisor(group_heads, limit=wanted if wanted else max(1, group_heads // 4))
 
 
+def warps_of_tile(tile: int, q: Tensor, v: Tensor) -> int:
+    """Warps for a sequence of one tile: one for a short tile of narrow heads, whose products fit its registers."""
+    narrow = max(q.shape[3], v.shape[3]) <= 64 and v.dtype == torch.bfloat16
+    return 1 if tile <= 32 and narrow else 4
+
+
 def rows_dense(tensor: Tensor) -> Tensor:
     """(B, L, H, P) as it is, or a copy where the last dimension is strided, or tokens or heads lie too far apart.
 
-    Offsets inside a tile of 64 tokens and between heads are 32-bit numbers; everything else is counted in 64 bits.
+    Offsets inside a tile and its tail and between heads are 32-bit numbers; everything else is counted in 64 bits.
     """
     _, tokens, heads, last = tensor.stride()
-    near = max(64 * tokens, tensor.shape[2] * heads) < 2**31
+    near = max(128 * tokens, tensor.shape[2] * heads) < 2**31
     return tensor if last == 1 and near else tensor.contiguous()

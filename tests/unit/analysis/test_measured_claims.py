@@ -100,6 +100,8 @@ def test_what_rank_n_leaves_of_softmax_decides_whether_it_is_of_low_rank() -> No
     found = verdict(25, left(0.001), left(0.3, rank=1))
     assert found.status == "supported in part" and "rank 1 leaves 30.00% of off-diagonal" in found.measured
     assert status(25, left(0.3)[0]) == "not resolved at this scale", "one run"
+    small = [replace(m, protocol=replace(m.protocol, chunk=64)) for m in left(0.0)]
+    assert status(25, small) == "not measured", "of 64 tokens rank 64 leaves nothing"
     assert status(25, [replace(m, subject=replace(m.subject, family="mamba2")) for m in left(0.3)]) == "not measured"
 
 

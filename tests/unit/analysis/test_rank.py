@@ -246,6 +246,18 @@ def test_the_rank_of_the_approximation_is_the_width_of_queries_unless_asked_for(
     assert result.summary["overall"]["off_diagonal"]["left_by_rank"]["max"] < 1e-12, "a scan's blocks have rank N"
 
 
+def test_what_a_rank_leaves_is_measured_of_larger_blocks_alone() -> None:
+    """Of blocks of N tokens a side or fewer rank N leaves nothing, whatever they hold."""
+    model, whole = tiny("vit_tiny"), {"whole": True, "rank": 16}
+    for chunk, has_blocks in ((17, True), (16, False), (8, False)):
+        result = measure_ranks(model, "shapes:n=2", layers=[0], settings=RankSettings(chunk=chunk, **whole))
+        found = {(m["part"], m["rank"]) for m in result.measurements if isinstance(m.protocol, LowRankProtocol)}
+        assert found == {("off_diagonal", 1), ("whole", 1), ("whole", 16), *([("off_diagonal", 16)] * has_blocks)}
+        assert (result.summary["overall"]["off_diagonal"]["left_by_rank"]["mean"] is not None) == has_blocks
+    result = measure_ranks(model, "shapes:n=1", layers=[0], settings=RankSettings(chunk=17, whole=True, rank=65))
+    assert {m["rank"] for m in result.measurements if isinstance(m.protocol, LowRankProtocol)} == {1}, "of 65 tokens"
+
+
 def test_weights_that_are_nan_have_no_rank() -> None:
     model = mixlab.create_model("vit_tiny", dim=32, depth=1, patch=8, image=32, head_dim=16).eval()
     with torch.no_grad():

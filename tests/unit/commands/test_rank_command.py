@@ -34,6 +34,20 @@ def test_several_targets_go_side_by_side_into_one_run(tmp_path: Path, capsys: py
     assert figures == {*charts, "rank_vit_blocks.svg", "rank_scan_blocks.svg"}
 
 
+def test_a_rank_that_no_block_can_exceed_is_named_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    vit = make_run(tmp_path / "vit", "vit_tiny")  # queries 16 wide, 65 tokens
+    on = ["rank", str(vit), "--data", "shapes:n=1", "--layers", "0", "--chunk"]
+    for chunk, said in (
+        (["8"], "rank 16 cannot miss any of blocks of 8 tokens a side: give a lower --rank, or larger images"),
+        (["8", "--rank", "8"], "rank 8 cannot miss any of blocks of 8 tokens a side"),
+        (["20"], "the best approximation of rank 16 misses"),
+        (["8", "--rank", "2"], "the best approximation of rank 2 misses"),
+    ):
+        assert main([*on, *chunk]) == 0
+        printed = " ".join(capsys.readouterr().out.split())
+        assert said in printed and "of rank 1 " in printed
+
+
 def test_one_run_keeps_its_own_results(tmp_path: Path) -> None:
     vit = make_run(tmp_path / "vit", "vit_tiny")
     rank([str(vit)], data="shapes:n=3", num_images=1, layers=(-1,), heads=(0, 2), whole=True)

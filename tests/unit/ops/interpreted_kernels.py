@@ -27,6 +27,9 @@ from mixlab.ops.add_norm import op as add_norm_op
 from mixlab.ops.add_norm import reference as add_norm_reference
 from mixlab.ops.attention import op as attention_op
 from mixlab.ops.attention import reference as attention_reference
+from mixlab.ops.depthwise import op as depthwise_op
+from mixlab.ops.depthwise import reference as depthwise_reference
+from mixlab.ops.depthwise import triton_depthwise
 from mixlab.ops.gated_scans import op as gated_scans_op
 from mixlab.ops.gated_scans import reference as gated_scans_reference
 from mixlab.ops.linear_attention import op as linear_attention_op
@@ -58,6 +61,7 @@ SCANS = {
     "scan of a tile and a token": (33, 2, 4, 2, 16, 16),
     "scan of 63 tokens": (63, 1, 1, 1, 16, 16),
     "scan of two full tiles": (64, 2, 2, 1, 64, 64),
+    "scan of a tile and a longer tail": (49, 2, 4, 2, 16, 16),
     "scan of 65 tokens": (65, 2, 2, 1, 16, 16),
     "scan of 130 tokens": (130, 2, 2, 1, 32, 16),
     "scan with a group per head": (5, 3, 3, 0, 16, 16),
@@ -65,7 +69,7 @@ SCANS = {
     "scan of nine heads": (3, 1, 9, 0, 16, 16),
     "scan of eleven reverse heads": (3, 1, 11, 11, 16, 16),
     "scan of thirteen heads": (3, 1, 13, 0, 16, 16),
-    "scan of nine heads, one reverse, over two tiles": (33, 1, 9, 1, 16, 16),
+    "scan of nine heads, one reverse, over three tiles": (65, 1, 9, 1, 16, 16),
 }
 # name: batch, length, scans, reverse scans, channels, N, whether steps are given raw
 SELECTIVE = {
@@ -78,10 +82,11 @@ SELECTIVE = {
 # name: directions, length, heads, N, P, tokens of a segment of the convolution, whether the scan is kept
 MIXERS = {
     "mixer both ways, short": (2, 5, 2, 16, 16, 128),
-    "mixer both ways, two tiles": (2, 33, 1, 16, 16, 128),
+    "mixer both ways, a tile and a token": (2, 33, 1, 16, 16, 128),
+    "mixer both ways, three tiles": (2, 65, 1, 16, 16, 128),
     "mixer with a convolution in three segments": (2, 9, 1, 16, 16, 4),
     "mixer that keeps its scan, one tile": (2, 5, 2, 16, 16, 128, True),
-    "mixer that keeps its scan, two tiles": (2, 33, 1, 16, 16, 128, True),
+    "mixer that keeps its scan, three tiles": (2, 65, 1, 16, 16, 128, True),
     "mixer of three heads, whose rows are cut in thirds": (2, 4, 6, 16, 16, 128),
 }
 # name: length, heads, P, and if the tokens are cut: the number of spans and the tokens of one
@@ -91,6 +96,17 @@ LINEAR_ATTENTIONS = {
     "linear attention of 70 tokens": (70, 1, 64, None),
     "linear attention in three spans": (70, 2, 16, (3, 32)),
     "linear attention in two spans, one short": (129, 1, 16, (2, 96)),
+}
+# name: images, grid, channels, window, and if not as usual: the most programs
+DEPTHWISE = {
+    "7 x 7 windows on one token": (1, (1, 1), 24, (7, 7)),
+    "7 x 7 windows on 3 x 5": (3, (3, 5), 40, (7, 7)),
+    "7 x 7 windows on 4 x 4, several maps to a program": (5, (4, 4), 24, (7, 7), 2),
+    "7 x 7 windows on 8 x 8": (2, (8, 8), 40, (7, 7)),
+    "7 x 7 windows on 10 x 10": (1, (10, 10), 24, (7, 7)),
+    "7 x 7 windows on 9 x 5, several maps to a program": (5, (9, 5), 100, (7, 7), 4),
+    "3 x 3 windows on 10 x 10": (2, (10, 10), 24, (3, 3)),
+    "windows along 9 tokens": (2, (1, 9), 24, (1, 7)),
 }
 # name: images, length, heads, P, causal
 ATTENTIONS = {
@@ -109,15 +125,17 @@ LONG = {
     "scan of one full tile",
     "scan of 63 tokens",
     "scan of two full tiles",
-    "scan of 65 tokens",
     "scan of 130 tokens",
     "scan of thirteen heads",
-    "scan of nine heads, one reverse, over two tiles",
+    "scan of nine heads, one reverse, over three tiles",
     "selective scan of 65 steps",
-    "mixer both ways, two tiles",
-    "mixer that keeps its scan, two tiles",
+    "mixer both ways, a tile and a token",
+    "mixer both ways, three tiles",
+    "mixer that keeps its scan, three tiles",
     "mixer of three heads, whose rows are cut in thirds",
     "linear attention of a tile and a token",
+    "7 x 7 windows on 8 x 8",
+    "3 x 3 windows on 10 x 10",
 }
 
 
@@ -264,6 +282,18 @@ def silu_gate_errors() -> Errors:
     return compare(gate_op._gate, gate_reference.silu_gate, [y, gate, torch.randn(41)])
 
 
+def depthwise_errors(
+    batch: int, grid: tuple[int, int], channels: int, window: tuple[int, int], programs: int = 1056
+) -> Errors:
+    tokens = torch.randn(batch, grid[0] * grid[1], 2 * channels)[..., channels:]  # half of a projection
+    with patch.object(triton_depthwise, "PROGRAMS", programs):
+        return compare(
+            lambda *inputs: depthwise_op._conv(*inputs, *grid),
+            lambda *inputs: depthwise_reference.depthwise_conv(*inputs, grid),
+            [tokens, torch.randn(channels, *window)],
+        )
+
+
 def linear_attention_errors(length: int, num_heads: int, width: int, spans: tuple[int, int] | None) -> Errors:
     choose = triton_linear_attention._spans
     with patch.object(triton_linear_attention, "_spans", lambda *sizes: spans or choose(*sizes)):
@@ -298,6 +328,8 @@ def registered_errors() -> Errors:
     torch.library.opcheck(gate_op._gate.registered, tuple(gated))
     scans, gate = torch.randn(1, 2, 2, 5, requires_grad=True), torch.randn(1, 2, 5, requires_grad=True)
     torch.library.opcheck(gated_scans_op._gate.registered, (scans, gate, True))
+    tokens, windows = torch.randn(1, 6, 10, requires_grad=True), torch.randn(10, 3, 3, requires_grad=True)
+    torch.library.opcheck(depthwise_op._conv.registered, (tokens, windows, 2, 3))
     torch.library.opcheck(linear_attention_op._attention.registered, (torch.randn(1, 3, 48, requires_grad=True), 16))
     torch.library.opcheck(attention_op._attention.registered, (torch.randn(2, 3, 48, requires_grad=True), 16, False))
     return compare(
@@ -342,6 +374,7 @@ def main() -> None:
         **{name: (mixer_errors, sizes) for name, sizes in MIXERS.items()},
         **{name: (linear_attention_errors, sizes) for name, sizes in LINEAR_ATTENTIONS.items()},
         **{name: (attention_errors, sizes) for name, sizes in ATTENTIONS.items()},
+        **{name: (depthwise_errors, sizes) for name, sizes in DEPTHWISE.items()},
         "short convolution one way": (short_conv_errors, (1,)),
         "short convolution both ways": (short_conv_errors, (2,)),
         "mean of two scans under a gate": (gated_scans_errors, (2, True)),

@@ -21,6 +21,7 @@ from mixlab.data import triton_crops
 from mixlab.data.packed import pack_images
 from mixlab.ops.add_norm import op as add_norm_op
 from mixlab.ops.attention import op as attention_op
+from mixlab.ops.depthwise import op as depthwise_op
 from mixlab.ops.gated_scans import op as gated_scans_op
 from mixlab.ops.linear_attention import op as linear_attention_op
 from mixlab.ops.mamba2 import op as mamba2_op
@@ -149,6 +150,13 @@ def add_norm(dtype: torch.dtype, *, centred: bool, width: int = 768) -> list[Lau
 def silu_gate(dtype: torch.dtype) -> list[Launch]:
     gate, y, bias = _empty(2, 144, 768, dtype=dtype).chunk(2, -1)[0], _empty(2, 144, 384, dtype=dtype), _empty(384)
     return _launches(lambda: gate_op._gate(y, gate, bias))
+
+
+def depthwise(
+    dtype: torch.dtype, *, grid: tuple[int, int], window: tuple[int, int] = (7, 7), width: int = 384
+) -> list[Launch]:
+    tokens, kernel = _empty(8, grid[0] * grid[1], 2 * width, dtype=dtype)[..., width:], _empty(width, *window)
+    return _launches(lambda: depthwise_op._conv(tokens, kernel, *grid))
 
 
 def linear_attention(dtype: torch.dtype, *, batch: int, length: int, width: int = 64) -> list[Launch]:

@@ -7,8 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mixlab.mixers import gated_conv
 from mixlab.mixers.mamba2 import Mamba2, Mamba2Config
-from mixlab.ops.depthwise import FlippedGradient
+from mixlab.ops.depthwise.op import depthwise_conv
+from mixlab.ops.depthwise.reference import FlippedGradient
 from mixlab.ops.linear import SummedByProduct, linear_in_rows, patches_as_rows
 from mixlab.ops.mamba2.reference import mamba2
 
@@ -53,6 +55,22 @@ def test_a_depthwise_convolution_and_the_flipped_one(window: tuple[int, int]) ->
         return F.conv2d(maps, kernel.unsqueeze(1), padding="same", groups=len(kernel))
 
     agree(FlippedGradient.apply, theirs, (2, 5, 6, 9), (5, *window))
+
+
+def test_windows_read_tokens_where_they_lie_in_the_projection(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Tensor] = []
+
+    def noted(tokens: Tensor, kernel: Tensor, grid: tuple[int, int]) -> Tensor:
+        seen.extend((tokens, kernel))
+        return depthwise_conv(tokens, kernel, grid)
+
+    monkeypatch.setattr(gated_conv, "depthwise_conv", noted)
+    mixer = gated_conv.GatedConv(gated_conv.GatedConvConfig(), dim=16, depth=1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixer(torch.randn(2, 12, 16), (3, 4))
+    tokens, kernel = seen
+    assert (tokens.shape, tokens.stride()) == ((2, 12, 32), (12 * 64, 64, 1))
+    assert kernel.data_ptr() == mixer.conv_weight.data_ptr()  # nor is the window copied
 
 
 def test_a_projection_may_be_wider_than_it_is_read() -> None:

@@ -29,7 +29,8 @@ LAUNCHED = re.compile(r"\b(_\w+)(?=\[grid\]|\[\()|(?<=launch\()\s*(_\w+)")  # a 
 MEASURED = triton.__version__.startswith("3.9")
 SPILLS = {
     "_many_tiles_kernel": (648, 176, 88),
-    "_values_kernel": (760, 128, 328),
+    "_values_kernel": (760, 344, 376),
+    "_pair_values_kernel": (1048, 232, 408),
     "_gated_norm_backward_kernel": (216, 144, 216),
     "_gather_both_span_kernel": (16, 0, 0),
     "_walk_kernel": (24, 0, 40),
@@ -41,13 +42,16 @@ GENERATIONS = {90: 1, 100: 2}  # places in that table; the rest is first
 
 
 def every_kernel() -> list[Launch]:
-    """In the sizes of DinoVim-B, ViT-B, LinearViT-B, Vim-T, VMamba-T and DINO's crops, and a scan of narrow heads."""
+    """In the sizes of DinoVim-B, ViT-B, LinearViT-B, Vim-T, VMamba-T, the gated CNN-T and DINO's crops, and a scan of
+    narrow heads."""
     narrow = launches.scan(HALF, state=64, width=16, length=127)
     found = [
         *(launch for launch in narrow if launch.name == "_many_tiles_kernel"),
         *launches.mixer(HALF, directions=2, length=198),
         *launches.mixer(HALF, directions=2, length=198, keep_scan=True),
         *launches.mixer(HALF, directions=2, length=38),
+        *launches.mixer(HALF, directions=2, length=66),
+        *launches.mixer(HALF, directions=2, length=18, heads=6),
         *launches.mixer(HALF, directions=1, length=38),
         *launches.selective_scan(HALF, scans=2, width=384, state=16),
         *launches.selective_scan(HALF, scans=4, width=96, state=1),
@@ -55,6 +59,8 @@ def every_kernel() -> list[Launch]:
         *launches.add_norm(HALF, centred=True),
         *launches.add_norm(HALF, centred=False),
         *launches.silu_gate(HALF),
+        *launches.depthwise(HALF, grid=(4, 4)),
+        *launches.depthwise(HALF, grid=(10, 10)),
         *launches.linear_attention(HALF, batch=64, length=198),
         *launches.linear_attention(HALF, batch=1, length=4097),
         *launches.attention(HALF, length=37),

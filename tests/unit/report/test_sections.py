@@ -75,3 +75,6 @@ def test_what_a_low_rank_leaves_stands_on_the_page(tmp_path: Path) -> None:
     text = write_report([run.path], tmp_path / "page.html").read_text()
     left = found.summary["overall"]["off_diagonal"]["left_by_rank"]["mean"]
     assert f"{100 * left:.2g} %" in text and "N = 2" in text
+    older = {**found.to_json(), "rank": 8}  # of blocks of 8 tokens a side
+    RunDirectory.create(tmp_path / "older").write("rank_vit", older, found.arrays)
+    assert "N = 8" not in write_report([tmp_path / "older"], tmp_path / "older.html").read_text()

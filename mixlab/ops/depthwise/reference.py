@@ -1,4 +1,4 @@
-"""Depthwise convolution with zero padding. On a GPU its gradient is another one, with flipped windows."""
+"""Depthwise convolution with zero padding, in plain torch."""
 
 from typing import Any
 
@@ -7,8 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def depthwise_conv(maps: Tensor, kernel: Tensor) -> Tensor:
-    """Maps (B, C, h, w) under windows (C, kh, kw)."""
+def depthwise_conv(tokens: Tensor, kernel: Tensor, grid: tuple[int, int]) -> Tensor:
+    """(B, L, C) on the grid (h, w) under windows (C, kh, kw) with odd sides -> (B, L, C)."""
+    maps = tokens.mT.unflatten(-1, grid)  # (B, C, h, w)
+    return depthwise_conv_of_maps(maps, kernel.to(tokens.dtype)).flatten(2).mT
+
+
+def depthwise_conv_of_maps(maps: Tensor, kernel: Tensor) -> Tensor:
     if maps.is_cuda and torch.is_grad_enabled() and not torch.compiler.is_compiling():
         return FlippedGradient.apply(maps, kernel)
     return _conv(maps, kernel)
@@ -29,7 +34,7 @@ class FlippedGradient(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
         maps, kernel = ctx.saved_tensors
         maps_wanted, kernel_wanted = ctx.needs_input_grad
-        dmaps = depthwise_conv(dy, kernel.flip(-2, -1)) if maps_wanted else None
+        dmaps = depthwise_conv_of_maps(dy, kernel.flip(-2, -1)) if maps_wanted else None
         if not kernel_wanted:
             return dmaps, None
         padding = [side // 2 for side in kernel.shape[1:]]
