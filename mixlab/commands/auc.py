@@ -11,6 +11,7 @@ from mixlab.commands.output import drawing, evaluation_machine, print_left_out, 
 from mixlab.console import console
 from mixlab.errors import InputError, check_counts
 from mixlab.run import UNTRAINED, RunDirectory, provenance
+from mixlab.statistics import with_interval
 
 
 def auc(
@@ -182,8 +183,5 @@ def _interval(figure: dict[str, Any]) -> str:
 
 
 def _signed(figure: dict[str, Any]) -> str:
-    if figure["mean"] is None:
-        return "-"
-    return f"{figure['mean']:+.3f}" + (
-        "" if figure["low"] is None else f" [{figure['low']:+.3f}, {figure['high']:+.3f}]"
-    )
+    mean, low, high = (figure[name] for name in ("mean", "low", "high"))
+    return "-" if mean is None else with_interval(mean, low, high, form="+.3f")

@@ -12,6 +12,7 @@ from mixlab.commands.answer import WideAnswer
 from mixlab.commands.options import Flat
 from mixlab.commands.output import progress_bar
 from mixlab.run import RunDirectory, provenance
+from mixlab.statistics import with_interval
 
 if TYPE_CHECKING:
     from mixlab.analysis.claims import Entry
@@ -78,10 +79,8 @@ def _print_gains(answer: WideAnswer, gains: list[Gain]) -> None:
     rows = []
     for gain in gains:
         gap = gain.difference
-        interval = "" if gap.low is None else f" [{gap.low:+.3f}, {gap.high:+.3f}]"
-        rows.append(
-            [gain.network.name or gain.network.model, gain.metric, f"{gap.value:+.3f}{interval}", gap.significance]
-        )
+        shown = with_interval(gap.value, gap.low, gap.high, form="+.3f")
+        rows.append([gain.network.name or gain.network.model, gain.metric, shown, gap.significance])
     if rows:
         answer.line("")
         answer.table("Trained minus untrained, 95 %", ("network", "metric", "difference", "significance"), rows)

@@ -15,6 +15,7 @@ from mixlab.errors import InputError
 from mixlab.report.forms import check_form
 from mixlab.run import Measurement, RunDirectory, find_runs
 from mixlab.run.directory import AGAIN, method_of
+from mixlab.statistics import with_interval
 
 LONG = 60  # lists longer than this are cut on the page; the file has them all
 
@@ -126,9 +127,8 @@ def _distinct_names(folders: list[Path]) -> list[PurePath]:
 
 
 def _line(m: Measurement) -> str:
-    interval = "" if m.low is None or m.high is None else f" [{m.low:.6g}, {m.high:.6g}]"
     choices = ", ".join(f"{name} {value}" for name, value in m.protocol.to_json().items())
-    return f"{m.metric} of {m.subject.label}: {m.value:.6g}{interval}, n = {m.n}; {choices}"
+    return f"{m.metric} of {m.subject.label}: {with_interval(m.value, m.low, m.high, form='.6g')}, n = {m.n}; {choices}"
 
 
 def _cut(value: Any) -> Any:

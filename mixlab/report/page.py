@@ -29,7 +29,7 @@ from mixlab.report.same_images import join_maps
 from mixlab.report.sections import auc_part, place_of, rank_part, scaling_part, training_part
 from mixlab.run import UNTRAINED, RunDirectory, base_label, unpacked
 from mixlab.run.directory import write_atomically
-from mixlab.statistics import Quantity
+from mixlab.statistics import Quantity, with_interval
 
 MARK = "<!-- written by mixlab report; sha256 of all above: {} -->"
 CONTENTS = {
@@ -257,11 +257,8 @@ def _unit(value: float) -> tuple[float, str]:
 
 def signed(difference: Quantity, unit: str) -> str:
     """A difference with its interval."""
-    scale, places = (100.0, 1) if unit == "%" else (1.0, 3)
-    text = f"{scale * difference.value:+.{places}f}"
-    if difference.low is not None and difference.high is not None:
-        text += f" [{scale * difference.low:+.{places}f}, {scale * difference.high:+.{places}f}]"
-    return text
+    form, scale = ("+.1f", 100.0) if unit == "%" else ("+.3f", 1.0)
+    return with_interval(difference.value, difference.low, difference.high, form=form, unit=scale)
 
 
 def show_number(value: Any) -> str:

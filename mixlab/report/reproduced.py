@@ -3,6 +3,9 @@
 from typing import Any
 
 from mixlab.report.findings import Findings
+from mixlab.statistics import with_interval
+
+OURS, DIFFERENCE = ("ours", "low", "high"), ("difference", "difference_low", "difference_high")  # of a row
 
 
 def reproduced_part(findings: Findings) -> list[dict[str, Any]]:
@@ -19,17 +22,10 @@ def reproduced_part(findings: Findings) -> list[dict[str, Any]]:
 
 def beside(row: dict[str, Any]) -> dict[str, str]:
     """Ours, the paper's and the difference as text, with intervals in brackets; what a picture says in its place."""
+    form = f".{row['digits']}f"
+    ours, gap = ([row[name] for name in names] for names in (OURS, DIFFERENCE))
     return {
-        "ours": _with_interval(row, "ours", "low", "high", ""),
-        "paper": str(row.get("said") or "") if row["paper"] is None else f"{row['paper']:.{row['digits']}f}",
-        "difference": _with_interval(row, "difference", "difference_low", "difference_high", "+"),
+        "ours": "" if ours[0] is None else with_interval(*ours, form=form),
+        "paper": str(row.get("said") or "") if row["paper"] is None else f"{row['paper']:{form}}",
+        "difference": "" if gap[0] is None else with_interval(*gap, form=f"+{form}"),
     }
-
-
-def _with_interval(row: dict[str, Any], name: str, low: str, high: str, sign: str) -> str:
-    places = row["digits"]
-    if row[name] is None:
-        return ""
-    text = f"{row[name]:{sign}.{places}f}"
-    known = row[low] is not None and row[high] is not None
-    return f"{text} [{row[low]:{sign}.{places}f}, {row[high]:{sign}.{places}f}]" if known else text

@@ -30,6 +30,7 @@ from mixlab.statistics.intervals import (
     median_interval,
     student,
     wilson_interval,
+    with_interval,
 )
 
 __all__ = [
@@ -55,4 +56,5 @@ __all__ = [
     "significance",
     "student",
     "wilson_interval",
+    "with_interval",
 ]

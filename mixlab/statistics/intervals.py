@@ -41,6 +41,16 @@ class Estimate:
     by_image: NDArray[np.float64] | None = field(default=None, compare=False, repr=False)  # what it is the mean of
 
 
+def with_interval(value: float, low: float | None, high: float | None, *, form: str = ".3f", unit: float = 1.0) -> str:
+    """As text: a value times `unit`, and its interval in brackets where it has one.
+
+    >>> with_interval(0.9, 0.826, 0.945, form=".1f", unit=100)
+    '90.0 [82.6, 94.5]'
+    """
+    ends = "" if low is None or high is None else f" [{unit * low:{form}}, {unit * high:{form}}]"
+    return f"{unit * value:{form}}{ends}"
+
+
 @lru_cache(maxsize=1024)
 def student(freedom: float, level: float = LEVEL) -> float:
     """The half-width of an interval in standard errors (Student's t); degrees of freedom from 1, not only integers."""

@@ -18,6 +18,7 @@ from mixlab.run import Measurement, RunDirectory
 from mixlab.run.aside import folder_aside
 from mixlab.run.codec import to_json
 from mixlab.run.directory import method_of, write_atomically
+from mixlab.statistics import with_interval
 from mixlab.studies.speedrun.record import K, changed_settings, listed
 
 MOST_LOST = 0.005  # of the accuracy of nearest neighbours, by fewer bits
@@ -93,7 +94,8 @@ def card(
     for m in sorted(maps, key=lambda m: (_name(m["data"]), str(m["map"]), m["layer"] or 0)):
         others = (beside.get((metric, m["data"], m["map"], m["layer"])) for metric in ("centre_prior", "untrained"))
         cells = " | ".join("" if other is None else f"{other.value:.3f}" for other in others)
-        lines.append(f"| {m['map']}, {m['layer']} | {_name(m['data'])} | {_interval(m, '.3f', 1)} | {cells} |")
+        score = with_interval(m.value, m.low, m.high)
+        lines.append(f"| {m['map']}, {m['layer']} | {_name(m['data'])} | {score} | {cells} |")
     return "\n".join(lines) + "\n"
 
 
@@ -102,9 +104,9 @@ def _knn(target: str, data: str, device: str | None) -> Measurement:
 
 
 def _scores(found: list[Measurement]) -> str:
-    return (
-        "; ".join(f"{_interval(m, '.1f', 100)} % on {_name(m['data'])}, n = {m.n:,}" for m in found) or "not measured"
-    )
+    shares = [with_interval(m.value, m.low, m.high, form=".1f", unit=100) for m in found]
+    said = (f"{share} % on {_name(m['data'])}, n = {m.n:,}" for share, m in zip(shares, found, strict=True))
+    return "; ".join(said) or "not measured"
 
 
 def _lost(lost: tuple[Measurement, Measurement] | None) -> str:
@@ -112,11 +114,6 @@ def _lost(lost: tuple[Measurement, Measurement] | None) -> str:
         return "not measured"
     before, after = lost
     return f"{100 * after.value:.1f} %, of the run's own {100 * before.value:.1f} % on {_name(after['data'])}"
-
-
-def _interval(m: Measurement, form: str, unit: float) -> str:
-    ends = "" if m.low is None or m.high is None else f" [{unit * m.low:{form}}, {unit * m.high:{form}}]"
-    return f"{unit * m.value:{form}}{ends}"
 
 
 def _architecture(config: dict[str, Any]) -> str:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from mixlab.analysis.comparisons import Group, Network, grouped
 from mixlab.run import Measurement, RunDirectory, find_runs, once, unpacked
-from mixlab.statistics import Difference, difference, mean_over_seeds, repeated_difference
+from mixlab.statistics import Difference, difference, mean_over_seeds, repeated_difference, with_interval
 
 CORRELATIONS = ("auc_follows_probe", "register_auc_follows_probe")
 NOT_MEASURED = "no run given here measured this"
@@ -166,7 +166,8 @@ def verdict_of(comparisons: Sequence[Comparison], missing: Iterable[str] = ()) -
         status, place = Status.NOT_RESOLVED, lows.index(min(lows))
         ends = alone[place]
     text = "; ".join(
-        f"{each.what}: {_signed(each.difference.value, ends_)}" for each, ends_ in zip(deciding, alone, strict=True)
+        f"{each.what}: {with_interval(each.difference.value, *own, form='+.3f')}"
+        for each, own in zip(deciding, alone, strict=True)
     )
     text += _rule_text(status, deciding[place], ends, alone, together)
     text += "".join(f"; beside it, {_one_run_text(each)}" for each in beside)
@@ -189,9 +190,8 @@ def _rule_text(
     if together == 1:
         return ""
     if status == Status.CONTRADICTED:
-        return (
-            f"; corrected for {together} comparisons (Bonferroni), {lead.what}: {_signed(lead.difference.value, ends)}"
-        )
+        shown = with_interval(lead.difference.value, *ends, form="+.3f")
+        return f"; corrected for {together} comparisons (Bonferroni), {lead.what}: {shown}"
     below = sum(high < 0 for _, high in alone)
     if status == Status.NOT_RESOLVED and below:
         return f"; {below} of {together} below zero at 95 %, none after correction for all of them (Bonferroni)"
@@ -206,10 +206,6 @@ def _verdict(
     networks = frozenset(Network.of(m) for m in measurements)
     found = lead.difference
     return Verdict(status, text, found.value, low, high, found.n, scale_of(measurements), networks=networks)
-
-
-def _signed(value: float, ends: tuple[float, float]) -> str:
-    return f"{value:+.3f} [{ends[0]:+.3f}, {ends[1]:+.3f}]"
 
 
 def _one_run_text(each: Comparison) -> str:

@@ -11,9 +11,9 @@ from typing import Any
 
 from mixlab.data.images import HELD_OUT_OF
 from mixlab.errors import InputError
-from mixlab.run import Measurement, RunDirectory
+from mixlab.run import RunDirectory
 from mixlab.run.directory import file_name, write_atomically
-from mixlab.statistics import difference, mean_interval
+from mixlab.statistics import difference, mean_interval, with_interval
 from mixlab.studies.publishing import cleaned
 from mixlab.studies.speedrun.record import command_of, listed, score_of
 
@@ -116,7 +116,8 @@ def held_out_table(records: Sequence[Record]) -> str:
         for record in below.get(None if base is None else id(base), []):
             name = _named(record) if base is None else "↳ " * depth + listed(_beyond(record, base))
             gap = "" if base is None else _gap(record, base)
-            score = _share(score_of(record, "knn_top1"))
+            knn = score_of(record, "knn_top1")
+            score = with_interval(knn.value, knn.low, knn.high, form=".1f", unit=100)
             yield name, record["seed"], score, gap, _device(record), _commit(record)
             yield from rows_below(record, depth + 1)
 
@@ -149,8 +150,7 @@ def _beyond(record: Record, base: Record) -> dict[str, Any]:
 def _gap(record: Record, base: Record) -> str:
     """The difference in points, image by image."""
     found = difference([score_of(record, "knn_top1")], [score_of(base, "knn_top1")])
-    ends = "" if found.low is None else f" [{100 * found.low:+.1f}, {100 * (found.high or 0.0):+.1f}]"
-    return f"{100 * found.value:+.1f}{ends}"
+    return with_interval(found.value, found.low, found.high, form="+.1f", unit=100)
 
 
 def _named(record: Record) -> str:
@@ -164,11 +164,6 @@ def _commit(record: Record) -> str:
 def _device(record: Record) -> str:
     machine = record["provenance"]["machine"]
     return str(machine["processor"] if record["timed_on"] == "CPU" else machine["device"])
-
-
-def _share(found: Measurement) -> str:
-    ends = "" if found.low is None or found.high is None else f" [{100 * found.low:.1f}, {100 * found.high:.1f}]"
-    return f"{100 * found.value:.1f}{ends}"
 
 
 def _mean(values: list[float]) -> str:
