@@ -34,7 +34,7 @@ from mixlab.app.pictures import (
 )
 from mixlab.app.questions import SIDE, AnyQuestion, encode_runs, to_json
 from mixlab.choices import Fit
-from mixlab.errors import WorkError
+from mixlab.errors import InputError, WorkError
 
 STATIC = Path(__file__).parent / "static"
 MEDIA_TYPES = {
@@ -266,7 +266,7 @@ def _add_errors(web: FastAPI) -> None:
         return error_response(500, "something went wrong on the server; its terminal says what")
 
     web.add_exception_handler(UnknownPictureError, said(404))
-    web.add_exception_handler(ValueError, said(422))
+    web.add_exception_handler(InputError, said(422))
     web.add_exception_handler(WorkError, said(422))  # such as a plugin's map of another shape
 
 

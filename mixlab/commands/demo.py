@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mixlab.commands.answer import Answer
 from mixlab.commands.options import Flat
 from mixlab.console import console
-from mixlab.errors import InputError
-from mixlab.run import RunDirectory, provenance
+from mixlab.run import RunDirectory
 from mixlab.run.directory import RunLock
 
 if TYPE_CHECKING:
@@ -43,15 +42,16 @@ def run_demo(
     """All steps that are not done yet, then the report."""
     from mixlab.data.cores import num_cores
     from mixlab.report import first_sentences, write_report
+    from mixlab.run.codec import to_json
     from mixlab.studies.demo import TUNED, plan
-    from mixlab.studies.steps import run_steps, wait_for_workers, worker_pool
+    from mixlab.studies.steps import keep_settings, run_steps, wait_for_workers, worker_pool
 
     start = time.monotonic()
     directory = RunDirectory.create(folder)
     workers = workers or min(num_cores(), 4)
     steps = plan(folder, effort, seed=seed)
     with RunLock(directory.path):
-        _agree(directory, effort, seed)
+        keep_settings(directory, {"seed": seed, **to_json(effort)}, under="demo")
         wait_for_workers([folder / TUNED])
         console.print(
             f"In {effort.minutes} on two cores: trained networks (attention, Mamba, convolution) look at photographs, "
@@ -76,20 +76,3 @@ def run_demo(
         "found": found,
         "steps": [step.name for step in steps],
     }
-
-
-def _agree(directory: RunDirectory, effort: DemoEffort, seed: int) -> None:
-    """Check that a demo resumes with its own settings."""
-    from mixlab.run.codec import to_json
-    from mixlab.studies.steps import check_config_is_there
-
-    check_config_is_there(directory.path)
-    settings = {"seed": seed, **to_json(effort)}
-    if (directory.path / "config.json").is_file():
-        if directory.read_config().get("demo") != settings:
-            raise InputError(
-                f"{directory.path} holds something else than this demo (its config.json says so); "
-                "give another --run, or remove that directory"
-            )
-        return
-    directory.write_config({"demo": settings, **provenance(seed=seed)})

@@ -24,8 +24,8 @@ from rich.text import Text
 
 from mixlab.console import console
 from mixlab.data.cores import num_cores
-from mixlab.errors import InputError, WorkError
-from mixlab.run import RunDirectory
+from mixlab.errors import InputError, WorkError, few
+from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import RunLock, read_json, write_json
 from mixlab.signals import HELD_SIGNALS, STOP_SIGNALS, StopSignal, held
 
@@ -149,13 +149,26 @@ def _code(future: Future[int], step: Step, folder: Path) -> int:
         ) from error
 
 
-def check_config_is_there(folder: Path) -> None:
-    """Refuse a directory with finished steps and without its config.json: other settings would replace its own."""
-    if not (folder / "config.json").is_file() and any((folder / "steps").glob("*.json")):
-        raise InputError(
-            f"{folder} holds finished steps without their config.json, so nobody knows their settings; "
-            "restore that file, or choose another --run directory"
-        )
+def keep_settings(run: RunDirectory, settings: dict[str, Any], *, under: str | None = None) -> None:
+    """Write the settings of all steps into config.json, or refuse to resume what was begun with others.
+
+    `under` is the field that holds them; without it, they are fields themselves.
+    """
+    if not (run.path / "config.json").is_file():
+        if any((run.path / "steps").glob("*.json")):
+            raise InputError(
+                f"{run.path} holds finished steps without their config.json, so nobody knows their settings; "
+                "restore that file, or choose another --run directory"
+            )
+        run.write_config({**({under: settings} if under else settings), **provenance(seed=settings.get("seed"))})
+        return
+    stored = run.read_config()
+    known = stored.get(under) if under else stored
+    if not isinstance(known, dict):
+        raise InputError(f"{run.path} holds something else (its config.json says so); give another --run")
+    if changed := [name for name, value in settings.items() if known.get(name) != value]:
+        was = few((f"{name} was {known.get(name)!r}, is {settings[name]!r}" for name in changed), 3)
+        raise InputError(f"{run.path} was begun with other settings ({was}); give another --run, or the same settings")
 
 
 def is_done(step: Step, folder: Path) -> bool:

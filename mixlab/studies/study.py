@@ -27,7 +27,7 @@ from mixlab.run.directory import RunLock, read_json
 from mixlab.studies.elapsed import elapsed, noting_time
 from mixlab.studies.folders import COPY_SIDE, prepare
 from mixlab.studies.plan import STUDY_FAMILIES, Family, Setting, StudyEffort
-from mixlab.studies.steps import Step, check_config_is_there, is_done, mark_of, run_steps, wait_for_workers, worker_pool
+from mixlab.studies.steps import Step, is_done, keep_settings, mark_of, run_steps, wait_for_workers, worker_pool
 from mixlab.training.distributed import choose_device
 
 CONTROL = "nvidia-cuda-mps-control"  # of CUDA's MPS, under which kernels of several processes run side by side
@@ -91,7 +91,8 @@ def run_study(
     took: dict[str, float] = {}
     page: Path | None = None
     with RunLock(directory.path):
-        _agree(directory, {"study": study.name, "data": str(data), "masks": masks, "quick": effort == study.quick})
+        given = {"study": study.name, "data": str(data), "masks": masks, "quick": effort == study.quick}
+        keep_settings(directory, given)
         wait_for_workers([*run.glob("*-s[0-9]*"), *run.glob("tuning/*-*"), *run.glob("ablate/*-*")])
         setting = Setting(
             run=run,
@@ -170,19 +171,6 @@ def _check_needs(study: Study, name: str, setting: Setting) -> None:
                 f"part {name} needs part {need}, of which {len(missing)} trainings are not done ({named}, ...); "
                 f"run it first: --part {need}, with the same --seeds"
             )
-
-
-def _agree(directory: RunDirectory, settings: dict[str, Any]) -> None:
-    """Refuse to resume a study with other settings."""
-    check_config_is_there(directory.path)
-    if (directory.path / "config.json").is_file():
-        stored = directory.read_config()
-        changed = [key for key, value in settings.items() if stored.get(key) != value]
-        if changed:
-            was = ", ".join(f"{key} was {stored.get(key)!r}, is {settings[key]!r}" for key in changed)
-            raise InputError(f"{directory.path} holds another study ({was}); give another --run, or the same settings")
-        return
-    directory.write_config({**settings, **provenance()})
 
 
 def _tuned(directory: RunDirectory) -> dict[str, dict[str, float]]:

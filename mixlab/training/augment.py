@@ -111,22 +111,20 @@ CHANGES = (*COLOURS, *MOVES)
 
 
 def draw_changes(
-    num_images: int, generator: torch.Generator, *, magnitude: float, deviation: float, part: int, num_parts: int
+    num_images: int, generator: torch.Generator, *, magnitude: float, deviation: float
 ) -> tuple[Tensor, Tensor]:
-    """Which change (-1: none) and how strong in [-1, 1], both (2, n), for this part of the global batch."""
-    rows = slice(part * num_images, (part + 1) * num_images)
-    shape = (NUM_CHANGES, num_parts * num_images)
+    """Which change (-1: none) and how strong in [-1, 1], both (2, n)."""
+    shape = (NUM_CHANGES, num_images)
     chosen = torch.randint(len(CHANGES), shape, generator=generator)
     made = torch.rand(shape, generator=generator) < PROBABILITY
     strength = (magnitude + deviation * torch.randn(shape, generator=generator)).clamp_(0, LARGEST) / LARGEST
     sign = torch.randint(2, shape, generator=generator) * 2 - 1
-    return torch.where(made, chosen, -1)[:, rows], (strength * sign)[:, rows]
+    return torch.where(made, chosen, -1), strength * sign
 
 
-def draw_cubic(num_images: int, generator: torch.Generator, *, part: int, num_parts: int) -> Tensor:
-    """Which moves are bicubic and which bilinear, bool (2, n), for this part of the global batch."""
-    drawn = torch.rand(NUM_CHANGES, num_parts * num_images, generator=generator) < 0.5
-    return drawn[:, part * num_images : (part + 1) * num_images]
+def draw_cubic(num_images: int, generator: torch.Generator) -> Tensor:
+    """Which moves are bicubic and which bilinear, bool (2, n)."""
+    return torch.rand(NUM_CHANGES, num_images, generator=generator) < 0.5
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from mixlab.backbones.backbone import Architecture, Backbone
 from mixlab.backbones.weights import check_can_be_rebuilt
 from mixlab.errors import InputError
 from mixlab.training.config import TrainConfig
-from mixlab.training.distributed import World, spread
+from mixlab.training.distributed import World, distribute
 from mixlab.training.pieces import Pieces
 from mixlab.training.recipe import Recipe, compile_recipe, seed_all
 from mixlab.training.update import reason_against_capture
@@ -50,7 +50,7 @@ def build_recipe(
         dtype = torch.float64 if config.precision == "fp64" else torch.float32
         for module in recipe.modules().values():
             module.to(dtype=dtype) if pieces else module.to(world.device, dtype)
-    spread(
+    distribute(
         recipe,
         config.sharding,
         world=world,

@@ -23,6 +23,7 @@ from mixlab.training.config import Sharding
 from mixlab.training.exchange import GradientExchange
 from mixlab.training.pieces import Pieces
 from mixlab.training.recipe import Recipe
+from mixlab.training.sharded import broadcast_
 
 T = TypeVar("T")
 
@@ -108,7 +109,7 @@ def join_world(device: str | None = None) -> Iterator[World]:
         dist.destroy_process_group()
 
 
-def spread(
+def distribute(
     recipe: Recipe,
     sharding: Sharding,
     *,
@@ -278,5 +279,5 @@ def copy_from_first_(target: Tensor, value: Tensor | None) -> None:
     if isinstance(target, DTensor):
         target.copy_(distribute_tensor(full, target.device_mesh, target.placements))
     else:
-        dist.broadcast(full, src=0)
+        broadcast_(full)
         target.copy_(full)

@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from mixlab.training.sharded import broadcast_
+
 BUCKET_BYTES = 25 * 2**20  # as DistributedDataParallel's
 
 
@@ -20,7 +22,8 @@ class GradientExchange:
 
     def __init__(self, network: nn.Module) -> None:
         self.parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
-        copy_from_first_rank_(network)
+        for tensor in (*network.parameters(), *network.buffers()):
+            broadcast_(tensor)
 
     @torch.no_grad()
     def __call__(self) -> None:
@@ -52,13 +55,3 @@ def in_buckets(parameters: Iterable[nn.Parameter], *, most: int = BUCKET_BYTES) 
         size += parameter.nbytes
     if bucket:
         yield bucket
-
-
-@torch.no_grad()
-def copy_from_first_rank_(network: nn.Module) -> None:
-    """Parameters and buffers of the first rank, on every rank."""
-    for tensor in (*network.parameters(), *network.buffers()):
-        if tensor.numel():
-            whole = tensor.detach().contiguous()
-            dist.broadcast(whole.reshape(-1).view(torch.uint8), src=0)  # as bytes: gloo sends no truth values
-            tensor.copy_(whole)

@@ -44,8 +44,12 @@ class BatchPart:
     seed: int = 0
 
     def generator(self) -> torch.Generator:
-        """The same on every part: draw for the global batch and keep this part's rows."""
+        """The same on every part: draw for the global batch and keep this part's `rows`."""
         return torch.Generator().manual_seed(seed_for(self.seed, self.step))
+
+    def rows(self, num_images: int) -> slice:
+        """Those of this part's images in what was drawn for the global batch."""
+        return slice(self.index * num_images, (self.index + 1) * num_images)
 
 
 class Recipe(ABC):

@@ -1,5 +1,7 @@
-"""Tensors whose rows lie on several ranks (`sharding=fsdp`): this rank's part, and the whole."""
+"""Tensors on several ranks: the same on all of them, or their rows in parts (`sharding=fsdp`)."""
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -27,3 +29,12 @@ def part_of(tensor: Tensor, like: Tensor) -> Tensor:
     if not isinstance(like, DTensor):
         return tensor
     return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None).to_local()
+
+
+@torch.no_grad()
+def broadcast_(tensor: Tensor) -> None:
+    """Fill a tensor with what the first rank has in it; as bytes, since gloo and NCCL send few types."""
+    if tensor.numel():
+        whole = tensor.detach().contiguous()
+        dist.broadcast(whole.reshape(-1).view(torch.uint8), src=0)
+        tensor.copy_(whole)

@@ -163,7 +163,7 @@ class SupervisedRecipe(Recipe):
         if config.rand_augment > 0:
             images = self._rand_augment(images, generator, part)
         every = draw_erasures(num_images * part.num_parts, generator, side=config.size, probability=config.erasing)
-        boxes = every[part.index * num_images : (part.index + 1) * num_images]
+        boxes = every[part.rows(num_images)]
         blends = draw_blends(
             num_images,
             generator,
@@ -188,17 +188,12 @@ class SupervisedRecipe(Recipe):
 
     def _rand_augment(self, images: Tensor, generator: torch.Generator, part: BatchPart) -> Tensor:
         """Of images that are normalised, before and after."""
-        config, num_images, share = self.config, len(images), {"part": part.index, "num_parts": part.num_parts}
-        chosen, strengths = draw_changes(
-            num_images,
-            generator,
-            magnitude=config.rand_augment,
-            deviation=config.rand_augment_deviation,
-            **share,
-        )
+        config, total, rows = self.config, len(images) * part.num_parts, part.rows(len(images))
+        law = {"magnitude": config.rand_augment, "deviation": config.rand_augment_deviation}
+        chosen, strengths = (drawn[:, rows] for drawn in draw_changes(total, generator, **law))
         cubic = torch.ones_like(chosen, dtype=torch.bool)
         if config.moves == "timm" and config.interpolation == "random":
-            cubic = draw_cubic(num_images, generator, **share)
+            cubic = draw_cubic(total, generator)[:, rows]
         mean, std = (
             torch.tensor(scale).to(images, non_blocking=True)[:, None, None] for scale in (IMAGENET_MEAN, IMAGENET_STD)
         )

@@ -142,8 +142,7 @@ class SegmentRecipe(DenseRecipe):
         dtype = next(self.network.parameters()).dtype
         images = batch.images.float() / 255
         if self.config.colours:
-            num = len(images)
-            drawn = draw_colours(num * part.num_parts, part.generator())[part.index * num : (part.index + 1) * num]
+            drawn = draw_colours(len(images) * part.num_parts, part.generator())[part.rows(len(images))]
             images = change_colours(images, drawn.to(images.device, non_blocking=True))
         mean = torch.tensor(MEAN_COLOUR, dtype=torch.uint8, device=images.device)[:, None, None]
         # Beyond the image there is 0, whatever the mean colour became.

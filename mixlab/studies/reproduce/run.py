@@ -16,7 +16,7 @@ from mixlab.studies.reproduce.items import Item, difference
 from mixlab.studies.reproduce.listing import ITEMS
 from mixlab.studies.reproduce.measures import Planned
 from mixlab.studies.reproduce.networks import ItemSetting
-from mixlab.studies.steps import Step, run_steps
+from mixlab.studies.steps import Step, keep_settings, run_steps
 
 COMMAND = "reproduce"
 GAP = ("difference", "difference_low", "difference_high")
@@ -142,16 +142,7 @@ def write_comparison(plan: ItemPlan) -> dict[str, Any]:
 
 def check_agreement(run: RunDirectory, root: Path, scale: Scale) -> None:
     """Refuse to mix scales or data in one run: networks are shared by all its items."""
-    settings = {"root": str(root.resolve()), "scale": scale}
-    if (run.path / "config.json").is_file():
-        stored = run.read_config().get(COMMAND)
-        if stored is None:
-            raise InputError(f"{run.path} holds something else than reproductions; give another --run")
-        if changed := [name for name, value in settings.items() if stored.get(name) != value]:
-            was = ", ".join(f"{name} was {stored.get(name)}, is {settings[name]}" for name in changed)
-            raise InputError(f"{run.path} was begun with other settings ({was}); give another --run, or the same ones")
-        return
-    run.write_config({COMMAND: settings, **provenance()})
+    keep_settings(run, {"root": str(root.resolve()), "scale": scale}, under=COMMAND)
 
 
 def stored_scale(run: Path) -> Scale:

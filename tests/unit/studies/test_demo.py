@@ -151,7 +151,7 @@ def test_a_finished_demo_runs_only_what_is_missing(killed: Killed) -> None:
 
 
 def test_another_demo_does_not_go_into_the_same_directory(killed: Killed) -> None:
-    with pytest.raises(ValueError, match=r"something else than this demo.*another --run"):
+    with pytest.raises(ValueError, match=r"begun with other settings \(seed was 0, is 1\); give another --run"):
         run_demo(killed.folder, LITTLE, seed=1, workers=1)
 
 
@@ -172,5 +172,5 @@ def test_a_folder_of_an_earlier_demo_still_makes_a_report_and_is_not_continued(t
         run.write_result(name, content)
     page = write_report([old.path], tmp_path / "report.html")
     assert "kNN" in page.read_text(encoding="utf-8")
-    with pytest.raises(ValueError, match="something else than this demo"):
+    with pytest.raises(ValueError, match="begun with other settings .*and 9 more"):
         run_demo(old.path, LITTLE, seed=0, workers=1)

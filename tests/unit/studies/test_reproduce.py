@@ -218,7 +218,7 @@ def test_items_run_on_stand_ins_and_ours_stands_beside_the_paper(
     assert [row["ours"] for row in again["rows"]] == [row["ours"] for row in found["dino-mamba-table2"]["rows"]]
     looked = reproduce(names[1:2], run=run)["items"]["dino-mamba-table4"]
     assert [row["ours"] for row in looked["rows"]] == [row["ours"] for row in found["dino-mamba-table4"]["rows"]]
-    with pytest.raises(ValueError, match=r"begun with other settings \(scale was tiny, is full\)"):
+    with pytest.raises(ValueError, match=r"begun with other settings \(scale was 'tiny', is 'full'\)"):
         reproduce(names[:1], **(call | {"scale": "full"}))
 
 

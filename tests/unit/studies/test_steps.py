@@ -8,8 +8,11 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
+from mixlab.errors import InputError
+from mixlab.run import RunDirectory
 from mixlab.studies.demo import QUICK, plan
-from mixlab.studies.steps import Step, _columns, rename_folder, run_step, run_steps, worker_pool
+from mixlab.studies.reproduce.run import check_agreement
+from mixlab.studies.steps import Step, _columns, keep_settings, rename_folder, run_step, run_steps, worker_pool
 from tests.waiting import wait_for
 
 ENDLESS = ("epochs=100000", "model.dim=32", "model.depth=2", "batch=16", "log.every_steps=1", "knn.every_epochs=0")
@@ -30,6 +33,32 @@ def test_a_step_that_fails_stops_the_others_which_save(tmp_path: Path) -> None:
         run_steps([fails], tmp_path, pool, workers=1, command="test")
     assert not any(process.is_alive() for process in processes)
     assert list((run / "checkpoints").iterdir()), "what was trained is lost"
+
+
+@pytest.mark.parametrize("under", [None, "demo"])
+def test_steps_resume_with_their_own_settings_alone(under: str | None, tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run")
+    keep_settings(run, {"seed": 1, "data": "photos"}, under=under)
+    keep_settings(run, {"seed": 1, "data": "photos"}, under=under)
+    with pytest.raises(InputError, match=r"begun with other settings \(seed was 1, is 2\); give another --run, or the"):
+        keep_settings(run, {"seed": 2, "data": "photos"}, under=under)
+    (run.path / "steps").mkdir()
+    (run.path / "steps" / "knn.json").touch()
+    (run.path / "config.json").unlink()
+    with pytest.raises(InputError, match="finished steps without their config.json"):
+        keep_settings(run, {"seed": 2, "data": "photos"}, under=under)
+
+
+def test_a_reproduction_neither_replaces_settings_that_are_gone_nor_those_of_something_else(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run")
+    run.write_config({"demo": {"seed": 0}})
+    with pytest.raises(InputError, match="holds something else"):
+        check_agreement(run, tmp_path, "full")
+    (run.path / "config.json").unlink()
+    (run.path / "steps").mkdir()
+    (run.path / "steps" / "train.json").touch()
+    with pytest.raises(InputError, match="finished steps without their config.json"):
+        check_agreement(run, tmp_path, "tiny")
 
 
 @pytest.mark.parametrize(

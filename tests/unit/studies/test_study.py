@@ -200,7 +200,7 @@ def test_bad_folders_are_refused_before_anything_is_trained(tmp_path: Path, capf
 
 
 def test_another_study_does_not_go_into_the_same_directory(studied: Path) -> None:
-    with pytest.raises(ValueError, match=r"another study \(data was .*; give another --run"):
+    with pytest.raises(ValueError, match=r"begun with other settings \(data was .*; give another --run"):
         run_study(
             MINIATURE,
             data=studied / "photos" / "train",

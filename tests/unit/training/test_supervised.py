@@ -9,6 +9,7 @@ from timm.data import auto_augment as timm_moves
 from timm.data.mixup import rand_bbox
 
 from mixlab.backbones.zoo import create_model
+from mixlab.data.crops import normalise
 from mixlab.data.packed import PackedBatch, pack_images
 from mixlab.training import augment, supervised
 from mixlab.training.augment import (
@@ -110,10 +111,8 @@ def test_channels_of_one_level_stay_as_they_are_when_levels_are_spread() -> None
 
 def test_rand_augment_changes_each_image_as_if_it_were_alone() -> None:
     images = torch.rand(16, 3, 24, 24)
-    chosen, strengths = draw_changes(
-        16, torch.Generator().manual_seed(1), magnitude=9, deviation=0.5, part=0, num_parts=1
-    )
-    cubic = draw_cubic(16, torch.Generator().manual_seed(1), part=0, num_parts=1)
+    chosen, strengths = draw_changes(16, torch.Generator().manual_seed(1), magnitude=9, deviation=0.5)
+    cubic = draw_cubic(16, torch.Generator().manual_seed(1))
     assert cubic.any() and not cubic.all()
     together = rand_augment(images, chosen, strengths, cubic)
     for row in range(16):
@@ -125,9 +124,7 @@ def test_rand_augment_changes_each_image_as_if_it_were_alone() -> None:
 
 
 def test_changes_are_drawn_evenly_and_half_of_the_time() -> None:
-    chosen, strengths = draw_changes(
-        20_000, torch.Generator().manual_seed(2), magnitude=9, deviation=0.5, part=0, num_parts=1
-    )
+    chosen, strengths = draw_changes(20_000, torch.Generator().manual_seed(2), magnitude=9, deviation=0.5)
     assert (chosen >= 0).float().mean().item() == pytest.approx(0.5, abs=0.01)
     counts = torch.bincount(chosen[chosen >= 0], minlength=len(CHANGES)).float()
     assert (counts / counts.mean() - 1).abs().max() < 0.15
@@ -136,11 +133,17 @@ def test_changes_are_drawn_evenly_and_half_of_the_time() -> None:
 
 
 def test_parts_draw_the_rows_of_the_whole() -> None:
-    def draw(num: int, part: int, parts: int) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(3)
-        return draw_changes(num, generator, magnitude=9, deviation=0.5, part=part, num_parts=parts)[0]
+    backbone = create_model("vit_tiny", dim=16, depth=1, image=24, patch=8, head_dim=8)
+    recipe = SupervisedConfig(size=24).build(backbone, num_classes=3, total_steps=1, steps_per_epoch=1)
+    images = normalise(torch.rand(8, 3, 24, 24))
 
-    assert torch.equal(torch.cat([draw(4, 0, 2), draw(4, 1, 2)], dim=1), draw(8, 0, 1))
+    def change(index: int, num_parts: int) -> torch.Tensor:
+        part = BatchPart(step=3, epoch=0, index=index, num_parts=num_parts)
+        return recipe._rand_augment(images[part.rows(8 // num_parts)], part.generator(), part)
+
+    whole = change(0, 1)
+    torch.testing.assert_close(torch.cat([change(0, 2), change(1, 2)]), whole)
+    assert not torch.allclose(whole, images, atol=0.1)
 
 
 def test_mixup_and_cutmix_share_images_and_labels_in_the_same_proportion() -> None:
