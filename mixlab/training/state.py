@@ -29,6 +29,7 @@ class TrainingState:
         pairs = chain.from_iterable(zip(group["names"], group["params"], strict=True) for group in groups)
         self._parameters: dict[str, Tensor] = dict(pairs)
         self._groups_at_start = [deepcopy(_own_part(group)) for group in groups]
+        self._attributes_at_start = _attributes(optimizer)
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors themselves, not copies."""
@@ -39,6 +40,8 @@ class TrainingState:
 
     def numbers(self) -> dict[str, Any]:
         """What the optimiser keeps beside tensors, and what it changed in its groups; nothing of AdamW and Muon."""
+        if lost := sorted(key for key, _ in _attributes(self.optimizer).items() - self._attributes_at_start.items()):
+            raise self._refusal(f"counts in its attribute {lost[0]!r}; keep that in its state or its groups")
         state: dict[str, dict[str, Any]] = {}
         for name, key, value in self._moments():
             if not isinstance(value, Tensor):
@@ -128,6 +131,16 @@ class TrainingState:
 def _own_part(group: Mapping[str, Any]) -> dict[str, Any]:
     """Of a group of parameters, what the optimiser itself may change."""
     return {key: value for key, value in group.items() if key not in OF_THE_LOOP}
+
+
+def _attributes(optimizer: Optimizer) -> dict[str, Any]:
+    """Numbers and tensors that an optimiser keeps in itself; of a tensor, which one it is and how often it changed."""
+    found = {key: value for key, value in vars(optimizer).items() if isinstance(value, int | float | Tensor)}
+    return {
+        key: (id(value), value._version) if isinstance(value, Tensor) else value
+        for key, value in found.items()
+        if not isinstance(value, bool)  # torch notes there what it has warned of
+    }
 
 
 def _differs(value: Any, before: Any) -> bool:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm.optim
 import torch
 from safetensors.torch import load_file
 from torch import nn
@@ -15,7 +16,7 @@ from mixlab.plugins import REGISTRIES, VARIABLE, load_plugin
 from mixlab.recipes import RECIPES
 from mixlab.run import RunDirectory
 from mixlab.training.config import OptimConfig
-from mixlab.training.optim import build_optimizer, parameter_groups
+from mixlab.training.optim import build_optimizer, parameter_groups, set_rates
 from mixlab.training.schedules import SCHEDULES, Course, check_schedule, learning_rate
 from mixlab.training.settings import override
 from mixlab.training.state import TrainingState
@@ -135,6 +136,37 @@ def config_of(name: str) -> OptimConfig:
     return OptimConfig(name=name, lr=1.0, weight_decay=0.0, weight_decay_end=0.0)
 
 
+@pytest.mark.parametrize("name", ["adafactor", "adan", "lion", "madgrad", "nadamw", "rmsproptf"])
+def test_optimisers_of_timm_resume_to_the_same_bits(name: str) -> None:
+    @mixlab.register_optimizer
+    def timms(groups: Any, config: Any) -> torch.optim.Optimizer:
+        return timm.optim.create_optimizer_v2(groups, opt=name)
+
+    def build() -> tuple[nn.Module, torch.optim.Optimizer, TrainingState]:
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+        optimizer = build_optimizer(parameter_groups(network, set()), config_of("timms"))
+        return network, optimizer, TrainingState(Bag(network), optimizer)  # type: ignore[arg-type]
+
+    def train(network: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+        for step in steps:
+            set_rates(optimizer, lr=1e-2 / (1 + step), weight_decay=0.05)
+            images = torch.rand(4, 3, 4, 4, generator=torch.Generator().manual_seed(step))
+            network(images).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    whole, resumed = build(), build()
+    train(*whole[:2], range(3))
+    stored = {key: value.clone() for key, value in whole[2].tensors().items()}
+    resumed[2].load(iter(stored.items()), json.loads(json.dumps(whole[2].numbers())))
+    for network, optimizer, _ in (whole, resumed):
+        train(network, optimizer, range(3, 6))
+    ours, theirs = whole[2].tensors(), resumed[2].tensors()
+    assert ours.keys() == theirs.keys() and any(key.startswith("optimizer/") for key in ours)
+    assert not [key for key in ours if not torch.equal(ours[key], theirs[key])]
+
+
 class NeedsClosure(torch.optim.SGD):
     def step(self, closure: Any) -> Any:
         return closure()
@@ -191,6 +223,31 @@ def test_what_no_checkpoint_could_hold_is_refused(state: Any, group: Any, said: 
     optimizer.param_groups[0].update(group)
     with pytest.raises(mixlab.WorkError, match=f"the optimiser SGD of torch.optim.sgd {said}"):
         kept.numbers()
+
+
+@pytest.mark.parametrize("kept", ["number", "tensor", "new"])
+def test_what_an_optimiser_counts_in_itself_is_refused(kept: str) -> None:
+    class Counting(torch.optim.SGD):
+        count, total, warned = 0, torch.zeros(()), False
+
+        def step(self) -> None:  # type: ignore[override]
+            self.warned = True
+            if kept == "tensor":
+                self.total.add_(1)
+            else:
+                self.count += 1
+
+    network = nn.Linear(3, 2)
+    optimizer = Counting(parameter_groups(network, set()), lr=0.1)
+    optimizer.warned, optimizer.total = False, torch.zeros(())
+    if kept == "number":
+        optimizer.count = 5
+    state = TrainingState(Bag(network), optimizer)  # type: ignore[arg-type]
+    assert state.numbers() == {}
+    optimizer.step()
+    name = "total" if kept == "tensor" else "count"
+    with pytest.raises(mixlab.WorkError, match=f"Counting of .* counts in its attribute '{name}'; keep that in"):
+        state.numbers()
 
 
 COURSE = Course(peak=1.0, end=0.0, warmup=10, total=5000)
