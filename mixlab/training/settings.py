@@ -172,11 +172,11 @@ def _parse(hint: Any, text: str, where: str) -> Any:
 
 
 def _guess(text: str) -> Any:
-    """JSON where it is JSON, otherwise the text itself."""
+    """JSON where it is JSON, True and False as Python writes them, otherwise the text itself."""
     try:
         return json.loads(text)
     except ValueError:
-        return text
+        return {"True": True, "False": False}.get(text, text)
 
 
 def check_settings(

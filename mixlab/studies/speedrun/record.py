@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from mixlab.recipes import RECIPES, find_recipe
 from mixlab.run import Measurement, RunDirectory, measurements_of, provenance
 from mixlab.run.codec import differences, to_json
 from mixlab.studies.elapsed import elapsed
+from mixlab.studies.steps import sets
 from mixlab.training.settings import MAY_CHANGE, override
 
 NAME = "speedrun"
@@ -119,7 +121,7 @@ def score_of(record: dict[str, Any], metric: str) -> Measurement:
 
 def command_of(record: dict[str, Any]) -> str:
     """The command line that repeats it."""
-    changed = [part for name, value in record["changed"].items() for part in ("--set", f"{name}={_text(value)}")]
+    changed = sets(*(f"{name}={_text(name, value)}" for name, value in record["changed"].items()))
     data = Path(record["data"].removeprefix(HELD_OUT_OF)).name
     flags = ["--held-out"] if record["held_out"] else []
     seed = str(record["seed"])
@@ -146,8 +148,10 @@ def _name(data: str) -> str:
     return held_out + Path(data.removeprefix(HELD_OUT_OF)).name
 
 
-def _text(value: Any) -> str:
-    """As `--set` takes it."""
-    if isinstance(value, list):
-        return ",".join(map(_text, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def _text(name: str, value: Any) -> str:
+    """A setting's value as `--set` takes it: fields of a model in JSON, since no type says what they are."""
+    if isinstance(value, list) and not name.startswith("model."):
+        return ",".join(_text(name, part) for part in value)
+    if isinstance(value, float) and float(f"{value:g}") == value:
+        return f"{value:g}"
+    return value if isinstance(value, str) else json.dumps(value)

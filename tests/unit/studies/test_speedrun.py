@@ -2,8 +2,10 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,11 @@ from mixlab.evaluation.knn import evaluate_knn
 from mixlab.evaluation.settings import KnnSettings
 from mixlab.evaluation.target import load_target
 from mixlab.recipes import RECIPES, find_recipe
+from mixlab.run.codec import to_json
 from mixlab.run.directory import read_json, write_json
 from mixlab.studies import shipping
 from mixlab.studies.speedrun import page
-from mixlab.studies.speedrun.record import read_record
+from mixlab.studies.speedrun.record import changed_settings, command_of, read_record
 from mixlab.training.loop import Trainer
 from mixlab.training.settings import override
 from tests.drawn_folders import draw_folders
@@ -215,3 +218,20 @@ def test_a_network_is_shipped_with_a_card_of_what_was_measured(
     before = out.read_bytes()
     assert main(["ship", str(ran / "run"), "--out", str(out), *options, "--force"]) == 1
     assert out.read_bytes() == before and len([*tmp_path.iterdir()]) == 2, "a file that loses too much took one along"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings"),
+    [
+        ("dino_vit_tiny160", ("model.causal=true", "model.place=back")),
+        ("dino_vit_tiny160", ("optim.lr=0.00123456789", "optim.clip=none", "method.norm_last_layer=false")),
+        ("dino_vit_tiny160", ("method.local_scale=0.05,0.25", "optim.name=adamw")),
+        ("supervised_vmamba_tiny64", ("model.dims=[16,24,32,48]",)),
+    ],
+)
+def test_the_published_command_repeats_every_setting(recipe: str, settings: tuple[str, ...]) -> None:
+    config = override(find_recipe(recipe), settings)
+    changed = changed_settings(recipe, to_json(config))
+    words = shlex.split(command_of({"recipe": recipe, "changed": changed, "data": "x", "held_out": False, "seed": 0}))
+    again = [value for option, value in pairwise(words) if option == "--set"]
+    assert len(again) == len(changed) and override(find_recipe(recipe), again) == config

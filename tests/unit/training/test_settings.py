@@ -74,6 +74,11 @@ def test_a_wrong_setting_is_answered_with_the_rule_or_the_nearest_name(setting: 
         override(recipe(), [setting])
 
 
+@pytest.mark.parametrize("text", ["true", "True"])
+def test_a_flag_of_a_model_may_be_written_as_json_or_as_python(text: str) -> None:
+    assert override(recipe(), [f"model.two_way={text}"]).model.fields["two_way"] is True
+
+
 def test_every_recipe_survives_json() -> None:
     for name, recipe in RECIPES.items():
         assert train_config(json.loads(json.dumps(to_json(recipe())))) == recipe(), name
