@@ -61,7 +61,7 @@ def stairs(step, course):
 """
 SETTINGS = ["batch=4", "model.depth=1", "model.dim=32", "optim.warmup_epochs=0", "knn.every_epochs=0", "precision=fp32",
             "log.every_steps=1", "optim.name=odd", "optim.decay=stairs", "checkpoint.every_steps=2",
-            "data.workers=0"]  # fmt: skip
+            "checkpoint.keep=9", "data.workers=0"]  # fmt: skip
 
 
 @pytest.fixture
@@ -93,6 +93,7 @@ def test_a_run_with_a_plugins_optimiser_resumes_to_the_same_bits(plugin: Path, t
     for file in ("weights.safetensors", "results/training.json"):
         (resumed / file).unlink()
     assert main(pretrain(resumed)) == 0  # from step 2
+    assert [one["from_step"] for one in RunDirectory(resumed).read_config()["sessions"]] == [0, 2]
     ours, theirs = tensors_of(whole, 6), tensors_of(resumed, 6)
     assert ours.keys() == theirs.keys() and {"step", "momentum", "rows"} <= {name.split("/")[1] for name in ours}
     assert not [name for name in ours if not torch.equal(ours[name], theirs[name])]
@@ -104,6 +105,16 @@ def test_a_run_with_a_plugins_optimiser_resumes_to_the_same_bits(plugin: Path, t
     assert all(set(group) == {"scale"} for group in numbers[0]["optimizer"]["groups"])
     rates = [row["lr"] for row in RunDirectory(whole).read_metrics() if "lr" in row]
     assert rates == pytest.approx([rates[0] / part for part in (1, 1, 2, 2, 3, 3)])
+
+
+def test_a_schedule_is_tried_before_the_first_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mixlab.register_schedule("ends_badly")(lambda step, course: 1.0 / (course.total - 1 - step) if step else 1.0)
+    mixlab.register_schedule("below_zero")(lambda step, course: course.peak * (course.total - 2 - step))
+    for name, said in (("below_zero", "the schedule 'below_zero' of the plugin"), ("ends_badly", "ZeroDivisionError")):
+        more = ["optim.name=adamw", f"optim.decay={name}"]
+        assert main(pretrain(tmp_path / name, *more)) == 1
+        assert said in " ".join(capsys.readouterr().err.split())
+        assert not (tmp_path / name / "metrics.jsonl").exists()
 
 
 def test_a_run_says_which_plugin_it_needs(plugin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
