@@ -40,6 +40,18 @@ def test_a_run_that_does_not_say_how_large_it_is_gets_measured(tmp_path: Path) -
     assert (run / "results" / "cost.json").stat().st_mtime_ns == before, "what is known was measured again"
 
 
+def test_a_network_that_cannot_be_read_does_not_keep_its_results_from_the_page(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = make_example(tmp_path / "run").path
+    (run / "vit" / "results" / "cost.json").unlink(missing_ok=True)
+    (run / "vit" / "weights.safetensors").write_bytes(b"of a plugin, or damaged")
+    report([run], out=tmp_path / "page.html")
+    said = " ".join(capfd.readouterr().err.split())
+    assert f"{run / 'vit'} is reported without its size and speed: " in said
+    assert "vit/results/knn_vit.json" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
 def test_nothing_is_measured_unless_asked(tmp_path: Path) -> None:
     run = make_trained(tmp_path / "mine")
     with pytest.raises(ValueError, match="nothing to report"):
