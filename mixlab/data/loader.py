@@ -191,7 +191,7 @@ class _Batches(Dataset[Any]):
     def __init__(self, reader: SampleReader[Any, Any], *, replace: bool) -> None:
         self._reader, self._replace = reader, replace
         self._num_samples = len(reader)
-        self._sizes = [len(source) for source in wrapped_sources(reader.source)]
+        self._sizes = [len(source) for source in self._sources()]
 
     def __getitem__(self, where: tuple[int, NDArray[np.int64]]) -> tuple[Any, Errors]:
         epoch, indexes = where
@@ -201,9 +201,13 @@ class _Batches(Dataset[Any]):
             errors.append(WorkError(said))
         return self._reader.collate([sample for sample in samples if sample is not None]), errors
 
+    def _sources(self) -> list[Source[Any]]:
+        """What is read, and of what it is a part; a reader of other samples has none."""
+        return [*wrapped_sources(self._reader.source)] if hasattr(self._reader, "source") else []
+
     def _shrunk(self) -> str:
         """What to say of a source that has fewer samples than at the start; empty where it has not."""
-        for source, before in zip(wrapped_sources(self._reader.source), self._sizes, strict=True):
+        for source, before in zip(self._sources(), self._sizes, strict=True):
             if (number := len(source)) < before:
                 return (
                     f"the source {source.title or type(source).__name__} has {number:,} samples, and had {before:,} "
