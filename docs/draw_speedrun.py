@@ -65,13 +65,14 @@ def draw(ax: Axes, best: dict[tuple[str, str], Row]) -> None:
             arrow = {"arrowstyle": "->", "color": style.colour, "alpha": 0.6, "shrinkA": 6, "shrinkB": 6}
             ax.annotate("", place(later), here, arrowprops=arrow)
             continue
-        offset = (8, -14) if family == "linearvit" or (is_small and how == "adamw") else (8, 3)
+        is_below = family == "linearvit" or (is_small and (how == "adamw" or family in ("dinovim", "dinomambareg")))
+        offset = (8, -15 if is_below else 3)
         name = f"{NAMES[family]}-{'S' if is_small else 'T'}"
         ax.annotate(name, here, xytext=offset, textcoords="offset points", color=style.colour)
     ax.axhline(PEER, linestyle=(0, (2, 3)), color="grey", linewidth=1)
     about = "stable-pretraining, ViT-S at 224 px"
-    ax.annotate(about, (0.7, PEER), xytext=(0, 3), textcoords="offset points", color="grey")
-    ax.set(xlim=(0.6, 8.6), ylim=(66, 86))
+    ax.annotate(about, (0.7, PEER), xytext=(0, 3), textcoords="offset points", color="grey", fontsize="small")
+    ax.set(xlim=(0.6, 9.2), ylim=(66, 86))
     ax.set(xlabel="minutes of training on one H200", ylabel="kNN-20 on validation images, %")
 
 
