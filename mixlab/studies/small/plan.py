@@ -6,8 +6,8 @@ from mixlab.training.config import TrainConfig
 from mixlab.training.settings import override
 
 SIZES = ("tiny", "small")
-# Images per second of DINO on one H200; each family as a share of ViT's. Those of the tiny size follow from the time of a
-# step; LinearViT's are estimates.
+# Images per second of DINO on one H200; each family as a share of ViT's. Those of the tiny size follow from the time of
+# a step; LinearViT's are estimates.
 IMAGES_PER_S = {"tiny": 12_300.0, "small": 6_840.0}
 SPEED = {
     "tiny": {"vit": 1.0, "linearvit": 0.86, "dinovim": 0.57, "mambareg": 0.48, "gatedconv": 0.92},
