@@ -74,10 +74,10 @@ def measure_norms(
     seed: int = 0,
     progress: Callable[[], None] | None = None,
 ) -> Exhibit:
-    """High-norm tokens by layer: their share, their place, and the untrained twin beside them.
+    """Measure high-norm tokens by layer: how many there are and where, compared with an untrained twin.
 
     Args:
-        factor: a patch is a high-norm one if its norm exceeds so many times the median of its image.
+        factor: a patch is high-norm if its norm exceeds this multiple of the median norm of its image.
         twins: also measure each trained model's untrained twin on the same images.
     """
     if not 1 < factor < 1e6:

@@ -71,7 +71,7 @@ class Answer:
 class WideAnswer(Answer):
     """Of commands that measure more than 80 characters hold."""
 
-    wide: bool = False  # print every column of tables, not only those that answer the question.
+    wide: bool = False  # print every column of the tables, not only the main ones.
 
     def table(
         self,

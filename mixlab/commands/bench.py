@@ -36,24 +36,25 @@ def bench(
     parameters: int = 100,
     ranks: int = 4,
 ) -> dict[str, Any]:
-    """Measure speed beside peers; read the ratios. Rows are shown as they are measured, tables at the end.
+    """Measure speed against other implementations; read the ratios. Rows appear as they are measured, tables at the
+    end.
 
     Args:
-        what: all (what the table of speed in README.md needs), ssd (the scan alone), selective (Mamba-1's scan and
-            its models), attention (linear and softmax attention alone), backbone (whole passes, growth with tokens),
-            crops (DINO's ten crops against torchvision), dino (whole DINO steps), feed (runs from files against their
-            step alone), probe (a grid of linear probes against one), knn (a bank of ImageNet's size), dense (speed
-            and memory against input size), auc (Binary-AUC against loops of others), scale (what grows with data and
-            model: opening, memory of a process, saving, resuming; beside torchvision's ImageFolder and torch.save).
+        what: all (the whole speed table of README.md), ssd (the scan alone), selective (Mamba-1's scan and its models),
+            attention (linear and softmax attention alone), backbone (full passes, growth with tokens), crops (DINO's
+            ten crops against torchvision), dino (full DINO steps), feed (training from files against the training step
+            alone), probe (a grid of linear probes against one), knn (a bank of ImageNet's size), dense (speed and
+            memory against input size), auc (Binary-AUC against loops over images), scale (opening data, process memory,
+            saving and resuming as data and model grow; against torchvision's ImageFolder and torch.save).
         quick: fewer repeats and smaller sizes.
-        peer: for dino, a clone of facebookresearch/dino, to be measured in the same run.
-        readme: for all, write the table of speed into this file, between its two marks.
-        files: for scale, files in a folder to open.
+        peer: for dino, a clone of facebookresearch/dino, measured in the same run.
+        readme: for all, write the speed table into this file, between its two markers.
+        files: for scale, number of files in the folder to open.
         entries: for scale, entries of a synthetic list of paths; 100 million take 2.3 GB of disk.
         shards: for scale, tar shards of 1,000 samples to index.
-        megabytes: for scale, the state to save.
-        parameters: for scale, millions of parameters of a network to be sharded.
-        ranks: for scale, the processes that share it.
+        megabytes: for scale, size of the state to save.
+        parameters: for scale, parameters of the network to shard, in millions.
+        ranks: for scale, processes that share the network.
         figure: for dense, draw speed and memory against input size into this file (.svg or .png).
     """
     import torch

@@ -36,14 +36,14 @@ def export(
     """Write a backbone to one file, or to a folder for transformers.
 
     Args:
-        target: a run, finished or stopped, an exported file, a name of the zoo, or timm/NAME.
+        target: a run (finished or stopped), an exported file, a zoo model (see `mixlab models`), or timm/NAME.
         out: the file to write; its suffix, .safetensors or .onnx, chooses the format. For transformers, a folder.
-        format: safetensors (ours, with the architecture inside), onnx (needs the extra `mixlab[onnx]`), or transformers
-            (a folder for its AutoModel and AutoBackbone, needs `mixlab[transformers]`).
-        weights: a weight file for a name; without it the backbone is untrained.
-        half: matrices in 16 bits, for safetensors: half the size.
-        image: the one height x width that an ONNX file takes, such as 224 or 160x256; without it, any that the
-            backbone's stride divides, where it can be traced so. Any batch size.
+        format: safetensors (mixlab's own, with the architecture inside), onnx (needs the extra `mixlab[onnx]`), or
+            transformers (a folder for AutoModel and AutoBackbone, needs `mixlab[transformers]`).
+        weights: a weight file, if TARGET is a zoo model or timm/NAME; without it the backbone is untrained.
+        half: for safetensors: store matrices in 16 bits, half the size.
+        image: fixed input size of an ONNX file, height x width, such as 224 or 160x256; default: any multiple of the
+            backbone's stride, if it can be traced that way. The batch size is always free.
         force: replace --out if it exists; the files of a run are never replaced.
         seed: seed of an untrained target.
     """

@@ -36,17 +36,17 @@ def reproduce(
 ) -> dict[str, Any]:
     """List every table and figure of both papers; check the data of one, print its commands, or run them.
 
-    Without an item, all are listed. With --root the folders are checked as they unpack from their archives. With --run
-    the commands are run, finished ones are not repeated, and ours is printed beside the paper's; items that share a
-    network share its training in one run. Without --root, --run prints what the run has so far.
+    Without ITEM, all items are listed. --root checks the data folders, as unpacked from their archives. --root with
+    --run runs the commands and prints our results beside the paper's; finished commands are not repeated, and items
+    that share a network train it once. --run without --root prints the results so far.
 
     Args:
         items: names from the list, or patterns such as 'dino-mamba-fig4*'.
         root: the folder that holds imagenet, ImageNetS919, ADEChallengeData2016, coco and the shifted sets.
         run: the directory for networks, results and the report.
-        weights: NAME=FILE, released weights of a network instead of its training; NAME as in the commands.
-        only: networks by name, such as dinovim_base: these rows alone.
-        scale: full, as published; tiny: a stand-in of two steps for every training, to check that all runs.
+        weights: NAME=FILE, released weights to use instead of training the network NAME (as in the commands).
+        only: measure only these networks, such as dinovim_base.
+        scale: full (as published) or tiny (small stand-ins, two steps per training, to check that everything runs).
     """
     from mixlab.studies.reproduce.document import describe
     from mixlab.studies.reproduce.listing import find_items

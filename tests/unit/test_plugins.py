@@ -158,7 +158,7 @@ def test_names_that_lead_nowhere_say_what_to_give(tmp_path: Path, capsys: pytest
         assert main([*given, *([] if len(given) == 1 else ["models"])]) == 1
         assert sentence in " ".join(capsys.readouterr().err.split())
     assert main(["models", "--import", "pool.py"]) == 2
-    assert "--import stands before the command: mixlab --import PLUGIN models" in capsys.readouterr().err
+    assert "--import must come before the command: mixlab --import PLUGIN models" in capsys.readouterr().err
 
 
 def test_classes_that_lack_something_are_told_what() -> None:
