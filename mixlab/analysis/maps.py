@@ -215,12 +215,12 @@ def find_map(name: str) -> MapOfFeatures | MapOfMixing:
         return kinds[0]
     readers = [kind.read for kind in kinds if isinstance(kind, MapOfFeatures)]
     if len(readers) < len(kinds):
-        raise InputError(f"{name!r} holds maps of a mixing matrix; only maps of features go together")
+        raise InputError(f"{name!r} includes a map of a mixing matrix; only maps of features can be combined")
 
     def read(features: Features) -> Tensor:
         found = [reader(features) for reader in readers]
         if any(one.ndim == 4 for one in found):
-            raise InputError(f"{name!r} holds maps of several parts, such as registers; draw those by themselves")
+            raise InputError(f"{name!r} includes a map with several parts, such as registers; draw that map alone")
         return torch.stack(found, 1)
 
     return MapOfFeatures(f"{', '.join(names)}, (B, {len(names)}, h, w)", read)
@@ -281,7 +281,7 @@ def distinct_targets(given: Sequence[Target | Backbone]) -> list[Target]:
     targets = [as_target(each) for each in given]
     labels = [target.label for target in targets]
     if not labels or len(set(labels)) < len(labels):
-        raise InputError(f"targets need labels of their own, got {labels}; write TARGET=LABEL to name them")
+        raise InputError(f"targets need different labels, got {labels}; write TARGET=LABEL to set them")
     return targets
 
 

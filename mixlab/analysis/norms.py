@@ -81,7 +81,7 @@ def measure_norms(
         twins: also measure each trained model's untrained twin on the same images.
     """
     if not 1 < factor < 1e6:
-        raise InputError(f"factor is {factor:g}; high is above the median: try {FACTOR:g}")
+        raise InputError(f"factor is {factor:g}; it must lie between 1 and 1e6: try {FACTOR:g}")
     found: dict[str, list[LayerNorms]] = {}
     rows: list[tuple[str | float | None, ...]] = []
     measurements: list[Measurement] = []

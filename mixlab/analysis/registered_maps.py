@@ -29,7 +29,7 @@ def register_map(function: Read | str) -> Any:
     def add(name: str, read: Read) -> None:
         if name == TAKEN:
             raise InputError(
-                f"a map cannot be called {name!r}, which on the page is the map of each network; rename it"
+                f"a map cannot be called {name!r}, which on the page means each network's own map; rename it"
             )
         about = (getdoc(read) or name).split("\n\n")[0].replace("\n", " ").rstrip(".")
         about = about[:1].lower() + about[1:]

@@ -118,8 +118,8 @@ class WrappedBackbone(Backbone):
                 drawn |= {id(parameter) for parameter in part.parameters()} if not list(part.children()) else set()
         if kept := [name for name, parameter in twin.named_parameters() if id(parameter) not in drawn]:
             raise InputError(
-                f"{self.name} cannot be built with fresh weights: nothing draws {', '.join(kept[:3])} anew. Register "
-                "the function that builds it (mixlab.register_backbone) and make it with mixlab.create_model"
+                f"{self.name} cannot be initialised again: no reset_parameters() covers {', '.join(kept[:3])}. "
+                "Register the function that builds it (mixlab.register_backbone) and use mixlab.create_model"
             )
         return twin
 
@@ -188,7 +188,7 @@ class WrappedBackbone(Backbone):
             except Exception as error:  # whatever the network's own code raises
                 raise InputError(
                     f"{type(self.network).__name__} fails on a blank image {tuple(blank.shape)}: "
-                    f"{type(error).__name__}: {error}; say image= and channels= as it takes them, or correct maps="
+                    f"{type(error).__name__}: {error}; pass image= and channels= that it takes, or correct maps="
                 ) from error
 
         self.network.eval()  # no statistics of a blank image

@@ -131,11 +131,9 @@ def _own_name(thing: Any) -> str:
 
 def _check_name(name: str) -> None:
     if "/" in name:
-        raise InputError(f"{name!r} has a slash, as names of timm/ and shipped/ have; choose a name without")
+        raise InputError(f"{name!r} has a slash, which only names of timm/ and shipped/ may have; choose another name")
     if timm.is_model(name) and not is_ours(timm.model_entrypoint(name)):
-        raise InputError(
-            f"timm has a model {name!r}, which timm.create_model would no longer give; choose another name"
-        )
+        raise InputError(f"timm has a model {name!r} already, which this one would hide; choose another name")
 
 
 def list_models(pattern: str = "*") -> list[str]:

@@ -64,7 +64,7 @@ def bench(
     answer.check()
     for name, given, goes_with in (("peer", peer, "dino"), ("figure", figure, "dense"), ("readme", readme, "all")):
         if given is not None and what not in (goes_with, "all" if name == "peer" else goes_with):
-            raise InputError(f"--{name} has no effect on `mixlab bench {what}`; it goes with {goes_with}")
+            raise InputError(f"--{name} has no effect on `mixlab bench {what}`; it is for {goes_with}")
     threads = torch.get_num_threads()
     console.print(f"Operations run on {backend_name()}, {threads} thread{'s' * (threads != 1)}.")
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
@@ -100,7 +100,7 @@ def _run_all(answer: Answer, quick: bool, peer: Path | None, readme: Path | None
     from mixlab.bench.summary import PARTS, speed_table, write_speed_table
 
     if quick and readme is not None:
-        raise InputError("--quick measures miniatures, which do not belong into --readme; leave one of the two out")
+        raise InputError("--quick measures small sizes, which do not belong in --readme; leave out one of the two")
     results: dict[str, Tables] = {}
     for part in PARTS:
         try:
@@ -128,9 +128,9 @@ def run_benchmark(
 
     on_gpu = torch.cuda.is_available()
     if not on_gpu and what in ("attention", "selective"):
-        raise WorkError(f"`mixlab bench {what}` needs a GPU: it measures kernels, which have no miniature on a CPU")
+        raise WorkError(f"`mixlab bench {what}` needs a GPU: it measures GPU kernels")
     if not on_gpu and what in NEED_GPU and not quick:
-        raise WorkError(f"`mixlab bench {what}` needs a GPU; --quick runs a miniature on the CPU")
+        raise WorkError(f"`mixlab bench {what}` needs a GPU; --quick runs a small version on the CPU")
     module: Any = import_module(f"mixlab.bench.{MODULES.get(what, what)}")
     few: dict[str, Any]
     match what:

@@ -77,7 +77,7 @@ def export(
     size_of = sum(file.stat().st_size for file in (out.iterdir() if out.is_dir() else [out]))
     answer.line(f"{loaded.label} written to {out} ({size_of / 2**20:.1f} MiB){takes}")
     if chosen == "transformers":
-        console.print(f'read it: mixlab.register_with_transformers(), then AutoModel.from_pretrained("{out}")')
+        console.print(f'to load it: mixlab.register_with_transformers(), then AutoModel.from_pretrained("{out}")')
     return answer.emit({"model": model.name, "format": chosen, "file": str(out), "bytes": size_of})
 
 
@@ -85,7 +85,7 @@ def file_format(out: Path, asked: FileFormat | None) -> FileFormat:
     """The format that the ending of a file says, or that was asked for; they may not differ."""
     said = ENDINGS.get(out.suffix, asked)
     if asked == "transformers" and out.suffix in ENDINGS:
-        raise InputError(f"--out {out} is to be a folder for transformers; name it {out.with_suffix('')}")
+        raise InputError(f"--out {out} must be a folder for transformers; name it {out.with_suffix('')}")
     if asked and said != asked:
         raise InputError(f"--out {out} is not a .{asked} file; name it {out.with_suffix(f'.{asked}')}")
     if said is None:
@@ -95,7 +95,7 @@ def file_format(out: Path, asked: FileFormat | None) -> FileFormat:
 
 def check_folder(out: Path) -> None:
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise InputError(f"--out {out} is not an empty folder; name another one, which is made")
+        raise InputError(f"--out {out} is not an empty folder; name a new one")
 
 
 def check_out(out: Path, *, force: bool) -> None:
@@ -103,7 +103,7 @@ def check_out(out: Path, *, force: bool) -> None:
     place = out.resolve()  # a link to a run's weights is these weights
     parent = next(folder for folder in place.parents if folder.exists())
     if not os.access(parent, os.W_OK):
-        raise PermissionError(f"--out {out}: {parent} may not be written to; name another file")
+        raise PermissionError(f"--out {out}: {parent} is not writable; name another file")
     if not place.exists():
         return
     if place.is_dir():
@@ -112,6 +112,6 @@ def check_out(out: Path, *, force: bool) -> None:
         raise InputError(f"--out {out} is a device or a pipe; name a file")
     run = run_around(place)
     if run and (place.name in FILES_OF_RUNS or place.suffix not in ENDINGS or is_kept(place, run)):
-        raise InputError(f"--out {out} belongs to the run {run}, which needs it as it is; name another file")
+        raise InputError(f"--out {out} belongs to the run {run} and cannot be replaced; name another file")
     if not force:
-        raise InputError(f"--out {out} exists; name another file, or say --force to replace it")
+        raise InputError(f"--out {out} exists; name another file, or add --force to replace it")

@@ -88,7 +88,7 @@ def maps(
         console.print(f"picture: {path}")
     sides = max(max(found.shape[-2:]) for found in result.maps.values())
     if on.image is None and sides < COARSE and not is_drawn(on.data):
-        finer = f"where a network takes --image {3 * size}, they are 3 times as fine"
+        finer = f"--image {3 * size}, if the network takes it, makes them 3 times as fine"
         console.print(f"maps of {sides} x {sides} patches are coarse; {finer}")
     return answer.emit(content)
 

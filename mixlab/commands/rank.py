@@ -129,8 +129,8 @@ def _print(answer: WideAnswer, results: dict[str, dict[str, Any]]) -> None:
         answer.line(
             f"{label}: a patch gives {distance['self_share']:.0%} of its weight to itself; the rest lies "
             f"{distance['distance_to_others']:.1f} patches away on average (uniform weights: "
-            f"{result['uniform_distance_to_others']:.1f}); {distance['far_share']:.0%} of all lies farther than half "
-            "the side of the image"
+            f"{result['uniform_distance_to_others']:.1f}); {distance['far_share']:.0%} of all weight lies farther than "
+            "half the side of the image"
         )
         text = f"  {held}; {overall['off_diagonal']['num_zero']} off-diagonal blocks are zero"
         if "scan" in overall:

@@ -69,7 +69,7 @@ def robust(
     answer.check()
     part, num_parts = parse_shard(shard)
     if shifts is not None and num_parts > 1:
-        raise InputError(f"--shard {shard} is for the sets of --data; score --shifts in one go")
+        raise InputError(f"--shard {shard} is for the sets of --data; score --shifts without --shard")
     directory = on.open_run()
     with evaluation_machine(on.device, workers=workers, batch=batch) as machine:
         folders, changed = only_first(lambda: parse_sets(data)), None
@@ -111,7 +111,7 @@ def robust(
         directory.write(f"shifts_{label}", own)
         result = result | own | {"measurements": result.get("measurements", []) + own["measurements"]}
         rows = [(name, percent(row["top1"]), percent_interval(row), row["n"]) for name, row in own["shifts"].items()]
-        answer.table(f"{classifier.label} on {shifts}, changed", ("images", "top-1 %", "95 %", "n"), rows)
+        answer.table(f"{classifier.label} on {shifts}, corrupted", ("images", "top-1 %", "95 %", "n"), rows)
         if unreadable := on_changed.scores.unreadable:
             number = len(on_changed.scores.numbers) + len(unreadable)
             warn(f"{len(unreadable)} of the {number} images cannot be read: {few(unreadable)}")

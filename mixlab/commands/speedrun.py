@@ -92,10 +92,10 @@ def _train_and_score(
     from mixlab.training.settings import has_begun, override
 
     if has_begun(RunDirectory(run)) and not (run / SECONDS).is_file():
-        raise InputError(f"{run} was begun by another command, so nobody knows what it cost; choose another --run")
+        raise InputError(f"{run} was started by another command, so its time was not recorded; choose another --run")
     splits = labelled_splits(source)  # what cannot be scored in the end is refused before it is trained on
     if len(splits.train) < len(parse_source(source)):
-        raise InputError(f"{source} has no validation images of its own; add val/, or say --held-out")
+        raise InputError(f"{source} has no validation images of its own; add val/, or give --held-out")
     where = str(choose_device(device))
     here = [f"data.workers={workers}"] if workers is not None else []
     here += ["precision=fp32"] if where == "cpu" else []

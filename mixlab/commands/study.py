@@ -97,7 +97,7 @@ def study(
         raise InputError("a study needs images and masks: give --data FOLDER and --masks FOLDER (or --publish alone)")
     if publish is not None:
         summary["published"] = str(publish_study(run, publish))
-    answer.line(f"all in {(time.monotonic() - start) / 60:.1f} minutes")
+    answer.line(f"done in {(time.monotonic() - start) / 60:.1f} minutes")
     return answer.emit(summary)
 
 

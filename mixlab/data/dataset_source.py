@@ -162,8 +162,8 @@ def _length(dataset: Any, kind: str) -> int:
         length = -1
     if length < 0 or not hasattr(dataset, "__getitem__"):
         raise InputError(
-            f"a {kind} is no data: give a name, a Source, or a data set with a length and samples by number; a stream "
-            "has neither, so keep it in a list or write it to files first"
+            f"a {kind} cannot be used as data: give a name, a Source, or a data set with len() and [index]; a stream "
+            "has neither, so put it into a list or write it to files first"
         )
     if not length:
         raise InputError(f"the data set {kind} is empty; give at least one image")
@@ -182,10 +182,10 @@ def _keys(dataset: Any, sample: Any, image: str | None, label: str | None) -> tu
     labels = [key for key in sample if kinds.get(key) == "ClassLabel"] or [k for k in _LABEL_COLUMNS if k in sample]
     if image is None and len(images) != 1:
         raise InputError(
-            f"which of {', '.join(map(str, sample))} is the image is not clear; say DatasetSource(..., image=KEY)"
+            f"which of {', '.join(map(str, sample))} is the image is not clear; pass DatasetSource(..., image=KEY)"
         )
     if label is None and len(labels) > 1:
-        raise InputError(f"which of {', '.join(labels)} is the label is not clear; say DatasetSource(..., label=KEY)")
+        raise InputError(f"which of {', '.join(labels)} is the label is not clear; pass DatasetSource(..., label=KEY)")
     return image or images[0], label or (labels[0] if labels else None)
 
 

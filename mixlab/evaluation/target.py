@@ -129,7 +129,7 @@ def load_target(
     if origin is None:
         known["seed"] = seed
         if name.startswith("timm/") and "." in name:
-            _warn(f"{name} is untrained: its tag names released weights, which only --weights FILE brings")
+            _warn(f"{name} is untrained: its tag names released weights, but only --weights FILE loads them")
     return Target(label=label, backbone=backbone.eval().to(where), weights=origin, **known)
 
 

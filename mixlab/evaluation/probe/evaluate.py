@@ -131,7 +131,7 @@ def choose_folder(folder: Path, settings: ProbeSettings, backbone: Backbone, spl
         if not changed:
             return place
         listed = "; ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed.items())
-        say(f"{place} holds a probe with other settings ({listed}); this one gets a folder of its own")
+        say(f"{place} holds a probe with other settings ({listed}); this one gets another folder")
     raise AssertionError
 
 

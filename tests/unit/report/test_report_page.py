@@ -248,7 +248,7 @@ def test_an_error_of_ours_is_no_error_of_the_file(tmp_path: Path, monkeypatch: p
 
 def test_a_page_for_a_folder_that_is_not_there_says_so(tmp_path: Path) -> None:
     run = make_example(tmp_path / "run")
-    with pytest.raises(FileNotFoundError, match=r"nowhere does not exist.*--out"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere of --out does not exist"):
         write_report([run.path], tmp_path / "nowhere" / "page.html")
 
 
