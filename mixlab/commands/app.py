@@ -66,9 +66,9 @@ def app(
     names = [] if _is_loopback(host) else [host, socket.gethostname()]
     server = server_of(create_app(laboratory, hosts=names))
     count = len(laboratory.models)
-    answer.line(f"{count} model{'s' * (count != 1)}. The page: {url}   (stop with Ctrl-C)")
+    answer.line(f"{count} model{'s' * (count != 1)}. Open {url}   (stop with Ctrl-C)")
     if not _is_loopback(host):
-        warn(f"Anyone who reaches {host} can use this page.")
+        warn(f"Anyone who can reach {host} can use this page.")
     result = answer.emit({"url": url, "models": [card.id for card in laboratory.models]})
     if open:
         webbrowser.open(url)

@@ -55,7 +55,7 @@ def reproduce(
     answer.check()
     if not items:
         if root is not None or run is not None or weights or only:
-            raise InputError("options go with an item; `mixlab reproduce` lists them")
+            raise InputError("options need an item; `mixlab reproduce` lists the items")
         return answer.emit(_list(answer))
     files = dict(_name_and_file(text) for text in weights)
     chosen = find_items(items)
@@ -97,7 +97,7 @@ def _run(answer: Answer, plans: Sequence[ItemPlan], run: Path, root: Path | None
                 results[plan.item.name] = write_comparison(plan)
                 _print(answer, results[plan.item.name])
         page = write_report([run], run / "report.html")
-    answer.line(f"the report: open {page}")
+    answer.line(f"open the report: {page}")
     return {"kind": "reproduce", "items": results, "report": str(page)}
 
 
@@ -116,7 +116,7 @@ def _runnable(plans: Sequence[ItemPlan]) -> list[ItemPlan]:
         else:
             kept.append(plan)
     if not kept:
-        raise InputError("none of these items can be run; each says above what it lacks")
+        raise InputError("none of these items can be run; the lines above say what each lacks")
     return kept
 
 
@@ -131,8 +131,8 @@ def _list(answer: Answer) -> dict[str, Any]:
         rows = [(item.name, item.title, _summary(item)) for item in ITEMS.values() if item.paper == paper]
         answer.table(f"{paper}: GPU-hours on one H200, estimated", ("item", "what it shows", "what it needs"), rows)
     console.print(
-        "Items in one --run train a network once. `mixlab reproduce ITEM` prints its commands and published figures, "
-        "--root DATA checks the folders, --run RUN runs it."
+        "`mixlab reproduce ITEM` prints the commands and the published numbers of an item, --root DATA checks the "
+        "folders, --run RUN runs it. Items in one --run train a shared network once."
     )
     listed = [describe(plan_item(item, root=None, run=ON_PAPER.run)) for item in ITEMS.values()]
     return {"kind": "reproduce", "items": listed}
@@ -182,7 +182,7 @@ def _show(answer: Answer, plan: ItemPlan, root: Path | None) -> None:
         put(line, to_stderr=answer.json == "-")
     figures = [(cell.row, cell.column, cell.said if cell.paper is None else cell.paper) for cell in item.cells]
     if figures:
-        answer.table(f"Published in {item.place}", ("row", "figure", "paper"), figures)
+        answer.table(f"Published in {item.place}", ("row", "column", "paper"), figures)
     if item.settings:
         _print_settings(answer, item)
     if root is not None:  # last: it is what was asked, and tables are long
@@ -208,12 +208,12 @@ def _print(answer: Answer, result: dict[str, Any]) -> None:
     rows = [(row["row"], row["column"], *beside(row).values(), row["n"]) for row in known]
     title = f"{result['item']}: {result['title']} ({result['paper']}, {result['place']})"
     if rows:
-        answer.table(title, ("row", "figure", "ours", "paper", "difference", "n"), rows)
+        answer.table(title, ("row", "column", "ours", "paper", "difference", "n"), rows)
         if result["scale"] == "tiny":
-            warn("tiny scale: two steps of small stand-ins; these figures say nothing about the paper's")
+            warn("tiny scale: small stand-ins, trained for two steps; these numbers say nothing about the paper")
     lacking = sum(row["ours"] is None for row in result["rows"])
     if lacking:
-        answer.line(f"{result['item']}: {lacking} of {len(result['rows'])} figures are not measured yet")
+        answer.line(f"{result['item']}: {lacking} of {len(result['rows'])} numbers are not measured yet")
     if result["settings"]:
         _print_settings(answer, ITEMS[result["item"]])
 

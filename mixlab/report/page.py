@@ -33,7 +33,7 @@ from mixlab.statistics import Quantity, with_interval
 
 MARK = "<!-- written by mixlab report; sha256 of all above: {} -->"
 CONTENTS = {
-    "reproduced": "Ours beside the papers'",
+    "reproduced": "Our results beside the papers'",
     "study": "The study",
     "ledger": "The ledger",
     "models": "Models",

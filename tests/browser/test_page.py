@@ -174,7 +174,7 @@ def test_a_mask_drawn_is_scored_as_it_is_drawn_and_erased_again(open_page: OpenP
     expect(page.locator("#sweep")).to_be_disabled()
     page.get_by_text("Draw", exact=True).click()
     drag(page, (0.5, 0.5))  # one dab on the corner of four patches
-    expect(page.locator("#score-hint")).to_contain_text("no patch is at least half covered")
+    expect(page.locator("#score-hint")).to_contain_text("at least half of no patch")
     page.locator("#mask-clear").click()
     slide(page, "#brush", 20)
     drag(page, (0.2, 0.2), (0.4, 0.2), (0.4, 0.4))

@@ -89,7 +89,7 @@ def test_the_page_says_which_models_learnt_and_which_did_not(tmp_path: Path) -> 
     result["measurements"][0] |= {"value": 0.22, "low": 0.17, "high": 0.27}  # 0.2 is the twin's
     trained.write_result("knn_vim", result)
     text = re.sub(r"\s+", " ", report(run.path).text)
-    assert "significantly better than untrained: vit. Not significantly better: vim." in text
+    assert "Significantly better than untrained by kNN or linear probe: vit. Not significantly better: vim." in text
     assert "Verdicts that rest on vim" in text
 
 
