@@ -37,12 +37,12 @@ network for every training.
 The result is a table of ours, the paper's and the difference, with 95 % intervals over images, on the terminal, in
 `RUN/results/` and in `RUN/report.html`. An interval over images does not show what another seed would give: our run and
 the published one are one sample each. Items in one run share training: `RUN/dinovim_base-dino` is trained once for
-Tables 1 to 4 and most figures. A finished training is not repeated, even if you ran it yourself. To use several GPUs, put
+Tables 1 to 4 and most figures. A finished training is not repeated, even if you ran it yourself. For several GPUs, put
 `torchrun --nproc-per-node 8 --no-python --` before the printed `pretrain` or `train` command, leave out `accumulate`
 (which fits the batch into one GPU's memory), and keep the folder; then run the item.
 
 Released weights replace training: `--weights vim_small=FILE`, in any format that `mixlab export` reads; classifiers in
-them are scored as they are. Networks that the papers quote were trained by their own recipes, which mixlab does not have.
+them are scored as they are. Networks that the papers quote were trained by their own recipes, which mixlab lacks.
 They come from released weights; those without weights are named and left out. In the commands below, FILE stands for
 such a file. You can train a visual Mamba by MambaOut's recipe instead, which reproduces no published figure: run
 `mixlab train supervised_vim_small --data DATA/imagenet --run RUN/vim_small-supervised` before the item.
