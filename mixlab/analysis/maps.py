@@ -198,7 +198,7 @@ def single_maps(backbone: Backbone, images: Tensor, among: Sequence[str] = ()) -
 
 
 def activation_map(backbone: Backbone, images: Tensor, name: str | None = None, layer: int = -1) -> Tensor:
-    """One named map of images (B, 3, H, W), or the backbone's default: (B, [K,] h, w)."""
+    """Compute a map of images (B, 3, H, W), by name or the backbone's default: (B, [K,] h, w)."""
     return find_map(name or default_map(backbone))(backbone, images, layer)
 
 
@@ -296,10 +296,10 @@ def activation_maps(
     pca_threshold: float = 0.0,
     progress: Callable[[], None] | None = None,
 ) -> MapsResult:
-    """One map of each network, its default without a name, and its principal components after the same layer.
+    """Compute one map of each network, by name or its default, and its principal components after the same layer.
 
-    `images` by a name, as `--data` takes it, or as a source or data set, are NUM_DRAWN of the first network's size.
-    `progress` is called after each network. See `pca_maps` for the fit and the threshold.
+    If `images` is a name as for `--data`, a source or a data set, NUM_DRAWN images are used at the first network's
+    size. `progress` is called after each network. See `pca_maps` for the fit and the threshold.
     """
     targets = distinct_targets(targets)
     if not isinstance(images, ViewedImages):

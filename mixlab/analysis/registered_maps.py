@@ -18,12 +18,12 @@ TAKEN = "default"  # the page's word for the map of each network
 
 
 def register_map(function: Read | str) -> Any:
-    """Make a function a kind of activation map: a decorator. `mixlab maps`, `mixlab auc` and the page then offer it.
+    """Register a function as a kind of activation map, for `mixlab maps`, `mixlab auc` and the page; a decorator.
 
     The function takes the `Features` of a layer, or the rows (B, H, S, h, w) of S summary tokens and the `Mixing` of
     the layer. It returns one value for each patch, (B, h, w), or several maps, (B, K, h, w), and raises `InputError`
-    where a network has no such map. The map is called as the function is, or `@register_map("another_name")`; the
-    first paragraph of the docstring says what it shows.
+    where a network has no such map. The map has the name of the function, or that in `@register_map("another_name")`;
+    the first paragraph of the docstring says what it shows.
     """
 
     def add(name: str, read: Read) -> None:

@@ -65,7 +65,7 @@ class Backbone(
     tags=["vision", "token-mixer"],
     model_card_template=CARD,
 ):
-    """Images in, a summary feature out; features and mixings of each layer, lazily."""
+    """Maps images to a summary feature; yields the features and mixings of each layer on demand."""
 
     name: str
     dim: int  # D, the width of the summary
@@ -89,10 +89,10 @@ class Backbone(
     def features(
         self, images: Tensor, layers: Layers = 1, source: FeatureSource = "stream", *, norm: bool = True
     ) -> Iterator[tuple[int, Features]]:
-        """Yield (layer, features) for the last `layers` (a number), for those listed, or for all (None).
+        """Yield (layer, features) of the last `layers` layers (a number), of those listed, or of all (None).
 
         `stream`: the residual stream after the layer; `branch`: the mixer's output alone. Both after the final norm, or
-        with `norm=False` as the layer leaves them: norms of tokens are to be read there.
+        with `norm=False` before it, which is where to measure the norms of tokens.
         """
 
     @abstractmethod

@@ -24,14 +24,15 @@ _IMAGE_COLUMNS, _LABEL_COLUMNS = ("image", "img"), ("label", "labels")
 
 
 class DatasetSource(ImageSource):
-    """Samples by number of anything that has a length and `[index]`: images, (image, label), or a mapping of both.
+    """A source from any data set with `len()` and `[index]`: of images, (image, label) pairs, or mappings of both.
 
-    An image is a PIL image, or pixels in uint8: a tensor (3, H, W), an array (H, W, 3), grey as (1, H, W) or (H, W).
-    A label is a number, a name, or a tensor of one number. A sample that raises is unreadable: skipped, counted and
-    named, as a damaged file is. `name` is what measurements call the set; without one they have a fingerprint.
+    An image is a PIL image, or pixels in uint8: a tensor (3, H, W), an array (H, W, 3), grey as (1, H, W) or (H, W). A
+    label is a number, a name, or a tensor of one number. A sample that raises an exception is unreadable: it is
+    skipped, counted and named, like a damaged file. `name` is the name of the set in measurements; without it they have
+    a fingerprint.
 
     `image` and `label` are the keys, or columns, of samples that are mappings. Labels are read from `labels`, a column,
-    or where torchvision's sets keep them; elsewhere by reading every sample once. `classes` are their names.
+    or where torchvision's sets keep them; otherwise every sample is read once. `classes` are the class names.
     """
 
     names_are_numbers = True

@@ -71,7 +71,7 @@ class LabelledSplits:
 def labelled_splits(data: AnyData | LabelledSplits, *, val_data: AnyData | None = None) -> LabelledSplits:
     """The train and val splits of a source, or `split` of its only one; `val_data` is another validation set.
 
-    Data is a name as the commands take it, a `Source`, a data set, or a mapping of "train" and "val", see `as_data`.
+    `data` is a name as for `--data`, a `Source`, a data set, or a mapping of "train" and "val", see `as_data`.
     """
     if isinstance(data, LabelledSplits):
         return data

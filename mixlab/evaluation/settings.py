@@ -88,7 +88,7 @@ class FrozenSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class KnnSettings(FrozenSettings):
-    """All that decides the outcome, beside the network and the data. Options of `mixlab knn`."""
+    """All settings that affect the result, besides network and data. The options of `mixlab knn`."""
 
     k: tuple[int, ...] = KS  # number of neighbours, one or more values.
     temperature: float = TEMPERATURE  # temperature of the votes; a neighbour has the weight exp(cosine / temperature).
@@ -99,7 +99,7 @@ class KnnSettings(FrozenSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeSettings(FrozenSettings):
-    """All that decides the outcome of a probe, beside the network and the data. Options of `mixlab probe`."""
+    """All settings that affect the result, besides network and data. The options of `mixlab probe`."""
 
     mode: Literal["augmented", "cached", "both"] = "augmented"
     """augmented (random crops, as in the paper), cached (features of plain images, much faster), or both, with the
@@ -122,7 +122,7 @@ class ProbeSettings(FrozenSettings):
     """size in pixels to which images are squashed before random crops are cut; default: images as they are."""
 
     def for_data(self, num_train: int) -> ProbeSettings:
-        """With batch and learning rates, where they are not given, as they suit the number of training images."""
+        """A copy in which batch and learning rates, if not given, suit the number of training images."""
         few = num_train < FEW_IMAGES
         fitting = 1 << max(4, (num_train // STEPS_PER_EPOCH).bit_length() - 1)  # a power of two, at least 16
         return replace(
@@ -132,7 +132,7 @@ class ProbeSettings(FrozenSettings):
         )
 
     def for_backbone(self, backbone: Backbone) -> ProbeSettings:
-        """With blocks, strategies, source and image as they apply to this backbone."""
+        """A copy with the blocks, strategies, source and image that apply to this backbone."""
         from mixlab.evaluation.features import heavy_blocks, is_light_as_dinos, light_blocks, possible_strategies
 
         strategies = possible_strategies(backbone)

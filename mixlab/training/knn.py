@@ -219,9 +219,9 @@ def knn_accuracy(
     num_classes: int | None = None,
     device: torch.device | None = None,
 ) -> float:
-    """The share of queries that the weighted vote of the k nearest in the bank gets right, as DINO counts it.
+    """The share of queries that a weighted vote of the k nearest in the bank classifies correctly, as in DINO.
 
-    Both are `LabelledFeatures`. Classes are counted, and the device is that of the bank, unless they are given.
+    Both are `LabelledFeatures`. By default, the number of classes is counted and the device is that of the bank.
     """
     if not len(bank) or not len(queries):
         raise InputError(f"{len(queries)} queries in a bank of {len(bank)} features; give at least 1 of each")

@@ -109,9 +109,9 @@ def evaluate_segmentation(
     device: str | None = "auto",
     bar: Bar = no_bar,
 ) -> SegmentationResult:
-    """Score a network that `fit_segmentation` trained, or has trained so far, on any data with its classes.
+    """Score a network of `fit_segmentation`, finished or not, on any data with the same classes.
 
-    `training` says how its backbone was trained before, where the run does not.
+    `training` says how its backbone was trained before, if the run does not.
     """
     with trained_run(run, method=SegmentConfig, training=training, device=device) as trained:
         return _score(trained, data=as_data(data), mode=inference, num_val=num_val, bar=bar)
