@@ -84,6 +84,7 @@ class DetectionResult:
 
 plan_detection = partial(plan_dense, method=DetectionConfig, small=detect_64, published=detect)
 """What `fit_detection` trains; see `plan_dense`."""
+plan_detection.__doc__ = plan_dense.__doc__  # for help()
 
 
 def fit_detection(

@@ -80,6 +80,7 @@ class SegmentationResult:
 
 plan_segmentation = partial(plan_dense, method=SegmentConfig, small=segment_64, published=segment)
 """What `fit_segmentation` trains; see `plan_dense`."""
+plan_segmentation.__doc__ = plan_dense.__doc__  # for help()
 
 
 def fit_segmentation(
