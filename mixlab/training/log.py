@@ -149,7 +149,7 @@ def forget_after(run: RunDirectory, step: int, warn: Callable[[str], None] = lam
         *lines, _ = place.read_bytes().split(b"\n")
         rows = list(run.read_metrics())
         if (damaged := sum(bool(line.strip()) for line in lines) - len(rows)) > 0:
-            warn(f"{place} has {damaged} damaged line{'s' * (damaged > 1)}; the run resumes without")
+            warn(f"{place} has {damaged} damaged line{'s' * (damaged > 1)}, left out; the run resumes")
         data = "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= step).encode()
         write_atomically(place, lambda file: file.write(data), len(data))
 
