@@ -378,6 +378,7 @@ def test_two_visitors_at_once_see_their_own_views(open_page: OpenPage) -> None:
     for layers in ((3, 1), (0, 4)):
         for page, layer in zip((first, second), layers, strict=True):
             slide(page, "#layer", layer)
+            expect(page).to_have_url(re.compile(f"layer={layer}$"))  # what a reload shows
     expect(first.locator(".answer header p").nth(1)).to_contain_text("layer 0 (0 to 4)")
     expect(second.locator(".answer header p").nth(1)).to_contain_text("layer 4 (0 to 4)")
     settle(second)
