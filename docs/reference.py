@@ -92,7 +92,7 @@ MODULES = {
     "mixlab.run": ("Run directories and measurements", ""),
     "mixlab.run.protocols": ("Protocols of measurements", ""),
     "mixlab.report": ("The report", ""),
-    "mixlab.errors": ("Errors", "InputError WorkError MissingExtraError"),
+    "mixlab.errors": ("Errors", "InputError MissingPartError WorkError MissingExtraError"),
 }
 
 

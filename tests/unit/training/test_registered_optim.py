@@ -27,7 +27,7 @@ import torch
 import mixlab
 
 class Odd(torch.optim.Optimizer):
-    "State of every kind: of other shapes and types, lists, numbers, and numbers in the groups that follow the gradients."
+    "State of every kind: of other shapes and types, lists, numbers, and numbers in the groups that follow gradients."
 
     def __init__(self, groups):
         super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, "scale": 1.0, "scales": []})
