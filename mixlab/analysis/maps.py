@@ -180,8 +180,7 @@ MAPS: Registry[MapOfFeatures | MapOfMixing] = Registry("map", _OWN_MAPS)
 
 def default_map(backbone: Backbone) -> str:
     """The map that corresponds to the paper's on this backbone; the module docstring says why."""
-    has_token = bool(backbone.layout.summary_rows(1024))
-    return "cosine" if has_token else "pooled_cosine"
+    return "cosine" if backbone.layout.has_summary_token else "pooled_cosine"
 
 
 @torch.no_grad()
