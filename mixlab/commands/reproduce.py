@@ -80,7 +80,7 @@ def _run(answer: Answer, plans: Sequence[ItemPlan], run: Path, root: Path | None
 
     if root is None:
         RunDirectory.open(run)
-    if root is not None:
+    else:
         plans = _runnable(plans)
     directory = RunDirectory.create(run)
     results: dict[str, dict[str, Any]] = {}
@@ -96,7 +96,7 @@ def _run(answer: Answer, plans: Sequence[ItemPlan], run: Path, root: Path | None
                     run_plan(plan, pool, workers=1)
                 results[plan.item.name] = write_comparison(plan)
                 _print(answer, results[plan.item.name])
-        page = write_report([run], run / "report.html")
+        page = write_report([run], run / "report.html", force=True)
     answer.line(f"open the report: {page}")
     return {"kind": "reproduce", "items": results, "report": str(page)}
 
