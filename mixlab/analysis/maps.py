@@ -26,7 +26,7 @@ from mixlab.backbones.backbone import Backbone, Layers, chosen_layers
 from mixlab.backbones.tokens import Features, TokenLayout
 from mixlab.choices import NUM_DRAWN
 from mixlab.data.given import AnyData
-from mixlab.errors import InputError, did_you_mean
+from mixlab.errors import InputError, MissingPartError, did_you_mean
 from mixlab.evaluation.target import Target, as_target
 from mixlab.mixers import Grid, Mixing, SelectiveMixing, SSDMixing
 from mixlab.plugins import Registry, needed_plugins
@@ -98,7 +98,7 @@ def summary_rows(mixing: Mixing, layout: TokenLayout, grid: Grid) -> Tensor:
     num_patches = grid[0] * grid[1]
     rows, columns = layout.summary_rows(num_patches), layout.patch_columns(num_patches)
     if not rows:
-        raise InputError(
+        raise MissingPartError(
             "rows of a mixing matrix need a class token or registers, and this backbone has neither; "
             'use "pooled_cosine", "norm", "pca" or "cut"'
         )
@@ -125,13 +125,15 @@ def _register_dot(features: Features) -> Tensor:
 
 def _registers(features: Features) -> Tensor:
     if not features.registers.shape[1]:
-        raise InputError('this backbone has no registers to map; use "cosine", or a model such as dinomambareg_tiny')
+        raise MissingPartError(
+            'this backbone has no registers to map; use "cosine", or a model such as dinomambareg_tiny'
+        )
     return features.registers
 
 
 def _front_cosine(features: Features) -> Tensor:
     if features.front is None:
-        raise InputError(
+        raise MissingPartError(
             "this backbone has no copy of its class token in front; the map needs a class token in the middle and in "
             "front, as dinovim_tiny has"
         )
@@ -171,7 +173,7 @@ def _rows_by_direction(rows: Tensor, mixing: Mixing) -> Tensor:
     if isinstance(mixing, SelectiveMixing):
         return rows.mean(2).unflatten(1, (len(mixing.scans), -1)).mean(2)
     if not isinstance(mixing, SSDMixing):
-        raise InputError(f'only scans have directions, this is a {type(mixing).__name__}; use "mixing_rows"')
+        raise MissingPartError(f'only scans have directions, this is a {type(mixing).__name__}; use "mixing_rows"')
     forward, reverse = rows.mean(2).tensor_split([mixing.num_heads - mixing.num_reverse], dim=1)
     return torch.stack([part.mean(1) for part in (forward, reverse) if part.shape[1]], dim=1)
 
@@ -215,7 +217,7 @@ def single_maps(backbone: Backbone, images: Tensor, among: Sequence[str] = ()) -
             continue
         if name == "cosine" and default_map(backbone) == "pooled_cosine":
             continue  # its summary is the mean patch
-        with contextlib.suppress(ValueError):  # no token whose row could be read, no matrix, no registers
+        with contextlib.suppress(MissingPartError):
             if kind(backbone, images).ndim == 3:
                 found.append(name)
     return found

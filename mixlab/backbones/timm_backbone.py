@@ -27,7 +27,7 @@ from mixlab.backbones.backbone import (
 )
 from mixlab.backbones.timm_models import create_timm, known_pixels
 from mixlab.backbones.tokens import Features, TokenLayout, check_images
-from mixlab.errors import InputError
+from mixlab.errors import InputError, MissingPartError
 from mixlab.mixers import ConvMixing, Mixing, SoftmaxMixing
 
 # timm's arguments that say where weights come from; an architecture may not send us to fetch others.
@@ -199,7 +199,7 @@ class TimmBackbone(Backbone):
 
     def _check_calls(self, num_calls: int, expected: int, where: str) -> None:
         if num_calls != expected:
-            raise InputError(
+            raise MissingPartError(
                 f"{self.name} has no mixing matrices: it does not attend over all tokens once per layer "
                 f"({num_calls} calls of torch's attention in {where}). Mixlab's backbones, MambaOut and timm's models "
                 "that attend once per layer have them, with timm's fused attention on (its default)"

@@ -140,7 +140,7 @@ def _list(answer: Answer) -> dict[str, Any]:
 
 def _summary(item: Item) -> str:
     """Data, GPU-hours and what is missing, in one line."""
-    from mixlab.studies.reproduce.folders import DATA_SETS
+    from mixlab.studies.reproduce.data_sets import DATA_SETS
     from mixlab.studies.reproduce.listing import ON_PAPER, hours_of, missing_networks
 
     if item.is_drawing:
@@ -162,7 +162,7 @@ def _hours(training: float, then: float) -> str:
 
 
 def _show(answer: Answer, plan: ItemPlan, root: Path | None) -> None:
-    from mixlab.studies.reproduce.folders import DATA_SETS
+    from mixlab.studies.reproduce.data_sets import DATA_SETS
     from mixlab.studies.reproduce.listing import hours_of
     from mixlab.studies.reproduce.run import command_lines
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from mixlab.backbones.backbone import Backbone
 from mixlab.data.crops import CropKind, MultiCrop
 from mixlab.data.loader import Batch
-from mixlab.data.packed import PackedBatch, PackedLoader
+from mixlab.data.packed import PackedBatch, PackedLoader, PackedReader
 from mixlab.data.sample_order import SampleOrder
 from mixlab.data.source import ImageSource
 from mixlab.errors import InputError
@@ -120,13 +120,8 @@ class AugmentedStream(FeatureStream):
         self.backbone, self.plan, self.crops, self.world, self.precise = backbone, plan, crops, world, precise
         self.num_images, self.batch = len(source), batch
         self.loader = PackedLoader(
-            source,
-            batch_size=batch // world.size,
-            reduction=crops.crops.reduction,
-            size=load_size,
-            seed=seed,
-            rank=world.rank,
-            world_size=world.size,
+            PackedReader(source, crops.crops.reduction, load_size),
+            SampleOrder(len(source), batch // world.size, seed, world.rank, world.size),
             num_workers=workers,
             skip_limit=1.0,
             pin_memory=world.device.type == "cuda" and not resident,

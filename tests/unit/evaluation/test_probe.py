@@ -28,14 +28,7 @@ from tests.waiting import exit_codes
 
 LAST = 9  # 3 epochs of 44 // 12 steps
 CONTEXT = multiprocessing.get_context("forkserver")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def heads_in(folder: Path) -> dict[str, torch.Tensor]:

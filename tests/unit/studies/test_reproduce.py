@@ -21,8 +21,8 @@ from mixlab.backbones.zoo import ZOO, ZooEntry
 from mixlab.evaluation import paper
 from mixlab.run import RunDirectory
 from mixlab.studies.reproduce import ITEMS, Item, ItemSetting, find_items
+from mixlab.studies.reproduce.data_sets import DATA_SETS
 from mixlab.studies.reproduce.document import page
-from mixlab.studies.reproduce.folders import DATA_SETS
 from mixlab.studies.reproduce.hours import GMACS, MEASURED, estimate_hours
 from mixlab.studies.reproduce.items import PaperFigure, Reading, difference
 from mixlab.studies.reproduce.listing import ON_PAPER, hours_of
