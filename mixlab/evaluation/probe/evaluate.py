@@ -249,13 +249,10 @@ class _ProbeRun:
             self.splits.train,
             backbone=self.backbone,
             plan=plan,
-            crops=ProbeCrops(self.view.size, seed=settings.seed, squashed=bool(settings.load_size)),
+            crops=ProbeCrops(self.view.size, seed=settings.seed, load_size=settings.load_size or None),
             batch=_batch(settings.batch or BATCH, len(self.splits.train), world),
-            seed=settings.seed,
-            load_size=settings.load_size or None,
-            world=world,
+            machine=self.machine,
             precise=run_precision(settings.precision, world.device),
-            workers=self.machine.workers,
             resident=self.resident,
         )
 
