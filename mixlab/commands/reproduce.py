@@ -16,7 +16,7 @@ from mixlab.commands.output import warn
 from mixlab.console import console, put
 from mixlab.errors import InputError
 from mixlab.run import RunDirectory
-from mixlab.run.directory import RunLock
+from mixlab.run.lock import RunLock
 
 if TYPE_CHECKING:
     from mixlab.studies.reproduce.items import Item

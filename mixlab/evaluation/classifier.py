@@ -29,7 +29,7 @@ from mixlab.evaluation.machine import CentreView
 from mixlab.evaluation.probe_head import ProbeHead, load_head
 from mixlab.evaluation.target import Target, load_target, split_target, weights_checksum
 from mixlab.run import RunDirectory, Subject
-from mixlab.run.directory import read_json
+from mixlab.run.files import read_json
 from mixlab.training.distributed import choose_device
 
 TRAINED, RELEASED_WITH = "trained with it", "its own"  # kinds of classifiers that are no probes

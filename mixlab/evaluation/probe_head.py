@@ -16,7 +16,7 @@ from mixlab.backbones.weights.saving import save_tensors
 from mixlab.data.imagenet_labels import imagenet_classes
 from mixlab.evaluation.features import HeadInput, published_source
 from mixlab.evaluation.paper import EPOCHS
-from mixlab.run.directory import write_json
+from mixlab.run.files import write_json
 
 METADATA_KEY = "mixlab_probe"
 RELEASED = {"linear.weight", "linear.bias"}  # Dino-Mamba's and DINO's probes, without their wrapper

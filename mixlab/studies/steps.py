@@ -26,7 +26,8 @@ from mixlab.console import console
 from mixlab.data.cores import num_cores
 from mixlab.errors import InputError, WorkError, few
 from mixlab.run import RunDirectory, provenance
-from mixlab.run.directory import RunLock, read_json, write_json
+from mixlab.run.files import read_json, write_json
+from mixlab.run.lock import RunLock
 from mixlab.signals import HELD_SIGNALS, STOP_SIGNALS, StopSignal, held
 
 LOG, MARK = "logs/{}.txt", "steps/{}.json"  # of a step, in the folder of the whole

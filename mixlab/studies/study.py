@@ -19,7 +19,8 @@ from mixlab.data.mask_formats import parse_masks
 from mixlab.errors import InputError
 from mixlab.report import write_report
 from mixlab.run import RunDirectory, provenance
-from mixlab.run.directory import RunLock, read_json
+from mixlab.run.files import read_json
+from mixlab.run.lock import RunLock
 from mixlab.studies.elapsed import elapsed, noting_time
 from mixlab.studies.folders import COPY_SIDE, prepare
 from mixlab.studies.plan import STUDY_FAMILIES, Family, Setting, StudyEffort

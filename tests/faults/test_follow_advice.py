@@ -14,7 +14,7 @@ from mixlab.data.source import TooManyUnreadableError
 from mixlab.errors import InputError, WorkError
 from mixlab.evaluation.target import load_target
 from mixlab.recipes import RECIPES
-from mixlab.run.directory import read_json
+from mixlab.run.files import read_json
 from mixlab.training.loop import train
 from mixlab.training.settings import override
 from tests.stopped_runs import stopped_after

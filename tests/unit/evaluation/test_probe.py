@@ -22,7 +22,7 @@ from mixlab.evaluation.probe.evaluate import choose_folder, stored_settings
 from mixlab.evaluation.probe.heads import new_head
 from mixlab.evaluation.probe.result import best_head, chosen_elsewhere
 from mixlab.evaluation.probe.training import AugmentedStream, ProbeCrops
-from mixlab.run.directory import write_json
+from mixlab.run.files import write_json
 from mixlab.training.distributed import World, join_world
 from mixlab.training.stopping import Stopped
 from tests.waiting import exit_codes
