@@ -44,7 +44,8 @@ def run_demo(
     from mixlab.report import first_sentences, write_report
     from mixlab.run.codec import to_json
     from mixlab.studies.demo import TUNED, plan
-    from mixlab.studies.steps import keep_settings, run_steps, wait_for_workers, worker_pool
+    from mixlab.studies.steps import keep_settings, run_steps
+    from mixlab.studies.workers import wait_for_workers, worker_pool
 
     start = time.monotonic()
     directory = RunDirectory.create(folder)

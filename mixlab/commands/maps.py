@@ -51,7 +51,7 @@ def maps(
     from mixlab.analysis.figures import save_figure
     from mixlab.analysis.maps import activation_maps, find_map
     from mixlab.analysis.viewed_images import ViewedImages, shown_size
-    from mixlab.data.source import is_drawn
+    from mixlab.data.source_names import is_drawn
 
     answer.check()
     find_map(map)

@@ -76,7 +76,7 @@ def reproduce(
 def _run(answer: Answer, plans: Sequence[ItemPlan], run: Path, root: Path | None, scale: Scale) -> dict[str, Any]:
     from mixlab.report import write_report
     from mixlab.studies.reproduce.run import check_agreement, run_plan, write_comparison
-    from mixlab.studies.steps import wait_for_workers, worker_pool
+    from mixlab.studies.workers import wait_for_workers, worker_pool
 
     if root is None:
         RunDirectory.open(run)

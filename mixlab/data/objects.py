@@ -27,7 +27,8 @@ from .decode import printable
 from .given import Data, GivenData
 from .registered import is_registered, open_registered_with
 from .shapes import Shapes, parse_shapes
-from .source import SPLITS, Source, Subset, check_split, nearest_place, part_of
+from .source import SPLITS, Source, Subset, check_split, part_of
+from .source_names import nearest_place
 
 
 class Objects(NamedTuple):

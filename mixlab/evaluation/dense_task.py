@@ -16,7 +16,8 @@ from mixlab.backbones.weights import model_from_file
 from mixlab.backbones.weights.reading import read_weights
 from mixlab.backbones.zoo import SHIPPED, SHIPPED_TRAINING
 from mixlab.data.given import AnyData, Data, as_data
-from mixlab.data.source import Source, is_drawn
+from mixlab.data.source import Source
+from mixlab.data.source_names import is_drawn
 from mixlab.errors import InputError
 from mixlab.evaluation.dense_recipe import DenseConfig, DenseRecipe
 from mixlab.evaluation.methods import train_config

@@ -25,7 +25,8 @@ from mixlab.studies.elapsed import elapsed, noting_time
 from mixlab.studies.folders import COPY_SIDE, prepare
 from mixlab.studies.plan import STUDY_FAMILIES, Family, Setting, StudyEffort
 from mixlab.studies.shared_gpu import shared_gpu
-from mixlab.studies.steps import Step, is_done, keep_settings, mark_of, run_steps, wait_for_workers, worker_pool
+from mixlab.studies.steps import Step, is_done, keep_settings, mark_of, run_steps
+from mixlab.studies.workers import wait_for_workers, worker_pool
 from mixlab.training.distributed import choose_device
 
 MINUTES = "steps/parts.json"  # of each part

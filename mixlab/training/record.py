@@ -6,7 +6,8 @@ from typing import Any
 from mixlab.backbones.weights import parts_of
 from mixlab.data.given import Data, GivenData
 from mixlab.data.listed import ListedSource
-from mixlab.data.source import Source, is_built_in
+from mixlab.data.source import Source
+from mixlab.data.source_names import is_built_in
 from mixlab.errors import InputError
 from mixlab.plugins import needed_plugins
 from mixlab.run import RunDirectory, provenance

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from mixlab.data.images import HELD_OUT_OF
-from mixlab.data.source import is_built_in
+from mixlab.data.source_names import is_built_in
 from mixlab.errors import InputError
 from mixlab.run import RunDirectory
 from mixlab.run.codec import differences, from_json, to_json

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from mixlab.data.source import TooManyUnreadableError
+from mixlab.data.skipped import TooManyUnreadableError
 from mixlab.errors import InputError, WorkError
 from mixlab.evaluation.target import load_target
 from mixlab.recipes import RECIPES

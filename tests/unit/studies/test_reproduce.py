@@ -38,7 +38,7 @@ EVERYTHING = os.environ.get("MIXLAB_TEST_REPRODUCE") == "1"
 
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("mixlab.studies.steps.worker_pool", here)
+    monkeypatch.setattr("mixlab.studies.workers.worker_pool", here)
     monkeypatch.setattr(sys, "argv", ["mixlab"])
     monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
     yield

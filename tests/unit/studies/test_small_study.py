@@ -18,7 +18,8 @@ from mixlab.studies.plan import STUDY_FAMILIES, Setting
 from mixlab.studies.small.parts import small_study
 from mixlab.studies.small.plan import ABLATIONS, FULL, QUICK
 from mixlab.studies.speedrun.record import read_record
-from mixlab.studies.steps import OWN_JOBS, Step
+from mixlab.studies.steps import Step
+from mixlab.studies.workers import OWN_JOBS
 from tests.drawn_folders import draw_folders, save
 
 STUDY = small_study((0, 1, 2))
