@@ -35,8 +35,11 @@ MODULES = {
     "mixlab.data.registered": ("Sources by name", "register_source"),
     "mixlab.data.given": ("Data given in Python", "as_data GivenData fingerprint"),
     "mixlab.data.crops": ("Crops", "MultiCrop CropKind dino_crops CropParameters draw_parameters make_crops normalise"),
-    "mixlab.data.packed": ("Images of any sizes in one batch", "pack_images PackedImages PackedBatch PackedLoader"),
-    "mixlab.data.loader": ("Batches", "Loader Batch BatchLoader SampleReader"),
+    "mixlab.data.packed": (
+        "Images of any sizes in one batch",
+        "pack_images PackedImages PackedBatch PackedReader PackedLoader",
+    ),
+    "mixlab.data.loader": ("Batches", "BatchLoader ImageReader Batch SampleReader"),
     "mixlab.recipes": ("Recipes", "find_recipe register_recipe with_method"),
     "mixlab.training.config": (
         "Training configurations",
@@ -92,7 +95,7 @@ MODULES = {
     "mixlab.run": ("Run directories and measurements", ""),
     "mixlab.run.protocols": ("Protocols of measurements", ""),
     "mixlab.report": ("The report", ""),
-    "mixlab.errors": ("Errors", "InputError WorkError MissingExtraError"),
+    "mixlab.errors": ("Errors", "InputError MissingPartError WorkError MissingExtraError"),
 }
 
 

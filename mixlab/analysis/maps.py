@@ -11,7 +11,7 @@ registers, softmax, linear and Mamba alike: families are compared by one and the
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -22,11 +22,11 @@ from torch import Tensor
 from mixlab.analysis.cut import cut_maps
 from mixlab.analysis.pca import PCAMaps, pca_maps
 from mixlab.analysis.viewed_images import ImageBatch, ViewedImages
-from mixlab.backbones.backbone import Backbone, Layers
+from mixlab.backbones.backbone import Backbone, Layers, chosen_layers
 from mixlab.backbones.tokens import Features, TokenLayout
 from mixlab.choices import NUM_DRAWN
 from mixlab.data.given import AnyData
-from mixlab.errors import InputError, did_you_mean
+from mixlab.errors import InputError, MissingPartError, did_you_mean
 from mixlab.evaluation.target import Target, as_target
 from mixlab.mixers import Grid, Mixing, SelectiveMixing, SSDMixing
 from mixlab.plugins import Registry, needed_plugins
@@ -42,13 +42,7 @@ class MapOfFeatures:
     read: Callable[[Features], Tensor]
 
     def __call__(self, backbone: Backbone, images: Tensor, layer: int = -1) -> Tensor:
-        return next(self.by_layer(backbone, images, [layer]))[1]
-
-    @torch.no_grad()
-    def by_layer(self, backbone: Backbone, images: Tensor, layers: Layers = None) -> Iterator[tuple[int, Tensor]]:
-        """Yield (layer, map), one layer in memory at a time."""
-        for layer, features in backbone.features(images, layers=layers):
-            yield layer, self.read(features)
+        return _one_map(self, backbone, images, layer)
 
 
 @dataclass(frozen=True)
@@ -59,14 +53,44 @@ class MapOfMixing:
     read: Callable[[Tensor, Mixing], Tensor]  # rows (B, H, S, h, w) of S summary tokens
 
     def __call__(self, backbone: Backbone, images: Tensor, layer: int = -1) -> Tensor:
-        return next(self.by_layer(backbone, images, [layer]))[1]
+        return _one_map(self, backbone, images, layer)
 
-    @torch.no_grad()
-    def by_layer(self, backbone: Backbone, images: Tensor, layers: Layers = None) -> Iterator[tuple[int, Tensor]]:
-        """Yield (layer, map), one layer in memory at a time."""
-        _, features = next(backbone.features(images, layers=[0]))
-        for layer, mixing in backbone.mixings(images, layers=layers):
-            yield layer, self.read(summary_rows(mixing, backbone.layout, features.grid), mixing)
+
+MapKind = MapOfFeatures | MapOfMixing
+
+
+@torch.no_grad()
+def read_maps(
+    backbone: Backbone, images: Tensor, wanted: Sequence[tuple[MapKind, Layers]]
+) -> Iterator[tuple[int, int, Tensor]]:
+    """Several maps, each after its own layers, in one pass: yield (place in `wanted`, layer, map).
+
+    One layer is in memory at a time.
+    """
+    chosen = [chosen_layers(layers, backbone.num_layers) for _, layers in wanted]
+    featured = {
+        n for (kind, _), own in zip(wanted, chosen, strict=True) if isinstance(kind, MapOfFeatures) for n in own
+    }
+    mixed = {n for (kind, _), own in zip(wanted, chosen, strict=True) if isinstance(kind, MapOfMixing) for n in own}
+    if mixed:
+        featured.add(0)  # for the grid
+    grid: Grid | None = None
+    for layer, found in backbone.features_and_mixings(images, features=sorted(featured), mixings=sorted(mixed)):
+        if isinstance(found, Features):
+            grid = grid or found.grid
+        else:
+            rows = summary_rows(found, backbone.layout, cast("Grid", grid))
+        for place, ((kind, _), own) in enumerate(zip(wanted, chosen, strict=True)):
+            if layer not in own:
+                continue
+            if isinstance(found, Features) and isinstance(kind, MapOfFeatures):
+                yield place, layer, kind.read(found)
+            elif isinstance(found, Mixing) and isinstance(kind, MapOfMixing):
+                yield place, layer, kind.read(rows, found)
+
+
+def _one_map(kind: MapKind, backbone: Backbone, images: Tensor, layer: int) -> Tensor:
+    return next(read_maps(backbone, images, [(kind, [layer])]))[2]
 
 
 def summary_rows(mixing: Mixing, layout: TokenLayout, grid: Grid) -> Tensor:
@@ -74,7 +98,7 @@ def summary_rows(mixing: Mixing, layout: TokenLayout, grid: Grid) -> Tensor:
     num_patches = grid[0] * grid[1]
     rows, columns = layout.summary_rows(num_patches), layout.patch_columns(num_patches)
     if not rows:
-        raise InputError(
+        raise MissingPartError(
             "rows of a mixing matrix need a class token or registers, and this backbone has neither; "
             'use "pooled_cosine", "norm", "pca" or "cut"'
         )
@@ -101,13 +125,15 @@ def _register_dot(features: Features) -> Tensor:
 
 def _registers(features: Features) -> Tensor:
     if not features.registers.shape[1]:
-        raise InputError('this backbone has no registers to map; use "cosine", or a model such as dinomambareg_tiny')
+        raise MissingPartError(
+            'this backbone has no registers to map; use "cosine", or a model such as dinomambareg_tiny'
+        )
     return features.registers
 
 
 def _front_cosine(features: Features) -> Tensor:
     if features.front is None:
-        raise InputError(
+        raise MissingPartError(
             "this backbone has no copy of its class token in front; the map needs a class token in the middle and in "
             "front, as dinovim_tiny has"
         )
@@ -147,7 +173,7 @@ def _rows_by_direction(rows: Tensor, mixing: Mixing) -> Tensor:
     if isinstance(mixing, SelectiveMixing):
         return rows.mean(2).unflatten(1, (len(mixing.scans), -1)).mean(2)
     if not isinstance(mixing, SSDMixing):
-        raise InputError(f'only scans have directions, this is a {type(mixing).__name__}; use "mixing_rows"')
+        raise MissingPartError(f'only scans have directions, this is a {type(mixing).__name__}; use "mixing_rows"')
     forward, reverse = rows.mean(2).tensor_split([mixing.num_heads - mixing.num_reverse], dim=1)
     return torch.stack([part.mean(1) for part in (forward, reverse) if part.shape[1]], dim=1)
 
@@ -156,7 +182,7 @@ def _rows_by_register(rows: Tensor, mixing: Mixing) -> Tensor:
     return rows.mean(1)
 
 
-_OWN_MAPS: dict[str, MapOfFeatures | MapOfMixing] = {
+_OWN_MAPS: dict[str, MapKind] = {
     "cosine": MapOfFeatures("cosine of the summary (class token, mean register or mean patch) to each patch", _cosine),
     "dot": MapOfFeatures("dot product of the summary and each patch", _dot),
     "register_cosine": MapOfFeatures("cosine of each register to each patch, (B, R, h, w)", _register_cosine),
@@ -173,13 +199,12 @@ _OWN_MAPS: dict[str, MapOfFeatures | MapOfMixing] = {
     ),
     "register_rows": MapOfMixing("|row| at each summary token, the mean over heads, (B, S, h, w)", _rows_by_register),
 }
-MAPS: Registry[MapOfFeatures | MapOfMixing] = Registry("map", _OWN_MAPS)
+MAPS: Registry[MapKind] = Registry("map", _OWN_MAPS)
 
 
 def default_map(backbone: Backbone) -> str:
     """The map that corresponds to the paper's on this backbone; the module docstring says why."""
-    has_token = bool(backbone.layout.summary_rows(1024))
-    return "cosine" if has_token else "pooled_cosine"
+    return "cosine" if backbone.layout.has_summary_token else "pooled_cosine"
 
 
 @torch.no_grad()
@@ -191,7 +216,7 @@ def single_maps(backbone: Backbone, images: Tensor, among: Sequence[str] = ()) -
             continue
         if name == "cosine" and default_map(backbone) == "pooled_cosine":
             continue  # its summary is the mean patch
-        with contextlib.suppress(ValueError):  # no token whose row could be read, no matrix, no registers
+        with contextlib.suppress(MissingPartError):
             if kind(backbone, images).ndim == 3:
                 found.append(name)
     return found
@@ -202,7 +227,7 @@ def activation_map(backbone: Backbone, images: Tensor, name: str | None = None, 
     return find_map(name or default_map(backbone))(backbone, images, layer)
 
 
-def find_map(name: str) -> MapOfFeatures | MapOfMixing:
+def find_map(name: str) -> MapKind:
     """A map of the table; or several that are read from features, as `cosine+pca`, stacked (B, K, h, w) in one pass."""
     names = name.split("+")
     for part in names:

@@ -11,7 +11,7 @@ from mixlab.commands.answer import Answer
 from mixlab.commands.options import Flat
 from mixlab.console import console
 from mixlab.run import RunDirectory
-from mixlab.run.directory import RunLock
+from mixlab.run.lock import RunLock
 
 if TYPE_CHECKING:
     from mixlab.studies.demo import DemoEffort

@@ -47,7 +47,7 @@ _FORMAT = 4
 _SHARDS_PER_PROCESS, _MOST_PROCESSES = 4, 32
 _MAX_CLASSES = 1_000_000
 _LARGEST = 2**32 - 1  # bytes of an image, which the decoder refuses far below
-_MAX_LABEL_BYTES = 2**26  # of a .cls or .json file
+_LABEL_SUFFIXES, _MAX_LABEL_BYTES = (".cls", ".json"), 2**26
 _BLOCK = 512  # of a tar file; two blocks of zeros are its end
 _Sample = tuple[str, int, int, int]  # key, offset, size, label (-1: none)
 
@@ -273,46 +273,57 @@ def _scan_shard(shard: Path) -> tuple[list[_Sample], list[str]]:
     labels: dict[str, int] = {}
     suffixes: dict[str, set[str]] = {}  # of each key
     left_out: list[str] = []
-    try:
-        with tarfile.open(shard, "r:") as tar:
-            for member in _members(tar):
-                folder, _, file_name = member.name.rpartition("/")
-                stem, dot, extension = file_name.partition(".")
-                if not dot or not stem or member.isdir():
-                    continue
-                key, suffix = f"{folder}/{stem}".lstrip("/"), f".{extension.lower()}"
-                is_again = suffix in suffixes.setdefault(key, set())
-                suffixes[key].add(suffix)
-                if not member.isreg() or member.issparse():  # such as a hard link to the same photograph
-                    continue
-                if suffix in SUFFIXES:
-                    images.setdefault(key, (member.offset_data, min(member.size, _LARGEST)))
-                    left_out += [f"{key}{suffix}"] * is_again
-                elif suffix in (".cls", ".json") and (data := tar.extractfile(member)) is not None:
-                    place = f"{shard}/{printable(member.name)}"
-                    label, other = _read_label(data.read(_MAX_LABEL_BYTES), suffix, place), labels.get(key, -1)
-                    if -1 not in (label, other) and label != other:
-                        raise InputError(
-                            f"{place} holds class {label}, another file of the same sample holds {other}; keep one"
-                        )
-                    labels[key] = max(label, other)
-            _check_end(shard, tar.offset)
-    except InputError:
-        raise
-    except Exception as error:  # tarfile fails on damaged headers in many ways
-        raise InputError(f"{shard} is not a readable tar file ({error}); is it complete and uncompressed?") from error
+    for member, text in _members(shard):
+        key, suffix = _split_name(member.name)
+        if not suffix or member.isdir():
+            continue
+        is_again = suffix in suffixes.setdefault(key, set())
+        suffixes[key].add(suffix)
+        if not _is_plain(member):
+            continue
+        if suffix in SUFFIXES:
+            images.setdefault(key, (member.offset_data, min(member.size, _LARGEST)))
+            left_out += [f"{key}{suffix}"] * is_again
+        elif suffix in _LABEL_SUFFIXES:
+            place = f"{shard}/{printable(member.name)}"
+            label, other = _read_label(text, suffix, place), labels.get(key, -1)
+            if -1 not in (label, other) and label != other:
+                raise InputError(
+                    f"{place} holds class {label}, another file of the same sample holds {other}; keep one"
+                )
+            labels[key] = max(label, other)
     left_out += [key for key in suffixes if key not in images]
     return [(key, *place, labels.get(key, -1)) for key, place in images.items()], list(map(printable, left_out))
 
 
-def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """Its members; a header whose size leads backwards would never end."""
+def _split_name(name: str) -> tuple[str, str]:
+    """The key of a sample and the suffix, which is empty where a name has no dot, or nothing before it."""
+    folder, _, file_name = name.rpartition("/")
+    stem, dot, extension = file_name.partition(".")
+    return f"{folder}/{stem}".lstrip("/"), f".{extension.lower()}" if dot and stem else ""
+
+
+def _is_plain(member: tarfile.TarInfo) -> bool:
+    """Whether its bytes are there, one after the other; not of a hard link to the same photograph, for example."""
+    return member.isreg() and not member.issparse()
+
+
+def _members(shard: Path) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
+    """The members of a tar file, each with its text where that may be a label."""
     place = -1
-    for member in tar:
-        if member.size < 0 or member.offset <= place:
-            raise tarfile.ReadError(f"the header at byte {member.offset:,} is damaged")
-        place = member.offset
-        yield member
+    try:
+        with tarfile.open(shard, "r:") as tar:
+            for member in tar:
+                if member.size < 0 or member.offset <= place:  # a size that leads backwards would never end
+                    raise tarfile.ReadError(f"the header at byte {member.offset:,} is damaged")
+                place = member.offset
+                is_label = _is_plain(member) and _split_name(member.name)[1] in _LABEL_SUFFIXES
+                data = tar.extractfile(member) if is_label else None
+                yield member, data.read(_MAX_LABEL_BYTES) if data else b""
+            end = tar.offset
+    except Exception as error:  # tarfile fails on damaged headers in many ways
+        raise InputError(f"{shard} is not a readable tar file ({error}); is it complete and uncompressed?") from error
+    _check_end(shard, end)
 
 
 def _check_end(shard: Path, end: int) -> None:

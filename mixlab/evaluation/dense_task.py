@@ -27,7 +27,8 @@ from mixlab.run.directory import method_of
 from mixlab.training.config import ModelConfig, TrainConfig
 from mixlab.training.distributed import World, join_world
 from mixlab.training.loop import Trainer, train
-from mixlab.training.settings import MAY_CHANGE, override, same_data
+from mixlab.training.settings import override
+from mixlab.training.stored_settings import MAY_CHANGE, same_data
 
 STARTS_FROM = "starts_from"  # in config.json: what is known of the backbone that training started from
 R = TypeVar("R")

@@ -33,8 +33,8 @@ from mixlab.errors import InputError, WorkError, few
 from mixlab.evaluation.features import FeaturePlan, FeatureTable
 from mixlab.evaluation.machine import CentreView, Machine, PrecisionInUse, run_precision
 from mixlab.evaluation.target import network_digest
-from mixlab.run.directory import read_json, write_atomically, write_json
 from mixlab.run.disk import in_units
+from mixlab.run.files import read_json, write_atomically, write_json
 from mixlab.training.checkpoint import checksum_of, sha256_of
 from mixlab.training.distributed import World, from_all, only_first
 

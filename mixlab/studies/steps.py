@@ -26,7 +26,8 @@ from mixlab.console import console
 from mixlab.data.cores import num_cores
 from mixlab.errors import InputError, WorkError, few
 from mixlab.run import RunDirectory, provenance
-from mixlab.run.directory import RunLock, read_json, write_json
+from mixlab.run.files import read_json, write_json
+from mixlab.run.lock import RunLock
 from mixlab.signals import HELD_SIGNALS, STOP_SIGNALS, StopSignal, held
 
 LOG, MARK = "logs/{}.txt", "steps/{}.json"  # of a step, in the folder of the whole
@@ -112,11 +113,7 @@ def run_steps(steps: Sequence[Step], folder: Path, pool: ProcessPoolExecutor, *,
     told: set[str] = set()
     with Progress(*_columns(), console=console, transient=True) as progress:
         while left or running:
-            for step in list(left):
-                if len(running) >= workers or any(part.step.alone for part in running.values()):
-                    break
-                if not set(step.needs) <= done or (step.alone and running):
-                    continue
+            while step := _ready(left, done, [part.step for part in running.values()], workers):
                 left.remove(step)
                 if step.why not in told:
                     told.add(step.why)
@@ -136,6 +133,13 @@ def run_steps(steps: Sequence[Step], folder: Path, pool: ProcessPoolExecutor, *,
                 done.add(part.step.name)
             for part in running.values():
                 _show(progress, part)
+
+
+def _ready(left: Sequence[Step], done: set[str], running: Sequence[Step], workers: int) -> Step | None:
+    """The first step that may start beside those that run."""
+    if len(running) >= workers or any(step.alone for step in running):
+        return None
+    return next((step for step in left if done.issuperset(step.needs) and not (step.alone and running)), None)
 
 
 def _code(future: Future[int], step: Step, folder: Path) -> int:
@@ -174,7 +178,7 @@ def keep_settings(run: RunDirectory, settings: dict[str, Any], *, under: str | N
 def is_done(step: Step, folder: Path) -> bool:
     """Whether its result is there, made by the same command line."""
     mark = mark_of(step, folder)
-    return step.result.exists() and mark.get("arguments") == _told(step, folder)
+    return step.result.exists() and mark.get("arguments") == _portable_line(step, folder)
 
 
 def mark_of(step: Step, folder: Path) -> dict[str, Any]:
@@ -205,7 +209,7 @@ def wait_for_workers(runs: Iterable[Path]) -> None:
             try:
                 with RunLock(run):
                     break
-            except RuntimeError:
+            except WorkError:  # another process has it
                 if time.monotonic() > until:
                     raise
                 time.sleep(0.5)
@@ -245,7 +249,8 @@ def _finish(part: _Running, code: int, folder: Path) -> None:
         )
     now = datetime.now(UTC).isoformat(timespec="seconds")
     write_json(
-        _place(folder, step, MARK), {"arguments": _told(step, folder), "seconds": round(seconds, 1), "date": now}
+        _place(folder, step, MARK),
+        {"arguments": _portable_line(step, folder), "seconds": round(seconds, 1), "date": now},
     )
     moved = "" if step.trains is None else _moved(RunDirectory(step.trains))
     console.print(Text.assemble("  ", ("done", "green"), f" {step.title}, {seconds:.1f} s{moved}"))
@@ -303,7 +308,7 @@ def _prepare(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _told(step: Step, folder: Path) -> list[str]:
+def _portable_line(step: Step, folder: Path) -> list[str]:
     """The command line, the same wherever the folder is."""
     return ["RUN" if text == str(folder) else rename_folder(text, str(folder), "RUN") for text in step.arguments]
 

@@ -12,7 +12,7 @@ from command_line import parse_command
 from PIL import Image
 
 from mixlab.cli import main
-from mixlab.run.directory import read_json
+from mixlab.run.files import read_json
 from mixlab.studies import study
 from mixlab.studies.plan import STUDY_FAMILIES, Setting
 from mixlab.studies.small.parts import small_study

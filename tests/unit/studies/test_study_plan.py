@@ -9,7 +9,7 @@ from pathlib import Path
 from command_line import parse_command
 
 from mixlab.recipes import find_recipe
-from mixlab.run.directory import write_json
+from mixlab.run.files import write_json
 from mixlab.studies.miniature.parts import PARTS
 from mixlab.studies.miniature.plan import FULL
 from mixlab.studies.plan import STUDY_FAMILIES, Setting
