@@ -112,7 +112,10 @@ class MapScorer:
         parts: list[list[Part]] = [[] for _ in wanted]
         for number, batch in self.images.batches(*(self._machine.share() if self._machine else ())):
             if batch.masks is None:
-                raise InputError(f"{self.images.choices['data'] or 'the source'} has images without masks")
+                raise InputError(
+                    f"{self.images.choices['data'] or 'the source'} has images without masks; give data with masks, as "
+                    "ViewedImages(..., with_masks=True)"
+                )
             found: list[dict[int, tuple[Tensor, ...]]] = [{} for _ in wanted]  # by layer
             last: dict[int, Tensor] = {}
             for place, layer, maps in read_maps(backbone, backbone.preprocess(batch.images), kinds):

@@ -179,7 +179,10 @@ def plan_dense(
         start = starting_point(target, weights=weights)
         config = _with_model(recipe, start) if recipe else (small if is_drawn(str(given)) else published)(start.model)
     if not isinstance(config.method, method):
-        raise InputError(f"{name or 'this'} is a {config.method.kind} recipe, not one for `mixlab {method.kind}`")
+        raise InputError(
+            f"{name or 'this'} is a {config.method.kind} recipe, not one for `mixlab {method.kind}`; "
+            f"name one that begins with {method.kind}_, or a backbone"
+        )
     config = override(config, [*settings, *(["method.frozen=true"] if frozen else [])])
     if start.backbone is not None and config.model != start.model:
         raise InputError(

@@ -87,7 +87,7 @@ def extract_features(
             table = cache.fill(machine, step)
     if not len(table):
         named = few((f"{path} ({why})" for path, why in table.unreadable.items()), 1)
-        raise InputError(f"none of the {len(source)} images of {name} can be read, such as {named}")
+        raise InputError(f"none of the {len(source)} images of {name} can be read, such as {named}; repair them")
     return table
 
 

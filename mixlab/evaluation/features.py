@@ -105,7 +105,10 @@ def head_inputs(backbone: Backbone, blocks: Sequence[int], strategies: Sequence[
     """Every number of blocks with every strategy; `output` and `registers` as they apply."""
     for number in blocks:
         if not 1 <= number <= backbone.num_layers:
-            raise InputError(f"cannot read the last {number} of {backbone.num_layers} blocks of {backbone.name}")
+            raise InputError(
+                f"cannot read the last {number} of {backbone.num_layers} blocks of {backbone.name}; "
+                f"choose 1 to {backbone.num_layers}"
+            )
     found = []
     for strategy in strategies:
         if strategy == OUTPUT:

@@ -303,5 +303,5 @@ def _batch(asked: int, num_images: int, world: World) -> int:
     if asked < 1:
         raise InputError(f"a batch of {asked} images trains nothing; give at least 1")
     if num_images < world.size:
-        raise InputError(f"{num_images} training images are too few for {world.size} ranks")
+        raise InputError(f"{num_images} training images are too few for {world.size} ranks; start fewer")
     return min(asked, num_images // world.size * world.size)
