@@ -26,13 +26,12 @@ from mixlab.analysis.map_scores import (
     either_sign,
     to_measurements,
 )
-from mixlab.analysis.maps import distinct_targets
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.backbones.backbone import Backbone, Layers
 from mixlab.choices import SCORED_FIT
 from mixlab.data.given import AnyData
 from mixlab.errors import InputError, did_you_mean
-from mixlab.evaluation.target import Target
+from mixlab.evaluation.target import Target, distinct_targets
 from mixlab.run import UNTRAINED, Subject
 from mixlab.run.directory import file_name
 from mixlab.run.protocols import MapProtocol

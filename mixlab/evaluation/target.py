@@ -86,6 +86,15 @@ def as_target(given: Target | Backbone) -> Target:
     return Target(label=given.name, backbone=given.eval(), training="")
 
 
+def distinct_targets(given: Sequence[Target | Backbone]) -> list[Target]:
+    """At least one network, with distinct labels."""
+    targets = [as_target(each) for each in given]
+    labels = [target.label for target in targets]
+    if not labels or len(set(labels)) < len(labels):
+        raise InputError(f"targets need different labels, got {labels}; write TARGET=LABEL to set them")
+    return targets
+
+
 def load_target(
     text: str,
     *,

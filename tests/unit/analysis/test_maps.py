@@ -6,15 +6,8 @@ import pytest
 import torch
 
 import mixlab
-from mixlab.analysis.maps import (
-    MAPS,
-    MapOfMixing,
-    activation_map,
-    activation_maps,
-    default_map,
-    find_map,
-    read_maps,
-)
+from mixlab.analysis.activation_maps import activation_maps
+from mixlab.analysis.maps import MAPS, MapOfMixing, activation_map, default_map, find_map, read_maps
 from mixlab.analysis.pca import pca_maps
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.evaluation.target import Target
