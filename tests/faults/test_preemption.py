@@ -23,7 +23,7 @@ from mixlab.cli import main
 from mixlab.run.directory import read_json
 from tests.paused_training import told
 
-pytestmark = pytest.mark.timeout(3600 if ALL else 300)
+pytestmark = pytest.mark.timeout(3600 if ALL else 1200)
 MOST_STARTS = 6  # of a job, by submitit
 BOTH = (signal.SIGTERM, signal.SIGUSR2)  # in the order in which SLURM sends them where it sends both
 STARTING_S = 3.0
