@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 import mixlab
 from mixlab.data.workers import start_workers, worker_settings
-from mixlab.signals import STOP_SIGNALS, StopSignal, held, obey_parent_alone, raising
+from mixlab.signals import STOP_SIGNALS, StopRequests, StopSignal, held, obey_parent_alone, raising
 from tests.waiting import PATIENCE_S, wait_for
 
 
@@ -95,6 +95,14 @@ def test_signals_that_are_held_come_at_the_end() -> None:
             reached = True
         wait_for_it()
     assert reached
+
+
+@pytest.mark.parametrize("numbers", [(signal.SIGTERM, signal.SIGUSR2), (signal.SIGUSR2, signal.SIGTERM)])
+def test_of_two_signals_the_scheduler_s_own_is_noted(numbers: tuple[int, int]) -> None:
+    with StopRequests((signal.SIGUSR2,)) as stop:
+        for number in numbers:
+            signal.raise_signal(number)
+    assert stop.number == signal.SIGUSR2
 
 
 def is_pending(process: int, number: int) -> bool:
