@@ -17,9 +17,17 @@ import pytest
 from torch.utils.data import DataLoader
 
 import mixlab
+from mixlab import signals
 from mixlab.data.workers import start_workers, worker_settings
 from mixlab.signals import STOP_SIGNALS, StopRequests, StopSignal, held, obey_parent_alone, raising
 from tests.waiting import PATIENCE_S, wait_for
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal that this process handles late is still the one that was sent, and no reason to leave."""
+    for name in ("REPEAT_S", "PATIENCE_S", "STUCK_S"):
+        monkeypatch.setattr(signals, name, PATIENCE_S)
 
 
 def ask(number: int = signal.SIGTERM) -> None:
