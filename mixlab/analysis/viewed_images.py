@@ -13,7 +13,8 @@ from mixlab.data.decode import UnreadableImage, fit_image, to_pil, to_tensor
 from mixlab.data.given import AnyData, as_data
 from mixlab.data.mask_formats import parse_images_or_masks, parse_masks
 from mixlab.data.masks import MaskedImage
-from mixlab.data.source import SkippedImages, Source, evenly_spaced
+from mixlab.data.skipped import SkippedImages
+from mixlab.data.source import Source, evenly_spaced
 from mixlab.data.workers import check_shared_memory, start_workers, worker_settings
 from mixlab.errors import InputError
 from mixlab.evaluation.machine import CentreView

@@ -149,7 +149,7 @@ def _has_map(name: str, subject: Target, mixing: type[Mixing] | None) -> bool:
         return subject.backbone.layout.has_front_copy
     if isinstance(MAPS[name], MapOfFeatures):
         return True
-    if mixing is None or not subject.backbone.layout.summary_rows(1024):
+    if mixing is None or not subject.backbone.layout.has_summary_token:
         return False
     return name != "direction_rows" or issubclass(mixing, SSDMixing | SelectiveMixing)
 

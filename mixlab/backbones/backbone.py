@@ -105,6 +105,17 @@ class Backbone(
             f"{self.name} has no mixings to look at; choose a model of mixlab's, or maps of its features"
         )
 
+    def features_and_mixings(
+        self, images: Tensor, *, features: Layers, mixings: Layers
+    ) -> Iterator[tuple[int, Features | Mixing]]:
+        """Yield (layer, features) and (layer, mixing), those of some layers each, the features of a layer before its
+        mixing; in one pass where the backbone can.
+        """
+        if features is None or features:
+            yield from self.features(images, layers=features)
+        if mixings is None or mixings:
+            yield from self.mixings(images, layers=mixings)
+
     def architecture(self) -> Architecture:
         """Name and config as JSON, from which `mixlab.backbones.weights.build_architecture` builds it again."""
         if self.registered is None:

@@ -143,6 +143,22 @@ class TimmBackbone(Backbone):
         else:
             yield from self._recorded_mixings(images, wanted)
 
+    def features_and_mixings(
+        self, images: Tensor, *, features: Layers, mixings: Layers
+    ) -> Iterator[tuple[int, Features | Mixing]]:
+        """In one pass through a vision transformer, which holds the mixings of all its wanted layers together."""
+        featured, mixed = (chosen_layers(layers, self.num_layers) for layers in (features, mixings))
+        if not (isinstance(self.model, VisionTransformer) and featured and mixed):
+            yield from super().features_and_mixings(images, features=featured, mixings=mixed)
+            return
+        self._check(images)
+        grid = self.model.patch_embed.dynamic_feat_size(tuple(images.shape[2:]))
+        with AttentionRecorder(len(images), grid[0] * grid[1] + self.layout.num_learned, mixed) as recorder:
+            found = list(self.features(images, layers=featured))
+        self._check_calls(recorder.num_calls, self.num_layers, f"{self.num_layers} layers")
+        yield from found
+        yield from ((index, recorder.mixings.pop(index)) for index in mixed)
+
     def _intermediates(self, images: Tensor, wanted: list[int], *, norm: bool) -> list[Any]:
         """With `norm` after the final norm, unless the model has none that fits every layer."""
         options: dict[str, Any] = {"return_prefix_tokens": True} if self.layout.place != "none" else {}

@@ -16,7 +16,7 @@ from mixlab.commands.output import warn
 from mixlab.console import console, put
 from mixlab.errors import InputError
 from mixlab.run import RunDirectory
-from mixlab.run.directory import RunLock
+from mixlab.run.lock import RunLock
 
 if TYPE_CHECKING:
     from mixlab.studies.reproduce.items import Item
@@ -76,11 +76,11 @@ def reproduce(
 def _run(answer: Answer, plans: Sequence[ItemPlan], run: Path, root: Path | None, scale: Scale) -> dict[str, Any]:
     from mixlab.report import write_report
     from mixlab.studies.reproduce.run import check_agreement, run_plan, write_comparison
-    from mixlab.studies.steps import wait_for_workers, worker_pool
+    from mixlab.studies.workers import wait_for_workers, worker_pool
 
     if root is None:
         RunDirectory.open(run)
-    if root is not None:
+    else:
         plans = _runnable(plans)
     directory = RunDirectory.create(run)
     results: dict[str, dict[str, Any]] = {}
@@ -96,7 +96,7 @@ def _run(answer: Answer, plans: Sequence[ItemPlan], run: Path, root: Path | None
                     run_plan(plan, pool, workers=1)
                 results[plan.item.name] = write_comparison(plan)
                 _print(answer, results[plan.item.name])
-        page = write_report([run], run / "report.html")
+        page = write_report([run], run / "report.html", force=True)
     answer.line(f"open the report: {page}")
     return {"kind": "reproduce", "items": results, "report": str(page)}
 

@@ -26,4 +26,5 @@ from .packed import PackedBatch, PackedImages, PackedLoader, PackedReader, pack_
 from .sample_order import SampleOrder
 from .shapes import SHAPE_CLASSES, DrawnScene, Shapes
 from .shards import TarShards
-from .source import ImageSource, SkippedImages, Source, Subset, TooManyUnreadableError, at_most, evenly_spaced, split
+from .skipped import SkippedImages, TooManyUnreadableError
+from .source import ImageSource, Source, Subset, at_most, evenly_spaced, split

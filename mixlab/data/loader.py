@@ -21,7 +21,8 @@ from mixlab.plugins import plugin_at_fault
 
 from .decode import UnreadableImage
 from .sample_order import SampleOrder
-from .source import ImageSource, SkippedImages, Source, evenly_spaced, wrapped_sources
+from .skipped import SkippedImages
+from .source import ImageSource, Source, evenly_spaced, wrapped_sources
 from .workers import check_shared_memory, start_workers, worker_settings
 
 _MEASURED = 16  # samples from which the size of a batch is estimated

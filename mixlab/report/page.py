@@ -18,7 +18,7 @@ from mixlab.report.models import model_table
 from mixlab.report.parts import about_runs, ledger_part, page_parts, title_of
 from mixlab.report.shown_numbers import show_number
 from mixlab.run import RunDirectory, unpacked
-from mixlab.run.directory import write_atomically
+from mixlab.run.files import write_atomically
 
 MARK = "<!-- written by mixlab report; sha256 of all above: {} -->"
 CONTENTS = {

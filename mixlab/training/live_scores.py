@@ -105,7 +105,7 @@ class KnnScores(Scores):
             labels.append(batch.labels.to(self.world.device))
         if any_rank(not outputs):
             named = few((f"{path} ({why})" for path, why in loader.skipped.reasons.items()), 1)
-            raise InputError(f"none of the {len(source)} images to score can be read, such as {named}")
+            raise InputError(f"none of the {len(source)} images to score can be read, such as {named}; repair them")
         return LabelledFeatures(gather_rows(torch.cat(outputs)), gather_rows(torch.cat(labels)).cpu())
 
     def _share(self, source: ImageSource, most: int) -> ImageSource:

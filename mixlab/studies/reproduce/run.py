@@ -189,5 +189,5 @@ def _checked(weights: Mapping[str, str]) -> Mapping[str, str]:
                 f"--weights {name}={file}: no item has a network {name}; `mixlab reproduce ITEM` names them"
             )
         if not Path(file).is_file():
-            raise FileNotFoundError(f"--weights {name}={file}: there is no such file")
+            raise FileNotFoundError(f"--weights {name}={file}: there is no such file; check the path")
     return weights

@@ -59,7 +59,7 @@ def enlarged(boxes: torch.Tensor, size: int) -> float:
     return float((boxes[:, 2:] < size).any(1).double().mean())
 
 
-PROBE = ProbeCrops(224, seed=0, squashed=False).crops.kinds
+PROBE = ProbeCrops(224, seed=0).crops.kinds
 
 
 @pytest.mark.parametrize(

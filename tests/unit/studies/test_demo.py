@@ -76,7 +76,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory, module_patch: pytest.Monkey
     process.kill()
     process.join()
     assert not (run.path / "weights.safetensors").exists()
-    module_patch.setattr("mixlab.studies.steps.worker_pool", here)
+    module_patch.setattr("mixlab.studies.workers.worker_pool", here)
     module_patch.setattr(sys, "argv", ["mixlab"])
     module_patch.setenv("OMP_NUM_THREADS", "1")
     result = run_demo(folder, LITTLE, seed=0, workers=1)
@@ -152,7 +152,7 @@ def test_another_demo_does_not_go_into_the_same_directory(killed: Killed) -> Non
 
 
 def test_a_step_that_fails_names_its_log(tmp_path: Path, module_patch: pytest.MonkeyPatch) -> None:
-    module_patch.setattr("mixlab.studies.steps.worker_pool", here)
+    module_patch.setattr("mixlab.studies.workers.worker_pool", here)
     RunDirectory.create(tmp_path / TUNED).write_config({"nonsense": 1})
     with pytest.raises(RuntimeError, match=r"fine-tune .* failed.*something other than a training run.*logs"):
         run_demo(tmp_path, LITTLE, seed=0, workers=1)
