@@ -98,9 +98,9 @@ class ViewedImages:
         """Those of one rank, with their numbers among all of them; what cannot be read is left out and counted."""
         own = range(rank, -(-self.num_wanted // self.batch), size)
         missing = [number for number in own if number not in self._kept]
-        fresh = self._read(missing)
+        fresh, is_fresh = self._read(missing), set(missing)
         for number in own:
-            batch = self._kept[number] if number in self._kept else next(fresh)
+            batch = next(fresh) if number in is_fresh else self._kept[number]  # whatever others have kept meanwhile
             if self._keeps:
                 self._kept[number] = batch
             if batch.names:
