@@ -93,7 +93,7 @@ def summary_rows(mixing: Mixing, layout: TokenLayout, grid: Grid) -> Tensor:
     if not rows:
         raise MissingPartError(
             "rows of a mixing matrix need a class token or registers, and this backbone has neither; "
-            'use "pooled_cosine", "norm", "pca" or "cut"'
+            'use "pooled_cosine", "norm", "pca", "cut" or "isolation"'
         )
     chosen = torch.tensor(columns, device=mixing.values.device)
     return mixing.rows(rows)[..., chosen].abs().unflatten(-1, grid)  # (B, H, S, h, w)
