@@ -27,7 +27,7 @@ from mixlab.report.pictures import dense_pictures, matrix_pictures, picture_rows
 from mixlab.report.reproduced import reproduced_part
 from mixlab.report.same_images import join_maps
 from mixlab.report.sections import auc_part, place_of, rank_part, scaling_part, training_part
-from mixlab.run import UNTRAINED, RunDirectory, base_label, unpacked
+from mixlab.run import UNTRAINED, RunDirectory, base_label, find_runs, unpacked
 from mixlab.run.directory import write_atomically
 from mixlab.statistics import Quantity, with_interval
 
@@ -60,7 +60,7 @@ def write_report(places: Sequence[Path], out: Path, *, title: str | None = None,
     """Write the page of the runs at these places and below them; as .md its tables alone. Without a title, the page is
     called by the mixers that it compares.
 
-    A place is a run directory, an archive of runs, or a published study. A file that is no page of ours, or that was
+    A place is a run directory, a folder of runs, an archive of runs, or a published study. A file that is no page of ours, or that was
     changed by hand, is replaced only with `force`.
     """
     if not force:
@@ -68,7 +68,7 @@ def write_report(places: Sequence[Path], out: Path, *, title: str | None = None,
     with ExitStack() as stack:
         folders = [stack.enter_context(unpacked(place)) for place in places]
         for place, folder in zip(places, folders, strict=True):
-            if not RunDirectory(folder).exists():
+            if not folder.is_dir() or not find_runs([folder]):
                 RunDirectory.open(place)  # raises, and says what is missing
         findings = read_findings(folders)
         if not findings.records and not findings.curves:
