@@ -193,7 +193,9 @@ def _choose_part(payload: object, checkpoint_key: str, path: Path) -> tuple[str 
     if usual and not parts.keys() & {"student", "teacher"}:
         alike = [key for key, state in parts.items() if key != usual and state.keys() == parts[usual].keys()]
         if alike:
-            warnings.warn(f"{path} also holds {', '.join(alike)}; {usual} is loaded. {_choosing(alike[0])}", stacklevel=2)
+            warnings.warn(
+                f"{path} also holds {', '.join(alike)}; {usual} is loaded. {_choosing(alike[0])}", stacklevel=2
+            )
         return usual, dict(parts[usual])
     if parts:
         raise WeightsError(f"{path} has no {checkpoint_key!r}, but {', '.join(parts)}. {_choosing(next(iter(parts)))}")

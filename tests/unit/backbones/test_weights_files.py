@@ -207,7 +207,9 @@ def test_the_only_model_of_a_checkpoint_is_loaded_whatever_it_is_called(model, s
 @pytest.mark.parametrize(("usual", "average"), [("model", "model_ema"), ("state_dict", "state_dict_ema")])
 def test_which_of_two_models_was_loaded_is_said(usual, average, model, state, tmp_path):
     torch.save({average: state, usual: state, "centre": {"c": torch.zeros(1)}}, tmp_path / "w.pth")
-    with pytest.warns(UserWarning, match=f"w.pth also holds {average}; {usual} is loaded. .*checkpoint_key='{average}'"):
+    with pytest.warns(
+        UserWarning, match=f"w.pth also holds {average}; {usual} is loaded. .*checkpoint_key='{average}'"
+    ):
         assert load_weights(model, tmp_path / "w.pth").part == usual
     assert load_weights(model, tmp_path / "w.pth", checkpoint_key=average).part == average
 
