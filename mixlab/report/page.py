@@ -60,8 +60,8 @@ def write_report(places: Sequence[Path], out: Path, *, title: str | None = None,
     """Write the page of the runs at these places and below them; as .md its tables alone. Without a title, the page is
     called by the mixers that it compares.
 
-    A place is a run directory, a folder of runs, an archive of runs, or a published study. A file that is no page of ours, or that was
-    changed by hand, is replaced only with `force`.
+    A place is a run directory, a folder of runs, an archive of runs, or a published study. A file that is no page of
+    ours, or that was changed by hand, is replaced only with `force`.
     """
     if not force:
         check_page(out)

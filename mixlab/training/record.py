@@ -51,7 +51,7 @@ class RunRecord:
             elif known is not None and folder_was_moved(known, self.data) and has_same_list(self.folder.path, source):
                 self._known_as = known
                 warn(
-                    f"{known}, on which the run was started, is gone; it resumes on {self.data}, which has the same files"
+                    f"{known}, where the run was started, is gone; it resumes on {self.data}, which has the same files"
                 )
         if (listed := from_first(listed)) is not None:
             source, note = as_listed(source, listed, name=self.data)

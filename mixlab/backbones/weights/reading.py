@@ -204,8 +204,8 @@ def _choose_part(payload: object, checkpoint_key: str, path: Path) -> tuple[str 
 
 def _choosing(part: str) -> str:
     return (
-        f"To choose, build it in Python, mixlab.create_model(NAME, weights=FILE, checkpoint_key={part!r}); the commands "
-        "read what mixlab.save_weights then writes"
+        f"To choose, build it in Python, mixlab.create_model(NAME, weights=FILE, checkpoint_key={part!r}); the "
+        "commands read what mixlab.save_weights then writes"
     )
 
 
