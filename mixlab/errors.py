@@ -28,6 +28,10 @@ class InputError(ValueError):
     """The input cannot work: the message names the value, the rule and a way out."""
 
 
+class MissingPartError(InputError):
+    """A network lacks the part that is asked for: registers, a class token, a mixing matrix."""
+
+
 class WorkError(RuntimeError):
     """The work had to stop, and not because of a bug: the message says why and what to do."""
 

@@ -32,6 +32,15 @@ def forked_processes(tmp_path_factory: pytest.TempPathFactory) -> None:
     fork_server.start()
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Until the tests of a file are over: others compare their bits with those of processes that have all threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 for name in ("CI", "COLUMNS", "FORCE_COLOR", "LINES", "NO_COLOR"):
     os.environ.pop(name, None)  # what is printed depends on them: tests that say nothing of them mean none
 

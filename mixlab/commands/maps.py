@@ -17,7 +17,7 @@ COARSE = 12  # patches a side: fewer show little of a photograph
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from mixlab.analysis.maps import MapsResult
+    from mixlab.analysis.activation_maps import MapsResult
 
 
 def maps(
@@ -48,10 +48,11 @@ def maps(
         pca_threshold: a patch is foreground if its first component exceeds this, in standard deviations; the same for
             all models.
     """
+    from mixlab.analysis.activation_maps import activation_maps
     from mixlab.analysis.figures import save_figure
-    from mixlab.analysis.maps import activation_maps, find_map
+    from mixlab.analysis.maps import find_map
     from mixlab.analysis.viewed_images import ViewedImages, shown_size
-    from mixlab.data.source import is_drawn
+    from mixlab.data.source_names import is_drawn
 
     answer.check()
     find_map(map)

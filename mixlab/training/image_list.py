@@ -18,7 +18,7 @@ from typing import Any, TextIO
 from mixlab.data.listed import ImageList, ListedSource
 from mixlab.data.source import Source
 from mixlab.errors import InputError
-from mixlab.run.directory import write_atomically
+from mixlab.run.files import write_atomically
 
 FILE = "images.jsonl.gz"
 

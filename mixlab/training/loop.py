@@ -19,7 +19,7 @@ from mixlab.data.workers import LostWorkerError
 from mixlab.errors import InputError, WorkError
 from mixlab.run import RunDirectory
 from mixlab.run.codec import to_json
-from mixlab.run.directory import RunLock
+from mixlab.run.lock import RunLock
 from mixlab.signals import StopRequests, WaitingStopped, raising
 from mixlab.training.batches import steps
 from mixlab.training.building import build_recipe

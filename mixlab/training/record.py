@@ -6,7 +6,8 @@ from typing import Any
 from mixlab.backbones.weights import parts_of
 from mixlab.data.given import Data, GivenData
 from mixlab.data.listed import ListedSource
-from mixlab.data.source import Source, is_built_in
+from mixlab.data.source import Source
+from mixlab.data.source_names import is_built_in
 from mixlab.errors import InputError
 from mixlab.plugins import needed_plugins
 from mixlab.run import RunDirectory, provenance
@@ -15,7 +16,7 @@ from mixlab.training.checkpoint import Checkpoints
 from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World, from_first, once_per_machine
 from mixlab.training.image_list import FILE, as_listed, changed_list, has_same_list, write_list
-from mixlab.training.settings import check_settings, folder_was_moved, has_begun, note_changes, same_data
+from mixlab.training.stored_settings import check_settings, folder_was_moved, has_begun, note_changes, same_data
 
 Warn = Callable[[str], None]
 
@@ -108,7 +109,7 @@ class RunRecord:
         return needed_plugins([*used, ("backbone", self.config.model.name), *parts_of(about.get("architecture", {}))])
 
     def note_failure(self, step: int) -> None:
-        """The loss was not finite: until it is beyond the step, the run may resume with other `settings.CURES`."""
+        """The loss was not finite: until it is beyond the step, the run may resume with other settings (`CURES`)."""
         if self.world.is_first:
             failed = {"step": step, "why": "the loss or its gradient is not finite"}
             self.folder.write_config({**self.content, "failed": failed})

@@ -79,7 +79,7 @@ def open_page(browser: "Browser", tab: "Tab", address: str) -> Iterator["OpenPag
 
     `refusals` are what a test provokes, as the browser logs it: each is an error in its console.
     """
-    from tests.browser.visiting import PATIENCE_MS, Tab, settle
+    from tests.browser.visiting import Tab, settle
 
     tabs: list[Tab] = []
     errors: list[str] = []
@@ -98,7 +98,6 @@ def open_page(browser: "Browser", tab: "Tab", address: str) -> Iterator["OpenPag
         host = at or address
         tabs.append(Tab(browser) if tabs else tab)
         page = tabs[-1].prepare(width=width, height=900, theme=theme)
-        page.set_default_timeout(PATIENCE_MS)
         listen = tabs[-1].listen
         listen("console", lambda message: message.type in ("error", "warning") and errors.append(message.text))
         listen("pageerror", lambda error: errors.append(f"uncaught: {error}"))

@@ -220,6 +220,7 @@ def test_the_sample_has_its_mask_and_every_layer_can_be_scored(open_page: OpenPa
     expect(page.locator("#score-table tbody tr")).to_have_count(3)  # and the blob in the centre
     page.locator("#sweep").click()
     expect(page.locator("#layers circle")).to_have_count(3 + 5)
+    settle(page)  # the scores of this layer are asked for beside those of all
     last = page.locator("#score-table tbody tr td strong").first.inner_text()
     said = page.locator("#layers svg").get_attribute("aria-label") or ""
     assert said.split("vit_tiny: ")[1].split(";")[0].split(", ")[-1] == f"{float(last):.2f}"

@@ -15,7 +15,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import mixlab
 from mixlab.cli import main
-from mixlab.run.directory import read_json
+from mixlab.run.files import read_json
 from mixlab.training.checkpoint import Checkpoints
 from mixlab.training.sharded import local
 from tests.waiting import exit_codes

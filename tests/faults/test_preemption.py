@@ -20,7 +20,7 @@ from forked_jobs import start_controller
 from small_runs import MOST_STEPS, STEPS, assert_same_end, pretraining, wait_for_moment
 
 from mixlab.cli import main
-from mixlab.run.directory import read_json
+from mixlab.run.files import read_json
 from tests.paused_training import told
 
 pytestmark = pytest.mark.timeout(3600 if ALL else 300)

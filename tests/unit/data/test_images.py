@@ -295,7 +295,7 @@ def test_shards_are_read_in_any_order_with_their_labels(shards):
 
 def test_the_second_opening_reads_the_stored_index(shards, monkeypatch):
     first = TarShards(f"{shards}/set-*.tar")
-    monkeypatch.setattr("mixlab.data.shards._scan_shard", lambda shard: pytest.fail(f"read {shard} again"))
+    monkeypatch.setattr("mixlab.data.shards.scan_shard", lambda shard: pytest.fail(f"read {shard} again"))
     assert TarShards(f"{shards}/set-*.tar").keys == first.keys
 
 

@@ -17,7 +17,7 @@ from mixlab.commands.demo import run_demo
 from mixlab.report import write_report
 from mixlab.run import RunDirectory
 from mixlab.studies.demo import FULL, QUICK, TUNED, DemoEffort, plan
-from mixlab.studies.steps import WATCH_S
+from mixlab.studies.workers import WATCH_S
 from tests.paused_training import told
 from tests.terminal import terminal
 from tests.waiting import wait_for
@@ -80,7 +80,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory, module_patch: pytest.Monkey
     assert not (run.path / "weights.safetensors").exists()
     time.sleep(2 * WATCH_S)  # the worker looks whether its parent lives
     folder.with_name("was killed").touch()
-    module_patch.setattr("mixlab.studies.steps.worker_pool", here)
+    module_patch.setattr("mixlab.studies.workers.worker_pool", here)
     module_patch.setattr(sys, "argv", ["mixlab"])
     module_patch.setenv("OMP_NUM_THREADS", "1")
     result = run_demo(folder, LITTLE, seed=0, workers=1)
@@ -156,7 +156,7 @@ def test_another_demo_does_not_go_into_the_same_directory(killed: Killed) -> Non
 
 
 def test_a_step_that_fails_names_its_log(tmp_path: Path, module_patch: pytest.MonkeyPatch) -> None:
-    module_patch.setattr("mixlab.studies.steps.worker_pool", here)
+    module_patch.setattr("mixlab.studies.workers.worker_pool", here)
     RunDirectory.create(tmp_path / TUNED).write_config({"nonsense": 1})
     with pytest.raises(RuntimeError, match=r"fine-tune .* failed.*something other than a training run.*logs"):
         run_demo(tmp_path, LITTLE, seed=0, workers=1)

@@ -15,7 +15,7 @@ import mixlab
 from mixlab.data import parse_label_maps
 from mixlab.data.given import as_data
 from mixlab.evaluation.accuracy import write_accuracy
-from mixlab.run.directory import read_json
+from mixlab.run.files import read_json
 from mixlab.training.settings import override
 
 SMALL = ["steps=3", "batch=4", "data.size=none", "data.workers=0", "model.dim=32", "model.depth=1", "model.image=32",
