@@ -3,9 +3,11 @@
 import gc
 import io
 import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -43,6 +45,14 @@ def one_thread() -> Iterator[None]:
 
 for name in ("CI", "COLUMNS", "FORCE_COLOR", "LINES", "NO_COLOR"):
     os.environ.pop(name, None)  # what is printed depends on them: tests that say nothing of them mean none
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Before its fixtures: what a test draws does not depend on those that its process ran before, by chance."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002  for whoever uses it
+    torch.manual_seed(0)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -14,7 +14,7 @@ from small_runs import MOST_STEPS, assert_same_end, pretraining, wait_for_moment
 from mixlab.signals import STOP_SIGNALS
 
 MOST_LOST = 2  # steps, of a run that saves at every step: one is being written while the next is trained
-pytestmark = pytest.mark.timeout(3600 if STOPS > 1 else 300)
+pytestmark = pytest.mark.timeout(3600 if STOPS > 1 else 1200)
 BUSY = {"training": [], "saving": ["checkpoint.every_steps=1"], "scoring": ["knn.every_epochs=1"]}
 
 
