@@ -60,6 +60,11 @@ def reproduce(
     files = dict(_name_and_file(text) for text in weights)
     chosen = find_items(items)
     if run is not None and root is None:
+        if not RunDirectory(run).exists():
+            raise FileNotFoundError(
+                f"{run} is not a run directory: --run alone prints the results of an earlier run; add --root DATA to "
+                "run the commands"
+            )
         scale = stored_scale(run)
     where = run or Path("RUN")
     plans = [
@@ -78,9 +83,7 @@ def _run(answer: Answer, plans: Sequence[ItemPlan], run: Path, root: Path | None
     from mixlab.studies.reproduce.run import check_agreement, run_plan, write_comparison
     from mixlab.studies.workers import wait_for_workers, worker_pool
 
-    if root is None:
-        RunDirectory.open(run)
-    else:
+    if root is not None:
         plans = _runnable(plans)
     directory = RunDirectory.create(run)
     results: dict[str, dict[str, Any]] = {}

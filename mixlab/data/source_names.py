@@ -10,6 +10,7 @@ from .decode import SUFFIXES
 
 DRAWN = "shapes"
 BUILT_IN = (DRAWN, "photo")
+TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 
 
 def parse_options(name: str, options: str, *, known: tuple[str, ...]) -> dict[str, str]:
@@ -50,6 +51,8 @@ def nearest_place(name: str) -> str:
     _, _, rest = name.partition(":")
     if rest and Path(rest).expanduser().exists():  # voc:DIR where the format is detected
         return f"did you mean {rest}?"
+    if place.suffix.lower() in TABLES and place.is_file():
+        return "it is a table: docs/own_images.md, Labels in a table, shows how labels are read from it"
     if place.is_file():
         others = f"{place.suffix or 'its name'} is no known suffix; convert it to one of {' '.join(sorted(SUFFIXES))}"
         return f"shards are opened as wds:{name}" if place.suffix == ".tar" else others

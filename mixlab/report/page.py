@@ -17,7 +17,7 @@ from mixlab.report.findings import Findings, read_findings
 from mixlab.report.models import model_table
 from mixlab.report.parts import about_runs, ledger_part, page_parts, title_of
 from mixlab.report.shown_numbers import show_number
-from mixlab.run import RunDirectory, unpacked
+from mixlab.run import RunDirectory, find_runs, unpacked
 from mixlab.run.files import write_atomically
 
 MARK = "<!-- written by mixlab report; sha256 of all above: {} -->"
@@ -48,15 +48,15 @@ def write_report(places: Sequence[Path], out: Path, *, title: str | None = None,
     """Write the page of the runs at these places and below them; as .md its tables alone. Without a title, the page is
     called by the mixers that it compares.
 
-    A place is a run directory, an archive of runs, or a published study. A file that is no page of ours, or that was
-    changed by hand, is replaced only with `force`.
+    A place is a run directory, a folder of runs, an archive of runs, or a published study. A file that is no page of
+    ours, or that was changed by hand, is replaced only with `force`.
     """
     if not force:
         check_page(out)
     with ExitStack() as stack:
         folders = [stack.enter_context(unpacked(place)) for place in places]
         for place, folder in zip(places, folders, strict=True):
-            if not RunDirectory(folder).exists():
+            if not folder.is_dir() or not find_runs([folder]):
                 RunDirectory.open(place)  # raises, and says what is missing
         findings = read_findings(folders)
         if not findings.records and not findings.curves:

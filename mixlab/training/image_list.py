@@ -65,6 +65,11 @@ def changed_list(folder: Path, source: Source[Any]) -> ImageList | None:
         return ImageList(names, labels, tuple(classes))
 
 
+def has_same_list(folder: Path, source: Source[Any]) -> bool:
+    """Whether images were noted, and they are those of the source, by their names and labels."""
+    return (folder / FILE).is_file() and changed_list(folder, source) is None
+
+
 @contextmanager
 def _reading(place: Path) -> Iterator[TextIO]:
     """The file, whose damages are named; what the source itself does wrong is none of them."""

@@ -113,6 +113,13 @@ def same_data(before: str, now: str) -> bool:
     return before == now or _resolved(before) == _resolved(now)
 
 
+def folder_was_moved(before: str, now: str) -> bool:
+    """Whether a folder of images may be one that is no longer where it was: the old name leads nowhere."""
+    if before.startswith(HELD_OUT_OF) and now.startswith(HELD_OUT_OF):
+        return folder_was_moved(before.removeprefix(HELD_OUT_OF), now.removeprefix(HELD_OUT_OF))
+    return ":" not in before and not Path(before).expanduser().exists() and Path(now).expanduser().is_dir()
+
+
 def _resolved(data: str) -> str:
     """With an absolute path. Formats (`wds:`, `ade:`) before a path and options after it stay."""
     if is_built_in(data):

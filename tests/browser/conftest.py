@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
 import pytest
-import torch
 
 from mixlab.app.laboratory import Laboratory
 from tests.unit.app.live_page import serve, tiny_laboratory
@@ -25,13 +24,12 @@ CLOSING = ExitStack()
 
 
 @pytest.fixture(scope="module")
-def browser() -> "Browser":
+def browser(one_thread: None) -> "Browser":
     from tests.browser.visiting import sync_playwright
 
     if CHROMIUM is None:
         pytest.skip("no chromium, chromium-browser or google-chrome on the PATH: install one to test the page")
     if not OPENED:
-        torch.set_num_threads(1)
         options = ["--no-sandbox"] if os.geteuid() == 0 else []
         playwright = CLOSING.enter_context(sync_playwright())
         OPENED.append(playwright.chromium.launch(executable_path=CHROMIUM, args=options))

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from mixlab.app import arrivals, connections, guard, server
@@ -30,8 +29,7 @@ FOREVER_S = 3600.0  # longer than any test
 
 
 @pytest.fixture(scope="module")
-def laboratory() -> Laboratory:
-    torch.set_num_threads(1)
+def laboratory(one_thread: None) -> Laboratory:
     return tiny_laboratory()
 
 

@@ -369,7 +369,7 @@ def test_wrong_calls_name_the_way_out(tmp_path: Path) -> None:
         ValueError, match=r"no network that can be had here.*--weights timm/vit_small_patch14_dinov2=FILE"
     ):
         reproduce(["dino-mamba-fig4c"], root=draw_root(tmp_path / "DATA"), run=tmp_path / "run")
-    with pytest.raises(FileNotFoundError, match="is not a run directory"):
+    with pytest.raises(FileNotFoundError, match="is not a run directory: .* add --root DATA"):
         reproduce(["dino-mamba-table2"], run=tmp_path / "nothing")
 
 
