@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mixlab.analysis.cut import cut_maps
+from mixlab.analysis.isolation import isolation_maps
 from mixlab.analysis.pca import pca_maps
 from mixlab.backbones.backbone import Backbone, Layers, chosen_layers
 from mixlab.backbones.tokens import Features, TokenLayout
@@ -92,7 +93,7 @@ def summary_rows(mixing: Mixing, layout: TokenLayout, grid: Grid) -> Tensor:
     if not rows:
         raise MissingPartError(
             "rows of a mixing matrix need a class token or registers, and this backbone has neither; "
-            'use "pooled_cosine", "norm", "pca" or "cut"'
+            'use "pooled_cosine", "norm", "pca", "cut" or "isolation"'
         )
     chosen = torch.tensor(columns, device=mixing.values.device)
     return mixing.rows(rows)[..., chosen].abs().unflatten(-1, grid)  # (B, H, S, h, w)
@@ -149,6 +150,10 @@ def _cut(features: Features) -> Tensor:
     return cut_maps(features.patches)
 
 
+def _isolation(features: Features) -> Tensor:
+    return isolation_maps(features.patches)
+
+
 def _rows_by_head(rows: Tensor, mixing: Mixing) -> Tensor:
     """The mean over summary tokens, per head. Of a scan in several directions, head h of each are one map together:
     each sees the patches on its side of the token.
@@ -184,6 +189,7 @@ _OWN_MAPS: dict[str, MapKind] = {
     "norm": MapOfFeatures("length of the feature of each patch", _norm),
     "pca": MapOfFeatures("first principal component of the patches of each image", _first_component),
     "cut": MapOfFeatures("normalised cut of each image into two parts whose patches are alike", _cut),
+    "isolation": MapOfFeatures("how far inside each patch lies, along patches that are alike", _isolation),
     "mixing_rows": MapOfMixing("|row| of the mixing matrix at the summary, per head, (B, H, h, w)", _rows_by_head),
     "mixing_mean": MapOfMixing("the mean of mixing_rows over heads", lambda rows, m: _rows_by_head(rows, m).mean(1)),
     "direction_rows": MapOfMixing(

@@ -100,7 +100,7 @@ def title_of(table: Table, through: dict[str, Any] | None, findings: Findings) -
     if labels:
         name = ", ".join(labels[:3]) + (f" and {len(labels) - 3} more" if len(labels) > 3 else "")
         return f"{name}: {mixers[0]}" if mixers else name
-    return findings.runs[0].path.name if findings.runs else "mixlab"
+    return findings.name
 
 
 def about_runs(table: Table, findings: Findings) -> str:
@@ -113,8 +113,7 @@ def about_runs(table: Table, findings: Findings) -> str:
         "training run": len(findings.curves),
     }
     said = ", ".join(f"{count} {name}{'s' if count != 1 else ''}" for name, count in counts.items() if count)
-    names = list(dict.fromkeys(run.path.name for run in findings.runs))[:1]
-    return " · ".join([*names, said, *dates[-1:]])
+    return " · ".join([findings.name, said, *dates[-1:]])
 
 
 def _num_models(table: Table, findings: Findings) -> int:

@@ -163,8 +163,8 @@ def test_the_study_by_map_scores_every_kind_that_is_one_picture_as_the_kind_alon
     scorer = MapScorer(shapes(6))
     result = run_study("map", list(networks.values()), scorer)
     kinds = {label: [r.protocol.map for r in result.rows if r.subject.label == label] for label in networks}
-    assert kinds["vit"] == ["cosine", "dot", "pooled_cosine", "norm", "pca", "cut", "mixing_mean"]
-    assert kinds["conv"] == ["dot", "pooled_cosine", "norm", "pca", "cut"]
+    assert kinds["vit"] == ["cosine", "dot", "pooled_cosine", "norm", "pca", "cut", "isolation", "mixing_mean"]
+    assert kinds["conv"] == ["dot", "pooled_cosine", "norm", "pca", "cut", "isolation"]
     for row in result.rows:
         alone = run_study("model", [networks[row.subject.label]], scorer, row.protocol.map).rows[0]
         assert row == alone

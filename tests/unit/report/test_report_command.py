@@ -88,6 +88,7 @@ def test_a_folder_of_runs_makes_the_page_of_all_of_them(tmp_path: Path) -> None:
     report([tmp_path / "runs"], out=tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "runs/a/results/note.json" in page and "runs/b/results/note.json" in page
+    assert "<title>mixlab report: runs</title>" in page
 
 
 def test_two_values_of_one_thing_are_not_mixed_up_in_silence(tmp_path: Path) -> None:
