@@ -180,6 +180,15 @@ FORMS: dict[str, dict[str, Rule]] = {
         "total_minutes": NUMBER,
         "provenance.command": TEXT,
     },
+    "speedrun": {
+        **dict.fromkeys(("method", "recipe", "timed_on"), TEXT),
+        **dict.fromkeys(("seconds.training", "seconds.all_in"), NUMBER),
+        **dict.fromkeys(("steps", "images_seen"), COUNT),
+        "seed": WHOLE,
+        "shares_gpu?": FLAG,
+        "sessions": ITEMS,
+        "sessions.*.commit~": TEXT,
+    },
     "tuning": {
         "chosen": OBJECT,
         "chosen.%": OBJECT,
