@@ -35,8 +35,7 @@ NEEDLESS = ("checkpoints", "features", "probe", "tensorboard")  # of runs that a
 
 @dataclass(frozen=True)
 class Part:
-    """`minutes` on one H200: of the miniature under MPS, ten thousand images of 112 px, 700 masks, three seeds and ten
-    processes; of others estimates."""
+    """`minutes` on one H200: of the miniature those of its published study (docs/miniature.md); of others estimates."""
 
     question: str
     steps: Callable[[Setting], Iterable[Step]]
