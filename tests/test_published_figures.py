@@ -112,3 +112,14 @@ def test_long_sequences_quotes_its_json() -> None:
     for crossing in record["crossings"]:
         if crossing["faster_from_px"].startswith("about "):
             assert f"{int(crossing['faster_from_px'].removeprefix('about ')):,} px" in text
+
+
+def test_every_damaged_jpeg_is_counted_once() -> None:
+    said = re.search(
+        r"Of ([\d,]+) damaged JPEGs .*? both decode ([\d,]+) to the same bits and refuse ([\d,]+); torchvision alone "
+        r"refuses ([\d,]+), Pillow alone ([\d,]+),",
+        text_of("EXPERIMENTS.md"),
+    )
+    assert said
+    total, *parts = (int(number.replace(",", "")) for number in said.groups())
+    assert sum(parts) == total
