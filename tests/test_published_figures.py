@@ -25,17 +25,33 @@ def text_of(path: str | Path) -> str:
     return " ".join((ROOT / path).read_text(encoding="utf-8").split())
 
 
-def table(path: str | Path, first: str) -> dict[str, dict[str, str]]:
-    """The table whose first column is called so: rows by their first cell, cells by column."""
+def tables(path: str | Path, first: str) -> list[dict[str, dict[str, str]]]:
+    """The tables whose first column is called so: rows by their first cell, cells by column."""
     lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
-    start = next(number for number, line in enumerate(lines) if line.startswith(f"| {first} |"))
-    cells = []
-    for line in lines[start:]:
-        if not line.startswith("|"):
-            break
-        cells.append([cell.strip().strip("`") for cell in line.strip("|").split("|")])
-    header, _, *rows = cells
-    return {row[0]: dict(zip(header, row, strict=True)) for row in rows}
+    found = []
+    for start in (number for number, line in enumerate(lines) if line.startswith(f"| {first} |")):
+        cells = []
+        for line in lines[start:]:
+            if not line.startswith("|"):
+                break
+            cells.append([cell.strip().strip("`") for cell in line.strip("|").split("|")])
+        header, _, *rows = cells
+        found.append({row[0]: dict(zip(header, row, strict=True)) for row in rows})
+    return found
+
+
+def table(path: str | Path, first: str) -> dict[str, dict[str, str]]:
+    return tables(path, first)[0]
+
+
+def study_table() -> dict[str, dict[str, str]]:
+    """Models of the miniature: scores and ranks, by the titles of columns without their protocols."""
+    found: dict[str, dict[str, str]] = {}
+    for part in tables(STUDY, "model | seeds"):
+        for name, row in part.items():
+            own = found.setdefault(name, {})
+            own |= {title.partition(" (")[0]: cell for title, cell in row.items() if title.partition(" (")[0] not in own}
+    return found
 
 
 def test_the_minutes_of_the_miniature_are_those_of_its_record() -> None:
@@ -53,7 +69,7 @@ def test_the_minutes_of_the_miniature_are_those_of_its_record() -> None:
 
 
 def test_the_miniatures_scores_in_experiments_and_readme_are_those_of_its_tables() -> None:
-    study = table(STUDY, "model")
+    study = study_table()
     experiments = (ROOT / "EXPERIMENTS.md").read_text(encoding="utf-8")
     for line, column in COLUMNS.items():
         row = next(row for row in experiments.splitlines() if row.startswith(f"| {line} |"))
