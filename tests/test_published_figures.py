@@ -50,7 +50,9 @@ def study_table() -> dict[str, dict[str, str]]:
     for part in tables(STUDY, "model | seeds"):
         for name, row in part.items():
             own = found.setdefault(name, {})
-            own |= {title.partition(" (")[0]: cell for title, cell in row.items() if title.partition(" (")[0] not in own}
+            own |= {
+                title.partition(" (")[0]: cell for title, cell in row.items() if title.partition(" (")[0] not in own
+            }
     return found
 
 
