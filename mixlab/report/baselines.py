@@ -5,7 +5,7 @@ from mixlab.choices import SHOWN_MAP
 from mixlab.report.findings import Findings
 from mixlab.report.models import Cell, Column, mean_of
 from mixlab.run import UNTRAINED, Measurement
-from mixlab.statistics import mean_over_seeds
+from mixlab.statistics import Quantity, mean_over_seeds
 
 TITLES = {"binary_auc": "Binary-AUC", "above_centre_prior": "minus centre", "above_untrained": "minus untrained"}
 
@@ -40,7 +40,6 @@ def _columns(groups: list[Group], findings: Findings) -> list[Column]:
 def _cell(group: Group, findings: Findings) -> Cell:
     """Of seeds the mean; the interval of a difference is over seeds and images."""
     record = findings.record_of[group[0].identity]
-    found = group[0] if len(group) == 1 else mean_of(group)
-    if len(group) > 1 and group[0].metric != "binary_auc":
-        found = mean_over_seeds(group)
+    over = mean_of if group[0].metric == "binary_auc" else mean_over_seeds
+    found: Quantity = group[0] if len(group) == 1 else over(group)
     return Cell(found.value, found.low, found.high, record, len(group))
