@@ -141,6 +141,8 @@ FORMS: dict[str, dict[str, Rule]] = {
         **{f"claims.*.{name}": TEXT for name in ("statement", "paper", "place", "kind", "status", "measured")},
         "claims.*.scale~": TEXT,
         "claims.*.note?": TEXT,
+        "claims.*.alone?": OBJECT,
+        "claims.*.alone?.%": TEXT,
     },
     "cost": {"subject.label": TEXT, "subject.model?": TEXT, "subject.training?": TEXT, "macs": NUMBER},
     "reproduce": {
