@@ -147,9 +147,11 @@ class BlockScan:
         """q, k (B, L, N) and v (B, L, H, P) of these images, skip (H, P); the result goes into `out` (B, L, H, P)."""
         state = None
         for piece in self.in_order(reverse=reverse):
-            inputs = [t[:, piece.tokens] for t in (q, k, v)]
-            y, state = self.scan(piece, *inputs, steps, skip, images=images, state=state, reverse=reverse)
-            piece.cut(out[:, piece.tokens]).copy_(y)
+            here = (slice(None), piece.tokens)
+            y, state = self.scan(
+                piece, q[here], k[here], v[here], steps, skip, images=images, state=state, reverse=reverse
+            )
+            piece.cut(out[here]).copy_(y)
 
     def scan(
         self, piece: Piece, q: Tensor, k: Tensor, v: Tensor, steps: Steps, skip: Tensor, *,
@@ -201,7 +203,7 @@ def _by_factors(piece: PieceTensors, feed: Tensor, factor: Tensor, half: Tensor)
     """The decay between two tokens is the quotient of their factors, so one matrix, the scores, serves all heads.
 
     Factors are those since the middle of the chunk's decay, e^h: a state decays by e^h to there and by e^h to the end.
-    Entries and exits are kept as they are in the middles of the chunks that read them.
+    Entries are states as they are in the middle of their chunks.
     """
     if piece.state is not None:
         torch.mul(piece.state, half[piece.order[0]], out=piece.entries[piece.order[0]])

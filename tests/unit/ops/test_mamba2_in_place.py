@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from mixlab.ops.add_norm.op import add_norm
 from mixlab.ops.mamba2 import op, reference
 from mixlab.ops.mamba2.in_place import takes_mixer
 from mixlab.ops.ssd import in_place, pool
@@ -134,6 +135,32 @@ def test_all_products_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
             op.mamba2_mixer(*inputs(2, 198, 2, torch.float64), head_dim=8, eps=1e-5)
         counts.append(counter.get_total_flops())
     assert counts[0] == counts[1] > 0
+
+
+@torch.no_grad()
+def test_the_norm_between_mixers_writes_its_input_once_more() -> None:
+    branch, stream, weight = torch.randn(2, 9, 8), torch.randn(2, 9, 8), torch.rand(8)
+    with Storages() as seen:
+        total, normed = add_norm(branch, stream, weight, None, eps=1e-5)
+    assert [num_bytes for num_bytes in seen.sizes.values() if num_bytes >= stream.nbytes] == [stream.nbytes] * 2
+    expected = F.rms_norm(total.double(), (8,), weight.double(), 1e-5)
+    torch.testing.assert_close(normed.double(), expected, rtol=1e-6, atol=1e-6)
+
+
+class Storages(TorchDispatchMode):
+    """Bytes of every storage that a result has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: dict[int, int] = {}
+        self.results: list[Tensor] = []  # so that no address is used twice
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in (t for t in tree_leaves(result) if isinstance(t, Tensor)):
+            self.results.append(tensor)
+            self.sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return result
 
 
 class Seen:
