@@ -57,7 +57,6 @@ ABLATIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "no-local": ("method.num_local=0",),
         "10-local": ("method.num_local=10",),
         "smaller-crops": ("method.global_scale=0.25,1.0", "method.local_scale=0.05,0.25"),
-        "blur-2px": ("method.blur_sigma=0.1,2.0",),
     },
     "teacher": {
         "momentum-0.98": ("method.teacher_momentum=0.98",),
@@ -75,15 +74,18 @@ ABLATIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "adamw": ("optim.name=adamw", "optim.lr=1e-3"),
         "rate-1e-3": ("optim.lr=1e-3",),
         "rate-4e-3": ("optim.lr=4e-3",),
+    },
+    "length": {
+        "half-length": ("steps=*0.5",),
+        "double-length": ("steps=*2",),
         "batch-half": ("batch=*0.5", "steps=*2"),  # as many images
         "batch-double": ("batch=*2", "steps=*0.5"),
     },
     "size": {
+        "blur-2px": ("method.blur_sigma=0.1,2.0",),
         "48px": ("method.global_size=48", "method.local_size=24", "steps=*1.27"),  # in the same time
         "registers-4": ("model.num_registers=4",),
         "drop-path-0.1": ("model.drop_path=0.1",),
-        "half-length": ("steps=*0.5",),
-        "double-length": ("steps=*2",),
     },
 }
 
