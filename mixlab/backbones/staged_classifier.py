@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
 
 class StagedClassifier(IsotropicClassifier):
-    """Images (B, C, H, W) -> logits (B, K). Intermediates are the four maps as each stage leaves them."""
+    """Images (B, C, H, W) -> logits (B, K). Features are the map of the last stage (B, h, w, D), intermediates the maps
+    as each stage leaves them."""
 
     backbone: Staged
+    output_fmt = "NHWC"
 
     @property
     def feature_info(self) -> list[dict[str, Any]]:
@@ -45,6 +47,14 @@ class StagedClassifier(IsotropicClassifier):
             self.num_classes, self.global_pool, self.head = 0, "", nn.Identity()
         return taken
 
+    def forward_features(self, images: Tensor) -> Tensor:
+        """The last stage after the final norm (B, h, w, D)."""
+        tokens, grid = self.backbone.tokens(images)
+        return tokens.unflatten(1, grid)
+
+    def pool(self, tokens: Tensor) -> Tensor:
+        return super().pool(tokens.flatten(1, 2)) if self.global_pool else tokens
+
     def forward_intermediates(
         self,
         x: Tensor,
@@ -56,7 +66,7 @@ class StagedClassifier(IsotropicClassifier):
         intermediates_only: bool = False,
         output_dict: bool = False,
     ) -> Any:
-        """The maps of the chosen stages and, unless `intermediates_only`, the last stage run, under the final norm.
+        """The maps of the chosen stages and, unless `intermediates_only`, the last stage run, under the final norm (B, h, w, D).
 
         `norm` is for the last stage alone, whose norm it is. There are no prefix tokens.
         """
@@ -78,5 +88,5 @@ class StagedClassifier(IsotropicClassifier):
             return {"image_intermediates": maps} if output_dict else maps
         final = (
             tokens if backbone.config.pool_first or stage is not backbone.stages[-1] else backbone.final_norm(tokens)
-        )
+        ).unflatten(1, grid)
         return {"image_intermediates": maps, "image_features": final} if output_dict else (final, maps)
