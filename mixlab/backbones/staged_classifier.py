@@ -15,11 +15,10 @@ if TYPE_CHECKING:
 
 
 class StagedClassifier(IsotropicClassifier):
-    """Images (B, C, H, W) -> logits (B, K). Features are the map of the last stage (B, h, w, D), intermediates the maps
+    """Images (B, C, H, W) -> logits (B, K). Features are the map of the last stage (B, D, h, w), intermediates the maps
     as each stage leaves them."""
 
     backbone: Staged
-    output_fmt = "NHWC"
 
     @property
     def feature_info(self) -> list[dict[str, Any]]:
@@ -48,12 +47,13 @@ class StagedClassifier(IsotropicClassifier):
         return taken
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """The last stage after the final norm (B, h, w, D)."""
+        """The map of the last stage after the final norm (B, D, h, w)."""
         tokens, grid = self.backbone.tokens(images)
-        return tokens.unflatten(1, grid)
+        return tokens.mT.unflatten(-1, grid)
 
     def pool(self, tokens: Tensor) -> Tensor:
-        return super().pool(tokens.flatten(1, 2)) if self.global_pool else tokens
+        """Of a map (B, D, h, w)."""
+        return super().pool(tokens.flatten(2).mT) if self.global_pool else tokens
 
     def forward_intermediates(
         self,
@@ -66,7 +66,7 @@ class StagedClassifier(IsotropicClassifier):
         intermediates_only: bool = False,
         output_dict: bool = False,
     ) -> Any:
-        """The maps of the chosen stages and, unless `intermediates_only`, the last stage run, under the final norm (B, h, w, D).
+        """The maps of the chosen stages and, unless `intermediates_only`, the last one that ran, under the final norm.
 
         `norm` is for the last stage alone, whose norm it is. There are no prefix tokens.
         """
@@ -86,7 +86,7 @@ class StagedClassifier(IsotropicClassifier):
                 maps.append(chosen.mT.unflatten(-1, grid) if output_fmt == "NCHW" else chosen)
         if intermediates_only:
             return {"image_intermediates": maps} if output_dict else maps
-        final = (
-            tokens if backbone.config.pool_first or stage is not backbone.stages[-1] else backbone.final_norm(tokens)
-        ).unflatten(1, grid)
+        if not backbone.config.pool_first and stage is backbone.stages[-1]:
+            tokens = backbone.final_norm(tokens)
+        final = tokens.mT.unflatten(-1, grid)
         return {"image_intermediates": maps, "image_features": final} if output_dict else (final, maps)

@@ -150,10 +150,12 @@ def test_stages_end_in_a_map_of_the_size_that_the_config_names(name: str) -> Non
     images = torch.randn(2, 3, 64, 96)
     height, width = model.default_cfg["pool_size"]
     features = model.forward_features(images)
-    assert model.output_fmt == "NHWC" and features.shape == (2, height, width * 3 // 2, model.num_features)
+    assert features.shape == (2, model.num_features, height, width * 3 // 2)
     torch.testing.assert_close(model.forward_head(features), model(images))
     torch.testing.assert_close(model.forward_intermediates(images)[0], features)
-    for pool, expected in (("avg", features.mean((1, 2))), ("max", features.amax((1, 2))), ("", features)):
+    maps = small(name, **options, depth=None, patch_size=None, dim=None, features_only=True)(images)
+    assert maps[-1].shape == features.shape
+    for pool, expected in (("avg", features.mean((2, 3))), ("max", features.amax((2, 3))), ("", features)):
         model.reset_classifier(0, pool)
         torch.testing.assert_close(model(images), expected)
 
