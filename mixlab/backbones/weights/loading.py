@@ -223,7 +223,7 @@ def _classifier_roots(model: nn.Module) -> set[str]:
 
 
 def _settle_counts(model: Backbone, candidate: Candidate) -> None:
-    """How many batches a batch norm has seen is no weight: early files lack it, and some averages hold it as a float."""
+    """How many batches a norm has seen is no weight: early files lack it, and some averages hold it as a float."""
     for key, own in model.state_dict().items():
         if key.endswith("num_batches_tracked"):
             candidate.entries[key] = candidate.entries.get(key, own).to(own.dtype)
