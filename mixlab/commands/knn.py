@@ -36,12 +36,12 @@ def knn(
     answer.check()
     directory = on.open_run()
     features = directory.path / "features"
-    features.mkdir(exist_ok=True)
     with (
         evaluation_machine(on.device, workers=on.workers, batch=batch, features=features) as machine,
         ExitStack() as stack,
     ):
         if machine.world.is_first:
+            features.mkdir(parents=True, exist_ok=True)
             stack.enter_context(RunLock(features))
         splits = once_per_machine(machine.world, on.splits)
         for note in (*splits.notes(), *seen_labels(on.target, splits)):

@@ -40,7 +40,7 @@ def probe(
         raise InputError(f"--heads {settings.heads} has no effect beside --blocks and --strategies; leave it out")
     if name in TAKEN or not re.fullmatch(r"\w[\w.-]*", name):
         raise InputError(f"--name {name!r} cannot name a folder of the run; use letters and digits, and not {TAKEN[0]}")
-    counts = {part: getattr(settings, part) for part in ("image", "batch", "num_train", "num_val")}
+    counts = {part: getattr(settings, part) for part in ("image", "batch", "epochs", "num_train", "num_val")}
     check_counts(**counts)
     answer.check()
     directory = on.open_run()

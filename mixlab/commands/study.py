@@ -34,12 +34,13 @@ def study(
 
     miniature: five families with DINO and with labels, learning rates tuned alike; kNN, probes, Binary-AUC, sizes,
     registers, causal mixing, segmentation, cost, ranks, the ledger (verdicts on the papers' claims) and a report. About
-    half an hour on one H200 for any number of images, in parts of at most ten minutes: tune 2.5, dino 9, supervised 3,
-    sizes 5, mambaout 3, registers 2.5, cost 1, ranks 2, ledger 1.
+    half an hour on one H200 for any number of images, in parts of at most ten minutes.
 
     small: the same families at 160 px, with about 5.5 and 22 million parameters. Each network is timed (`mixlab
-    speedrun`) and measured in its own parts; the ablations of the speedrun are included. `--list` lists the parts and
-    their minutes. You can move the directory to another machine between parts and continue there.
+    speedrun`) and measured in its own parts; the ablations of the speedrun are included. You can move the directory
+    to another machine between parts and continue there.
+
+    `--list` lists the parts and their minutes.
 
     Args:
         name: name of the study: miniature or small.

@@ -124,3 +124,37 @@ def test_a_run_that_cannot_begin_leaves_no_folder_but_ones_own(
         assert main([command, recipe, "--data", str(tmp_path / "nowhere"), "--run", str(tmp_path / run)]) == 1
         assert "not a data source" in capfd.readouterr().err
     assert [file.name for file in tmp_path.iterdir()] == ["own"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "knn shipped/vit --data nowhere",
+        "knn no_model --data shapes:n=8,size=64",
+        "knn shipped/vit --data BAD --workers 0",
+        "knn shipped/vit --data shapes:n=8,size=64 --temperature 0",
+        "probe no_model --data shapes:n=8,size=64",
+        "probe shipped/vit --data BAD --mode cached --workers 0",
+        "probe shipped/vit --data shapes:n=8,size=64 --strategies nothing",
+        "probe shipped/vit --data shapes:n=8,size=64 --epochs 0",
+        "robust shipped/vit --shifts shapes",
+        "rank shipped/vit --data nowhere",
+        "rank shipped/vit --heads 99 --num-images 1",
+        "maps shipped/vit --layer 99",
+        "matrices shipped/vit --layer 99",
+        "auc shipped/vit --study register --num-images 1",
+        "segment shipped/vit --data nowhere",
+        "detect no_model --data shapes",
+        "study miniature --data BAD --masks shapes --quick",
+        "speedrun dino_vit_tiny64 --data BAD --held-out",
+    ],
+)
+def test_a_command_that_is_refused_leaves_no_run_folder(
+    arguments: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for file in ("a/0.png", "a/1.png", "b/0.png", "b/1.png"):
+        (tmp_path / "bad" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "bad" / file).write_bytes(b"not an image")
+    words = arguments.replace("BAD", str(tmp_path / "bad")).split()
+    assert main([*words, "--device", "cpu", "--run", str(tmp_path / "run")]) == 1
+    assert "error:" in capfd.readouterr().err and not (tmp_path / "run").exists()

@@ -63,8 +63,8 @@ class Candidate:
 def load_weights(model: Backbone, path: str | Path, *, checkpoint_key: str = "teacher") -> LoadReport:
     """Load a file of `save_weights`, a released checkpoint of a zoo model or of DINO's ViT, or timm's weights.
 
-    `checkpoint_key` chooses among the models of a training checkpoint. Position tables are resized to the model's.
-    Weights that are not finite are loaded with a warning. On any error the model is left as it was.
+    FILE::PART or `checkpoint_key` chooses among the models of a training checkpoint. Position tables are resized to the
+    model's. Weights that are not finite are loaded with a warning. On any error the model is left as it was.
     """
     return load_stored(model, read_weights(path, checkpoint_key=checkpoint_key))
 
@@ -269,7 +269,7 @@ def _way_out(model: Backbone, stored: StoredWeights, candidate: Candidate) -> st
     if "depths" in own:
         changes.pop("depth", None)  # of all stages together: no field of its own
     if not changes:
-        other = ", or another part of the file with checkpoint_key" if stored.part else ""
+        other = ", or another part of the file, FILE::PART" if stored.part else ""
         return f" Choose the model that these weights belong to{other}"
     fields = ", ".join(f"{name}={size}" for name, size in changes.items())
     return f" Choose the model of that size, or set its fields: create_model({model.name!r}, {fields})"
