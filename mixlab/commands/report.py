@@ -39,6 +39,10 @@ def report(
         raise InputError("no run given; name the directory of a run, such as demo")
     if out.suffix not in (".html", ".md"):
         raise InputError(f"--out {out} is neither .html nor .md; end its name in one of them")
+    if title is not None and out.suffix == ".md":
+        raise InputError(f"--title has no effect on {out}: the tables alone have no heading of their own; leave it out")
+    if not out.parent.is_dir():
+        raise FileNotFoundError(f"the folder {out.parent} of --out does not exist; create it, or change --out")
     if not force:
         check_page(out)
     if measure:

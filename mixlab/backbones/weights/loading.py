@@ -84,6 +84,7 @@ def load_stored(model: Backbone, stored: StoredWeights) -> LoadReport:
         case _:
             candidate = Candidate(dict(stored.entries), MIXLAB.title, [], [], {})
     unlike = _different_fields(architecture, model.architecture()) if architecture else []
+    _settle_counts(model, candidate)
     _check_fit(model, stored, candidate, unlike)
     entries = {key: candidate.entries[key].to(own.dtype) for key, own in model.state_dict().items()}
     not_finite = [key for key, entry in entries.items() if not entry.isfinite().all()]
@@ -219,6 +220,13 @@ def _classifier_roots(model: nn.Module) -> set[str]:
     config: Any = getattr(model, "pretrained_cfg", None) or {}
     names = config.get("classifier") or ()
     return {name.split(".")[0] for name in ([names] if isinstance(names, str) else names)}
+
+
+def _settle_counts(model: Backbone, candidate: Candidate) -> None:
+    """How many batches a norm has seen is no weight: early files lack it, and some averages hold it as a float."""
+    for key, own in model.state_dict().items():
+        if key.endswith("num_batches_tracked"):
+            candidate.entries[key] = candidate.entries.get(key, own).to(own.dtype)
 
 
 def _check_fit(model: Backbone, stored: StoredWeights, candidate: Candidate, unlike: list[str]) -> None:
