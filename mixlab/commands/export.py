@@ -36,7 +36,8 @@ def export(
     """Write a backbone to one file, or to a folder for transformers.
 
     Args:
-        target: a run (finished or stopped), an exported file, a zoo model (see `mixlab models`), or timm/NAME.
+        target: a run (finished or stopped), an exported file, a zoo model (see `mixlab models`), shipped/NAME or
+            timm/NAME.
         out: the file to write; its suffix, .safetensors or .onnx, chooses the format. For transformers, a folder.
         format: safetensors (mixlab's own, with the architecture inside), onnx (needs the extra `mixlab[onnx]`), or
             transformers (a folder for AutoModel and AutoBackbone, needs `mixlab[transformers]`).

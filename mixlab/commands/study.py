@@ -9,7 +9,7 @@ import tyro
 
 from mixlab.commands.answer import Answer
 from mixlab.commands.options import Device, Flat
-from mixlab.errors import InputError, did_you_mean
+from mixlab.errors import InputError, check_counts, did_you_mean
 
 STUDIES = ("miniature", "small")
 
@@ -61,8 +61,7 @@ def study(
     if name not in STUDIES:
         raise InputError(f"there is no study {name!r}; choose {', '.join(STUDIES)}")
     answer.check()
-    if seeds < 1 or (at_once is not None and at_once < 1):
-        raise InputError(f"--seeds {seeds} and --at-once {at_once} must be at least 1")
+    check_counts(seeds=seeds, at_once=at_once)
     from mixlab.studies.miniature.parts import MINIATURE
     from mixlab.studies.publishing import publish_study
     from mixlab.studies.small.parts import small_study

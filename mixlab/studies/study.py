@@ -81,6 +81,8 @@ def run_study(
     most = min(study.most_at_once, num_cores() * 2 // 3) if on_gpu else min(num_cores(), len(families))
     at_once = at_once or max(1, most)
     sizes = check_sources(data, masks)
+    if voc is not None:
+        parse_masks(voc)  # what cannot be read is refused before anything is trained
     check_enough(sizes["num_images"], data, effort)  # and again of those that are left for training
     directory = RunDirectory.create(run)
     took: dict[str, float] = {}

@@ -109,6 +109,41 @@ def test_a_validation_part_that_cannot_be_scored_is_refused_before_training(tmp_
         SupervisedConfig().open(str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("knn shipped/vit --k --data shapes", "--k has no number; give one or more, such as 20"),
+        ("probe shipped/vit --name features", "use letters and digits, and none of results, features, checkpoints"),
+        ("study miniature --seeds 0 --run RUN", "--seeds is 0; give at least 1"),
+        (
+            "study small --data DATA --masks shapes --voc nowhere --run RUN --quick --device cpu",
+            "'nowhere' is not a source",
+        ),
+        ("bench all --readme nowhere.md", "nowhere.md is not a file; give one with the lines <!--"),
+        ("bench dense --figure speed.txt", "--figure speed.txt is neither .svg nor .png"),
+        ("bench scale --files 0", "--files is 0; give at least 1"),
+        ("report RUN --title Mine --out page.md", "--title has no effect on page.md"),
+        ("report RUN --out nowhere/page.html", "the folder nowhere of --out does not exist"),
+        ("advise --image 224 --width 0", "--width is 0; give at least 1"),
+    ],
+)
+def test_a_command_refuses_before_it_works(
+    arguments: str, message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mixlab.commands.bench.run_benchmark", None)
+    monkeypatch.setattr("mixlab.commands.report.measure_costs", None)
+    for name in ("a", "b"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for index in range(20):
+            Image.new("RGB", (8, 8)).save(tmp_path / "data" / name / f"{index}.png")
+    words = [
+        {"RUN": str(tmp_path / "run"), "DATA": str(tmp_path / "data")}.get(word, word) for word in arguments.split()
+    ]
+    assert main(words) == 1
+    assert message in " ".join(capfd.readouterr().err.split())
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_size_below_one_is_no_size_to_count_for(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "vit_tiny", "--image", "-3"]) == 1
     assert "--image is -3; give at least 1" in capfd.readouterr().err
