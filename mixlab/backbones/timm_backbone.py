@@ -108,9 +108,11 @@ class TimmBackbone(Backbone):
         self._check(images)
         if self.pools_itself:
             try:
-                return self.model(images)
+                found: Tensor = self.model(images)
             except AssertionError as error:
                 raise self._refused(images, error) from error
+            if found.ndim == 2:  # else it has no pool: tokens, or a map
+                return found
         ((_, last),) = self.features(images)
         return last.summary
 
