@@ -59,7 +59,8 @@ def mamba2_in_place(
                 else:
                     piece.cut(mixed).addcmul_(y, norm_weight[r])
                 if r == directions - 1:
-                    torch.matmul(mixed, out_weight.mT, out=out[here])
+                    for image, tokens in zip(mixed, out[here], strict=True):  # which need not follow each other
+                        torch.mm(image, out_weight.mT, out=tokens)
     return out
 
 

@@ -268,3 +268,21 @@ def test_a_size_that_a_model_does_not_take_is_named(name: str, said: str) -> Non
     for call in (model, lambda pixels: list(model.features(pixels))):
         with pytest.raises(mixlab.InputError, match=rf"timm/{name} takes no images of 96 x 96 px \(.*\); it is {said}"):
             call(images)
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resnet18"])
+def test_a_timm_model_without_a_pool_has_the_summary_of_its_last_layer(name: str) -> None:
+    """timm's own output is tokens or a map then."""
+    backbone = mixlab.create_model(f"timm/{name}", global_pool="").eval()
+    images = torch.randn(1, 3, 224, 224)
+    with torch.no_grad():
+        ((_, last),) = backbone.features(images)
+        assert backbone.model(images).ndim > 2
+        assert torch.equal(backbone(images), last.summary) and last.summary.shape == (1, backbone.dim)
+
+
+@pytest.mark.parametrize("name", ["mobilenetv3_small_050", "ghostnet_050", "efficientvit_b0", "mambaout_femto"])
+@torch.no_grad()
+def test_the_width_of_a_backbone_is_that_of_its_summary(name: str) -> None:
+    model = mixlab.create_model(f"timm/{name}").eval()
+    assert model(torch.randn(1, 3, 64, 64)).shape == (1, model.dim)

@@ -40,8 +40,8 @@ def expected_of(x: Tensor, in_weight: Tensor, *parameters: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("directions", [1, 2])
-@pytest.mark.parametrize("length", [1, 2, 3, 4, 65, 130, 198])
-@pytest.mark.parametrize("block", [1, 10**5], ids=["chunk by chunk", "some images"])
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 65, 130, 198, 578])
+@pytest.mark.parametrize("block", [1, 10**6], ids=["chunk by chunk", "some images"])
 def test_it_gives_the_reference(directions: int, length: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_place, "BLOCK", block)
     monkeypatch.setattr(op, "mamba2_in_place", seen := Seen(op.mamba2_in_place))
