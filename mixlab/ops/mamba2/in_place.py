@@ -59,8 +59,10 @@ def mamba2_in_place(
                 else:
                     piece.cut(mixed).addcmul_(y, norm_weight[r])
                 if r == directions - 1:
-                    for image, tokens in zip(mixed, out[here], strict=True):  # which need not follow each other
-                        torch.mm(image, out_weight.mT, out=tokens)
+                    if (tokens := out[here]).is_contiguous():
+                        torch.matmul(mixed, out_weight.mT, out=tokens)
+                    else:  # a part of several images
+                        tokens.copy_(F.linear(mixed, out_weight))
     return out
 
 
