@@ -41,6 +41,7 @@ from mixlab.studies.small.plan import (
     recipe_of,
     seeds_of,
     training_minutes,
+    tried_rates,
 )
 from mixlab.studies.steps import Step, sets
 from mixlab.studies.study import Part, Study
@@ -63,7 +64,8 @@ def _parts(seeds: tuple[int, ...]) -> dict[str, Part]:
     pairs = [(size, family) for size in SIZES for family in STUDY_FAMILIES]
     for size, family in pairs:
         short = (f"steps={FULL.tuning_steps['dino']}",)
-        minutes = len(FULL.tuned_rates) * (training_minutes("dino", size, family, short) + 0.2)
+        num_rates = len(tried_rates(recipe_of("dino", size, family), FULL))
+        minutes = num_rates * (training_minutes("dino", size, family, short) + 0.2)
         question = f"which learning rate suits {family.label}, {size}?"
         parts[f"tune-{size}-{family.label}"] = Part(question, partial(tune, size, family), minutes, labels=True)
     vit = LABELS["vit"]
@@ -102,7 +104,8 @@ def _parts(seeds: tuple[int, ...]) -> dict[str, Part]:
 def tune(size: str, family: Family, setting: Setting) -> Iterator[Step]:
     """Short trainings with the same rates for every family, scored on a fifth of the training images."""
     effort, held_out, needs, trials = setting.effort, HELD_OUT_OF + setting.data, list[str](), list[str]()
-    for rate in effort.tuned_rates:
+    recipe = recipe_of("dino", size, family)
+    for rate in tried_rates(recipe, effort):
         place = setting.run / "tuning" / f"dino-{size}-{family.label}-{rate:g}"
         steps = effort.tuning_steps["dino"]
         short = (f"steps={steps}", f"optim.warmup_steps={steps // 5}", f"optim.lr={rate:g}", f"seed={TUNING_SEED}")
@@ -111,7 +114,7 @@ def tune(size: str, family: Family, setting: Setting) -> Iterator[Step]:
             f"train {place.name}",
             f"{place.name}: train",
             "learning rates are tuned without the validation images",
-            ("pretrain", recipe_of("dino", size, family), "--data", held_out, "--run", str(place), *settings),
+            ("pretrain", recipe, "--data", held_out, "--run", str(place), *settings),
             place / "results" / "training.json",
             here=setting.trains_here,
             trains=place,
@@ -140,11 +143,11 @@ def tune(size: str, family: Family, setting: Setting) -> Iterator[Step]:
 
 def network(size: str, family: Family, seed: int, setting: Setting) -> Iterator[Step]:
     """One network trained without labels, scored and timed."""
+    recipe = recipe_of("dino", size, family)
     rate = setting.rates.get(f"dino-{size}", {}).get(family.label)
     own = (*setting.effort.training, *setting.effort.dino)
-    tuned = (f"optim.lr={rate:g}",) if rate else ()
-    place = _place(size, family, seed, setting)
-    yield _speedrun(setting, recipe_of("dino", size, family), place, seed, (*own, *tuned))
+    tuned = () if rate in (None, find_recipe(recipe).optim.lr) else (f"optim.lr={rate:g}",)
+    yield _speedrun(setting, recipe, _place(size, family, seed, setting), seed, (*own, *tuned))
 
 
 def look(size: str, family: Family, seed: int, setting: Setting) -> Iterator[Step]:

@@ -19,7 +19,7 @@ START_MINUTES, SCORING_MINUTES, LOOKING_MINUTES = 0.4, 0.5, 2.5  # estimates, to
 
 FULL = StudyEffort(
     least_images=320,
-    tuned_rates=(1e-3, 2e-3, 4e-3),
+    tuned_rates=(),
     tuning_steps={"dino": 600, "supervised": 300},
     auc_image=None,
     num_scored=1000,
@@ -92,6 +92,12 @@ ABLATIONS: dict[str, dict[str, tuple[str, ...]]] = {
 
 def recipe_of(kind: str, size: str, family: Family) -> str:
     return family.recipe(kind, f"{size}160")
+
+
+def tried_rates(recipe: str, effort: StudyEffort) -> tuple[float, ...]:
+    """Learning rates; for the whole study half, once and twice that of the recipe."""
+    own = find_recipe(recipe).optim.lr
+    return effort.tuned_rates or (own / 2, own, 2 * own)
 
 
 def seeds_of(size: str, family: Family, seeds: tuple[int, ...]) -> tuple[int, ...]:

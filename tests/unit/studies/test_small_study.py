@@ -12,6 +12,7 @@ from command_line import parse_command
 from PIL import Image
 
 from mixlab.cli import main
+from mixlab.recipes import find_recipe
 from mixlab.run.files import read_json
 from mixlab.studies import study
 from mixlab.studies.plan import STUDY_FAMILIES, Setting
@@ -25,7 +26,7 @@ from tests.drawn_folders import draw_folders, save
 STUDY = small_study((0, 1, 2))
 SETTING = Setting(
     run=Path("RUN"), data="photos", masks="masked", voc="voc", labelled=True, seeds=(0, 1, 2), device="cuda", workers=1,
-    effort=FULL, rates={"dino-tiny": {"mambareg": 5e-4}},
+    effort=FULL, rates={"dino-tiny": {"mambareg": 5e-4, "vit": find_recipe("dino_vit_tiny160").optim.lr}},
 )  # fmt: skip
 ALL = os.environ.get("MIXLAB_FAULTS") == "all"
 RUN_PARTS = ("tune-tiny-vit", "dino-tiny-vit-s0", *(("look-tiny-vit-s0", "ablate-optimiser") if ALL else ()))
@@ -103,6 +104,8 @@ def test_tuning_and_ablations_never_see_validation_images_and_use_a_tuned_rate_w
                 assert step.arguments[step.arguments.index("--data") + 1] == "heldout:photos"
             if step.arguments[0] == "speedrun":
                 assert ("--held-out" in step.arguments) == name.startswith("ablate")
+                changed = name.startswith("ablate-optimiser") or "tiny-mambareg" in name  # ViT's is that of its recipe
+                assert changed or not any("optim.lr" in part for part in step.arguments)
                 assert ("optim.lr=0.0005" in step.arguments) == ("tiny-mambareg" in name)
 
 
