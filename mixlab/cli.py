@@ -25,47 +25,50 @@ from mixlab.signals import STOP_SIGNALS, raising, say_stopped
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": (
         "mixlab.commands.demo",
-        "look inside trained networks, train one further, and a report: minutes on two cores",
+        "look inside trained networks, fine-tune one, write a report: minutes on two cores",
     ),
-    "study": ("mixlab.commands.study", "both papers on your own photographs, in parts of a few minutes on one GPU"),
+    "study": (
+        "mixlab.commands.study",
+        "the papers' comparisons on your own photographs, in parts of a few minutes on one GPU",
+    ),
     "reproduce": (
         "mixlab.commands.reproduce",
-        "every table and figure of both papers: data, cost, commands, ours beside theirs",
+        "every table and figure of the papers: data, cost, commands, our results beside theirs",
     ),
-    "models": ("mixlab.commands.models", "backbones with parameters, GMACs and mixer"),
+    "models": ("mixlab.commands.models", "list the backbones with parameters, GMACs and mixer"),
     "advise": ("mixlab.commands.advise", "is this a long-sequence task? which mixer?"),
     "pretrain": (
         "mixlab.commands.pretrain",
-        "DINO, LeJEPA or your own method on any images; the same run again resumes",
+        "self-supervised training on any images: DINO, LeJEPA or your own method",
     ),
-    "speedrun": ("mixlab.commands.speedrun", "train a recipe, score it, note what it cost"),
-    "train": ("mixlab.commands.train", "supervised training; the same run again resumes"),
-    "probe": ("mixlab.commands.probe", "linear probes on frozen features, the whole ablation at once"),
-    "knn": ("mixlab.commands.knn", "nearest neighbours in feature space"),
+    "speedrun": ("mixlab.commands.speedrun", "train a recipe, score it, record the time"),
+    "train": ("mixlab.commands.train", "supervised training of a classifier"),
+    "probe": ("mixlab.commands.probe", "linear probes on frozen features: the paper's whole ablation in one run"),
+    "knn": ("mixlab.commands.knn", "kNN accuracy of frozen features"),
     "segment": ("mixlab.commands.segment", "semantic segmentation: UperNet on any backbone"),
     "detect": ("mixlab.commands.detect", "detection and instance masks: Mask R-CNN, Cascade Mask R-CNN"),
     "robust": ("mixlab.commands.robust", "accuracy on ImageNet-V2, Sketch, A, R and ReaL, or on corrupted images"),
-    "rank": ("mixlab.commands.rank", "ranks of the blocks of mixing matrices"),
-    "maps": ("mixlab.commands.maps", "activation maps and principal components as pictures"),
-    "auc": ("mixlab.commands.auc", "Binary-AUC of activation maps, with its baselines"),
-    "matrices": ("mixlab.commands.matrices", "mixing matrices on a photograph, as a picture: which tokens read which"),
-    "norms": ("mixlab.commands.norms", "high-norm tokens by layer: their share and place, the untrained twin beside"),
-    "claims": ("mixlab.commands.claims", "what the papers claim, what was measured, the verdict"),
-    "report": ("mixlab.commands.report", "runs as one self-contained page"),
-    "look": ("mixlab.commands.look", "your photographs on the page: what does each patch attend to?"),
-    "app": ("mixlab.commands.app", "a local page to look inside models, live"),
-    "bench": ("mixlab.commands.bench", "speed, side by side with peers"),
-    "ship": ("mixlab.commands.ship", "a trained network in few bits, with its card"),
-    "export": ("mixlab.commands.export", "a backbone as safetensors or ONNX"),
+    "rank": ("mixlab.commands.rank", "measure the ranks of the blocks of mixing matrices"),
+    "maps": ("mixlab.commands.maps", "draw activation maps and principal components"),
+    "auc": ("mixlab.commands.auc", "Binary-AUC of activation maps against masks, with baselines"),
+    "matrices": ("mixlab.commands.matrices", "draw the mixing matrices on one image: which token reads which"),
+    "norms": ("mixlab.commands.norms", "high-norm tokens by layer: how many and where, against an untrained twin"),
+    "claims": ("mixlab.commands.claims", "each claim of the papers, what was measured, and the verdict"),
+    "report": ("mixlab.commands.report", "write one self-contained page about runs"),
+    "look": ("mixlab.commands.look", "open a page with your photographs: what does each patch attend to?"),
+    "app": ("mixlab.commands.app", "the same page with any models and images"),
+    "bench": ("mixlab.commands.bench", "speed, compared with other implementations"),
+    "ship": ("mixlab.commands.ship", "compress a trained network to few bits, with a model card"),
+    "export": ("mixlab.commands.export", "write a backbone as safetensors or ONNX, or for transformers"),
 }
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "start here": ("demo", "look", "app"),
     "look inside a network": ("maps", "matrices", "auc", "rank", "norms"),
-    "measure it": ("knn", "probe", "robust", "segment", "detect"),
-    "train one": ("pretrain", "train", "speedrun"),
-    "choose one": ("models", "advise", "bench"),
-    "both papers": ("study", "reproduce", "claims"),
+    "measure a network": ("knn", "probe", "robust", "segment", "detect"),
+    "train a network": ("pretrain", "train", "speedrun"),
+    "choose a network": ("models", "advise", "bench"),
+    "the two papers, Dino-Mamba and MambaOut": ("study", "reproduce", "claims"),
     "share": ("report", "export", "ship"),
 }
 
@@ -123,7 +126,9 @@ def run_command(arguments: list[str], *, even_ignored: bool = False) -> int:
         return 2
     if any(part.partition("=")[0] == "--import" for part in rest):
         console.print(
-            Text.assemble(("error:", "red"), f" --import stands before the command: mixlab --import PLUGIN {name} ...")
+            Text.assemble(
+                ("error:", "red"), f" --import must come before the command: mixlab --import PLUGIN {name} ..."
+            )
         )
         return 2
     warnings.formatwarning = plain_warning
@@ -247,8 +252,8 @@ def overview() -> str:
     return (
         "mixlab: see what an image model looks at; compare attention, Mamba, convolution\n"
         + "\n".join(lines)
-        + "\n\nmixlab COMMAND --help explains one; for example, mixlab look photo.jpg"
-        + "\nmixlab --import MODULE_OR_FILE COMMAND ...: with a plugin"
+        + "\n\nmixlab COMMAND --help explains a command; to begin: mixlab look photo.jpg"
+        + "\nmixlab --import MODULE_OR_FILE COMMAND ... loads a plugin first"
     )
 
 

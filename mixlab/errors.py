@@ -25,7 +25,7 @@ EXTRA_OF = {  # modules that only some commands need: pip install 'mixlab[EXTRA]
 
 
 class InputError(ValueError):
-    """What was given cannot work: the message names the value, the rule and a way out."""
+    """The input cannot work: the message names the value, the rule and a way out."""
 
 
 class WorkError(RuntimeError):

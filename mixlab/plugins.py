@@ -52,7 +52,7 @@ class Registry(UserDict[str, T]):
         if name in self.data and name not in self._derived and not again:
             first = self._origins.get(name, "mixlab")
             raise InputError(
-                f"{origin} registers the {self.word} {name!r}, which {first} has registered; choose another name"
+                f"{origin} registers the {self.word} {name!r}, already registered by {first}; choose another name"
             )
         self._derived.discard(name)
         self._add(name, thing, origin)
@@ -240,7 +240,7 @@ def _as_file(text: str) -> Path:
 def _load_file(file: Path) -> ModuleType:
     name = file.stem
     if not file.is_file():
-        raise InputError(f"there is no file {file}; give a file of Python, or the name of a module")
+        raise InputError(f"there is no file {file}; give a Python file, or the name of a module")
     if name in sys.modules:
         module = sys.modules[name]
         if Path(getattr(module, "__file__", None) or "").resolve() == file:
@@ -248,7 +248,7 @@ def _load_file(file: Path) -> ModuleType:
         raise InputError(f"a module {name!r} is imported already; give the file another name")
     spec = spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise InputError(f"{file} is not a file of Python; its name ends in .py")
+        raise InputError(f"{file} is not a Python file; its name must end in .py")
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))  # as for a script: it may import the files beside it
     _FILES[name] = file

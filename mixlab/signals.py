@@ -170,7 +170,7 @@ class StopRequests:
     torchrun, which passes on what a terminal has sent already, a second Ctrl-C is the first one.
     """
 
-    acknowledgement = "this step is finished and saved first; Ctrl-C again stops at once"
+    acknowledgement = "finishing and saving this step; press Ctrl-C again to stop at once"
 
     def __init__(self, also: Iterable[int] = ()) -> None:
         self.number: int | None = None

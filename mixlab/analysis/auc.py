@@ -53,9 +53,9 @@ def score_maps(
 ) -> AucResult:
     """Score the maps of some networks against the masks of the images, by one of STUDIES.
 
-    `images` by a name, as `--data` takes it, or as a `Source[MaskedImage]`, are all of them at the first network's
-    size, seen by SCORED_FIT. `map_name` is a key of `maps.MAPS`, the study's own without it. `twins` scores untrained
-    twins too, with the seed of each network's training, or else `seed`.
+    If `images` is a name as for `--data` or a `Source[MaskedImage]`, all images are used at the first network's size,
+    fitted by SCORED_FIT. `map_name` is a key of `maps.MAPS`, the study's own without it. `twins` scores untrained twins
+    too, with the seed of each network's training, or else `seed`.
     """
     targets = distinct_targets(targets)
     if not isinstance(images, ViewedImages):

@@ -43,8 +43,8 @@ def binary_auc(
 
     Any mask value but zero and `ignore` is foreground; ignored pixels are left out. An image without foreground or
     without background has no AUC: it is NaN, to be left out and counted.
-    resize="mask", as in the paper, takes the mask to the grid of the map: area average, foreground from `threshold` on
-    (`split_mask` says exactly how). resize="map" takes the map to the mask: bilinear, half-pixel centres, smoothed
+    resize="mask", as in the paper, resizes the mask to the grid of the map: area average, foreground from `threshold`
+    on (`split_mask` says exactly how). resize="map" resizes the map to the mask: bilinear, half-pixel centres, smoothed
     first where the map is the larger one.
     thresholds=None is exact: every distinct value is a threshold and ties count half. Otherwise the map (after any
     resizing, all cells) is scaled to [0, 1] and cut at the given thresholds, an integer T meaning T even steps from 0

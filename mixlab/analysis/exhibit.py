@@ -19,7 +19,7 @@ Cell = str | int | float | None
 
 @dataclass(frozen=True)
 class Picture:
-    """Drawn when it is asked for, so that numbers need no matplotlib. A figure becomes a PNG, charts become one SVG."""
+    """Drawn on request only, so that numbers need no matplotlib. A figure becomes a PNG, charts become one SVG."""
 
     name: str  # of its file
     caption: str  # what is seen, in a sentence or two

@@ -198,7 +198,7 @@ def single_maps(backbone: Backbone, images: Tensor, among: Sequence[str] = ()) -
 
 
 def activation_map(backbone: Backbone, images: Tensor, name: str | None = None, layer: int = -1) -> Tensor:
-    """One named map of images (B, 3, H, W), or the backbone's default: (B, [K,] h, w)."""
+    """Compute a map of images (B, 3, H, W), by name or the backbone's default: (B, [K,] h, w)."""
     return find_map(name or default_map(backbone))(backbone, images, layer)
 
 
@@ -215,12 +215,12 @@ def find_map(name: str) -> MapOfFeatures | MapOfMixing:
         return kinds[0]
     readers = [kind.read for kind in kinds if isinstance(kind, MapOfFeatures)]
     if len(readers) < len(kinds):
-        raise InputError(f"{name!r} holds maps of a mixing matrix; only maps of features go together")
+        raise InputError(f"{name!r} includes a map of a mixing matrix; only maps of features can be combined")
 
     def read(features: Features) -> Tensor:
         found = [reader(features) for reader in readers]
         if any(one.ndim == 4 for one in found):
-            raise InputError(f"{name!r} holds maps of several parts, such as registers; draw those by themselves")
+            raise InputError(f"{name!r} includes a map with several parts, such as registers; draw that map alone")
         return torch.stack(found, 1)
 
     return MapOfFeatures(f"{', '.join(names)}, (B, {len(names)}, h, w)", read)
@@ -281,7 +281,7 @@ def distinct_targets(given: Sequence[Target | Backbone]) -> list[Target]:
     targets = [as_target(each) for each in given]
     labels = [target.label for target in targets]
     if not labels or len(set(labels)) < len(labels):
-        raise InputError(f"targets need labels of their own, got {labels}; write TARGET=LABEL to name them")
+        raise InputError(f"targets need different labels, got {labels}; write TARGET=LABEL to set them")
     return targets
 
 
@@ -296,10 +296,10 @@ def activation_maps(
     pca_threshold: float = 0.0,
     progress: Callable[[], None] | None = None,
 ) -> MapsResult:
-    """One map of each network, its default without a name, and its principal components after the same layer.
+    """Compute one map of each network, by name or its default, and its principal components after the same layer.
 
-    `images` by a name, as `--data` takes it, or as a source or data set, are NUM_DRAWN of the first network's size.
-    `progress` is called after each network. See `pca_maps` for the fit and the threshold.
+    If `images` is a name as for `--data`, a source or a data set, NUM_DRAWN images are used at the first network's
+    size. `progress` is called after each network. See `pca_maps` for the fit and the threshold.
     """
     targets = distinct_targets(targets)
     if not isinstance(images, ViewedImages):

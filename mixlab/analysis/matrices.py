@@ -38,13 +38,12 @@ def draw_matrices(
     patch: tuple[float, float] = (0.5, 0.5),
     progress: Callable[[], None] | None = None,
 ) -> Exhibit:
-    """The mixing matrices of one or more backbones on one image, as a picture: which tokens read which.
+    """Draw the mixing matrices of one or more backbones on one image: which token reads which.
 
     Args:
-        layer: the mixing of which layer, counted from 0; negative numbers count from the end.
-        heads: which heads, counted from 0; default: three, evenly spaced. A convolution has one for each channel.
-        patch: of which patch to show what it reads, as the mean over heads: its place from the top and from the left, 0
-            to 1.
+        layer: which layer, counted from 0; negative numbers count from the end.
+        heads: which heads, counted from 0; default: three, evenly spaced. A convolution has one head per channel.
+        patch: also show what this patch reads (mean over heads): its position from the top and from the left, 0 to 1.
     """
     if not all(0 <= share <= 1 for share in patch):
         raise InputError(f"--patch {patch[0]:g} {patch[1]:g} lies outside of the image; both shares are from 0 to 1")

@@ -74,14 +74,14 @@ def measure_norms(
     seed: int = 0,
     progress: Callable[[], None] | None = None,
 ) -> Exhibit:
-    """High-norm tokens by layer: their share, their place, and the untrained twin beside them.
+    """Measure high-norm tokens by layer: how many there are and where, compared with an untrained twin.
 
     Args:
-        factor: a patch is a high-norm one if its norm exceeds so many times the median of its image.
+        factor: a patch is high-norm if its norm exceeds this multiple of the median norm of its image.
         twins: also measure each trained model's untrained twin on the same images.
     """
     if not 1 < factor < 1e6:
-        raise InputError(f"factor is {factor:g}; high is above the median: try {FACTOR:g}")
+        raise InputError(f"factor is {factor:g}; it must lie between 1 and 1e6: try {FACTOR:g}")
     found: dict[str, list[LayerNorms]] = {}
     rows: list[tuple[str | float | None, ...]] = []
     measurements: list[Measurement] = []

@@ -119,8 +119,9 @@ def measure_ranks(
 ) -> RankResult:
     """Measure the ranks of the mixing matrices of a backbone; by default of all layers and heads.
 
-    `images` by a name, as `--data` takes it, or as a source or data set, are NUM_RANKED of its own size. `progress` is
-    called after each layer on each image. Ranks of a `machine` share the images, and each has the whole result.
+    If `images` is a name as for `--data`, a source or a data set, NUM_RANKED images are used at the backbone's own
+    size. `progress` is called after each layer on each image. The processes of a `machine` share the images, and each
+    gets the whole result.
     """
     network = as_target(target)
     backbone, settings = network.backbone, settings or RankSettings()

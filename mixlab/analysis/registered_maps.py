@@ -18,18 +18,18 @@ TAKEN = "default"  # the page's word for the map of each network
 
 
 def register_map(function: Read | str) -> Any:
-    """Make a function a kind of activation map: a decorator. `mixlab maps`, `mixlab auc` and the page then offer it.
+    """Register a function as a kind of activation map, for `mixlab maps`, `mixlab auc` and the page; a decorator.
 
     The function takes the `Features` of a layer, or the rows (B, H, S, h, w) of S summary tokens and the `Mixing` of
     the layer. It returns one value for each patch, (B, h, w), or several maps, (B, K, h, w), and raises `InputError`
-    where a network has no such map. The map is called as the function is, or `@register_map("another_name")`; the
-    first paragraph of the docstring says what it shows.
+    where a network has no such map. The map has the name of the function, or that in `@register_map("another_name")`;
+    the first paragraph of the docstring says what it shows.
     """
 
     def add(name: str, read: Read) -> None:
         if name == TAKEN:
             raise InputError(
-                f"a map cannot be called {name!r}, which on the page is the map of each network; rename it"
+                f"a map cannot be called {name!r}, which on the page means each network's own map; rename it"
             )
         about = (getdoc(read) or name).split("\n\n")[0].replace("\n", " ").rstrip(".")
         about = about[:1].lower() + about[1:]

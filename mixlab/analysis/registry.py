@@ -84,14 +84,14 @@ def register_analysis(
     fit: Fit = "crop",
     metrics: Mapping[str, Metric] | None = None,
 ) -> Any:
-    """Make a function an analysis, called as the function unless `name` says otherwise: `mixlab NAME TARGET ...`.
+    """Register a function as an analysis: `mixlab NAME TARGET ...`. NAME is the function's unless `name` is given.
 
-    A decorator, `@register_analysis` or with any of these in parentheses.
+    A decorator: `@register_analysis`, or with any of these arguments in parentheses.
 
-    The function takes (targets, images, *, options with defaults); `seed` and `progress` among them are given by the
-    command. In Python it may then be called with one backbone, and with images by a name. `data`, `num_images`
-    and `fit` say which images are seen without the options of that name. `metrics`: those of its measurements that are
-    not among `mixlab.run.METRICS`.
+    The function takes (targets, images, *, options with defaults); the command passes `seed` and `progress` if they are
+    among them. In Python it may then be called with one backbone, and with images by name. `data`, `num_images` and
+    `fit` are the defaults of the options of that name. `metrics`: those of its measurements that are not in
+    `mixlab.run.METRICS`.
     """
 
     called = name if isinstance(name, str) else None

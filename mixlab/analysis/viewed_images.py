@@ -40,8 +40,9 @@ class ImageBatch(NamedTuple):
 
 
 class ViewedImages:
-    """All images of a source, or `num_images` evenly spaced ones, in batches: read again for each network, or kept
-    where they are small. Sets are sorted by class: the first images would be of few classes.
+    """All images of a source, or `num_images` evenly spaced ones, in batches: read again for each network, or kept in
+    memory if they are small. They are evenly spaced because sets are sorted by class: the first images would be of few
+    classes.
 
     `data` is what the commands take (a folder, `shapes`, ...), whose validation part is read, or a source or data set,
     called `name` in results, or as `as_data` calls it. `view_of` says what is seen of each. Masks are cut and scaled as

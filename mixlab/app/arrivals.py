@@ -76,9 +76,9 @@ class Arrivals:
                     return None
         except TimeoutError as error:
             if arrival.is_given_up:
-                raise BodyError(503, "too many files arrive at once, and others are faster; try again soon") from error
+                raise BodyError(503, "too many uploads at once; try again soon") from error
             raise BodyError(
-                408, f"what was sent came too slowly: at least {MIN_RATE // 2**10} KB per second, {BODY_S:.0f} s in all"
+                408, f"the upload was too slow; it needs {MIN_RATE // 2**10} KB per second and at most {BODY_S:.0f} s"
             ) from error
         finally:
             self._on_their_way.discard(arrival)
@@ -113,4 +113,4 @@ async def drain(receive: Receive) -> None:
 
 
 def too_much(limit: int) -> str:
-    return f"more than {limit / 2**20:.0f} MB were sent, the limit here; send less, such as a smaller image"
+    return f"the upload exceeds the limit of {limit / 2**20:.0f} MB; send a smaller image"

@@ -76,7 +76,7 @@ class Guard:
         if self.num_requests >= self.max_requests:
             refusal = error_response(
                 503,
-                f"{self.num_requests} requests are open, the most allowed; try again soon",
+                f"{self.num_requests} requests are open, which is the limit; try again soon",
                 headers={"retry-after": "1"},
             )
             await refusal(scope, receive, send)

@@ -38,15 +38,15 @@ PARTS: dict[str, Literal["head", "register", "direction"]] = {
     "register_dot": "register",
     "register_rows": "register",
 }
-_ROWS = "a mixing matrix, and a class token or registers whose rows it shows"
+_ROWS = "a mixing matrix, and a class token or registers"
 NEEDS = {
     "register_cosine": "registers",
     "register_dot": "registers",
-    "front_cosine": "a class token in the middle that also stands in front",
+    "front_cosine": "a class token in the middle with a copy in front",
     "mixing_rows": _ROWS,
     "mixing_mean": _ROWS,
     "register_rows": _ROWS,
-    "direction_rows": "a scan, which has directions",
+    "direction_rows": "a scan",
 }
 
 

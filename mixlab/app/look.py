@@ -23,7 +23,7 @@ MATRIX_SIDE = 256  # cells a side of a drawn matrix
 DECADES = 4  # its darkest shade is at most so many powers of ten below its brightest
 ROC_POINTS = 200
 MAX_ROWS = 1024  # patches of a view that is exported: so many rows are 1 MB
-SIMILARITY = "cosine of features, where positive"
+SIMILARITY = "cosine of features, negative as 0"
 
 
 class Look:
@@ -88,7 +88,7 @@ class Look:
         num_patches = grid[0] * grid[1]
         if num_patches > MAX_ROWS:
             raise InputError(
-                f"{self._card.id} has {num_patches} patches; a view with up to {MAX_ROWS} can be exported: "
+                f"{self._card.id} has {num_patches} patches; a page can be saved with up to {MAX_ROWS}: "
                 "start the page with a smaller --image, or choose a later layer"
             )
         matrix, name = self._weights(head)

@@ -53,8 +53,8 @@ def decode_mask(data: bytes, picture: Picture, *, max_pixels: int) -> MaskValues
     height, width = picture.pixels.shape[:2]
     if abs(stored.width * height - stored.height * width) > 0.02 * stored.height * width:
         raise InputError(
-            f"the mask is {stored.width} x {stored.height}, the picture {width} x {height}: another shape; "
-            "give a mask of the same picture"
+            f"the mask is {stored.width} x {stored.height}, the image {width} x {height}: another shape; "
+            "give a mask of the same image"
         )
     try:
         mask = plain_mask(stored)
@@ -143,8 +143,8 @@ class PictureStore:
         picture = self._samples.get(picture_id) or self._uploads.get(picture_id)
         if picture is None:
             raise UnknownPictureError(
-                f"there is no picture {picture_id!r} here; uploads are forgotten when the server stops or needs their "
-                "room: upload it again, or choose a sample"
+                f"there is no image {picture_id!r} here; uploads are forgotten when the server stops or needs the "
+                "memory: upload it again, or choose a sample"
             )
         return picture
 

@@ -258,12 +258,12 @@ def _add_errors(web: FastAPI) -> None:
 
     @web.exception_handler(QueueFullError)
     async def full(_: Request, error: QueueFullError) -> Response:
-        return error_response(503, "too much is asked at once; try again in a second", headers={"retry-after": "1"})
+        return error_response(503, "the server is busy; try again in a second", headers={"retry-after": "1"})
 
     @web.exception_handler(Exception)
     async def broken(request: Request, error: Exception) -> Response:
         LOGGER.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return error_response(500, "something went wrong on the server; its terminal says what")
+        return error_response(500, "the server failed; its terminal shows the error")
 
     web.add_exception_handler(UnknownPictureError, said(404))
     web.add_exception_handler(InputError, said(422))

@@ -65,7 +65,7 @@ class Backbone(
     tags=["vision", "token-mixer"],
     model_card_template=CARD,
 ):
-    """Images in, a summary feature out; features and mixings of each layer, lazily."""
+    """Maps images to a summary feature; yields the features and mixings of each layer on demand."""
 
     name: str
     dim: int  # D, the width of the summary
@@ -89,10 +89,10 @@ class Backbone(
     def features(
         self, images: Tensor, layers: Layers = 1, source: FeatureSource = "stream", *, norm: bool = True
     ) -> Iterator[tuple[int, Features]]:
-        """Yield (layer, features) for the last `layers` (a number), for those listed, or for all (None).
+        """Yield (layer, features) of the last `layers` layers (a number), of those listed, or of all (None).
 
         `stream`: the residual stream after the layer; `branch`: the mixer's output alone. Both after the final norm, or
-        with `norm=False` as the layer leaves them: norms of tokens are to be read there.
+        with `norm=False` before it, which is where to measure the norms of tokens.
         """
 
     @abstractmethod
@@ -107,8 +107,8 @@ class Backbone(
         """Name and config as JSON, from which `mixlab.backbones.weights.build_architecture` builds it again."""
         if self.registered is None:
             raise InputError(
-                f"nothing says how to build this {type(self).__name__} again; register what builds it with "
-                "mixlab.register_backbone(NAME), and make it with mixlab.create_model(NAME)"
+                f"mixlab does not know how to build this {type(self).__name__} again; register the function that "
+                "builds it with mixlab.register_backbone(NAME), and create it with mixlab.create_model(NAME)"
             )
         name, fields = self.registered
         return {"registered": name, "fields": fields}
@@ -263,8 +263,8 @@ def _check_complete(model: Backbone) -> None:
     own = [*model._modules, *model._parameters, *model._buffers]
     if hidden := [name for name in own if hasattr(type(model), name)]:  # the class's would be read in its place
         raise InputError(
-            f"{type(model).__name__} calls a part of its network {hidden[0]!r}, which is the name of something that "
-            f"every backbone has; call it another, such as {hidden[0]}_"
+            f"{type(model).__name__} names a part of its network {hidden[0]!r}, which is already an attribute of every "
+            f"backbone; rename it, for example to {hidden[0]}_"
         )
 
 

@@ -74,7 +74,10 @@ class IsotropicConfig:
         for size in (self.image, self.position_image or self.image):
             check_side(size, patch=self.patch, stride=self.step)
         if self.neck and (self.layout.place != "spread" or self.dim % self.neck):
-            raise InputError(f'neck {self.neck} divides the width {self.dim} of registers; use place="spread"')
+            raise InputError(
+                f'neck {self.neck} needs place="spread" and a width that it divides, '
+                f"got {self.layout.place} and {self.dim}"
+            )
         if not 0 <= self.stem_convs <= 64:
             raise InputError(f"stem_convs is 0 (no stem) to 64, got {self.stem_convs}")
         if self.stem_convs and (self.patch % 2 or self.step % 2):

@@ -65,7 +65,7 @@ def parse_place(text: str) -> tuple[str, list[str]]:
     """`encoder[0]` as the submodule and the entries to take of its output."""
     match = _PLACE.fullmatch(text)
     if match is None:
-        raise InputError(f"{text!r} is no place in a module; write layer4, encoder.norm or encoder[0]")
+        raise InputError(f"{text!r} is not a place in a module; write for example layer4, encoder.norm or encoder[0]")
     return match[1], re.findall(r"\[(\w+)\]", match[2])
 
 
@@ -133,7 +133,7 @@ def find_form(
             chosen = _axes_that_grow(shape, larger)
             if chosen is None:
                 raise InputError(
-                    f"{where} gives {shape}, where shapes do not distinguish the axes; say axes='NCHW' or 'NHWC'"
+                    f"{where} gives {shape}, whose axes cannot be told by their sizes; pass axes='NCHW' or 'NHWC'"
                 )
         if chosen is not None:
             width, side = (first, middle) if chosen == "NCHW" else (last, first)
@@ -145,10 +145,10 @@ def find_form(
             return MapForm("NLC", shape[2], max(image // side, 1), extra)
         raise InputError(
             f"{where} gives {shape[1]} tokens, which are not a square of patches after {num_prefix or 'a few'} others; "
-            "say num_prefix, the tokens before the patches"
+            "pass num_prefix, the number of tokens before the patches"
         )
     raise InputError(
-        f"{where} gives {shape}, which is no map (B, C, h, w), (B, h, w, C) or (B, L, C){_suggested(module, image)}"
+        f"{where} gives {shape}, which is not a map (B, C, h, w), (B, h, w, C) or (B, L, C){_suggested(module, image)}"
     )
 
 

@@ -141,7 +141,7 @@ class Features:
 
     @property
     def anchor(self) -> Tensor:
-        """The summary as patches can be compared with it (B, D): where it is all registers side by side, their mean."""
+        """The summary in the width of a patch, (B, D), to compare patches with: the mean of registers side by side."""
         return self.summary if self.summary.shape[-1] == self.patches.shape[-1] else self.registers.mean(1)
 
 

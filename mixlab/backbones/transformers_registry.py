@@ -8,7 +8,7 @@ from mixlab.errors import naming_extras
 def register_with_transformers() -> None:
     """Make folders of `mixlab export --format transformers` known to `AutoModel`, `AutoBackbone` and `AutoConfig`.
 
-    Nothing is executed that comes from such a folder: what is built is decided by mixlab, from a checked description.
+    No code from such a folder is executed: mixlab builds the model from a checked description.
     """
     with naming_extras():
         import_module("mixlab.backbones.transformers_models")  # registers when it is imported

@@ -35,17 +35,17 @@ MapFunction = Callable[[nn.Module, Tensor], Any]
 
 
 class WrappedBackbone(Backbone):
-    """A backbone of any module: features, maps, PCA, AUC, kNN, probes and training work on it.
+    """Wrap any module as a backbone: features, maps, PCA, AUC, kNN, probes and training work on it.
 
     `maps` says where its feature maps come from: a submodule by name (`"layer4"`), several, which are its layers, a
-    function `(module, images) -> map or maps`, or nothing where the module itself gives them. Of a tuple or mapping,
-    `"encoder[0]"` or `"[last_hidden_state]"` takes one entry. A map is (B, C, h, w), (B, h, w, C), or tokens (B, L, C)
-    with `num_prefix` tokens, a class token first, before the patches. Widths, strides, axes and tokens are found by
-    a blank image of `image` px; `axes` and `num_prefix` decide where that is not clear. `mean` and `std` are those of
-    its pixels in [0, 1]. Calling it gives the class token where there is one, elsewhere the mean over the last map.
+    function `(module, images) -> map or maps`, or nothing if the module itself returns them. `"encoder[0]"` or
+    `"[last_hidden_state]"` takes one entry of a tuple or mapping. A map is (B, C, h, w), (B, h, w, C), or tokens
+    (B, L, C) with `num_prefix` tokens, a class token first, before the patches. Widths, strides, axes and tokens are
+    found with a blank image of `image` px; pass `axes` and `num_prefix` if that is ambiguous. `mean` and `std`
+    normalise pixels in [0, 1]. Calling it returns the class token if there is one, else the mean over the last map.
 
-    The module is not copied. To save what was trained, and for an untrained twin of a module that cannot draw its
-    weights anew, register a function that builds and wraps it: `mixlab.register_backbone`.
+    The module is not copied. To save a trained network, or to make an untrained twin of a module without
+    `reset_parameters`, register a function that builds and wraps it: `mixlab.register_backbone`.
     """
 
     family = "other"
@@ -118,8 +118,8 @@ class WrappedBackbone(Backbone):
                 drawn |= {id(parameter) for parameter in part.parameters()} if not list(part.children()) else set()
         if kept := [name for name, parameter in twin.named_parameters() if id(parameter) not in drawn]:
             raise InputError(
-                f"{self.name} cannot be built with fresh weights: nothing draws {', '.join(kept[:3])} anew. Register "
-                "the function that builds it (mixlab.register_backbone) and make it with mixlab.create_model"
+                f"{self.name} cannot be initialised again: no reset_parameters() covers {', '.join(kept[:3])}. "
+                "Register the function that builds it (mixlab.register_backbone) and use mixlab.create_model"
             )
         return twin
 
@@ -188,7 +188,7 @@ class WrappedBackbone(Backbone):
             except Exception as error:  # whatever the network's own code raises
                 raise InputError(
                     f"{type(self.network).__name__} fails on a blank image {tuple(blank.shape)}: "
-                    f"{type(error).__name__}: {error}; say image= and channels= as it takes them, or correct maps="
+                    f"{type(error).__name__}: {error}; pass image= and channels= that it takes, or correct maps="
                 ) from error
 
         self.network.eval()  # no statistics of a blank image

@@ -88,9 +88,9 @@ ZOO: Registry[ZooEntry] = Registry("backbone", OWN)
 def register_backbone(
     name: str, config: IsotropicConfig | StagedConfig | Builder | None = None, *, source: str = "plugin"
 ) -> Any:
-    """Make a backbone known by its name, to commands, recipes and timm: a call with a config, or a decorator.
+    """Register a backbone by name, for commands, recipes and timm: call this with a config, or use it as a decorator.
 
-    What is decorated is a class of `Backbone`, or a function that returns one, from fields that JSON can hold:
+    Decorate a subclass of `Backbone`, or a function that returns one, with arguments that JSON can hold:
     `create_model(name, **fields)` calls it. `source` is what `mixlab models` shows.
     """
     if not isinstance(name, str):
@@ -131,15 +131,13 @@ def _own_name(thing: Any) -> str:
 
 def _check_name(name: str) -> None:
     if "/" in name:
-        raise InputError(f"{name!r} has a slash, as names of timm/ and shipped/ have; choose a name without")
+        raise InputError(f"{name!r} has a slash, which only names of timm/ and shipped/ may have; choose another name")
     if timm.is_model(name) and not is_ours(timm.model_entrypoint(name)):
-        raise InputError(
-            f"timm has a model {name!r}, which timm.create_model would no longer give; choose another name"
-        )
+        raise InputError(f"timm has a model {name!r} already, which this one would hide; choose another name")
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Names of the zoo that match a shell pattern; of one that begins with `timm/`, names of timm's own models."""
+    """Names of zoo models that match a shell pattern; patterns that begin with `timm/` list timm's models."""
     known = (f"timm/{name}" for name in timm_names()) if pattern.startswith("timm/") else ZOO
     return [name for name in known if fnmatch(name, pattern)]
 
@@ -149,7 +147,8 @@ def create_model(
 ) -> Backbone:
     """A backbone by its name, with any field of its config replaced: `create_model("dinovim_tiny", dim=64, depth=3)`.
 
-    `weights` is a file of ours, or of any released form that `load_weights` knows. `shipped/NAME` has its own.
+    `weights` is a file of `save_weights`, or a released checkpoint that `load_weights` knows. `shipped/NAME` has its
+    own weights.
     """
     if name.startswith("shipped/"):
         if weights is not None or fields:

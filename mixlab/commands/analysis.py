@@ -28,12 +28,13 @@ class ViewedTargets(SeveralTargets):
     """Networks on some images of a set. A photograph among the targets is the image."""
 
     data: str | None = None  # type: ignore[assignment]
-    """shapes, photo, photo:NAME or photo:all (they come with mixlab), a photograph, a folder, wds:PATTERN, or images
-    with masks, as for `maps`; default: the analysis' own. A photograph may also stand among the targets."""
-    num_images: int | None = None  # number of images, evenly spaced; default: the analysis' own number.
+    """shapes (drawn scenes), photo, photo:NAME or photo:all (photographs that come with mixlab), an image file, a
+    folder, wds:PATTERN (tar shards), or images with masks as for `maps`; default: depends on the analysis. An image
+    file may also be given among the targets."""
+    num_images: int | None = None  # number of images, evenly spaced; default: depends on the analysis.
     fit: Fit | None = None
-    """crop (centre crop, as in kNN and probes) or squash (the whole image, aspect ratio not kept); default: the
-    analysis' own."""
+    """crop (centre crop, as in kNN and probes) or squash (the whole image, aspect ratio not kept); default: depends on
+    the analysis."""
 
 
 def command_of(analysis: Analysis) -> Callable[..., dict[str, Any]]:

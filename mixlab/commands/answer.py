@@ -38,13 +38,13 @@ class Answer:
         if place.is_dir():
             raise IsADirectoryError(f"--json {place} is a folder; name a file in it")
         if place.exists() and not _is_json(place):
-            raise InputError(f"--json {place} exists and is no JSON object; name another file, or - for stdout")
+            raise InputError(f"--json {place} exists and is not a JSON object; name another file, or - for stdout")
         if place.exists() and (run := run_around(place)) and is_kept(place, run):
-            raise InputError(f"--json {place} belongs to the run {run}, which needs it as it is; name another file")
+            raise InputError(f"--json {place} belongs to the run {run} and cannot be replaced; name another file")
         if not place.parent.is_dir():
             raise FileNotFoundError(f"--json {place}: {place.parent} is not a folder; create it, or name another file")
         if not os.access(place.parent, os.W_OK):
-            raise PermissionError(f"--json {place}: {place.parent} may not be written to; name another file")
+            raise PermissionError(f"--json {place}: {place.parent} is not writable; name another file")
 
     def line(self, text: str) -> None:
         """A sentence of the result; on a terminal, lines are broken between words."""
@@ -71,7 +71,7 @@ class Answer:
 class WideAnswer(Answer):
     """Of commands that measure more than 80 characters hold."""
 
-    wide: bool = False  # print every column of tables, not only those that answer the question.
+    wide: bool = False  # print every column of the tables, not only the main ones.
 
     def table(
         self,

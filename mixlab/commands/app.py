@@ -30,18 +30,18 @@ def app(
     open: bool = False,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Serve a page on this machine: maps, principal components and mixing matrices of models, side by side.
+    """Serve a page on this machine: maps, principal components and mixing matrices of several models, side by side.
 
     Args:
-        targets: runs, exported files, names of the zoo, shipped/NAME, or timm/NAME, each with an optional =LABEL;
-            default: the trained networks that come with mixlab.
-        weights: weight files for names among the targets, as NAME=FILE.
-        data: samples: shapes, folders of images, image files, data sets with masks, or photo.
-        num_samples: number of samples of each.
-        image: image size in pixels; default: the size that each model was made for, or a multiple of it up to 192.
-        host: the address to serve on; 127.0.0.1 is reached from this machine only.
+        targets: runs, exported files, zoo models (see `mixlab models`), shipped/NAME or timm/NAME, each with an
+            optional =LABEL; default: the trained networks that come with mixlab.
+        weights: NAME=FILE, a weight file for the target NAME.
+        data: images to show: shapes (drawn scenes), photo, image files, folders, or data sets with masks.
+        num_samples: number of images from each source.
+        image: image size in pixels; default: each model's own size, or a multiple of it up to 192.
+        host: the address to serve on; 127.0.0.1 can be reached from this machine only.
         port: the port to serve on; 0 takes a free one.
-        cache_mb: memory for features and matrices.
+        cache_mb: cache for features and matrices, in MB.
         open: open the page in a browser.
         seed: seed of the weights of untrained models.
     """
@@ -66,9 +66,9 @@ def app(
     names = [] if _is_loopback(host) else [host, socket.gethostname()]
     server = server_of(create_app(laboratory, hosts=names))
     count = len(laboratory.models)
-    answer.line(f"{count} model{'s' * (count != 1)}. The page: {url}   (stop with Ctrl-C)")
+    answer.line(f"{count} model{'s' * (count != 1)}. Open {url}   (stop with Ctrl-C)")
     if not _is_loopback(host):
-        warn(f"Anyone who reaches {host} can use this page.")
+        warn(f"Anyone who can reach {host} can use this page.")
     result = answer.emit({"url": url, "models": [card.id for card in laboratory.models]})
     if open:
         webbrowser.open(url)

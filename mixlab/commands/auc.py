@@ -28,10 +28,10 @@ def auc(
     """Score activation maps against foreground masks, several targets side by side. Works under torchrun.
 
     Args:
-        study: one or more of model, size, training, head, registers, register, token (class token in the middle and in
-            front), layer, map (every kind).
-        map: which map (see `mixlab maps --help`); default: the study's own. By model that is cosine or pooled_cosine,
-            with norm and mixing_mean beside it where a network has them.
+        study: what to compare: one or more of model, size, training, head, registers, register, token (class token in
+            the middle and in front), layer, map (every kind).
+        map: which map (see `mixlab maps --help`); default: depends on the study. For model: cosine or pooled_cosine,
+            and also norm and mixing_mean if the network has them.
         num_images: number of images, evenly spaced; default: all.
         batch: images per forward pass.
         fit: squash (the whole image and mask, aspect ratio not kept, as in our published scores) or crop (centre crop,

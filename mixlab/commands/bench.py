@@ -36,24 +36,25 @@ def bench(
     parameters: int = 100,
     ranks: int = 4,
 ) -> dict[str, Any]:
-    """Measure speed beside peers; read the ratios. Rows are shown as they are measured, tables at the end.
+    """Measure speed against other implementations; read the ratios. Rows appear as they are measured, tables at the
+    end.
 
     Args:
-        what: all (what the table of speed in README.md needs), ssd (the scan alone), selective (Mamba-1's scan and
-            its models), attention (linear and softmax attention alone), backbone (whole passes, growth with tokens),
-            crops (DINO's ten crops against torchvision), dino (whole DINO steps), feed (runs from files against their
-            step alone), probe (a grid of linear probes against one), knn (a bank of ImageNet's size), dense (speed
-            and memory against input size), auc (Binary-AUC against loops of others), scale (what grows with data and
-            model: opening, memory of a process, saving, resuming; beside torchvision's ImageFolder and torch.save).
+        what: all (the whole speed table of README.md), ssd (the scan alone), selective (Mamba-1's scan and its models),
+            attention (linear and softmax attention alone), backbone (full passes, growth with tokens), crops (DINO's
+            ten crops against torchvision), dino (full DINO steps), feed (training from files against the training step
+            alone), probe (a grid of linear probes against one), knn (a bank of ImageNet's size), dense (speed and
+            memory against input size), auc (Binary-AUC against loops over images), scale (opening data, process memory,
+            saving and resuming as data and model grow; against torchvision's ImageFolder and torch.save).
         quick: fewer repeats and smaller sizes.
-        peer: for dino, a clone of facebookresearch/dino, to be measured in the same run.
-        readme: for all, write the table of speed into this file, between its two marks.
-        files: for scale, files in a folder to open.
+        peer: for dino, a clone of facebookresearch/dino, measured in the same run.
+        readme: for all, write the speed table into this file, between its two markers.
+        files: for scale, number of files in the folder to open.
         entries: for scale, entries of a synthetic list of paths; 100 million take 2.3 GB of disk.
         shards: for scale, tar shards of 1,000 samples to index.
-        megabytes: for scale, the state to save.
-        parameters: for scale, millions of parameters of a network to be sharded.
-        ranks: for scale, the processes that share it.
+        megabytes: for scale, size of the state to save.
+        parameters: for scale, parameters of the network to shard, in millions.
+        ranks: for scale, processes that share the network.
         figure: for dense, draw speed and memory against input size into this file (.svg or .png).
     """
     import torch
@@ -63,7 +64,7 @@ def bench(
     answer.check()
     for name, given, goes_with in (("peer", peer, "dino"), ("figure", figure, "dense"), ("readme", readme, "all")):
         if given is not None and what not in (goes_with, "all" if name == "peer" else goes_with):
-            raise InputError(f"--{name} has no effect on `mixlab bench {what}`; it goes with {goes_with}")
+            raise InputError(f"--{name} has no effect on `mixlab bench {what}`; it is for {goes_with}")
     threads = torch.get_num_threads()
     console.print(f"Operations run on {backend_name()}, {threads} thread{'s' * (threads != 1)}.")
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
@@ -99,7 +100,7 @@ def _run_all(answer: Answer, quick: bool, peer: Path | None, readme: Path | None
     from mixlab.bench.summary import PARTS, speed_table, write_speed_table
 
     if quick and readme is not None:
-        raise InputError("--quick measures miniatures, which do not belong into --readme; leave one of the two out")
+        raise InputError("--quick measures small sizes, which do not belong in --readme; leave out one of the two")
     results: dict[str, Tables] = {}
     for part in PARTS:
         try:
@@ -127,9 +128,9 @@ def run_benchmark(
 
     on_gpu = torch.cuda.is_available()
     if not on_gpu and what in ("attention", "selective"):
-        raise WorkError(f"`mixlab bench {what}` needs a GPU: it measures kernels, which have no miniature on a CPU")
+        raise WorkError(f"`mixlab bench {what}` needs a GPU: it measures GPU kernels")
     if not on_gpu and what in NEED_GPU and not quick:
-        raise WorkError(f"`mixlab bench {what}` needs a GPU; --quick runs a miniature on the CPU")
+        raise WorkError(f"`mixlab bench {what}` needs a GPU; --quick runs a small version on the CPU")
     module: Any = import_module(f"mixlab.bench.{MODULES.get(what, what)}")
     few: dict[str, Any]
     match what:

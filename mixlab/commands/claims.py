@@ -27,14 +27,15 @@ def claims(
 ) -> dict[str, Any]:
     """Compare each claim of the papers with computations and with the results of runs.
 
-    Runs called NAME-s0, NAME-s1, ... count as seeds of one network. Networks are compared only by measurements of one
-    protocol. A claim is supported if each of its comparisons is significantly positive at 95 %, contradicted if one is
-    significantly negative after correction for all of them. One run against one run decides nothing about training.
+    Runs called NAME-s0, NAME-s1, ... count as seeds of one network. Networks are compared only under the same protocol.
+    A claim is supported if all its comparisons are significantly positive at 95 %, and contradicted if one is
+    significantly negative after correction for all of them (Bonferroni). One run against one run decides nothing about
+    training.
 
     Args:
-        runs: run directories, or archives of runs (.tar.xz), of which all runs are read; default: none, which leaves
-            only the claims that mathematics or counting decides.
-        run: also store the ledger in this run directory, as results/claims.json.
+        runs: run directories, or archives of runs (.tar.xz); without any, only claims that mathematics or counting can
+            decide get a verdict.
+        run: also store the ledger (all verdicts) in this run directory, as results/claims.json.
     """
     from mixlab.analysis.claims import CLAIMS, Evidence, draw_up
     from mixlab.analysis.comparisons import training_gains

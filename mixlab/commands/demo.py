@@ -54,10 +54,10 @@ def run_demo(
         keep_settings(directory, {"seed": seed, **to_json(effort)}, under="demo")
         wait_for_workers([folder / TUNED])
         console.print(
-            f"In {effort.minutes} on two cores: trained networks (attention, Mamba, convolution) look at photographs, "
-            "one of them learns drawn scenes while you watch, each is compared with an untrained twin, and the papers' "
-            f"claims are checked. {len(steps)} steps, {workers} at a time, in {folder}. You can stop at any time; the "
-            "same command resumes."
+            f"This takes {effort.minutes} on two cores. Trained networks (attention, Mamba, convolution) process "
+            "photographs, one of them is fine-tuned on drawn scenes, each is compared with an untrained twin, and the "
+            f"papers' claims are checked. {len(steps)} steps, {workers} at a time, in {folder}. You can stop at any "
+            "time; run the same command again to resume."
         )
         with worker_pool(workers) as pool:
             run_steps(steps, folder, pool, workers=workers, command="demo")
@@ -67,8 +67,8 @@ def run_demo(
     answer.line(f"Done in {seconds:.0f} s. What was found:")
     for sentence in found:
         answer.line(f"- {sentence}")
-    answer.line(f"The report: open {page}")
-    answer.line(f"Click on patches yourself: mixlab app {shlex.join([*effort.networks, str(folder / TUNED)])}")
+    answer.line(f"Open the report: {page}")
+    answer.line(f"To click on patches yourself, run: mixlab app {shlex.join([*effort.networks, str(folder / TUNED)])}")
     return {
         "run": str(folder),
         "report": str(page),

@@ -80,11 +80,11 @@ def say_recipe(plan: DensePlan, *, device: str | None, published: str) -> None:
     length = f"{count:,} {unit}{'s' * (count != 1)}"
     about = f"{length} in batches of {config.batch}, images of {config.method.image} px"
     if is_drawn(str(plan.data)):
-        console.print(f"no --recipe: the small one for shapes, {about}")
+        console.print(f"without --recipe, the small one for shapes is used: {about}")
         return
-    console.print(f"no --recipe: the papers' for {published}, {about}")
+    console.print(f"without --recipe, the papers' recipe for {published} is used: {about}")
     if choose_device(device).type == "cpu":
-        warn(f"that is meant for GPUs; --recipe {small_recipe(config)} is small enough for a CPU")
+        warn(f"this recipe is meant for GPUs; --recipe {small_recipe(config)} is small enough for a CPU")
 
 
 def small_recipe(config: TrainConfig) -> str:

@@ -16,12 +16,13 @@ from mixlab.run.directory import write_atomically
 def detect(
     on: Flat[DenseTarget], answer: Flat[Answer] = Answer(), *, data: str, head: HeadKind | None = None
 ) -> dict[str, Any]:
-    """Train a detector on a backbone and score it. The same --run again resumes where it stopped; torchrun works as is.
+    """Train a detector on a backbone and score it. Run the same command again to resume. Works under torchrun.
 
-    SIGTERM and Ctrl-C save and stop, with exit code 143 or 130.
+    SIGTERM and Ctrl-C save a checkpoint and stop, with exit code 143 or 130.
 
     Args:
-        data: shapes, a COCO folder (instances*.json beside its images, or in annotations/), or an instances file.
+        data: shapes (drawn scenes), a COCO folder (instances*.json next to its images, or in annotations/), or an
+            instances file.
         head: mask (Mask R-CNN) or cascade (Cascade Mask R-CNN); default: the recipe's.
     """
     from mixlab.evaluation.detection.average_precision import NAMES

@@ -36,14 +36,14 @@ def export(
     """Write a backbone to one file, or to a folder for transformers.
 
     Args:
-        target: a run, finished or stopped, an exported file, a name of the zoo, or timm/NAME.
+        target: a run (finished or stopped), an exported file, a zoo model (see `mixlab models`), or timm/NAME.
         out: the file to write; its suffix, .safetensors or .onnx, chooses the format. For transformers, a folder.
-        format: safetensors (ours, with the architecture inside), onnx (needs the extra `mixlab[onnx]`), or transformers
-            (a folder for its AutoModel and AutoBackbone, needs `mixlab[transformers]`).
-        weights: a weight file for a name; without it the backbone is untrained.
-        half: matrices in 16 bits, for safetensors: half the size.
-        image: the one height x width that an ONNX file takes, such as 224 or 160x256; without it, any that the
-            backbone's stride divides, where it can be traced so. Any batch size.
+        format: safetensors (mixlab's own, with the architecture inside), onnx (needs the extra `mixlab[onnx]`), or
+            transformers (a folder for AutoModel and AutoBackbone, needs `mixlab[transformers]`).
+        weights: a weight file, if TARGET is a zoo model or timm/NAME; without it the backbone is untrained.
+        half: for safetensors: store matrices in 16 bits, half the size.
+        image: fixed input size of an ONNX file, height x width, such as 224 or 160x256; default: any multiple of the
+            backbone's stride, if it can be traced that way. The batch size is always free.
         force: replace --out if it exists; the files of a run are never replaced.
         seed: seed of an untrained target.
     """
@@ -77,7 +77,7 @@ def export(
     size_of = sum(file.stat().st_size for file in (out.iterdir() if out.is_dir() else [out]))
     answer.line(f"{loaded.label} written to {out} ({size_of / 2**20:.1f} MiB){takes}")
     if chosen == "transformers":
-        console.print(f'read it: mixlab.register_with_transformers(), then AutoModel.from_pretrained("{out}")')
+        console.print(f'to load it: mixlab.register_with_transformers(), then AutoModel.from_pretrained("{out}")')
     return answer.emit({"model": model.name, "format": chosen, "file": str(out), "bytes": size_of})
 
 
@@ -85,7 +85,7 @@ def file_format(out: Path, asked: FileFormat | None) -> FileFormat:
     """The format that the ending of a file says, or that was asked for; they may not differ."""
     said = ENDINGS.get(out.suffix, asked)
     if asked == "transformers" and out.suffix in ENDINGS:
-        raise InputError(f"--out {out} is to be a folder for transformers; name it {out.with_suffix('')}")
+        raise InputError(f"--out {out} must be a folder for transformers; name it {out.with_suffix('')}")
     if asked and said != asked:
         raise InputError(f"--out {out} is not a .{asked} file; name it {out.with_suffix(f'.{asked}')}")
     if said is None:
@@ -95,7 +95,7 @@ def file_format(out: Path, asked: FileFormat | None) -> FileFormat:
 
 def check_folder(out: Path) -> None:
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise InputError(f"--out {out} is not an empty folder; name another one, which is made")
+        raise InputError(f"--out {out} is not an empty folder; name a new one")
 
 
 def check_out(out: Path, *, force: bool) -> None:
@@ -103,7 +103,7 @@ def check_out(out: Path, *, force: bool) -> None:
     place = out.resolve()  # a link to a run's weights is these weights
     parent = next(folder for folder in place.parents if folder.exists())
     if not os.access(parent, os.W_OK):
-        raise PermissionError(f"--out {out}: {parent} may not be written to; name another file")
+        raise PermissionError(f"--out {out}: {parent} is not writable; name another file")
     if not place.exists():
         return
     if place.is_dir():
@@ -112,6 +112,6 @@ def check_out(out: Path, *, force: bool) -> None:
         raise InputError(f"--out {out} is a device or a pipe; name a file")
     run = run_around(place)
     if run and (place.name in FILES_OF_RUNS or place.suffix not in ENDINGS or is_kept(place, run)):
-        raise InputError(f"--out {out} belongs to the run {run}, which needs it as it is; name another file")
+        raise InputError(f"--out {out} belongs to the run {run} and cannot be replaced; name another file")
     if not force:
-        raise InputError(f"--out {out} exists; name another file, or say --force to replace it")
+        raise InputError(f"--out {out} exists; name another file, or add --force to replace it")

@@ -59,7 +59,7 @@ def knn(
         [(row["k"], percent(row["top1"]), percent_interval(row), row["n"]) for row in result["scores"]],
     )
     if left_out := sorted(set(settings.k) - set(found.scores)):
-        console.print(f"k {few(left_out)} left out: there are {found.num_neighbours:,} training images")
+        console.print(f"k {few(left_out)} left out: there are only {found.num_neighbours:,} training images")
     name_unreadable(found.unreadable)
     console.print(f"results in {directory.path}")
     return answer.emit(result)

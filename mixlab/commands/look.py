@@ -25,9 +25,10 @@ def look(
 
     Args:
         images: image files, or folders of images.
-        models: runs, exported files, names of the zoo, shipped/NAME, or timm/NAME; default: as `mixlab app`.
-        num_samples: number of images of each folder, the first ones.
-        image: image size in pixels; default: the size that each model was made for, or a multiple of it up to 192.
+        models: runs, exported files, zoo models (see `mixlab models`), shipped/NAME or timm/NAME; default: as in
+            `mixlab app`.
+        num_samples: show at most so many images of each folder, from the first.
+        image: image size in pixels; default: each model's own size, or a multiple of it up to 192.
         port: the port to serve on; 0 takes a free one.
         open: open the page in a browser; `--no-open` only prints its address.
     """

@@ -34,17 +34,19 @@ def maps(
     """Draw activation maps and principal components, models side by side on the same images.
 
     Args:
-        map: which map: cut (normalised cut into two parts that are alike); cosine, of the summary (class token,
-            registers or mean patch) to each patch, which is Dino-Mamba's; pooled_cosine, of the mean patch to each;
-            dot; norm (length of each patch's feature); pca (first component); register_cosine, register_dot (one map
-            for each register); front_cosine (the class token's copy in front); mixing_rows (what the summary reads, by
-            head); mixing_mean (its mean); direction_rows; register_rows; several of features together as
+        map: which map: cut (normalised cut into two parts of similar patches); cosine (of the summary, which is class
+            token, registers or mean patch, to each patch; as in Dino-Mamba); pooled_cosine (of the mean patch to each
+            patch); dot (dot product instead of cosine); norm (of each patch's feature); pca (first component);
+            register_cosine, register_dot (one map per register); front_cosine (of the class token's copy in front);
+            mixing_rows (how strongly the summary reads each patch, by head); mixing_mean (mean over heads);
+            direction_rows (by scan direction); register_rows (by register); or several maps of features, such as
             cosine+front_cosine.
-        layer: after which layer, counted from 0; negative numbers count from the end.
+        layer: read the map after this layer, counted from 0; negative numbers count from the end.
         num_images: number of images to draw, evenly spaced.
         fit: crop (centre crop, as in kNN and probes) or squash (whole image, aspect ratio not kept); also for masks.
         pca_fit: fit principal components to each image, or to all images together.
-        pca_threshold: the first component above this, in standard deviations, is foreground, for all models alike.
+        pca_threshold: a patch is foreground if its first component exceeds this, in standard deviations; the same for
+            all models.
     """
     from mixlab.analysis.figures import save_figure
     from mixlab.analysis.maps import activation_maps, find_map
@@ -86,7 +88,7 @@ def maps(
         console.print(f"picture: {path}")
     sides = max(max(found.shape[-2:]) for found in result.maps.values())
     if on.image is None and sides < COARSE and not is_drawn(on.data):
-        finer = f"where a network takes --image {3 * size}, they are 3 times as fine"
+        finer = f"--image {3 * size}, if the network takes it, makes them 3 times as fine"
         console.print(f"maps of {sides} x {sides} patches are coarse; {finer}")
     return answer.emit(content)
 

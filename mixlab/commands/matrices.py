@@ -16,12 +16,11 @@ def matrices(
     heads: tuple[int, ...] = (),
     patch: tuple[float, float] = (0.5, 0.5),
 ) -> dict[str, Any]:
-    """The mixing matrices of one or more backbones on one image, as a picture: which tokens read which.
+    """Draw the mixing matrices of one or more backbones on one image: which token reads which.
 
     Args:
-        layer: the mixing of which layer, counted from 0; negative numbers count from the end.
-        heads: which heads, counted from 0; default: three, evenly spaced. A convolution has one for each channel.
-        patch: of which patch to show what it reads, as the mean over heads: its place from the top and from the left, 0
-            to 1.
+        layer: which layer, counted from 0; negative numbers count from the end.
+        heads: which heads, counted from 0; default: three, evenly spaced. A convolution has one head per channel.
+        patch: also show what this patch reads (mean over heads): its position from the top and from the left, 0 to 1.
     """
     return run_named("matrices", on, answer, layer=layer, heads=heads, patch=patch)

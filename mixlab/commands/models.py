@@ -21,8 +21,8 @@ def models(
     """List the backbones, and the trained networks that come with mixlab: parameters, multiply-accumulates, mixer.
 
     Args:
-        pattern: a name, a part of names such as vim, or a shell pattern such as "shipped/*". Those that begin with
-            timm/, such as "timm/convnext*", show timm's models.
+        pattern: a name, a part of names such as vim, or a shell pattern such as "shipped/*". Patterns that begin with
+            timm/, such as "timm/convnext*", list timm's models.
         image: image size in pixels for the multiply-accumulates.
     """
     from mixlab.backbones.zoo import SHIPPED, list_models

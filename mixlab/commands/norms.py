@@ -10,10 +10,10 @@ from mixlab.commands.options import Flat
 def norms(
     on: Flat[ViewedTargets], answer: Flat[Answer] = Answer(), *, factor: float = 3.0, twins: bool = True
 ) -> dict[str, Any]:
-    """High-norm tokens by layer: their share, their place, and the untrained twin beside them.
+    """Measure high-norm tokens by layer: how many there are and where, compared with an untrained twin.
 
     Args:
-        factor: a patch is a high-norm one if its norm exceeds so many times the median of its image.
+        factor: a patch is high-norm if its norm exceeds this multiple of the median norm of its image.
         twins: also measure each trained model's untrained twin on the same images.
     """
     return run_named("norms", on, answer, factor=factor, twins=twins)

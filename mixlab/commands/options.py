@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Flat = Annotated[T, tyro.conf.arg(name="")]  # a dataclass whose fields are options without a prefix
 Settings = Annotated[tuple[str, ...], tyro.conf.UseAppendAction]
-Device = Annotated[str | None, tyro.conf.arg(help="auto (a GPU where there is one), cpu, cuda or cuda:N.")]
+Device = Annotated[str | None, tyro.conf.arg(help="auto (a GPU if there is one), cpu, cuda or cuda:N.")]
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class OneTarget:
     """The network that a command measures, and where its results go."""
 
     target: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")]
-    """a run, an exported file, a name of the zoo, shipped/NAME or timm/NAME; TARGET=LABEL sets the label in
-    tables."""
+    """a run, an exported file, a zoo model (see `mixlab models`), shipped/NAME or timm/NAME; TARGET=LABEL sets the
+    label in tables."""
     _: KW_ONLY
-    weights: str | None = None  # a weight file for a name.
+    weights: str | None = None  # a weight file, if TARGET is a zoo model or timm/NAME.
     training: str | None = None  # how the target was trained (dino, supervised, ...), if its run does not record it.
     device: Device = "auto"
     run: Path | None = None  # directory for results; default: the target if it is a run, else runs/look.
@@ -54,8 +54,8 @@ class LabelledTarget(OneTarget):
     """A network whose frozen features are classified."""
 
     data: str = "shapes"
-    """shapes, a folder with one sub-folder per class (with or without train/ and val/), wds:PATTERN, or
-    heldout:SOURCE for a fifth of its training images instead of its validation images."""
+    """shapes (drawn scenes), a folder with one sub-folder per class (with or without train/ and val/), wds:PATTERN
+    (tar shards), or heldout:SOURCE (validates on a fifth of SOURCE's training images)."""
     val_data: str | None = None
     """another source of validation images; default: the val split, or every fifth image of each class."""
     workers: int | None = None  # data loading processes per rank; default: this rank's cores, less one.
@@ -71,16 +71,16 @@ class SeveralTargets:
     """Networks side by side on the same images."""
 
     targets: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TARGET ...")]
-    """runs, exported files, names of the zoo, shipped/NAME or timm/NAME; TARGET=LABEL sets the label in tables and
-    pictures."""
+    """runs, exported files, zoo models (see `mixlab models`), shipped/NAME or timm/NAME; TARGET=LABEL sets the label
+    in tables and pictures."""
     _: KW_ONLY
     data: str = "shapes"
-    """shapes, a folder of images, wds:PATTERN, or images with masks: a folder of both, a COCO JSON file, or
-    FORMAT:PLACE (masks, imagenet-s, voc, pets, coco, ade)."""
+    """shapes (drawn scenes), a folder of images, wds:PATTERN (tar shards), or images with masks: a folder with both, a
+    COCO JSON file, or FORMAT:PATH (FORMAT: masks, imagenet-s, voc, pets, coco or ade)."""
     image: int | None = None
-    """image size in pixels; default: the size that the first backbone was made for (`rank`: each its own)."""
+    """image size in pixels; default: the first backbone's own size (`rank`: each backbone's own)."""
     weights: tuple[str, ...] = ()
-    """weight files for names among the targets, as NAME=FILE; FILE alone where there is one target."""
+    """NAME=FILE, a weight file for the target NAME; with one target, FILE is enough."""
     training: tuple[str, ...] = ()
     """LABEL=KIND, how a target was trained (dino, supervised, dinov2, ...), if its run does not record it."""
     device: Device = "auto"
@@ -110,12 +110,12 @@ class DenseTarget(OneTarget):
     """The backbone of a dense task, and how the task is trained on it."""
 
     target: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")]
-    """a run (its backbone), an exported file, a name of the zoo, shipped/NAME, timm/NAME, or a recipe such as
-    segment_dinovim_tiny64 or detect_mambaout_femto64 for its own backbone from scratch."""
+    """a run (its backbone), an exported file, a zoo model (see `mixlab models`), shipped/NAME, timm/NAME, or a recipe
+    such as segment_dinovim_tiny64 or detect_mambaout_femto64, whose backbone is trained from scratch."""
     _: KW_ONLY
     run: Path | None = None  # the directory of this run; default with --evaluate-only: the target itself.
     recipe: str | None = None
-    """another recipe than the papers' (for shapes: a small one), or the config.json of a run."""
+    """a recipe, or the config.json of a run; default: the papers' recipe (for shapes: a small one)."""
     set: Settings = ()  # a setting such as steps=2000 or seed=1; can be repeated.
     frozen: bool = False  # freeze the backbone; train only the neck and the heads.
     num_val: int | None = None
@@ -131,8 +131,8 @@ class TrainingRun:
     """a recipe such as dino_dinovim_tiny64 or supervised_mambaout_tiny, or the config.json of another run."""
     _: KW_ONLY
     data: str
-    """shapes, a folder of images (to `train`: with one sub-folder per class), wds:PATTERN, or heldout:SOURCE for four
-    fifths of its training images."""
+    """shapes (drawn scenes), a folder of images (for `train`: one sub-folder per class), wds:PATTERN (tar shards), or
+    heldout:SOURCE (four fifths of SOURCE's training images)."""
     run: Path  # the directory of this run.
     set: Settings = ()  # a setting such as optim.lr=1e-3; can be repeated.
     device: Device = "auto"

@@ -97,7 +97,7 @@ def open_run(run: Path | None, targets: Sequence[str]) -> RunDirectory:
         raise OSError(f"cannot write to {place} ({error.strerror or error}); choose another --run") from error
     folders = (place, place / "results", place / "figures")
     if not all(os.access(folder, os.W_OK) for folder in folders if folder.is_dir()):
-        raise PermissionError(f"{place} may not be written to; choose another --run")
+        raise PermissionError(f"{place} is not writable; choose another --run")
     return directory
 
 

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def pretrain(on: Flat[TrainingRun], answer: Flat[Answer] = Answer()) -> dict[str, Any]:
-    """Pretrain a backbone without labels: DINO, LeJEPA, or a method of your own. The same --run again resumes; torchrun
-    works as is.
+    """Pretrain a backbone without labels: DINO, LeJEPA, or a method of your own. Run the same command again to resume.
+    Works under torchrun.
 
-    SIGTERM and Ctrl-C save and stop, with exit code 143 or 130.
+    SIGTERM and Ctrl-C save a checkpoint and stop, with exit code 143 or 130.
     """
     return start_training(on, answer, command="pretrain")
 

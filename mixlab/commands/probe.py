@@ -23,7 +23,7 @@ def probe(
     resident: bool = False,
     name: str = "probe",
 ) -> dict[str, Any]:
-    """Train linear probes on frozen features; the same command again resumes where it stopped. torchrun works as is.
+    """Train linear probes on frozen features. Run the same command again to resume. Works under torchrun.
 
     Args:
         resident: keep all images in device memory.

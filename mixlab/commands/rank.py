@@ -43,13 +43,14 @@ def rank(
         fit: crop (centre crop, as in kNN and probes) or squash (the whole image, aspect ratio not kept).
         layers: which layers, counted from 0; default: all. Negative numbers count from the end.
         heads: which heads, counted from 0; default: all, or 64 evenly spaced ones.
-        chunk: the side C of a block in tokens; default: 256, or half the tokens if there are fewer than 512.
-        tolerance: singular values above this fraction of the largest count for the numerical rank; default: eps C.
+        chunk: block size C in tokens; default: 256, or half the tokens if there are fewer than 512.
+        tolerance: the numerical rank counts singular values above this fraction of the largest; default: machine
+            epsilon times C.
         method: factors (fast for scans and linear attention) or svd (of every full block).
         skip: include the skip connection on the diagonal of scans, as the model runs; the paper leaves it out.
-        whole: also the rank of each whole matrix, which costs O(L³).
-        rank: N of the best approximation of rank N, whose remainder is measured; default: the width of queries and keys
-            (the state of a scan), which is the rank that linear attention and Mamba can have.
+        whole: also measure the rank of each whole matrix; costs O(L³).
+        rank: measure how much energy the best approximation of rank N leaves, N being this number; default: the width
+            of queries and keys (for a scan, the state size), the highest rank that linear attention and Mamba can have.
     """
     from mixlab.analysis.layer_ranks import RankSettings
     from mixlab.analysis.rank import measure_ranks
@@ -128,8 +129,8 @@ def _print(answer: WideAnswer, results: dict[str, dict[str, Any]]) -> None:
         answer.line(
             f"{label}: a patch gives {distance['self_share']:.0%} of its weight to itself; the rest lies "
             f"{distance['distance_to_others']:.1f} patches away on average (uniform weights: "
-            f"{result['uniform_distance_to_others']:.1f}); {distance['far_share']:.0%} of all lies farther than half "
-            "the side of the image"
+            f"{result['uniform_distance_to_others']:.1f}); {distance['far_share']:.0%} of all weight lies farther than "
+            "half the side of the image"
         )
         text = f"  {held}; {overall['off_diagonal']['num_zero']} off-diagonal blocks are zero"
         if "scan" in overall:

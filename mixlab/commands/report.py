@@ -23,14 +23,14 @@ def report(
     measure: bool = True,
     force: bool = False,
 ) -> dict[str, Any]:
-    """Write one self-contained page about runs: figures, tables, the ledger, and every result file behind them.
+    """Write one self-contained page about runs: figures, tables, verdicts on the papers' claims, and every result file.
 
     Args:
-        runs: run directories or archives of them (.tar.xz); runs below a run belong to it.
+        runs: run directories, or archives of runs (.tar.xz); runs in sub-folders are included.
         out: the file to write: an .html page, or .md for the tables only.
         title: the heading of the page; default: the mixers that it compares.
         measure: count parameters and measure the speed of runs that have no results/cost.json yet.
-        force: replace --out even if it is not a page of ours, or was changed by hand.
+        force: replace --out even if mixlab did not write it, or it was edited since.
     """
     from mixlab.report import check_page, write_report
 

@@ -36,17 +36,17 @@ def reproduce(
 ) -> dict[str, Any]:
     """List every table and figure of both papers; check the data of one, print its commands, or run them.
 
-    Without an item, all are listed. With --root the folders are checked as they unpack from their archives. With --run
-    the commands are run, finished ones are not repeated, and ours is printed beside the paper's; items that share a
-    network share its training in one run. Without --root, --run prints what the run has so far.
+    Without ITEM, all items are listed. --root checks the data folders, as unpacked from their archives. --root with
+    --run runs the commands and prints our results beside the paper's; finished commands are not repeated, and items
+    that share a network train it once. --run without --root prints the results so far.
 
     Args:
         items: names from the list, or patterns such as 'dino-mamba-fig4*'.
         root: the folder that holds imagenet, ImageNetS919, ADEChallengeData2016, coco and the shifted sets.
         run: the directory for networks, results and the report.
-        weights: NAME=FILE, released weights of a network instead of its training; NAME as in the commands.
-        only: networks by name, such as dinovim_base: these rows alone.
-        scale: full, as published; tiny: a stand-in of two steps for every training, to check that all runs.
+        weights: NAME=FILE, released weights to use instead of training the network NAME (as in the commands).
+        only: measure only these networks, such as dinovim_base.
+        scale: full (as published) or tiny (small stand-ins, two steps per training, to check that everything runs).
     """
     from mixlab.studies.reproduce.document import describe
     from mixlab.studies.reproduce.listing import find_items
@@ -55,7 +55,7 @@ def reproduce(
     answer.check()
     if not items:
         if root is not None or run is not None or weights or only:
-            raise InputError("options go with an item; `mixlab reproduce` lists them")
+            raise InputError("options need an item; `mixlab reproduce` lists the items")
         return answer.emit(_list(answer))
     files = dict(_name_and_file(text) for text in weights)
     chosen = find_items(items)
@@ -97,7 +97,7 @@ def _run(answer: Answer, plans: Sequence[ItemPlan], run: Path, root: Path | None
                 results[plan.item.name] = write_comparison(plan)
                 _print(answer, results[plan.item.name])
         page = write_report([run], run / "report.html")
-    answer.line(f"the report: open {page}")
+    answer.line(f"open the report: {page}")
     return {"kind": "reproduce", "items": results, "report": str(page)}
 
 
@@ -116,7 +116,7 @@ def _runnable(plans: Sequence[ItemPlan]) -> list[ItemPlan]:
         else:
             kept.append(plan)
     if not kept:
-        raise InputError("none of these items can be run; each says above what it lacks")
+        raise InputError("none of these items can be run; the lines above say what each lacks")
     return kept
 
 
@@ -131,8 +131,8 @@ def _list(answer: Answer) -> dict[str, Any]:
         rows = [(item.name, item.title, _summary(item)) for item in ITEMS.values() if item.paper == paper]
         answer.table(f"{paper}: GPU-hours on one H200, estimated", ("item", "what it shows", "what it needs"), rows)
     console.print(
-        "Items in one --run train a network once. `mixlab reproduce ITEM` prints its commands and published figures, "
-        "--root DATA checks the folders, --run RUN runs it."
+        "`mixlab reproduce ITEM` prints the commands and the published numbers of an item, --root DATA checks the "
+        "folders, --run RUN runs it. Items in one --run train a shared network once."
     )
     listed = [describe(plan_item(item, root=None, run=ON_PAPER.run)) for item in ITEMS.values()]
     return {"kind": "reproduce", "items": listed}
@@ -182,7 +182,7 @@ def _show(answer: Answer, plan: ItemPlan, root: Path | None) -> None:
         put(line, to_stderr=answer.json == "-")
     figures = [(cell.row, cell.column, cell.said if cell.paper is None else cell.paper) for cell in item.cells]
     if figures:
-        answer.table(f"Published in {item.place}", ("row", "figure", "paper"), figures)
+        answer.table(f"Published in {item.place}", ("row", "column", "paper"), figures)
     if item.settings:
         _print_settings(answer, item)
     if root is not None:  # last: it is what was asked, and tables are long
@@ -208,12 +208,12 @@ def _print(answer: Answer, result: dict[str, Any]) -> None:
     rows = [(row["row"], row["column"], *beside(row).values(), row["n"]) for row in known]
     title = f"{result['item']}: {result['title']} ({result['paper']}, {result['place']})"
     if rows:
-        answer.table(title, ("row", "figure", "ours", "paper", "difference", "n"), rows)
+        answer.table(title, ("row", "column", "ours", "paper", "difference", "n"), rows)
         if result["scale"] == "tiny":
-            warn("tiny scale: two steps of small stand-ins; these figures say nothing about the paper's")
+            warn("tiny scale: small stand-ins, trained for two steps; these numbers say nothing about the paper")
     lacking = sum(row["ours"] is None for row in result["rows"])
     if lacking:
-        answer.line(f"{result['item']}: {lacking} of {len(result['rows'])} figures are not measured yet")
+        answer.line(f"{result['item']}: {lacking} of {len(result['rows'])} numbers are not measured yet")
     if result["settings"]:
         _print_settings(answer, ITEMS[result["item"]])
 

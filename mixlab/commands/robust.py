@@ -40,17 +40,18 @@ def robust(
     """Evaluate a classifier on ImageNet-V2, Sketch, A, R, ReaL and plain validation, or on corrupted validation
     images: grey, blurred, noisy, pale, edges. Works under torchrun.
 
-    The target is a run with a probe or a classifier, a name with --head or with released --weights that hold
-    a classifier, or timm/NAME as timm's own.
+    TARGET is a run with a probe or a classifier, a zoo model with --head or with released --weights that include a
+    classifier, or timm/NAME with timm's own classifier.
 
     Args:
-        data: a folder with the sets under their released names, or NAME=FOLDER for each, NAME among val, v2-mf, v2-t07,
-            v2-ti, sketch, a, r, real.
-        shifts: images of the classifier's classes to corrupt: a folder (its val/), shapes or wds:PATTERN.
+        data: a folder with the sets under their released names, or NAME=FOLDER for each set; NAME: val, v2-mf, v2-t07,
+            v2-ti, sketch, a, r or real.
+        shifts: images to corrupt, of the classifier's classes: a folder (its val/), shapes or wds:PATTERN.
         head: a probe of `mixlab probe`, or a released probe checkpoint; default: the run's own.
         limit: maximum number of images of each set, evenly spaced.
-        shard: I/N evaluates every N-th image, starting at the I-th; results are joined when all N are in the run.
-        image: image size in pixels; default: the size that the classifier was made for.
+        shard: I/N evaluates every N-th image, starting at the I-th; the results are joined when all N parts are in the
+            run.
+        image: image size in pixels; default: the classifier's own size.
         crop_share: fraction of each side that the centre crop keeps; default: the classifier's.
         batch: images per forward pass.
         precision: bf16 or fp32; auto: bf16 on a GPU.
@@ -68,7 +69,7 @@ def robust(
     answer.check()
     part, num_parts = parse_shard(shard)
     if shifts is not None and num_parts > 1:
-        raise InputError(f"--shard {shard} is for the sets of --data; score --shifts in one go")
+        raise InputError(f"--shard {shard} is for the sets of --data; score --shifts without --shard")
     directory = on.open_run()
     with evaluation_machine(on.device, workers=workers, batch=batch) as machine:
         folders, changed = only_first(lambda: parse_sets(data)), None
@@ -110,7 +111,7 @@ def robust(
         directory.write(f"shifts_{label}", own)
         result = result | own | {"measurements": result.get("measurements", []) + own["measurements"]}
         rows = [(name, percent(row["top1"]), percent_interval(row), row["n"]) for name, row in own["shifts"].items()]
-        answer.table(f"{classifier.label} on {shifts}, changed", ("images", "top-1 %", "95 %", "n"), rows)
+        answer.table(f"{classifier.label} on {shifts}, corrupted", ("images", "top-1 %", "95 %", "n"), rows)
         if unreadable := on_changed.scores.unreadable:
             number = len(on_changed.scores.numbers) + len(unreadable)
             warn(f"{len(unreadable)} of the {number} images cannot be read: {few(unreadable)}")

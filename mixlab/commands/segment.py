@@ -14,13 +14,14 @@ from mixlab.run import RunDirectory, provenance
 def segment(
     on: Flat[DenseTarget], answer: Flat[Answer] = Answer(), *, data: str, inference: InferenceMode = "single"
 ) -> dict[str, Any]:
-    """Train UperNet on a backbone and score it. The same --run again resumes where it stopped; torchrun works as is.
+    """Train UperNet on a backbone and score it. Run the same command again to resume. Works under torchrun.
 
-    SIGTERM and Ctrl-C save and stop, with exit code 143 or 130.
+    SIGTERM and Ctrl-C save a checkpoint and stop, with exit code 143 or 130.
 
     Args:
-        data: shapes, or a folder: ADE20K's, PASCAL VOC's, or images/ beside annotations/ or labels/.
-        inference: single, multi (six scales and their mirror images) or slide (windows of the training size).
+        data: shapes (drawn scenes), or a folder: ADE20K, PASCAL VOC, or images/ next to annotations/ or labels/.
+        inference: single (one pass), multi (six scales, each also flipped) or slide (sliding windows of the training
+            size).
     """
     from mixlab.evaluation.segmentation.task import evaluate_segmentation, fit_segmentation, plan_segmentation
     from mixlab.training.distributed import choose_device

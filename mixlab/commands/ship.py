@@ -22,14 +22,14 @@ def ship(
     device: Device = "auto",
     force: bool = False,
 ) -> dict[str, Any]:
-    """Write the network of a run as it is shipped: safetensors in 16, 8 or 6 bits, and a card with its data, recipe,
-    seed, kNN, probe and Binary-AUC from the measurements of the run.
+    """Write the network of a run to share it: safetensors in 16, 8 or 6 bits, and a model card with its data, recipe,
+    seed, and the kNN, probe and Binary-AUC measured in the run.
 
     Args:
         run: a finished training run, with its results.
-        out: the file to write, NAME.safetensors; its card goes to NAME.md beside it.
-        bits: of each entry of a matrix; with 8 or 6, each row has a scale.
-        data: labelled images, on which the run and the file are scored by kNN: a file that loses over half a point is
+        out: the file to write, NAME.safetensors; the model card is written beside it, as NAME.md.
+        bits: bits per matrix entry; 8 and 6 use one scale per row.
+        data: labelled images to compare the run and the file by kNN; a file that loses more than half a point is
             refused.
         licence: a note on the terms of the training images, for the card.
         force: replace --out if it exists.

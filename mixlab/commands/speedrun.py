@@ -30,17 +30,17 @@ def speedrun(
     publish: bool = False,
 ) -> dict[str, Any]:
     """Train a recipe on labelled images, score kNN (k = 20) and linear probes on the validation images, and record the
-    seconds that each took. The same command again resumes; a finished run is not repeated.
+    seconds that each took. Run the same command again to resume; a finished run is not repeated.
 
     Args:
         recipe: a recipe of `mixlab pretrain`, such as dino_vit_small160.
         run: the directory of this run; results/speedrun.json is its record.
         data: a folder with train/ and val/, each with one sub-folder per class; not needed to publish a finished run.
-        held_out: for tuning: a fifth of the training images is held out and scored instead of val/, which is not read.
+        held_out: for tuning: hold out a fifth of the training images and score on it; val/ is not read.
         seed: seed of the training run; default: 0, or that of a finished run.
         set: a setting such as optim.lr=1e-3; can be repeated.
         workers: data loading processes; default: all cores, less one.
-        publish: add the record to the page docs/speedrun.md of a source checkout, which is made again from all records.
+        publish: add the record to docs/speedrun.md in a source checkout; the page is rebuilt from all records.
     """
     from mixlab.data.images import HELD_OUT_OF
     from mixlab.studies.speedrun.page import check_checkout, publish_record
@@ -92,10 +92,10 @@ def _train_and_score(
     from mixlab.training.settings import has_begun, override
 
     if has_begun(RunDirectory(run)) and not (run / SECONDS).is_file():
-        raise InputError(f"{run} was begun by another command, so nobody knows what it cost; choose another --run")
+        raise InputError(f"{run} was started by another command, so its time was not recorded; choose another --run")
     splits = labelled_splits(source)  # what cannot be scored in the end is refused before it is trained on
     if len(splits.train) < len(parse_source(source)):
-        raise InputError(f"{source} has no validation images of its own; add val/, or say --held-out")
+        raise InputError(f"{source} has no validation images of its own; add val/, or give --held-out")
     where = str(choose_device(device))
     here = [f"data.workers={workers}"] if workers is not None else []
     here += ["precision=fp32"] if where == "cpu" else []

@@ -30,32 +30,32 @@ def study(
     list: bool = False,
     publish: Path | None = None,
 ) -> dict[str, Any]:
-    """Run a whole study, or parts of it. Finished steps are not repeated; a killed study resumes.
+    """Run a whole study, or parts of it. Run the same command again to resume; finished steps are not repeated.
 
-    miniature: five families under DINO and with labels, each learning rate tuned alike; kNN, probes, Binary-AUC, sizes,
-    registers, causal mixing, segmentation, cost, ranks, the ledger and a report. About half an hour on one H200,
-    whatever the number of images, in parts of at most ten minutes: tune 2.5, dino 9, supervised 3, sizes 5, mambaout 3,
-    registers 2.5, cost 1, ranks 2, ledger 1.
+    miniature: five families with DINO and with labels, learning rates tuned alike; kNN, probes, Binary-AUC, sizes,
+    registers, causal mixing, segmentation, cost, ranks, the ledger (verdicts on the papers' claims) and a report. About
+    half an hour on one H200 for any number of images, in parts of at most ten minutes: tune 2.5, dino 9, supervised 3,
+    sizes 5, mambaout 3, registers 2.5, cost 1, ranks 2, ledger 1.
 
-    small: the same families at 160 px, with about 5.5 and 22 million parameters, each network timed (`mixlab speedrun`)
-    and measured in parts of its own, and the ablations of the speedrun. `--list` names the parts and their minutes. The
-    directory of the parts so far may be moved to another machine and continued there.
+    small: the same families at 160 px, with about 5.5 and 22 million parameters. Each network is timed (`mixlab
+    speedrun`) and measured in its own parts; the ablations of the speedrun are included. `--list` lists the parts and
+    their minutes. You can move the directory to another machine between parts and continue there.
 
     Args:
         name: name of the study: miniature or small.
         run: the directory for all runs, results and the report.
-        data: a folder of images: train/ and val/ with one sub-folder per class, or those sub-folders alone (every fifth
-            image is then a validation image). Without classes, parts that need labels are skipped.
+        data: a folder of images: train/ and val/ with one sub-folder per class, or only the class sub-folders (every
+            fifth image is then for validation). Without classes, parts that need labels are skipped.
         masks: images with foreground masks, as `mixlab auc --data` takes them.
-        voc: of small: a folder of PASCAL VOC, or images/ beside masks/ and labels/, for maps and segmentation.
-        part: one or more of tune, dino, supervised, sizes, mambaout, registers, cost, ranks, ledger; of small, names or
-            patterns such as 'dino-tiny-*'; default: all.
-        seeds: number of training runs of each family; of small at 22 million parameters, of ViT alone.
+        voc: for small: a PASCAL VOC folder, or images/ next to masks/ and labels/, for maps and segmentation.
+        part: one or more of tune, dino, supervised, sizes, mambaout, registers, cost, ranks, ledger; for small, names
+            or patterns such as 'dino-tiny-*'; default: all.
+        seeds: number of training runs per family; in small at 22 million parameters, for ViT only.
         at_once: parallel processes; default on a GPU: two thirds of the cores, at most 10.
         quick: all parts with a few steps of tiny models: a check that everything runs.
         list: list the parts with their minutes on one H200, and run nothing.
-        publish: also write the report and its run directories, without weights and photographs, to this folder;
-            with --run alone, nothing is run.
+        publish: also write the report and its run directories, without weights and photographs, to this folder; with
+            only --run, publish and run nothing.
     """
     if name not in STUDIES:
         raise InputError(f"there is no study {name!r}; choose {', '.join(STUDIES)}")
@@ -97,7 +97,7 @@ def study(
         raise InputError("a study needs images and masks: give --data FOLDER and --masks FOLDER (or --publish alone)")
     if publish is not None:
         summary["published"] = str(publish_study(run, publish))
-    answer.line(f"all in {(time.monotonic() - start) / 60:.1f} minutes")
+    answer.line(f"done in {(time.monotonic() - start) / 60:.1f} minutes")
     return answer.emit(summary)
 
 

@@ -8,9 +8,9 @@ from mixlab.commands.pretrain import start_training
 
 
 def train(on: Flat[TrainingRun], answer: Flat[Answer] = Answer()) -> dict[str, Any]:
-    """Train a classifier. The same --run again resumes where it stopped; torchrun works as is.
+    """Train a classifier. Run the same command again to resume. Works under torchrun.
 
-    SIGTERM and Ctrl-C save and stop, with exit code 143 or 130.
+    SIGTERM and Ctrl-C save a checkpoint and stop, with exit code 143 or 130.
     """
     from mixlab.evaluation.accuracy import write_accuracy
 

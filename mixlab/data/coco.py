@@ -94,7 +94,7 @@ def _add_image(entry: Any, images: _Images, categories: _Categories) -> None:
     number, height, width = (_whole(entry, name) for name in ("id", "height", "width"))
     name = _field(entry, "file_name")
     if not isinstance(name, str) or not name:
-        raise InputError(f"has file_name {_short(name)}, which is no text")
+        raise InputError(f"has file_name {_short(name)}, which is not text")
     if number in images:
         raise InputError(f"has id {number}, as {images[number].file_name} has")
     if height < 1 or width < 1 or height * width > MAX_PIXELS:

@@ -171,7 +171,7 @@ _SHIFT = -torch.tensor(IMAGENET_MEAN)[:, None, None] * _GAIN
 
 
 class MultiCrop:
-    """Views of several kinds; kinds of one size come out together, so that a network sees them in one pass."""
+    """Crops of several kinds; those of one size are returned together, so that a network takes them in one pass."""
 
     def __init__(self, kinds: Sequence[CropKind]) -> None:
         if not kinds:

@@ -24,14 +24,15 @@ _IMAGE_COLUMNS, _LABEL_COLUMNS = ("image", "img"), ("label", "labels")
 
 
 class DatasetSource(ImageSource):
-    """Samples by number of anything that has a length and `[index]`: images, (image, label), or a mapping of both.
+    """A source from any data set with `len()` and `[index]`: of images, (image, label) pairs, or mappings of both.
 
-    An image is a PIL image, or pixels in uint8: a tensor (3, H, W), an array (H, W, 3), grey as (1, H, W) or (H, W).
-    A label is a number, a name, or a tensor of one number. A sample that raises is unreadable: skipped, counted and
-    named, as a damaged file is. `name` is what measurements call the set; without one they have a fingerprint.
+    An image is a PIL image, or pixels in uint8: a tensor (3, H, W), an array (H, W, 3), grey as (1, H, W) or (H, W). A
+    label is a number, a name, or a tensor of one number. A sample that raises an exception is unreadable: it is
+    skipped, counted and named, like a damaged file. `name` is the name of the set in measurements; without it they have
+    a fingerprint.
 
     `image` and `label` are the keys, or columns, of samples that are mappings. Labels are read from `labels`, a column,
-    or where torchvision's sets keep them; elsewhere by reading every sample once. `classes` are their names.
+    or where torchvision's sets keep them; otherwise every sample is read once. `classes` are the class names.
     """
 
     names_are_numbers = True
@@ -162,8 +163,8 @@ def _length(dataset: Any, kind: str) -> int:
         length = -1
     if length < 0 or not hasattr(dataset, "__getitem__"):
         raise InputError(
-            f"a {kind} is no data: give a name, a Source, or a data set with a length and samples by number; a stream "
-            "has neither, so keep it in a list or write it to files first"
+            f"a {kind} cannot be used as data: give a name, a Source, or a data set with len() and [index]; a stream "
+            "has neither, so put it into a list or write it to files first"
         )
     if not length:
         raise InputError(f"the data set {kind} is empty; give at least one image")
@@ -182,10 +183,10 @@ def _keys(dataset: Any, sample: Any, image: str | None, label: str | None) -> tu
     labels = [key for key in sample if kinds.get(key) == "ClassLabel"] or [k for k in _LABEL_COLUMNS if k in sample]
     if image is None and len(images) != 1:
         raise InputError(
-            f"which of {', '.join(map(str, sample))} is the image is not clear; say DatasetSource(..., image=KEY)"
+            f"which of {', '.join(map(str, sample))} is the image is not clear; pass DatasetSource(..., image=KEY)"
         )
     if label is None and len(labels) > 1:
-        raise InputError(f"which of {', '.join(labels)} is the label is not clear; say DatasetSource(..., label=KEY)")
+        raise InputError(f"which of {', '.join(labels)} is the label is not clear; pass DatasetSource(..., label=KEY)")
     return image or images[0], label or (labels[0] if labels else None)
 
 

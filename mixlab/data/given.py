@@ -83,8 +83,8 @@ def as_source(data: Any) -> Source[Any]:
     if isinstance(data, str | Path):
         name = str(data)
         raise InputError(
-            f"{name!r} is a name among data sets; open it with mixlab.data.parse_source({name!r}, split=...), or give "
-            "the name of a folder with train and val alone"
+            f"{name!r} is a name, which cannot be mixed with data sets; open it with "
+            f"mixlab.data.parse_source({name!r}, split=...), or give only the name of a folder with train and val"
         )
     if not isinstance(data, Source):
         return DatasetSource(data)

@@ -109,7 +109,9 @@ def parse_source(name: Data, *, split: str = "train", cache: str | Path | None =
     if folder.is_file() and folder.suffix.lower() in SUFFIXES:
         return ImageFolder(folder)
     if not folder.is_dir() and name.startswith(PREFIX):
-        raise InputError(f"{name} was given in Python and cannot be opened by its name; give the same data set there")
+        raise InputError(
+            f"{name} was given in Python and cannot be opened by its name; give the same data set in Python again"
+        )
     if not folder.is_dir():
         word, colon, _ = name.partition(":")
         plugin = f"; for a source {word!r} of a plugin, write `mixlab --import PLUGIN ...`" if colon else ""

@@ -71,7 +71,7 @@ class LabelledSplits:
 def labelled_splits(data: AnyData | LabelledSplits, *, val_data: AnyData | None = None) -> LabelledSplits:
     """The train and val splits of a source, or `split` of its only one; `val_data` is another validation set.
 
-    Data is a name as the commands take it, a `Source`, a data set, or a mapping of "train" and "val", see `as_data`.
+    `data` is a name as for `--data`, a `Source`, a data set, or a mapping of "train" and "val", see `as_data`.
     """
     if isinstance(data, LabelledSplits):
         return data
@@ -120,7 +120,7 @@ def check_labels(source: ImageSource, name: str) -> None:
     if isinstance(source, ImageFolder) and not source.classes and (misplaced := _misplaced(source, name)):
         raise InputError(misplaced)
     if not source.classes and bool((source.labels() >= 0).any()):
-        raise InputError(f"{name} has labels and no names of classes; set `classes` of {type(source).__name__}")
+        raise InputError(f"{name} has labels but no class names; set `classes` of {type(source).__name__}")
     if len(source.classes) < 2:
         raise InputError(
             f"{name} has {len(source.classes)} classes; scores need labels of at least 2: put the images into one "

@@ -135,7 +135,7 @@ class BatchLoader(Generic[B]):
         for key, ours in (("num_images", self.order.num_images), ("seed", self.order.seed)):
             if state[key] != ours:
                 raise InputError(
-                    f"the saved position is in data with {key} {state[key]}, here it is {ours}; "
+                    f"the run was saved with data of {key} {state[key]}, here it is {ours}; "
                     "resume with the same source and seed, or start a new run"
                 )
         large = int(state.get("large", self.order.num_images + 1))  # runs of before had a permutation at any size

@@ -281,7 +281,7 @@ def class_mask(image: Image.Image, *, num_classes: int, from_one: bool) -> Mask:
     if len(unknown):
         first = int(unknown[0]) + from_one
         rule = f"1 to {num_classes}, and 0" if from_one else f"0 to {num_classes - 1}, and 255"
-        raise InputError(f"the label {first} is unknown: the set has {rule} for what is not counted")
+        raise InputError(f"the label {first} is unknown: labels are {rule} for ignored pixels")
     return np.where(ignored, IGNORE, classes).astype(np.uint8)
 
 

@@ -163,9 +163,9 @@ MaskReader = Callable[[Image.Image], Mask]
 
 @dataclass(frozen=True)
 class MaskedImage:
-    """An image uint8 (3, H, W) and its mask uint8 (H, W) of class numbers; 255 is not counted.
+    """An image uint8 (3, H, W) and its mask uint8 (H, W) of class numbers; 255 is ignored.
 
-    Of foreground masks 0 is the background and 1 the foreground.
+    In foreground masks, 0 is the background and 1 the foreground.
     """
 
     image: Tensor

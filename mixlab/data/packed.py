@@ -54,7 +54,7 @@ class PackedImages(NamedTuple):
 
 
 def pack_images(images: Sequence[Tensor] | Tensor) -> PackedImages:
-    """Images uint8 (3, H, W) of any sizes, or a stack (B, 3, H, W), which may be on any device."""
+    """Pack images uint8 (3, H, W) of any sizes, or a batch (B, 3, H, W), on any device."""
     if isinstance(images, Tensor):
         number, _, height, width = images.shape
         starts = torch.arange(number) * (3 * height * width)

@@ -17,11 +17,11 @@ TAKEN = ("shapes", "photo", "wds", "heldout", "masks", "imagenet-s", "voc", "pet
 
 
 def register_source(name: str) -> Callable[[F], F]:
-    """Make `--data NAME:REST` open with a function: a decorator of `open(rest, split)`, which returns a `Source`, or a
-    data set of torch's or of Hugging Face's.
+    """Register a function that opens `--data NAME:REST`; a decorator of `open(rest, split)`, which returns a `Source`,
+    or a data set of torch or Hugging Face.
 
-    `rest` is the text behind the colon, `split` "train" or "val". Where there is no validation set of its own, the
-    function returns None for "val": every fifth sample is then held out where one is needed.
+    `rest` is the text behind the colon, `split` "train" or "val". Without a validation set, the function returns None
+    for "val": every fifth sample is then held out if one is needed.
     """
     if not isinstance(name, str):
         raise InputError('register_source needs a name first: @mixlab.register_source("my_format")')

@@ -292,7 +292,9 @@ def _scan_shard(shard: Path) -> tuple[list[_Sample], list[str]]:
                     place = f"{shard}/{printable(member.name)}"
                     label, other = _read_label(data.read(_MAX_LABEL_BYTES), suffix, place), labels.get(key, -1)
                     if -1 not in (label, other) and label != other:
-                        raise InputError(f"{place} holds class {label}, another file of this sample {other}; keep one")
+                        raise InputError(
+                            f"{place} holds class {label}, another file of the same sample holds {other}; keep one"
+                        )
                     labels[key] = max(label, other)
             _check_end(shard, tar.offset)
     except InputError:
@@ -345,7 +347,7 @@ def _read_label(data: bytes, suffix: str, name: str) -> int:
             known = [content[key] for key in ("label", "cls") if key in content] if isinstance(content, dict) else []
             label = known[0] if known else -1
         if not isinstance(label, str) and label != int(label):
-            raise InputError(f"{label} is not whole")
+            raise InputError(f"{label} is not a whole number")
         label = int(label)
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise InputError(f"{name} holds no class number ({error}); write a whole number, counted from 0") from error

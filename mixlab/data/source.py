@@ -90,7 +90,7 @@ class Source(ABC, Generic[T]):
         return map(self.name, range(len(self)))
 
     def digest(self) -> str | None:
-        """Another where a name, a label or a class is another, without a look at each; None where there is none."""
+        """A fingerprint of names, labels and classes, found without reading each sample; None if there is none."""
         return None
 
     def load_fitted(self, index: int, size: int, fit: str) -> tuple[Tensor, tuple[int, int]]:

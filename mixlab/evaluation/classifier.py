@@ -210,8 +210,8 @@ def load_classifier(
     crop_share: float | None = None,
     device: str | torch.device | None = "auto",
 ) -> NamedClassifier:
-    """The classifier of a TARGET: with the probe in the file `head`, with the run's own probe, the one that it was
-    trained with or that its released weights hold, or timm's own."""
+    """The classifier of a TARGET: the probe in the file `head`, the run's own probe, the classifier that it was trained
+    with or that its released weights include, or timm's own."""
     name, label = split_target(text)
     if name.startswith("timm/") and head is None:
         found = timm_classifier(

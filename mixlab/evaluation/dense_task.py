@@ -163,10 +163,10 @@ def plan_dense(
     num_val: int | None = None,
     name: str = "",
 ) -> DensePlan:
-    """The recipe with the target as its model, and the settings on top.
+    """Plan a training: the recipe with `target` as its backbone, changed by `settings`.
 
-    Without a recipe it is the `small` one for drawn shapes and the `published` one for other data; without a target it
-    is the recipe's own model. `num_val` limits the live scores as well.
+    Without a recipe, the `small` one is used for drawn shapes and the `published` one for other data. Without a target,
+    the recipe's own model is used. `num_val` also limits the scores during training.
     """
     given = as_data(data)
     if target is None:

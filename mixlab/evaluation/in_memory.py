@@ -34,10 +34,10 @@ def labelled_features(
     image: int | None = None,
     machine: Machine | None = None,
 ) -> LabelledFeatures:
-    """Features of every image that can be read, for `knn_accuracy` and `linear_probe`; labels are -1 where none are.
+    """Features of every readable image, for `knn_accuracy` and `linear_probe`; the label of unlabelled images is -1.
 
-    By default what the model returns; `strategy` and `blocks` as in `KnnSettings`. Images are centre crops of `image`
-    px, the model's own size by default. The model is left in the mode in which it came.
+    By default, features are what the model returns; `strategy` and `blocks` as in `KnnSettings`. Images are centre
+    crops of `image` px, the model's own size by default. The model keeps its train or eval mode.
     """
     machine, was_training = machine or Machine.of(model), model.training
     view = CentreView(image or model.image, model.crop_share)

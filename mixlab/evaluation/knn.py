@@ -79,10 +79,10 @@ def evaluate_knn(
     *,
     machine: Machine | None = None,
 ) -> KnnResult:
-    """Accuracy for each k that the training set has enough images for.
+    """kNN accuracy for each k for which the training set has enough images.
 
-    `data` is labelled images: a name as the commands take it, a `Source`, a data set of (image, label), a mapping of
-    "train" and "val", or `labelled_splits` of these.
+    `data` is labelled images: a name as for `--data`, a `Source`, a data set of (image, label), a mapping of "train"
+    and "val", or `labelled_splits` of these.
     """
     found, splits = as_target(target), labelled_splits(data)
     backbone, cut = found.backbone, settings.cut(splits)

@@ -32,7 +32,7 @@ C = TypeVar("C", bound=type[MethodConfig])
 
 
 def register_method(method: C) -> C:
-    """Make a training method known by the `kind` of its config: a decorator of the config's class.
+    """Register a training method under the `kind` of its config; a decorator of the config's class.
 
     `mixlab pretrain` runs its recipes, or `mixlab train` where the class says `command = "train"`.
     """

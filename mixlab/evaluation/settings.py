@@ -34,17 +34,17 @@ class FrozenSettings:
     """What kNN and probes of frozen features have in common. These are options of their commands, with this help."""
 
     source: Literal["auto", "branch", "stream"] = "auto"
-    """branch (the mixers' output, as in Dino-Mamba) or stream; auto: as in the papers."""
+    """features to read: branch (the mixers' output, as in Dino-Mamba) or stream (the residual stream); auto: as in the
+    papers."""
     label_share: float = 1.0  # use only this fraction of each class, such as 0.01 or 0.1, drawn by --seed.
     num_train: int | None = None  # maximum number of training images, evenly spaced.
     num_val: int | None = None  # maximum number of validation images, evenly spaced.
-    image: int | None = None  # image size in pixels; default: the size that the backbone was made for.
+    image: int | None = None  # image size in pixels; default: the backbone's own size.
     crop_share: float | None = None
-    """fraction of each side that the centre crop keeps: 0.875 is 224 of 256; default: the model's own."""
+    """fraction of each side that the centre crop keeps: 0.875 is 224 of 256; default: the backbone's own."""
     precision: PrecisionChoice = "auto"
     """precision of the backbone: bf16 or fp32; auto: bf16 on a GPU. fp32 also turns off TF32 in the heads of probes."""
-    seed: int = 0
-    """seed of the draw of --label-share, the heads, order and crops of a probe, and an untrained target."""
+    seed: int = 0  # seed of --label-share, of the heads, image order and crops of a probe, and of an untrained target.
 
     def read_source(self, backbone: Backbone) -> FeatureSource:
         from mixlab.evaluation.features import published_source
@@ -88,41 +88,41 @@ class FrozenSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class KnnSettings(FrozenSettings):
-    """All that decides the outcome, beside the network and the data. Options of `mixlab knn`."""
+    """All settings that affect the result, besides network and data. The options of `mixlab knn`."""
 
     k: tuple[int, ...] = KS  # number of neighbours, one or more values.
     temperature: float = TEMPERATURE  # temperature of the votes; a neighbour has the weight exp(cosine / temperature).
-    blocks: int = 1  # number of last blocks whose features are used, unless the strategy is output.
+    blocks: int = 1  # how many of the last blocks to read; needs another --strategy than output.
     strategy: str = OUTPUT
     """output (what the backbone returns), cls, mean, max, cls+mean or cls+max."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeSettings(FrozenSettings):
-    """All that decides the outcome of a probe, beside the network and the data. Options of `mixlab probe`."""
+    """All settings that affect the result, besides network and data. The options of `mixlab probe`."""
 
     mode: Literal["augmented", "cached", "both"] = "augmented"
-    """augmented (random crops, as the paper), cached (features of plain images, much faster), or both, with the
+    """augmented (random crops, as in the paper), cached (features of plain images, much faster), or both, with the
     difference between them."""
     heads: Heads = "grid"
-    """grid (the paper's ablation: 1 to 4 blocks, five strategies, four lr, four wd), light (1,536 features; of a ViT-B
-    class token and mean of the last block, as DINO) or heavy (4 blocks, 8 for tiny and base), both with four lr and
-    wd."""
-    blocks: tuple[int, ...] = ()  # numbers of last blocks that heads read, instead of those of --heads.
+    """grid (the paper's ablation: 1 to 4 blocks, five strategies, four lr, four wd), light (1,536 features; for
+    ViT-B, class token and mean of the last block, as in DINO) or heavy (4 blocks, 8 for tiny and base); light and heavy
+    also have four lr and four wd."""
+    blocks: tuple[int, ...] = ()  # how many of the last blocks the heads read; replaces the choice of --heads.
     strategies: tuple[str, ...] = ()
-    """cls, mean, max, cls+mean, cls+max, output (what the backbone returns), registers (one each)."""
+    """cls, mean, max, cls+mean, cls+max, output (what the backbone returns), registers (one probe each)."""
     lrs: tuple[float, ...] = ()
-    """learning rates for a batch of 256; default: the paper's 2.5e-4 to 2e-3, and up to 0.512 on fewer than 8,192
+    """learning rates for a batch of 256; default: 2.5e-4 to 2e-3 as in the paper, up to 0.512 with fewer than 8,192
     images."""
     weight_decays: tuple[float, ...] = WEIGHT_DECAYS  # weight decays.
     epochs: int = 100  # passes over the images.
     batch: int | None = None
-    """images per step over all processes; default: 1,024 as the paper, and an eighth of fewer than 8,192 images."""
+    """images per step over all processes; default: 1,024 as in the paper, or an eighth of fewer than 8,192 images."""
     load_size: int | None = None
     """size in pixels to which images are squashed before random crops are cut; default: images as they are."""
 
     def for_data(self, num_train: int) -> ProbeSettings:
-        """With batch and learning rates, where they are not given, as they suit the number of training images."""
+        """A copy in which batch and learning rates, if not given, suit the number of training images."""
         few = num_train < FEW_IMAGES
         fitting = 1 << max(4, (num_train // STEPS_PER_EPOCH).bit_length() - 1)  # a power of two, at least 16
         return replace(
@@ -132,7 +132,7 @@ class ProbeSettings(FrozenSettings):
         )
 
     def for_backbone(self, backbone: Backbone) -> ProbeSettings:
-        """With blocks, strategies, source and image as they apply to this backbone."""
+        """A copy with the blocks, strategies, source and image that apply to this backbone."""
         from mixlab.evaluation.features import heavy_blocks, is_light_as_dinos, light_blocks, possible_strategies
 
         strategies = possible_strategies(backbone)

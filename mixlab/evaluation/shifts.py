@@ -145,8 +145,8 @@ def evaluate_shifts(
 ) -> ShiftResult:
     """Score a classifier on images of its own classes under every change of `SHIFTS`.
 
-    `data` is a name as the commands take it (its validation split), a source or a data set, which `name` may then
-    describe. At most `limit` images, evenly spaced.
+    `data` is a name as for `--data` (its validation split), a source or a data set, which `name` may then describe. At
+    most `limit` images, evenly spaced.
     """
     machine = machine or Machine.of(classifier.network)
     world = machine.world

@@ -94,10 +94,10 @@ def load_target(
     seed: int = 0,
     device: str | torch.device | None = "auto",
 ) -> Target:
-    """Load what TARGET names.
+    """Load the network that TARGET names.
 
-    A run and a file bring their own weights; a name takes `weights`, or is untrained, drawn from `seed`. `training`
-    overrides what the run says of its training.
+    Runs and files have their own weights. A zoo model takes `weights`, or is untrained, with weights drawn from `seed`.
+    `training` overrides how the run says it was trained.
     """
     name, label = split_target(text)[0], label_of(text)
     place, where = Path(name), choose_device(str(device) if device is not None else None)
@@ -129,7 +129,7 @@ def load_target(
     if origin is None:
         known["seed"] = seed
         if name.startswith("timm/") and "." in name:
-            _warn(f"{name} is untrained: its tag names released weights, which only --weights FILE brings")
+            _warn(f"{name} is untrained: its tag names released weights, but only --weights FILE loads them")
     return Target(label=label, backbone=backbone.eval().to(where), weights=origin, **known)
 
 

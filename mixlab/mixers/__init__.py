@@ -35,7 +35,7 @@ C = TypeVar("C", bound=type[MixerConfig])
 
 
 def register_mixer(config: C) -> C:
-    """Make a mixer known by the `kind` of its config: a decorator of the config's class."""
+    """Register a mixer under the `kind` of its config; a decorator of the config's class."""
     check_class("mixer", config, MixerConfig)
     MIXERS[config.kind] = config
     return config

@@ -139,8 +139,8 @@ def check_mixer(mixer: TokenMixer, dim: int, num_extra: int) -> None:
         mixer.train(was_training)
     if differs > 0.01:
         warnings.warn(
-            f"{type(mixing).__name__}: apply() and matrix() @ values differ by {differs:.0%}; what is looked at is not "
-            "what runs",
+            f"{type(mixing).__name__}: apply() and matrix() @ values differ by {differs:.0%}; the matrices shown are "
+            "not what runs",
             stacklevel=2,
         )
 

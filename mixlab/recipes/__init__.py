@@ -75,9 +75,9 @@ R = TypeVar("R", bound=MakeRecipe)
 
 
 def register_recipe(recipe: R | str) -> Any:
-    """Make a full configuration known by its name: a decorator of a function that returns a `TrainConfig`.
+    """Register a full configuration by name; a decorator of a function that returns a `TrainConfig`.
 
-    The recipe is called as the function is, or `@register_recipe("another_name")`.
+    The recipe has the name of the function, or that in `@register_recipe("another_name")`.
     """
     called = recipe if isinstance(recipe, str) else None
 

@@ -41,18 +41,18 @@ def _learnt(table: Table) -> Iterator[Sentence]:
         return
     yes, no = ([row.label for row in known if row.learnt is learnt] for learnt in (True, False))
     networks = f"{len(known)} networks{'' if len(known) == len(table.rows) else ' with untrained twins'}"
-    twin = "its untrained twin" if len(known) == 1 else "their untrained twins"
+    better = "significantly better than {} by kNN or linear probe"
+    one, several = better.format("its untrained twin"), better.format("their untrained twins")
     if not no:
-        who = f"All {networks} have" if len(known) > 1 else f"{yes[0]} has"
-        start = f"{who} learnt: kNN or a linear probe reads significantly more from them than from {twin}"
-        start = start.replace("them than", "it than") if len(known) == 1 else start
+        start = (
+            f"All {networks} have learnt: they are {several}" if len(known) > 1 else f"{yes[0]} has learnt: it is {one}"
+        )
     elif not yes:
-        who = f"None of the {networks} has" if len(known) > 1 else f"{no[0]} has not"
-        start = f"{who} learnt anything that kNN or a linear probe can tell from {twin}: what follows is about "
-        start += "architectures, not about training"
+        who = f"None of the {networks} is" if len(known) > 1 else f"{no[0]} is not"
+        start = f"{who} {one}: what follows is about architectures, not about training"
     else:
-        start = f"{_listed(yes)} {'have' if len(yes) > 1 else 'has'} learnt (kNN or a linear probe reads significantly "
-        start += f"more than from untrained twins); {_listed(no)} {'have' if len(no) > 1 else 'has'} not"
+        start = f"{_listed(yes)} {'have' if len(yes) > 1 else 'has'} learnt ({several if len(yes) > 1 else one}); "
+        start += f"{_listed(no)} {'have' if len(no) > 1 else 'has'} not"
     best = next((part for part in _best(table, ACCURACY_TITLES) if part), None)
     yield [Part(start + "."), *([Part(" "), *best] if best else [])]
 
@@ -120,8 +120,8 @@ def _ranks(table: Table) -> Iterator[Sentence]:
     (low, lowest), (high, highest) = ordered[0], ordered[-1]
     more, less = (_with_article(row.mixer) or row.label for row in (high, low))
     yield [
-        Part(f"{_capital(more)} can pass more between distant patches than {less}: "),
-        Part("off the diagonal, the blocks of its matrices have rank "),
+        Part(f"{_capital(more)} can pass more information between distant patches than {less}: "),
+        Part("the off-diagonal blocks of its matrices have rank "),
         Part(f"{highest.value:.0f}", highest.record),
         Part(" against "),
         Part(f"{lowest.value:.0f}", lowest.record),

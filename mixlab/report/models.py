@@ -319,7 +319,7 @@ def _averaged_networks(measurements: Iterable[Measurement]) -> list[str]:
     most = {key[:2]: len(found) for key, found in weights.items() if len(found) > 1}
     return [
         f"{network.name}, seed {seed}: {count} networks with different weights have this label, and cells show their "
-        "mean; give the runs labels of their own to see each."
+        "mean; give the runs different labels to see each."
         for (network, seed), count in most.items()
     ]
 

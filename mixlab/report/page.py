@@ -33,7 +33,7 @@ from mixlab.statistics import Quantity, with_interval
 
 MARK = "<!-- written by mixlab report; sha256 of all above: {} -->"
 CONTENTS = {
-    "reproduced": "Ours beside the papers'",
+    "reproduced": "Our results beside the papers'",
     "study": "The study",
     "ledger": "The ledger",
     "models": "Models",
@@ -78,9 +78,7 @@ def write_report(places: Sequence[Path], out: Path, *, title: str | None = None,
                 "`knn` or `probe` on it first, or `mixlab demo` for a whole example"
             )
         if not out.parent.is_dir():
-            raise FileNotFoundError(
-                f"{out.parent} does not exist, so {out.name} cannot go there; make it, or change --out"
-            )
+            raise FileNotFoundError(f"the folder {out.parent} of --out does not exist; create it, or change --out")
         text = _in_markdown(findings) if out.suffix == ".md" else _as_page(findings, title)
         content = f"{text.rstrip()}\n".encode(errors="backslashreplace")
         mark = MARK.format(hashlib.sha256(content).hexdigest())
@@ -99,7 +97,7 @@ def check_page(out: Path) -> None:
     """Refuse a place where something would be lost."""
     if os.path.lexists(out) and not _is_ours(out):
         raise InputError(
-            f"{out} exists, and `mixlab report` did not write it, or it was changed since; name another file, or say "
+            f"{out} exists, and `mixlab report` did not write it, or it was changed since; name another file, or add "
             "--force to replace it"
         )
 

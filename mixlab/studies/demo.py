@@ -53,7 +53,7 @@ def plan(run: Path, effort: DemoEffort, *, seed: int) -> list[Step]:
     ledger = Step(
         "claims",
         "the ledger",
-        "each claim of the two papers against mathematics and against these networks",
+        "a verdict on each claim of the two papers, by mathematics or by these networks",
         ("claims", str(run), *places, "--run", str(run)),
         run / "results" / "claims.json",
         needs=measured,
@@ -94,7 +94,7 @@ def _photographs(run: Path, effort: DemoEffort, seed: int) -> Iterator[Step]:
     yield Step(
         "photographs",
         "photographs through the networks that come with mixlab",
-        "what each finds alike, as a map and as colours, above the same of an untrained twin",
+        "which patches each network finds similar, as maps and as colours; below each, its untrained twin",
         ("maps", *beside, "--training", *kinds, "--data", "photo:all", "--num-images", str(effort.num_photographs),
          "--image", str(effort.photo_image), "--map", "cut", *seen),
         place / "results" / "maps.json",
@@ -102,8 +102,8 @@ def _photographs(run: Path, effort: DemoEffort, seed: int) -> Iterator[Step]:
     )  # fmt: skip
     yield Step(
         "matrices",
-        "their mixing matrices",
-        "which patches read which: attention everywhere, a scan along its direction, a convolution nearby",
+        "mixing matrices of these networks",
+        "which patch reads which: attention everywhere, a scan along its direction, a convolution nearby",
         ("matrices", *_labelled(effort), "--data", "photo:cat", "--image", str(RANK_IMAGE), "--patch", *EYE, *seen),
         place / "results" / "matrices.json",
     )
@@ -124,7 +124,7 @@ def _look(run: Path, effort: DemoEffort, seed: int) -> Iterator[Step]:
     yield Step(
         "rank",
         "ranks of the mixing matrices",
-        "how much can distant patches tell each other? measured beside the bounds of theory",
+        "how much can distant patches exchange? measured, and compared with the bounds of theory",
         ("rank", *networks, "--data", "photo:all", "--image", str(RANK_IMAGE), "--chunk", str(RANK_CHUNK),
          "--num-images", str(effort.num_ranked), *seeded, "--run", str(run)),
         results / f"rank_{label_of_shipped(effort.networks[-1])}.json",
@@ -132,7 +132,7 @@ def _look(run: Path, effort: DemoEffort, seed: int) -> Iterator[Step]:
     yield Step(
         "auc",
         "Binary-AUC",
-        "does a network's map find the foreground? beside a centre prior and an untrained twin",
+        "does the map find the foreground? compared with a centre prior and an untrained twin",
         ("auc", *networks, str(run / TUNED), "--study", *effort.studies, "--data", f"shapes:n={effort.num_scored}",
          *seeded, "--run", str(run)),
         results / f"auc_{effort.studies[-1]}.json",

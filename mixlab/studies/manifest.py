@@ -49,8 +49,8 @@ class Manifest:
         others = self.foreign()
         if taken := [name for name in (*names, NAME) if name in others]:
             raise InputError(
-                f"{self.folder} holds {', '.join(taken)}, not published from here or changed since; move it away, or "
-                "give another folder"
+                f"{self.folder} holds {', '.join(taken)}, which was not published from here, or was changed since; "
+                "move it away, or give another folder"
             )
 
     def replace_by(self, made: Path) -> None:

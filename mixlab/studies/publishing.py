@@ -58,7 +58,7 @@ def publish_study(run: Path, out: Path) -> Path:
     size = sum((place / name).stat().st_size for name in manifest.files)
     console.print(f"published in {out}: {size / 1e6:.1f} MB")
     if others := manifest.foreign():
-        console.print(f"not ours, and left as it is: {few(others)}")
+        console.print(f"not written by mixlab, left as it is: {few(others)}")
     return out / "report.html"
 
 

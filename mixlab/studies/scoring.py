@@ -52,7 +52,7 @@ def score_run(
             yield Step(
                 f"probe {label}{note}",
                 f"{label}{note}: linear probes",
-                "can one linear layer read the class off the frozen features?",
+                "can a linear layer predict the class from the frozen features?",
                 ("probe", *rest, *heads),
                 place / "results" / "probe.json",
                 here=here,

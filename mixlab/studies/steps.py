@@ -144,7 +144,7 @@ def _code(future: Future[int], step: Step, folder: Path) -> int:
         return future.result()
     except BrokenProcessPool as error:
         raise WorkError(
-            f"a process that ran {step.title} or another step was killed, perhaps for want of memory "
+            f"a process that ran {step.title} or another step was killed, perhaps because memory ran out "
             f"(logs: {folder / 'logs'}). Run the same command again to resume"
         ) from error
 
@@ -157,7 +157,7 @@ def keep_settings(run: RunDirectory, settings: dict[str, Any], *, under: str | N
     if not (run.path / "config.json").is_file():
         if any((run.path / "steps").glob("*.json")):
             raise InputError(
-                f"{run.path} holds finished steps without their config.json, so nobody knows their settings; "
+                f"{run.path} holds finished steps without their config.json, so their settings are unknown; "
                 "restore that file, or choose another --run directory"
             )
         run.write_config({**({under: settings} if under else settings), **provenance(seed=settings.get("seed"))})
@@ -165,7 +165,7 @@ def keep_settings(run: RunDirectory, settings: dict[str, Any], *, under: str | N
     stored = run.read_config()
     known = stored.get(under) if under else stored
     if not isinstance(known, dict):
-        raise InputError(f"{run.path} holds something else (its config.json says so); give another --run")
+        raise InputError(f"{run.path} belongs to another command (see its config.json); give another --run")
     if changed := [name for name, value in settings.items() if known.get(name) != value]:
         was = few((f"{name} was {known.get(name)!r}, is {settings[name]!r}" for name in changed), 3)
         raise InputError(f"{run.path} was begun with other settings ({was}); give another --run, or the same settings")

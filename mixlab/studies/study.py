@@ -123,7 +123,7 @@ def run_study(
                 _write_summary(study, directory, setting, sizes)
         if "ledger" in parts:
             page = write_report([run], run / "report.html", force=True)
-            console.print(f"the report: open {page}")
+            console.print(f"open the report: {page}")
     return {"parts": took, "report": None if page is None else str(page)}
 
 

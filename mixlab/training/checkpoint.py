@@ -122,7 +122,7 @@ class Checkpoints:
             except DamagedCheckpoint as error:
                 if self._files(left[-1])[1].is_file():
                     damaged.add(left[-1])
-                    warn(f"the checkpoint of step {left[-1]} is damaged: {error}; going back to the one before")
+                    warn(f"the checkpoint of step {left[-1]} is damaged: {error}; using the one before")
         return None
 
     def _steps_or_wait(self) -> list[int]:

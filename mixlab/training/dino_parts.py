@@ -125,8 +125,8 @@ def teacher_targets(teacher: Tensor, centre: Tensor, *, temperature: float | Ten
 
 @torch.no_grad()
 def balanced_targets(teacher: Tensor, *, temperature: float | Tensor, rounds: int = 3) -> Tensor:
-    """Targets (T, B, K) of which every prototype has the same share of the batch, over ranks too: outputs (T, B, K), by
-    rounds of Sinkhorn's algorithm. SwAV's and DINOv2's way to keep outputs apart, instead of a centre.
+    """Outputs (T, B, K) -> targets (T, B, K) in which every prototype has the same share of the batch, over all ranks:
+    rounds of Sinkhorn's algorithm. SwAV and DINOv2 prevent collapse in this way, instead of by a centre.
     """
     logits = teacher.to(torch.promote_types(teacher.dtype, torch.float32)) / temperature
     targets = (logits - largest_of_ranks(logits.amax())).exp_()

@@ -61,7 +61,7 @@ class LabelledFeatures:
         if self.labels.is_floating_point():
             raise InputError(f"labels are {self.labels.dtype}; give whole numbers")
         if not self.features.isfinite().all():
-            raise InputError("features hold NaN or infinity, which are near nothing; check the weights and images")
+            raise InputError("features hold NaN or infinity; check the weights and images")
         object.__setattr__(self, "labels", self.labels.cpu().long())
 
     def __len__(self) -> int:
@@ -89,7 +89,7 @@ def nearest(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """For each block of queries the cosines (q, k), on the grid, and the rows (q, k) of the nearest, nearest first."""
     if k < 1 or len(bank) == 0:
-        raise InputError(f"the {k} nearest of {len(bank)} images do not exist; give k of at least 1 and some images")
+        raise InputError(f"k is {k}, and the bank has {len(bank)} images; both must be at least 1")
     if len(bank) > _LOW:
         raise InputError(f"{len(bank)} images are more than can be numbered in 32 bits; split the bank")
     dtype = torch.float32 if device.type == "cuda" else torch.float64
@@ -170,7 +170,7 @@ def fitting_ks(ks: Sequence[int], num_images: int) -> tuple[int, ...]:
 def vote(cosine: Tensor, labels: Tensor, *, num_classes: int, temperature: float = TEMPERATURE) -> Tensor:
     """Classes (q,) from the cosines and labels (q, k) of the nearest, nearest first."""
     if not 0 < temperature < math.inf:
-        raise InputError(f"temperature {temperature} weighs nothing; give a number above 0, such as {TEMPERATURE}")
+        raise InputError(f"temperature is {temperature}; give a number above 0, such as {TEMPERATURE}")
     relative = ((cosine.double() - cosine[:, :1].double()) / temperature).exp()
     bits = min(52, 62 - cosine.shape[1].bit_length())  # as fine as float64 allows, and no sum overflows
     weight = (relative * 2**bits).round().to(torch.int64)
@@ -219,9 +219,9 @@ def knn_accuracy(
     num_classes: int | None = None,
     device: torch.device | None = None,
 ) -> float:
-    """The share of queries that the weighted vote of the k nearest in the bank gets right, as DINO counts it.
+    """The share of queries that a weighted vote of the k nearest in the bank classifies correctly, as in DINO.
 
-    Both are `LabelledFeatures`. Classes are counted, and the device is that of the bank, unless they are given.
+    Both are `LabelledFeatures`. By default, the number of classes is counted and the device is that of the bank.
     """
     if not len(bank) or not len(queries):
         raise InputError(f"{len(queries)} queries in a bank of {len(bank)} features; give at least 1 of each")

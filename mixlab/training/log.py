@@ -73,8 +73,8 @@ class MetricBuffer:
         """`indexes` are those of the images in each pass."""
         if self._steps and (others := self._steps[0][1].keys() ^ metrics.keys()):
             raise InputError(
-                f"the metrics of step {step} are not those of step {self._steps[0][0]}: {few(sorted(others))} in one "
-                "alone; return the same at every step"
+                f"steps {self._steps[0][0]} and {step} have different metrics: only one has {few(sorted(others))}; "
+                "return the same metrics at every step"
             )
         self._steps.append((step, metrics, indexes))
 
@@ -149,7 +149,7 @@ def forget_after(run: RunDirectory, step: int, warn: Callable[[str], None] = lam
         *lines, _ = place.read_bytes().split(b"\n")
         rows = list(run.read_metrics())
         if (damaged := sum(bool(line.strip()) for line in lines) - len(rows)) > 0:
-            warn(f"{place} has {damaged} damaged line{'s' * (damaged > 1)}, left out; the run resumes without")
+            warn(f"{place} has {damaged} damaged line{'s' * (damaged > 1)}, left out; the run resumes")
         data = "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= step).encode()
         write_atomically(place, lambda file: file.write(data), len(data))
 

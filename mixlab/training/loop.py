@@ -72,11 +72,11 @@ def train(
 ) -> Outcome:
     """Train to the end, resuming where an earlier call with the same directory stopped.
 
-    `data` is a name as the commands take it, a `Source`, a data set, or a mapping of "train" and "val" (`as_data`).
-    `backbone` is what training starts from where `config.model` alone cannot build it; `notes` go into config.json.
-    `then` is called at the end on every rank, for example to evaluate what was trained; a later call calls it again.
-    Raises `Stopped` after SIGTERM, SIGINT or SIGHUP, with everything saved. `stop` may listen already, to more signals:
-    what came before is obeyed as soon as there is something to save.
+    `data` is a name as for `--data`, a `Source`, a data set, or a mapping of "train" and "val" (`as_data`). `backbone`
+    is the network to start from, if `config.model` alone cannot build it; `notes` go into config.json. `then` is called
+    at the end on every rank, for example to evaluate what was trained; a later call calls it again. Raises `Stopped`
+    after SIGTERM, SIGINT or SIGHUP, with everything saved. `stop` may already listen, also to other signals: an earlier
+    request is followed as soon as there is something to save.
     """
     with join_world(device) as world, ExitStack() as stack:
         folder = RunDirectory(run)

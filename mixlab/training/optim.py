@@ -79,11 +79,11 @@ OPTIMIZERS: Registry[MakeOptimizer] = Registry("optimizer", {"adamw": _adamw, "m
 
 
 def register_optimizer(function: MakeOptimizer | str) -> Any:
-    """Make a function that builds a `torch.optim.Optimizer` known as `optim.name=NAME`: a decorator.
+    """Register a function that builds a `torch.optim.Optimizer`, as `optim.name=NAME`; a decorator.
 
     The function takes groups of parameters, as torch's optimisers do, and the run's `OptimConfig`. Before every step
     the loop sets `lr` and `weight_decay` of each group. Checkpoints have what the optimiser keeps in `state`, and what
-    it changes in its groups. It is called as the function is, or `@register_optimizer("another_name")`.
+    it changes in its groups. NAME is that of the function, or that in `@register_optimizer("another_name")`.
     """
 
     def add(name: str, make: MakeOptimizer) -> None:

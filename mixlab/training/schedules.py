@@ -87,11 +87,11 @@ SCHEDULES: Registry[Schedule] = Registry(
 
 
 def register_schedule(function: Schedule | str) -> Any:
-    """Make a function a schedule of the learning rate, `optim.decay=NAME`: a decorator.
+    """Register a function as a learning rate schedule, `optim.decay=NAME`; a decorator.
 
     The function takes a step after the warm-up, which is always linear, and the `Course` of the run, and returns the
-    learning rate. It must depend on these alone: a run that resumes asks for later steps only. The schedule is called
-    as the function is, or `@register_schedule("another_name")`.
+    learning rate. It must depend on these alone: a run that resumes asks for later steps only. The schedule has the
+    name of the function, or that in `@register_schedule("another_name")`.
     """
 
     def add(name: str, decay: Schedule) -> None:

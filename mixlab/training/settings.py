@@ -192,7 +192,7 @@ def check_settings(
         if not has_begun(folder):
             return {}
         raise InputError(
-            f"{folder.path} holds a run without its {place.name}, so nobody knows its settings; "
+            f"{folder.path} holds a run without its {place.name}, so its settings are unknown; "
             "restore that file, or choose another --run directory"
         )
     stored = folder.read_config() if place.is_file() else copy or {}

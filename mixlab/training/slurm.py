@@ -29,13 +29,13 @@ FIRST_PORT, FIRST_CLIENT_PORT = 20_000, 32_768
 class SlurmConfig:
     """Resources to request from SLURM."""
 
-    nodes: int = 1  # how many machines.
-    gpus_per_node: int = 8  # GPUs of each, with one process each; with --device cpu, processes without a GPU.
-    cpus_per_gpu: int = 12  # cores of each process.
-    hours: int = 24  # the longest time; the job is sent again when it is up.
-    requeues: int = 100  # how often at most, for want of time; preemption does not count.
-    partition: str | None = None  # the cluster's own without it.
-    account: str | None = None  # your own without it.
+    nodes: int = 1  # number of machines.
+    gpus_per_node: int = 8  # GPUs per machine, with one process each; with --device cpu, processes per machine.
+    cpus_per_gpu: int = 12  # cores per process.
+    hours: int = 24  # time limit of the job; it is requeued when the time is up.
+    requeues: int = 100  # how often it may be requeued when its time is up; preemption does not count.
+    partition: str | None = None  # default: the cluster's default partition.
+    account: str | None = None  # default: your default account.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -116,8 +116,8 @@ class SupervisedConfig(MethodConfig):
         if world.is_first and not is_held_out(data, parse_source(data, split="val"), source):
             way_out = f"--data heldout:{data}" if isinstance(data, str) else 'data={"train": ..., "val": ...}'
             warnings.warn(
-                f"{data} has no validation part: the labels of all {len(source):,} images are learnt, and scores on "
-                f"them, knn_accuracy too, say nothing about new images; {way_out} holds some out",
+                f"{data} has no validation set: training uses the labels of all {len(source):,} images, so scores on "
+                f"them, such as knn_accuracy, say nothing about new images; {way_out} holds some out",
                 stacklevel=2,
             )
         return ClassifierScores(data, source, config, world=world, precise=precise)

@@ -174,7 +174,7 @@ def test_a_mask_drawn_is_scored_as_it_is_drawn_and_erased_again(open_page: OpenP
     expect(page.locator("#sweep")).to_be_disabled()
     page.get_by_text("Draw", exact=True).click()
     drag(page, (0.5, 0.5))  # one dab on the corner of four patches
-    expect(page.locator("#score-hint")).to_contain_text("no patch is at least half covered")
+    expect(page.locator("#score-hint")).to_contain_text("at least half of no patch")
     page.locator("#mask-clear").click()
     slide(page, "#brush", 20)
     drag(page, (0.2, 0.2), (0.4, 0.2), (0.4, 0.4))
@@ -378,6 +378,7 @@ def test_two_visitors_at_once_see_their_own_views(open_page: OpenPage) -> None:
     for layers in ((3, 1), (0, 4)):
         for page, layer in zip((first, second), layers, strict=True):
             slide(page, "#layer", layer)
+            expect(page).to_have_url(re.compile(f"layer={layer}$"))  # what a reload shows
     expect(first.locator(".answer header p").nth(1)).to_contain_text("layer 0 (0 to 4)")
     expect(second.locator(".answer header p").nth(1)).to_contain_text("layer 4 (0 to 4)")
     settle(second)

@@ -39,7 +39,7 @@ def test_an_export_does_not_replace_a_file_unless_it_is_told_to(run: Path, tmp_p
     assert export(run, out) == 0
     whole = out.read_bytes()
     assert export(run, out, "--half") == 1
-    assert "exists; name another file, or say --force" in " ".join(capsys.readouterr().err.split())
+    assert "exists; name another file, or add --force" in " ".join(capsys.readouterr().err.split())
     assert out.read_bytes() == whole
     assert export(run, out, "--half", "--force") == 0
     assert len(out.read_bytes()) < len(whole)
@@ -59,7 +59,7 @@ def test_an_export_never_replaces_the_files_of_a_run(run: Path, tmp_path: Path, 
     (tmp_path / "link.safetensors").symlink_to(own)
     for out in (own, run / ".." / "run" / name, tmp_path / "link.safetensors"):
         assert export(run, out, "--half", "--force", "--format", "safetensors") == 1
-        assert "which needs it as it is; name another file" in " ".join(capsys.readouterr().err.split())
+        assert "and cannot be replaced; name another file" in " ".join(capsys.readouterr().err.split())
         assert own.read_bytes() == before
     assert export(run, run / "half.safetensors", "--half") == 0  # beside them there is room
 

@@ -185,7 +185,7 @@ def test_labels_that_are_no_whole_number_are_refused_by_name(shard: Shard, label
 
 
 def test_two_classes_of_one_sample_are_refused_and_one_beside_none_counts(shard: Shard) -> None:
-    with pytest.raises(InputError, match="000.json holds class 2, another file of this sample 1; keep one"):
+    with pytest.raises(InputError, match="000.json holds class 2, another file of the same sample holds 1; keep one"):
         shard.read(tar_of(samples() | {"000.json": b'{"label": 2}'}))
     for unnamed in ({"000.json": b'{"caption": "a cat"}'} | samples(), samples() | {"000.json": b'{"label": 1}'}):
         assert shard.read(tar_of(unnamed)).labels().tolist() == [1] * NUM_IMAGES

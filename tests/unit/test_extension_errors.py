@@ -66,7 +66,7 @@ def test_a_network_may_call_its_layers_blocks():
 
 
 def test_a_part_under_the_name_of_a_method_is_refused():
-    with pytest.raises(mixlab.InputError, match="Convs calls a part of its network 'features'"):
+    with pytest.raises(mixlab.InputError, match="Convs names a part of its network 'features'"):
         Convs(part="features")
 
 
@@ -86,8 +86,11 @@ def test_a_network_that_fixes_the_batch_is_refused_as_onnx_in_a_sentence(tmp_pat
         (lambda: mixlab.register_family("conv", lambda dim: dim), "conv_tiny is registered with a int; give an Iso"),
         (lambda: mixlab.register_recipe("one")(lambda size: size), "recipe one must take no arguments, .* 'size'"),
         (lambda: mixlab.register_source("frames")(lambda rest: rest), r"cannot be called as <lambda>\(rest, split\)"),
-        (lambda: mixlab.wrap(nn.Conv2d(1, 8, 4, 4), image=32), "fails on a blank image .* say image= and channels="),
-        (lambda: mixlab.data.as_data({"train": "photos"}), "'photos' is a name among data sets; open it with"),
+        (lambda: mixlab.wrap(nn.Conv2d(1, 8, 4, 4), image=32), "fails on a blank image .* pass image= and channels="),
+        (
+            lambda: mixlab.data.as_data({"train": "photos"}),
+            "'photos' is a name, which cannot be mixed with data sets; open it with",
+        ),
         (lambda: parse_source("frames:a.npy"), "for a source 'frames' of a plugin, write `mixlab --import PLUGIN"),
     ],
 )
@@ -295,7 +298,7 @@ def test_a_teacher_that_no_checkpoint_would_have_is_refused():
 def test_metrics_that_come_and_go_are_named():
     buffer = MetricBuffer()
     buffer.add(1, {"loss": torch.ones(()), "grad_norm": torch.ones(())}, [])
-    with pytest.raises(mixlab.InputError, match="step 2 are not those of step 1: spread in one alone"):
+    with pytest.raises(mixlab.InputError, match="steps 1 and 2 have different metrics: only one has spread"):
         buffer.add(2, {"loss": torch.ones(()), "grad_norm": torch.ones(()), "spread": torch.ones(())}, [])
 
 
@@ -363,7 +366,7 @@ def test_too_few_images_and_labels_without_classes_are_refused():
         mixlab.labelled_splits(Own(length=1))
     nameless = Own()
     nameless.classes = ()
-    with pytest.raises(mixlab.InputError, match="has labels and no names of classes; set `classes` of Own"):
+    with pytest.raises(mixlab.InputError, match="has labels but no class names; set `classes` of Own"):
         mixlab.labelled_splits(nameless)
 
 

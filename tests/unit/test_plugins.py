@@ -84,8 +84,11 @@ def test_a_module_in_the_current_folder_is_found_and_told_to_other_processes(
     [
         ("import no_such_thing", r"cannot be imported: ModuleNotFoundError: No module named 'no_such_thing'.*py:1"),
         ("1 / 0", r"cannot be imported: ZeroDivisionError: division by zero \(.*otherkin_plugin.py:1\)"),
-        (PLUGIN + PLUGIN, "registers the mixer 'other_attention', which otherkin_plugin has registered; choose"),
-        ("import mixlab\nmixlab.register_backbone('vit_tiny', print)", "backbone 'vit_tiny', which mixlab has regis"),
+        (PLUGIN + PLUGIN, "registers the mixer 'other_attention', already registered by otherkin_plugin; choose"),
+        (
+            "import mixlab\nmixlab.register_backbone('vit_tiny', print)",
+            "backbone 'vit_tiny', already registered by mixlab",
+        ),
         ("import mixlab\nmixlab.register_backbone('resnet18', print)", "timm has a model 'resnet18'"),
         ("import mixlab\nmixlab.register_backbone('x', 3)", "x is registered with a int; give an IsotropicConfig"),
         ("import mixlab\nmixlab.register_mixer(dict)", "a subclass of MixerConfig; got dict"),
@@ -158,7 +161,7 @@ def test_names_that_lead_nowhere_say_what_to_give(tmp_path: Path, capsys: pytest
         assert main([*given, *([] if len(given) == 1 else ["models"])]) == 1
         assert sentence in " ".join(capsys.readouterr().err.split())
     assert main(["models", "--import", "pool.py"]) == 2
-    assert "--import stands before the command: mixlab --import PLUGIN models" in capsys.readouterr().err
+    assert "--import must come before the command: mixlab --import PLUGIN models" in capsys.readouterr().err
 
 
 def test_classes_that_lack_something_are_told_what() -> None:

@@ -137,7 +137,7 @@ def test_ctrl_c_at_a_terminal_is_acknowledged_within_a_long_step() -> None:
         process.send_signal(signal.SIGINT)
         is_said = select.select([master], [], [], PATIENCE_S)[0]
         process.kill()  # in the middle of that step
-        assert is_said and b"Ctrl-C: this step is finished and saved first" in os.read(master, 1000)
+        assert is_said and b"Ctrl-C: finishing and saving this step" in os.read(master, 1000)
         assert process.wait() == -signal.SIGKILL
     os.close(master)
 

@@ -25,8 +25,8 @@ from mixlab.run import Measurement, RunDirectory, find_runs, once, unpacked
 from mixlab.statistics import Difference, difference, mean_over_seeds, repeated_difference, with_interval
 
 CORRELATIONS = ("auc_follows_probe", "register_auc_follows_probe")
-NOT_MEASURED = "no run given here measured this"
-ONE_RUN = "one run against one run says nothing of another training: train more seeds (NAME-s1, NAME-s2)"
+NOT_MEASURED = "none of the given runs measured this"
+ONE_RUN = "one run against one run decides nothing about training: train more seeds (NAME-s1, NAME-s2)"
 RELEASED = ("dinov2",)  # trainings that nobody repeats: the papers speak of the released weights
 
 

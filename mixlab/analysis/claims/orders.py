@@ -65,7 +65,7 @@ def orders_groups(
             ]
             if not ordered:
                 have = ", ".join(kind for kind, is_one in kinds.items() if any(map(is_one, found))) or "none"
-                text = f"{NOT_MEASURED}: it needs {better} and {worse} by one protocol, runs have {have}"
+                text = f"{NOT_MEASURED}: it needs {better} and {worse} by one protocol, the runs have {have}"
                 return Verdict(Status.NOT_MEASURED, text)
             comparisons += ordered
         return verdict_of(comparisons)

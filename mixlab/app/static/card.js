@@ -123,7 +123,7 @@ export class Card {
     const here = this.#mark(panel.canvases[0], [height, width]);
     const parts = this.maps.find((map) => map.id === answer.map).parts;
     const which = !parts ? "" : index === null ? `, mean of ${count} ${parts}s` : `, ${parts} ${numbered(index, count)}`;
-    const caption = `${answer.map.replaceAll("_", " ")}${which}; here ${short(one[here])}`;
+    const caption = `${answer.map.replaceAll("_", " ")}${which}; chosen patch ${short(one[here])}`;
     panel.show({ caption, low: short(low), high: short(high), labels: [`Activation map of ${this.model.id}: ${caption}`] });
   }
 
@@ -144,11 +144,11 @@ export class Card {
     }
     drawHeat(panel.canvases[0], { shape, values: shown }, { colours: viridis, low, high, image: overlay });
     markCell(panel.canvases[0], row, column, shape);
-    panel.title.textContent = !this.model.has_matrix ? "Patches like it"
+    panel.title.textContent = !this.model.has_matrix ? "Similar patches"
       : this.view.sense === "row" ? "What it attends to" : "What attends to it";
-    const extra = answer.share_of_extra > 0.0005 ? `, class token and registers ${percent(answer.share_of_extra)}` : "";
+    const extra = answer.share_of_extra > 0.0005 ? `, ${percent(answer.share_of_extra)} on class token and registers` : "";
     const far = reach(sizes, shape, own);
-    const weights = `half of the weight at most ${far}\u00a0${far === 1 ? "patch" : "patches"} away; itself ${percent(answer.share_of_self)}${extra}`;
+    const weights = `half of the weight within ${far}\u00a0${far === 1 ? "patch" : "patches"}; ${percent(answer.share_of_self)} on itself${extra}`;
     const caption = this.model.has_matrix ? `${weights}; ${answer.head_name}` : answer.head_name;
     const ends = (this.view.scale === "log" ? [Math.exp(low), Math.exp(high)] : [low, high]).map(short);
     panel.show({ caption, low: ends[0], high: ends[1], labels: [`${panel.title.textContent}, ${this.model.id}: ${caption}`] });
@@ -218,7 +218,7 @@ export class Card {
 
   #lacksMap(map) {
     if (map === "default" || this.model.maps.includes(map)) return "";
-    return `This map needs ${this.maps.find((card) => card.id === map)?.needs ?? "what this model lacks"}.`;
+    return `This map needs ${this.maps.find((card) => card.id === map)?.needs ?? "something this model lacks"}.`;
   }
 
   #learnGrid(grid) {

@@ -5,7 +5,7 @@ import { make } from "./panel.js";
 import { headsOf, numbered } from "./state.js";
 
 export const MAX_MODELS = 4;
-const OWN_MAP = "cosine of the summary to each patch; of the mean patch where a model has no class token or registers";
+const OWN_MAP = "cosine of the summary (class token, registers, or else the mean patch) to each patch";
 
 // `host`: change(view changes), showSample(id), changeFit(fit).
 export function buildControls(about, host) {
@@ -22,7 +22,7 @@ export function buildControls(about, host) {
     return make("label", {}, input, make("span", { className: "name", textContent: model.id }), make("small", { textContent: more }));
   }));
   const options = about.maps.map((map) => make("option", { value: map.id, textContent: map.id.replaceAll("_", " ") }));
-  element("map").append(make("option", { value: "default", textContent: "cosine, the paper's" }), ...options);
+  element("map").append(make("option", { value: "default", textContent: "cosine, as in the paper" }), ...options);
   for (const id of ["map", "sense", "scale"]) listen(id, (node) => host.change({ [id]: node.value }));
   for (const id of ["layer", "head", "part"]) listen(id, (node) => host.change({ [id]: Number(node.value) }));
   listen("overlay", (node) => host.change({ overlay: node.checked }));
@@ -61,7 +61,7 @@ export function syncControls(about, view, models) {
     input.checked = view.models.includes(input.value);
     input.disabled = input.checked ? models.length === 1 : models.length >= MAX_MODELS;
   });
-  element("model-count").textContent = `${models.length} chosen, 1 to ${MAX_MODELS}`;
+  element("model-count").textContent = `${models.length} chosen, at most ${MAX_MODELS}`;
   const map = about.maps.find((card) => card.id === view.map);
   element("map-about").textContent = map?.about ?? OWN_MAP;
   element("mask-sample").disabled = !about.samples.find((sample) => sample.id === view.image)?.has_mask;
@@ -78,7 +78,7 @@ export function syncControls(about, view, models) {
   const mostParts = counts[map?.parts] ?? 0;
   const part = Math.min(view.part, mostParts - 1);
   element("part-name").textContent = map?.parts === "direction" ? "Direction" : "Register";
-  setRange("part", -1, mostParts - 1, part, !mostParts ? "for maps of registers" : part < 0 ? "mean" : numbered(part, mostParts));
+  setRange("part", -1, mostParts - 1, part, !mostParts ? "only for maps of registers" : part < 0 ? "mean" : numbered(part, mostParts));
   return { ...view, layer, head };
 }
 

@@ -169,15 +169,19 @@ function syncCards(models) {
   }
 }
 
-// Browsers allow few changes of the address a second; while something is dragged, the last one counts.
+// The address follows at once, so that a reload shows the same view; in a drag, as often as browsers allow: Safari takes
+// 100 changes in 30 seconds.
+const ADDRESS_MS = 350;
 let addressTimer;
+let addressKept = -ADDRESS_MS;
 function keepAddressSoon() {
   clearTimeout(addressTimer);
-  addressTimer = setTimeout(keepAddress, 250);
+  addressTimer = setTimeout(keepAddress, Math.max(0, addressKept + ADDRESS_MS - performance.now()));
 }
 
 function keepAddress() {
   clearTimeout(addressTimer);
+  addressKept = performance.now();
   history.replaceState(null, "", writeAddress(view));
 }
 
@@ -185,7 +189,7 @@ async function share() {
   keepAddress();
   try {
     await navigator.clipboard.writeText(location.href);
-    tell(upload?.id === view.image ? "Link copied. Your image is in it while this server runs." : "Link copied.");
+    tell(upload?.id === view.image ? "Link copied. It shows your image as long as this server runs." : "Link copied.");
   } catch {
     tell("The link is in the address bar.");
   }
@@ -195,7 +199,7 @@ async function saveAsPage() {
   tell("Collecting the rows of every patch…");
   try {
     await exportPage(stage.image, cards, stage.cell(), stage.grid);
-    tell("Saved as mixlab.html: it needs neither this server nor a network.");
+    tell("Saved as mixlab.html. The file works offline, without this server.");
     tour.did("export");
   } catch (error) {
     tell("");
@@ -231,7 +235,7 @@ async function useFile(file) {
   if (!file) return;
   const limit = about.limits.bytes / 2 ** 20;
   const size = Math.ceil(file.size / 2 ** 20);
-  if (size > limit) return warn(`${file.name} has ${size} MB, the limit is ${limit} MB; scale it down first.`);
+  if (size > limit) return warn(`${file.name} has ${size} MB; the limit is ${limit} MB. Scale it down first.`);
   tell(`Sending ${file.name}…`);
   try {
     const bytes = await file.arrayBuffer();
@@ -242,7 +246,7 @@ async function useFile(file) {
     tell(`${file.name}, ${body.width} × ${body.height} pixels.`);
   } catch (error) {
     tell("");
-    refused(error, `${file.name} was not taken: ${error.message}.`);
+    refused(error, `${file.name} cannot be used: ${error.message}.`);
   }
 }
 
@@ -289,7 +293,7 @@ async function takeSampleMask() {
     const { body } = await call(`/api/pictures/${encodeURIComponent(view.image)}/mask?fit=${view.fit}`);
     mask.setRuns(body.mask);
     change({ mask: "sample" });
-    tell("The sample's mask.");
+    tell("Using the sample's mask.");
   } catch (error) {
     view.mask = "";
     refused(error, `${error.message}.`);
@@ -305,7 +309,7 @@ async function useMaskFile(file) {
     drawn(true);
     tell(`Mask from ${file.name}.`);
   } catch (error) {
-    refused(error, `${file.name} was not taken as a mask: ${error.message}.`);
+    refused(error, `${file.name} cannot be used as a mask: ${error.message}.`);
   }
 }
 
@@ -319,7 +323,7 @@ function clearMask() {
 async function drawn(isDone) {
   if (!isDone) return scores.ask(cards, view);
   const text = mask.isEmpty ? "" : await mask.toText();
-  if (text.length > MAX_MASK_TEXT) tell("This mask is too fine for a link; the rest of the view is in it.");
+  if (text.length > MAX_MASK_TEXT) tell("This mask is too detailed for a link; the link has the rest of the view.");
   change({ mask: text.length > MAX_MASK_TEXT ? "" : text });
 }
 
@@ -337,7 +341,7 @@ function refused(error, text) {
 }
 
 function lost() {
-  warn("The server does not answer. This page continues when the server is back.");
+  warn("The server does not answer. If it has stopped, start it again; this page then continues.");
 }
 
 async function back(session) {

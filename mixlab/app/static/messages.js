@@ -21,7 +21,7 @@ export function warn(text) {
 }
 
 export function tellTime(ms) {
-  element("timing").textContent = `last answer: ${ms < 10 ? ms.toFixed(1) : Math.round(ms)} ms of work`;
+  element("timing").textContent = `last answer computed in ${ms < 10 ? ms.toFixed(1) : Math.round(ms)} ms`;
 }
 
 export function tellPatch([row, column], grid) {

@@ -5,8 +5,8 @@ import { element } from "./messages.js";
 import { make } from "./panel.js";
 import { toArray } from "./server.js";
 
-const NO_MASK = "Draw a mask, upload one, or take the sample's: the Binary-AUC follows as you draw.";
-const NO_SCORE = "No score: no patch is at least half covered by the mask, or all are. Draw more, or less.";
+const NO_MASK = "Draw a mask, upload one, or use the sample's. The Binary-AUC is updated as you draw.";
+const NO_SCORE = "No score: the mask covers at least half of no patch, or of every patch. Draw more, or less.";
 
 export class Scores {
   #found = new Map(); // model -> answer

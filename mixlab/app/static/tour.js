@@ -4,9 +4,9 @@ import { element } from "./messages.js";
 
 const STEPS = [
   { ring: "stage", after: "pick", text: "Click a patch of the image: an eye, a hand, the background. Dragging works too." },
-  { ring: "answers", text: "Each model answers here. Attention may jump across the image, a Mamba scan fades along its reading order, a convolution stays near." },
-  { ring: "answers", after: "row", text: "Move along a matrix: each row is one patch, and the image shows which. Or press Play under the image." },
-  { ring: "drop", after: "export", text: "Drop a photograph of your own anywhere. “Save as one page” makes a file that works without this server." },
+  { ring: "answers", text: "Each model shows here what the patch attends to: attention may reach across the image, a Mamba scan fades along its scan order, a convolution stays near." },
+  { ring: "answers", after: "row", text: "Move the pointer over a matrix: each row is one patch, which the image shows. Or press Play under the image." },
+  { ring: "drop", after: "export", text: "Drop your own photograph anywhere on the page. “Save as one page” makes a file that works without this server." },
 ];
 
 export class Tour {

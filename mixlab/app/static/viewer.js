@@ -3,8 +3,8 @@
 import { viridis } from "./colours.js";
 import { drawHeat, drawGround, markCell, markLine, percent } from "./drawing.js";
 
-const INTRODUCTION = "Click a patch of the image. Each model shows which patches that one reads: bright is strong. Beside it is the "
-  + "matrix of all patches: each row is one that reads, each column one that is read, and the line is the chosen patch. Move along the rows to choose another.";
+const INTRODUCTION = "Click a patch of the image. Each model shows which patches it reads: bright is strong. Beside it is the "
+  + "matrix of all patches: each row is a patch that reads, each column a patch that is read. The line marks the chosen patch; move along the rows to choose another.";
 const view = JSON.parse(document.getElementById("data").textContent);
 let [row, column] = view.cell;
 
@@ -28,7 +28,7 @@ const image = await picture(view.image);
 const models = await Promise.all(view.models.map(async (model) => {
   const shades = Uint8Array.from(atob(model.shades), (character) => character.charCodeAt(0));
   const canvases = [0, 1].map(() => node("canvas", { width: 320, height: 320 }));
-  const figures = [model.hasMatrix ? "What it attends to" : "Patches like it", model.matrixName].map((title, place) =>
+  const figures = [model.hasMatrix ? "What it attends to" : "Similar patches", model.matrixName].map((title, place) =>
     node("figure", {}, node("figcaption", { textContent: title }), canvases[place]));
   const caption = node("p", { className: "soft" });
   const heading = node("h2", { textContent: model.name });
@@ -62,7 +62,7 @@ function draw() {
     markCell(canvases[0], down, right, grid);
     drawGround(canvases[1].getContext("2d"), picture);
     markLine(canvases[1], (tokens[patch] + 0.5) / numTokens, "row");
-    caption.textContent = hasMatrix ? `${headName}; itself ${percent(own[patch])}` : headName;
+    caption.textContent = hasMatrix ? `${headName}; ${percent(own[patch])} on itself` : headName;
     canvases[0].setAttribute("aria-label", `What the patch attends to, ${name}: ${caption.textContent}`);
     canvases[1].setAttribute("aria-label", `Matrix of ${name}`);
   }

@@ -30,7 +30,7 @@ PLUGINS_KEY = "mixlab_plugins"  # likewise: the plugins without which it cannot 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What a file held, and which of it was loaded."""
+    """What a weights file holds, and what was loaded from it."""
 
     path: Path
     format: str
@@ -61,7 +61,7 @@ class Candidate:
 
 
 def load_weights(model: Backbone, path: str | Path, *, checkpoint_key: str = "teacher") -> LoadReport:
-    """Load a file of ours, a released checkpoint of a backbone in the zoo or of DINO's ViT, or timm's weights.
+    """Load a file of `save_weights`, a released checkpoint of a zoo model or of DINO's ViT, or timm's weights.
 
     `checkpoint_key` chooses among the models of a training checkpoint. Position tables are resized to the model's.
     Weights that are not finite are loaded with a warning. On any error the model is left as it was.

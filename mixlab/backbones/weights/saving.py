@@ -38,9 +38,9 @@ def save_weights(
 ) -> None:
     """Write safetensors with the architecture in the metadata, as `save_tensors` does.
 
-    `bits` of each entry of a matrix, 32 unless it is given: 16, which `half` means too, for half the size and features
-    that differ in the fourth digit, or 8 or 6, with a scale for each row (`rows.py`). `gather` puts sharded tensors
-    together, in `file_order`.
+    `bits` per matrix entry, 32 by default: 16 (the same as `half`) for half the size and features that differ in the
+    fourth digit, or 8 or 6, with a scale for each row (`rows.py`). `gather` puts sharded tensors together, in
+    `file_order`.
     """
     bits = bits or (16 if half else 32)
     path = Path(path)
@@ -117,7 +117,7 @@ def read_architecture(path: str | Path) -> Architecture:
 
 
 def model_from_file(path: str | Path) -> Backbone:
-    """The model that `save_weights` wrote, architecture and weights; of a run, its exported file."""
+    """Load the model that `save_weights` wrote, architecture and weights; for a run, its exported file."""
     exported = Path(path) / "weights.safetensors"
     path = exported if exported.is_file() else path
     architecture = read_architecture(path)

@@ -84,6 +84,7 @@ class DetectionResult:
 
 plan_detection = partial(plan_dense, method=DetectionConfig, small=detect_64, published=detect)
 """What `fit_detection` trains; see `plan_dense`."""
+plan_detection.__doc__ = plan_dense.__doc__  # for help()
 
 
 def fit_detection(
@@ -105,9 +106,9 @@ def evaluate_detection(
     device: str | None = "auto",
     bar: Bar = no_bar,
 ) -> DetectionResult:
-    """Score a detector that `fit_detection` trained, or has trained so far, on any data with its categories.
+    """Score a detector of `fit_detection`, finished or not, on any data with the same categories.
 
-    `training` says how its backbone was trained before, where the run does not.
+    `training` says how its backbone was trained before, if the run does not.
     """
     with trained_run(run, method=DetectionConfig, training=training, device=device) as trained:
         return _score(trained, data=as_data(data), num_val=num_val, bar=bar)

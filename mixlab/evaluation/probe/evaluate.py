@@ -76,11 +76,11 @@ def evaluate_linear_probe(
 ) -> ProbeResult:
     """Train linear probes on frozen features and score each on the validation images.
 
-    `data` is labelled images: a name as the commands take it, a `Source`, a data set of (image, label), a mapping of
-    "train" and "val", or `labelled_splits` of these. With a `folder`, a stopped call resumes there, and the best head
-    of each mode is kept. A folder that holds a probe with other settings is left alone: FOLDER_2 is taken, and so on.
-    `resident` holds all training images in the device's memory. Raises `Stopped` when a signal comes while heads are
-    trained, or `stop` was asked to, with everything saved.
+    `data` is labelled images: a name as for `--data`, a `Source`, a data set of (image, label), a mapping of "train"
+    and "val", or `labelled_splits` of these. With a `folder`, a stopped call resumes there, and the best head of each
+    mode is kept. A folder that holds a probe with other settings is not changed: FOLDER_2 is used, and so on.
+    `resident` holds all training images in the device's memory. Raises `Stopped`, with everything saved, after a signal
+    while heads are trained, or a request to `stop`.
     """
     found, splits = as_target(target), labelled_splits(data)
     backbone = found.backbone
@@ -131,7 +131,7 @@ def choose_folder(folder: Path, settings: ProbeSettings, backbone: Backbone, spl
         if not changed:
             return place
         listed = "; ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed.items())
-        say(f"{place} holds a probe with other settings ({listed}); this one gets a folder of its own")
+        say(f"{place} holds a probe with other settings ({listed}); this one gets another folder")
     raise AssertionError
 
 

@@ -80,6 +80,7 @@ class SegmentationResult:
 
 plan_segmentation = partial(plan_dense, method=SegmentConfig, small=segment_64, published=segment)
 """What `fit_segmentation` trains; see `plan_dense`."""
+plan_segmentation.__doc__ = plan_dense.__doc__  # for help()
 
 
 def fit_segmentation(
@@ -109,9 +110,9 @@ def evaluate_segmentation(
     device: str | None = "auto",
     bar: Bar = no_bar,
 ) -> SegmentationResult:
-    """Score a network that `fit_segmentation` trained, or has trained so far, on any data with its classes.
+    """Score a network of `fit_segmentation`, finished or not, on any data with the same classes.
 
-    `training` says how its backbone was trained before, where the run does not.
+    `training` says how its backbone was trained before, if the run does not.
     """
     with trained_run(run, method=SegmentConfig, training=training, device=device) as trained:
         return _score(trained, data=as_data(data), mode=inference, num_val=num_val, bar=bar)

@@ -17,6 +17,22 @@ from mixlab.ops.ssd.triton_tile import flows_inside, weights_of
 HEADS = 12  # of a program, forward
 
 
+@triton.jit
+def _rows(L, first_head, first_reverse, T: tl.constexpr, TAIL: tl.constexpr):
+    """Where the tokens of the tile and of the tail lie, in scan order, and which of the tail's are there."""
+    reverse = first_head >= first_reverse
+    begin = tl.where(reverse, L - 1, 0)
+    step = tl.where(reverse, -1, 1)
+    late = T + tl.arange(0, TAIL)[:, None]
+    return begin + tl.arange(0, T)[:, None] * step, begin + late * step, late < L
+
+
+@triton.jit
+def _load_both(pointer, row, late_row, inside, stride):
+    """The tile's rows, and the tail's."""
+    return tl.load(pointer + row * stride), tl.load(pointer + late_row * stride, mask=inside, other=0.0)
+
+
 @triton.jit(do_not_specialize=["L", "group_heads", "first_reverse", "heads"])
 def _pair_kernel(
     q_ptr, k_ptr, v_ptr, steps_ptr, skip_ptr, y_ptr,
@@ -27,22 +43,13 @@ def _pair_kernel(
     first_head = tl.program_id(0) * heads
     b = tl.program_id(1).to(tl.int64)
     group = (first_head // group_heads).to(tl.int64)
-    reverse = first_head >= first_reverse
-    begin = tl.where(reverse, L - 1, 0)
-    step = tl.where(reverse, -1, 1)
+    row, late_row, inside = _rows(L, first_head, first_reverse, T, TAIL)
     i = tl.arange(0, T)
     t = tl.arange(0, TAIL)
     n = tl.arange(0, N)
     p = tl.arange(0, P)
-    inside = (T + t < L)[:, None]
-    row = begin + i[:, None] * step
-    late_row = begin + (T + t[:, None]) * step
-    q_ptr += b * q_b + group * q_g + n
-    k_ptr += b * k_b + group * k_g + n
-    q = tl.load(q_ptr + row * q_l)
-    k = tl.load(k_ptr + row * k_l)
-    late_q = tl.load(q_ptr + late_row * q_l, mask=inside, other=0.0)
-    late_k = tl.load(k_ptr + late_row * k_l, mask=inside, other=0.0)
+    q, late_q = _load_both(q_ptr + b * q_b + group * q_g + n, row, late_row, inside, q_l)
+    k, late_k = _load_both(k_ptr + b * k_b + group * k_g + n, row, late_row, inside, k_l)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     on_scores = tl.dot(late_q, tl.trans(k), input_precision=PRECISION)  # (TAIL, T)
     late_scores = tl.dot(late_q, tl.trans(late_k), input_precision=PRECISION)
@@ -50,8 +57,7 @@ def _pair_kernel(
     y_ptr += b * L * H * P + p
     steps_ptr += b * H * (T + TAIL)
     for head in range(first_head, first_head + heads):
-        v = tl.load(v_ptr + head * v_h + row * v_l)
-        late_v = tl.load(v_ptr + head * v_h + late_row * v_l, mask=inside, other=0.0)
+        v, late_v = _load_both(v_ptr + head * v_h, row, late_row, inside, v_l)
         head_ptr = steps_ptr + head * (T + TAIL)
         source = tl.load(head_ptr + plane + i)
         late_decay = tl.load(head_ptr + T + t)
@@ -78,23 +84,14 @@ def _pair_values_kernel(
     first_head = tl.program_id(0) * heads
     b = tl.program_id(1).to(tl.int64)
     group = (first_head // group_heads).to(tl.int64)
-    reverse = first_head >= first_reverse
-    begin = tl.where(reverse, L - 1, 0)
-    step = tl.where(reverse, -1, 1)
+    row, late_row, inside = _rows(L, first_head, first_reverse, T, TAIL)
     padded = T + TAIL
     i = tl.arange(0, T)
     t = tl.arange(0, TAIL)
     n = tl.arange(0, N)
     p = tl.arange(0, P)
-    inside = (T + t < L)[:, None]
-    row = begin + i[:, None] * step
-    late_row = begin + (T + t[:, None]) * step
-    q_ptr += b * q_b + group * q_g + n
-    k_ptr += b * k_b + group * k_g + n
-    q = tl.load(q_ptr + row * q_l)
-    k = tl.load(k_ptr + row * k_l)
-    late_q = tl.load(q_ptr + late_row * q_l, mask=inside, other=0.0)
-    late_k = tl.load(k_ptr + late_row * k_l, mask=inside, other=0.0)
+    q, late_q = _load_both(q_ptr + b * q_b + group * q_g + n, row, late_row, inside, q_l)
+    k, late_k = _load_both(k_ptr + b * k_b + group * k_g + n, row, late_row, inside, k_l)
     dscores_t = tl.zeros((T, T), tl.float32)
     on_dscores_t = tl.zeros((T, TAIL), tl.float32)
     late_dscores_t = tl.zeros((TAIL, TAIL), tl.float32)
@@ -105,10 +102,8 @@ def _pair_values_kernel(
     read_ptr += b * H * padded
     for head in range(first_head, first_head + heads):
         y_head = y_offset + head * P
-        v = tl.load(v_ptr + head * v_h + row * v_l)
-        dy = tl.load(dy_ptr + y_head + row * (H * P))
-        late_v = tl.load(v_ptr + head * v_h + late_row * v_l, mask=inside, other=0.0)
-        late_dy = tl.load(dy_ptr + y_head + late_row * (H * P), mask=inside, other=0.0)
+        v, late_v = _load_both(v_ptr + head * v_h, row, late_row, inside, v_l)
+        dy, late_dy = _load_both(dy_ptr + y_head, row, late_row, inside, H * P)
         here = head * padded
         source = tl.load(steps_ptr + plane + here + i)
         late_decay = tl.load(steps_ptr + here + T + t)
@@ -155,11 +150,9 @@ def _pair_values_kernel(
     dq_t = tl.dot(tl.trans(k), dscores_t, input_precision=PRECISION)  # (n, i)
     late_dq_t = tl.dot(tl.trans(k), on_dscores_t, input_precision=PRECISION)
     late_dq_t = tl.dot(tl.trans(late_k), late_dscores_t, late_dq_t, input_precision=PRECISION)
-    column = begin + i[None, :] * step
-    late_column = begin + (T + t[None, :]) * step
-    tl.store(dq_ptr + column * dq_l + n[:, None], dq_t.to(dq_ptr.dtype.element_ty))
-    late_inside = T + t[None, :] < L
-    tl.store(dq_ptr + late_column * dq_l + n[:, None], late_dq_t.to(dq_ptr.dtype.element_ty), mask=late_inside)
+    tl.store(dq_ptr + tl.trans(row) * dq_l + n[:, None], dq_t.to(dq_ptr.dtype.element_ty))
+    late_dq_ptr = dq_ptr + tl.trans(late_row) * dq_l + n[:, None]
+    tl.store(late_dq_ptr, late_dq_t.to(dq_ptr.dtype.element_ty), mask=tl.trans(inside))
 
 
 def pair_forward(

@@ -183,13 +183,13 @@ def ledger(setting: Setting) -> Iterator[Step]:
 PARTS: dict[str, Part] = {
     "tune": Part("which learning rate suits each family?", tune, 3, labels=True),
     "dino": Part("what do five mixers learn without labels?", dino, 9),
-    "supervised": Part("and with labels?", supervised, 3, needs=("dino",), labels=True),
+    "supervised": Part("what do they learn with labels?", supervised, 3, needs=("dino",), labels=True),
     "sizes": Part("do larger models score higher?", sizes, 6.5, needs=("dino",)),
-    "mambaout": Part("is a scan needed? does causal mixing cost?", mambaout, 3, needs=("dino",)),
+    "mambaout": Part("is a scan needed? does causal mixing cost accuracy?", mambaout, 3, needs=("dino",)),
     "registers": Part("how many registers, and where?", registers, 2.5, needs=("dino",)),
-    "cost": Part("what does each cost, against tokens?", cost, 1),
-    "ranks": Part("what rank have trained matrices?", ranks, 2, needs=("dino",)),
-    "ledger": Part("what became of the papers' claims?", ledger, 1),
+    "cost": Part("how does the cost of each grow with tokens?", cost, 1),
+    "ranks": Part("what rank do trained matrices have?", ranks, 2, needs=("dino",)),
+    "ledger": Part("what is the verdict on each claim of the papers?", ledger, 1),
 }
 MINIATURE = Study("miniature", PARTS, full=FULL, quick=QUICK)
 

@@ -29,22 +29,22 @@ mixlab reproduce 'dino-mamba-*' --run RUN
 mixlab reproduce dino-mamba-table2 --root DATA --run TRIAL --scale tiny
 ```
 
-In this order: the list; an item's data, commands and published figures; a check of the folders, which says what is
-missing and where it should be; a run, which the same command resumes; one row of it; released weights instead of a
-training; what a run has so far; and a trial with two steps of small stand-ins for every training, to see that all of it
-runs on your folders.
+These lines, in order: list all items; show the data, commands and published figures of one; check your folders and say
+what is missing and where it should be; run the item (the same command resumes it); run one row of it; use released
+weights instead of training; show the results so far; and test everything on your folders, with two steps of a small
+network for every training.
 
 The result is a table of ours, the paper's and the difference, with 95 % intervals over images, on the terminal, in
-`RUN/results/` and in `RUN/report.html`. An interval over images says nothing about another training: one run against
-one published run is one draw of each. Items in one run share trainings: `RUN/dinovim_base-dino` is trained once and
-serves Tables 1 to 4 and most figures. A finished training is not repeated, also one that was run by hand: on several
-GPUs, type the printed `pretrain` or `train` line after `torchrun --nproc-per-node 8 --no-python --`, without
-`accumulate` (which fits the batch into one GPU's memory), into the same folder; then run the item.
+`RUN/results/` and in `RUN/report.html`. An interval over images does not show what another seed would give: our run and
+the published one are one sample each. Items in one run share training: `RUN/dinovim_base-dino` is trained once for
+Tables 1 to 4 and most figures. A finished training is not repeated, even if you ran it yourself. For several GPUs, put
+`torchrun --nproc-per-node 8 --no-python --` before the printed `pretrain` or `train` command, leave out `accumulate`
+(which fits the batch into one GPU's memory), and keep the folder; then run the item.
 
-Released weights replace a training: `--weights vim_small=FILE`, in any form that `mixlab export` reads; classifiers in
-them are scored as they are. Networks that the papers quote were trained by recipes of their own, which are not here:
-they come from released weights, and those that lack them are named and left out. In the commands below, FILE stands for
-such a file. A visual Mamba can be trained by MambaOut's recipe instead, which reproduces no published figure: type
+Released weights replace training: `--weights vim_small=FILE`, in any format that `mixlab export` reads; classifiers in
+them are scored as they are. Networks that the papers quote were trained by their own recipes, which mixlab lacks.
+They come from released weights; those without weights are named and left out. In the commands below, FILE stands for
+such a file. You can train a visual Mamba by MambaOut's recipe instead, which reproduces no published figure: run
 `mixlab train supervised_vim_small --data DATA/imagenet --run RUN/vim_small-supervised` before the item.
 """
 

@@ -75,18 +75,23 @@ def _parts(seeds: tuple[int, ...]) -> dict[str, Part]:
     for kind, size, family, seed in networks:
         name, steps = f"{size}-{family.label}-s{seed}", partial(look, kind, size, family, seed)
         part = f"look-{name}" if kind == "dino" else f"look-{kind}-{name}"
-        parts[part] = Part("its maps, ranks and features beside its twin's", steps, LOOKING_MINUTES, labels=True)
+        parts[part] = Part(
+            "its maps, ranks and features, against its untrained twin", steps, LOOKING_MINUTES, labels=True
+        )
     for size, family in pairs:
         minutes = training_minutes("supervised", size, family) + SCORING_MINUTES + 0.5
-        question, steps = f"and {family.label}, {size}, with labels?", partial(supervised, size, family, seeds[0])
+        question, steps = (
+            f"what does {family.label}, {size}, learn with labels?",
+            partial(supervised, size, family, seeds[0]),
+        )
         parts[f"supervised-{size}-{family.label}-s{seeds[0]}"] = Part(question, steps, minutes, labels=True)
     for name in ABLATIONS:
         tried = _ablations(name, FULL).values()
         minutes = sum(training_minutes("dino", "tiny", vit, each) + SCORING_MINUTES for each in tried) / SIDE_BY_SIDE
         question = f"what made the difference: {name}?"
         parts[f"ablate-{name}"] = Part(question, partial(ablate, name), minutes, labels=True)
-    parts["cost"] = Part("what does each cost, against tokens?", cost, 1.0)
-    parts["ledger"] = Part("what became of the papers' claims?", ledger, 1.0)
+    parts["cost"] = Part("how does the cost of each grow with tokens?", cost, 1.0)
+    parts["ledger"] = Part("what is the verdict on each claim of the papers?", ledger, 1.0)
     return parts
 
 
@@ -181,7 +186,7 @@ def _speedrun(
     return Step(
         f"train {place.name}",
         f"{place.name}: train and score",
-        "alone on the GPU, since it is timed" if timed else "side by side, since nobody counts their seconds",
+        "alone on the GPU, since it is timed" if timed else "several at once, since they are not timed",
         ("speedrun", recipe, *named, *more, *sets(*settings)),
         place / "results" / "speedrun.json",
         here=setting.here,

@@ -66,7 +66,7 @@ def page_text(text: str, records: Sequence[Record]) -> str:
     for name, table in tables.items():
         start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
         if start not in text or end not in text:
-            raise InputError(f"{PAGE} lacks the marks {start} and {end}, between which its table stands; put them back")
+            raise InputError(f"{PAGE} lacks the marks {start} and {end}, around its table; put them back")
         text = f"{text.partition(start)[0]}{start}\n{table}\n{end}{text.partition(end)[2]}"
     return text
 

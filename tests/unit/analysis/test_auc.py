@@ -154,7 +154,7 @@ def test_a_study_without_its_pairs_says_what_it_needs() -> None:
         run_study("training", [target("a")], scorer)
     with pytest.raises(ValueError, match="there is no study 'sizes'; did you mean size"):
         run_study("sizes", [target("a")], scorer)
-    with pytest.raises(ValueError, match="labels of their own"):
+    with pytest.raises(ValueError, match="different labels"):
         run_study("model", [target("a"), target("a")], scorer)
 
 

@@ -175,7 +175,7 @@ def test_several_maps_of_features_come_out_of_one_pass() -> None:
         torch.testing.assert_close(stacked[:, place], MAPS[name](model, IMAGES), check_dtype=False)
     with pytest.raises(ValueError, match="no map 'cos'; did you mean"):
         find_map("cos+norm")
-    with pytest.raises(ValueError, match="only maps of features go together"):
+    with pytest.raises(ValueError, match="only maps of features can be combined"):
         find_map("cosine+mixing_mean")
 
 
@@ -201,7 +201,7 @@ def test_maps_and_components_of_several_networks_are_a_result_for_json_and_array
         **{f"pca_first_{target.label}": (3, 8, 8) for target in targets},
         **{f"pca_colours_{target.label}": (3, 8, 8, 3) for target in targets},
     }
-    with pytest.raises(ValueError, match="labels of their own"):
+    with pytest.raises(ValueError, match="different labels"):
         activation_maps([targets[0], targets[0]], images)
 
 

@@ -196,5 +196,5 @@ def test_what_cannot_be_an_analysis_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_factor_that_means_nothing_is_refused() -> None:
-    with pytest.raises(InputError, match="factor is 0.5; high is above the median: try 3"):
+    with pytest.raises(InputError, match="factor is 0.5; it must lie between 1 and 1e6: try 3"):
         mixlab.measure_norms(replace(Target(label="loud", backbone=Loud())), "shapes:n=1", factor=0.5)

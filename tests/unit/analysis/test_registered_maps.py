@@ -128,7 +128,7 @@ def test_a_wrong_map_is_not_left_out_in_silence_where_all_are_scored() -> None:
 
 def test_a_map_of_several_parts_does_not_go_together_with_others() -> None:
     model = mixlab.create_model("dinomambareg_tiny", dim=32, depth=1, patch=8, image=32, num_registers=2)
-    with pytest.raises(mixlab.InputError, match="'cosine\\+register_cosine' holds maps of several parts"):
+    with pytest.raises(mixlab.InputError, match="'cosine\\+register_cosine' includes a map with several parts"):
         activation_map(model, IMAGES, "cosine+register_cosine")
 
 
@@ -156,7 +156,7 @@ def test_what_cannot_be_registered_says_why() -> None:
         (lambda: mixlab.register_map("a+b")(lambda f: f), r"cannot be called 'a\+b'"),
         (lambda: mixlab.register_map("default")(lambda f: f), "cannot be called 'default', which on the page"),
         (lambda: mixlab.register_map(lambda f: f), "cannot be called '<lambda>'"),
-        (lambda: mixlab.register_map("cut")(lambda f: f), "registers the map 'cut', which mixlab has registered"),
+        (lambda: mixlab.register_map("cut")(lambda f: f), "registers the map 'cut', already registered by mixlab"),
         (lambda: mixlab.register_map("three")(lambda a, b, c: a), r"three\(features\), or .* three\(rows, mixing\)"),
     ):
         with pytest.raises(mixlab.InputError, match=said):

@@ -127,13 +127,16 @@ def test_one_entry_of_a_tuple_or_a_mapping_is_taken_by_name(place: str) -> None:
     [
         (
             lambda: mixlab.wrap(small_resnet(), image=64),
-            r"gives \(1, 10\), which is no map .*maps='layer4' would be one",
+            r"gives \(1, 10\), which is not a map .*maps='layer4' would be one",
         ),
         (lambda: mixlab.wrap(small_resnet(), maps="layer5", image=64), "no submodule 'layer5'; did you mean layer4"),
-        (lambda: mixlab.wrap(Net(), maps="b ody", image=16), "is no place in a module"),
-        (lambda: mixlab.wrap(Net("48 px alone"), image=48), "do not distinguish the axes; say axes='NCHW' or 'NHWC'"),
+        (lambda: mixlab.wrap(Net(), maps="b ody", image=16), "is not a place in a module"),
+        (
+            lambda: mixlab.wrap(Net("48 px alone"), image=48),
+            "axes cannot be told by their sizes; pass axes='NCHW' or 'NHWC'",
+        ),
         (lambda: mixlab.wrap(Net("tokens"), num_prefix=3, image=16), "16 tokens, which are not a square of patches"),
-        (lambda: mixlab.wrap(Net("vector"), image=16), r"gives \(1, 192\), which is no map"),
+        (lambda: mixlab.wrap(Net("vector"), image=16), r"gives \(1, 192\), which is not a map"),
         (lambda: mixlab.wrap(nn.Identity()), "this Identity has no parameters"),
         (lambda: mixlab.wrap(Net), "wrap takes an nn.Module, got a type; build the network first"),
         (lambda: mixlab.wrap(mixlab.create_model("vit_tiny", depth=1)), "is a backbone already"),
@@ -186,7 +189,9 @@ def test_an_untrained_twin_is_drawn_anew_or_what_cannot_be_is_named() -> None:
     weights = [net.network.conv1.weight for net in (one, again, other, model)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2]) and not torch.equal(weights[0], weights[3])
-    with pytest.raises(ValueError, match=r"nothing draws network.class_token.*mixlab.register_backbone"):
+    with pytest.raises(
+        ValueError, match=r"no reset_parameters\(\) covers network.class_token.*mixlab.register_backbone"
+    ):
         mixlab.wrap(small_vit(), maps="encoder", image=32).twin()
 
 

@@ -6,7 +6,7 @@ from command_line import help_of
 
 from mixlab.cli import COMMANDS, main
 
-SAID = "auto (a GPU where there is one), cpu, cuda or cuda:N. (default: auto)"
+SAID = "auto (a GPU if there is one), cpu, cuda or cuda:N. (default: auto)"
 
 
 def test_every_command_says_the_same_of_its_device() -> None:

@@ -32,7 +32,7 @@ def test_scores_go_to_the_run_and_follow_the_vote(
     text = " ".join(capsys.readouterr().err.split())
     said = re.search(r"features of 160 images, (\d+) values each: ([\d.]+) kB in", text)
     assert said and float(said[2]) == pytest.approx(stored / 1e3, abs=0.5)  # two headers of 128 bytes
-    assert "k 500 left out: there are 80 training images" in text
+    assert "k 500 left out: there are only 80 training images" in text
     assert result == RunDirectory.open(vit).results()["knn_vit"]
     model = mixlab.model_from_file(vit / "weights.safetensors").eval()
     features, labels = {}, {}

@@ -30,7 +30,7 @@ def same(one: torch.nn.Module, other: torch.nn.Module) -> bool:
 
 
 def test_a_tag_of_released_weights_alone_brings_none() -> None:
-    with pytest.warns(UserWarning, match="is untrained: its tag names released weights, which only --weights FILE"):
+    with pytest.warns(UserWarning, match="is untrained: its tag names released weights, but only --weights FILE"):
         assert load_target(f"{NAME}.augreg_in21k", device="cpu").training == "untrained"
 
 
@@ -147,5 +147,5 @@ def test_a_place_that_cannot_be_written_to_is_named_as_it_was_given(
     with pytest.raises(OSError, match=r"cannot write to .*file/run .*choose another --run"):
         maps(["vit_tiny"], image=32, run=tmp_path / "file" / "run")
     monkeypatch.setattr("os.access", lambda *_: False)  # root may write anywhere
-    with pytest.raises(PermissionError, match=r"look may not be written to; choose another --run"):
+    with pytest.raises(PermissionError, match=r"look is not writable; choose another --run"):
         open_run(tmp_path / "look", ["vit_tiny"])

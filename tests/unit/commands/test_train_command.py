@@ -59,7 +59,7 @@ def test_without_a_held_out_part_nothing_is_claimed(tmp_path: Path) -> None:
 def test_labels_of_all_images_are_not_learnt_in_silence(tmp_path: Path) -> None:
     photos, _ = draw_folders(tmp_path)
     with pytest.warns(
-        UserWarning, match=r"has no validation part: .* all \d+ images .*; --data heldout:.* holds some out"
+        UserWarning, match=r"has no validation set: .* all \d+ images, .*; --data heldout:.* holds some out"
     ):
         train(photos / "train", tmp_path / "run")
     with warnings.catch_warnings():

@@ -123,7 +123,7 @@ def test_given_labels_need_no_reading_and_count_from_zero() -> None:
         ([torch.zeros(2, 3, 4, 4, dtype=torch.uint8)], r"the shape \(2, 3, 4, 4\)"),
         (["photo.jpg"], "is a str, not an image"),
         ([{"a": 1, "b": 2}], "which of a, b is the image is not clear"),
-        (iter([1]), "a list_iterator is no data"),
+        (iter([1]), "a list_iterator cannot be used as data"),
         (Samples(pair, broken=tuple(range(12))), "none of the first 12 samples of Samples can be read: OSError: no"),
     ],
     ids=["empty", "floats", "doubles", "last", "batch", "path", "keys", "stream", "broken"],
@@ -143,7 +143,7 @@ def test_a_stream_of_torch_is_refused_with_the_way_out() -> None:
         def __iter__(self) -> Any:
             return iter([])
 
-    with pytest.raises(ValueError, match="a Stream is no data: .* keep it in a list"):
+    with pytest.raises(ValueError, match="a Stream cannot be used as data: .* put it into a list"):
         as_data(Stream())
 
 
@@ -238,5 +238,5 @@ def test_columns_of_a_hugging_face_data_set_are_found_by_their_kind() -> None:
     both = datasets.DatasetDict(train=table, test=table.select([0, 1]))
     splits = mixlab.labelled_splits(both)
     assert (len(splits.train), len(splits.val), splits.classes) == (6, 2, ("ant", "bee"))
-    with pytest.raises(ValueError, match="IterableDataset is no data"):
+    with pytest.raises(ValueError, match="IterableDataset cannot be used as data"):
         as_data(table.to_iterable_dataset())

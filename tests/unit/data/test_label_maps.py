@@ -73,8 +73,8 @@ def test_a_few_images_are_spread_evenly() -> None:
 
 @pytest.mark.parametrize(
     ("masks", "values", "says"),
-    [("annotations", [[0, 4], [1, 1]], "the label 4 is unknown: the set has 1 to 3"),
-     ("labels", [[0, 3], [1, 1]], "the label 3 is unknown: the set has 0 to 2, and 255"),
+    [("annotations", [[0, 4], [1, 1]], "the label 4 is unknown: labels are 1 to 3"),
+     ("labels", [[0, 3], [1, 1]], "the label 3 is unknown: labels are 0 to 2, and 255"),
      ("labels", [[0, 1, 2], [0, 1, 2], [0, 0, 0], [0, 0, 0]], "another shape")],
 )  # fmt: skip
 def test_a_mask_that_does_not_fit_is_told_by_name(tmp_path: Path, masks: str, values, says: str) -> None:

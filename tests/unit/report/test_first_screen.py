@@ -46,16 +46,17 @@ def test_it_says_who_learnt_and_who_is_highest() -> None:
         and "kNN on drawn scenes (shapes): b is highest with 70.0 %, a lowest" in one
     )
     (one,) = said(*with_twins(a=0.6, b=0.21))
-    assert one.startswith("a has learnt (kNN or a linear probe") and "; b has not. kNN on drawn scenes (shapes)" in one
+    assert (
+        one.startswith("a has learnt (significantly better than its untrained twin")
+        and "; b has not. kNN on drawn scenes (shapes)" in one
+    )
     (one,) = said(*with_twins(a=0.21, b=0.21))
-    assert one.startswith("None of the 2 networks has learnt anything")
+    assert one.startswith("None of the 2 networks is significantly better than its untrained twin by kNN")
     assert "about architectures, not about training" in one
     (one,) = said(*with_twins(a=0.6, b=0.7), measured("c", 0.4))
     assert one.startswith("All 2 networks with untrained twins have learnt"), "nothing is said of the third"
     (one,) = said(*with_twins(a=0.6))
-    assert one.startswith(
-        "a has learnt: kNN or a linear probe reads significantly more from it than from its untrained"
-    )
+    assert one.startswith("a has learnt: it is significantly better than its untrained twin by kNN or linear probe.")
     assert said(measured("a", 0.4), measured("b", 0.4)) == ["kNN on drawn scenes (shapes): all have 40.0 %."]
     (one,) = said(measured("a", 0.4), measured("b", 0.3))
     assert one == "kNN on drawn scenes (shapes): a is highest with 40.0 %, b lowest with 30.0 %.", (
@@ -88,8 +89,8 @@ def test_three_sentences_are_enough_and_ranks_name_their_mixers() -> None:
     ledger = {"claims": [1, 2, 3], "counts": {"supported": 2, "not measured": 1}}
     found = said(rank("attention", 64), rank("mamba2", 16), claims=(ledger,))
     assert found == [
-        "Softmax attention can pass more between distant patches than a Mamba-2 scan: off the diagonal, the blocks of "
-        "its matrices have rank 64 against 16.",
+        "Softmax attention can pass more information between distant patches than a Mamba-2 scan: the off-diagonal "
+        "blocks of its matrices have rank 64 against 16.",
         "Of 3 claims of the papers: 2 supported, 1 not measured.",
     ]
     assert len(said(*with_twins(a=0.6, b=0.7), rank("attention", 64), rank("mamba2", 16), claims=(ledger, ledger))) == 3
@@ -192,7 +193,7 @@ def test_without_a_title_the_page_is_called_by_its_mixers(tmp_path: Path) -> Non
     assert "<h1>alone</h1>" in write_report([alone.path], tmp_path / "alone.html").read_text()
     alone.write_result("maps", run.results()["maps"], run.arrays("maps"))
     text = write_report([alone.path], tmp_path / "maps.html").read_text()
-    assert "<h1>Softmax attention and Mamba-2 scan</h1>" in text and "Pictures alone: nothing was measured" in text
+    assert "<h1>Softmax attention and Mamba-2 scan</h1>" in text and "Only pictures: nothing was measured" in text
     assert "alone · 2 models, 2 results" in text
     content = run.results()["maps"]
     content["subjects"].append(content["subjects"][0] | {"label": "its twin", "training": "untrained"})

@@ -206,7 +206,7 @@ def test_networks_that_share_label_and_seed_are_not_averaged_in_silence() -> Non
     assert column(table, "kNN") == {"vit": pytest.approx(0.5)}
     assert table.notes == [
         "vit, seed 0: 2 networks with different weights have this label, and cells show their mean; give the runs "
-        "labels of their own to see each."
+        "different labels to see each."
     ]
 
 

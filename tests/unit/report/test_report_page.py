@@ -89,7 +89,7 @@ def test_the_page_says_which_models_learnt_and_which_did_not(tmp_path: Path) -> 
     result["measurements"][0] |= {"value": 0.22, "low": 0.17, "high": 0.27}  # 0.2 is the twin's
     trained.write_result("knn_vim", result)
     text = re.sub(r"\s+", " ", report(run.path).text)
-    assert "significantly better than untrained: vit. Not significantly better: vim." in text
+    assert "Significantly better than untrained by kNN or linear probe: vit. Not significantly better: vim." in text
     assert "Verdicts that rest on vim" in text
 
 
@@ -248,7 +248,7 @@ def test_an_error_of_ours_is_no_error_of_the_file(tmp_path: Path, monkeypatch: p
 
 def test_a_page_for_a_folder_that_is_not_there_says_so(tmp_path: Path) -> None:
     run = make_example(tmp_path / "run")
-    with pytest.raises(FileNotFoundError, match=r"nowhere does not exist.*--out"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere of --out does not exist"):
         write_report([run.path], tmp_path / "nowhere" / "page.html")
 
 

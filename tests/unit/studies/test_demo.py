@@ -147,7 +147,7 @@ def test_a_finished_demo_runs_only_what_is_missing(killed: Killed) -> None:
     assert re.match(r"Done in \d+ s\. What was found:\n- ", screen.text) and screen.text.count("\n- ") == 3
     assert all(len(line) <= 80 or "/" in line for line in screen.lines), "only a path may be longer"
     last = " ".join(screen.text.split())
-    assert f"The report: open {killed.folder}/report.html" in last and "mixlab app shipped/vit" in last
+    assert f"Open the report: {killed.folder}/report.html" in last and "mixlab app shipped/vit" in last
 
 
 def test_another_demo_does_not_go_into_the_same_directory(killed: Killed) -> None:

@@ -74,7 +74,7 @@ def test_files_of_others_stay_whatever_they_are_called_and_are_named(tmp_path: P
         assert {name: (out / name).read_text() for name in STRANGERS} == STRANGERS
         assert (out / "elsewhere").is_symlink()
         said = " ".join(capsys.readouterr().err.split())
-        assert "not ours, and left as it is: .lock, config.json, elsewhere, results, thesis and 2 more" in said
+        assert "not written by mixlab, left as it is: .lock, config.json, elsewhere, results, thesis and 2 more" in said
     assert {entry.name for entry in out.iterdir()} >= OURS
 
 

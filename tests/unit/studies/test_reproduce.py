@@ -210,7 +210,7 @@ def test_items_run_on_stand_ins_and_ours_stands_beside_the_paper(
     assert token["ours"] is not None and token["said"] == "above 0"
     assert (run / "dino-mamba-fig8" / "figures" / "auc_roc_token.svg").is_file()
     text = (run / "report.html").read_text(encoding="utf-8")
-    assert "Ours beside the papers" in text and "Dino-Mamba, Table 4" in text and "Tiny scale" in text
+    assert "Our results beside the papers" in text and "Dino-Mamba, Table 4" in text and "Tiny scale" in text
 
     capsys.readouterr()
     again = reproduce(names[:1], **call)["items"]["dino-mamba-table2"]
@@ -357,7 +357,7 @@ def test_wrong_calls_name_the_way_out(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no item 'dino-mamba-tabel1'; did you mean dino-mamba-table1"):
         find_items(["dino-mamba-tabel1"])
     assert [item.name for item in find_items(["mambaout-fig1*"])] == ["mambaout-fig1a", "mambaout-fig1b"]
-    with pytest.raises(ValueError, match="go with an item"):
+    with pytest.raises(ValueError, match="options need an item"):
         reproduce(root=tmp_path)
     with pytest.raises(ValueError, match=r"has no network vit_huge; (did you mean|it has) .*vit_"):
         reproduce(["dino-mamba-table2"], only="vit_huge")

@@ -146,7 +146,7 @@ def test_runs_of_a_changed_tree_unknown_commits_or_other_settings_are_refused(
     assert "no validation images of its own; add val/" in " ".join(capfd.readouterr().err.split())
     shutil.copytree(ran / "run", ran / "other", ignore=shutil.ignore_patterns("seconds.json", "speedrun.json"))
     assert go(ran, "other", "--seed", "1") == 1
-    assert "begun by another command" in " ".join(capfd.readouterr().err.split())
+    assert "started by another command" in " ".join(capfd.readouterr().err.split())
     assert page.NONE_YET in (docs / page.PAGE).read_text() and not page.read_records(docs)
 
 

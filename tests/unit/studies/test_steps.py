@@ -52,7 +52,7 @@ def test_steps_resume_with_their_own_settings_alone(under: str | None, tmp_path:
 def test_a_reproduction_neither_replaces_settings_that_are_gone_nor_those_of_something_else(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run")
     run.write_config({"demo": {"seed": 0}})
-    with pytest.raises(InputError, match="holds something else"):
+    with pytest.raises(InputError, match="belongs to another command"):
         check_agreement(run, tmp_path, "full")
     (run.path / "config.json").unlink()
     (run.path / "steps").mkdir()

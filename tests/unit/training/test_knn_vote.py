@@ -138,9 +138,9 @@ def test_calls_without_neighbours_are_refused() -> None:
     none = LabelledFeatures(torch.ones(0, 3), torch.zeros(0, dtype=torch.int64))
     with pytest.raises(ValueError, match="at least one number from 1"):
         knn_correct(table, table, num_classes=2, ks=(0,), device=CPU)
-    with pytest.raises(ValueError, match="nearest of 0 images"):
+    with pytest.raises(ValueError, match="the bank has 0 images"):
         knn_correct(none, table, num_classes=2, ks=(1,), device=CPU)
-    with pytest.raises(ValueError, match="temperature 0"):
+    with pytest.raises(ValueError, match="temperature is 0"):
         knn_correct(table, table, num_classes=2, ks=(1,), temperature=0.0, device=CPU)
 
 

@@ -292,7 +292,7 @@ def test_what_cannot_be_registered_says_why() -> None:
     for given, said in (
         (
             lambda: mixlab.register_optimizer("adamw")(lambda g, c: None),
-            "registers the optimizer 'adamw', which mixlab",
+            "registers the optimizer 'adamw', already registered by mixlab",
         ),
         (
             lambda: mixlab.register_optimizer("one")(lambda g: None),

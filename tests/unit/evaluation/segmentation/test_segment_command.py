@@ -355,9 +355,9 @@ def test_a_bound_on_the_images_to_judge_by_bounds_the_live_scores_too(finished: 
 @pytest.mark.parametrize(
     ("target", "data", "says"),
     [
-        ("vit_tiny", DATA, ["the small one for shapes, 500 steps"]),
-        ("timm/resnet18", "photos", ["the papers' for ADE20K", "--recipe segment_vit_tiny64"]),
-        ("dinovim_tiny", "photos", ["the papers' for ADE20K", "--recipe segment_dinovim_tiny64"]),
+        ("vit_tiny", DATA, ["the small one for shapes is used: 500 steps"]),
+        ("timm/resnet18", "photos", ["the papers' recipe for ADE20K", "--recipe segment_vit_tiny64"]),
+        ("dinovim_tiny", "photos", ["the papers' recipe for ADE20K", "--recipe segment_dinovim_tiny64"]),
     ],
 )
 def test_a_call_without_a_recipe_is_told_which_one_it_gets_and_on_a_cpu_a_smaller_one(
