@@ -35,8 +35,11 @@ MODULES = {
     "mixlab.data.registered": ("Sources by name", "register_source"),
     "mixlab.data.given": ("Data given in Python", "as_data GivenData fingerprint"),
     "mixlab.data.crops": ("Crops", "MultiCrop CropKind dino_crops CropParameters draw_parameters make_crops normalise"),
-    "mixlab.data.packed": ("Images of any sizes in one batch", "pack_images PackedImages PackedBatch PackedLoader"),
-    "mixlab.data.loader": ("Batches", "Loader Batch BatchLoader SampleReader"),
+    "mixlab.data.packed": (
+        "Images of any sizes in one batch",
+        "pack_images PackedImages PackedBatch PackedReader PackedLoader",
+    ),
+    "mixlab.data.loader": ("Batches", "BatchLoader ImageReader Batch SampleReader"),
     "mixlab.recipes": ("Recipes", "find_recipe register_recipe with_method"),
     "mixlab.training.config": (
         "Training configurations",
@@ -76,7 +79,8 @@ MODULES = {
     "mixlab.evaluation.detection.task": ("Detection", ""),
     "mixlab.evaluation.machine": ("Where an evaluation runs", "Machine CentreView"),
     "mixlab.analysis.viewed_images": ("Images of an analysis", ""),
-    "mixlab.analysis.maps": ("Activation maps", "activation_map activation_maps MapsResult default_map"),
+    "mixlab.analysis.maps": ("Activation maps", "activation_map default_map"),
+    "mixlab.analysis.activation_maps": ("Activation maps of several networks", "activation_maps MapsResult"),
     "mixlab.analysis.registered_maps": ("Maps of one's own", "register_map"),
     "mixlab.analysis.binary_auc": ("Binary-AUC", ""),
     "mixlab.analysis.binary_auc_metric": ("Binary-AUC as a torchmetrics metric", ""),
@@ -92,7 +96,7 @@ MODULES = {
     "mixlab.run": ("Run directories and measurements", ""),
     "mixlab.run.protocols": ("Protocols of measurements", ""),
     "mixlab.report": ("The report", ""),
-    "mixlab.errors": ("Errors", "InputError WorkError MissingExtraError"),
+    "mixlab.errors": ("Errors", "InputError MissingPartError WorkError MissingExtraError"),
 }
 
 

@@ -9,13 +9,13 @@ from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names once more, for editors and type checkers
+    from mixlab.analysis.activation_maps import activation_maps as activation_maps
     from mixlab.analysis.auc import score_maps as score_maps
     from mixlab.analysis.binary_auc import binary_auc as binary_auc
     from mixlab.analysis.binary_auc_metric import BinaryAUC as BinaryAUC
     from mixlab.analysis.exhibit import Exhibit as Exhibit
     from mixlab.analysis.exhibit import Picture as Picture
     from mixlab.analysis.maps import activation_map as activation_map
-    from mixlab.analysis.maps import activation_maps as activation_maps
     from mixlab.analysis.norms import measure_norms as measure_norms
     from mixlab.analysis.pca import pca_maps as pca_maps
     from mixlab.analysis.rank import measure_ranks as measure_ranks
@@ -89,7 +89,8 @@ _NAMES = {
     "analysis.binary_auc": ["binary_auc"],
     "analysis.binary_auc_metric": ["BinaryAUC"],
     "analysis.exhibit": ["Exhibit", "Picture"],
-    "analysis.maps": ["activation_map", "activation_maps"],
+    "analysis.activation_maps": ["activation_maps"],
+    "analysis.maps": ["activation_map"],
     "analysis.norms": ["measure_norms"],
     "analysis.pca": ["pca_maps"],
     "analysis.rank": ["measure_ranks"],

@@ -16,7 +16,7 @@ TEMPERATURE = 0.07  # of their votes, DINO
 OUTPUT = "output"  # a probe or kNN reads what the backbone itself returns
 SCORED_FIT: Fit = "squash"  # of `mixlab auc`: all of an image and of its mask, as in every published score
 NUM_DRAWN = 6  # images of `mixlab maps`
-SHOWN_MAP = "cut"  # of `mixlab maps` and the page: of networks without labels it shows most
+SHOWN_MAP = "isolation"  # of `mixlab maps` and the page: of networks without labels it shows most
 NUM_RANKED = 4  # images of `mixlab rank`
 NO_TARGET = "no target given; name a run, a zoo model (see `mixlab models`), shipped/NAME or timm/NAME"
 PAGE_DATA = ("photo:all", "shapes:size=256,n=2")  # samples of `mixlab app`: six photographs, two scenes with masks

@@ -1,6 +1,6 @@
 """What the command line prints as one sentence. Every other exception is a bug of ours and keeps its traceback."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
 from difflib import SequenceMatcher, get_close_matches
 
@@ -26,6 +26,10 @@ EXTRA_OF = {  # modules that only some commands need: pip install 'mixlab[EXTRA]
 
 class InputError(ValueError):
     """The input cannot work: the message names the value, the rule and a way out."""
+
+
+class MissingPartError(InputError):
+    """A network lacks the part that is asked for: registers, a class token, a mixing matrix."""
 
 
 class WorkError(RuntimeError):
@@ -71,6 +75,11 @@ def few(names: Iterable[object], most: int = 5) -> str:
     listed = [str(name) for name in names]
     rest = f" and {len(listed) - most} more" if len(listed) > most else ""
     return ", ".join(listed[:most]) + rest
+
+
+def counted(things: Sized, one: str, several: str) -> str:
+    """How many there are, with the word for one or for several."""
+    return f"1 {one}" if len(things) == 1 else f"{len(things)} {several}"
 
 
 def short(value: object, most: int = 60) -> str:

@@ -45,6 +45,11 @@ def _entry(image: int, category: int, box: list, segmentation, crowd: int = 0) -
 def _runs(height: int, width: int, left: int, top: int, across: int, down: int) -> list[int]:
     mask = np.zeros((height, width), dtype=bool)
     mask[top : top + down, left : left + across] = True
+    return run_lengths(mask)
+
+
+def run_lengths(mask: np.ndarray) -> list[int]:
+    """The definition, pixel by pixel down the columns."""
     runs, current = [0], False
     for value in mask.T.ravel():
         if value != current:

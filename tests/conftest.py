@@ -3,9 +3,11 @@
 import gc
 import io
 import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -32,8 +34,28 @@ def forked_processes(tmp_path_factory: pytest.TempPathFactory) -> None:
     fork_server.start()
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Until the tests of a file are over: others compare their bits with those of processes that have all threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 for name in ("CI", "COLUMNS", "FORCE_COLOR", "LINES", "NO_COLOR"):
     os.environ.pop(name, None)  # what is printed depends on them: tests that say nothing of them mean none
+
+
+SEED = 4711  # not 0, with which commands draw: a network is not its own untrained twin
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Before its fixtures: what a test draws does not depend on those that its process ran before, by chance."""
+    random.seed(SEED)
+    np.random.seed(SEED)  # noqa: NPY002  for whoever uses it
+    torch.manual_seed(SEED)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -17,5 +17,5 @@ class Here:
 
 @contextmanager
 def here(workers: int) -> Iterator[Here]:
-    """In the place of `mixlab.studies.steps.worker_pool`."""
+    """In the place of `mixlab.studies.workers.worker_pool`."""
     yield Here()

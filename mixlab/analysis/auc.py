@@ -6,7 +6,7 @@ centre-matched score, all with 95 % bootstrap intervals over images.
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise, product
 from typing import Any
 
@@ -22,22 +22,24 @@ from mixlab.analysis.map_scores import (
     ScoreDifference,
     ScoreProgress,
     ScoreRow,
+    Wanted,
     either_sign,
     to_measurements,
 )
-from mixlab.analysis.maps import MAPS, MapOfFeatures, default_map, distinct_targets, single_maps
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.backbones.backbone import Backbone, Layers
 from mixlab.choices import SCORED_FIT
 from mixlab.data.given import AnyData
 from mixlab.errors import InputError, did_you_mean
-from mixlab.evaluation.target import Target
+from mixlab.evaluation.target import Target, distinct_targets
 from mixlab.run import UNTRAINED, Subject
 from mixlab.run.directory import file_name
 from mixlab.run.protocols import MapProtocol
 from mixlab.statistics import Estimate, bootstrap_difference, bootstrap_mean, correlate
 
 BESIDE = ("norm", "mixing_mean")  # maps that show another thing than similarity to the summary
+HEAD_MAP, HEAD_LAYERS = "mixing_rows", 2
+REGISTER_MAP = "register_cosine"
 TOKEN_MAPS = {"cosine": "in the middle", "front_cosine": "in front"}
 
 
@@ -66,11 +68,23 @@ def score_maps(
 
 
 def run_study(name: str, targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None) -> AucResult:
-    """One of STUDIES; several with one scorer share its passes over the images."""
-    if name not in STUDIES:
-        hint = did_you_mean(name, STUDIES, otherwise=f"choose one of {', '.join(STUDIES)}")
-        raise InputError(f"there is no study {name!r}; {hint}")
-    return STUDIES[name](distinct_targets(targets), scorer, map_name)
+    """One of STUDIES."""
+    return next(run_studies([name], targets, scorer, map_name))
+
+
+def run_studies(
+    names: Sequence[str], targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None
+) -> Iterator[AucResult]:
+    """Some of STUDIES, with one pass of each network over the images for all of them."""
+    for name in names:
+        if name not in STUDIES:
+            hint = did_you_mean(name, STUDIES, otherwise=f"choose one of {', '.join(STUDIES)}")
+            raise InputError(f"there is no study {name!r}; {hint}")
+    targets = distinct_targets(targets)
+    for target in targets:
+        scorer.expect(target, [each for name in names for each in STUDIES[name].asks(target, scorer, map_name)])
+    for name in names:
+        yield STUDIES[name].run(targets, scorer, map_name)
 
 
 def by_model(targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None) -> AucResult:
@@ -78,8 +92,13 @@ def by_model(targets: Sequence[Target], scorer: MapScorer, map_name: str | None 
 
     Without a map, each network is also scored by the others that it has of BESIDE: the paper's need not suit it.
     """
-    beside = () if map_name else tuple(_beside(targets, scorer))
-    result = replace(_scored("model", targets, scorer, map_name), beside=beside)
+    beside = [
+        row
+        for target in targets
+        for name in _beside(target, scorer, map_name)
+        for row in _scored("model", [target], scorer, name).rows
+    ]
+    result = replace(_scored("model", targets, scorer, map_name), beside=tuple(beside))
     pairs = [_compare(scorer, map_name, a, b) for a, b in combinations(targets, 2)]
     roc = {target.label: _mean_roc(scorer.scores(target, map_name)) for target in targets}
     result = replace(result, comparisons=tuple(pairs), roc={label: rates for label, rates in roc.items() if rates})
@@ -127,17 +146,17 @@ def by_registers(targets: Sequence[Target], scorer: MapScorer, map_name: str | N
     return _compared("registers", targets, pairs, scorer, map_name, needs=needs)
 
 
-def by_head(targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None, layers: Layers = 2) -> AucResult:
+def by_head(targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None) -> AucResult:
     """Figure 4b: every head of the last two layers, by its row of the mixing matrix; the best against the worst.
 
     Best and worst are chosen on every second image and compared on the others: choosing on the same images would find a
     difference in pure noise.
     """
-    map_name = map_name or "mixing_rows"
-    result = _scored("head", targets, scorer, map_name, layers)
+    map_name = map_name or HEAD_MAP
+    result = _scored("head", targets, scorer, map_name, HEAD_LAYERS)
     comparisons, findings = [], []
     for target in targets:
-        scores = scorer.scores(target, map_name, layers)
+        scores = scorer.scores(target, map_name, HEAD_LAYERS)
         for place, layer in enumerate(scores.layers):
             auc = either_sign(scores.raw[:, place])
             means = auc[::2].nanmean(0)
@@ -154,7 +173,7 @@ def by_register_position(targets: Sequence[Target], scorer: MapScorer, map_name:
     """Figure 4d: each register by its place, against probes on them; the middle third against the first and the last,
     in the untrained twin too.
     """
-    map_name = map_name or "register_cosine"
+    map_name = map_name or REGISTER_MAP
     result = _scored("register", targets, scorer, map_name)
     comparisons, findings, correlations = [], [], {}
     for target in targets:
@@ -221,41 +240,45 @@ def by_map(targets: Sequence[Target], scorer: MapScorer, map_name: str | None = 
         raise InputError(f"the study by map scores every kind; leave --map {map_name} out")
     rows: list[ScoreRow] = []
     arrays: dict[str, NDArray[np.float64]] = {}
-    first = next(iter(scorer.images)).images[:1]
     for target in targets:
-        names = single_maps(target.backbone, target.backbone.preprocess(first))
-        of_features = [name for name in names if isinstance(MAPS[name], MapOfFeatures)]
-        for kinds in (of_features, *([name] for name in names if name not in of_features)):
-            scored = _scored("map", [target], scorer, "+".join(kinds))
-            for place, (name, row) in enumerate(zip(kinds, scored.rows, strict=True)):
-                rows.append(replace(row, protocol=replace(row.protocol, map=name, index=None)))
-                stack = scored.arrays[file_name(target.label)]
-                arrays[file_name(f"{target.label}.{name}")] = stack[..., place : place + 1]
+        for name in scorer.single_maps(target):
+            scored = _scored("map", [target], scorer, name)
+            rows += scored.rows
+            arrays[file_name(f"{target.label}.{name}")] = scored.arrays[file_name(target.label)]
     return replace(_result("map", targets, scorer, None), rows=tuple(rows), arrays=arrays)
 
 
-STUDIES: dict[str, Callable[..., AucResult]] = {
-    "model": by_model,
-    "size": by_size,
-    "training": by_training,
-    "head": by_head,
-    "registers": by_registers,
-    "register": by_register_position,
-    "token": by_token,
-    "layer": by_layer,
-    "map": by_map,
+@dataclass(frozen=True)
+class Study:
+    """`run` compares some networks; `asks` names the maps of one network that it needs."""
+
+    run: Callable[[Sequence[Target], MapScorer, str | None], AucResult]
+    asks: Callable[[Target, MapScorer, str | None], Iterable[Wanted]]
+
+
+def _asks(default: str | None = None, layers: Layers = 1) -> Callable[[Target, MapScorer, str | None], list[Wanted]]:
+    """One map: the one that is asked for, or this, or else the network's default."""
+    return lambda target, scorer, map_name: [(map_name or default, layers)]
+
+
+STUDIES = {
+    "model": Study(
+        by_model, lambda target, scorer, name: [(name, 1), *((each, 1) for each in _beside(target, scorer, name))]
+    ),
+    "size": Study(by_size, _asks()),
+    "training": Study(by_training, _asks()),
+    "head": Study(by_head, _asks(HEAD_MAP, HEAD_LAYERS)),
+    "registers": Study(by_registers, _asks()),
+    "register": Study(by_register_position, _asks(REGISTER_MAP)),
+    "token": Study(by_token, _asks("+".join(TOKEN_MAPS))),
+    "layer": Study(by_layer, _asks(layers=None)),
+    "map": Study(by_map, lambda target, scorer, name: [(each, 1) for each in scorer.single_maps(target)]),
 }
 
 
-def _beside(targets: Sequence[Target], scorer: MapScorer) -> Iterator[ScoreRow]:
-    """The rows of other maps than the default; those of features cost no further pass over the images."""
-    first = next(iter(scorer.images)).images[:1]
-    for target in targets:
-        names = single_maps(target.backbone, target.backbone.preprocess(first), BESIDE)
-        of_features = [name for name in names if isinstance(MAPS[name], MapOfFeatures)]
-        scorer.score_together(target, [default_map(target.backbone), *of_features])
-        for name in names:
-            yield from _scored("model", [target], scorer, name).rows
+def _beside(target: Target, scorer: MapScorer, map_name: str | None) -> list[str]:
+    """Other maps than the default, if no map is asked for."""
+    return [] if map_name else scorer.single_maps(target, BESIDE)
 
 
 def _result(study: str, targets: Sequence[Target], scorer: MapScorer, map_name: str | None) -> AucResult:

@@ -1,7 +1,7 @@
 """Activation maps scored against masks, image by image: raw AUC, the centre-matched score and the centre prior."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -12,17 +12,19 @@ from torch import Tensor
 
 from mixlab.analysis.binary_auc import binary_auc, centre_matched_auc, centre_prior, roc_curves
 from mixlab.analysis.foreground import masks_on_grid
-from mixlab.analysis.maps import default_map, find_map, plugins_of_maps
+from mixlab.analysis.maps import default_map, find_map, plugins_of_maps, read_maps, single_maps
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.backbones.backbone import Backbone, Layers
 from mixlab.data.masks import IGNORE
 from mixlab.errors import InputError
 from mixlab.evaluation.machine import Machine
 from mixlab.evaluation.target import Target
-from mixlab.run import UNTRAINED, Measurement, Subject
+from mixlab.run import Measurement, Subject
 from mixlab.run.protocols import MapProtocol
 from mixlab.statistics import Correlation, Estimate
 
+Wanted = tuple[str | None, Layers]  # a map by its name, or the network's default, and the layers
+Part = tuple[int, list[int], tuple[Tensor, ...]]  # of one map: the number of the batch, its layers, its scores
 ScoreProgress = Callable[[str, int], None]  # the label of a network, and how many images were scored
 FALSE_POSITIVE_RATES = torch.linspace(0, 1, 101, dtype=torch.float64)
 
@@ -42,13 +44,6 @@ class MapScores:
     def num_maps(self) -> int:
         """K: heads or registers, or 1."""
         return self.raw.shape[2]
-
-    def part(self, map_name: str, place: int) -> "MapScores":
-        """One of several maps that were scored together."""
-        own = slice(place, place + 1)
-        return MapScores(
-            map_name, self.layers, self.raw[..., own], self.matched[..., own], self.prior, self.roc[:, own]
-        )
 
 
 class MapScorer:
@@ -71,6 +66,8 @@ class MapScorer:
         self._machine = machine
         self._progress = progress or (lambda label, num_images: None)
         self._known: dict[Any, MapScores] = {}
+        self._single: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+        self._expected: dict[str, list[tuple[str, Layers]]] = {}  # by the label of a network
 
     def scores(self, target: Target, map_name: str | None = None, layers: Layers = 1) -> MapScores:
         return self._of(target.label, lambda: target.backbone, map_name or default_map(target.backbone), layers)
@@ -82,15 +79,19 @@ class MapScorer:
         seed, map_name = self.twin_seed(target), map_name or default_map(target.backbone)
         return self._of(_twin_label(target), lambda: target.backbone.twin(seed), map_name, layers)
 
-    def score_together(self, target: Target, names: Sequence[str]) -> None:
-        """Score several maps of features after the last layer in one pass, so that each is known by its own name."""
-        together = "+".join(names)
-        found = {target.label: self.scores(target, together)}
-        if target.training != UNTRAINED and (twin := self.twin_scores(target, together)):
-            found[_twin_label(target)] = twin
-        for label, scores in found.items():
-            for place, name in enumerate(names):
-                self._known[(label, name, "1")] = scores.part(name, place)
+    def expect(self, target: Target, wanted: Iterable[Wanted]) -> None:
+        """Tell which maps of a network and its twin will be asked for: the first that is asked for brings them all."""
+        named = [(name or default_map(target.backbone), layers) for name, layers in wanted]
+        for label in (target.label, _twin_label(target)):
+            self._expected.setdefault(label, []).extend(named)
+
+    def single_maps(self, target: Target, among: tuple[str, ...] = ()) -> list[str]:
+        """The kinds of map with one picture per image that a network has, of all or of some."""
+        key = (target.label, among)
+        if key not in self._single:
+            first = next(iter(self.images)).images[:1]
+            self._single[key] = single_maps(target.backbone, target.backbone.preprocess(first), among)
+        return self._single[key]
 
     def twin_seed(self, target: Target) -> int:
         return self.seed if target.seed is None else target.seed
@@ -99,36 +100,35 @@ class MapScorer:
         return MapProtocol(**self.images.choices, map=map_name, layer=layer, index=index, twin_seed=twin_seed)
 
     def _of(self, label: str, backbone: Callable[[], Backbone], map_name: str, layers: Layers) -> MapScores:
-        key = (label, map_name, str(layers))
-        if key not in self._known:
-            self._known[key] = self._measure(label, backbone(), map_name, layers)
-        return self._known[key]
+        asked = (map_name, layers)
+        if _key(label, *asked) not in self._known:
+            wanted = {_key(label, *each): each for each in [asked, *self._expected.pop(label, ())]}
+            left = {key: each for key, each in wanted.items() if key not in self._known}
+            self._known |= zip(left, self._measure(label, backbone(), list(left.values())), strict=True)
+        return self._known[_key(label, *asked)]
 
-    def _measure(self, label: str, backbone: Backbone, map_name: str, layers: Layers) -> MapScores:
-        kind = find_map(map_name)
-        parts: list[tuple[int, list[int], tuple[Tensor, ...]]] = []  # number of the batch, layers, scores
+    def _measure(self, label: str, backbone: Backbone, wanted: Sequence[tuple[str, Layers]]) -> list[MapScores]:
+        kinds = [(find_map(name), layers) for name, layers in wanted]
+        parts: list[list[Part]] = [[] for _ in wanted]
         for number, batch in self.images.batches(*(self._machine.share() if self._machine else ())):
             if batch.masks is None:
-                raise InputError(f"{self.images.choices['data'] or 'the source'} has images without masks")
-            by_layer: dict[int, tuple[Tensor, ...]] = {}
-            for layer, maps in kind.by_layer(backbone, backbone.preprocess(batch.images), layers):
-                maps = maps.float().cpu()
-                maps = maps if maps.ndim == 4 else maps[:, None]  # (B, K, h, w)
-                small = masks_on_grid(batch.masks, (maps.shape[-2], maps.shape[-1]), ignore=IGNORE)
-                masks = small.repeat_interleave(maps.shape[1], dim=0)  # (B K, h, w)
-                prior = centre_prior(maps.shape[-2], maps.shape[-1]).expand(len(small), -1, -1)
-                by_layer[layer] = (
-                    _raw_auc(maps.flatten(0, 1), masks).unflatten(0, maps.shape[:2]),
-                    centre_matched_auc(maps.flatten(0, 1), masks, ignore=IGNORE).unflatten(0, maps.shape[:2]),
-                    _raw_auc(prior, small),
+                raise InputError(
+                    f"{self.images.choices['data'] or 'the source'} has images without masks; give data with masks, as "
+                    "ViewedImages(..., with_masks=True)"
                 )
-            roc = true_positive_rates(maps.flatten(0, 1), masks).unflatten(0, maps.shape[:2])
-            scores = (torch.stack(scores, dim=1) for scores in zip(*by_layer.values(), strict=True))
-            parts.append((number, list(by_layer), (*scores, roc)))
+            found: list[dict[int, tuple[Tensor, ...]]] = [{} for _ in wanted]  # by layer
+            last: dict[int, Tensor] = {}
+            for place, layer, maps in read_maps(backbone, backbone.preprocess(batch.images), kinds):
+                last[place] = (maps if maps.ndim == 4 else maps[:, None]).float().cpu()  # (B, K, h, w)
+                found[place][layer] = _scores_of(last[place], batch.masks)
+            for place, by_layer in enumerate(found):
+                scores = (torch.stack(scores, dim=1) for scores in zip(*by_layer.values(), strict=True))
+                roc = true_positive_rates(*_flat(last[place], batch.masks)).unflatten(0, last[place].shape[:2])
+                parts[place].append((number, list(by_layer), (*scores, roc)))
             self._progress(label, len(batch.names))
-        return MapScores(map_name, *self._together(parts))
+        return [MapScores(name, *self._together(own)) for (name, _), own in zip(wanted, parts, strict=True)]
 
-    def _together(self, own: list[tuple[int, list[int], tuple[Tensor, ...]]]) -> tuple[Any, ...]:
+    def _together(self, own: list[Part]) -> tuple[Any, ...]:
         """Layers and scores of all ranks' images, in their order; what any of them could not read is known to all."""
         found = own
         if self._machine is not None:
@@ -139,6 +139,28 @@ class MapScorer:
             raise self.images.empty()
         columns = zip(*(scores for _, _, scores in found), strict=True)
         return found[0][1], *(torch.cat(column) for column in columns)
+
+
+def _key(label: str, map_name: str, layers: Layers) -> tuple[str, str, str]:
+    return label, map_name, str(layers)
+
+
+def _scores_of(maps: Tensor, masks: Tensor) -> tuple[Tensor, ...]:
+    """Of maps (B, K, h, w): raw and matched (B, K), and of the centre prior (B,)."""
+    shape = maps.shape[:2]
+    flat, small = _flat(maps, masks)
+    prior = centre_prior(maps.shape[-2], maps.shape[-1]).expand(shape[0], -1, -1)
+    return (
+        _raw_auc(flat, small).unflatten(0, shape),
+        centre_matched_auc(flat, small, ignore=IGNORE).unflatten(0, shape),
+        _raw_auc(prior, small[:: shape[1]]),
+    )
+
+
+def _flat(maps: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
+    """Maps (B, K, h, w) and masks (B, H, W) -> (B K, h, w) both."""
+    small = masks_on_grid(masks, (maps.shape[-2], maps.shape[-1]), ignore=IGNORE)
+    return maps.flatten(0, 1), small.repeat_interleave(maps.shape[1], dim=0)
 
 
 def _twin_label(target: Target) -> str:

@@ -11,27 +11,20 @@ registers, softmax, linear and Mamba alike: families are compared by one and the
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, cast
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mixlab.analysis.cut import cut_maps
-from mixlab.analysis.pca import PCAMaps, pca_maps
-from mixlab.analysis.viewed_images import ImageBatch, ViewedImages
-from mixlab.backbones.backbone import Backbone, Layers
+from mixlab.analysis.isolation import isolation_maps
+from mixlab.analysis.pca import pca_maps
+from mixlab.backbones.backbone import Backbone, Layers, chosen_layers
 from mixlab.backbones.tokens import Features, TokenLayout
-from mixlab.choices import NUM_DRAWN
-from mixlab.data.given import AnyData
-from mixlab.errors import InputError, did_you_mean
-from mixlab.evaluation.target import Target, as_target
+from mixlab.errors import InputError, MissingPartError, did_you_mean
 from mixlab.mixers import Grid, Mixing, SelectiveMixing, SSDMixing
 from mixlab.plugins import Registry, needed_plugins
-from mixlab.run.directory import file_name
-from mixlab.run.protocols import MapProtocol
 
 
 @dataclass(frozen=True)
@@ -42,13 +35,7 @@ class MapOfFeatures:
     read: Callable[[Features], Tensor]
 
     def __call__(self, backbone: Backbone, images: Tensor, layer: int = -1) -> Tensor:
-        return next(self.by_layer(backbone, images, [layer]))[1]
-
-    @torch.no_grad()
-    def by_layer(self, backbone: Backbone, images: Tensor, layers: Layers = None) -> Iterator[tuple[int, Tensor]]:
-        """Yield (layer, map), one layer in memory at a time."""
-        for layer, features in backbone.features(images, layers=layers):
-            yield layer, self.read(features)
+        return _one_map(self, backbone, images, layer)
 
 
 @dataclass(frozen=True)
@@ -59,14 +46,44 @@ class MapOfMixing:
     read: Callable[[Tensor, Mixing], Tensor]  # rows (B, H, S, h, w) of S summary tokens
 
     def __call__(self, backbone: Backbone, images: Tensor, layer: int = -1) -> Tensor:
-        return next(self.by_layer(backbone, images, [layer]))[1]
+        return _one_map(self, backbone, images, layer)
 
-    @torch.no_grad()
-    def by_layer(self, backbone: Backbone, images: Tensor, layers: Layers = None) -> Iterator[tuple[int, Tensor]]:
-        """Yield (layer, map), one layer in memory at a time."""
-        _, features = next(backbone.features(images, layers=[0]))
-        for layer, mixing in backbone.mixings(images, layers=layers):
-            yield layer, self.read(summary_rows(mixing, backbone.layout, features.grid), mixing)
+
+MapKind = MapOfFeatures | MapOfMixing
+
+
+@torch.no_grad()
+def read_maps(
+    backbone: Backbone, images: Tensor, wanted: Sequence[tuple[MapKind, Layers]]
+) -> Iterator[tuple[int, int, Tensor]]:
+    """Several maps, each after its own layers, in one pass: yield (place in `wanted`, layer, map).
+
+    One layer is in memory at a time.
+    """
+    chosen = [chosen_layers(layers, backbone.num_layers) for _, layers in wanted]
+    featured = {
+        n for (kind, _), own in zip(wanted, chosen, strict=True) if isinstance(kind, MapOfFeatures) for n in own
+    }
+    mixed = {n for (kind, _), own in zip(wanted, chosen, strict=True) if isinstance(kind, MapOfMixing) for n in own}
+    if mixed:
+        featured.add(0)  # for the grid
+    grid: Grid | None = None
+    for layer, found in backbone.features_and_mixings(images, features=sorted(featured), mixings=sorted(mixed)):
+        if isinstance(found, Features):
+            grid = grid or found.grid
+        else:
+            rows = summary_rows(found, backbone.layout, cast("Grid", grid))
+        for place, ((kind, _), own) in enumerate(zip(wanted, chosen, strict=True)):
+            if layer not in own:
+                continue
+            if isinstance(found, Features) and isinstance(kind, MapOfFeatures):
+                yield place, layer, kind.read(found)
+            elif isinstance(found, Mixing) and isinstance(kind, MapOfMixing):
+                yield place, layer, kind.read(rows, found)
+
+
+def _one_map(kind: MapKind, backbone: Backbone, images: Tensor, layer: int) -> Tensor:
+    return next(read_maps(backbone, images, [(kind, [layer])]))[2]
 
 
 def summary_rows(mixing: Mixing, layout: TokenLayout, grid: Grid) -> Tensor:
@@ -74,9 +91,9 @@ def summary_rows(mixing: Mixing, layout: TokenLayout, grid: Grid) -> Tensor:
     num_patches = grid[0] * grid[1]
     rows, columns = layout.summary_rows(num_patches), layout.patch_columns(num_patches)
     if not rows:
-        raise InputError(
+        raise MissingPartError(
             "rows of a mixing matrix need a class token or registers, and this backbone has neither; "
-            'use "pooled_cosine", "norm", "pca" or "cut"'
+            'use "pooled_cosine", "norm", "pca", "cut" or "isolation"'
         )
     chosen = torch.tensor(columns, device=mixing.values.device)
     return mixing.rows(rows)[..., chosen].abs().unflatten(-1, grid)  # (B, H, S, h, w)
@@ -101,13 +118,15 @@ def _register_dot(features: Features) -> Tensor:
 
 def _registers(features: Features) -> Tensor:
     if not features.registers.shape[1]:
-        raise InputError('this backbone has no registers to map; use "cosine", or a model such as dinomambareg_tiny')
+        raise MissingPartError(
+            'this backbone has no registers to map; use "cosine", or a model such as dinomambareg_tiny'
+        )
     return features.registers
 
 
 def _front_cosine(features: Features) -> Tensor:
     if features.front is None:
-        raise InputError(
+        raise MissingPartError(
             "this backbone has no copy of its class token in front; the map needs a class token in the middle and in "
             "front, as dinovim_tiny has"
         )
@@ -131,6 +150,10 @@ def _cut(features: Features) -> Tensor:
     return cut_maps(features.patches)
 
 
+def _isolation(features: Features) -> Tensor:
+    return isolation_maps(features.patches)
+
+
 def _rows_by_head(rows: Tensor, mixing: Mixing) -> Tensor:
     """The mean over summary tokens, per head. Of a scan in several directions, head h of each are one map together:
     each sees the patches on its side of the token.
@@ -147,7 +170,7 @@ def _rows_by_direction(rows: Tensor, mixing: Mixing) -> Tensor:
     if isinstance(mixing, SelectiveMixing):
         return rows.mean(2).unflatten(1, (len(mixing.scans), -1)).mean(2)
     if not isinstance(mixing, SSDMixing):
-        raise InputError(f'only scans have directions, this is a {type(mixing).__name__}; use "mixing_rows"')
+        raise MissingPartError(f'only scans have directions, this is a {type(mixing).__name__}; use "mixing_rows"')
     forward, reverse = rows.mean(2).tensor_split([mixing.num_heads - mixing.num_reverse], dim=1)
     return torch.stack([part.mean(1) for part in (forward, reverse) if part.shape[1]], dim=1)
 
@@ -156,7 +179,7 @@ def _rows_by_register(rows: Tensor, mixing: Mixing) -> Tensor:
     return rows.mean(1)
 
 
-_OWN_MAPS: dict[str, MapOfFeatures | MapOfMixing] = {
+_OWN_MAPS: dict[str, MapKind] = {
     "cosine": MapOfFeatures("cosine of the summary (class token, mean register or mean patch) to each patch", _cosine),
     "dot": MapOfFeatures("dot product of the summary and each patch", _dot),
     "register_cosine": MapOfFeatures("cosine of each register to each patch, (B, R, h, w)", _register_cosine),
@@ -166,6 +189,7 @@ _OWN_MAPS: dict[str, MapOfFeatures | MapOfMixing] = {
     "norm": MapOfFeatures("length of the feature of each patch", _norm),
     "pca": MapOfFeatures("first principal component of the patches of each image", _first_component),
     "cut": MapOfFeatures("normalised cut of each image into two parts whose patches are alike", _cut),
+    "isolation": MapOfFeatures("how far inside each patch lies, along patches that are alike", _isolation),
     "mixing_rows": MapOfMixing("|row| of the mixing matrix at the summary, per head, (B, H, h, w)", _rows_by_head),
     "mixing_mean": MapOfMixing("the mean of mixing_rows over heads", lambda rows, m: _rows_by_head(rows, m).mean(1)),
     "direction_rows": MapOfMixing(
@@ -173,13 +197,12 @@ _OWN_MAPS: dict[str, MapOfFeatures | MapOfMixing] = {
     ),
     "register_rows": MapOfMixing("|row| at each summary token, the mean over heads, (B, S, h, w)", _rows_by_register),
 }
-MAPS: Registry[MapOfFeatures | MapOfMixing] = Registry("map", _OWN_MAPS)
+MAPS: Registry[MapKind] = Registry("map", _OWN_MAPS)
 
 
 def default_map(backbone: Backbone) -> str:
     """The map that corresponds to the paper's on this backbone; the module docstring says why."""
-    has_token = bool(backbone.layout.summary_rows(1024))
-    return "cosine" if has_token else "pooled_cosine"
+    return "cosine" if backbone.layout.has_summary_token else "pooled_cosine"
 
 
 @torch.no_grad()
@@ -191,7 +214,7 @@ def single_maps(backbone: Backbone, images: Tensor, among: Sequence[str] = ()) -
             continue
         if name == "cosine" and default_map(backbone) == "pooled_cosine":
             continue  # its summary is the mean patch
-        with contextlib.suppress(ValueError):  # no token whose row could be read, no matrix, no registers
+        with contextlib.suppress(MissingPartError):
             if kind(backbone, images).ndim == 3:
                 found.append(name)
     return found
@@ -202,7 +225,7 @@ def activation_map(backbone: Backbone, images: Tensor, name: str | None = None, 
     return find_map(name or default_map(backbone))(backbone, images, layer)
 
 
-def find_map(name: str) -> MapOfFeatures | MapOfMixing:
+def find_map(name: str) -> MapKind:
     """A map of the table; or several that are read from features, as `cosine+pca`, stacked (B, K, h, w) in one pass."""
     names = name.split("+")
     for part in names:
@@ -230,107 +253,3 @@ def plugins_of_maps(names: Iterable[str]) -> dict[str, Any]:
     """What a result notes of the plugins that registered its maps; nothing where all are ours."""
     needed = needed_plugins([("map", part) for name in names for part in name.split("+")])
     return {"plugins": needed} if needed else {}
-
-
-@dataclass(frozen=True, kw_only=True)
-class MapsResult:
-    """The maps and principal components of some networks on the same images, by the labels of the networks."""
-
-    subjects: tuple[dict[str, Any], ...]  # their descriptions
-    protocol: MapProtocol
-    pca_fit: str
-    pca_threshold: float
-    seen: ImageBatch
-    names: dict[str, str]  # which map
-    maps: dict[str, Tensor]  # (B, [K,] h, w)
-    components: dict[str, PCAMaps]
-    skipped: dict[str, str]  # images that could not be read, and why
-    unpaired: tuple[str, ...]  # images without a mask, and masks without an image
-
-    @property
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        found: dict[str, NDArray[Any]] = {f"map_{file_name(label)}": maps.numpy() for label, maps in self.maps.items()}
-        found |= {"images": self.seen.images.numpy()}
-        found |= {} if self.seen.masks is None else {"masks": self.seen.masks.numpy()}
-        for label, part in self.components.items():
-            found[f"pca_first_{file_name(label)}"] = part.first.float().numpy()
-            found[f"pca_colours_{file_name(label)}"] = (255 * part.colours).round().byte().numpy()
-        return found
-
-    def to_json(self) -> dict[str, Any]:
-        pca = {"fit": self.pca_fit, "threshold": self.pca_threshold}
-        explained = {label: np.asarray(part.explained).tolist() for label, part in self.components.items()}
-        return {
-            "kind": "maps",
-            "data": self.protocol.data,
-            "image": self.protocol.image,
-            "images": self.seen.names,
-            "layer": self.protocol.layer,
-            "subjects": list(self.subjects),
-            "protocol": self.protocol.to_json() | {"pca": pca},
-            "maps": self.names,
-            "pca": pca | {"explained": explained},
-            "skipped": self.skipped,
-            "unpaired": list(self.unpaired),
-            **plugins_of_maps(self.names.values()),
-        }
-
-
-def distinct_targets(given: Sequence[Target | Backbone]) -> list[Target]:
-    """At least one network, with distinct labels."""
-    targets = [as_target(each) for each in given]
-    labels = [target.label for target in targets]
-    if not labels or len(set(labels)) < len(labels):
-        raise InputError(f"targets need different labels, got {labels}; write TARGET=LABEL to set them")
-    return targets
-
-
-@torch.no_grad()
-def activation_maps(
-    targets: Sequence[Target | Backbone],
-    images: ViewedImages | AnyData,
-    *,
-    map_name: str | None = None,
-    layer: int = -1,
-    pca_fit: Literal["image", "set"] = "image",
-    pca_threshold: float = 0.0,
-    progress: Callable[[], None] | None = None,
-) -> MapsResult:
-    """Compute one map of each network, by name or its default, and its principal components after the same layer.
-
-    If `images` is a name as for `--data`, a source or a data set, NUM_DRAWN images are used at the first network's
-    size. `progress` is called after each network. See `pca_maps` for the fit and the threshold.
-    """
-    targets = distinct_targets(targets)
-    if not isinstance(images, ViewedImages):
-        images = ViewedImages(images, size=targets[0].backbone.image, num_images=NUM_DRAWN)
-    seen = images.together()
-    names: dict[str, str] = {}
-    maps: dict[str, Tensor] = {}
-    components: dict[str, PCAMaps] = {}
-    for target in targets:
-        backbone, label = target.backbone, target.label
-        pixels = backbone.preprocess(seen.images)
-        names[label] = default_map(backbone) if map_name in (None, "cosine") else map_name
-        kind = find_map(names[label])
-        try:
-            _, features = next(backbone.features(pixels, layers=[layer]))
-            found = kind.read(features) if isinstance(kind, MapOfFeatures) else kind(backbone, pixels, layer)
-        except InputError as error:
-            raise InputError(f"{label}: {error}") from error  # of several, which
-        maps[label] = found.float().cpu()
-        components[label] = pca_maps(features.patches.float().cpu(), fit=pca_fit, threshold=pca_threshold)
-        if progress is not None:
-            progress()
-    return MapsResult(
-        subjects=tuple(target.describe() for target in targets),
-        protocol=MapProtocol(**images.choices, map=map_name, layer=layer),
-        pca_fit=pca_fit,
-        pca_threshold=pca_threshold,
-        seen=seen,
-        names=names,
-        maps=maps,
-        components=components,
-        skipped=dict(images.skipped.reasons),
-        unpaired=images.source.unpaired,
-    )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mixlab.analysis.maps import MAPS, MapOfFeatures, MapOfMixing
 from mixlab.backbones.tokens import Features
-from mixlab.errors import InputError, WorkError
+from mixlab.errors import InputError, MissingPartError, WorkError
 from mixlab.mixers import Mixing
 from mixlab.plugins import named, takes
 
@@ -49,7 +49,7 @@ def register_map(function: Read | str) -> Any:
 def _of_features(read: Read, name: str) -> Callable[[Features], Tensor]:
     @wraps(read)
     def checked(features: Features) -> Tensor:
-        return _checked(read(features), name, len(features.patches), features.grid, features.patches)
+        return _checked(_asked(read, features), name, len(features.patches), features.grid, features.patches)
 
     return checked
 
@@ -57,9 +57,17 @@ def _of_features(read: Read, name: str) -> Callable[[Features], Tensor]:
 def _of_mixing(read: Read, name: str) -> Callable[[Tensor, Mixing], Tensor]:
     @wraps(read)
     def checked(rows: Tensor, mixing: Mixing) -> Tensor:
-        return _checked(read(rows, mixing), name, len(rows), (rows.shape[-2], rows.shape[-1]), rows)
+        return _checked(_asked(read, rows, mixing), name, len(rows), (rows.shape[-2], rows.shape[-1]), rows)
 
     return checked
+
+
+def _asked(read: Read, *inputs: Any) -> Any:
+    """What a plugin's map gives. Its `InputError` says that the network has no such map."""
+    try:
+        return read(*inputs)
+    except InputError as error:
+        raise MissingPartError(str(error)) from error
 
 
 def _checked(found: Any, name: str, num_images: int, grid: tuple[int, int], source: Tensor) -> Tensor:

@@ -9,13 +9,12 @@ from functools import wraps
 from typing import Any
 
 from mixlab.analysis.exhibit import Exhibit
-from mixlab.analysis.maps import distinct_targets
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.backbones.backbone import Backbone
 from mixlab.choices import Fit
 from mixlab.data.given import AnyData
 from mixlab.errors import InputError
-from mixlab.evaluation.target import Target
+from mixlab.evaluation.target import Target, distinct_targets
 from mixlab.plugins import Registry, is_ours
 from mixlab.run.protocols import Metric, add_metrics
 

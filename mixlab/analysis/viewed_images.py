@@ -13,7 +13,8 @@ from mixlab.data.decode import UnreadableImage, fit_image, to_pil, to_tensor
 from mixlab.data.given import AnyData, as_data
 from mixlab.data.mask_formats import parse_images_or_masks, parse_masks
 from mixlab.data.masks import MaskedImage
-from mixlab.data.source import SkippedImages, Source, evenly_spaced
+from mixlab.data.skipped import SkippedImages
+from mixlab.data.source import Source, evenly_spaced
 from mixlab.data.workers import check_shared_memory, start_workers, worker_settings
 from mixlab.errors import InputError
 from mixlab.evaluation.machine import CentreView
@@ -97,9 +98,9 @@ class ViewedImages:
         """Those of one rank, with their numbers among all of them; what cannot be read is left out and counted."""
         own = range(rank, -(-self.num_wanted // self.batch), size)
         missing = [number for number in own if number not in self._kept]
-        fresh = self._read(missing)
+        fresh, is_fresh = self._read(missing), set(missing)
         for number in own:
-            batch = self._kept[number] if number in self._kept else next(fresh)
+            batch = next(fresh) if number in is_fresh else self._kept[number]  # whatever others have kept meanwhile
             if self._keeps:
                 self._kept[number] = batch
             if batch.names:

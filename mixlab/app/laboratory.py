@@ -26,7 +26,7 @@ from mixlab.app.questions import (
 from mixlab.app.traces import Sight, Traces
 from mixlab.backbones.zoo import SHIPPED
 from mixlab.choices import PAGE_DATA
-from mixlab.errors import InputError, check_counts
+from mixlab.errors import InputError, MissingPartError, check_counts
 from mixlab.evaluation.target import Target, label_of, load_targets, split_target
 from mixlab.mixers import Mixing, SelectiveMixing, SSDMixing
 from mixlab.run import RunDirectory
@@ -133,7 +133,7 @@ def layer_mixings(subject: Target, size: int) -> list[tuple[type[Mixing], int]]:
     blank = torch.zeros(1, 3, size, size, device=parameter.device, dtype=parameter.dtype)
     try:
         return [(type(mixing), mixing.num_heads) for _, mixing in backbone.mixings(blank)]
-    except ValueError:
+    except MissingPartError:
         return []
 
 
@@ -149,7 +149,7 @@ def _has_map(name: str, subject: Target, mixing: type[Mixing] | None) -> bool:
         return subject.backbone.layout.has_front_copy
     if isinstance(MAPS[name], MapOfFeatures):
         return True
-    if mixing is None or not subject.backbone.layout.summary_rows(1024):
+    if mixing is None or not subject.backbone.layout.has_summary_token:
         return False
     return name != "direction_rows" or issubclass(mixing, SSDMixing | SelectiveMixing)
 

@@ -60,9 +60,13 @@ def create_app(
     max_open: int = 256,
     max_requests: int = 512,
     picture_bytes: int = 128 * 2**20,
+    patience_s: float = 5.0,
 ) -> Guard:
-    """The page over a laboratory. `hosts` are names it answers to beside localhost and plain addresses."""
-    jobs = Jobs(workers=workers, max_open=max_open)
+    """The page over a laboratory. `hosts` are names it answers to beside localhost and plain addresses.
+
+    A question that no one asks about for `patience_s` seconds is dropped.
+    """
+    jobs = Jobs(workers=workers, max_open=max_open, patience_s=patience_s)
     pictures = PictureStore(laboratory.samples, max_bytes=picture_bytes)
 
     @asynccontextmanager

@@ -14,7 +14,7 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 
 from mixlab.backbones.tokens import Features, TokenLayout
-from mixlab.errors import InputError
+from mixlab.errors import InputError, MissingPartError
 from mixlab.mixers import Mixing
 
 FeatureSource = Literal["stream", "branch"]
@@ -101,7 +101,20 @@ class Backbone(
 
     def mixings(self, images: Tensor, layers: Layers = None) -> Iterator[tuple[int, Mixing]]:
         """Yield (layer, mixing), one layer in memory at a time."""
-        raise InputError(f"{self.name} has no mixings to look at; choose a model of mixlab's, or maps of its features")
+        raise MissingPartError(
+            f"{self.name} has no mixings to look at; choose a model of mixlab's, or maps of its features"
+        )
+
+    def features_and_mixings(
+        self, images: Tensor, *, features: Layers, mixings: Layers
+    ) -> Iterator[tuple[int, Features | Mixing]]:
+        """Yield (layer, features) and (layer, mixing), those of some layers each, the features of a layer before its
+        mixing; in one pass where the backbone can.
+        """
+        if features is None or features:
+            yield from self.features(images, layers=features)
+        if mixings is None or mixings:
+            yield from self.mixings(images, layers=mixings)
 
     def architecture(self) -> Architecture:
         """Name and config as JSON, from which `mixlab.backbones.weights.build_architecture` builds it again."""

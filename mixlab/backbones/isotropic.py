@@ -203,13 +203,24 @@ class Isotropic(Backbone):
                 yield index, split(chosen, grid)
 
     def mixings(self, images: Tensor, layers: Layers = None) -> Iterator[tuple[int, Mixing]]:
-        wanted = chosen_layers(layers, self.num_layers)
+        for index, found in self.features_and_mixings(images, features=[], mixings=layers):
+            yield index, cast("Mixing", found)
+
+    def features_and_mixings(
+        self, images: Tensor, *, features: Layers, mixings: Layers
+    ) -> Iterator[tuple[int, Features | Mixing]]:
+        featured, mixed = (chosen_layers(layers, self.num_layers) for layers in (features, mixings))
+        last = max(featured + mixed, default=-1)
         branch, stream, grid = self.start(images)
-        for index, layer in self._first(wanted[-1] + 1):
+        for index, layer in self._first(last + 1):
             branch, stream = self.turned(branch, stream, grid)
-            if index in wanted:
-                yield index, layer.mixing(branch, stream, grid)
-            branch, stream = layer(branch, stream, grid)
+            mixing = layer.mixing(branch, stream, grid) if index in mixed else None
+            if index < last or index in featured:
+                branch, stream = layer(branch, stream, grid)
+            if index in featured:
+                yield index, self.split(self.final_norm(branch, stream)[1], grid)
+            if mixing is not None:
+                yield index, mixing
 
     def architecture(self) -> Architecture:
         return {"name": self.name, "config": to_json(self.config)}

@@ -29,8 +29,8 @@ def preprocess(
     `images` are a file, a PIL image, a NumPy array (H, W, 3), or a list of these, brought to `size` pixels (the
     model's own by default): `crop` is the largest square in the centre, of which `crop_share` of each side is kept;
     `squash` resizes the whole image to a square. kNN, probes and classifiers see `crop_share=model.crop_share`: with it
-    pixels are those of torchvision's Resize (bicubic) and CenterCrop. Tensors uint8 (3, H, W) or (B, 3, H, W) keep
-    their size unless `size` or `crop_share` is given.
+    pixels are those of torchvision's Resize (bicubic) and CenterCrop (whose crop may begin a pixel later if the margin
+    is odd). Tensors uint8 (3, H, W) or (B, 3, H, W) keep their size unless `size` or `crop_share` is given.
     """
     if isinstance(images, Tensor) and size is None and crop_share == 1:
         return model.preprocess(images)

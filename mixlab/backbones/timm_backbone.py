@@ -27,7 +27,7 @@ from mixlab.backbones.backbone import (
 )
 from mixlab.backbones.timm_models import create_timm, known_pixels
 from mixlab.backbones.tokens import Features, TokenLayout, check_images
-from mixlab.errors import InputError
+from mixlab.errors import InputError, MissingPartError
 from mixlab.mixers import ConvMixing, Mixing, SoftmaxMixing
 
 # timm's arguments that say where weights come from; an architecture may not send us to fetch others.
@@ -143,6 +143,22 @@ class TimmBackbone(Backbone):
         else:
             yield from self._recorded_mixings(images, wanted)
 
+    def features_and_mixings(
+        self, images: Tensor, *, features: Layers, mixings: Layers
+    ) -> Iterator[tuple[int, Features | Mixing]]:
+        """In one pass through a vision transformer, which holds the mixings of all its wanted layers together."""
+        featured, mixed = (chosen_layers(layers, self.num_layers) for layers in (features, mixings))
+        if not (isinstance(self.model, VisionTransformer) and featured and mixed):
+            yield from super().features_and_mixings(images, features=featured, mixings=mixed)
+            return
+        self._check(images)
+        grid = self.model.patch_embed.dynamic_feat_size(tuple(images.shape[2:]))
+        with AttentionRecorder(len(images), grid[0] * grid[1] + self.layout.num_learned, mixed) as recorder:
+            found = list(self.features(images, layers=featured))
+        self._check_calls(recorder.num_calls, self.num_layers, f"{self.num_layers} layers")
+        yield from found
+        yield from ((index, recorder.mixings.pop(index)) for index in mixed)
+
     def _intermediates(self, images: Tensor, wanted: list[int], *, norm: bool) -> list[Any]:
         """With `norm` after the final norm, unless the model has none that fits every layer."""
         options: dict[str, Any] = {"return_prefix_tokens": True} if self.layout.place != "none" else {}
@@ -199,7 +215,7 @@ class TimmBackbone(Backbone):
 
     def _check_calls(self, num_calls: int, expected: int, where: str) -> None:
         if num_calls != expected:
-            raise InputError(
+            raise MissingPartError(
                 f"{self.name} has no mixing matrices: it does not attend over all tokens once per layer "
                 f"({num_calls} calls of torch's attention in {where}). Mixlab's backbones, MambaOut and timm's models "
                 "that attend once per layer have them, with timm's fused attention on (its default)"

@@ -66,6 +66,11 @@ class TokenLayout:
         return self.place == "middle" and self.front_copy
 
     @property
+    def has_summary_token(self) -> bool:
+        """Whether the summary is a class token or registers; without them it is the mean of the patches."""
+        return bool(self.summary_rows(self.num_registers + 1))
+
+    @property
     def num_positioned(self) -> int:
         """Extra tokens that have an entry in the position table, before those of the patches."""
         middle = self.front_copy or self.class_position

@@ -22,7 +22,7 @@ from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.weights import build_architecture
 from mixlab.backbones.weights.saving import check_can_be_rebuilt
 from mixlab.errors import InputError
-from mixlab.run.directory import write_json
+from mixlab.run.files import write_json
 
 try:
     from transformers.backbone_utils import BackboneConfigMixin, BackboneMixin  # 5

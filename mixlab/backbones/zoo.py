@@ -20,7 +20,7 @@ from mixlab.backbones.timm_models import check_release, timm_names
 from mixlab.backbones.tokens import TokenLayout
 from mixlab.backbones.visual_mambas import VISUAL_MAMBAS
 from mixlab.backbones.weights import load_weights, model_from_file
-from mixlab.data.source import nearest_place
+from mixlab.data.source_names import nearest_place
 from mixlab.errors import InputError, did_you_mean
 from mixlab.mixers import MIXERS, AttentionConfig, GatedConvConfig, LinearAttentionConfig, Mamba2Config, MixerConfig
 from mixlab.plugins import Registry, is_ours

@@ -137,7 +137,7 @@ def describe_crops(data: str | None = None, *, num_draws: int = 60_000) -> list[
             data = str(draw_scenes(Path(folder), 16) / "images")
         source = ImageFolder(data)
         dino, supervised = dino_crops(), (CropKind(size=224, scale=(0.08, 1.0)),)
-        probe = ProbeCrops(224, seed=0, squashed=False).crops.kinds
+        probe = ProbeCrops(224, seed=0).crops.kinds
         views: dict[str, tuple[Sequence[CropKind], CropKind]] = {
             "DINO, global": (dino, dino[0]),
             "DINO, local": (dino, dino[2]),

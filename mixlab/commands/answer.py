@@ -17,7 +17,8 @@ from typing import Any
 from mixlab.commands.tables import aligned, tab_separated
 from mixlab.console import console, put
 from mixlab.errors import InputError
-from mixlab.run.directory import is_kept, run_around, write_json
+from mixlab.run.directory import is_kept, run_around
+from mixlab.run.files import write_json
 
 
 @dataclass(frozen=True, kw_only=True)

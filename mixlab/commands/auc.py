@@ -38,7 +38,7 @@ def auc(
             as in kNN and probes).
         twins: also score each trained model's untrained twin on the same images.
     """
-    from mixlab.analysis.auc import STUDIES, run_study
+    from mixlab.analysis.auc import STUDIES, run_studies
     from mixlab.analysis.map_scores import MapScorer
     from mixlab.analysis.viewed_images import ViewedImages
     from mixlab.training.distributed import once_per_machine
@@ -57,8 +57,7 @@ def auc(
         directory = on.open_run()
         where = str(next(loaded[0].backbone.parameters()).device)
         num_models = sum(1 + (twins and target.training != UNTRAINED) for target in loaded)
-        passes = len(study) + (map is None and "model" in study)  # one more for maps of a matrix
-        with machine.bar("scoring", images.num_wanted * num_models * passes) as step:
+        with machine.bar("scoring", images.num_wanted * num_models) as step:
             show: Any = step if machine.world.is_first else lambda count, note: None
             scorer = MapScorer(
                 images,
@@ -67,8 +66,7 @@ def auc(
                 progress=lambda label, count: show(count * machine.world.size, f"scoring {label}"),
                 machine=machine,
             )
-            for name in study:
-                result = run_study(name, loaded, scorer, map)
+            for name, result in zip(study, run_studies(study, loaded, scorer, map), strict=True):
                 if not machine.world.is_first:
                     continue
                 contents[name] = result.to_json() | {"provenance": provenance(seed=on.seed, device=where)}

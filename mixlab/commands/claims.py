@@ -33,8 +33,8 @@ def claims(
     training.
 
     Args:
-        runs: run directories, or archives of runs (.tar.xz); without any, only claims that mathematics or counting can
-            decide get a verdict.
+        runs: run directories, folders of runs, or archives of runs (.tar.xz); without any, only claims that mathematics
+            or counting can decide get a verdict.
         run: also store the ledger (all verdicts) in this run directory, as results/claims.json.
     """
     from mixlab.analysis.claims import CLAIMS, Evidence, draw_up

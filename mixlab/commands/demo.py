@@ -11,7 +11,7 @@ from mixlab.commands.answer import Answer
 from mixlab.commands.options import Flat
 from mixlab.console import console
 from mixlab.run import RunDirectory
-from mixlab.run.directory import RunLock
+from mixlab.run.lock import RunLock
 
 if TYPE_CHECKING:
     from mixlab.studies.demo import DemoEffort
@@ -44,7 +44,8 @@ def run_demo(
     from mixlab.report import first_sentences, write_report
     from mixlab.run.codec import to_json
     from mixlab.studies.demo import TUNED, plan
-    from mixlab.studies.steps import keep_settings, run_steps, wait_for_workers, worker_pool
+    from mixlab.studies.steps import keep_settings, run_steps
+    from mixlab.studies.workers import wait_for_workers, worker_pool
 
     start = time.monotonic()
     directory = RunDirectory.create(folder)

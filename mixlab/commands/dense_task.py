@@ -70,7 +70,7 @@ def target_and_recipe(target: str, recipe: str | None) -> tuple[str | None, Trai
 
 def say_recipe(plan: DensePlan, *, device: str | None, published: str) -> None:
     """Say which recipe is the default here and, on a CPU, name a smaller one than the papers'."""
-    from mixlab.data.source import is_drawn
+    from mixlab.data.source_names import is_drawn
     from mixlab.training.distributed import choose_device
 
     if not is_first():

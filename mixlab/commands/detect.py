@@ -10,7 +10,7 @@ from mixlab.commands.options import DenseTarget, Flat
 from mixlab.commands.output import drawing, is_first, percent, percent_interval
 from mixlab.console import console
 from mixlab.run import RunDirectory, provenance
-from mixlab.run.directory import write_atomically
+from mixlab.run.files import write_atomically
 
 
 def detect(

@@ -11,7 +11,8 @@ from mixlab.console import console
 from mixlab.errors import InputError, check_counts, few
 from mixlab.evaluation.settings import KnnSettings
 from mixlab.run import provenance
-from mixlab.run.directory import RunLock, file_name
+from mixlab.run.directory import file_name
+from mixlab.run.lock import RunLock
 
 
 def knn(

@@ -17,7 +17,7 @@ COARSE = 12  # patches a side: fewer show little of a photograph
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from mixlab.analysis.maps import MapsResult
+    from mixlab.analysis.activation_maps import MapsResult
 
 
 def maps(
@@ -34,13 +34,13 @@ def maps(
     """Draw activation maps and principal components, models side by side on the same images.
 
     Args:
-        map: which map: cut (normalised cut into two parts of similar patches); cosine (of the summary, which is class
-            token, registers or mean patch, to each patch; as in Dino-Mamba); pooled_cosine (of the mean patch to each
-            patch); dot (dot product instead of cosine); norm (of each patch's feature); pca (first component);
-            register_cosine, register_dot (one map per register); front_cosine (of the class token's copy in front);
-            mixing_rows (how strongly the summary reads each patch, by head); mixing_mean (mean over heads);
-            direction_rows (by scan direction); register_rows (by register); or several maps of features, such as
-            cosine+front_cosine.
+        map: which map: isolation (from the border of the image, along similar patches); cut (normalised cut into two
+            parts of similar patches); cosine (of the summary, which is class token, registers or mean patch, to each
+            patch; as in Dino-Mamba); pooled_cosine (of the mean patch to each patch); dot (dot product instead of
+            cosine); norm (of each patch's feature); pca (first component); register_cosine, register_dot (one map per
+            register); front_cosine (of the class token's copy in front); mixing_rows (how strongly the summary reads
+            each patch, by head); mixing_mean (mean over heads); direction_rows (by scan direction); register_rows (by
+            register); or several maps of features, such as cosine+front_cosine.
         layer: read the map after this layer, counted from 0; negative numbers count from the end.
         num_images: number of images to draw, evenly spaced.
         fit: crop (centre crop, as in kNN and probes) or squash (whole image, aspect ratio not kept); also for masks.
@@ -48,10 +48,11 @@ def maps(
         pca_threshold: a patch is foreground if its first component exceeds this, in standard deviations; the same for
             all models.
     """
+    from mixlab.analysis.activation_maps import activation_maps
     from mixlab.analysis.figures import save_figure
-    from mixlab.analysis.maps import activation_maps, find_map
+    from mixlab.analysis.maps import find_map
     from mixlab.analysis.viewed_images import ViewedImages, shown_size
-    from mixlab.data.source import is_drawn
+    from mixlab.data.source_names import is_drawn
 
     answer.check()
     find_map(map)

@@ -137,7 +137,7 @@ def is_first() -> bool:
 @contextmanager
 def stoppable() -> Iterator[None]:
     """Around training: a signal ends the command with its own exit code, and one line."""
-    from mixlab.data.source import TooManyUnreadableError
+    from mixlab.data.skipped import TooManyUnreadableError
     from mixlab.training.stopping import Stopped
 
     try:

@@ -26,7 +26,7 @@ def report(
     """Write one self-contained page about runs: figures, tables, verdicts on the papers' claims, and every result file.
 
     Args:
-        runs: run directories, or archives of runs (.tar.xz); runs in sub-folders are included.
+        runs: run directories, folders of runs, or archives of runs (.tar.xz); runs in sub-folders are included.
         out: the file to write: an .html page, or .md for the tables only.
         title: the heading of the page; default: the mixers that it compares.
         measure: count parameters and measure the speed of runs that have no results/cost.json yet.

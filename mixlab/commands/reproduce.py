@@ -16,7 +16,7 @@ from mixlab.commands.output import warn
 from mixlab.console import console, put
 from mixlab.errors import InputError
 from mixlab.run import RunDirectory
-from mixlab.run.directory import RunLock
+from mixlab.run.lock import RunLock
 
 if TYPE_CHECKING:
     from mixlab.studies.reproduce.items import Item
@@ -60,6 +60,11 @@ def reproduce(
     files = dict(_name_and_file(text) for text in weights)
     chosen = find_items(items)
     if run is not None and root is None:
+        if not RunDirectory(run).exists():
+            raise FileNotFoundError(
+                f"{run} is not a run directory: --run alone prints the results of an earlier run; add --root DATA to "
+                "run the commands"
+            )
         scale = stored_scale(run)
     where = run or Path("RUN")
     plans = [
@@ -76,10 +81,8 @@ def reproduce(
 def _run(answer: Answer, plans: Sequence[ItemPlan], run: Path, root: Path | None, scale: Scale) -> dict[str, Any]:
     from mixlab.report import write_report
     from mixlab.studies.reproduce.run import check_agreement, run_plan, write_comparison
-    from mixlab.studies.steps import wait_for_workers, worker_pool
+    from mixlab.studies.workers import wait_for_workers, worker_pool
 
-    if root is None:
-        RunDirectory.open(run)
     if root is not None:
         plans = _runnable(plans)
     directory = RunDirectory.create(run)
@@ -96,7 +99,7 @@ def _run(answer: Answer, plans: Sequence[ItemPlan], run: Path, root: Path | None
                     run_plan(plan, pool, workers=1)
                 results[plan.item.name] = write_comparison(plan)
                 _print(answer, results[plan.item.name])
-        page = write_report([run], run / "report.html")
+        page = write_report([run], run / "report.html", force=True)
     answer.line(f"open the report: {page}")
     return {"kind": "reproduce", "items": results, "report": str(page)}
 
@@ -140,7 +143,7 @@ def _list(answer: Answer) -> dict[str, Any]:
 
 def _summary(item: Item) -> str:
     """Data, GPU-hours and what is missing, in one line."""
-    from mixlab.studies.reproduce.folders import DATA_SETS
+    from mixlab.studies.reproduce.data_sets import DATA_SETS
     from mixlab.studies.reproduce.listing import ON_PAPER, hours_of, missing_networks
 
     if item.is_drawing:
@@ -162,7 +165,7 @@ def _hours(training: float, then: float) -> str:
 
 
 def _show(answer: Answer, plan: ItemPlan, root: Path | None) -> None:
-    from mixlab.studies.reproduce.folders import DATA_SETS
+    from mixlab.studies.reproduce.data_sets import DATA_SETS
     from mixlab.studies.reproduce.listing import hours_of
     from mixlab.studies.reproduce.run import command_lines
 

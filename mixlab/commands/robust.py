@@ -15,11 +15,12 @@ from mixlab.commands.options import Flat, OneTarget
 from mixlab.commands.output import evaluation_machine, percent, percent_interval, warn
 from mixlab.console import console
 from mixlab.errors import InputError, check_counts, few
-from mixlab.run import provenance
+from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import file_name
 
 if TYPE_CHECKING:
     from mixlab.evaluation.robustness import RobustnessResult
+    from mixlab.evaluation.shifts import ShiftResult
 
 
 def robust(
@@ -59,7 +60,7 @@ def robust(
     """
     from mixlab.data.images import parse_source
     from mixlab.evaluation.classifier import load_classifier
-    from mixlab.evaluation.robustness import evaluate_robustness, join_parts
+    from mixlab.evaluation.robustness import evaluate_robustness
     from mixlab.evaluation.shifts import evaluate_shifts
     from mixlab.training.distributed import once_per_machine, only_first
 
@@ -96,27 +97,31 @@ def robust(
     if folders:
         if num_parts > 1:
             directory.write(f"robust_{label}.{part}-of-{num_parts}", on_sets.to_json() | origin)
-            on_sets, missing = join_parts(on_sets, directory.results().values())
-            for number, different in missing.items():
-                if different:
-                    warn(f"part {number} of {num_parts} has another {different} and counts as missing; run it again")
+            on_sets = _joined(on_sets, directory)
         result = on_sets.to_json() | origin
         if on_sets.num_parts > 1:
             console.print(f"part {part} of {num_parts} is in {directory.path}; the table is printed with the last part")
             return answer.emit(result)
         directory.write(f"robust_{label}", result)
-        _print(answer, on_sets)
+        _print_sets(answer, on_sets)
     if on_changed is not None:
         own = on_changed.to_json() | origin
         directory.write(f"shifts_{label}", own)
         result = result | own | {"measurements": result.get("measurements", []) + own["measurements"]}
-        rows = [(name, percent(row["top1"]), percent_interval(row), row["n"]) for name, row in own["shifts"].items()]
-        answer.table(f"{classifier.label} on {shifts}, corrupted", ("images", "top-1 %", "95 %", "n"), rows)
-        if unreadable := on_changed.scores.unreadable:
-            number = len(on_changed.scores.numbers) + len(unreadable)
-            warn(f"{len(unreadable)} of the {number} images cannot be read: {few(unreadable)}")
+        _print_shifts(answer, on_changed, f"{classifier.label} on {shifts}, corrupted")
     console.print(f"results in {directory.path}")
     return answer.emit(result)
+
+
+def _joined(own: RobustnessResult, directory: RunDirectory) -> RobustnessResult:
+    """All parts of a result as one; this part alone, where others are missing."""
+    from mixlab.evaluation.robustness import join_parts
+
+    found, missing = join_parts(own, directory.results().values())
+    for number, different in missing.items():
+        if different:
+            warn(f"part {number} of {own.num_parts} has another {different} and counts as missing; run it again")
+    return found
 
 
 def parse_sets(data: Sequence[str]) -> dict[str, Path]:
@@ -144,7 +149,7 @@ def parse_shard(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _print(answer: Answer, found: RobustnessResult) -> None:
+def _print_sets(answer: Answer, found: RobustnessResult) -> None:
     from mixlab.evaluation.shifted_sets import SETS
 
     sets = found.to_json()["sets"]
@@ -158,3 +163,12 @@ def _print(answer: Answer, found: RobustnessResult) -> None:
     for score in found.scores.values():
         for note in score.notes():
             warn(note)
+
+
+def _print_shifts(answer: Answer, found: ShiftResult, title: str) -> None:
+    shifts = found.to_json()["shifts"]
+    rows = [(name, percent(row["top1"]), percent_interval(row), row["n"]) for name, row in shifts.items()]
+    answer.table(title, ("images", "top-1 %", "95 %", "n"), rows)
+    if unreadable := found.scores.unreadable:
+        number = len(found.scores.numbers) + len(unreadable)
+        warn(f"{len(unreadable)} of the {number} images cannot be read: {few(unreadable)}")

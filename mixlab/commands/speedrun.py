@@ -89,7 +89,8 @@ def _train_and_score(
     from mixlab.studies.elapsed import noting_time
     from mixlab.studies.speedrun.record import NAME, PROBE, SECONDS, K, make_record
     from mixlab.training.distributed import choose_device
-    from mixlab.training.settings import has_begun, override
+    from mixlab.training.settings import override
+    from mixlab.training.stored_settings import has_begun
 
     if has_begun(RunDirectory(run)) and not (run / SECONDS).is_file():
         raise InputError(f"{run} was started by another command, so its time was not recorded; choose another --run")

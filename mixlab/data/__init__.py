@@ -18,12 +18,13 @@ from .decode import UnreadableImage, decode
 from .given import GivenData, as_data
 from .images import ImageFolder, parse_source
 from .labelled import LabelledSplits, labelled_splits
-from .loader import Batch, Loader
+from .loader import Batch, BatchLoader, ImageReader, SampleReader
 from .mask_formats import mask_format, parse_label_maps, parse_masks
 from .masks import MaskedImage, MaskSource
 from .objects import AnnotatedImage, ObjectSource, parse_objects
-from .packed import PackedBatch, PackedImages, PackedLoader, pack_images
+from .packed import PackedBatch, PackedImages, PackedLoader, PackedReader, pack_images
 from .sample_order import SampleOrder
 from .shapes import SHAPE_CLASSES, DrawnScene, Shapes
 from .shards import TarShards
-from .source import ImageSource, SkippedImages, Source, Subset, TooManyUnreadableError, at_most, evenly_spaced, split
+from .skipped import SkippedImages, TooManyUnreadableError
+from .source import ImageSource, Source, Subset, at_most, evenly_spaced, split

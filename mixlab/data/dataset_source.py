@@ -97,7 +97,8 @@ class DatasetSource(ImageSource):
             numbers = {label: names.index(str(label)) for label in there if str(label) in names}
         if unknown := [label for label in there if label not in numbers]:
             raise InputError(
-                f"{self.kind} has labels that are not among its {len(names)} classes ({few(names)}): {few(unknown)}"
+                f"{self.kind} has labels that are not among its {len(names)} classes ({few(names)}): {few(unknown)}; "
+                "DatasetSource(..., classes=[...]) names them all"
             )
         numbered = [numbers.get(label, -1) for label in found]
         for index in self._broken:
@@ -153,7 +154,10 @@ class DatasetSource(ImageSource):
                 return index, self.dataset[index]
             except Exception as error:
                 reasons.append(_reason(error))
-        raise InputError(f"none of the first {len(reasons)} samples of {self.kind} can be read: {reasons[0]}")
+        raise InputError(
+            f"none of the first {len(reasons)} samples of {self.kind} can be read: {reasons[0]}; "
+            "check the data set by its [0]"
+        )
 
 
 def _length(dataset: Any, kind: str) -> int:

@@ -20,7 +20,8 @@ from .photographs import photograph_place
 from .registered import open_registered
 from .shapes import parse_shapes
 from .shards import TarShards
-from .source import ImageSource, check_split, nearest_place, part_of
+from .source import ImageSource, check_split, part_of
+from .source_names import nearest_place
 
 SPLIT_FOLDERS = {"train": ("train", "training"), "val": ("val", "validation", "valid", "test")}
 IMAGE_FOLDERS = ("images", "image", "imgs", "JPEGImages")

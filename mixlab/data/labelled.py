@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mixlab.errors import InputError, few
+from mixlab.errors import InputError, counted, few
 
 from .given import AnyData, Data, GivenData, as_data
 from .images import SPLIT_FOLDERS, ImageFolder, child, parse_source
 from .listed import ListedSource
 from .sample_order import check_seed
 from .shapes import Shapes
+from .shards import TarShards
 from .source import ImageSource, Subset, split
 
 
@@ -61,10 +62,12 @@ class LabelledSplits:
         """A sentence for each mismatch between the class lists."""
         found = []
         if self.unknown:
-            number = sum(self.unknown.values())
-            found.append(f"{number} images of {len(self.unknown)} unknown classes are left out: {few(self.unknown)}")
+            number, classes = sum(self.unknown.values()), counted(self.unknown, "unknown class", "unknown classes")
+            images = "1 image is" if number == 1 else f"{number} images are"
+            found.append(f"{images} left out, of {classes}: {few(self.unknown)}")
         if self.absent:
-            found.append(f"{len(self.absent)} classes have no validation image: {few(self.absent)}")
+            absent = counted(self.absent, "class has", "classes have")
+            found.append(f"{absent} no validation image: {few(self.absent)}")
         return found
 
 
@@ -116,6 +119,12 @@ def align(train: ImageSource, val: ImageSource) -> LabelledSplits:
     return LabelledSplits(train, aligned, unknown, absent)
 
 
+def _way_to_labels(source: ImageSource) -> str:
+    if isinstance(source, TarShards):
+        return "put a class number beside each image in the shards (NAME.cls beside NAME.jpg)"
+    return "put the images into one folder per class"
+
+
 def check_labels(source: ImageSource, name: str) -> None:
     if isinstance(source, ImageFolder) and not source.classes and (misplaced := _misplaced(source, name)):
         raise InputError(misplaced)
@@ -123,8 +132,8 @@ def check_labels(source: ImageSource, name: str) -> None:
         raise InputError(f"{name} has labels but no class names; set `classes` of {type(source).__name__}")
     if len(source.classes) < 2:
         raise InputError(
-            f"{name} has {len(source.classes)} classes; scores need labels of at least 2: put the images into one "
-            "folder per class, or give (image, label) from Python"
+            f"{name} has {counted(source.classes, 'class', 'classes')}; scores need labels of at least 2: "
+            f"{_way_to_labels(source)}, or give (image, label) from Python"
         )
     unlabelled = int((source.labels() < 0).sum())
     if unlabelled:

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .decode import Reduction
-from .source import RemovedImage, Source, T
+from .skipped import RemovedImage
+from .source import Source, T
 
 
 @dataclass(frozen=True)

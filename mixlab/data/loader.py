@@ -21,7 +21,8 @@ from mixlab.plugins import plugin_at_fault
 
 from .decode import UnreadableImage
 from .sample_order import SampleOrder
-from .source import ImageSource, SkippedImages, Source, evenly_spaced, wrapped_sources
+from .skipped import SkippedImages
+from .source import ImageSource, Source, evenly_spaced, wrapped_sources
 from .workers import check_shared_memory, start_workers, worker_settings
 
 _MEASURED = 16  # samples from which the size of a batch is estimated
@@ -262,7 +263,7 @@ class Batch(NamedTuple):
 class ImageReader(SampleReader[tuple[Tensor, int, int, int, int], Batch]):
     """Images of a source at one size, see `fit_image`; each with its label, index, and own height and width."""
 
-    def __init__(self, source: ImageSource, size: int, fit: str) -> None:
+    def __init__(self, source: ImageSource, size: int, fit: str = "squash") -> None:
         self.source, self.size, self.fit = source, size, fit
 
     def read(self, index: int, epoch: int) -> tuple[Tensor, int, int, int, int]:
@@ -276,33 +277,3 @@ class ImageReader(SampleReader[tuple[Tensor, int, int, int, int], Batch]):
         images = stack([sample[0] for sample in samples], (3, self.size, self.size))
         table = torch.tensor([sample[1:] for sample in samples], dtype=torch.int64).reshape(-1, 4)
         return Batch(images, table[:, 0], table[:, 1], table[:, 2:])
-
-
-class Loader(BatchLoader[Batch]):
-    """The images of a source at one size."""
-
-    def __init__(
-        self,
-        source: ImageSource,
-        *,
-        batch_size: int,
-        size: int,
-        fit: str = "squash",
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        shuffle: bool = True,
-        drop_last: bool = True,
-        num_workers: int = 0,
-        unreadable: str = "replace",
-        skip_limit: float = 0.01,
-        pin_memory: bool = False,
-    ) -> None:
-        super().__init__(
-            ImageReader(source, size, fit),
-            SampleOrder(len(source), batch_size, seed, rank, world_size, shuffle, drop_last),
-            num_workers=num_workers,
-            unreadable=unreadable,
-            skip_limit=skip_limit,
-            pin_memory=pin_memory,
-        )

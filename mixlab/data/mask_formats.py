@@ -33,18 +33,8 @@ from .masks import (
 )
 from .registered import is_registered, open_registered, open_registered_with
 from .shapes import parse_shapes
-from .source import (
-    DRAWN,
-    SPLITS,
-    ImageSource,
-    Subset,
-    check_split,
-    is_built_in,
-    is_drawn,
-    nearest_place,
-    parse_options,
-    part_of,
-)
+from .source import SPLITS, ImageSource, Subset, check_split, part_of
+from .source_names import DRAWN, is_built_in, is_drawn, nearest_place, parse_options
 
 
 def parse_images_or_masks(name: Data) -> ImageSource | MaskSource:

@@ -27,7 +27,8 @@ from .decode import printable
 from .given import Data, GivenData
 from .registered import is_registered, open_registered_with
 from .shapes import Shapes, parse_shapes
-from .source import SPLITS, Source, Subset, check_split, nearest_place, part_of
+from .source import SPLITS, Source, Subset, check_split, part_of
+from .source_names import nearest_place
 
 
 class Objects(NamedTuple):
@@ -212,7 +213,10 @@ def parse_objects(name: Data, *, split: str = "train", keep_empty: bool = True) 
         return source
     full = [index for index in range(len(source)) if source.load(index).has_objects]
     if not full:
-        raise InputError(f"{name}: none of its {len(source)} images has an object to learn from")
+        raise InputError(
+            f"{name}: none of its {len(source)} images has an object to learn from; give "
+            "annotations with masks or boxes"
+        )
     empty = [source.load(index) for index in sorted(set(range(len(source))) - set(full))]
     lost = [image.name for image in empty if any(not entry.get("iscrowd") for entry in image.annotations())]
     if lost:

@@ -105,7 +105,7 @@ class PackedReader(SampleReader[PackedSample, PackedBatch]):
     height and width.
     """
 
-    def __init__(self, source: ImageSource, reduction: Reduction, size: int | None) -> None:
+    def __init__(self, source: ImageSource, reduction: Reduction, size: int | None = None) -> None:
         if size is not None and size < 1:
             raise InputError(f"images cannot be squashed to {size} px; give at least 1, or leave it out")
         self.source, self.reduction, self.size = source, reduction, size
@@ -124,35 +124,19 @@ class PackedReader(SampleReader[PackedSample, PackedBatch]):
 
 
 class PackedLoader(BatchLoader[PackedBatch]):
-    """The images of a source for crops: at their own sizes but for `reduction`, or all squashed to `size`.
-
-    `resident_on` loads them all once into the memory of that device; batches then point into it.
-    """
+    """Images for crops. `resident_on` loads them all once into that device's memory; batches then point into it."""
 
     def __init__(
         self,
-        source: ImageSource,
+        reader: PackedReader,
+        order: SampleOrder,
         *,
-        batch_size: int,
-        reduction: Reduction,
-        size: int | None = None,
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        shuffle: bool = True,
-        repeats: int = 1,
         num_workers: int = 0,
         skip_limit: float = 0.01,
         pin_memory: bool = False,
         resident_on: torch.device | str | None = None,
     ) -> None:
-        super().__init__(
-            PackedReader(source, reduction, size),
-            SampleOrder(len(source), batch_size, seed, rank, world_size, shuffle, repeats=repeats),
-            num_workers=num_workers,
-            skip_limit=skip_limit,
-            pin_memory=pin_memory,
-        )
+        super().__init__(reader, order, num_workers=num_workers, skip_limit=skip_limit, pin_memory=pin_memory)
         self._resident: tuple[PackedBatch, Tensor] | None = None
         if resident_on is not None:
             self._resident = self._load_all(torch.device(resident_on))
@@ -171,7 +155,7 @@ class PackedLoader(BatchLoader[PackedBatch]):
     def _load_all(self, device: torch.device) -> tuple[PackedBatch, Tensor]:
         """Every image once, and the row of each image number (-1: left out)."""
         total = self.order.num_images
-        everything = SampleOrder(total, min(self.order.batch_size, total), shuffle=False, drop_last=False)
+        everything = SampleOrder.in_turn(total, self.order.batch_size)
         parts = []
         loader = DataLoader(
             self._batches.dataset,

@@ -50,6 +50,12 @@ class SampleOrder:
                 f"use a batch of at most {self.num_images // self.world_size} on each of {self.world_size} ranks"
             )
 
+    @classmethod
+    def in_turn(cls, num_images: int, batch_size: int, rank: int = 0, world_size: int = 1) -> SampleOrder:
+        """Every image once, by number, in batches of at most `batch_size` on each rank."""
+        size = min(batch_size, -(-num_images // world_size))
+        return cls(num_images, size, rank=rank, world_size=world_size, shuffle=False, drop_last=False)
+
     @property
     def global_batch(self) -> int:
         return self.batch_size * self.world_size

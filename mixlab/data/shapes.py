@@ -21,7 +21,8 @@ from mixlab.errors import InputError
 
 from .drawing import draw_label, draw_plan, paint
 from .patterns import OUTLINES
-from .source import SPLITS, ImageSource, check_split, is_drawn, parse_options, to_number
+from .source import SPLITS, ImageSource, check_split
+from .source_names import is_drawn, parse_options, to_number
 
 SHAPE_CLASSES = tuple(OUTLINES)
 

@@ -8,13 +8,11 @@ folders do, with no shuffle buffer; the price is random access, so keep shards o
 from __future__ import annotations
 
 import glob
-import json
 import multiprocessing
 import os
 import re
-import tarfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import product
@@ -31,7 +29,6 @@ from mixlab.signals import obey_parent_alone
 
 from .cores import num_cores
 from .decode import (
-    SUFFIXES,
     Reduction,
     UnreadableImage,
     decode_fitted,
@@ -42,14 +39,10 @@ from .decode import (
 )
 from .index_file import Names, StoredIndex, digest_of, index_file, is_trusted, read_index, write_index
 from .source import ImageSource
+from .tar_samples import scan_shard
 
 _FORMAT = 4
 _SHARDS_PER_PROCESS, _MOST_PROCESSES = 4, 32
-_MAX_CLASSES = 1_000_000
-_LARGEST = 2**32 - 1  # bytes of an image, which the decoder refuses far below
-_MAX_LABEL_BYTES = 2**26  # of a .cls or .json file
-_BLOCK = 512  # of a tar file; two blocks of zeros are its end
-_Sample = tuple[str, int, int, int]  # key, offset, size, label (-1: none)
 
 
 class TarShards(ImageSource):
@@ -246,7 +239,7 @@ def _is_sound(arrays: Mapping[str, NDArray[Any]], num_samples: int, num_bytes: i
 def _make_index(shard: Path, cache: str | Path | None) -> StoredIndex:
     """Read a shard, and store its index."""
     stamp = _stamp(shard)
-    samples, left_out = _scan_shard(shard)
+    samples, left_out = scan_shard(shard)
     keys = Names.of([sample[0] for sample in samples])
     where = np.array([sample[1:] for sample in samples], dtype=np.int64).reshape(-1, 3)
     index = StoredIndex(
@@ -266,91 +259,3 @@ def _make_index(shard: Path, cache: str | Path | None) -> StoredIndex:
     )
     write_index(index_file("shard", shard, cache), index)
     return index
-
-
-def _scan_shard(shard: Path) -> tuple[list[_Sample], list[str]]:
-    images: dict[str, tuple[int, int]] = {}
-    labels: dict[str, int] = {}
-    suffixes: dict[str, set[str]] = {}  # of each key
-    left_out: list[str] = []
-    try:
-        with tarfile.open(shard, "r:") as tar:
-            for member in _members(tar):
-                folder, _, file_name = member.name.rpartition("/")
-                stem, dot, extension = file_name.partition(".")
-                if not dot or not stem or member.isdir():
-                    continue
-                key, suffix = f"{folder}/{stem}".lstrip("/"), f".{extension.lower()}"
-                is_again = suffix in suffixes.setdefault(key, set())
-                suffixes[key].add(suffix)
-                if not member.isreg() or member.issparse():  # such as a hard link to the same photograph
-                    continue
-                if suffix in SUFFIXES:
-                    images.setdefault(key, (member.offset_data, min(member.size, _LARGEST)))
-                    left_out += [f"{key}{suffix}"] * is_again
-                elif suffix in (".cls", ".json") and (data := tar.extractfile(member)) is not None:
-                    place = f"{shard}/{printable(member.name)}"
-                    label, other = _read_label(data.read(_MAX_LABEL_BYTES), suffix, place), labels.get(key, -1)
-                    if -1 not in (label, other) and label != other:
-                        raise InputError(
-                            f"{place} holds class {label}, another file of the same sample holds {other}; keep one"
-                        )
-                    labels[key] = max(label, other)
-            _check_end(shard, tar.offset)
-    except InputError:
-        raise
-    except Exception as error:  # tarfile fails on damaged headers in many ways
-        raise InputError(f"{shard} is not a readable tar file ({error}); is it complete and uncompressed?") from error
-    left_out += [key for key in suffixes if key not in images]
-    return [(key, *place, labels.get(key, -1)) for key, place in images.items()], list(map(printable, left_out))
-
-
-def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """Its members; a header whose size leads backwards would never end."""
-    place = -1
-    for member in tar:
-        if member.size < 0 or member.offset <= place:
-            raise tarfile.ReadError(f"the header at byte {member.offset:,} is damaged")
-        place = member.offset
-        yield member
-
-
-def _check_end(shard: Path, end: int) -> None:
-    """tarfile takes anything but a header for the end of the file; there must be zeros and nothing else."""
-    again = "copy or make it again"
-    with shard.open("rb") as file:
-        file.seek(end)
-        block = file.read(_BLOCK)
-        if len(block) < _BLOCK:
-            place = end + len(block)
-            raise InputError(f"{shard} ends at byte {place:,} without the end mark of a tar file: it was cut; {again}")
-        if any(block):
-            raise InputError(f"{shard} has a damaged header at byte {end:,}; {again}")
-        place = end + _BLOCK
-        while block := file.read(2**20):
-            if rest := block.lstrip(b"\0"):
-                raise InputError(
-                    f"{shard} has leftover bytes from {place + len(block) - len(rest):,} on, after the end mark of a "
-                    f"tar file: two shards in one file? Give each a file of its own, or {again}"
-                )
-            place += len(block)
-
-
-def _read_label(data: bytes, suffix: str, name: str) -> int:
-    if len(data) == _MAX_LABEL_BYTES:
-        raise InputError(f"{name} is larger than {_MAX_LABEL_BYTES:,} bytes; keep little but the class in it")
-    try:
-        if suffix == ".cls":
-            label: Any = int(data.decode())
-        else:
-            content = json.loads(data)
-            known = [content[key] for key in ("label", "cls") if key in content] if isinstance(content, dict) else []
-            label = known[0] if known else -1
-        if not isinstance(label, str) and label != int(label):
-            raise InputError(f"{label} is not a whole number")
-        label = int(label)
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise InputError(f"{name} holds no class number ({error}); write a whole number, counted from 0") from error
-    if not -1 <= label < _MAX_CLASSES:
-        raise InputError(f"{name} holds class {label}; classes are whole numbers from 0 to {_MAX_CLASSES - 1:,}")
-    return label

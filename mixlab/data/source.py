@@ -1,14 +1,12 @@
-"""The data source, parts of one, unreadable samples, and options in the names of sources."""
+"""The data source, and parts of one."""
 
 from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from itertools import islice
 from operator import index as as_index
-from pathlib import Path
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -16,15 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mixlab.errors import InputError, did_you_mean, few
+from mixlab.errors import InputError, few
 
-from .decode import SUFFIXES, Reduction, UnreadableImage, fit_image, to_pil, to_tensor
+from .decode import Reduction, UnreadableImage, fit_image, to_pil, to_tensor
 from .index_file import digest_of
+from .skipped import SkippedImages
 
 SPLITS = ("train", "val")
 HELD_OUT = 5  # without a split of its own, every fifth sample of a class is for validation
-DRAWN = "shapes"
-BUILT_IN = (DRAWN, "photo")
 
 
 class HasImage(Protocol):
@@ -227,49 +224,6 @@ def at_most(source: Source[T], most: int | None) -> Source[T]:
     return source if most is None else Subset(source, evenly_spaced(len(source), most))
 
 
-class RemovedImage(UnreadableImage):
-    """An image of an earlier list that is no longer there. It is left out like others, and does not count as one."""
-
-
-class TooManyUnreadableError(InputError):
-    """More of a source could not be read than the limit allows."""
-
-
-class SkippedImages:
-    """Counts and names what was skipped; raises `TooManyUnreadableError` above `limit`, a share of the source.
-
-    A single one never does, however small the source is, unless the limit is zero.
-    """
-
-    def __init__(self, total: int, limit: float = 0.01) -> None:
-        if not 0.0 <= limit <= 1.0:
-            raise InputError(f"limit {limit} is not a share; give a number from 0 (none) to 1 (all)")
-        self.total = total
-        self.limit = limit
-        self.reasons: dict[str, str] = {}
-
-    def __len__(self) -> int:
-        return len(self.reasons)
-
-    def add(self, error: UnreadableImage) -> bool:
-        """Count a file once; True if it is new."""
-        if error.path in self.reasons or isinstance(error, RemovedImage):
-            return False
-        self.reasons[error.path] = error.reason
-        if len(self.reasons) > max(self.limit * self.total, 1 if self.limit else 0):
-            raise TooManyUnreadableError(
-                f"{len(self.reasons)} of {self.total} images cannot be read, more than the limit of {self.limit:.2%}. "
-                f"{self.summary()}. Repair or remove them, or raise the limit"
-            )
-        return True
-
-    def summary(self) -> str:
-        """One line for a log: how many, and the first few by name."""
-        if not self.reasons:
-            return "no image was skipped"
-        return f"skipped {len(self)}: {few(f'{path} ({reason})' for path, reason in self.reasons.items())}"
-
-
 def read_first(data: str, source: Source[T], most: int) -> list[tuple[int, T]]:
     """The first readable samples of a source, with their numbers; a warning names the others."""
     skipped = SkippedImages(total=len(source), limit=1.0)
@@ -279,57 +233,3 @@ def read_first(data: str, source: Source[T], most: int) -> list[tuple[int, T]]:
     if len(skipped):
         warnings.warn(skipped.summary(), stacklevel=2)
     return found
-
-
-def parse_options(name: str, options: str, *, known: tuple[str, ...]) -> dict[str, str]:
-    """Options of a source; `name` is the full name, for the error."""
-    values: dict[str, str] = {}
-    for part in filter(None, options.split(",")):
-        key, _, value = (piece.strip() for piece in part.partition("="))
-        if key not in known:
-            hint = did_you_mean(key, known, otherwise=f"it has {', '.join(known) or 'none'}")
-            raise InputError(f"{name!r}: there is no option {key!r}; {hint}")
-        if not value:
-            raise InputError(f"{name!r}: option {key!r} needs a value, as in {key}=...")
-        values[key] = value
-    return values
-
-
-def to_number(name: str, options: dict[str, str], key: str, default: int) -> int:
-    """A whole number among the options."""
-    value = options.get(key, str(default))
-    if not value.isdecimal():
-        raise InputError(f"{name!r}: {key}={value} is not a whole number; give for example {key}={default}")
-    return int(value)
-
-
-def is_built_in(name: str) -> bool:
-    """Whether a source needs no files of the user's."""
-    return name.partition(":")[0] in BUILT_IN
-
-
-def is_drawn(name: str) -> bool:
-    """Whether a source is the scenes that mixlab draws."""
-    return name.partition(":")[0] == DRAWN
-
-
-def nearest_place(name: str) -> str:
-    """What was probably meant by data that cannot be opened: a name of ours, or a neighbour of what is missing."""
-    place = Path(name).expanduser()
-    _, _, rest = name.partition(":")
-    if rest and Path(rest).expanduser().exists():  # voc:DIR where the format is detected
-        return f"did you mean {rest}?"
-    if place.is_file():
-        others = f"{place.suffix or 'its name'} is no known suffix; convert it to one of {' '.join(sorted(SUFFIXES))}"
-        return f"shards are opened as wds:{name}" if place.suffix == ".tar" else others
-    while not place.parent.is_dir():
-        place = place.parent
-    try:
-        entries = islice(place.parent.iterdir(), 10_000)
-        neighbours = [entry.name for entry in entries if entry.name != place.name]  # a link that leads nowhere
-    except OSError:
-        neighbours = []
-    alike = [other for other in neighbours if get_close_matches(place.stem, [Path(other).stem])]  # whatever the suffix
-    if place.name == name:
-        return did_you_mean(name, [*BUILT_IN, *alike], otherwise="check the path")
-    return did_you_mean(place.name, alike, otherwise="check the path", prefix=f"{place.parent}/".replace("//", "/"))

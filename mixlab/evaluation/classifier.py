@@ -29,7 +29,7 @@ from mixlab.evaluation.machine import CentreView
 from mixlab.evaluation.probe_head import ProbeHead, load_head
 from mixlab.evaluation.target import Target, load_target, split_target, weights_checksum
 from mixlab.run import RunDirectory, Subject
-from mixlab.run.directory import read_json
+from mixlab.run.files import read_json
 from mixlab.training.distributed import choose_device
 
 TRAINED, RELEASED_WITH = "trained with it", "its own"  # kinds of classifiers that are no probes
@@ -231,12 +231,11 @@ def load_classifier(
         size = image or int(probe.about.get("image", target.backbone.image))
         view = CentreView(size, crop_share or float(probe.about.get("crop_share", target.backbone.crop_share)))
         return probe_classifier(target, probe, view=view)
+    view = CentreView(image or target.backbone.image, crop_share or target.backbone.crop_share)
     if (place / "classifier.safetensors").is_file():
         classes = RunDirectory.open(place).read_config().get("classes", [])
-        view = CentreView(image or target.backbone.image, crop_share or target.backbone.crop_share)
         return trained_classifier(target, place / "classifier.safetensors", classes=classes, view=view)
     if weights is not None and (released := _classifier_in(weights, target.backbone)) is not None:
-        view = CentreView(image or target.backbone.image, crop_share or target.backbone.crop_share)
         network = ProbedBackbone(target.backbone, released, image=view.size)
         return NamedClassifier(network, released.classes, view, target.subject, kind=RELEASED_WITH, seed=target.seed)
     raise InputError(

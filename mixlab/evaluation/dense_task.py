@@ -16,7 +16,8 @@ from mixlab.backbones.weights import model_from_file
 from mixlab.backbones.weights.reading import read_weights
 from mixlab.backbones.zoo import SHIPPED, SHIPPED_TRAINING
 from mixlab.data.given import AnyData, Data, as_data
-from mixlab.data.source import Source, is_drawn
+from mixlab.data.source import Source
+from mixlab.data.source_names import is_drawn
 from mixlab.errors import InputError
 from mixlab.evaluation.dense_recipe import DenseConfig, DenseRecipe
 from mixlab.evaluation.methods import train_config
@@ -27,7 +28,8 @@ from mixlab.run.directory import method_of
 from mixlab.training.config import ModelConfig, TrainConfig
 from mixlab.training.distributed import World, join_world
 from mixlab.training.loop import Trainer, train
-from mixlab.training.settings import MAY_CHANGE, override, same_data
+from mixlab.training.settings import override
+from mixlab.training.stored_settings import MAY_CHANGE, same_data
 
 STARTS_FROM = "starts_from"  # in config.json: what is known of the backbone that training started from
 R = TypeVar("R")
@@ -178,7 +180,10 @@ def plan_dense(
         start = starting_point(target, weights=weights)
         config = _with_model(recipe, start) if recipe else (small if is_drawn(str(given)) else published)(start.model)
     if not isinstance(config.method, method):
-        raise InputError(f"{name or 'this'} is a {config.method.kind} recipe, not one for `mixlab {method.kind}`")
+        raise InputError(
+            f"{name or 'this'} is a {config.method.kind} recipe, not one for `mixlab {method.kind}`; "
+            f"name one that begins with {method.kind}_, or a backbone"
+        )
     config = override(config, [*settings, *(["method.frozen=true"] if frozen else [])])
     if start.backbone is not None and config.model != start.model:
         raise InputError(

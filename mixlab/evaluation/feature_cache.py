@@ -33,8 +33,8 @@ from mixlab.errors import InputError, WorkError, few
 from mixlab.evaluation.features import FeaturePlan, FeatureTable
 from mixlab.evaluation.machine import CentreView, Machine, PrecisionInUse, run_precision
 from mixlab.evaluation.target import network_digest
-from mixlab.run.directory import read_json, write_atomically, write_json
 from mixlab.run.disk import in_units
+from mixlab.run.files import read_json, write_atomically, write_json
 from mixlab.training.checkpoint import checksum_of, sha256_of
 from mixlab.training.distributed import World, from_all, only_first
 
@@ -87,7 +87,7 @@ def extract_features(
             table = cache.fill(machine, step)
     if not len(table):
         named = few((f"{path} ({why})" for path, why in table.unreadable.items()), 1)
-        raise InputError(f"none of the {len(source)} images of {name} can be read, such as {named}")
+        raise InputError(f"none of the {len(source)} images of {name} can be read, such as {named}; repair them")
     return table
 
 

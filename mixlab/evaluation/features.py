@@ -95,11 +95,6 @@ class FeaturePlan:
         return sum(part.stop - part.start for part in self.slices(head))
 
 
-def has_class_token(backbone: Backbone) -> bool:
-    """Whether the summary is a class token or registers; without them it is the mean of the patches."""
-    return bool(backbone.layout.summary_rows(backbone.layout.num_registers + 1))
-
-
 def published_source(backbone: Backbone) -> FeatureSource:
     """Which features the published probes of such a backbone read: Dino-Mamba's the branch, all others the stream."""
     from_dino_mamba = backbone.family == "mamba2" and backbone.layout.place in ("middle", "spread")
@@ -110,7 +105,10 @@ def head_inputs(backbone: Backbone, blocks: Sequence[int], strategies: Sequence[
     """Every number of blocks with every strategy; `output` and `registers` as they apply."""
     for number in blocks:
         if not 1 <= number <= backbone.num_layers:
-            raise InputError(f"cannot read the last {number} of {backbone.num_layers} blocks of {backbone.name}")
+            raise InputError(
+                f"cannot read the last {number} of {backbone.num_layers} blocks of {backbone.name}; "
+                f"choose 1 to {backbone.num_layers}"
+            )
     found = []
     for strategy in strategies:
         if strategy == OUTPUT:
@@ -123,7 +121,7 @@ def head_inputs(backbone: Backbone, blocks: Sequence[int], strategies: Sequence[
         elif strategy not in STRATEGIES:
             known = ", ".join((*STRATEGIES, OUTPUT, REGISTERS))
             raise InputError(f"strategy {strategy!r} does not exist; choose among {known}")
-        elif "cls" in strategy and not has_class_token(backbone):
+        elif "cls" in strategy and not backbone.layout.has_summary_token:
             raise InputError(
                 f"{backbone.name} has no class token, so {strategy!r} would be the mean; choose mean, max or {OUTPUT}"
             )
@@ -134,7 +132,7 @@ def head_inputs(backbone: Backbone, blocks: Sequence[int], strategies: Sequence[
 
 def possible_strategies(backbone: Backbone) -> tuple[str, ...]:
     """The paper's strategies as far as the backbone has them; without a class token, its own output instead."""
-    if has_class_token(backbone):
+    if backbone.layout.has_summary_token:
         return STRATEGIES
     return (OUTPUT, *(strategy for strategy in STRATEGIES if "cls" not in strategy))
 
@@ -146,7 +144,7 @@ def light_blocks(backbone: Backbone) -> int:
 
 def is_light_as_dinos(backbone: Backbone) -> bool:
     """Whether the light head is DINO's for ViT-B: class token and mean of the patches of the last block."""
-    reads_stream = published_source(backbone) == "stream" and has_class_token(backbone)
+    reads_stream = published_source(backbone) == "stream" and backbone.layout.has_summary_token
     return reads_stream and 2 * backbone.dim == LIGHT_WIDTH
 
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from mixlab.choices import PrecisionChoice
 from mixlab.data.decode import cut_middle, load_size
-from mixlab.data.loader import Loader
+from mixlab.data.loader import Batch, BatchLoader, ImageReader
+from mixlab.data.sample_order import SampleOrder
 from mixlab.data.source import ImageSource
 from mixlab.training.distributed import World, from_all
 from mixlab.training.precision import Precise, autocast
@@ -89,15 +90,13 @@ class CentreView:
         """The middle (B, 3, size, size) of images (B, 3, S, S) at the load size."""
         return cut_middle(images, self.size)
 
-    def loader(self, source: ImageSource, *, batch: int, workers: int = 0, pin_memory: bool = False) -> Loader:
+    def loader(
+        self, source: ImageSource, *, batch: int, workers: int = 0, pin_memory: bool = False
+    ) -> BatchLoader[Batch]:
         """Every image once, in order; those that cannot be read are left out, counted and named."""
-        return Loader(
-            source,
-            batch_size=min(batch, len(source)),
-            size=self.load_size,
-            fit=self.fit,
-            shuffle=False,
-            drop_last=False,
+        return BatchLoader(
+            ImageReader(source, self.load_size, self.fit),
+            SampleOrder.in_turn(len(source), batch),
             num_workers=workers,
             unreadable="drop",
             skip_limit=1.0,

@@ -14,7 +14,7 @@ from mixlab.run.codec import from_json
 from mixlab.training.config import MethodConfig, TrainConfig
 from mixlab.training.dino import DinoConfig
 from mixlab.training.lejepa import LeJepaConfig
-from mixlab.training.settings import as_recorded
+from mixlab.training.stored_settings import as_recorded
 from mixlab.training.supervised import SupervisedConfig
 
 METHODS: Registry[type[MethodConfig]] = Registry(

@@ -14,9 +14,9 @@ from mixlab.backbones.backbone import Backbone, FeatureSource
 from mixlab.backbones.weights.reading import StoredWeights, WeightsError, read_weights
 from mixlab.backbones.weights.saving import save_tensors
 from mixlab.data.imagenet_labels import imagenet_classes
-from mixlab.evaluation.features import HeadInput, has_class_token, published_source
+from mixlab.evaluation.features import HeadInput, published_source
 from mixlab.evaluation.paper import EPOCHS
-from mixlab.run.directory import write_json
+from mixlab.run.files import write_json
 
 METADATA_KEY = "mixlab_probe"
 RELEASED = {"linear.weight", "linear.bias"}  # Dino-Mamba's and DINO's probes, without their wrapper
@@ -103,7 +103,7 @@ def _released_head(stored: StoredWeights, backbone: Backbone) -> ProbeHead:
             f"{stored.path} reads {weight.shape[-1]} features, which is not a multiple of the width {backbone.dim} of "
             f"{backbone.name}; name the backbone that it was trained on"
         )
-    source, strategy = published_source(backbone), "cls" if has_class_token(backbone) else "mean"
+    source, strategy = published_source(backbone), "cls" if backbone.layout.has_summary_token else "mean"
     if source == "stream" and blocks == 2:  # DINO's ViT-B: class token and mean of the last block, channel by channel
         blocks, strategy = 1, "cls+mean"
         weight = torch.cat([weight[:, 0::2], weight[:, 1::2]], dim=1)  # ours reads one after the other

@@ -5,7 +5,7 @@ from mixlab.data.labelled import LabelledSplits, is_held_out
 from mixlab.evaluation.methods import METHODS
 from mixlab.evaluation.target import split_target
 from mixlab.run.directory import RunDirectory, method_of
-from mixlab.training.settings import same_data
+from mixlab.training.stored_settings import same_data
 
 
 def seen_labels(target: str, splits: LabelledSplits) -> list[str]:

@@ -24,7 +24,7 @@ from mixlab.data.imagenet_labels import (
 )
 from mixlab.data.images import ImageFolder
 from mixlab.data.source import Subset
-from mixlab.errors import InputError, few
+from mixlab.errors import InputError, counted, few
 from mixlab.evaluation.accuracy import Accuracy
 
 
@@ -107,7 +107,8 @@ class SetScore:
         if self.unknown_classes:
             found.append(_left_out(self.unknown_classes, "classes that the classifier does not know"))
         if self.absent_classes:
-            found.append(f"{len(self.absent_classes)} classes have no image: {few(self.absent_classes)}")
+            absent = counted(self.absent_classes, "class has", "classes have")
+            found.append(f"{absent} no image: {few(self.absent_classes)}")
         if self.unreadable:
             found.append(f"{len(self.unreadable)} images cannot be read: {few(self.unreadable)}")
         if self.unnamed:

@@ -86,6 +86,15 @@ def as_target(given: Target | Backbone) -> Target:
     return Target(label=given.name, backbone=given.eval(), training="")
 
 
+def distinct_targets(given: Sequence[Target | Backbone]) -> list[Target]:
+    """At least one network, with distinct labels."""
+    targets = [as_target(each) for each in given]
+    labels = [target.label for target in targets]
+    if not labels or len(set(labels)) < len(labels):
+        raise InputError(f"targets need different labels, got {labels}; write TARGET=LABEL to set them")
+    return targets
+
+
 def load_target(
     text: str,
     *,
@@ -152,7 +161,7 @@ def load_targets(
         raise InputError(f"two targets share a label among {', '.join(labels)}; write TARGET=LABEL to name them")
     kinds = dict(_label_and_kind(text) for text in training)
     if unknown := sorted(set(kinds) - set(labels)):
-        raise InputError(f"--training names {', '.join(unknown)}, the labels are {', '.join(labels)}")
+        raise InputError(f"--training names {', '.join(unknown)}, the labels are {', '.join(labels)}; write LABEL=KIND")
     return [
         load_target(
             text, weights=files.get(label, files.get(names[text])), training=kinds.get(label), seed=seed, device=device
@@ -248,7 +257,10 @@ def restore_stopped(run: RunDirectory, config: dict[str, Any]) -> tuple[Recipe, 
     file, given = run.path / "config.json", {}
     for name, kind in _FIELDS_TO_REBUILD.items():
         if name not in config:
-            raise InputError(f"{file} has no field {name}, without which its network cannot be built again")
+            raise InputError(
+                f"{file} has no field {name}, without which its network cannot be built again; remove the file: the "
+                "newest checkpoint has a copy"
+            )
         given[name] = codec.check(kind, config[name], f"{file}: {name}")
     try:
         with torch.random.fork_rng(devices=[]):

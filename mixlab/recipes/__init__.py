@@ -40,7 +40,8 @@ from mixlab.recipes.imagenet import DEIT_FAMILIES, deit, dino, lejepa, supervise
 from mixlab.recipes.small import MAMBA_FAMILIES, SMALL, lejepa_160, small_recipes, smallest
 from mixlab.run.directory import RunDirectory, read_config_file
 from mixlab.training.config import ModelConfig, TrainConfig
-from mixlab.training.settings import has_begun, is_older, with_method
+from mixlab.training.settings import with_method
+from mixlab.training.stored_settings import has_begun, is_older
 
 __all__ = ["RECIPES", "RECIPE_FAMILIES", "find_recipe", "recipe_for", "register_recipe", "with_method"]
 MakeRecipe = Callable[[], TrainConfig]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from mixlab.analysis.comparisons import Network, is_final_layer
-from mixlab.data.source import is_drawn
+from mixlab.data.source_names import is_drawn
 from mixlab.report.findings import Findings, Record
 from mixlab.report.models import Cell, Column, Row, Table
 from mixlab.statistics import Significance

@@ -79,6 +79,7 @@ class Curve:
 class Findings:
     """The content of the given runs. Of a measurement in several files, the last one counts."""
 
+    name: str = "mixlab"  # of the first place that was given
     runs: list[RunDirectory] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
     curves: list[Curve] = field(default_factory=list)
@@ -100,8 +101,8 @@ class Findings:
 
 def read_findings(places: Iterable[Path]) -> Findings:
     """Read every result and every training curve of the runs at these places and below them."""
-    findings = Findings()
     folders = [place.resolve() for place in places]
+    findings = Findings(name=folders[0].name) if folders else Findings()
     named = dict(zip(folders, _distinct_names(folders), strict=True))
     for run in find_runs(named):
         top = next(folder for folder in named if run.path.is_relative_to(folder))

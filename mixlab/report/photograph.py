@@ -8,7 +8,7 @@ import numpy as np
 
 from mixlab.analysis.figures import FAMILY_NAMES, LineStyle, framed, line_styles, reading_over
 from mixlab.analysis.matrices import READING
-from mixlab.data.source import is_drawn
+from mixlab.data.source_names import is_drawn
 from mixlab.report.findings import Findings, Record
 from mixlab.report.pictures import (
     colour_picture,

@@ -1,9 +1,7 @@
-"""The sections of the page that charts fill: Binary-AUC, ranks, training, cost. Runs that differ in their seed alone
-are drawn as one: means, with 95 % intervals over seeds (Student's t).
-"""
+"""The sections of the page that charts fill: Binary-AUC, ranks, training, cost."""
 
 import json
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mixlab.analysis import figures
@@ -11,13 +9,12 @@ from mixlab.analysis.blocks import MEASURES
 from mixlab.analysis.comparisons import grouped
 from mixlab.analysis.figures import Chart, LineStyle
 from mixlab.evaluation.methods import METHODS
-from mixlab.report.findings import Curve, Findings, Record
+from mixlab.report.findings import Findings, Record
 from mixlab.report.pictures import file_picture
+from mixlab.report.seeds import Row, merge_curves, merge_roc, merge_rows
 from mixlab.run import base_label
-from mixlab.statistics import mean_interval
 
 Styles = Mapping[str, LineStyle]
-Row = dict[str, Any]
 STUDY_ORDER = {"model": 0, "size": 1, "training": 2, "registers": 3, "map": 4, "layer": 5, "register": 6, "head": 7}
 SAME_PROTOCOL = ("data", "image", "num_images", "settings", "protocol")  # results that differ in one are drawn apart
 
@@ -206,61 +203,3 @@ def _by_label(rows: list[Row], value: Callable[[Row], float]) -> dict[str, tuple
     """Tokens and values of each model."""
     own = grouped(rows, lambda row: row["label"])
     return {part[0]["label"]: ([row["tokens"] for row in part], [value(row) for row in part]) for part in own}
-
-
-def merge_rows(rows: Iterable[Row]) -> list[Row]:
-    """Rows of Binary-AUC, one for all seeds; a row that two records share counts once."""
-    once = {(row["label"], row["map"], row["layer"], row["index"]): row for row in rows}
-
-    def key(row: Row) -> Hashable:
-        same = ("model", "training", "num_parameters", "map", "layer", "index")
-        return tuple(row.get(name) for name in same), base_label(row["label"])
-
-    return [_merged_row(group) for group in grouped(once.values(), key)]
-
-
-def merge_curves(curves: Iterable[Curve]) -> list[Curve]:
-    """Training curves, one for all seeds: of each metric, means at the steps at which all of them logged it."""
-    return [_merged_curve(group) for group in grouped(curves, lambda curve: (base_label(curve.label), curve.method))]
-
-
-def merge_roc(curves: Sequence[Row]) -> Row:
-    """Mean ROC curves of some records as one, seeds averaged; what was read at other rates than the first is left out.
-    A label that two records share counts once."""
-    at = curves[0]["false_positive_rate"]
-    alike = [curve["true_positive_rate"] for curve in curves if curve["false_positive_rate"] == at]
-    once = {label: rates for part in alike for label, rates in part.items() if len(rates) == len(at)}
-    merged = {
-        base_label(group[0][0]): [sum(column) / len(column) for column in zip(*(v for _, v in group), strict=True)]
-        for group in grouped(once.items(), lambda item: base_label(item[0]))
-    }
-    return {"false_positive_rate": at, "true_positive_rate": merged}
-
-
-def _merged_row(group: list[Row]) -> Row:
-    lead = group[0]
-    merged = {**lead, "label": base_label(lead["label"])}
-    if len(group) == 1:
-        return merged
-    for name, part in lead.items():
-        if isinstance(part, dict) and "mean" in part:
-            values = [row[name]["mean"] for row in group if row.get(name) and row[name]["mean"] is not None]
-            if values:
-                mean = mean_interval(values, low=0.0, high=1.0)
-                merged[name] = {**part, "mean": mean.value, "low": mean.low, "high": mean.high}
-    return merged
-
-
-def _merged_curve(group: list[Curve]) -> Curve:
-    """Losses and scores are lines of their own. A metric without a step in common is the first seed's."""
-    lead = group[0]
-    if len(group) == 1:
-        return Curve(base_label(lead.label), lead.rows, lead.config)
-    rows: dict[int, Row] = {}
-    for name in dict.fromkeys(name for row in lead.rows for name in row if name != "step"):
-        values = [{row["step"]: row[name] for row in curve.rows if name in row} for curve in group]
-        shared = set.intersection(*map(set, values))
-        for step in shared or values[0]:
-            here = [part[step] for part in (values if shared else values[:1])]
-            rows.setdefault(step, {"step": step})[name] = sum(here) / len(here)
-    return Curve(base_label(lead.label), [rows[step] for step in sorted(rows)], lead.config)

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from mixlab.errors import InputError, WorkError
-from mixlab.run.directory import RunDirectory, write_atomically
+from mixlab.run.directory import RunDirectory
 from mixlab.run.disk import naming_file
+from mixlab.run.files import write_atomically
 
 SUFFIX = ".tar.xz"
 PUBLISHED_RUNS = f"runs{SUFFIX}"  # of a published study: this file beside its report.html and README.md

@@ -12,21 +12,20 @@ import fcntl
 import json
 import os
 import re
-import socket
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import chain, count
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mixlab.errors import InputError, WorkError, short
+from mixlab.errors import InputError, short
 from mixlab.plugins import missing_plugins
-from mixlab.run.aside import written_aside
 from mixlab.run.disk import naming_file
+from mixlab.run.files import check_regular, read_json, write_atomically, write_json
 from mixlab.run.measurement import Measurement, measurements_of_older, once
 from mixlab.run.protocols import METRICS
 
@@ -199,33 +198,6 @@ class RunDirectory:
         return folder / name
 
 
-class RunLock:
-    """A lock on a run directory: a second process is refused. The system releases it when the process ends."""
-
-    def __init__(self, folder: Path) -> None:
-        self.file = folder / ".lock"
-
-    def __enter__(self) -> Self:
-        self._handle = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            # lockf, not flock: processes that read data are forks, and must not keep the lock of a killed parent.
-            fcntl.lockf(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            owner = os.read(self._handle, 200).decode(errors="replace").strip() or "another process"
-            os.close(self._handle)
-            raise WorkError(
-                f"{self.file.parent} is in use by {owner}; wait for it, stop it, or choose another --run directory"
-            ) from error
-        os.ftruncate(self._handle, 0)
-        with naming_file(self.file):
-            os.write(self._handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        os.ftruncate(self._handle, 0)
-        os.close(self._handle)
-
-
 def find_runs(places: Iterable[Path]) -> list[RunDirectory]:
     """The run directories at these places and up to two levels below them, each once."""
     found: dict[Path, RunDirectory] = {}
@@ -289,24 +261,6 @@ def identity_of(result: dict[str, Any]) -> Any:
     return [result.get(key) for key in ("kind", "subject", "subjects", "protocol")]
 
 
-def write_json(path: Path, content: dict[str, Any], *, one_line: bool = False) -> None:
-    text = json.dumps(content, indent=None if one_line else 2, ensure_ascii=False) + "\n"
-    # Names of files need not be UTF-8: their other bytes are written as JSON's own escapes.
-    data = text.encode(errors="backslashreplace")
-    write_atomically(path, lambda file: file.write(data), len(data))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    check_regular(path)
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # truncated, not text, or lists in lists without end
-        raise InputError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path} holds a {type(content).__name__}, expected an object")
-    return content
-
-
 def read_config_file(file: Path) -> dict[str, Any]:
     """A config.json whose fields are of the kinds that others read; any of them may be missing."""
     content = read_json(file)
@@ -324,19 +278,3 @@ def method_of(config: Mapping[str, Any]) -> str | None:
     """The kind of the method that trained a run, by its config.json; None where it was no training."""
     kind: str | None = config.get("settings", {}).get("method", {}).get("kind")
     return kind
-
-
-def check_regular(path: Path) -> None:
-    """Refuse pipes and devices: reading them may wait forever."""
-    if path.exists() and not path.is_file():
-        raise InputError(f"{path} is not a regular file")
-
-
-def write_atomically(path: Path, write: Any, num_bytes: int | None = None) -> None:
-    """Write a temporary file beside `path`, flush it to disk, and rename it. Permissions follow the umask.
-
-    `num_bytes`, where it is known, is what the error of a full disk names.
-    """
-    with naming_file(path, num_bytes), written_aside(path) as aside, aside.open("wb") as file:
-        write(file)
-        file.flush()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mixlab.backbones.zoo import SHIPPED
+from mixlab.choices import SHOWN_MAP
 from mixlab.studies.scoring import score_run
 from mixlab.studies.steps import Step, sets
 
@@ -96,7 +97,7 @@ def _photographs(run: Path, effort: DemoEffort, seed: int) -> Iterator[Step]:
         "photographs through the networks that come with mixlab",
         "which patches each network finds similar, as maps and as colours; below each, its untrained twin",
         ("maps", *beside, "--training", *kinds, "--data", "photo:all", "--num-images", str(effort.num_photographs),
-         "--image", str(effort.photo_image), "--map", "cut", *seen),
+         "--image", str(effort.photo_image), "--map", SHOWN_MAP, *seen),
         place / "results" / "maps.json",
         needs=tuple(f"twin {name}" for name in names),
     )  # fmt: skip

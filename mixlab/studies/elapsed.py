@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from mixlab.run.directory import read_json, write_json
+from mixlab.run.files import read_json, write_json
 
 NOTE_S = 2.0
 

@@ -11,10 +11,11 @@ from mixlab.console import console
 from mixlab.data.decode import UnreadableImage, decode, open_image, to_pil
 from mixlab.data.images import ImageFolder, parse_source
 from mixlab.data.mask_formats import parse_masks
-from mixlab.data.source import HELD_OUT, SPLITS, SkippedImages, evenly_spaced, split
+from mixlab.data.skipped import SkippedImages
+from mixlab.data.source import HELD_OUT, SPLITS, evenly_spaced, split
 from mixlab.errors import InputError
-from mixlab.run.directory import write_json
 from mixlab.run.disk import naming_file
+from mixlab.run.files import write_json
 
 HELD_OUT_MASKS = 4
 SHORT_SIDE = 256  # px of what segmentation reads

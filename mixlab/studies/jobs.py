@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mixlab.evaluation.target import Target
 from mixlab.recipes import find_recipe
 from mixlab.run import Measurement, RunDirectory, provenance
-from mixlab.run.directory import read_json
+from mixlab.run.files import read_json
 from mixlab.run.protocols import SpeedProtocol
 from mixlab.run.provenance import device_name
 from mixlab.statistics import median_interval

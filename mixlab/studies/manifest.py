@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from mixlab.errors import InputError
-from mixlab.run.directory import read_json, write_json
+from mixlab.run.files import read_json, write_json
 
 NAME = "manifest.json"
 ABOUT = "files of `mixlab study --publish`"  # other programs have a manifest.json, too

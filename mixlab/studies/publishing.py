@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mixlab.console import console
 from mixlab.data.photographs import photograph_place
-from mixlab.data.source import is_drawn
+from mixlab.data.source_names import is_drawn
 from mixlab.errors import InputError, few
 from mixlab.report import write_report
 from mixlab.report.forms import check_form

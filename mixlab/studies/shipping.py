@@ -17,7 +17,8 @@ from mixlab.evaluation.target import load_target
 from mixlab.run import Measurement, RunDirectory
 from mixlab.run.aside import folder_aside
 from mixlab.run.codec import to_json
-from mixlab.run.directory import method_of, write_atomically
+from mixlab.run.directory import method_of
+from mixlab.run.files import write_atomically
 from mixlab.statistics import with_interval
 from mixlab.studies.speedrun.record import K, changed_settings, listed
 

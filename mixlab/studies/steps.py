@@ -1,20 +1,13 @@
-"""The step engine: command lines with dependencies, run in a few processes, each recorded when finished."""
+"""The step engine: command lines with dependencies, run in a few processes (`workers`), each recorded when finished."""
 
 import contextlib
-import os
 import re
-import signal
-import sys
-import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import import_module
-from multiprocessing import get_context
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +16,15 @@ from rich.table import Column
 from rich.text import Text
 
 from mixlab.console import console
-from mixlab.data.cores import num_cores
 from mixlab.errors import InputError, WorkError, few
 from mixlab.run import RunDirectory, provenance
-from mixlab.run.directory import RunLock, read_json, write_json
-from mixlab.signals import HELD_SIGNALS, STOP_SIGNALS, StopSignal, held
+from mixlab.run.files import read_json, write_json
+from mixlab.signals import STOP_SIGNALS, StopSignal, held
+from mixlab.studies.workers import num_threads, run_step
 
 LOG, MARK = "logs/{}.txt", "steps/{}.json"  # of a step, in the folder of the whole
 POLL_S = 0.3
-WATCH_S = 0.5
-PATIENCE_S = 30.0  # seconds to wait for the workers of a killed command: they write a checkpoint first
 SHOWN_METRICS = {"loss": "loss", "knn_accuracy": "kNN", "accuracy": "accuracy"}  # while training
-OWN_JOBS = {  # what has no command of its own: a function of text arguments
-    "twin": ("mixlab.studies.scoring", "write_twin"),
-    "split": ("mixlab.studies.folders", "hold_out"),
-    "labels": ("mixlab.studies.folders", "write_labels"),
-    "choose": ("mixlab.studies.jobs", "choose_rates"),
-    "scaling": ("mixlab.studies.jobs", "write_scaling"),
-    "sort-val": ("mixlab.studies.reproduce.arrange", "sort_val"),
-    "pair-masks": ("mixlab.studies.reproduce.arrange", "pair_masks"),
-}
 
 
 @dataclass(frozen=True)
@@ -72,30 +54,6 @@ class _Running:
     started: float
 
 
-@contextlib.contextmanager
-def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes that run steps. None is left behind: one in the middle of training writes a checkpoint first."""
-    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_prepare, initargs=(os.getpid(),))
-    try:
-        yield pool
-    except BaseException:
-        processes = list((pool._processes or {}).values())
-        pool.shutdown(wait=False, cancel_futures=True)
-        _end(processes)
-        raise
-    pool.shutdown()
-
-
-def _end(processes: Sequence[BaseProcess]) -> None:
-    """Training takes the first SIGTERM as a wish to save and stop; the next one ends its process."""
-    until = time.monotonic() + PATIENCE_S
-    while any(process.is_alive() for process in processes):
-        late = time.monotonic() > until
-        for process in processes:
-            process.kill() if late else process.terminate()
-        time.sleep(WATCH_S)
-
-
 def run_steps(steps: Sequence[Step], folder: Path, pool: ProcessPoolExecutor, *, workers: int, command: str) -> None:
     """Run all unfinished steps in the pool of workers, each step after those it needs.
 
@@ -112,11 +70,7 @@ def run_steps(steps: Sequence[Step], folder: Path, pool: ProcessPoolExecutor, *,
     told: set[str] = set()
     with Progress(*_columns(), console=console, transient=True) as progress:
         while left or running:
-            for step in list(left):
-                if len(running) >= workers or any(part.step.alone for part in running.values()):
-                    break
-                if not set(step.needs) <= done or (step.alone and running):
-                    continue
+            while step := _ready(left, done, [part.step for part in running.values()], workers):
                 left.remove(step)
                 if step.why not in told:
                     told.add(step.why)
@@ -136,6 +90,13 @@ def run_steps(steps: Sequence[Step], folder: Path, pool: ProcessPoolExecutor, *,
                 done.add(part.step.name)
             for part in running.values():
                 _show(progress, part)
+
+
+def _ready(left: Sequence[Step], done: set[str], running: Sequence[Step], workers: int) -> Step | None:
+    """The first step that may start beside those that run."""
+    if len(running) >= workers or any(step.alone for step in running):
+        return None
+    return next((step for step in left if done.issuperset(step.needs) and not (step.alone and running)), None)
 
 
 def _code(future: Future[int], step: Step, folder: Path) -> int:
@@ -174,63 +135,13 @@ def keep_settings(run: RunDirectory, settings: dict[str, Any], *, under: str | N
 def is_done(step: Step, folder: Path) -> bool:
     """Whether its result is there, made by the same command line."""
     mark = mark_of(step, folder)
-    return step.result.exists() and mark.get("arguments") == _told(step, folder)
+    return step.result.exists() and mark.get("arguments") == _portable_line(step, folder)
 
 
 def mark_of(step: Step, folder: Path) -> dict[str, Any]:
     """What was noted when the step was done: its command line, seconds and date; nothing before."""
     place = _place(folder, step, MARK)
     return read_json(place) if place.is_file() else {}
-
-
-def run_step(arguments: Sequence[str], log: Path, threads: int, command: str) -> int:
-    """One step in a worker, its output in a log file. Returns its exit code."""
-    import torch
-
-    torch.set_num_threads(threads)
-    sys.argv = ["mixlab", *arguments]  # provenance names the command as it could be typed
-    with log.open("a", encoding="utf-8") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
-        print(f"$ mixlab {' '.join(arguments)}", flush=True)
-        try:
-            return _own_job(arguments, command) if arguments[0] in OWN_JOBS else _command(arguments)
-        except SystemExit as stopped:
-            return int(stopped.code or 0)
-
-
-def wait_for_workers(runs: Iterable[Path]) -> None:
-    """Until those of a command that was killed have let go of their runs."""
-    until = time.monotonic() + PATIENCE_S
-    for run in runs:
-        while run.is_dir():
-            try:
-                with RunLock(run):
-                    break
-            except RuntimeError:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(0.5)
-
-
-def num_threads(workers: int) -> int:
-    """Threads per worker: the cores divided by the workers, unless OMP_NUM_THREADS is set."""
-    said = os.environ.get("OMP_NUM_THREADS", "")
-    return int(said) if said.isdecimal() and int(said) else max(1, num_cores() // workers)
-
-
-def _command(arguments: Sequence[str]) -> int:
-    """As typed: a worker is the command line, which stands above the studies and is imported by name."""
-    return int(import_module("mixlab.cli").main(arguments))
-
-
-def _own_job(arguments: Sequence[str], command: str) -> int:
-    sys.argv = ["mixlab", *command.split()]
-    module, name = OWN_JOBS[arguments[0]]
-    try:
-        getattr(import_module(module), name)(*arguments[1:])
-    except (InputError, WorkError, OSError) as error:  # as commands have it
-        print(f"error: {error}", flush=True)
-        return 1
-    return 0
 
 
 def _finish(part: _Running, code: int, folder: Path) -> None:
@@ -245,7 +156,8 @@ def _finish(part: _Running, code: int, folder: Path) -> None:
         )
     now = datetime.now(UTC).isoformat(timespec="seconds")
     write_json(
-        _place(folder, step, MARK), {"arguments": _told(step, folder), "seconds": round(seconds, 1), "date": now}
+        _place(folder, step, MARK),
+        {"arguments": _portable_line(step, folder), "seconds": round(seconds, 1), "date": now},
     )
     moved = "" if step.trains is None else _moved(RunDirectory(step.trains))
     console.print(Text.assemble("  ", ("done", "green"), f" {step.title}, {seconds:.1f} s{moved}"))
@@ -287,23 +199,7 @@ def _show(progress: Progress, part: _Running) -> None:
         progress.update(part.task, completed=last["step"], note=text)
 
 
-def _prepare(parent: int) -> None:
-    """In each worker: stop, and save, when the command itself is gone."""
-    os.environ["COLUMNS"] = "140"
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the command, which ends its workers by SIGTERM
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_SIGNALS)  # `held` until now
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(WATCH_S)
-        while True:  # training takes the first as a wish to save and stop; the next ends the process
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(WATCH_S)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _told(step: Step, folder: Path) -> list[str]:
+def _portable_line(step: Step, folder: Path) -> list[str]:
     """The command line, the same wherever the folder is."""
     return ["RUN" if text == str(folder) else rename_folder(text, str(folder), "RUN") for text in step.arguments]
 

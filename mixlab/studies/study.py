@@ -1,14 +1,10 @@
 """A study: a name and its parts, which are run in order, each with its time noted."""
 
 import contextlib
-import os
 import shlex
 import shutil
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,17 +19,16 @@ from mixlab.data.mask_formats import parse_masks
 from mixlab.errors import InputError
 from mixlab.report import write_report
 from mixlab.run import RunDirectory, provenance
-from mixlab.run.directory import RunLock, read_json
+from mixlab.run.files import read_json
+from mixlab.run.lock import RunLock
 from mixlab.studies.elapsed import elapsed, noting_time
 from mixlab.studies.folders import COPY_SIDE, prepare
 from mixlab.studies.plan import STUDY_FAMILIES, Family, Setting, StudyEffort
-from mixlab.studies.steps import Step, is_done, keep_settings, mark_of, run_steps, wait_for_workers, worker_pool
+from mixlab.studies.shared_gpu import shared_gpu
+from mixlab.studies.steps import Step, is_done, keep_settings, mark_of, run_steps
+from mixlab.studies.workers import wait_for_workers, worker_pool
 from mixlab.training.distributed import choose_device
 
-CONTROL = "nvidia-cuda-mps-control"  # of CUDA's MPS, under which kernels of several processes run side by side
-PIPES = "CUDA_MPS_PIPE_DIRECTORY"
-PATIENCE_S = 10.0  # for the control program
-TRIAL_S = 60.0
 MINUTES = "steps/parts.json"  # of each part
 NEEDLESS = ("checkpoints", "features", "probe", "tensorboard")  # of runs that are evaluated
 
@@ -193,60 +188,13 @@ def _write_summary(study: Study, directory: RunDirectory, setting: Setting, size
         "learning_rates": setting.rates,
         "minutes": minutes,
         "total_minutes": round(sum(minutes.values()), 2),
-        "steps": {name: [_told(step, setting) for step in steps] for name, steps in parts.items()},
+        "steps": {name: [_summary_of(step, setting) for step in steps] for name, steps in parts.items()},
         "provenance": provenance(device=setting.device),
     }
     directory.write_result("study", result)
 
 
-def _told(step: Step, setting: Setting) -> dict[str, Any]:
+def _summary_of(step: Step, setting: Setting) -> dict[str, Any]:
     mark = mark_of(step, setting.run)
     command = shlex.join(("mixlab", *mark.get("arguments", ())))
     return {"step": step.name, "command": command, "seconds": mark.get("seconds"), "date": mark.get("date")}
-
-
-@contextlib.contextmanager
-def shared_gpu() -> Iterator[bool]:
-    """MPS for the processes that start within, where the machine has it and no one set it up; yields whether it has.
-
-    Nothing depends on it but speed: whatever goes wrong, processes take turns.
-    """
-    if shutil.which(CONTROL) is None or PIPES in os.environ:
-        yield PIPES in os.environ
-        return
-    place = Path(tempfile.gettempdir()) / f"mixlab-mps-{os.getuid()}"
-    ours = {PIPES: str(place), "CUDA_MPS_LOG_DIRECTORY": str(place)}
-    with contextlib.suppress(OSError):
-        place.mkdir(mode=0o700, exist_ok=True)
-    running = _says("get_server_list", ours)  # left by a study that was killed
-    started = not running and _succeeds([CONTROL, "-d"], ours, timeout_s=PATIENCE_S, text="")
-    shared = (running or started) and _works(ours)
-    if shared:
-        os.environ |= ours
-    try:
-        yield shared
-    finally:
-        if shared:
-            for name in ours:
-                os.environ.pop(name, None)
-        if started:
-            _says("quit", ours)
-
-
-def _works(environment: dict[str, str]) -> bool:
-    """Whether a process reaches the GPU that way: some containers let the daemon start, and nothing else."""
-    tried = [sys.executable, "-c", "import torch; torch.zeros(1, device='cuda')"]
-    return _succeeds(tried, environment, timeout_s=TRIAL_S)
-
-
-def _says(command: str, environment: dict[str, str]) -> bool:
-    return _succeeds([CONTROL], environment, timeout_s=PATIENCE_S, text=f"{command}\n")
-
-
-def _succeeds(command: list[str], environment: dict[str, str], *, timeout_s: float, text: str | None = None) -> bool:
-    streams: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "text": True, "input": text}
-    try:
-        done = subprocess.run(command, env={**os.environ, **environment}, timeout=timeout_s, **streams)
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from mixlab.data.crops import MultiCrop
 from mixlab.data.loader import AnyBatch, BatchLoader, SampleReader
-from mixlab.data.packed import PackedLoader
+from mixlab.data.packed import PackedLoader, PackedReader
 from mixlab.data.sample_order import SampleOrder
 from mixlab.data.source import ImageSource
 from mixlab.errors import InputError
@@ -21,14 +21,8 @@ def build_loader(
     """This rank's share of the images, from which these crops are cut."""
     check_enough(len(source), config, world)
     return PackedLoader(
-        source,
-        batch_size=config.part_size(world.size),
-        reduction=crops.reduction,
-        size=config.data.size,
-        seed=config.seed,
-        rank=world.rank,
-        world_size=world.size,
-        repeats=repeats,
+        PackedReader(source, crops.reduction, config.data.size),
+        shuffled_order(len(source), config, world, repeats=repeats),
         num_workers=num_workers(config.data.workers, world),
         skip_limit=config.data.skip_limit,
         pin_memory=world.device.type == "cuda" and not config.data.resident,
@@ -43,11 +37,15 @@ def build_batches(
     check_enough(len(reader), config, world)
     return BatchLoader(
         reader,
-        order or SampleOrder(len(reader), config.part_size(world.size), config.seed, world.rank, world.size),
+        order or shuffled_order(len(reader), config, world),
         num_workers=num_workers(config.data.workers, world),
         skip_limit=config.data.skip_limit,
         pin_memory=world.device.type == "cuda",
     )
+
+
+def shuffled_order(num_images: int, config: TrainConfig, world: World, *, repeats: int = 1) -> SampleOrder:
+    return SampleOrder(num_images, config.part_size(world.size), config.seed, world.rank, world.size, repeats=repeats)
 
 
 def check_enough(num_images: int, config: TrainConfig, world: World) -> None:

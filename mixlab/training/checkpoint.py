@@ -27,8 +27,8 @@ from mixlab.backbones.weights import save_weights
 from mixlab.backbones.weights.saving import file_order, save_tensors
 from mixlab.backbones.weights.writing import num_bytes_of, write_safetensors
 from mixlab.errors import InputError, WorkError
-from mixlab.run.directory import check_regular
 from mixlab.run.disk import naming_file
+from mixlab.run.files import check_regular
 from mixlab.training.recipe import Recipe
 from mixlab.training.sharded import whole
 

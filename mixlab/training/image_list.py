@@ -18,7 +18,7 @@ from typing import Any, TextIO
 from mixlab.data.listed import ImageList, ListedSource
 from mixlab.data.source import Source
 from mixlab.errors import InputError
-from mixlab.run.directory import write_atomically
+from mixlab.run.files import write_atomically
 
 FILE = "images.jsonl.gz"
 
@@ -63,6 +63,11 @@ def changed_list(folder: Path, source: Source[Any]) -> ImageList | None:
             raise InputError("its lines are not those that were written")
         labels, names = zip(*map(json.loads, stored), strict=True)
         return ImageList(names, labels, tuple(classes))
+
+
+def has_same_list(folder: Path, source: Source[Any]) -> bool:
+    """Whether images were noted, and they are those of the source, by their names and labels."""
+    return (folder / FILE).is_file() and changed_list(folder, source) is None
 
 
 @contextmanager

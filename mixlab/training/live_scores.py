@@ -12,7 +12,8 @@ from mixlab.data.crops import normalise
 from mixlab.data.given import Data
 from mixlab.data.images import parse_source
 from mixlab.data.labelled import is_held_out
-from mixlab.data.loader import Loader
+from mixlab.data.loader import BatchLoader, ImageReader
+from mixlab.data.sample_order import SampleOrder
 from mixlab.data.source import ImageSource, Subset, evenly_spaced, split
 from mixlab.errors import InputError, few
 from mixlab.training.config import TrainConfig
@@ -89,13 +90,9 @@ class KnnScores(Scores):
     ) -> LabelledFeatures:
         """A module's outputs (n, D) for the images of all ranks, with their labels."""
         num_batches = math.ceil(len(source) / BATCH)
-        loader = Loader(
-            source,
-            batch_size=min(BATCH, len(source)),
-            size=self.config.method.image,
-            fit="crop",
-            shuffle=False,
-            drop_last=False,
+        loader = BatchLoader(
+            ImageReader(source, self.config.method.image, "crop"),
+            SampleOrder.in_turn(len(source), BATCH),
             num_workers=min(num_workers(self.config.data.workers, self.world), num_batches),
             skip_limit=1.0,  # the training's own loader counts and stops
         )
@@ -108,7 +105,7 @@ class KnnScores(Scores):
             labels.append(batch.labels.to(self.world.device))
         if any_rank(not outputs):
             named = few((f"{path} ({why})" for path, why in loader.skipped.reasons.items()), 1)
-            raise InputError(f"none of the {len(source)} images to score can be read, such as {named}")
+            raise InputError(f"none of the {len(source)} images to score can be read, such as {named}; repair them")
         return LabelledFeatures(gather_rows(torch.cat(outputs)), gather_rows(torch.cat(labels)).cpu())
 
     def _share(self, source: ImageSource, most: int) -> ImageSource:

@@ -26,7 +26,8 @@ from rich.table import Column
 from torch import Tensor
 
 from mixlab.errors import InputError, few
-from mixlab.run.directory import RunDirectory, write_atomically
+from mixlab.run.directory import RunDirectory
+from mixlab.run.files import write_atomically
 from mixlab.training.config import LogConfig
 from mixlab.training.distributed import from_all, mean_over_ranks_
 

@@ -19,7 +19,7 @@ from mixlab.data.workers import LostWorkerError
 from mixlab.errors import InputError, WorkError
 from mixlab.run import RunDirectory
 from mixlab.run.codec import to_json
-from mixlab.run.directory import RunLock
+from mixlab.run.lock import RunLock
 from mixlab.signals import StopRequests, WaitingStopped, raising
 from mixlab.training.batches import steps
 from mixlab.training.building import build_recipe
@@ -242,15 +242,16 @@ class Trainer:
             self.record.check(self.checkpoints, self.warnings.append)
             self.checkpoints.remove_partial()
             found = self.checkpoints.newest(self.warnings.append)
+        place = from_first((found.step, found.state) if found else None)
+        if place is None:
+            self._check_warmup()  # before anything is written
+        if self.world.is_first:
             step = found.step if found else 0
             forget_after(self.folder, found.step if found else -1, self.warnings.append)
             self.record.write(self._about(), self.source, step=step)
             self.journal = Journal(self.folder, self.config.log, settings=to_json(self.config), step=step)
             self.was_scored = any("loss" not in row for row in self.folder.read_metrics() if row["step"] == step)
-        place = from_first((found.step, found.state) if found else None)
-        if place is None:
-            self._check_warmup()
-        else:
+        if place is not None:
             self.step = self.saved_step = place[0]
             self.loader.load_state_dict(place[1]["loader"])
             self.state.load(found.tensors() if found else None, place[1].get("optimizer"))

@@ -6,7 +6,8 @@ from typing import Any
 from mixlab.backbones.weights import parts_of
 from mixlab.data.given import Data, GivenData
 from mixlab.data.listed import ListedSource
-from mixlab.data.source import Source, is_built_in
+from mixlab.data.source import Source
+from mixlab.data.source_names import is_built_in
 from mixlab.errors import InputError
 from mixlab.plugins import needed_plugins
 from mixlab.run import RunDirectory, provenance
@@ -14,8 +15,8 @@ from mixlab.run.codec import to_json
 from mixlab.training.checkpoint import Checkpoints
 from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World, from_first, once_per_machine
-from mixlab.training.image_list import FILE, as_listed, changed_list, write_list
-from mixlab.training.settings import check_settings, has_begun, note_changes, same_data
+from mixlab.training.image_list import FILE, as_listed, changed_list, has_same_list, write_list
+from mixlab.training.stored_settings import check_settings, folder_was_moved, has_begun, note_changes, same_data
 
 Warn = Callable[[str], None]
 
@@ -28,6 +29,7 @@ class RunRecord:
         self.data, self._given = str(data), data
         self.content: dict[str, Any] = {}  # as written at this start
         self._stored: dict[str, Any] = {}  # as found
+        self._known_as: str | None = None  # the name of the data at the start, where its folder was moved
 
     @property
     def _source_name(self) -> str:
@@ -42,9 +44,16 @@ class RunRecord:
         """The data. Where a run resumes and images were removed, or added, the others keep their numbers."""
         source = once_per_machine(self.world, lambda: self.config.method.open(self._given))
         listed = None
-        if self.world.is_first and has_begun(self.folder) and not is_built_in(self.data) and not self._has_moved():
-            listed = changed_list(self.folder.path, source)
-            self._check_fingerprint(changed=listed is not None and source.names_are_numbers)
+        if self.world.is_first and has_begun(self.folder) and not is_built_in(self.data):
+            known = self._known_data()
+            if known is not None and same_data(known, self.data):
+                listed = changed_list(self.folder.path, source)
+                self._check_fingerprint(changed=listed is not None and source.names_are_numbers)
+            elif known is not None and folder_was_moved(known, self.data) and has_same_list(self.folder.path, source):
+                self._known_as = known
+                warn(
+                    f"{known}, where the run was started, is gone; it resumes on {self.data}, which has the same files"
+                )
         if (listed := from_first(listed)) is not None:
             source, note = as_listed(source, listed, name=self.data)
             warn(note)
@@ -58,7 +67,8 @@ class RunRecord:
             copy = found.state.get("config") if found else None
             if copy is not None:
                 warn(f"{self.folder.path / 'config.json'} is gone; it is restored from the checkpoint")
-        self._stored = check_settings(self.folder, data=self.data, config=self.config, copy=copy)
+        data = self.data if self._known_as is None else self._known_as
+        self._stored = check_settings(self.folder, data=data, config=self.config, copy=copy)
 
     def write(self, about: dict[str, Any], source: Source[Any], *, step: int) -> None:
         """Everything needed to repeat the run; `about` is what the loop knows of it. Every start adds a session."""
@@ -99,7 +109,7 @@ class RunRecord:
         return needed_plugins([*used, ("backbone", self.config.model.name), *parts_of(about.get("architecture", {}))])
 
     def note_failure(self, step: int) -> None:
-        """The loss was not finite: until it is beyond the step, the run may resume with other `settings.CURES`."""
+        """The loss was not finite: until it is beyond the step, the run may resume with other settings (`CURES`)."""
         if self.world.is_first:
             failed = {"step": step, "why": "the loss or its gradient is not finite"}
             self.folder.write_config({**self.content, "failed": failed})
@@ -121,10 +131,10 @@ class RunRecord:
                 "labels or pixels differ; give the same one, or another run directory"
             )
 
-    def _has_moved(self) -> bool:
-        """Whether the run was started on other data; `check` then refuses it."""
+    def _known_data(self) -> str | None:
+        """The data that the run was started on; None where its record does not say."""
         try:
             known = self.folder.read_config().get("data")
         except (OSError, InputError):
-            return False
-        return not isinstance(known, str) or not same_data(known, self.data)
+            return None
+        return known if isinstance(known, str) else None

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from itertools import chain
+from random import Random
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ OF_THE_LOOP = ("params", "muon", "lr", "weight_decay", *OURS)  # of a group: not
 
 
 class TrainingState:
-    """Names: MODULE/PARAMETER for the recipe's modules, optimizer/MOMENT/PARAMETER."""
+    """Names: MODULE/PARAMETER for the recipe's modules, optimizer/MOMENT/PARAMETER; MOMENT:0 is the first of a list."""
 
     def __init__(self, recipe: Recipe, optimizer: Optimizer) -> None:
         self.recipe, self.optimizer = recipe, optimizer
@@ -34,29 +35,38 @@ class TrainingState:
     def tensors(self) -> dict[str, Tensor]:
         """The tensors themselves, not copies."""
         moments = {
-            f"optimizer/{key}/{name}": value for name, key, value in self._moments() if isinstance(value, Tensor)
+            f"optimizer/{part_key}/{name}": part
+            for name, key, value in self._moments()
+            for part_key, part in _parts(key, value)
+            if isinstance(part, Tensor)
         }
         return dict(self._modules()) | moments
 
     def numbers(self) -> dict[str, Any]:
         """What the optimiser keeps beside tensors, and what it changed in its groups; nothing of AdamW and Muon."""
         if lost := sorted(key for key, _ in _attributes(self.optimizer).items() - self._attributes_at_start.items()):
-            raise self._refusal(f"counts in its attribute {lost[0]!r}; keep that in its state or its groups")
+            raise self._refusal(f"changes its attribute {lost[0]!r}; keep that in its state or its groups")
         state: dict[str, dict[str, Any]] = {}
         for name, key, value in self._moments():
             if not isinstance(value, Tensor):
-                state.setdefault(name, {})[key] = value
+                state.setdefault(name, {})[key] = _without_tensors(value)
         groups = []
         for before, group in zip(self._groups_at_start, self.optimizer.param_groups, strict=True):
             changed = {key: value for key, value in _own_part(group).items() if _differs(value, before.get(key))}
             for key, value in changed.items():
-                if not _is_plain(value):
+                if not all(_is_plain(part) for _, part in _parts(key, value)):
                     raise self._refusal(f"keeps a {type(value).__name__} as {key!r} of its groups; keep numbers there")
-            groups.append(changed)
+            groups.append({key: _without_tensors(value) for key, value in changed.items()})
         return {"state": state, "groups": groups} if state or any(groups) else {}
 
     def load(self, stored: Iterable[tuple[str, Tensor]] | None, numbers: Mapping[str, Any] | None = None) -> None:
         """Put everything back. The first rank gives the tensors, the others give None."""
+        for name, own in numbers["state"].items() if numbers else ():  # first: they have the places of tensors in lists
+            if name not in self._parameters:
+                raise InputError(
+                    f"the optimiser's state in the checkpoint is of {name}, which is not there; {OTHER_RUN}"
+                )
+            self.optimizer.state[self._parameters[name]].update(own)
         values = iter(stored if stored is not None else ())
         expected = dict(self._modules())
         seen = set()
@@ -77,11 +87,8 @@ class TrainingState:
             raise InputError(
                 f"the checkpoint lacks {len(missing)} tensors of this model, {missing[0]} first; {OTHER_RUN}"
             )
-        if numbers:
-            for name, own in numbers["state"].items():
-                self.optimizer.state[self._parameters[name]].update(own)
-            for group, changed in zip(self.optimizer.param_groups, numbers["groups"], strict=True):
-                group.update(changed)
+        for group, changed in zip(self.optimizer.param_groups, numbers["groups"], strict=True) if numbers else ():
+            group.update(changed)
 
     def _modules(self) -> Iterator[tuple[str, Tensor]]:
         for prefix, module in self.recipe.modules().items():
@@ -92,17 +99,23 @@ class TrainingState:
         """What the optimiser keeps of each parameter: the parameter's name, the optimiser's name for it, the value."""
         for name, parameter in self._parameters.items():
             for key, value in self.optimizer.state.get(parameter, {}).items():
-                if not isinstance(key, str) or "/" in key:
-                    raise self._refusal(f"keeps a state called {key!r}; use words without /")
-                if isinstance(value, Tensor):
-                    if isinstance(parameter, DTensor) and value.ndim and not isinstance(value, DTensor):
-                        raise self._refusal(
-                            f"keeps {key!r} of a part of each parameter, which lie on all ranks; make it by "
-                            "torch.zeros_like(parameter), or set sharding=ddp"
-                        )
-                elif not _is_plain(value):
-                    raise self._refusal(f"keeps a {type(value).__name__} as {key!r}; keep tensors and numbers")
+                if not isinstance(key, str) or set(key) & set("/:"):
+                    raise self._refusal(f"keeps a state called {key!r}; use words without / and :")
+                for _, part in _parts(key, value):
+                    self._check_moment(key, part, parameter)
                 yield name, key, value
+
+    def _check_moment(self, key: str, value: Any, parameter: Tensor) -> None:
+        """Refuse what no checkpoint could hold."""
+        if not isinstance(value, Tensor) and not _is_plain(value):
+            kind = type(value).__name__
+            raise self._refusal(f"keeps a {kind} as {key!r}; keep tensors, numbers and lists of them")
+        is_whole = isinstance(value, Tensor) and value.ndim and not isinstance(value, DTensor)
+        if is_whole and isinstance(parameter, DTensor):
+            raise self._refusal(
+                f"keeps {key!r} of a part of each parameter, which lie on all ranks; make it by "
+                "torch.zeros_like(parameter), or set sharding=ddp"
+            )
 
     def _moment(self, name: str, shape: list[int], dtype: torch.dtype) -> Tensor | None:
         """The place of a moment, made where it is not yet: beside its parameter, but for the counter `step`, which
@@ -111,16 +124,21 @@ class TrainingState:
         parameter = self._parameters.get(parameter_name)
         if parameter is None:
             return None
-        moments = self.optimizer.state[parameter]
-        if key not in moments:
+        key, *places = key.split(":")
+        moments: Any = self.optimizer.state[parameter]
+        moments.setdefault(key, None)
+        last: Any = key
+        for place in places:
+            moments, last = moments[last], int(place)
+        if moments[last] is None:
             group = self.optimizer.param_groups[0]
             on_host = key == "step" and not (group.get("fused") or group.get("capturable"))
-            moments[key] = (
+            moments[last] = (
                 torch.zeros_like(parameter, dtype=dtype)
                 if list(parameter.shape) == shape and not on_host
                 else torch.zeros(shape, dtype=dtype, device="cpu" if on_host else local(parameter).device)
             )
-        target: Tensor = moments[key]
+        target: Tensor = moments[last]
         return target
 
     def _refusal(self, what: str) -> WorkError:
@@ -134,19 +152,47 @@ def _own_part(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _attributes(optimizer: Optimizer) -> dict[str, Any]:
-    """Numbers and tensors that an optimiser keeps in itself; of a tensor, which one it is and how often it changed."""
-    found = {key: value for key, value in vars(optimizer).items() if isinstance(value, int | float | Tensor)}
-    return {
-        key: (id(value), value._version) if isinstance(value, Tensor) else value
-        for key, value in found.items()
-        if not isinstance(value, bool)  # torch notes there what it has warned of
-    }
+    """What an optimiser keeps in itself, to be compared with later: numbers, tensors and generators."""
+    found = {key: _mark(value) for key, value in vars(optimizer).items()}
+    return {key: mark for key, mark in found.items() if mark is not None}
+
+
+def _mark(value: Any) -> Any:
+    """A value that is another once this one has changed; None of what is not watched."""
+    match value:
+        case bool():  # torch notes there what it has warned of
+            return None
+        case int() | float():
+            return value
+        case Tensor():
+            return id(value), value._version
+        case Random():
+            return value.getstate()
+        case torch.Generator():
+            return value.get_state().numpy().tobytes()
+    return None
 
 
 def _differs(value: Any, before: Any) -> bool:
     if type(value) is not type(before):
         return True
     return not torch.equal(value, before) if isinstance(value, Tensor) else bool(value != before)
+
+
+def _parts(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """A value by its key; of a list its parts, and those of lists in it, by their places: `factors:0`."""
+    if not isinstance(value, list):
+        yield key, value
+        return
+    for place, part in enumerate(value):
+        yield from _parts(f"{key}:{place}", part)
+
+
+def _without_tensors(value: Any) -> Any:
+    """A copy of a list with None where a tensor is; anything else as it is."""
+    if not isinstance(value, list):
+        return value
+    return [None if isinstance(part, Tensor) else _without_tensors(part) for part in value]
 
 
 def _is_plain(value: Any) -> bool:

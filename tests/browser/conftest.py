@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
 import pytest
-import torch
 
 from mixlab.app.laboratory import Laboratory
 from tests.unit.app.live_page import serve, tiny_laboratory
@@ -25,13 +24,12 @@ CLOSING = ExitStack()
 
 
 @pytest.fixture(scope="module")
-def browser() -> "Browser":
+def browser(one_thread: None) -> "Browser":
     from tests.browser.visiting import sync_playwright
 
     if CHROMIUM is None:
         pytest.skip("no chromium, chromium-browser or google-chrome on the PATH: install one to test the page")
     if not OPENED:
-        torch.set_num_threads(1)
         options = ["--no-sandbox"] if os.geteuid() == 0 else []
         playwright = CLOSING.enter_context(sync_playwright())
         OPENED.append(playwright.chromium.launch(executable_path=CHROMIUM, args=options))
@@ -79,7 +77,7 @@ def open_page(browser: "Browser", tab: "Tab", address: str) -> Iterator["OpenPag
 
     `refusals` are what a test provokes, as the browser logs it: each is an error in its console.
     """
-    from tests.browser.visiting import PATIENCE_MS, Tab, settle
+    from tests.browser.visiting import Tab, settle
 
     tabs: list[Tab] = []
     errors: list[str] = []
@@ -98,7 +96,6 @@ def open_page(browser: "Browser", tab: "Tab", address: str) -> Iterator["OpenPag
         host = at or address
         tabs.append(Tab(browser) if tabs else tab)
         page = tabs[-1].prepare(width=width, height=900, theme=theme)
-        page.set_default_timeout(PATIENCE_MS)
         listen = tabs[-1].listen
         listen("console", lambda message: message.type in ("error", "warning") and errors.append(message.text))
         listen("pageerror", lambda error: errors.append(f"uncaught: {error}"))

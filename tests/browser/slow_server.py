@@ -12,6 +12,7 @@ from mixlab.app.laboratory import Laboratory
 from mixlab.app.pictures import Picture
 from mixlab.app.questions import Question
 from tests.unit.app.live_page import tiny_laboratory
+from tests.waiting import PATIENCE_S
 
 
 class SlowLaboratory(Laboratory):
@@ -37,4 +38,5 @@ def slow_laboratory(*, hurries: bool = False) -> SlowLaboratory:
 
 def serve_slowly(port: int) -> None:
     torch.set_num_threads(1)
-    uvicorn.run(create_app(slow_laboratory(hurries=True)), host="127.0.0.1", port=port, log_level="critical")
+    application = create_app(slow_laboratory(hurries=True), patience_s=PATIENCE_S)
+    uvicorn.run(application, host="127.0.0.1", port=port, log_level="critical")

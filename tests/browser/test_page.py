@@ -13,6 +13,7 @@ from PIL import Image
 from mixlab.analysis.maps import activation_map
 from mixlab.app.laboratory import Laboratory
 from mixlab.app.pictures import square_picture
+from mixlab.choices import SHOWN_MAP
 from tests.browser.visiting import OpenPage, Page, expect, settle
 from tests.unit.app.live_page import request, serve, staged_laboratory, tiny_subjects
 from tests.unit.app.test_app_server import png_header
@@ -62,7 +63,7 @@ def test_the_colours_of_a_map_are_the_values_of_the_model(open_page: OpenPage, l
     square = square_picture(laboratory.samples[0].pixels, 64, "crop")
     with torch.no_grad():
         images = backbone.preprocess(torch.from_numpy(square).permute(2, 0, 1))
-        values = activation_map(backbone, images, "cut", 2)[0].numpy()
+        values = activation_map(backbone, images, SHOWN_MAP, 2)[0].numpy()
     shares = (values - values.min()) / (values.max() - values.min())
     expected = mpl.colormaps["viridis"](shares)[..., :3] * 255
     shown = pixels(page, canvas(page, "vit_tiny", 0))
@@ -207,7 +208,7 @@ def test_a_mask_can_be_drawn_with_the_keyboard(open_page: OpenPage, address: str
         if value != runs[-1][0]:
             runs.append([value, 0])
         runs[-1][1] += 1
-    asked = {"kind": "score", "picture": "sample-1", "model": "vit_tiny", "map": "cut", "layer": 2, "mask": runs}
+    asked = {"kind": "score", "picture": "sample-1", "model": "vit_tiny", "map": SHOWN_MAP, "layer": 2, "mask": runs}
     expected = request(address, "POST", "/api/questions", asked).body["answer"]["auc"]
     expect(page.locator("#score-table tbody tr td strong").first).to_have_text(f"{expected:.3f}")
 
@@ -220,6 +221,7 @@ def test_the_sample_has_its_mask_and_every_layer_can_be_scored(open_page: OpenPa
     expect(page.locator("#score-table tbody tr")).to_have_count(3)  # and the blob in the centre
     page.locator("#sweep").click()
     expect(page.locator("#layers circle")).to_have_count(3 + 5)
+    settle(page)  # the scores of this layer are asked for beside those of all
     last = page.locator("#score-table tbody tr td strong").first.inner_text()
     said = page.locator("#layers svg").get_attribute("aria-label") or ""
     assert said.split("vit_tiny: ")[1].split(";")[0].split(", ")[-1] == f"{float(last):.2f}"

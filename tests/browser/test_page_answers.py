@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.browser.test_page import TWO, canvas, drag, pixels
-from tests.browser.visiting import Browser, OpenPage, Page, expect, settle
+from tests.browser.visiting import PATIENCE_MS, Browser, OpenPage, Page, expect, settle
 
 PATCH = "Patch in row {}, column {} of 8 × 8."
 
@@ -17,6 +17,7 @@ def test_image_and_answers_are_in_view_together_and_on_a_phone_the_buttons_are_a
     assert_buttons_are_a_menu_for_fingers_and_keys(page)
     for width in (390, 1300):
         page.set_viewport_size({"width": width, "height": 900})
+        expect(page.locator("#tour-start")).to_be_visible(visible=width > 640)  # the bar has its new height
         page.evaluate("() => scrollTo(0, 0)")
         if width == 390:  # the image stays in view over the last answer
             page.locator(".answer").last.scroll_into_view_if_needed()
@@ -133,6 +134,7 @@ def test_a_view_is_saved_as_one_page_that_needs_no_server(
     assert saved.value.suggested_filename == "mixlab.html"
     saved.value.save_as(tmp_path / "mixlab.html")
     context = browser.new_context(offline=True)
+    context.set_default_timeout(PATIENCE_MS)
     errors: list[str] = []
     other = context.new_page()
     other.on("pageerror", lambda error: errors.append(str(error)))

@@ -123,7 +123,7 @@ def test_a_number_leads_to_its_record_and_opens_it(tab: "Tab", report: Path) -> 
     record = link.get_attribute("href").removeprefix("#")
     assert not visit.page.locator(f"#{record}").is_visible()
     link.click()
-    assert visit.page.locator(f"#{record}").is_visible(), "the record stays folded"
+    visit.page.locator(f"#{record}").wait_for(state="visible")  # the browser unfolds it after the click
     assert '"num_classes": 10' in visit.page.locator(f"#{record}").inner_text()
 
 

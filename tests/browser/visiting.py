@@ -36,6 +36,7 @@ class Tab:
 
     def __init__(self, browser: Browser) -> None:
         self._context = browser.new_context()
+        self._context.set_default_timeout(PATIENCE_MS)
         self.page = self._context.new_page()
         self._listeners: list[tuple[str, Callable[..., Any]]] = []
 

@@ -12,6 +12,7 @@ import mixlab
 from mixlab.backbones.block import AddNorm
 from mixlab.backbones.isotropic import Isotropic, IsotropicConfig
 from mixlab.backbones.staged import Staged, StagedConfig, mambaout_shape
+from mixlab.backbones.tokens import Features
 from mixlab.backbones.visual_mambas import VISUAL_MAMBAS
 from mixlab.backbones.weights import build_architecture
 from mixlab.backbones.zoo import ZOO
@@ -280,6 +281,25 @@ def test_each_layer_has_a_mixing_that_keeps_the_contract(name: str) -> None:
     for _, mixing in mixings:
         some = slice(None, None, max(mixing.num_heads // 8, 1))
         torch.testing.assert_close(mixing.apply()[:, some], mixing.matrix(some) @ mixing.values[:, some])
+
+
+@pytest.mark.parametrize("name", [*OURS, *(name for name in TIMM if "convnext" not in name)])
+def test_features_and_mixings_together_are_those_of_a_pass_for_each(name: str) -> None:
+    backbone = small(name) if name in OURS else mixlab.create_model(name, **TIMM[name]).eval()
+    images = torch.randn(1, 3, *((32, 40) if name in OURS else (backbone.image, backbone.image)))
+    with torch.no_grad():
+        features = dict(backbone.features(images, layers=[0, -1]))
+        mixings = dict(backbone.mixings(images, layers=1))
+        together = list(backbone.features_and_mixings(images, features=[0, -1], mixings=1))
+    order = [(layer, isinstance(found, Features)) for layer, found in together]
+    assert set(order) == {(layer, True) for layer in features} | {(layer, False) for layer in mixings}
+    for layer, found in together:
+        if isinstance(found, Features):
+            assert torch.equal(found.patches, features[layer].patches)
+            assert torch.equal(found.summary, features[layer].summary)
+        else:
+            assert torch.equal(found.matrix(), mixings[layer].matrix())
+            assert order.index((layer, False)) > order.index((layer, True))
 
 
 def test_mixings_of_mambaout_are_its_convolutions() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mixlab.recipes import find_recipe
-from mixlab.run.directory import read_json
+from mixlab.run.files import read_json
 from mixlab.training.distributed import World
 from mixlab.training.exchange import GradientExchange, in_buckets
 from mixlab.training.loop import train

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mixlab.recipes import find_recipe
-from mixlab.run.directory import read_json
+from mixlab.run.files import read_json
 from mixlab.training import checkpoint
 from mixlab.training.loop import train
 from mixlab.training.settings import override

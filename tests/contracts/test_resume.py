@@ -4,7 +4,6 @@ import json
 import multiprocessing
 import os
 import resource
-import shutil
 import signal
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from mixlab.recipes import RECIPES
 from mixlab.training.loop import train
 from mixlab.training.settings import override
 from tests.paused_training import pause
+from tests.stopped_runs import stopped_after
 from tests.waiting import exit_codes, wait_for
 
 pretrain = command("pretrain")
@@ -40,6 +40,7 @@ RUNS = {
 LAST = 12  # 2 epochs of 48 / 8 steps
 RESUMED = [("dino", 1), ("dino", 6), ("dino", LAST), ("dino-accumulate", 8), ("supervised", 8)]  # 6: an epoch's end
 CONTEXT = multiprocessing.get_context("forkserver")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def run(kind: str, folder: Path, *extra: str) -> None:
@@ -54,14 +55,6 @@ def assert_same_end(folder: Path, other: Path) -> None:
         assert not [name for name in ours if not torch.equal(ours[name], theirs[name])]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory):
     """Each kind of run from start to end, made once."""
@@ -74,16 +67,6 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory):
         return made[kind]
 
     return get
-
-
-def stopped_after(whole: Path, folder: Path, step: int) -> Path:
-    """A copy of a finished run as it was after a step."""
-    shutil.copytree(whole, folder)
-    (folder / "weights.safetensors").unlink()
-    for file in (folder / "checkpoints").iterdir():
-        if int(file.stem.removeprefix("step-")) > step:
-            file.unlink()
-    return folder
 
 
 @pytest.mark.parametrize(("kind", "step"), RESUMED)
@@ -152,7 +135,7 @@ def test_a_warm_up_longer_than_the_run_is_refused_before_anything_is_trained(uni
     for settings in (["steps=4"], ["steps=4", "optim.warmup_steps=5"]):  # the recipe warms up for an epoch of 6 steps
         with pytest.raises(ValueError, match=r"a warm-up of [56] steps does not fit into a run of 4"):
             run("dino", tmp_path / "run", *settings)
-    assert not (tmp_path / "run" / "checkpoints").exists()
+    assert not (tmp_path / "run").exists()
     run("dino", tmp_path / "run", "steps=4", "optim.warmup_steps=4")
 
 

@@ -22,6 +22,7 @@ SETTINGS = ["epochs=2", "batch=16", "data.size=32", "model.dim=32", "model.depth
             "method.num_local=2", "method.global_size=32", "method.local_size=16", "checkpoint.keep=99",
             "checkpoint.every_steps=1000", "knn.every_epochs=1", "knn.bank=48", "knn.queries=48"]  # fmt: skip
 LAST = 6
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def run(folder: Path, then: Callable[[Trainer], None] | None = None) -> None:
@@ -32,14 +33,6 @@ def run(folder: Path, then: Callable[[Trainer], None] | None = None) -> None:
 def scored_steps(folder: Path) -> list[int]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [row["step"] for row in rows if "knn_accuracy" in row]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import mixlab
 from mixlab.cli import main
-from mixlab.run.directory import read_json
+from mixlab.run.files import read_json
 from mixlab.training.checkpoint import Checkpoints
 from mixlab.training.sharded import local
 from tests.waiting import exit_codes
@@ -82,6 +82,17 @@ def test_two_processes_give_the_weights_of_one_and_one_may_resume_what_two_began
     assert largest_difference(resumed, alone) < 1e-6
 
 
+class Remembering(torch.optim.RAdam):
+    """Keeps the last two gradients of each weight, in a list."""
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        super().step()
+        for weight in (weight for group in self.param_groups for weight in group["params"] if weight.grad is not None):
+            before = self.state[weight].get("last", [])
+            self.state[weight]["last"] = [*before, weight.grad.clone()][-2:]
+
+
 class LocalSum(torch.optim.SGD):
     """Keeps the sum of gradients of this rank's rows alone, which no checkpoint could put together."""
 
@@ -93,7 +104,7 @@ class LocalSum(torch.optim.SGD):
 
 
 def child_with_plugin(rank: int, size: int, port: int, folder: str, name: str) -> None:
-    mixlab.register_optimizer("radam")(lambda groups, config: torch.optim.RAdam(groups, lr=0.0))
+    mixlab.register_optimizer("remembering")(lambda groups, config: Remembering(groups, lr=0.0))
     mixlab.register_optimizer("local_sum")(lambda groups, config: LocalSum(groups, lr=0.0))
     extra = ["sharding=fsdp", f"optim.name={name}"]
     refused = pytest.raises(mixlab.WorkError, match="LocalSum of .* keeps 'sum' of a part of each parameter")
@@ -108,13 +119,13 @@ def test_an_optimiser_of_a_plugin_is_sharded_and_saved_as_ours(tmp_path: Path) -
         return dict(found.tensors())
 
     for folder, size in (("alone", 1), ("together", 2)):
-        assert run_ranks(child_with_plugin, str(tmp_path / folder), "radam", size=size) == [0] * size
+        assert run_ranks(child_with_plugin, str(tmp_path / folder), "remembering", size=size) == [0] * size
     alone = newest("alone")
-    assert "optimizer/exp_avg/backbone.embed.project.weight" in alone
+    assert {f"optimizer/{kind}/backbone.embed.project.weight" for kind in ("exp_avg", "last:0", "last:1")} <= {*alone}
     assert largest_difference(newest("together"), alone) < 1e-6
     for file in (tmp_path / "together" / "checkpoints").glob(f"step-{STEPS:08d}.*"):
         file.unlink()
-    assert run_ranks(child_with_plugin, str(tmp_path / "together"), "radam") == [0, 0]
+    assert run_ranks(child_with_plugin, str(tmp_path / "together"), "remembering") == [0, 0]
     assert largest_difference(newest("together"), alone) < 1e-6
     assert run_ranks(child_with_plugin, str(tmp_path / "local"), "local_sum") == [0, 0]
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 ALL = os.environ.get("MIXLAB_FAULTS") == "all"
 SEED = int(os.environ.get("MIXLAB_FAULT_SEED", "0"))
@@ -32,7 +31,6 @@ def fuzz(name: str, attempt: Attempt, *, few: int, many: int, memory_mb: int) ->
 
     `memory_mb` is what the process may grow by: more is refused by the system, and the attempt fails.
     """
-    torch.set_num_threads(1)
     receiver, sender = multiprocessing.Pipe(duplex=False)
     child = multiprocessing.get_context("fork").Process(
         target=_bear, args=(sender, name, attempt, many if ALL else few, memory_mb)

@@ -10,13 +10,14 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from mixlab.data.source import TooManyUnreadableError
+from mixlab.data.skipped import TooManyUnreadableError
 from mixlab.errors import InputError, WorkError
 from mixlab.evaluation.target import load_target
 from mixlab.recipes import RECIPES
-from mixlab.run.directory import read_json
+from mixlab.run.files import read_json
 from mixlab.training.loop import train
 from mixlab.training.settings import override
+from tests.stopped_runs import stopped_after
 
 LAST, HALF = 8, 4
 SETTINGS = [f"steps={LAST}", "batch=4", "data.size=32", "model.dim=16", "model.depth=1", "model.image=32",
@@ -27,16 +28,6 @@ SETTINGS = [f"steps={LAST}", "batch=4", "data.size=32", "model.dim=16", "model.d
 def run(data: Path | str, folder: Path, *extra: str) -> None:
     config = override(RECIPES["supervised_vit_tiny64"](), [*SETTINGS, *extra])
     train(config, data=str(data), run=folder, device="cpu", name="supervised_vit_tiny64")
-
-
-def stopped_at(whole: Path, folder: Path, step: int) -> Path:
-    """A copy of a finished run as it was after a step."""
-    shutil.copytree(whole, folder)
-    (folder / "weights.safetensors").unlink()
-    for file in (folder / "checkpoints").iterdir():
-        if int(file.stem.removeprefix("step-")) > step:
-            file.unlink()
-    return folder
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -72,7 +63,7 @@ def test_removed_images_keep_their_numbers_and_the_run_resumes(photos: Path, who
     data = tmp_path / "photos"
     shutil.copytree(photos, data)
     run(data, tmp_path / "whole")
-    damaged, removed = (stopped_at(tmp_path / "whole", tmp_path / name, HALF) for name in ("damaged", "removed"))
+    damaged, removed = (stopped_after(tmp_path / "whole", tmp_path / name, HALF) for name in ("damaged", "removed"))
     bad = [data / "a" / "03.png", data / "b" / "11.png", data / "c" / "18.png"]
     for file in bad:
         file.write_bytes(b"no image")
@@ -135,7 +126,7 @@ def test_after_a_loss_that_is_not_finite_the_rate_may_be_lowered_and_config_json
 def test_a_deleted_config_is_noticed_and_restored_and_never_replaced_by_other_settings(
     photos: Path, whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folder = stopped_at(whole, tmp_path / "run", HALF)
+    folder = stopped_after(whole, tmp_path / "run", HALF)
     before = read_json(folder / "config.json")
     (folder / "config.json").unlink()
     with pytest.raises(InputError, match=r"seed was 0, is 1"):
@@ -165,7 +156,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 def test_a_damaged_log_does_not_block_a_resume(
     damage: str, photos: Path, whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folder = stopped_at(whole, tmp_path / "run", HALF)
+    folder = stopped_after(whole, tmp_path / "run", HALF)
     log = folder / "metrics.jsonl"
     log.write_bytes(DAMAGES[damage](log.read_bytes()))
     run(photos, folder)

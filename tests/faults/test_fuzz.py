@@ -43,7 +43,7 @@ from tests.unit.app.live_page import request, serve, tiny_laboratory
 sys.path.append(str(Path(__file__).parents[1] / "unit" / "report"))
 from example_run import make_example
 
-pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("one_thread")]
 NOISE = np.random.default_rng(0).integers(0, 256, (40, 56, 3), dtype=np.uint8)
 
 

@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -20,10 +20,10 @@ from forked_jobs import start_controller
 from small_runs import MOST_STEPS, STEPS, assert_same_end, pretraining, wait_for_moment
 
 from mixlab.cli import main
-from mixlab.run.directory import read_json
+from mixlab.run.files import read_json
 from tests.paused_training import told
 
-pytestmark = pytest.mark.timeout(3600 if ALL else 300)
+pytestmark = pytest.mark.timeout(3600 if ALL else 1200)
 MOST_STARTS = 6  # of a job, by submitit
 BOTH = (signal.SIGTERM, signal.SIGUSR2)  # in the order in which SLURM sends them where it sends both
 STARTING_S = 3.0
@@ -57,11 +57,13 @@ class Job:
         return False
 
     def preempt(self, *numbers: int) -> None:
-        """As SLURM does it: every process gets the signals, those that read data too."""
-        for process in family_of(self.number)[1:]:
-            for number in numbers:
-                with suppress(ProcessLookupError):
-                    os.kill(process, number)
+        """As SLURM does it: every process gets the signals, those that read data too. All stand still meanwhile: else
+        the first one could save and stop by the first signal before the second is sent."""
+        processes = family_of(self.number)[1:]
+        send(signal.SIGSTOP, processes)
+        wait_for(lambda: all(stands_still(process) for process in processes))
+        for number in (*numbers, signal.SIGCONT):
+            send(number, processes)
         self.preempted.touch()
 
     def result(self) -> list[None]:
@@ -69,6 +71,20 @@ class Job:
         files = [self.run / "slurm" / f"{self.number}_{task}_result.pkl" for task in (0, 1)]
         wait_for(lambda: all(file.exists() for file in files), 4 * PATIENCE_S)
         return found.results()
+
+
+def send(number: int, processes: Iterable[int]) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, number)
+
+
+def stands_still(process: int) -> bool:
+    """Or has ended."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "TZX"
+    except OSError:
+        return True
 
 
 def catches(process: int, number: int) -> bool:

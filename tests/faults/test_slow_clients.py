@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from mixlab.app import arrivals, connections, guard, server
@@ -30,8 +29,7 @@ FOREVER_S = 3600.0  # longer than any test
 
 
 @pytest.fixture(scope="module")
-def laboratory() -> Laboratory:
-    torch.set_num_threads(1)
+def laboratory(one_thread: None) -> Laboratory:
     return tiny_laboratory()
 
 
@@ -101,7 +99,8 @@ def test_bodies_have_a_deadline_and_a_minimum_rate(address: str, monkeypatch: An
         while not select.select([client], [], [], 0.05)[0]:
             assert time.monotonic() < end, "it is still waited for"
             if rule != "nothing more":
-                client.sendall(b"x" * (100 if rule == "too slow" else 10_000))
+                with suppress(ConnectionError):  # it was answered and closed since
+                    client.sendall(b"x" * (100 if rule == "too slow" else 10_000))
         assert status_of(client) == 408
 
 
@@ -220,7 +219,8 @@ def test_abandoned_questions_make_room_at_once_and_are_overtaken(slow_laboratory
         before = len(slow_laboratory.begun)  # ours is among them where it took the place of the one under way
         slow_laboratory.may_answer.set()
         assert ours.result().status == 200
-        assert 2 in slow_laboratory.begun[: before + 1], "it waited for those in the queue"
+        # Another one may have been taken from the queue before ours came, and not have begun yet.
+        assert 2 in slow_laboratory.begun[: before + 2], "it waited for those in the queue"
 
 
 def test_who_hangs_up_leaves_at_once(slow_laboratory: Slow, monkeypatch: Any) -> None:

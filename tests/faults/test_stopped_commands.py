@@ -34,7 +34,7 @@ from mixlab.backbones.zoo import create_model
 from mixlab.signals import STOP_SIGNALS
 from tests.drawn_folders import draw_folders
 
-pytestmark = pytest.mark.timeout(3600 if ALL else 300)
+pytestmark = pytest.mark.timeout(3600 if ALL else 1200)
 
 
 def settings(*given: str) -> list[str]:

@@ -15,23 +15,31 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.paused_training import told
+
+ROOT = Path(__file__).parents[2]
 KILLS = 10 if os.environ.get("MIXLAB_FAULTS") == "all" else 2
 STEPS = 80
+STEPS_A_KILL = STEPS // (KILLS + 1)  # at most: then it waits for its end, however fast it is
 SETTINGS = [f"steps={STEPS}", "batch=8", "model.depth=2", "model.drop_path=0.1", "method.num_prototypes=256",
             "method.hidden=16", "method.bottleneck=32", "method.num_local=2", "optim.warmup_epochs=0",
             "log.every_steps=1", "log.tensorboard=false", "checkpoint.every_steps=7", "data.workers=2"]  # fmt: skip
 
 
-def start(run: Path, recipe: str, optimizer: str, graph: bool) -> subprocess.Popen[bytes]:
-    """Global crops of 224 px and local ones of 96 px, which resize the position table."""
+def start(run: Path, recipe: str, optimizer: str, graph: bool, *, last: int | None = None) -> subprocess.Popen[bytes]:
+    """Global crops of 224 px and local ones of 96 px, which resize the position table. After step `last`, it waits."""
     settings = [
         part
         for each in (*SETTINGS, f"optim.name={optimizer}", f"graph={str(graph).lower()}")
         for part in ("--set", each)
     ]
     call = ["pretrain", recipe, "--data", "shapes:size=224,n=16", "--device", "cuda", "--run", str(run), *settings]
+    pauses = {} if last is None else {"MIXLAB_IMPORT": "tests.paused_training", **told({last: run / "never"})}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **pauses}
     with run.with_suffix(".log").open("ab") as log:
-        return subprocess.Popen([sys.executable, "-m", "mixlab", *call], stdout=log, stderr=log, start_new_session=True)
+        return subprocess.Popen(
+            [sys.executable, "-m", "mixlab", *call], stdout=log, stderr=log, start_new_session=True, env=environment
+        )
 
 
 def num_logged(run: Path) -> int:
@@ -49,7 +57,8 @@ def test_a_killed_run_resumes_to_the_same_bits(recipe: str, optimizer: str, grap
     assert start(whole, recipe, optimizer, graph).wait() == 0, whole.with_suffix(".log").read_text()
     chance = random.Random(f"{os.environ.get('MIXLAB_FAULT_SEED', '0')} {recipe} {graph}")
     for _ in range(KILLS):
-        process, before = start(killed, recipe, optimizer, graph), num_logged(killed)
+        before = num_logged(killed)
+        process = start(killed, recipe, optimizer, graph, last=before + STEPS_A_KILL)
         while num_logged(killed) <= before and process.poll() is None:
             time.sleep(0.002)
         time.sleep(chance.random() * 0.3)

@@ -18,11 +18,12 @@ from mixlab.backbones.onnx_file import export_onnx
 from mixlab.backbones.tokens import Features
 from mixlab.backbones.zoo import transformer
 from mixlab.data import parse_source
-from mixlab.data.loader import Loader
+from mixlab.data.loader import Batch, BatchLoader, ImageReader
 from mixlab.data.mask_formats import parse_label_maps, parse_masks
 from mixlab.data.objects import parse_objects
 from mixlab.data.registered import SOURCES
-from mixlab.data.source import Subset
+from mixlab.data.sample_order import SampleOrder
+from mixlab.data.source import ImageSource, Subset
 from mixlab.mixers import ALL, MixerConfig, Mixing, TokenMixer
 from mixlab.recipes import RECIPES, with_method
 from mixlab.training.building import check_modules
@@ -370,10 +371,14 @@ def test_too_few_images_and_labels_without_classes_are_refused():
         mixlab.labelled_splits(nameless)
 
 
+def load(source: ImageSource, num_workers: int = 0) -> BatchLoader[Batch]:
+    return BatchLoader(ImageReader(source, 8), SampleOrder(len(source), 4), num_workers=num_workers)
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_source_that_fails_is_named_with_its_line_also_in_a_worker(num_workers, squares, monkeypatch):
     monkeypatch.delenv("MIXLAB_DEBUG", raising=False)
-    loader = Loader(Own(ValueError("no such frame")), batch_size=4, size=8, num_workers=num_workers)
+    loader = load(Own(ValueError("no such frame")), num_workers)
     with pytest.raises(
         mixlab.WorkError, match=r"failed in Own.load, .*test_extension_errors.py:\d+: ValueError: no such"
     ):
@@ -401,14 +406,14 @@ class Changing(Own):
 def test_a_source_that_loses_samples_while_it_is_read_is_named(after, num_workers, monkeypatch):
     monkeypatch.delenv("MIXLAB_DEBUG", raising=False)
     for part in (lambda source: source, lambda source: Subset(source, range(0, 16, 2))):
-        loader = Loader(part(Changing(5, after)), batch_size=4, size=8, num_workers=num_workers)
+        loader = load(part(Changing(5, after)), num_workers)
         with pytest.raises(mixlab.WorkError, match="the source own has 5 samples, and had 16 when it was opened; keep"):
             for _ in range(4):
                 list(loader)
 
 
 def test_a_source_that_grows_is_read_as_it_was_opened():
-    loader = Loader(Changing(40, 6), batch_size=4, size=8)
+    loader = load(Changing(40, 6))
     assert sorted(index for batch in loader for index in batch.indexes.tolist()) == list(range(16))
     assert sorted(index for batch in loader for index in batch.indexes.tolist()) == list(range(16))
 

@@ -12,6 +12,7 @@ from PIL import Image
 from mixlab.analysis.pca import pca_maps
 from mixlab.backbones.zoo import create_model
 from mixlab.cli import main
+from mixlab.data.dataset_source import DatasetSource
 from mixlab.data.decode import fit_image
 from mixlab.data.labelled import label_subset
 from mixlab.data.mask_formats import parse_masks
@@ -19,7 +20,9 @@ from mixlab.data.packed import PackedReader
 from mixlab.data.sample_order import SampleOrder
 from mixlab.data.shapes import Shapes
 from mixlab.errors import InputError
+from mixlab.evaluation.features import head_inputs
 from mixlab.evaluation.probe.heads import check_rates
+from mixlab.evaluation.target import load_targets
 from mixlab.recipes import find_recipe
 from mixlab.studies.reproduce.listing import find_items
 from mixlab.training.batches import check_enough
@@ -32,6 +35,7 @@ NAN = float("nan")
 VIT = "timm/vit_tiny_patch16_224"
 ALONE = World(torch.device("cpu"))
 SHAPES = Shapes(num_images=4)
+PIXELS = torch.zeros(3, 8, 8, dtype=torch.uint8)
 
 
 @pytest.mark.parametrize(
@@ -64,6 +68,9 @@ SHAPES = Shapes(num_images=4)
         (lambda: fit_image(Image.new("RGB", (4, 4)), size=0, fit="crop"), "an image of 0 px does not exist"),
         (lambda: dino_loss(torch.ones(2, 1, 3), torch.ones(2, 1, 3), temperature=0.0), "the temperature is 0.0"),
         (lambda: parse_masks("photo"), "photo has no masks; give 'shapes'"),
+        (lambda: head_inputs(create_model("shipped/vit"), (99,), ("cls",)), "blocks of vit_tiny; choose 1 to "),
+        (lambda: load_targets(["shipped/vit"], training=["b=dino"]), "the labels are shipped/vit; write LABEL=KIND"),
+        (lambda: DatasetSource([(PIXELS, 2)], classes=("no", "yes")).classes, "(..., classes=[...]) names them all"),
         (lambda: find_items(["qqqq"]), "no item 'qqqq'; `mixlab reproduce` lists all"),
         (
             lambda: check_enough(1, find_recipe("dino_vit_tiny64"), replace(ALONE, size=2)),
@@ -86,7 +93,10 @@ def test_images_that_cannot_be_read_are_named_by_whoever_needs_them(
     data, on = str(tmp_path / "data"), ("--device", "cpu")
     small = ("--set", "batch=2", "--set", "steps=1", "--set", "optim.warmup_steps=0")
     assert main(["pretrain", "dino_vit_tiny64", "--data", data, "--run", str(tmp_path / "run"), *on, *small]) == 1
-    assert "none of the 2 images to score can be read, such as" in capfd.readouterr().err
+    assert (
+        "none of the 2 images to score can be read, such as" in (said := capfd.readouterr().err)
+        and "repair them" in said
+    )
     assert main(["knn", "shipped/vit", "--data", data, "--run", str(tmp_path / "knn"), *on, "--workers", "0"]) == 1
     assert f"none of the 2 images of {data} [train] can be read, such as" in capfd.readouterr().err
 

@@ -17,9 +17,17 @@ import pytest
 from torch.utils.data import DataLoader
 
 import mixlab
+from mixlab import signals
 from mixlab.data.workers import start_workers, worker_settings
-from mixlab.signals import STOP_SIGNALS, StopSignal, held, obey_parent_alone, raising
-from tests.waiting import PATIENCE_S
+from mixlab.signals import STOP_SIGNALS, StopRequests, StopSignal, held, obey_parent_alone, raising
+from tests.waiting import PATIENCE_S, wait_for
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal that this process handles late is still the one that was sent, and no reason to leave."""
+    for name in ("REPEAT_S", "PATIENCE_S", "STUCK_S"):
+        monkeypatch.setattr(signals, name, PATIENCE_S)
 
 
 def ask(number: int = signal.SIGTERM) -> None:
@@ -97,6 +105,20 @@ def test_signals_that_are_held_come_at_the_end() -> None:
     assert reached
 
 
+@pytest.mark.parametrize("numbers", [(signal.SIGTERM, signal.SIGUSR2), (signal.SIGUSR2, signal.SIGTERM)])
+def test_of_two_signals_the_scheduler_s_own_is_noted(numbers: tuple[int, int]) -> None:
+    with StopRequests((signal.SIGUSR2,)) as stop:
+        for number in numbers:
+            signal.raise_signal(number)
+    assert stop.number == signal.SIGUSR2
+
+
+def is_pending(process: int, number: int) -> bool:
+    """Whether a signal waits for a process that has blocked it."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return any(int(line.split()[1], 16) >> (number - 1) & 1 for line in lines if line.startswith(("SigPnd", "ShdPnd")))
+
+
 @pytest.mark.parametrize("number", [*STOP_SIGNALS, signal.SIGUSR1, signal.SIGUSR2])
 def test_a_process_that_reads_data_leaves_signals_of_others_to_its_parent(number: int) -> None:
     ready, done = os.pipe()
@@ -106,11 +128,12 @@ def test_a_process_that_reads_data_leaves_signals_of_others_to_its_parent(number
         time.sleep(PATIENCE_S)
         os._exit(1)
     os.read(ready, 1)
-    if (other := os.fork()) == 0:  # `obey_parent_alone` asks who sent it
-        os.kill(child, number)
-        os._exit(0)
-    os.waitpid(other, 0)
-    time.sleep(0.05)
+    for _ in range(2):  # who takes the second has not ended by the first
+        if (other := os.fork()) == 0:  # `obey_parent_alone` asks who sent it
+            os.kill(child, number)
+            os._exit(0)
+        os.waitpid(other, 0)
+        wait_for(lambda: not is_pending(child, number))  # or the parent's own would be one with it
     assert os.waitpid(child, os.WNOHANG) == (0, 0), "it ended"
     os.kill(child, signal.SIGTERM)
     assert os.waitpid(child, 0)[1] == 0
@@ -145,9 +168,10 @@ def test_ctrl_c_at_a_terminal_is_acknowledged_within_a_long_step() -> None:
 def test_a_reading_process_ends_with_its_parent_also_where_the_signal_of_the_group_came_first() -> None:
     """One that waits, and the parent's own, are one signal to the system."""
     loader: Any = DataLoader(list(range(8)), **worker_settings(1))  # type: ignore[arg-type]
+    before = multiprocessing.active_children()  # perhaps those of an earlier test
     batches = start_workers(loader)
     next(batches)
-    worker = max(multiprocessing.active_children(), key=lambda child: child.pid or 0)
+    (worker,) = {*multiprocessing.active_children()} - {*before}
     assert worker.pid is not None
     os.kill(worker.pid, signal.SIGSTOP)  # as on a busy machine: it gets no time to look
     if (other := os.fork()) == 0:

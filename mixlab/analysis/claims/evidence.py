@@ -51,12 +51,14 @@ class Evidence:
 
     @classmethod
     def from_runs(cls, runs: Iterable[Path | str]) -> "Evidence":
-        """Of run directories, and of all runs in archives."""
+        """Of run directories, and of all runs in archives and in folders that are no run themselves."""
         found: list[Measurement] = []
         num_runs = 0
         for path in map(Path, runs):
             with unpacked(path) as folder:
-                directories = [RunDirectory.open(folder)] if folder == path else find_runs([folder])
+                is_run = folder == path and RunDirectory(folder).exists()
+                below = find_runs([folder]) if folder.is_dir() and not is_run else []
+                directories = below or [RunDirectory.open(path)]
                 num_runs += len(directories)
                 found += [m for directory in directories for m in directory.measurements()]
         return cls(found, num_runs=num_runs)

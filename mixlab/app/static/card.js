@@ -12,7 +12,7 @@ const KINDS = ["row", "matrix", "map", "pca"];
 
 export class Card {
   // `host`: pick(x, y) chooses a patch, preview(x, y) shows one while the pointer is there, timed(ms) hears how long an answer took, changed() that a grid is known,
-  // lostPicture() that the server has forgotten the picture.
+  // lostPicture(id, message) that the server has forgotten a picture.
   constructor(model, series, maps, host) {
     Object.assign(this, { model, series, maps, host, answers: {}, asked: {}, grid: null });
     this.channels = Object.fromEntries([...KINDS, "score", "sweep"].map((kind) => [kind, new Channel()]));
@@ -77,9 +77,10 @@ export class Card {
     return this.panels.row.isReady && String(this.answers.row?.cell) === String(this.#cell(this.answers.row.values.shape));
   }
 
-  // All rows in shades, for a view to take along.
-  async rows() {
-    return decoded((await ask({ ...this.#base("rows"), head: this.head })).answer);
+  // For a view to take along: all rows in shades, and the matrix.
+  async taken() {
+    const questions = ["rows", "matrix"].map((kind) => ({ ...this.#base(kind), head: this.head }));
+    return Promise.all(questions.map(async (question) => decoded((await ask(question)).answer)));
   }
 
   // Binary-AUC of the map shown; `done(null)` where this model lacks the map.
@@ -88,7 +89,7 @@ export class Card {
     const question = { ...this.#base("score"), map: this.view.map, part: this.part(), mask: runs };
     this.channels.score.ask(question, {
       answered: (answer, ms) => (this.host.timed(ms), done(answer)),
-      failed: (error) => this.#failed(error, () => done(null)),
+      failed: (error) => this.#failed(error, question, () => done(null)),
     });
   }
 
@@ -187,32 +188,33 @@ export class Card {
     if (lacking) {
       panel.isReady = false;
       this.asked[kind] = null;
+      this.channels[kind].cancel();
       return panel.explain(lacking);
     }
     const question = { ...this.#base(kind), ...more };
     const text = JSON.stringify(question);
     if (this.asked[kind] === text) return;
     this.asked[kind] = text;
+    const unlessLacking = (run) => (...told) => this.asked[kind] === null || run(...told); // in the view of now
     this.channels[kind].ask(question, {
-      answered: (answer, ms) => {
-        if (this.asked[kind] === null) return; // the view changed to one without this picture
+      answered: unlessLacking((answer, ms) => {
         this.host.timed(ms);
         this.answers[kind] = decoded(answer);
         panel.isReady = true;
         if (kind === "pca") this.#learnGrid(this.answers.pca.first.shape);
         this[`draw_${kind}`](this.answers[kind]);
-      },
-      failed: (error) => this.#failed(error, (message) => {
-        panel.isReady = false;
-        panel.explain(message, { label: "Try again", run: () => ((this.asked[kind] = null), this.#ask(kind, more)) });
       }),
-      progress: (share, note) => panel.wait(share, note, () => this.channels[kind].cancel()),
+      failed: unlessLacking((error) => this.#failed(error, question, (message) => {
+        panel.isReady = false;
+        panel.explain(message, { label: "Try again", run: () => ((this.asked[kind] = ""), this.#ask(kind, more)) });
+      })),
+      progress: unlessLacking((share, note) => panel.wait(share, note, () => this.channels[kind].cancel())),
     });
   }
 
-  #failed(error, explain) {
+  #failed(error, { picture }, explain) {
     if (error instanceof OfflineError) return;
-    if (error.status === 404) return this.host.lostPicture(error.message);
+    if (error.status === 404) return this.host.lostPicture(picture, error.message);
     explain(error instanceof CancelledError ? "Cancelled." : capital(error.message));
   }
 

@@ -8,16 +8,19 @@ const CODE = ["colours.js", "drawing.js", "viewer.js"];
 
 // `image` as the stage shows it, with the chosen cell of its grid.
 export async function exportPage(image, cards, cell, grid) {
+  const shown = drawn((canvas) => drawGround(canvas.getContext("2d"), image)).toDataURL("image/jpeg", 0.9);
   const models = await Promise.all(cards.map(async (card) => {
-    const { shades, own, grid, head_name } = await card.rows();
+    const seen = { // at once: the view may change while the rest is awaited
+      name: card.model.id, about: card.about.textContent, matrixName: card.panels.matrix.title.textContent, colour: card.series.name,
+      hasMatrix: card.model.has_matrix, map: card.panels.map.joined().toDataURL(), pca: card.panels.pca.joined().toDataURL(),
+    };
+    const [{ shades, own, grid, head_name }, matrix] = await card.taken();
     return {
-      name: card.model.id, about: card.about.textContent, matrixName: card.panels.matrix.title.textContent, colour: card.series.name, grid, headName: head_name,
-      hasMatrix: card.model.has_matrix, shades: toText(shades.values), own: [...own.values].map((share) => Number(share.toPrecision(3))),
-      matrix: drawn((canvas) => drawShades(canvas, card.answers.matrix.shades, magma)).toDataURL(), map: card.panels.map.joined().toDataURL(), pca: card.panels.pca.joined().toDataURL(),
-      tokens: card.answers.matrix.patch_tokens, numTokens: card.answers.matrix.num_tokens,
+      ...seen, grid, headName: head_name, shades: toText(shades.values), own: [...own.values].map((share) => Number(share.toPrecision(3))),
+      matrix: drawn((canvas) => drawShades(canvas, matrix.shades, magma)).toDataURL(), tokens: matrix.patch_tokens, numTokens: matrix.num_tokens,
     };
   }));
-  const view = { image: drawn((canvas) => drawGround(canvas.getContext("2d"), image)).toDataURL("image/jpeg", 0.9), cell, grid, models };
+  const view = { image: shown, cell, grid, models };
   const [style, ...code] = await Promise.all(["viewer.css", ...CODE].map(async (name) => (await fetch(`/static/${name}`)).text()));
   saveBlob(new Blob([pageOf(view, style, code.map(withoutModules).join("\n"))], { type: "text/html" }), "mixlab.html");
 }

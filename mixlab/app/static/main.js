@@ -24,6 +24,7 @@ let cards = [];
 let numCards = 0;
 let upload = null; // {id, bytes}: kept, so that a restarted server can have it again
 let imageAsked = "";
+let numChoices = 0; // of images: a file that arrives after a later choice is not shown
 
 setTheme(localStorage.getItem("theme") ?? "auto");
 listen("theme", (node) => setTheme(node.value));
@@ -42,7 +43,7 @@ async function start() {
   view = readAddress(location.hash);
   stage = new Stage(element("stage"), mask, { pick, drawn });
   scores = new Scores(mask);
-  buildControls(about, { change, showSample: showPicture, changeFit });
+  buildControls(about, { change, showSample, changeFit });
   buildTools(stage);
   acceptDrops(useFile);
   listen("file", (node) => useFile(node.files[0]).then(() => (node.value = "")), "change");
@@ -63,7 +64,9 @@ async function start() {
 // ---- the view
 
 async function followAddress() {
-  view = readAddress(location.hash);
+  numChoices++;
+  keptHash = location.hash;
+  view = readAddress(keptHash);
   mask.clear();
   checkView();
   await readMask();
@@ -174,6 +177,7 @@ function syncCards(models) {
 const ADDRESS_MS = 350;
 let addressTimer;
 let addressKept = -ADDRESS_MS;
+let keptHash = location.hash;
 function keepAddressSoon() {
   clearTimeout(addressTimer);
   addressTimer = setTimeout(keepAddress, Math.max(0, addressKept + ADDRESS_MS - performance.now()));
@@ -181,8 +185,10 @@ function keepAddressSoon() {
 
 function keepAddress() {
   clearTimeout(addressTimer);
+  if (location.hash !== keptHash) return; // a link was followed, and `followAddress` is on its way
   addressKept = performance.now();
   history.replaceState(null, "", writeAddress(view));
+  keptHash = location.hash;
 }
 
 async function share() {
@@ -213,13 +219,13 @@ function loadImage() {
   const path = `/api/pictures/${encodeURIComponent(view.image)}?fit=${view.fit}&size=768`;
   if (imageAsked === path) return;
   imageAsked = path;
-  awaited(showImage(path));
+  awaited(showImage(view.image, path));
 }
 
-async function showImage(path) {
+async function showImage(id, path) {
   try {
     const response = await fetch(path);
-    if (!response.ok) return lostPicture((await response.json()).error.message);
+    if (!response.ok) return lostPicture(id, (await response.json()).error.message);
     const image = await createImageBitmap(await response.blob());
     if (imageAsked !== path) return;
     stage.image = image;
@@ -227,7 +233,7 @@ async function showImage(path) {
     element("stage").setAttribute("aria-label", index < 0 ? "Image: your image" : `Image: sample ${index + 1}`);
     refresh();
   } catch {
-    imageAsked = ""; // the server is away, as the questions of the cards will find out
+    if (imageAsked === path) imageAsked = ""; // the server is away, as the questions of the cards will find out
   }
 }
 
@@ -236,18 +242,26 @@ async function useFile(file) {
   const limit = about.limits.bytes / 2 ** 20;
   const size = Math.ceil(file.size / 2 ** 20);
   if (size > limit) return warn(`${file.name} has ${size} MB; the limit is ${limit} MB. Scale it down first.`);
+  const choice = ++numChoices;
   tell(`Sending ${file.name}…`);
   try {
     const bytes = await file.arrayBuffer();
     const { body } = await call("/api/pictures", { method: "POST", body: bytes });
+    if (choice !== numChoices) return;
     upload = { id: body.id, bytes };
     warn("");
     showPicture(body.id);
     tell(`${file.name}, ${body.width} × ${body.height} pixels.`);
   } catch (error) {
+    if (choice !== numChoices) return;
     tell("");
     refused(error, `${file.name} cannot be used: ${error.message}.`);
   }
+}
+
+function showSample(id) {
+  numChoices++;
+  showPicture(id);
 }
 
 function showPicture(id) {
@@ -255,10 +269,10 @@ function showPicture(id) {
   change({ image: id, mask: "" });
 }
 
-// The server has forgotten an upload: give it again if we still have it.
+// The server has forgotten an upload: give it again if we still have it. Of one that is no longer looked at, no matter.
 let isRestoring = false;
-async function lostPicture(message) {
-  if (isRestoring) return;
+async function lostPicture(id, message) {
+  if (isRestoring || id !== view.image) return;
   isRestoring = true;
   try {
     if (upload?.id === view.image) {
@@ -280,21 +294,26 @@ async function lostPicture(message) {
 async function readMask() {
   if (view.mask === "sample") return takeSampleMask();
   if (!view.mask) return;
+  const { changes } = mask;
   try {
     await mask.setText(view.mask);
   } catch {
+    if (mask.changes !== changes) return;
     view.mask = "";
     warn("The mask in this link cannot be read; it was left out.");
   }
 }
 
 async function takeSampleMask() {
+  const { changes } = mask; // another image, fit, link or stroke, and the answer is late
   try {
     const { body } = await call(`/api/pictures/${encodeURIComponent(view.image)}/mask?fit=${view.fit}`);
+    if (mask.changes !== changes) return;
     mask.setRuns(body.mask);
     change({ mask: "sample" });
     tell("Using the sample's mask.");
   } catch (error) {
+    if (mask.changes !== changes) return;
     view.mask = "";
     refused(error, `${error.message}.`);
   }
@@ -302,13 +321,17 @@ async function takeSampleMask() {
 
 async function useMaskFile(file) {
   if (!file) return;
+  const { changes } = mask;
   try {
     const path = `/api/pictures/${encodeURIComponent(view.image)}/mask?fit=${view.fit}`;
-    mask.setRuns((await call(path, { method: "POST", body: await file.arrayBuffer() })).body.mask);
+    const { body } = await call(path, { method: "POST", body: await file.arrayBuffer() });
+    if (mask.changes !== changes) return;
+    mask.setRuns(body.mask);
     warn("");
     drawn(true);
     tell(`Mask from ${file.name}.`);
   } catch (error) {
+    if (mask.changes !== changes) return;
     refused(error, `${file.name} cannot be used as a mask: ${error.message}.`);
   }
 }
@@ -322,7 +345,9 @@ function clearMask() {
 // The mask changed; in the middle of a stroke only the scores follow.
 async function drawn(isDone) {
   if (!isDone) return scores.ask(cards, view);
+  const { changes } = mask;
   const text = mask.isEmpty ? "" : await mask.toText();
+  if (mask.changes !== changes) return; // whoever changed it tells of it
   if (text.length > MAX_MASK_TEXT) tell("This mask is too detailed for a link; the link has the rest of the view.");
   change({ mask: text.length > MAX_MASK_TEXT ? "" : text });
 }
@@ -330,7 +355,7 @@ async function drawn(isDone) {
 async function changeFit(fit) {
   const wasSample = view.mask === "sample";
   mask.clear();
-  change({ fit, mask: "" });
+  change({ fit, mask: wasSample ? "sample" : "" });
   if (wasSample) await takeSampleMask();
 }
 

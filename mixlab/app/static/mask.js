@@ -1,8 +1,10 @@
 // A mask of SIDE x SIDE pixels: 0 background, 1 foreground, 255 ignored.
 
 export class Mask {
+  // `changes` counts them: an answer about the mask of before is late.
   constructor(side) {
     this.side = side;
+    this.changes = 0;
     this.values = new Uint8Array(side * side);
   }
 
@@ -11,11 +13,13 @@ export class Mask {
   }
 
   clear() {
+    this.changes++;
     this.values.fill(0);
   }
 
   // A line of round dabs between two points; points and radius as shares of the side.
   stroke(from, to, radius, value) {
+    this.changes++;
     const steps = Math.max(1, Math.ceil((Math.hypot(to.x - from.x, to.y - from.y) / radius) * 2));
     for (let step = 0; step <= steps; step++) {
       const share = step / steps;
@@ -24,6 +28,7 @@ export class Mask {
   }
 
   fillCell(row, column, grid, value) {
+    this.changes++;
     const [top, bottom] = [row, row + 1].map((edge) => Math.round((edge / grid[0]) * this.side));
     const [left, right] = [column, column + 1].map((edge) => Math.round((edge / grid[1]) * this.side));
     for (let y = top; y < bottom; y++) this.values.fill(value, y * this.side + left, y * this.side + right);
@@ -52,6 +57,7 @@ export class Mask {
   }
 
   setRuns(runs) {
+    this.changes++;
     let place = 0;
     for (const [value, length] of runs) {
       this.values.fill(value, place, place + length);
@@ -65,12 +71,14 @@ export class Mask {
     return btoa(String.fromCharCode(...packed)).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
   }
 
+  // Unless the mask changes meanwhile.
   async setText(text) {
+    const changes = this.changes;
     const packed = Uint8Array.from(atob(text.replaceAll("-", "+").replaceAll("_", "/")), (c) => c.charCodeAt(0));
     const runs = JSON.parse(new TextDecoder().decode(await through(new DecompressionStream("deflate-raw"), packed)));
     const total = runs.reduce((sum, [, length]) => sum + length, 0);
     if (total !== this.values.length || runs.some(([value]) => ![0, 1, 255].includes(value))) throw new Error("no mask");
-    this.setRuns(runs);
+    if (this.changes === changes) this.setRuns(runs);
   }
 }
 

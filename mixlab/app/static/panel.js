@@ -13,7 +13,9 @@ export class Panel {
     this.canvases = (pair ? [0, 1] : [0]).map(() => make("canvas", { width: 384, height: 384 }));
     this.title = make("span", { textContent: title });
     this.caption = make("figcaption");
-    this.note = make("div", { className: "note", hidden: true });
+    this.words = make("span");
+    this.note = make("div", { className: "note", hidden: true }, this.words);
+    this.button = null;
     const save = make("button", { type: "button", className: "save", textContent: "PNG" });
     save.setAttribute("aria-label", `Download: ${title}, ${name}`);
     save.addEventListener("click", () => saveCanvas(this.joined(), `${fileName(name)}-${fileName(title)}.png`));
@@ -68,13 +70,15 @@ export class Panel {
     return whole;
   }
 
+  // A button stays for as long as it says the same: a press that began on another one would do nothing.
   #say(text, action) {
-    const words = make("span", { textContent: text });
-    if (this.note.textContent !== text || action) this.note.replaceChildren(words);
-    if (action) {
-      const button = make("button", { type: "button", className: "small", textContent: action.label });
-      button.addEventListener("click", action.run);
-      this.note.append(button);
+    if (this.words.textContent !== text) this.words.textContent = text;
+    this.run = action?.run;
+    if (this.button?.textContent !== action?.label) {
+      this.button?.remove();
+      this.button = action && make("button", { type: "button", className: "small", textContent: action.label });
+      this.button?.addEventListener("click", () => this.run());
+      if (this.button) this.note.append(this.button);
     }
     this.note.hidden = false;
   }

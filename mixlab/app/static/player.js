@@ -6,6 +6,7 @@ const FRAME_MS = 90;
 
 export class Player {
   #isPlaying = false;
+  #numStarts = 0; // one that is stopped and started within a frame is the later one
 
   // `host`: next() moves on by a patch, isReady() tells whether all models have answered.
   constructor(host) {
@@ -20,10 +21,12 @@ export class Player {
 
   async #start() {
     this.#set(true);
-    while (this.#isPlaying) {
+    const start = ++this.#numStarts;
+    const isOn = () => this.#isPlaying && this.#numStarts === start;
+    while (isOn()) {
       this.host.next();
       do await new Promise((resolve) => setTimeout(resolve, FRAME_MS));
-      while (this.#isPlaying && !this.host.isReady());
+      while (isOn() && !this.host.isReady());
     }
   }
 

@@ -56,7 +56,11 @@ async function request(path, options) {
 }
 
 // Ask until answered. `progress(share, note)` hears of long work; aborting the signal cancels it on the server, too.
-export async function ask(question, { signal, progress = () => {} } = {}) {
+export function ask(question, options = {}) {
+  return awaited(answerOf(question, options)); // also while it waits for a place in the queue
+}
+
+async function answerOf(question, { signal, progress = () => {} }) {
   const options = { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(question), signal };
   const begin = () => patiently(() => call("/api/questions", options), signal);
   let reply = await begin();

@@ -2,7 +2,7 @@
 // directions count from 0, as everywhere; -1 is the last layer, and the mean of the others.
 
 export const DEFAULTS = {
-  image: "", fit: "crop", models: [], map: "cut", layer: -1, head: -1, part: -1,
+  image: "", fit: "crop", models: [], map: "isolation", layer: -1, head: -1, part: -1,
   x: 0.5, y: 0.5, sense: "row", scale: "linear", overlay: true, mask: "",
 };
 const COUNTED = ["layer", "head", "part"];

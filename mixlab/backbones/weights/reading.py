@@ -2,6 +2,7 @@
 
 import pickletools
 import re
+import warnings
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -186,12 +187,26 @@ def _choose_part(payload: object, checkpoint_key: str, path: Path) -> tuple[str 
     parts = {str(key): value for key, value in payload.items() if _is_state(value)}
     if checkpoint_key in parts:
         return checkpoint_key, dict(parts[checkpoint_key])
-    usual = [key for key in USUAL_PARTS if key in parts] or list(parts)[: len(parts) == 1]
+    if len(parts) == 1:
+        return next((key, dict(state)) for key, state in parts.items())
+    usual = next((key for key in USUAL_PARTS if key in parts), None)
     if usual and not parts.keys() & {"student", "teacher"}:
-        return usual[0], dict(parts[usual[0]])
+        alike = [key for key, state in parts.items() if key != usual and state.keys() == parts[usual].keys()]
+        if alike:
+            warnings.warn(
+                f"{path} also holds {', '.join(alike)}; {usual} is loaded. {_choosing(alike[0])}", stacklevel=2
+            )
+        return usual, dict(parts[usual])
     if parts:
-        raise WeightsError(f"{path} has no {checkpoint_key!r}; set checkpoint_key to one of {', '.join(parts)}")
+        raise WeightsError(f"{path} has no {checkpoint_key!r}, but {', '.join(parts)}. {_choosing(next(iter(parts)))}")
     raise WeightsError(f"{path} holds no state dict, only {few(payload, 4)}; save model.state_dict()")
+
+
+def _choosing(part: str) -> str:
+    return (
+        f"To choose, build it in Python, mixlab.create_model(NAME, weights=FILE, checkpoint_key={part!r}); the "
+        "commands read what mixlab.save_weights then writes"
+    )
 
 
 def _is_state(value: object) -> bool:

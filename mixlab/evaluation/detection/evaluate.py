@@ -118,7 +118,7 @@ def find_objects(
     if len(own):
         loader = BatchLoader(
             ObjectReader(own, resizing, augment=False),
-            SampleOrder(len(own), min(batch, len(own)), shuffle=False, drop_last=False),
+            SampleOrder.in_turn(len(own), batch),
             num_workers=workers,
             unreadable="drop",
             skip_limit=1.0,

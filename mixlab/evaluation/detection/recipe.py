@@ -16,7 +16,8 @@ from mixlab.data.given import Data
 from mixlab.data.loader import BatchLoader
 from mixlab.data.objects import ObjectSource, parse_objects
 from mixlab.data.sample_order import AspectOrder
-from mixlab.data.source import RemovedImage, at_most
+from mixlab.data.skipped import RemovedImage
+from mixlab.data.source import at_most
 from mixlab.errors import InputError, few
 from mixlab.evaluation.dense_recipe import DenseConfig, DenseRecipe, DenseScores, published_drop_path
 from mixlab.evaluation.detection.detector import Detector, to_input

@@ -32,7 +32,8 @@ from mixlab.evaluation.probe_head import ProbeHead, save_head
 from mixlab.evaluation.settings import BATCH, FEW_IMAGES, ProbeSettings
 from mixlab.evaluation.target import Target, as_target, network_digest, weights_checksum
 from mixlab.run.codec import differences
-from mixlab.run.directory import RunLock, read_json, write_json
+from mixlab.run.files import read_json, write_json
+from mixlab.run.lock import RunLock
 from mixlab.signals import StopRequests
 from mixlab.training.distributed import World, entries_of_all, from_first
 from mixlab.training.knn import fitting_ks, knn_correct
@@ -249,13 +250,10 @@ class _ProbeRun:
             self.splits.train,
             backbone=self.backbone,
             plan=plan,
-            crops=ProbeCrops(self.view.size, seed=settings.seed, squashed=bool(settings.load_size)),
+            crops=ProbeCrops(self.view.size, seed=settings.seed, load_size=settings.load_size or None),
             batch=_batch(settings.batch or BATCH, len(self.splits.train), world),
-            seed=settings.seed,
-            load_size=settings.load_size or None,
-            world=world,
+            machine=self.machine,
             precise=run_precision(settings.precision, world.device),
-            workers=self.machine.workers,
             resident=self.resident,
         )
 
@@ -305,5 +303,5 @@ def _batch(asked: int, num_images: int, world: World) -> int:
     if asked < 1:
         raise InputError(f"a batch of {asked} images trains nothing; give at least 1")
     if num_images < world.size:
-        raise InputError(f"{num_images} training images are too few for {world.size} ranks")
+        raise InputError(f"{num_images} training images are too few for {world.size} ranks; start fewer")
     return min(asked, num_images // world.size * world.size)

@@ -19,12 +19,12 @@ from torch import Tensor
 from mixlab.backbones.backbone import Backbone
 from mixlab.data.crops import CropKind, MultiCrop
 from mixlab.data.loader import Batch
-from mixlab.data.packed import PackedBatch, PackedLoader
+from mixlab.data.packed import PackedBatch, PackedLoader, PackedReader
 from mixlab.data.sample_order import SampleOrder
 from mixlab.data.source import ImageSource
 from mixlab.errors import InputError
 from mixlab.evaluation.features import FeaturePlan, FeatureTable
-from mixlab.evaluation.machine import Say
+from mixlab.evaluation.machine import Machine, Say
 from mixlab.evaluation.probe.heads import LR_BATCH, HeadGrid, collect_heads, spread_heads
 from mixlab.run import RunDirectory
 from mixlab.signals import StopRequests
@@ -46,12 +46,12 @@ PROBE_SCALE = (0.08, 1.0)  # torchvision's RandomResizedCrop, which DINO's probe
 class ProbeCrops:
     """Random resized crops and flips, the paper's augmentation for probes; choices depend on seed and step alone.
 
-    `squashed` images, which have lost their shape before they are cut, are resized bicubically: as probes once were.
+    Images that are squashed to `load_size` before they are cut are resized bicubically: as probes once were.
     """
 
-    def __init__(self, size: int, *, seed: int, squashed: bool = False) -> None:
-        self.size, self.seed = size, seed
-        self.crops = MultiCrop([CropKind(size=size, scale=PROBE_SCALE, bilinear=0.0 if squashed else 1.0)])
+    def __init__(self, size: int, *, seed: int, load_size: int | None = None) -> None:
+        self.size, self.seed, self.load_size = size, seed, load_size
+        self.crops = MultiCrop([CropKind(size=size, scale=PROBE_SCALE, bilinear=0.0 if load_size else 1.0)])
 
     def __call__(self, batch: Batch | PackedBatch, backbone: Backbone, *, step: int, world: World) -> Tensor:
         """This rank's part of a global batch -> what the backbone takes, (B, 3, size, size)."""
@@ -107,27 +107,20 @@ class AugmentedStream(FeatureStream):
         plan: FeaturePlan,
         crops: ProbeCrops,
         batch: int,
-        seed: int,
-        load_size: int | None,
-        world: World,
+        machine: Machine,
         precise: Precise,
-        workers: int = 0,
         resident: bool = False,
     ) -> None:
+        world = machine.world
         if batch % world.size:
             near = max(batch // world.size, 1) * world.size
             raise InputError(f"a batch of {batch} cannot be shared by {world.size} ranks; try {near}")
         self.backbone, self.plan, self.crops, self.world, self.precise = backbone, plan, crops, world, precise
         self.num_images, self.batch = len(source), batch
         self.loader = PackedLoader(
-            source,
-            batch_size=batch // world.size,
-            reduction=crops.crops.reduction,
-            size=load_size,
-            seed=seed,
-            rank=world.rank,
-            world_size=world.size,
-            num_workers=workers,
+            PackedReader(source, crops.crops.reduction, crops.load_size),
+            SampleOrder(len(source), batch // world.size, crops.seed, world.rank, world.size),
+            num_workers=machine.workers,
             skip_limit=1.0,
             pin_memory=world.device.type == "cuda" and not resident,
             resident_on=world.device if resident else None,

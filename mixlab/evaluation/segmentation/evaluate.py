@@ -157,12 +157,9 @@ def score_label_maps(
     """
     num_groups = min(MOST_GROUPS, len(source))
     matrix = ConfusionMatrix(len(source.classes), num_groups=num_groups, device=world.device)
-    share = -(-len(source) // world.size)
     loader = BatchLoader(
         WholeReader(source),
-        SampleOrder(
-            len(source), min(BATCH, share), rank=world.rank, world_size=world.size, shuffle=False, drop_last=False
-        ),
+        SampleOrder.in_turn(len(source), BATCH, world.rank, world.size),
         num_workers=workers,
         unreadable="drop",
         skip_limit=1.0,

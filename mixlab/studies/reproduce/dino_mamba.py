@@ -6,7 +6,7 @@ from itertools import pairwise
 from mixlab.evaluation import paper
 from mixlab.evaluation.features import LIGHT_WIDTH
 from mixlab.studies.reproduce import readings
-from mixlab.studies.reproduce.folders import SHIFTED
+from mixlab.studies.reproduce.data_sets import SHIFTED
 from mixlab.studies.reproduce.items import Item, PaperFigure
 from mixlab.studies.reproduce.measures import (
     Planned,

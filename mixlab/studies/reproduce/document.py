@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from mixlab.studies.reproduce.folders import DATA_SETS
+from mixlab.studies.reproduce.data_sets import DATA_SETS
 from mixlab.studies.reproduce.hours import MEASURED
 from mixlab.studies.reproduce.items import Item, PaperFigure
 from mixlab.studies.reproduce.listing import ITEMS, ON_PAPER, hours_of, show_hours

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mixlab.errors import InputError, did_you_mean
 from mixlab.studies.reproduce import dino_mamba, mambaout
-from mixlab.studies.reproduce.folders import DATA_SETS
+from mixlab.studies.reproduce.data_sets import DATA_SETS
 from mixlab.studies.reproduce.items import Item
 from mixlab.studies.reproduce.measures import Planned
 from mixlab.studies.reproduce.networks import ItemSetting

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from mixlab.data.imagenet_labels import NUM_TRAIN, NUM_VAL
 from mixlab.run.directory import file_name
-from mixlab.studies.reproduce.folders import COCO_PARTS, IMAGENET_S, SHIFTED
+from mixlab.studies.reproduce.data_sets import SHIFTED
+from mixlab.studies.reproduce.dense_sets import COCO_PARTS, IMAGENET_S_PARTS
 from mixlab.studies.reproduce.hours import SHIFTED_IMAGES, HoursEstimate, estimate_hours
 from mixlab.studies.reproduce.networks import ItemSetting, Network, training_of, training_step
 from mixlab.studies.steps import Step, sets
@@ -155,7 +156,7 @@ def auc_step(
         here=setting.on,
         needs=(*(f"train {network.key}" for network in networks), *after),
     )  # fmt: skip
-    images = 2 * IMAGENET_S["ImageNetS919"]  # twins, too
+    images = 2 * IMAGENET_S_PARTS["ImageNetS919"]  # twins, too
     hours = [_hours(setting, "forward", network, images) for network in networks]
     known = [one for one in hours if one is not None]
     total = HoursEstimate(sum(one.hours for one in known), "forward passes over 12,419 images, of twins, too")

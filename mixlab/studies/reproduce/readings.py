@@ -7,7 +7,8 @@ from typing import Any
 
 from mixlab.analysis.cost import count_macs, count_with_classifier, on_meta
 from mixlab.backbones.zoo import ZOO
-from mixlab.run.directory import file_name, read_json
+from mixlab.run.directory import file_name
+from mixlab.run.files import read_json
 from mixlab.studies.reproduce.items import Read, Reading
 from mixlab.studies.reproduce.measures import dense_place
 from mixlab.studies.reproduce.networks import ItemSetting, Network

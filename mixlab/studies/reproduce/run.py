@@ -11,7 +11,8 @@ from mixlab.backbones.zoo import ZOO
 from mixlab.choices import Scale
 from mixlab.errors import InputError, did_you_mean, few
 from mixlab.run import RunDirectory, provenance
-from mixlab.studies.reproduce.folders import DATA_SETS, Found, check_root
+from mixlab.studies.reproduce.data_sets import DATA_SETS, check_root
+from mixlab.studies.reproduce.folders import Found
 from mixlab.studies.reproduce.items import Item, difference
 from mixlab.studies.reproduce.listing import ITEMS
 from mixlab.studies.reproduce.measures import Planned
@@ -188,5 +189,5 @@ def _checked(weights: Mapping[str, str]) -> Mapping[str, str]:
                 f"--weights {name}={file}: no item has a network {name}; `mixlab reproduce ITEM` names them"
             )
         if not Path(file).is_file():
-            raise FileNotFoundError(f"--weights {name}={file}: there is no such file")
+            raise FileNotFoundError(f"--weights {name}={file}: there is no such file; check the path")
     return weights

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from mixlab.backbones.weights import shrink_file
+from mixlab.choices import SHOWN_MAP
 from mixlab.data.images import HELD_OUT_OF
 from mixlab.recipes import find_recipe
 from mixlab.recipes.small import DEPTHS_160
@@ -218,7 +219,7 @@ def _looked_at(
         f"maps {place.name}",
         f"{place.name}: maps and principal components",
         "photographs that come with mixlab: no network has seen them",
-        ("maps", str(place), "--data", OUR_PHOTOGRAPHS, "--map", "cut", "--image", "160", "--run", str(place)),
+        ("maps", str(place), "--data", OUR_PHOTOGRAPHS, "--map", SHOWN_MAP, "--image", "160", "--run", str(place)),
         place / "results" / "maps.json",
         here=("--device", setting.device),
         needs=trained,

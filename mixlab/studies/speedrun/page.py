@@ -12,7 +12,8 @@ from typing import Any
 from mixlab.data.images import HELD_OUT_OF
 from mixlab.errors import InputError
 from mixlab.run import RunDirectory
-from mixlab.run.directory import file_name, write_atomically
+from mixlab.run.directory import file_name
+from mixlab.run.files import write_atomically
 from mixlab.statistics import difference, mean_interval, with_interval
 from mixlab.studies.publishing import cleaned
 from mixlab.studies.speedrun.record import command_of, listed, score_of

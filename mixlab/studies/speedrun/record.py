@@ -16,7 +16,8 @@ from mixlab.run import Measurement, RunDirectory, measurements_of, provenance
 from mixlab.run.codec import differences, to_json
 from mixlab.studies.elapsed import elapsed
 from mixlab.studies.steps import sets
-from mixlab.training.settings import MAY_CHANGE, override
+from mixlab.training.settings import override
+from mixlab.training.stored_settings import MAY_CHANGE
 
 NAME = "speedrun"
 SECONDS = "seconds.json"  # of training and of scoring, in the run directory

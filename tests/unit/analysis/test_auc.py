@@ -10,7 +10,7 @@ from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
 
 import mixlab
-from mixlab.analysis.auc import STUDIES, run_study, score_maps
+from mixlab.analysis.auc import STUDIES, run_studies, run_study, score_maps
 from mixlab.analysis.binary_auc import centre_prior
 from mixlab.analysis.foreground import split_mask
 from mixlab.analysis.map_scores import FALSE_POSITIVE_RATES, AucResult, MapScorer, either_sign, true_positive_rates
@@ -163,8 +163,8 @@ def test_the_study_by_map_scores_every_kind_that_is_one_picture_as_the_kind_alon
     scorer = MapScorer(shapes(6))
     result = run_study("map", list(networks.values()), scorer)
     kinds = {label: [r.protocol.map for r in result.rows if r.subject.label == label] for label in networks}
-    assert kinds["vit"] == ["cosine", "dot", "pooled_cosine", "norm", "pca", "cut", "mixing_mean"]
-    assert kinds["conv"] == ["dot", "pooled_cosine", "norm", "pca", "cut"]
+    assert kinds["vit"] == ["cosine", "dot", "pooled_cosine", "norm", "pca", "cut", "isolation", "mixing_mean"]
+    assert kinds["conv"] == ["dot", "pooled_cosine", "norm", "pca", "cut", "isolation"]
     for row in result.rows:
         alone = run_study("model", [networks[row.subject.label]], scorer, row.protocol.map).rows[0]
         assert row == alone
@@ -215,6 +215,21 @@ class Broken(MaskSource):
             mask[5:15, 8:20] = 1
         pixels = torch.randint(0, 255, (3, 20, 30), dtype=torch.uint8, generator=torch.Generator().manual_seed(index))
         return MaskedImage(pixels, mask, f"photo {index}")
+
+
+def test_all_studies_share_one_pass_of_a_network_over_the_images() -> None:
+    names = ("map", "register", "layer", "head", "model")
+    apart = [run_study(name, [target("reg", "dinomambareg_tiny")], MapScorer(shapes(6), twins=False)) for name in names]
+    one, images = target("reg", "dinomambareg_tiny"), shapes(6, batch=4)
+    seen: list[int] = []
+    one.backbone.layers[0].register_forward_pre_hook(lambda layer, inputs: seen.append(len(inputs[0])))
+    together = list(run_studies(names, [one], MapScorer(images, twins=False)))
+    assert sorted(num for num in seen if num > 1) == [2, 4]  # single images: which maps are there?
+    for found, expected in zip(together, apart, strict=True):
+        assert found.to_json()["rows"] == expected.to_json()["rows"]
+        assert all(
+            np.array_equal(found.arrays[name], expected.arrays[name], equal_nan=True) for name in expected.arrays
+        )
 
 
 def test_unreadable_images_empty_masks_and_unpaired_files_are_counted_and_the_rest_is_scored() -> None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import mixlab
-from mixlab.analysis.maps import MAPS, MapOfMixing, activation_map, activation_maps, default_map, find_map
+from mixlab.analysis.activation_maps import activation_maps
+from mixlab.analysis.maps import MAPS, MapOfMixing, activation_map, default_map, find_map, read_maps
 from mixlab.analysis.pca import pca_maps
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.evaluation.target import Target
@@ -103,7 +104,7 @@ def test_register_rows_have_one_picture_per_register() -> None:
 def test_one_pass_gives_all_layers() -> None:
     model = tiny("vit_tiny")
     for name in ("cosine", "mixing_mean"):
-        layers = dict(MAPS[name].by_layer(model, IMAGES))
+        layers = {layer: found for _, layer, found in read_maps(model, IMAGES, [(MAPS[name], None)])}
         assert sorted(layers) == [0, 1]
         torch.testing.assert_close(layers[0], MAPS[name](model, IMAGES, layer=0))
         torch.testing.assert_close(layers[1], MAPS[name](model, IMAGES))

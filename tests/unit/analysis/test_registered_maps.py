@@ -126,6 +126,12 @@ def test_a_wrong_map_is_not_left_out_in_silence_where_all_are_scored() -> None:
         mixlab.score_maps([tiny()], "shapes:n=2", study="map")
 
 
+def test_a_mistake_in_a_map_is_not_taken_for_a_network_without_one() -> None:
+    mixlab.register_map("wrong")(lambda features: features.patches.reshape(int("seven")))
+    with pytest.raises(ValueError, match="invalid literal"):
+        mixlab.score_maps([tiny()], "shapes:n=2", study="map")
+
+
 def test_a_map_of_several_parts_does_not_go_together_with_others() -> None:
     model = mixlab.create_model("dinomambareg_tiny", dim=32, depth=1, patch=8, image=32, num_registers=2)
     with pytest.raises(mixlab.InputError, match="'cosine\\+register_cosine' includes a map with several parts"):

@@ -135,3 +135,13 @@ def test_processes_that_read_and_ranks_give_the_same_batches(workers: int, monke
     assert [number for number, _ in ranks[0]] == [0, 4] and [number for number, _ in ranks[1]] == [1, 3]
     for number, batch in sorted([*ranks[0], *ranks[1]], key=lambda pair: pair[0]):
         assert torch.equal(batch.images, dict(whole)[number].images)
+
+
+def test_two_who_read_the_same_images_at_once_both_see_them_in_order() -> None:
+    images = ViewedImages("shapes:n=20,size=16", size=16, batch=2)
+    first = iter(images)
+    names = [next(first).names]
+    for _, ahead in zip(range(3), images, strict=False):  # reads on, and stops
+        assert len(ahead.names) == 2
+    names += [batch.names for batch in first]
+    assert names == [batch.names for batch in ViewedImages("shapes:n=20,size=16", size=16, batch=2)]

@@ -3,19 +3,14 @@
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from mixlab.app.laboratory import Laboratory
 from tests.unit.app.live_page import serve, tiny_laboratory
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Until these tests are over: others compare their bits with those of processes that have all threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def one_thread_everywhere(one_thread: None) -> None:
+    """In every file of this folder."""
 
 
 @pytest.fixture(scope="session")

@@ -65,10 +65,15 @@ def serve(
     max_requests: int = 512,
     picture_bytes: int = 128 * 2**20,
 ) -> Iterator[str]:
-    """Serve in a thread on a free port; yields host:port."""
+    """Serve in a thread on a free port; yields host:port. However late a client asks again, its question is there."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
     application = create_app(
-        laboratory, workers=workers, max_open=max_open, max_requests=max_requests, picture_bytes=picture_bytes
+        laboratory,
+        workers=workers,
+        max_open=max_open,
+        max_requests=max_requests,
+        picture_bytes=picture_bytes,
+        patience_s=PATIENCE_S,
     )
     server = server_of(application, log_level="critical", timeout_graceful_shutdown=1)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from mixlab.app.laboratory import build_laboratory
+from mixlab.app.laboratory import build_laboratory, card_of
 from mixlab.app.pictures import read_samples
 from mixlab.backbones.weights import save_weights
 from mixlab.backbones.zoo import SHIPPED, create_model
 from mixlab.commands.answer import Answer
 from mixlab.commands.app import app, bind
+from mixlab.evaluation.target import as_target
 from mixlab.run import RunDirectory
 from tests.unit.app.live_page import MODELS, request
 from tests.waiting import exit_codes, wait_for
@@ -64,6 +65,16 @@ def test_timm_models_come_with_weights_and_show_what_they_have(tmp_path: Path) -
     assert not card.has_matrix
     assert "mixing_rows" not in card.maps
     assert "pooled_cosine" in card.maps
+
+
+def test_a_mistake_in_a_mixer_is_not_taken_for_a_model_without_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*inputs: object) -> None:
+        raise ValueError("shapes do not fit")
+
+    target = as_target(create_model("vit_tiny", **MODELS["vit_tiny"]))
+    monkeypatch.setattr(type(target.backbone), "mixings", wrong)
+    with pytest.raises(ValueError, match="shapes do not fit"):
+        card_of(target)
 
 
 @pytest.mark.parametrize(

@@ -195,8 +195,23 @@ def test_a_classifier_is_not_taken_for_a_backbone(model, tmp_path):
 
 def test_a_missing_part_lists_the_parts_there_are(model, state, tmp_path):
     torch.save({"student": state, "dino_loss": {"center": torch.zeros(1)}, "epoch": 1}, tmp_path / "w.pth")
-    refused(model, tmp_path / "w.pth", "no 'teacher'; set checkpoint_key to one of student, dino_loss")
+    refused(model, tmp_path / "w.pth", "no 'teacher', but student, dino_loss. To choose, build it in Python")
     load_weights(model, tmp_path / "w.pth", checkpoint_key="student")
+
+
+def test_the_only_model_of_a_checkpoint_is_loaded_whatever_it_is_called(model, state, tmp_path):
+    torch.save({"student": state, "epoch": 1}, tmp_path / "w.pth")
+    assert load_weights(model, tmp_path / "w.pth").part == "student"
+
+
+@pytest.mark.parametrize(("usual", "average"), [("model", "model_ema"), ("state_dict", "state_dict_ema")])
+def test_which_of_two_models_was_loaded_is_said(usual, average, model, state, tmp_path):
+    torch.save({average: state, usual: state, "centre": {"c": torch.zeros(1)}}, tmp_path / "w.pth")
+    with pytest.warns(
+        UserWarning, match=f"w.pth also holds {average}; {usual} is loaded. .*checkpoint_key='{average}'"
+    ):
+        assert load_weights(model, tmp_path / "w.pth").part == usual
+    assert load_weights(model, tmp_path / "w.pth", checkpoint_key=average).part == average
 
 
 @pytest.mark.parametrize("payload", [[1, 2], {}, {"epoch": 3}, torch.zeros(2), {1: torch.zeros(1)}, OrderedDict()])

@@ -15,7 +15,7 @@ from torchvision.models.resnet import BasicBlock
 import mixlab
 from mixlab.backbones.backbone import LayerShape
 from mixlab.backbones.zoo import ZOO
-from mixlab.run.directory import read_json
+from mixlab.run.files import read_json
 from mixlab.training.settings import override
 
 

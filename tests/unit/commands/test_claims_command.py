@@ -52,6 +52,8 @@ def test_runs_of_an_archive_are_counted_one_by_one(tmp_path: Path, capsys: pytes
     archive = write_archive(tmp_path / "study", tmp_path / "runs.tar.xz")
     claims([archive, tmp_path / "study" / "a"])
     assert "against 0 measurements of 4 runs" in capsys.readouterr().err
+    claims([tmp_path / "study"])  # a folder of runs
+    assert "against 0 measurements of 3 runs" in capsys.readouterr().err
 
 
 def test_an_old_directory_that_is_measured_again_shows_its_gain_once(tmp_path: Path) -> None:

@@ -192,14 +192,12 @@ for name in COMMANDS:
         with suppress(SystemExit):
             main([name, option])
 print(sorted({"torch", "timm", "torchvision", "matplotlib", "PIL"} & {*sys.modules}), file=sys.stderr)
-print(time.process_time() - start, file=sys.stderr)
+print(len(sys.modules), file=sys.stderr)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", f"import time; start = time.process_time(){script}"], capture_output=True, text=True
-    )
-    *_, imported, seconds = done.stderr.splitlines()
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    *_, imported, number = done.stderr.splitlines()
     assert imported == "[]", done.stderr
-    assert float(seconds) < 10  # for all of them; an import of torch alone is 3 and more
+    assert int(number) < 900  # modules: some 500, and each of the libraries that take seconds has hundreds
 
 
 def test_a_wrong_option_exits_with_two(capsys: pytest.CaptureFixture[str]) -> None:

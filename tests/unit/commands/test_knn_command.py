@@ -13,7 +13,7 @@ from PIL import Image
 import mixlab
 from mixlab.data.images import parse_source
 from mixlab.run import RunDirectory
-from mixlab.run.directory import read_json
+from mixlab.run.files import read_json
 from mixlab.training.knn import LabelledFeatures, knn_accuracy
 from tests.photographs import PHOTOGRAPHS, needs_photographs
 

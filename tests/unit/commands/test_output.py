@@ -24,7 +24,7 @@ from mixlab.commands.answer import Answer, WideAnswer
 from mixlab.commands.output import console, print_left_out, progress_bar
 from mixlab.console import put
 from mixlab.data.decode import UnreadableImage
-from mixlab.data.source import TooManyUnreadableError
+from mixlab.data.skipped import TooManyUnreadableError
 from mixlab.errors import InputError
 from mixlab.studies.steps import Step, run_steps
 from tests.terminal import terminal

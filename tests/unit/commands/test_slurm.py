@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from mixlab.cli import main
 from mixlab.errors import InputError
 from mixlab.evaluation.accuracy import write_accuracy
-from mixlab.run.directory import read_json
+from mixlab.run.files import read_json
 from mixlab.signals import StopRequests
 from mixlab.training.slurm import SlurmConfig, Task, TrainingJob, free_of_clients, is_over
 from tests.drawn_folders import draw_folders

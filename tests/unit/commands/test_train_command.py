@@ -16,7 +16,7 @@ from mixlab.data.source import Subset
 from mixlab.evaluation import accuracy
 from mixlab.evaluation.machine import CentreView
 from mixlab.recipes import RECIPES
-from mixlab.run.directory import read_json
+from mixlab.run.files import read_json
 from mixlab.training.loop import Trainer
 from mixlab.training.loop import train as train_here
 from mixlab.training.settings import override

@@ -12,20 +12,10 @@ from PIL import Image, ImageDraw
 from pycocotools import mask as oracle
 
 from mixlab.data.coco import decode_segmentation, encode_mask, fill_polygon, read_coco
+from tests.coco_folder import run_lengths
 from tests.photographs import PHOTOGRAPHS, needs_photographs
 
 INSTANCES = PHOTOGRAPHS / "coco" / "instances.json"
-
-
-def run_lengths(mask: np.ndarray) -> list[int]:
-    """The definition, pixel by pixel down the columns."""
-    runs, current = [0], False
-    for value in mask.T.ravel():
-        if value != current:
-            runs.append(0)
-            current = value
-        runs[-1] += 1
-    return runs
 
 
 def packed(mask: np.ndarray) -> dict[str, object]:

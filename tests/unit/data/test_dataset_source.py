@@ -11,7 +11,7 @@ from PIL import Image
 from torch.utils.data import Dataset, Subset
 
 import mixlab
-from mixlab.data import Loader, SkippedImages, parse_source
+from mixlab.data import BatchLoader, ImageReader, SampleOrder, SkippedImages, parse_source
 from mixlab.data.dataset_source import DatasetSource
 from mixlab.data.given import GivenData, as_data, fingerprint
 
@@ -153,7 +153,7 @@ def test_a_sample_that_raises_is_skipped_counted_and_named() -> None:
     assert [index for index, _ in source.read(skipped)] == [1, 2, 3, 4, 5, 6, 8, 9, 10, 11]
     assert skipped.reasons == {"mine[0]": "OSError: no bytes for 0", "mine[7]": "OSError: no bytes for 7"}
     assert (source.labels() >= 0).all()  # so that a validation split can be cut
-    loader = Loader(source, batch_size=4, size=8, unreadable="drop", skip_limit=1.0, shuffle=False, drop_last=False)
+    loader = BatchLoader(ImageReader(source, 8), SampleOrder.in_turn(12, 4), unreadable="drop", skip_limit=1.0)
     with pytest.warns(UserWarning, match=r"skipped mine\[7\]"):
         assert sum(len(batch.indexes) for batch in loader) == 10
 
@@ -176,7 +176,7 @@ def test_a_float_among_pixels_is_skipped_like_a_damaged_file() -> None:
 
 def test_images_of_unequal_sizes_make_batches() -> None:
     source = DatasetSource(Samples(lambda i: picture(i, (5 + i, 9))))
-    batch = next(iter(Loader(source, batch_size=12, size=8, shuffle=False)))
+    batch = next(iter(BatchLoader(ImageReader(source, 8), SampleOrder.in_turn(12, 12))))
     assert batch.images.shape == (12, 3, 8, 8) and batch.sizes.tolist() == [[5 + i, 9] for i in range(12)]
 
 

@@ -293,9 +293,15 @@ def test_shards_are_read_in_any_order_with_their_labels(shards):
     assert source.name(5) == "set-001.tar/part/11"
 
 
+def test_scores_of_shards_without_labels_say_where_labels_belong(tmp_path):
+    write_shard(tmp_path / "set.tar", {f"cat/{number}.png": png(number) for number in range(4)})
+    with pytest.raises(ValueError, match=r"has 0 classes; .*: put a class number .*NAME.cls beside NAME.jpg"):
+        labelled_splits(f"wds:{tmp_path}/set.tar")
+
+
 def test_the_second_opening_reads_the_stored_index(shards, monkeypatch):
     first = TarShards(f"{shards}/set-*.tar")
-    monkeypatch.setattr("mixlab.data.shards._scan_shard", lambda shard: pytest.fail(f"read {shard} again"))
+    monkeypatch.setattr("mixlab.data.shards.scan_shard", lambda shard: pytest.fail(f"read {shard} again"))
     assert TarShards(f"{shards}/set-*.tar").keys == first.keys
 
 
@@ -434,6 +440,9 @@ def test_data_that_is_there_under_another_name_is_named(tmp_path):
     (tmp_path / "phone.HEIC").write_bytes(b"")
     with pytest.raises(FileNotFoundError, match=r"\.HEIC is no known suffix; convert it to one of \.avif .* \.jpg "):
         parse_images_or_masks(f"{tmp_path}/phone.HEIC")  # not taken for COCO's JSON
+    (tmp_path / "labels.CSV").write_text("filename,label")
+    with pytest.raises(FileNotFoundError, match=r"labels.CSV' is .*; it is a table: docs/own_images.md"):
+        parse_source(f"{tmp_path}/labels.CSV")
     with pytest.raises(FileNotFoundError, match=rf"did you mean {tmp_path}\?$"):
         parse_label_maps(f"voc:{tmp_path}", split="val")
 

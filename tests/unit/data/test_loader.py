@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,14 +11,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mixlab.data import Batch, ImageFolder, Loader, SampleOrder, Shapes, TooManyUnreadableError, workers
-from mixlab.data.loader import BatchLoader, ImageReader
+from mixlab.data import (
+    Batch,
+    BatchLoader,
+    ImageFolder,
+    ImageReader,
+    ImageSource,
+    SampleOrder,
+    Shapes,
+    TooManyUnreadableError,
+    workers,
+)
 from mixlab.data.packed import PackedReader
 from mixlab.data.sample_order import shuffled
 from mixlab.errors import WorkError
 
 
-def numbers(loader: Loader) -> list[list[int]]:
+def load(source: ImageSource, batch_size: int, *order: int, size: int = 8, **settings: Any) -> BatchLoader[Batch]:
+    return BatchLoader(ImageReader(source, size), SampleOrder(len(source), batch_size, *order), **settings)
+
+
+def numbers(loader: BatchLoader[Batch]) -> list[list[int]]:
     return [batch.indexes.tolist() for batch in loader]
 
 
@@ -69,7 +83,7 @@ def test_repeated_images_stand_beside_each_other_in_an_epoch_of_the_same_length(
 def test_the_order_and_the_pixels_do_not_depend_on_the_workers(num_workers):
     source = Shapes(size=16, num_images=40)
     expected = [batch.tolist() for batch in SampleOrder(40, 7, 3).batches(0)]
-    batches = list(Loader(source, batch_size=7, size=16, seed=3, num_workers=num_workers))
+    batches = list(load(source, 7, 3, size=16, num_workers=num_workers))
     assert [batch.indexes.tolist() for batch in batches] == expected
     for batch in batches:
         assert isinstance(batch, Batch) and batch.images.dtype == torch.uint8
@@ -80,10 +94,10 @@ def test_the_order_and_the_pixels_do_not_depend_on_the_workers(num_workers):
 
 @pytest.mark.parametrize(("num_workers", "stop"), [(0, 1), (0, 4), (0, 5), (0, 7), (1, 4)])
 def test_a_loader_resumes_after_the_last_batch_given_out(num_workers, stop):
-    def fresh() -> Loader:
-        return Loader(Shapes(size=8, num_images=23), batch_size=4, size=8, seed=5, num_workers=num_workers)
+    def fresh() -> BatchLoader[Batch]:
+        return load(Shapes(size=8, num_images=23), 4, 5, num_workers=num_workers)
 
-    def stream(loader: Loader, number: int) -> list[list[int]]:
+    def stream(loader: BatchLoader[Batch], number: int) -> list[list[int]]:
         found: list[list[int]] = []
         while len(found) < number:
             for batch in loader:
@@ -102,12 +116,12 @@ def test_a_loader_resumes_after_the_last_batch_given_out(num_workers, stop):
 
 def test_a_run_may_go_on_with_another_number_of_ranks():
     source = Shapes(size=8, num_images=48)
-    alone = Loader(source, batch_size=8, size=8)
+    alone = load(source, 8)
     whole = numbers(alone)
-    first = Loader(source, batch_size=8, size=8)
+    first = load(source, 8)
     iterator = iter(first)
     head = [next(iterator).indexes.tolist() for _ in range(2)]
-    ranks = [Loader(source, batch_size=4, size=8, rank=rank, world_size=2) for rank in range(2)]
+    ranks = [load(source, 4, 0, rank, 2) for rank in range(2)]
     for loader in ranks:
         loader.load_state_dict(first.state_dict())
     tails = [numbers(loader) for loader in ranks]
@@ -115,11 +129,11 @@ def test_a_run_may_go_on_with_another_number_of_ranks():
 
 
 def test_a_position_in_other_data_is_refused():
-    state = Loader(Shapes(size=8, num_images=10), batch_size=2, size=8).state_dict()
+    state = load(Shapes(size=8, num_images=10), 2).state_dict()
     with pytest.raises(ValueError, match="num_images 10, here it is 12"):
-        Loader(Shapes(size=8, num_images=12), batch_size=2, size=8).load_state_dict(state)
+        load(Shapes(size=8, num_images=12), 2).load_state_dict(state)
     with pytest.raises(ValueError, match="seed 0, here it is 1"):
-        Loader(Shapes(size=8, num_images=10), batch_size=2, size=8, seed=1).load_state_dict(state)
+        load(Shapes(size=8, num_images=10), 2, 1).load_state_dict(state)
 
 
 @pytest.fixture
@@ -134,7 +148,8 @@ def photos(tmp_path: Path) -> ImageFolder:
 @pytest.mark.filterwarnings("ignore:skipped")
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_training_replaces_unreadable_images_by_the_next_one(photos, num_workers):
-    loader = Loader(photos, batch_size=4, size=8, num_workers=num_workers, skip_limit=0.5, shuffle=False)
+    reader = ImageReader(photos, 8)
+    loader = BatchLoader(reader, SampleOrder.in_turn(12, 4), num_workers=num_workers, skip_limit=0.5)
     batches = list(loader)
     found = [index for batch in batches for index in batch.indexes.tolist()]
     assert found == [0, 1, 2, 5, 5, 5, 6, 7, 8, 9, 10, 11]
@@ -145,15 +160,15 @@ def test_training_replaces_unreadable_images_by_the_next_one(photos, num_workers
 
 @pytest.mark.filterwarnings("ignore:skipped")
 def test_evaluation_leaves_unreadable_images_out(photos):
-    loader = Loader(photos, batch_size=2, size=8, unreadable="drop", skip_limit=0.5, shuffle=False, drop_last=False)
+    loader = BatchLoader(ImageReader(photos, 8), SampleOrder.in_turn(12, 2), unreadable="drop", skip_limit=0.5)
     assert [i for batch in numbers(loader) for i in batch] == [0, 1, 2, 5, 6, 7, 8, 9, 10, 11]
-    again = Loader(photos, batch_size=2, size=8, skip_limit=0.5)
+    again = load(photos, 2, skip_limit=0.5)
     again.load_state_dict(loader.state_dict())
     assert len(again.skipped) == 2
 
 
 def test_each_unreadable_image_is_named_in_a_warning_once(photos):
-    loader = Loader(photos, batch_size=12, size=8, skip_limit=0.5)
+    loader = load(photos, 12, skip_limit=0.5)
     with pytest.warns(UserWarning, match="skipped") as caught:
         numbers(loader), numbers(loader)
     assert len(caught) == 2
@@ -163,28 +178,35 @@ def test_each_unreadable_image_is_named_in_a_warning_once(photos):
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_too_many_unreadable_images_stop_the_run(photos, num_workers):
     with pytest.raises(TooManyUnreadableError, match="of 12"):
-        numbers(Loader(photos, batch_size=4, size=8, num_workers=num_workers))
+        numbers(load(photos, 4, num_workers=num_workers))
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"batch_size": 0}, "at least 1"),
-        ({"batch_size": 11}, "at most 10"),
-        ({"batch_size": 2, "rank": 2, "world_size": 2}, "rank 2"),
-        ({"batch_size": 2, "unreadable": "ignore"}, "replace"),
+        (lambda: SampleOrder(10, 0), "at least 1"),
+        (lambda: SampleOrder(10, 11), "at most 10"),
+        (lambda: SampleOrder(10, 2, rank=2, world_size=2), "rank 2"),
+        (lambda: load(Shapes(size=8, num_images=10), 2, unreadable="ignore"), "replace"),
     ],
 )
 def test_wrong_settings_are_refused_with_a_way_out(wrong, message):
     with pytest.raises(ValueError, match=message):
-        Loader(Shapes(size=8, num_images=10), size=8, **wrong)
+        wrong()
+
+
+def test_images_in_turn_come_once_each_by_number_in_batches_of_no_more_than_there_are():
+    ranks = [SampleOrder.in_turn(7, 3, rank, 2) for rank in range(2)]
+    steps = zip(*(order.batches(0) for order in ranks), strict=True)
+    assert [[part.tolist() for part in parts] for parts in steps] == [[[0, 1, 2], [3, 4, 5]], [[6], []]]
+    assert [batch.tolist() for batch in SampleOrder.in_turn(2, 256).batches(4)] == [[0, 1]]
 
 
 def test_processes_whose_batches_do_not_fit_into_shared_memory_are_not_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     source = Shapes(size=32, num_images=40)
-    loader = Loader(source, batch_size=8, size=32, num_workers=2)
+    loader = load(source, 8, size=32, num_workers=2)
     kept = (2 * 2 + 1) * 8 * 3 * 32**2
     monkeypatch.setattr(workers.shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(0, 0, kept - 1))
     with pytest.raises(WorkError, match=r"2 processes .* but /dev/shm has 0 MB free; use at most 1 of them"):
@@ -193,7 +215,7 @@ def test_processes_whose_batches_do_not_fit_into_shared_memory_are_not_started(
     assert len(next(iter(loader)).indexes) == 8
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     with pytest.raises(WorkError, match="2 processes that read data on each of 2 ranks"):
-        next(iter(Loader(source, batch_size=8, size=32, num_workers=2)))
+        next(iter(load(source, 8, size=32, num_workers=2)))
 
 
 def test_the_size_of_a_batch_is_estimated_from_some_of_its_samples(photos) -> None:
@@ -236,9 +258,9 @@ def test_a_large_set_is_shared_out_and_resumed_like_a_small_one(repeats: int) ->
 
 
 def test_a_run_of_before_keeps_its_permutation_however_large_its_set_is() -> None:
-    def loader(large: int) -> Loader:
+    def loader(large: int) -> BatchLoader[Batch]:
         source = Shapes(size=8, num_images=40)
-        return BatchLoader(ImageReader(source, 8, "squash"), SampleOrder(40, 4, seed=1, large=large))
+        return BatchLoader(ImageReader(source, 8), SampleOrder(40, 4, seed=1, large=large))
 
     small, large = loader(1000), loader(40)
     before = small.state_dict()

@@ -16,6 +16,8 @@ from mixlab.data import (
     MultiCrop,
     PackedBatch,
     PackedLoader,
+    PackedReader,
+    SampleOrder,
     Shapes,
     Subset,
     TarShards,
@@ -47,7 +49,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> ImageFolder:
 
 
 def load(source: ImageFolder, crops: MultiCrop, **settings: object) -> PackedBatch:
-    loader = PackedLoader(source, batch_size=len(source), reduction=crops.reduction, shuffle=False, **settings)
+    order = SampleOrder.in_turn(len(source), len(source))
+    loader = PackedLoader(PackedReader(source, crops.reduction), order, **settings)
     (batch,) = loader
     return batch
 
@@ -56,7 +59,7 @@ def enlarged(boxes: torch.Tensor, size: int) -> float:
     return float((boxes[:, 2:] < size).any(1).double().mean())
 
 
-PROBE = ProbeCrops(224, seed=0, squashed=False).crops.kinds
+PROBE = ProbeCrops(224, seed=0).crops.kinds
 
 
 @pytest.mark.parametrize(
@@ -145,13 +148,13 @@ def test_a_resident_set_gives_the_same_images_as_the_files(size: int | None, tmp
     for number in range(12):
         Image.new("RGB", (10 + number, 8), (number, 0, 0)).save(tmp_path / f"{number:02d}.png")
     (tmp_path / "03.png").write_bytes(b"broken")
-    source = ImageFolder(tmp_path)
-    settings = {"batch_size": 5, "size": size, "skip_limit": 0.5, "seed": 2, "reduction": lambda height, width: 1}
+    reader = PackedReader(ImageFolder(tmp_path), lambda height, width: 1, size)
+    order = SampleOrder(12, 5, seed=2)
     with pytest.warns(UserWarning, match="skipped"):
         pairs = list(
             zip(
-                PackedLoader(source, **settings, resident_on="cpu"),
-                PackedLoader(source, **settings, num_workers=0),
+                PackedLoader(reader, order, skip_limit=0.5, resident_on="cpu"),
+                PackedLoader(reader, order, skip_limit=0.5),
                 strict=True,
             )
         )

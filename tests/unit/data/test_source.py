@@ -88,7 +88,7 @@ def test_classes_of_two_splits_are_matched_by_name_and_the_rest_is_named(tmp_pat
     assert [splits.val.label(i) for i in range(len(splits.val))] == [1, 1, 1, 2]
     assert [splits.val.name(i) for i in range(4)] == ["cat/000.png", "cat/001.png", "cat/002.png", "dog/000.png"]
     assert splits.unknown == {"bee": 2} and splits.absent == ("ant",)
-    assert "2 images of 1 unknown classes are left out: bee" in splits.notes()[0]
+    assert splits.notes() == ["2 images are left out, of 1 unknown class: bee", "1 class has no validation image: ant"]
 
 
 def test_a_single_split_is_cut_class_by_class(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_single_split_is_cut_class_by_class(tmp_path: Path) -> None:
 
 def test_data_without_usable_labels_gets_a_sentence(tmp_path: Path) -> None:
     make_folder(tmp_path / "one", {"ant": 3})
-    with pytest.raises(ValueError, match="has 1 classes"):
+    with pytest.raises(ValueError, match="has 1 class"):
         labelled_splits(str(tmp_path / "one"))
     make_folder(tmp_path / "two" / "train", {"ant": 3, "bee": 3})
     make_folder(tmp_path / "two" / "val", {"cow": 1, "dog": 1})

@@ -17,25 +17,20 @@ from tiny_backbones import PLAIN, run_tiny, tiny_backbone, tiny_settings, tiny_s
 
 from mixlab.data.images import ImageFolder
 from mixlab.evaluation.features import FeaturePlan, head_inputs
+from mixlab.evaluation.machine import Machine
 from mixlab.evaluation.probe.evaluate import choose_folder, stored_settings
 from mixlab.evaluation.probe.heads import new_head
 from mixlab.evaluation.probe.result import best_head, chosen_elsewhere
 from mixlab.evaluation.probe.training import AugmentedStream, ProbeCrops
-from mixlab.run.directory import write_json
+from mixlab.run.files import write_json
 from mixlab.training.distributed import World, join_world
 from mixlab.training.stopping import Stopped
 from tests.waiting import exit_codes
 
 LAST = 9  # 3 epochs of 44 // 12 steps
 CONTEXT = multiprocessing.get_context("forkserver")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+ALONE = Machine(World(torch.device("cpu")))
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def heads_in(folder: Path) -> dict[str, torch.Tensor]:
@@ -109,8 +104,7 @@ def test_heads_trained_on_augmented_images_are_those_of_torch_on_the_same_crops(
     settings, backbone, splits = tiny_settings(), tiny_backbone(), tiny_splits()
     plan = FeaturePlan.build(backbone, head_inputs(backbone, (2,), ("cls",)), source="branch", image=16)
     stream = AugmentedStream(
-        splits.train, backbone=backbone, plan=plan, crops=ProbeCrops(16, seed=5), batch=12, seed=5,
-        load_size=None, world=World(torch.device("cpu")), precise=PLAIN,
+        splits.train, backbone=backbone, plan=plan, crops=ProbeCrops(16, seed=5), batch=12, machine=ALONE, precise=PLAIN
     )  # fmt: skip
     linear = new_head(32, 10, seed=5)
     optimizer = torch.optim.SGD(linear.parameters(), 1.0 * 12 / 256, momentum=0.9, weight_decay=1e-2)
@@ -131,9 +125,9 @@ def test_heads_trained_on_augmented_images_are_those_of_torch_on_the_same_crops(
 def test_augmentation_changes_the_features_from_step_to_step_and_not_from_run_to_run() -> None:
     backbone, splits = tiny_backbone(), tiny_splits()
     plan = FeaturePlan.build(backbone, head_inputs(backbone, (1,), ("cls",)), source="branch", image=16)
-    options = {"backbone": backbone, "plan": plan, "batch": 44, "seed": 0, "load_size": 32,
-               "world": World(torch.device("cpu")), "precise": PLAIN}  # fmt: skip
-    made = [AugmentedStream(splits.train, crops=ProbeCrops(16, seed=0), **options).steps(start) for start in (0, 1)]
+    options = {"backbone": backbone, "plan": plan, "batch": 44, "machine": ALONE, "precise": PLAIN}
+    crops = ProbeCrops(16, seed=0, load_size=32)
+    made = [AugmentedStream(splits.train, crops=crops, **options).steps(start) for start in (0, 1)]
     (first, labels), (second, others) = next(made[0]), next(made[0])
     assert torch.equal(labels.sort().values, others.sort().values)  # every image in every epoch
     assert (first.mean(0) - second.mean(0)).abs().max() > 1e-3
@@ -149,8 +143,8 @@ def test_a_set_that_cannot_be_read_stops_with_a_sentence(tmp_path: Path) -> None
     backbone, source = tiny_backbone(), ImageFolder(tmp_path)
     plan = FeaturePlan.build(backbone, head_inputs(backbone, (1,), ("cls",)), source="branch", image=16)
     stream = AugmentedStream(
-        source, backbone=backbone, plan=plan, crops=ProbeCrops(16, seed=0), batch=4, seed=0, load_size=16,
-        world=World(torch.device("cpu")), precise=PLAIN,
+        source, backbone=backbone, plan=plan, crops=ProbeCrops(16, seed=0, load_size=16), batch=4, machine=ALONE,
+        precise=PLAIN,
     )  # fmt: skip
     with (
         pytest.raises(ValueError, match=r"a batch of 4 has 0 images, 8 in all cannot be read"),
@@ -213,7 +207,7 @@ def test_choosing_and_scoring_on_different_halves_takes_the_luck_out() -> None:
 def test_crops_are_resized_bilinearly_as_by_dinos_probe() -> None:
     """eval_linear.py takes torchvision's RandomResizedCrop as it comes; crops of squashed images stay as they were."""
     sizes = torch.tensor([[40, 60]] * 8)
-    for squashed, expected in ((False, True), (True, False)):
-        crops = ProbeCrops(16, seed=0, squashed=squashed).crops
+    for load_size, expected in ((None, True), (32, False)):
+        crops = ProbeCrops(16, seed=0, load_size=load_size).crops
         drawn = crops.draw(sizes, torch.Generator().manual_seed(0))[16]
         assert drawn.bilinear.tolist() == [expected] * 8

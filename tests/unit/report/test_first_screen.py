@@ -17,7 +17,7 @@ from mixlab.report import write_report
 from mixlab.report.conclusions import conclusions
 from mixlab.report.findings import Findings, read_findings
 from mixlab.report.models import model_table
-from mixlab.report.page import _num_models
+from mixlab.report.parts import _num_models
 from mixlab.report.photograph import through_models
 from mixlab.report.pictures import picture_rows, said_of_maps
 from mixlab.report.same_images import join_maps

@@ -11,7 +11,7 @@ from scipy import stats
 from mixlab.analysis.claims import CLAIMS, Evidence, draw_up
 from mixlab.report import write_report
 from mixlab.run import find_runs, unpacked
-from mixlab.run.directory import read_json
+from mixlab.run.files import read_json
 
 STUDY = Path(__file__).parents[3] / "docs" / "studies" / "miniature"
 OTHER_REGISTERS = ("mambareg-4-", "mambareg-front-", "registers")  # a question of their own

@@ -81,6 +81,16 @@ def test_an_archive_makes_the_page_of_the_runs_in_it(tmp_path: Path) -> None:
         report([write_archive(tmp_path / "nothing", tmp_path / "nothing.tar.xz")], out=pages[0])
 
 
+def test_a_folder_of_runs_makes_the_page_of_all_of_them(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        RunDirectory.create(tmp_path / "runs" / name).write_result("note", {"kind": "note", "text": name})
+    (tmp_path / "runs" / "empty").mkdir()
+    report([tmp_path / "runs"], out=tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "runs/a/results/note.json" in page and "runs/b/results/note.json" in page
+    assert "<title>mixlab report: runs</title>" in page
+
+
 def test_two_values_of_one_thing_are_not_mixed_up_in_silence(tmp_path: Path) -> None:
     for name, value in (("one", 0.5), ("two", 0.9)):
         keep_results(make_example(tmp_path / name))

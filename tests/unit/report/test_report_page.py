@@ -241,7 +241,7 @@ def test_an_error_of_ours_is_no_error_of_the_file(tmp_path: Path, monkeypatch: p
     def breaks(*_: object) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr("mixlab.report.page.model_table", breaks)
+    monkeypatch.setattr("mixlab.report.parts.model_table", breaks)
     with pytest.raises(KeyError, match="a bug"):
         report(run.path)
 

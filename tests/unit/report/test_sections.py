@@ -10,7 +10,8 @@ from mixlab.analysis.layer_ranks import RankSettings
 from mixlab.analysis.rank import measure_ranks
 from mixlab.report import write_report
 from mixlab.report.findings import Curve, read_findings
-from mixlab.report.sections import auc_part, merge_curves, merge_roc, merge_rows
+from mixlab.report.sections import auc_part
+from mixlab.report.seeds import merge_curves, merge_roc, merge_rows
 from mixlab.run import RunDirectory
 from tests.unit.report.example_run import subject, write_scores
 
@@ -25,6 +26,13 @@ def test_a_row_that_two_records_share_counts_once() -> None:
     assert merged["label"] == "vit" and merged["auc"]["mean"] == pytest.approx(0.6)
     (lone,) = merge_rows([row("vit-s0", 0.4)])
     assert lone["auc"] == {"mean": 0.4, "low": 0.0, "high": 1.0, "n": 9}, "one seed keeps its interval over images"
+
+
+def test_the_interval_of_a_difference_over_seeds_may_be_below_zero() -> None:
+    seeds = [row(f"vit-s{n}", 0.5) | {"above_untrained": {"mean": mean}} for n, mean in enumerate((-0.10, -0.12))]
+    (merged,) = merge_rows(seeds)
+    low, high = (merged["above_untrained"][end] for end in ("low", "high"))
+    assert low < -0.12 < -0.10 < high and (low + high) / 2 == pytest.approx(-0.11)
 
 
 def test_scores_of_another_map_have_a_chart_of_their_own_that_names_it(tmp_path: Path) -> None:

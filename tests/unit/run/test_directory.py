@@ -17,7 +17,7 @@ import pytest
 import mixlab
 from mixlab.errors import InputError, WorkError
 from mixlab.run import RunDirectory, provenance
-from mixlab.run.directory import write_atomically
+from mixlab.run.files import write_atomically
 
 
 def test_results_and_arrays_come_back(tmp_path: Path) -> None:

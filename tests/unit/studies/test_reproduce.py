@@ -21,8 +21,8 @@ from mixlab.backbones.zoo import ZOO, ZooEntry
 from mixlab.evaluation import paper
 from mixlab.run import RunDirectory
 from mixlab.studies.reproduce import ITEMS, Item, ItemSetting, find_items
+from mixlab.studies.reproduce.data_sets import DATA_SETS
 from mixlab.studies.reproduce.document import page
-from mixlab.studies.reproduce.folders import DATA_SETS
 from mixlab.studies.reproduce.hours import GMACS, MEASURED, estimate_hours
 from mixlab.studies.reproduce.items import PaperFigure, Reading, difference
 from mixlab.studies.reproduce.listing import ON_PAPER, hours_of
@@ -38,7 +38,7 @@ EVERYTHING = os.environ.get("MIXLAB_TEST_REPRODUCE") == "1"
 
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("mixlab.studies.steps.worker_pool", here)
+    monkeypatch.setattr("mixlab.studies.workers.worker_pool", here)
     monkeypatch.setattr(sys, "argv", ["mixlab"])
     monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
     yield
@@ -216,7 +216,9 @@ def test_items_run_on_stand_ins_and_ours_stands_beside_the_paper(
     again = reproduce(names[:1], **call)["items"]["dino-mamba-table2"]
     assert "steps are done already" in capsys.readouterr().err
     assert [row["ours"] for row in again["rows"]] == [row["ours"] for row in found["dino-mamba-table2"]["rows"]]
+    (run / "report.html").write_text("changed by hand, as demo and study also overwrite")
     looked = reproduce(names[1:2], run=run)["items"]["dino-mamba-table4"]
+    assert "Dino-Mamba, Table 4" in (run / "report.html").read_text(encoding="utf-8")
     assert [row["ours"] for row in looked["rows"]] == [row["ours"] for row in found["dino-mamba-table4"]["rows"]]
     with pytest.raises(ValueError, match=r"begun with other settings \(scale was 'tiny', is 'full'\)"):
         reproduce(names[:1], **(call | {"scale": "full"}))
@@ -367,7 +369,7 @@ def test_wrong_calls_name_the_way_out(tmp_path: Path) -> None:
         ValueError, match=r"no network that can be had here.*--weights timm/vit_small_patch14_dinov2=FILE"
     ):
         reproduce(["dino-mamba-fig4c"], root=draw_root(tmp_path / "DATA"), run=tmp_path / "run")
-    with pytest.raises(FileNotFoundError, match="is not a run directory"):
+    with pytest.raises(FileNotFoundError, match="is not a run directory: .* add --root DATA"):
         reproduce(["dino-mamba-table2"], run=tmp_path / "nothing")
 
 

@@ -22,7 +22,7 @@ from mixlab.data.imagenet_labels import imagenet_classes
 from mixlab.data.labelled import labelled_splits
 from mixlab.data.mask_formats import parse_masks
 from mixlab.studies.reproduce.arrange import pair_masks, read_val_labels, sort_val
-from mixlab.studies.reproduce.folders import DATA_SETS, check_root
+from mixlab.studies.reproduce.data_sets import DATA_SETS, check_root
 from mixlab.studies.reproduce.listing import ITEMS
 from mixlab.studies.reproduce.run import plan_item
 

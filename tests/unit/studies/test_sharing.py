@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mixlab.studies.study import CONTROL, PIPES, shared_gpu
+from mixlab.studies.shared_gpu import CONTROL, PIPES, shared_gpu
 
 DAEMON = """#!/bin/sh
 # Answers as the control program does: commands fail until `-d` has made a daemon, `quit` ends it.

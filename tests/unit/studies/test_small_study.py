@@ -12,13 +12,14 @@ from command_line import parse_command
 from PIL import Image
 
 from mixlab.cli import main
-from mixlab.run.directory import read_json
+from mixlab.run.files import read_json
 from mixlab.studies import study
 from mixlab.studies.plan import STUDY_FAMILIES, Setting
 from mixlab.studies.small.parts import small_study
 from mixlab.studies.small.plan import ABLATIONS, FULL, QUICK
 from mixlab.studies.speedrun.record import read_record
-from mixlab.studies.steps import OWN_JOBS, Step
+from mixlab.studies.steps import Step
+from mixlab.studies.workers import OWN_JOBS
 from tests.drawn_folders import draw_folders, save
 
 STUDY = small_study((0, 1, 2))

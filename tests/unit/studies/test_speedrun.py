@@ -20,7 +20,7 @@ from mixlab.evaluation.settings import KnnSettings
 from mixlab.evaluation.target import load_target
 from mixlab.recipes import RECIPES, find_recipe
 from mixlab.run.codec import to_json
-from mixlab.run.directory import read_json, write_json
+from mixlab.run.files import read_json, write_json
 from mixlab.studies import shipping
 from mixlab.studies.speedrun import page
 from mixlab.studies.speedrun.record import changed_settings, command_of, read_record

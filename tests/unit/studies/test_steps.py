@@ -12,7 +12,8 @@ from mixlab.errors import InputError
 from mixlab.run import RunDirectory
 from mixlab.studies.demo import QUICK, plan
 from mixlab.studies.reproduce.run import check_agreement
-from mixlab.studies.steps import Step, _columns, keep_settings, rename_folder, run_step, run_steps, worker_pool
+from mixlab.studies.steps import Step, _columns, keep_settings, rename_folder, run_steps
+from mixlab.studies.workers import run_step, worker_pool
 from tests.waiting import wait_for
 
 ENDLESS = ("epochs=100000", "model.dim=32", "model.depth=2", "batch=16", "log.every_steps=1", "knn.every_epochs=0")

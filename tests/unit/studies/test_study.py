@@ -20,7 +20,7 @@ from PIL import Image
 from mixlab.cli import main
 from mixlab.data.mask_formats import parse_label_maps
 from mixlab.run import RunDirectory, unpacked
-from mixlab.run.directory import read_json
+from mixlab.run.files import read_json
 from mixlab.studies.folders import hold_out, write_labels
 from mixlab.studies.manifest import Manifest
 from mixlab.studies.miniature.parts import MINIATURE

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from mixlab.data.images import parse_source
-from mixlab.run.directory import read_json
+from mixlab.run.files import read_json
 from mixlab.studies import folders
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 from command_line import parse_command
 
 from mixlab.recipes import find_recipe
-from mixlab.run.directory import write_json
+from mixlab.run.files import write_json
 from mixlab.studies.miniature.parts import PARTS
 from mixlab.studies.miniature.plan import FULL
 from mixlab.studies.plan import STUDY_FAMILIES, Setting
-from mixlab.studies.steps import OWN_JOBS, Step, is_done, mark_of
+from mixlab.studies.steps import Step, is_done, mark_of
+from mixlab.studies.workers import OWN_JOBS
 
 SETTING = Setting(
     run=Path("RUN"),

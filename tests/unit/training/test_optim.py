@@ -15,7 +15,7 @@ from mixlab.run.codec import to_json
 from mixlab.training.config import OptimConfig
 from mixlab.training.optim import build_optimizer, clip_each_, move_towards_, parameter_groups, set_rates
 from mixlab.training.schedules import Course, cosine, learning_rate, linear_by_epoch
-from mixlab.training.settings import is_older
+from mixlab.training.stored_settings import is_older
 
 SMALL = {"dim": 32, "depth": 2, "patch": 8, "image": 32}
 FIELDS = {

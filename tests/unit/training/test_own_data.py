@@ -15,7 +15,7 @@ import mixlab
 from mixlab.data import parse_label_maps
 from mixlab.data.given import as_data
 from mixlab.evaluation.accuracy import write_accuracy
-from mixlab.run.directory import read_json
+from mixlab.run.files import read_json
 from mixlab.training.settings import override
 
 SMALL = ["steps=3", "batch=4", "data.size=none", "data.workers=0", "model.dim=32", "model.depth=1", "model.image=32",
@@ -47,14 +47,37 @@ def pretrain(data: Any, run: Path, *settings: str) -> Path:
     return run
 
 
+def draw(folder: Path, number: int = 12) -> Path:
+    for index, (image, label) in enumerate(map(Photos(number).__getitem__, range(number))):
+        (folder / label).mkdir(parents=True, exist_ok=True)
+        image.save(folder / label / f"{index:02d}.png")
+    return folder
+
+
+@pytest.mark.parametrize("part", ["", "heldout:"])
+def test_a_run_resumes_after_its_photographs_were_moved(part: str, tmp_path: Path) -> None:
+    photos, elsewhere = draw(tmp_path / "photos"), tmp_path / "elsewhere"
+    whole = pretrain(f"{part}{photos}", tmp_path / "whole")
+    run = pretrain(f"{part}{photos}", tmp_path / "run", "checkpoint.every_steps=2")
+    for left in (run / "weights.safetensors", run / "results" / "training.json", *run.glob("checkpoints/*3.*")):
+        left.unlink()
+    copy = draw(tmp_path / "copy")
+    with pytest.raises(ValueError, match=r"was started on .*photos'"):  # whose pixels may differ
+        pretrain(f"{part}{copy}", run, "checkpoint.every_steps=2")
+    photos.rename(elsewhere)
+    (elsewhere / "a" / "00.png").rename(tmp_path / "00.png")
+    with pytest.raises(ValueError, match=r"was started on .*photos'"):
+        pretrain(f"{part}{elsewhere}", run, "checkpoint.every_steps=2")
+    (tmp_path / "00.png").rename(elsewhere / "a" / "00.png")
+    pretrain(f"{part}{elsewhere}", run, "checkpoint.every_steps=2")
+    ours, theirs = load_file(run / "weights.safetensors"), load_file(whole / "weights.safetensors")
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert read_json(run / "config.json")["data"] == f"{part}{elsewhere}"
+
+
 def test_a_data_set_trains_to_the_bits_of_the_same_images_in_files(tmp_path: Path) -> None:
-    photos = Photos()
-    for index in range(len(photos)):
-        image, label = photos[index]
-        (tmp_path / "files" / label).mkdir(parents=True, exist_ok=True)
-        image.save(tmp_path / "files" / label / f"{index:02d}.png")
-    files = pretrain(str(tmp_path / "files"), tmp_path / "of_files")
-    given = pretrain(photos, tmp_path / "given")
+    files = pretrain(str(draw(tmp_path / "files")), tmp_path / "of_files")
+    given = pretrain(Photos(), tmp_path / "given")
     ours, theirs = load_file(given / "weights.safetensors"), load_file(files / "weights.safetensors")
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     config = read_json(given / "config.json")

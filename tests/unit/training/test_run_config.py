@@ -8,7 +8,8 @@ from mixlab.recipes import RECIPES, find_recipe, recipe_for
 from mixlab.run import RunDirectory
 from mixlab.run.codec import to_json
 from mixlab.training.config import TrainConfig
-from mixlab.training.settings import check_settings, override, same_data
+from mixlab.training.settings import override
+from mixlab.training.stored_settings import check_settings, same_data
 
 
 def config(*changes: str) -> TrainConfig:

@@ -30,7 +30,8 @@ from mixlab.run.codec import to_json
 from mixlab.training.config import ModelConfig
 from mixlab.training.distributed import World
 from mixlab.training.loop import train
-from mixlab.training.settings import check_settings, override
+from mixlab.training.settings import override
+from mixlab.training.stored_settings import check_settings
 
 TINY = {"dim": 16, "depth": 4, "patch": 4, "image": 32}
 

@@ -38,14 +38,7 @@ SMALL = [f"steps={LAST}", "batch=4", "model.depths=[1,1,1,1]", "model.dims=[8,8,
          "method.channels=16", "method.hidden=16", "method.mask_convs=1", "log.every_steps=2", "optim.warmup_steps=1",
          "checkpoint.every_steps=1", "checkpoint.keep=99", "model.drop_path_rate=0.1"]  # fmt: skip
 CONTEXT = multiprocessing.get_context("forkserver")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module", autouse=True)

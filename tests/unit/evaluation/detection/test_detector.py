@@ -22,14 +22,7 @@ from mixlab.recipes import find_recipe
 from tests.coco_folder import draw_coco
 
 HEADS = ("mask", "cascade")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def tiny(head: str, *, rules: str = "torchvision", frozen: bool = False) -> Detector:

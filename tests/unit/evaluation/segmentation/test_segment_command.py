@@ -44,14 +44,7 @@ SMALL = [f"steps={LAST}", "batch=4", "model.dim=16", "model.depth=4", "model.ima
          "method.crop=32", "method.short_side=32", "method.channels=16", "method.auxiliary_channels=8",
          "optim.warmup_steps=1", "log.every_steps=2", "checkpoint.every_steps=1", "checkpoint.keep=99"]  # fmt: skip
 CONTEXT = multiprocessing.get_context("forkserver")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module", autouse=True)

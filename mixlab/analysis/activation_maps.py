@@ -1,0 +1,116 @@
+"""The maps of some networks on the same images, and their principal components."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mixlab.analysis.maps import MapOfFeatures, default_map, find_map, plugins_of_maps
+from mixlab.analysis.pca import PCAMaps, pca_maps
+from mixlab.analysis.viewed_images import ImageBatch, ViewedImages
+from mixlab.backbones.backbone import Backbone
+from mixlab.choices import NUM_DRAWN
+from mixlab.data.given import AnyData
+from mixlab.errors import InputError
+from mixlab.evaluation.target import Target, distinct_targets
+from mixlab.run.directory import file_name
+from mixlab.run.protocols import MapProtocol
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapsResult:
+    """The maps and principal components of some networks on the same images, by the labels of the networks."""
+
+    subjects: tuple[dict[str, Any], ...]  # their descriptions
+    protocol: MapProtocol
+    pca_fit: str
+    pca_threshold: float
+    seen: ImageBatch
+    names: dict[str, str]  # which map
+    maps: dict[str, Tensor]  # (B, [K,] h, w)
+    components: dict[str, PCAMaps]
+    skipped: dict[str, str]  # images that could not be read, and why
+    unpaired: tuple[str, ...]  # images without a mask, and masks without an image
+
+    @property
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        found: dict[str, NDArray[Any]] = {f"map_{file_name(label)}": maps.numpy() for label, maps in self.maps.items()}
+        found |= {"images": self.seen.images.numpy()}
+        found |= {} if self.seen.masks is None else {"masks": self.seen.masks.numpy()}
+        for label, part in self.components.items():
+            found[f"pca_first_{file_name(label)}"] = part.first.float().numpy()
+            found[f"pca_colours_{file_name(label)}"] = (255 * part.colours).round().byte().numpy()
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        pca = {"fit": self.pca_fit, "threshold": self.pca_threshold}
+        explained = {label: np.asarray(part.explained).tolist() for label, part in self.components.items()}
+        return {
+            "kind": "maps",
+            "data": self.protocol.data,
+            "image": self.protocol.image,
+            "images": self.seen.names,
+            "layer": self.protocol.layer,
+            "subjects": list(self.subjects),
+            "protocol": self.protocol.to_json() | {"pca": pca},
+            "maps": self.names,
+            "pca": pca | {"explained": explained},
+            "skipped": self.skipped,
+            "unpaired": list(self.unpaired),
+            **plugins_of_maps(self.names.values()),
+        }
+
+
+@torch.no_grad()
+def activation_maps(
+    targets: Sequence[Target | Backbone],
+    images: ViewedImages | AnyData,
+    *,
+    map_name: str | None = None,
+    layer: int = -1,
+    pca_fit: Literal["image", "set"] = "image",
+    pca_threshold: float = 0.0,
+    progress: Callable[[], None] | None = None,
+) -> MapsResult:
+    """Compute one map of each network, by name or its default, and its principal components after the same layer.
+
+    If `images` is a name as for `--data`, a source or a data set, NUM_DRAWN images are used at the first network's
+    size. `progress` is called after each network. See `pca_maps` for the fit and the threshold.
+    """
+    targets = distinct_targets(targets)
+    if not isinstance(images, ViewedImages):
+        images = ViewedImages(images, size=targets[0].backbone.image, num_images=NUM_DRAWN)
+    seen = images.together()
+    names: dict[str, str] = {}
+    maps: dict[str, Tensor] = {}
+    components: dict[str, PCAMaps] = {}
+    for target in targets:
+        backbone, label = target.backbone, target.label
+        pixels = backbone.preprocess(seen.images)
+        names[label] = default_map(backbone) if map_name in (None, "cosine") else map_name
+        kind = find_map(names[label])
+        try:
+            _, features = next(backbone.features(pixels, layers=[layer]))
+            found = kind.read(features) if isinstance(kind, MapOfFeatures) else kind(backbone, pixels, layer)
+        except InputError as error:
+            raise InputError(f"{label}: {error}") from error  # of several, which
+        maps[label] = found.float().cpu()
+        components[label] = pca_maps(features.patches.float().cpu(), fit=pca_fit, threshold=pca_threshold)
+        if progress is not None:
+            progress()
+    return MapsResult(
+        subjects=tuple(target.describe() for target in targets),
+        protocol=MapProtocol(**images.choices, map=map_name, layer=layer),
+        pca_fit=pca_fit,
+        pca_threshold=pca_threshold,
+        seen=seen,
+        names=names,
+        maps=maps,
+        components=components,
+        skipped=dict(images.skipped.reasons),
+        unpaired=images.source.unpaired,
+    )
