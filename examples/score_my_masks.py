@@ -34,8 +34,9 @@ print(sorted(path.name for path in folder.iterdir()), "with 16 files each")
 
 # %% [markdown]
 # One line of Python, or `mixlab auc shipped/vit --data mine` in a terminal. A network has several maps: the similarity
-# of each patch to the summary (`cosine`), the norm of its features, the mean row of the mixing matrix. Every number
-# comes with its 95 % interval and with all choices that could change it.
+# of each patch to the summary (`cosine`), the norm of its features, how much it stands out from the border of the image
+# (`isolation`), the mean row of the mixing matrix. Every number comes with its 95 % interval and with all choices that
+# could change it.
 
 # %%
 scored = mixlab.score_maps([mixlab.load_target("shipped/vit=vit", device="cpu")], str(folder))
@@ -48,12 +49,12 @@ for found in scored.measurements:
 # If the interval of the difference to the untrained twin contains zero, training has not taught this network where the
 # foreground of *your* images is. That is worth knowing before you use its maps.
 #
-# Four images, their masks, their maps, and above each map its Binary-AUC:
+# Four images, their masks, their maps of isolation, and above each map its Binary-AUC:
 
 # %%
 model = mixlab.create_model("shipped/vit").eval()
 seen = mixlab.ViewedImages(str(folder), size=64, num_images=4, fit="squash").together()
-maps = mixlab.activation_map(model, model.preprocess(seen.images)).detach()
+maps = mixlab.activation_map(model, model.preprocess(seen.images), "isolation").detach()
 scores = mixlab.binary_auc(maps, seen.masks, ignore=255)
 figure, axes = plt.subplots(3, 4, figsize=(7, 5.2), layout="constrained")
 for column, image, mask, heat, score in zip(axes.T, seen.images, seen.masks, maps, scores, strict=True):

@@ -37,7 +37,7 @@ from mixlab.run.directory import file_name
 from mixlab.run.protocols import MapProtocol
 from mixlab.statistics import Estimate, bootstrap_difference, bootstrap_mean, correlate
 
-BESIDE = ("norm", "mixing_mean")  # maps that show another thing than similarity to the summary
+BESIDE = ("norm", "isolation", "mixing_mean")  # maps that show another thing than similarity to the summary
 HEAD_MAP, HEAD_LAYERS = "mixing_rows", 2
 REGISTER_MAP = "register_cosine"
 TOKEN_MAPS = {"cosine": "in the middle", "front_cosine": "in front"}

@@ -189,7 +189,7 @@ _OWN_MAPS: dict[str, MapKind] = {
     "norm": MapOfFeatures("length of the feature of each patch", _norm),
     "pca": MapOfFeatures("first principal component of the patches of each image", _first_component),
     "cut": MapOfFeatures("normalised cut of each image into two parts whose patches are alike", _cut),
-    "isolation": MapOfFeatures("how far inside each patch lies, along patches that are alike", _isolation),
+    "isolation": MapOfFeatures("how much each patch stands out from the border of the image", _isolation),
     "mixing_rows": MapOfMixing("|row| of the mixing matrix at the summary, per head, (B, H, h, w)", _rows_by_head),
     "mixing_mean": MapOfMixing("the mean of mixing_rows over heads", lambda rows, m: _rows_by_head(rows, m).mean(1)),
     "direction_rows": MapOfMixing(

@@ -31,7 +31,7 @@ def auc(
         study: what to compare: one or more of model, size, training, head, registers, register, token (class token in
             the middle and in front), layer, map (every kind).
         map: which map (see `mixlab maps --help`); default: depends on the study. For model: cosine or pooled_cosine,
-            and also norm and mixing_mean if the network has them.
+            and also norm, isolation and, if the network has it, mixing_mean.
         num_images: number of images, evenly spaced; default: all.
         batch: images per forward pass.
         fit: squash (the whole image and mask, aspect ratio not kept, as in our published scores) or crop (centre crop,

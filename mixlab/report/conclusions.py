@@ -7,11 +7,13 @@ differs significantly from an untrained twin.
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from mixlab.analysis.comparisons import Network, is_final_layer
+from mixlab.analysis.comparisons import Network, grouped, is_final_layer
+from mixlab.choices import SHOWN_MAP
 from mixlab.data.source_names import is_drawn
 from mixlab.report.findings import Findings, Record
 from mixlab.report.models import Cell, Column, Row, Table
-from mixlab.statistics import Significance
+from mixlab.run import UNTRAINED, Measurement
+from mixlab.statistics import Significance, significance
 
 NUM_SENTENCES = 3
 ACCURACY_TITLES = ("linear probe", "kNN", "own classifier")
@@ -30,7 +32,8 @@ Sentence = list[Part]
 
 def conclusions(table: Table, findings: Findings, claims: Sequence[dict[str, Any]]) -> list[Sentence]:
     """The first three that can be said."""
-    found = [*_learnt(table), *_maps(table, findings), *_ranks(table), *_accuracy(table), *_dense(table)]
+    maps = [*_shown_maps(findings)] or _maps(table, findings)
+    found = [*_learnt(table), *maps, *_ranks(table), *_accuracy(table), *_dense(table)]
     found += [*_ledger(claims), *_training(findings), *_exhibits(findings)]
     return found[:NUM_SENTENCES]
 
@@ -99,16 +102,48 @@ def _maps(table: Table, findings: Findings) -> Iterator[Sentence]:
     ]
     same = [gains for gains in table.gains if (gains.title, gains.data) == (column.title, column.data)]
     gain = next((gains.cells[row.network] for gains in same if row.network in gains.cells), None)
+    twin, gap = None, Significance.UNKNOWN
     if gain is not None and gain.untrained:
-        how = {Significance.MORE: "significantly above", Significance.LESS: "significantly below"}
-        said = how.get(gain.difference.significance, "not significantly different from")
         value = sum(m.value for m in gain.untrained) / len(gain.untrained)
-        record = findings.record_of.get(gain.untrained[0].identity)
-        parts += [Part(f", {said} its untrained twin ("), Part(f"{value:.3f}", record), Part(")")]
+        twin = Part(f"{value:.3f}", findings.record_of.get(gain.untrained[0].identity))
+        gap = gain.difference.significance
     priors = [m for m in cell.record.measurements if m.metric == "centre_prior" and Network.of(m) == row.network]
-    if prior := next(filter(is_final_layer, priors), None):
-        parts += [Part("; a blob in the centre of the image scores "), Part(f"{prior.value:.3f}", cell.record)]
-    yield [*parts, Part(".")]
+    prior = next(filter(is_final_layer, priors), None)
+    yield _with_baselines(parts, twin, gap, None if prior is None else Part(f"{prior.value:.3f}", cell.record))
+
+
+def _shown_maps(findings: Findings) -> Iterator[Sentence]:
+    """The same of the map that pictures show, on the images that most networks were scored on."""
+    scored = [m for m in findings.measurements.values() if m["map"] == SHOWN_MAP and m["index"] is None]
+    scored = [m for m in scored if is_final_layer(m) and m.subject.training != UNTRAINED]
+    groups = grouped((m for m in scored if m.metric == "binary_auc"), _images)
+    if not groups:
+        return
+    group = max(groups, key=len)
+    best = max(group, key=lambda m: m.value)
+    same = [m for m in scored if (m.subject, m.seed, _images(m)) == (best.subject, best.seed, _images(best))]
+    found = {m.metric: m for m in same}
+    shown = {name: Part(f"{m.value:.3f}", findings.record_of.get(m.identity)) for name, m in found.items()}
+    highest = " score highest" if len(group) > 1 else ""
+    about = f"Maps of {best.subject.label}{highest} on {_data(best['data'])}: Binary-AUC of {SHOWN_MAP} "
+    gap = significance(found["above_untrained"]) if "above_untrained" in found else Significance.UNKNOWN
+    yield _with_baselines([Part(about), shown["binary_auc"]], shown.get("untrained"), gap, shown.get("centre_prior"))
+
+
+def _with_baselines(parts: Sentence, twin: Part | None, gap: Significance, prior: Part | None) -> Sentence:
+    """A score beside those of its untrained twin and of the centre prior."""
+    compared = {Significance.MORE: "significantly above", Significance.LESS: "significantly below"}
+    if twin is not None:
+        said = compared.get(gap, "not significantly different from")
+        parts = [*parts, Part(f", {said} its untrained twin ("), twin, Part(")")]
+    if prior is not None:
+        parts = [*parts, Part("; a blob in the centre of the image scores "), prior]
+    return [*parts, Part(".")]
+
+
+def _images(m: Measurement) -> tuple[Any, ...]:
+    """What was scored, and how it was seen."""
+    return tuple(m[name] for name in ("data", "image", "fit", "num_images"))
 
 
 def _ranks(table: Table) -> Iterator[Sentence]:

@@ -95,7 +95,7 @@ def _photographs(run: Path, effort: DemoEffort, seed: int) -> Iterator[Step]:
     yield Step(
         "photographs",
         "photographs through the networks that come with mixlab",
-        "which patches each network finds similar, as maps and as colours; below each, its untrained twin",
+        "what stands out from the border of the image, and similar patches in one colour; below each, its twin",
         ("maps", *beside, "--training", *kinds, "--data", "photo:all", "--num-images", str(effort.num_photographs),
          "--image", str(effort.photo_image), "--map", SHOWN_MAP, *seen),
         place / "results" / "maps.json",

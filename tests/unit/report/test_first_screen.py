@@ -13,6 +13,7 @@ from PIL import Image
 from test_models import KNN, measured, table_of
 
 from mixlab.analysis.maps import MAPS
+from mixlab.choices import SHOWN_MAP
 from mixlab.report import write_report
 from mixlab.report.conclusions import conclusions
 from mixlab.report.findings import Findings, read_findings
@@ -75,6 +76,23 @@ def test_maps_stand_beside_their_baselines_on_the_same_images_alone() -> None:
     assert one == (
         "Maps of a score highest on masks: Binary-AUC 0.700, significantly above its untrained twin (0.600); a blob in "
         "the centre of the image scores 0.800."
+    )
+
+
+def test_the_map_that_pictures_show_goes_before_the_papers() -> None:
+    def auc(label: str, name: str, score: float, data: str = "masks") -> list[Measurement]:
+        how = MapProtocol(data=data, map=name, layer=2)
+        values = {"binary_auc": score, "untrained": 0.6, "above_untrained": score - 0.6, "centre_prior": 0.8}
+        return [measured(label, v, how, metric=m, model=f"{label}_model") for m, v in values.items()]
+
+    scores = [*auc("a", "cosine", 0.95), *auc("a", SHOWN_MAP, 0.7), *auc("b", SHOWN_MAP, 0.75)]
+    findings = Findings()
+    for m in [*scores, *auc("a", SHOWN_MAP, 0.99, "voc")]:  # fewer networks
+        findings.measurements[m.identity] = m
+    (one,) = conclusions(table_of(*scores), findings, ())
+    assert "".join(part.text for part in one) == (
+        f"Maps of b score highest on masks: Binary-AUC of {SHOWN_MAP} 0.750, significantly above its untrained twin "
+        "(0.600); a blob in the centre of the image scores 0.800."
     )
 
 
